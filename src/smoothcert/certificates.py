@@ -1,0 +1,242 @@
+"""The certificate record and its file: append, read, resume.
+
+A certificates file is a TSV whose first six columns are those of the field's tools
+(`idx label predict radius correct time`), followed by `n0 n count votes`. A JSON file beside it says what was
+certified and how. Votes are stored, so any bound, alpha or table can be recomputed without a forward pass.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.files import write_text_atomically
+
+ABSTAIN = -1
+FIELD_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time")
+COLUMNS = (*FIELD_COLUMNS, "n0", "n", "count", "votes")
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """With probability at least 1 - alpha over the sampling, g(x') = predict for all ||x' - x|| < radius.
+
+    `predict` is ABSTAIN and `radius` 0 where nothing could be shown. `count` of the `n` fresh votes went to the
+    class that the first `n0` votes had chosen; `votes` are all n votes as (class, count), largest count first.
+    """
+
+    predict: int
+    radius: float
+    n0: int
+    n: int
+    count: int
+    votes: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CertifiedImage:
+    """One row of a certificates file. Files of other tools have no votes: then `certificate.votes` is empty, n is 0."""
+
+    index: int
+    label: int
+    certificate: Certificate
+    seconds: float
+
+    @property
+    def correct(self) -> bool:
+        return self.certificate.predict == self.label
+
+    @property
+    def radius_if_correct(self) -> float:
+        """The radius that counts towards ACR and certified accuracy: 0 where wrong or abstained."""
+        return self.certificate.radius if self.correct else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CertificatesFile:
+    """All rows of a file, in file order, and the settings beside it ({} when there is no JSON file)."""
+
+    path: Path
+    rows: tuple[CertifiedImage, ...]
+    settings: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+
+
+def settings_path(path: Path) -> Path:
+    """Where the settings of the certificates file `path` are kept."""
+    return path.with_suffix(".json")
+
+
+def format_row(row: CertifiedImage) -> str:
+    """One line of the file, newline included. Floats are written with repr, so reading gives the same number back."""
+    c = row.certificate
+    votes = ",".join(f"{k}:{v}" for k, v in c.votes)
+    time = timedelta(seconds=round(row.seconds, 6))
+    cells = (row.index, row.label, c.predict, repr(c.radius), int(row.correct), time, c.n0, c.n, c.count, votes)
+    return "\t".join(str(cell) for cell in cells) + "\n"
+
+
+def _parse_seconds(text: str) -> float:
+    """Seconds from `12.5` or from Python's timedelta text `[D day[s], ]H:MM:SS[.ffffff]`."""
+    days, _, clock = text.rpartition(",")
+    seconds = 86400.0 * int(days.split()[0]) if days else 0.0
+    for part, unit in zip(reversed(clock.strip().split(":")), (1, 60, 3600), strict=False):
+        seconds += float(part) * unit
+    return seconds
+
+
+def parse_row(line: str) -> CertifiedImage:
+    """The inverse of `format_row`; six columns are enough. Raises ValueError when the line is not a row."""
+    cells = line.rstrip("\r\n").split("\t")
+    if len(cells) not in (len(FIELD_COLUMNS), len(COLUMNS)):
+        raise ValueError(f"expected {len(FIELD_COLUMNS)} or {len(COLUMNS)} columns, got {len(cells)}")
+    index, label, predict, radius = int(cells[0]), int(cells[1]), int(cells[2]), float(cells[3])
+    if not (math.isfinite(radius) and radius >= 0):
+        raise ValueError(f"expected a radius >= 0, got {cells[3]}")
+    if int(cells[4]) != int(predict == label):
+        raise ValueError(f"column 'correct' is {cells[4]} for label {label} and prediction {predict}")
+    n0 = n = count = 0
+    votes: tuple[tuple[int, int], ...] = ()
+    if len(cells) == len(COLUMNS):
+        n0, n, count = int(cells[6]), int(cells[7]), int(cells[8])
+        pairs = (pair.split(":") for pair in cells[9].split(",") if pair)
+        votes = tuple((int(cls), int(number)) for cls, number in pairs)
+        if sum(number for _, number in votes) != n:
+            raise ValueError(f"the votes {cells[9]} do not add up to n = {n}")
+    return CertifiedImage(index, label, Certificate(predict, radius, n0, n, count, votes), _parse_seconds(cells[5]))
+
+
+def _parse_file(path: Path, *, drop_torn_line: bool) -> tuple[list[CertifiedImage], int]:
+    """Rows of `path` and the number of bytes that they and the header take up.
+
+    A last line without its newline was being written when the process died: it is dropped where that is allowed.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read ({error.strerror or error}); give a certificates file") from error
+    lines = content.split(b"\n")
+    torn = lines.pop()
+    if not content or lines[:1] == []:
+        if drop_torn_line and (b"\t".join(c.encode() for c in COLUMNS) + b"\n").startswith(torn):
+            return [], 0
+        raise WorkError(f"{path}: not a certificates file: it has no header line; expected '{' '.join(FIELD_COLUMNS)}'")
+    header = lines[0].decode("utf-8", "replace").rstrip("\r").split("\t")
+    if tuple(header) not in (FIELD_COLUMNS, COLUMNS):
+        shown = " ".join(header)[:80]
+        raise WorkError(
+            f"{path}: not a certificates file: expected the columns '{' '.join(FIELD_COLUMNS)}', got '{shown}'"
+        )
+    if torn and not drop_torn_line:
+        lines.append(torn)
+        torn = b""
+    rows: list[CertifiedImage] = []
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            rows.append(parse_row(line.decode("utf-8")))
+        except ValueError as error:
+            raise WorkError(
+                f"{path}, line {number}: damaged ({error}); the file is left as it is: repair the line or move the file"
+            ) from error
+    seen: set[int] = set()
+    for row in rows:
+        if row.index in seen:
+            raise WorkError(f"{path}: image {row.index} is in the file twice; remove one of its rows")
+        seen.add(row.index)
+    return rows, len(content) - len(torn)
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return {"settings": dict(stored["settings"]), "provenance": dict(stored["provenance"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise WorkError(f"{path}: damaged, expected JSON with 'settings' and 'provenance' ({error})") from error
+
+
+def read_certificates(path: str | Path) -> CertificatesFile:
+    """Read a file of ours or a six-column file of another tool. A file still being written reads up to its last row."""
+    path = Path(path)
+    # Other tools end a finished file without a newline at times; ours never do while a settings file is beside it.
+    ours = settings_path(path).exists()
+    rows, _ = _parse_file(path, drop_torn_line=ours)
+    stored = _read_settings(settings_path(path)) if ours else {"settings": {}, "provenance": {}}
+    return CertificatesFile(path, tuple(rows), stored["settings"], stored["provenance"])
+
+
+def differing_settings(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """`field: stored X, wanted Y` for each field that differs."""
+    normal = json.loads(json.dumps(dict(wanted)))
+    keys = [*stored, *(k for k in normal if k not in stored)]
+    return [
+        f"{k}: the file has {stored.get(k)!r}, the request {normal.get(k)!r}"
+        for k in keys
+        if stored.get(k) != normal.get(k)
+    ]
+
+
+class CertificatesWriter:
+    """Appends rows, each flushed to disk before the next: what a kill can cost is the row in flight.
+
+    Opening an existing file resumes it: its settings must equal `settings`, a torn last line is cut off, and
+    `done` holds the rows that are there. A damaged file is refused and left untouched.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
+        self.path = path
+        self.done: list[CertifiedImage] = []
+        length = 0
+        if path.exists():
+            if not settings_path(path).exists():
+                raise RequestError(
+                    f"{path}: exists without its {settings_path(path).name}; move it or choose another --name"
+                )
+            stored = _read_settings(settings_path(path))["settings"]
+            if differences := differing_settings(stored, settings):
+                raise RequestError(
+                    f"{path}: was certified with other settings ({'; '.join(differences)}); "
+                    "use those or choose another --name"
+                )
+            self.done, length = _parse_file(path, drop_torn_line=True)
+        else:
+            content = {"settings": dict(settings), "provenance": dict(provenance)}
+            write_text_atomically(settings_path(path), json.dumps(content, indent=2) + "\n")
+        self._file: IO[bytes] = path.open("r+b" if path.exists() else "w+b")
+        self._file.truncate(length)
+        self._file.seek(length)
+        if length == 0:
+            self._write("\t".join(COLUMNS) + "\n")
+
+    def _write(self, text: str) -> None:
+        self._file.write(text.encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def append(self, rows: Iterable[CertifiedImage]) -> None:
+        """Add rows; they are on disk when this returns."""
+        self._write("".join(map(format_row, rows)))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> "CertificatesWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def stored_seed(path: Path) -> int | None:
+    """The seed that an existing certificates file was made with: a resumed run goes on with it."""
+    if not settings_path(path).exists():
+        return None
+    seed = _read_settings(settings_path(path))["settings"].get("seed")
+    return None if seed is None else int(seed)
