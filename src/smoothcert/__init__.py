@@ -1,1 +1,19 @@
-"""Filled below."""
+"""Train image classifiers that can be certified by randomized smoothing, certify them, show the result.
+
+>>> from smoothcert import SmoothedClassifier
+"""
+
+from smoothcert.certificates import ABSTAIN, Certificate, read_certificates
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.smoothing import SmoothedClassifier
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ABSTAIN",
+    "Certificate",
+    "RequestError",
+    "SmoothedClassifier",
+    "WorkError",
+    "read_certificates",
+]

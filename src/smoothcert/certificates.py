@@ -70,7 +70,7 @@ class CertificatesFile:
 
 def settings_path(path: Path) -> Path:
     """Where the settings of the certificates file `path` are kept."""
-    return path.with_suffix(".json")
+    return path.with_name(path.name.removesuffix(".tsv") + ".json")
 
 
 def format_row(row: CertifiedImage) -> str:

@@ -1,1 +1,1 @@
-"""Filled below."""
+"""Attacks on smoothed classifiers: functions that see a callable and work for any image shape."""

@@ -1,1 +1,59 @@
-"""Filled below."""
+"""Images and labels: one reader a data set, all of them in `DATASETS`, batches cut on the device."""
+
+import difflib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from smoothcert.data import mnist, mnist_sample
+from smoothcert.data.images import ImageData, Split
+from smoothcert.errors import RequestError
+
+__all__ = ["DATASETS", "DatasetSpec", "ImageData", "Split", "default_folder", "load_dataset"]
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """What is known of a data set before it is read, and its reader: `load(split, folder)`."""
+
+    description: str
+    shape: tuple[int, int, int]
+    num_classes: int
+    load: Callable[[Split, Path], ImageData]
+
+
+DATASETS: dict[str, DatasetSpec] = {
+    "mnist": DatasetSpec(
+        description="handwritten digits, 60,000 training and 10,000 test images; downloaded when absent",
+        shape=mnist.SHAPE,
+        num_classes=mnist.NUM_CLASSES,
+        load=mnist.load,
+    ),
+    "mnist-sample": DatasetSpec(
+        description="the first 10,000 training and 2,000 test images of MNIST; bundled, needs no network",
+        shape=mnist_sample.SHAPE,
+        num_classes=mnist_sample.NUM_CLASSES,
+        load=lambda split, _folder: mnist_sample.load(split),
+    ),
+}
+
+
+def default_folder() -> Path:
+    """Where data sets are kept: $SMOOTHCERT_DATA, else `smoothcert` in $XDG_CACHE_HOME, else in ~/.cache."""
+    if chosen := os.environ.get("SMOOTHCERT_DATA"):
+        return Path(chosen).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "smoothcert"
+
+
+def load_dataset(name: str, split: Split, folder: Path | None = None) -> ImageData:
+    """The split `split` of the data set `name`, on the CPU; `folder` is where its files are or will be kept."""
+    if name not in DATASETS:
+        near = difflib.get_close_matches(name, DATASETS)
+        hint = f"did you mean {' or '.join(near)}?" if near else "choose one of these"
+        raise RequestError(f"expected a data set among {', '.join(DATASETS)}, got {name!r}; {hint}")
+    if split not in get_args(Split):
+        raise RequestError(f"expected a split among {', '.join(get_args(Split))}, got {split!r}; choose one of these")
+    return DATASETS[name].load(split, folder if folder is not None else default_folder())

@@ -1,1 +1,48 @@
-"""Filled below."""
+"""Images in [0, 1] -> logits, normalisation inside. To add a model: one file, one line in MODELS."""
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from smoothcert.errors import RequestError
+from smoothcert.models.lenet import LeNet
+from smoothcert.models.normalize import Normalize
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """How a model is built from its number of classes, and the image shape (c, h, w) that it takes (None: any)."""
+
+    description: str
+    shape: tuple[int | None, int | None, int | None]
+    build: Callable[[int], nn.Module]
+
+
+MODELS: dict[str, ModelSpec] = {
+    "lenet": ModelSpec("LeNet, 2 convolutions and 2 linear layers, 28x28 grey images", (1, 28, 28), LeNet),
+}
+
+
+def build_model(
+    name: str,
+    shape: tuple[int, int, int],
+    num_classes: int,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> nn.Module:
+    """A freshly initialised model for images of `shape`; with `mean` and `std` its first layer normalises."""
+    if name not in MODELS:
+        near = difflib.get_close_matches(name, MODELS, n=3) or sorted(MODELS)
+        raise RequestError(f"model: expected a known model, got {name}; did you mean {', '.join(near)}?")
+    spec = MODELS[name]
+    if any(want is not None and want != given for want, given in zip(spec.shape, shape, strict=True)):
+        raise RequestError(
+            f"model: {name} takes images of shape {spec.shape}, the data has {shape}; choose another model"
+        )
+    model = spec.build(num_classes)
+    return model if mean is None or std is None else nn.Sequential(Normalize(mean, std), model)
+
+
+__all__ = ["MODELS", "LeNet", "ModelSpec", "Normalize", "build_model"]

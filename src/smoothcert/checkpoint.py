@@ -1,0 +1,120 @@
+"""The run folder: weights + recipe + provenance, and the state that a run resumes from.
+
+`model.safetensors` carries the weights and, in its metadata, the recipe and provenance: a run loads without flags.
+`state.pt` carries what training needs to go on. Both are replaced atomically; neither can run code when loaded.
+"""
+
+import hashlib
+import json
+import pickle
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from smoothcert.data import DATASETS
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.files import replaced_atomically
+from smoothcert.models import build_model
+from smoothcert.recipe import TrainRecipe, parse_recipe
+
+RECIPE, MODEL, STATE, METRICS = "recipe.yaml", "model.safetensors", "state.pt", "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained (or partly trained) model and where it comes from."""
+
+    folder: Path
+    recipe: TrainRecipe
+    model: nn.Module
+    epoch: int
+    """Epochs that have been trained."""
+    provenance: Mapping[str, Any]
+
+    @property
+    def finished(self) -> bool:
+        return self.epoch >= self.recipe.epochs
+
+
+def versions(device: torch.device) -> dict[str, str]:
+    """What a result was computed with."""
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    packages = {name: version(name) for name in ("smoothcert", "torch", "numpy", "scipy")}
+    return {**packages, "python": platform.python_version(), "device": f"{device.type} ({hardware})"}
+
+
+def weights_digest(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and bytes of all tensors, in order of names."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def new_model(recipe: TrainRecipe) -> nn.Module:
+    """The recipe's network, initialised by the global torch generator."""
+    if recipe.dataset not in DATASETS:
+        raise RequestError(f"dataset: expected one of {', '.join(DATASETS)}, got {recipe.dataset}")
+    spec = DATASETS[recipe.dataset]
+    return build_model(recipe.model, spec.shape, spec.num_classes)
+
+
+def save_model(folder: Path, model: nn.Module, recipe: TrainRecipe, epoch: int, provenance: Mapping[str, Any]) -> None:
+    """Write `model.safetensors`."""
+    about = {"recipe": recipe.to_mapping(), "epoch": epoch, "provenance": dict(provenance)}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    with replaced_atomically(folder / MODEL) as temporary:
+        save_file(tensors, temporary, metadata={"smoothcert": json.dumps(about)})
+
+
+def load_run(folder: Path) -> Run:
+    """The run in `folder`, its model on the CPU in eval mode."""
+    path = folder / MODEL
+    if not folder.is_dir():
+        raise RequestError(f"{folder}: no such run folder; `smoothcert train --out {folder}` makes one")
+    if not path.exists():
+        raise RequestError(f"{folder}: holds no {MODEL}: its first epoch has not finished; train it with --resume")
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {})["smoothcert"])
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        recipe = parse_recipe(TrainRecipe, about["recipe"], str(path))
+        model = new_model(recipe)
+        model.load_state_dict(state)
+    except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, OSError) as error:
+        raise WorkError(
+            f"{path}: damaged or not a smoothcert model ({' '.join(str(error).split())[:160]}); "
+            "it is left as it is: restore it, or train again into another folder"
+        ) from error
+    return Run(folder, recipe, model.eval(), about["epoch"], about["provenance"])
+
+
+def save_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write `state.pt`: tensors, numbers and strings only."""
+    with replaced_atomically(folder / STATE) as temporary:
+        torch.save(dict(state), temporary)
+
+
+def load_state(folder: Path) -> dict[str, Any] | None:
+    """What `save_state` wrote, on the CPU; None where no epoch has finished. Loading cannot run code."""
+    path = folder / STATE
+    if not path.exists():
+        return None
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        return {"epoch": state["epoch"], "model": state["model"], "optimizer": state["optimizer"]}
+    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, OSError) as error:
+        raise WorkError(
+            f"{path}: damaged, the run cannot go on from it ({' '.join(str(error).split())[:120]}); "
+            "it is left as it is: restore it, or train again into another folder"
+        ) from error

@@ -1,0 +1,294 @@
+"""The command line: parse, call, print. Exit codes: 0 done, 1 the work failed, 2 the request was wrong."""
+
+import math
+import secrets
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from smoothcert.certificates import ABSTAIN
+from smoothcert.errors import RequestError, WorkError
+
+if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
+    import torch
+
+    from smoothcert.recipe import CertifyRecipe
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train image classifiers that can be certified by randomized smoothing, certify them, show the result.",
+)
+console = Console()
+errors = Console(stderr=True)
+
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", help="Data folder.", envvar="SMOOTHCERT_DATA", show_default="a user cache folder"),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+def main() -> None:
+    """Run a command; a wrong request or failed work costs one line, never a traceback."""
+    try:
+        code = app(standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.ctx.get_help() if error.ctx else "")
+        sys.exit(2)
+    except click.ClickException as error:
+        fail(error.format_message(), 2)
+    except RequestError as error:
+        fail(str(error), 2)
+    except WorkError as error:
+        fail(str(error), 1)
+    except (KeyboardInterrupt, click.Abort):
+        fail("interrupted; nothing finished is lost: run the same command again (train: with --resume) to go on", 130)
+    except OSError as error:
+        fail(f"{error.filename or 'input/output'}: {error.strerror or error}", 1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def fail(message: str, code: int) -> None:
+    errors.print(f"[bold red]smoothcert:[/] {message}", highlight=False, soft_wrap=True)
+    sys.exit(code)
+
+
+@app.command()
+def train(
+    out: Annotated[Path, typer.Option(help="Run folder to make.")],
+    preset: Annotated[str | None, typer.Option(help="A published run: see `smoothcert presets`.")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="A recipe in YAML instead of a preset.")] = None,
+    sigma: Annotated[float | None, typer.Option(help="Noise level.")] = None,
+    set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of the recipe.")] = [],  # noqa: B006
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    data: Data = None,
+    device: Device = "auto",
+) -> None:
+    """Train a model into a run folder."""
+    from smoothcert.checkpoint import RECIPE
+    from smoothcert.console import train_with_bar
+    from smoothcert.data import load_dataset
+    from smoothcert.presets import DEFAULT_SIGMA
+    from smoothcert.presets import preset as find_preset
+    from smoothcert.recipe import load_train_recipe, with_overrides
+
+    if preset is not None and recipe is not None:
+        raise RequestError("give --preset or --recipe, not both")
+    if preset is not None:
+        chosen = find_preset(preset, DEFAULT_SIGMA if sigma is None else sigma)
+    elif recipe is not None:
+        chosen = load_train_recipe(recipe)
+    elif resume and (out / RECIPE).exists():
+        chosen = load_train_recipe(out / RECIPE)
+    else:
+        raise RequestError("give --preset NAME or --recipe FILE; `smoothcert presets` lists the presets")
+    overrides = list(set_) if sigma is None or preset is not None else [f"sigma={sigma}", *set_]
+    final = with_overrides(chosen, overrides)
+    train_with_bar(final, load_dataset(final.dataset, "train", data), out, resume=resume, device=device)
+    console.print(f"trained {out}; next: smoothcert certify {out}", soft_wrap=True)
+
+
+@app.command()
+def certify(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    n: Annotated[int, typer.Option(help="Votes that bound the class's probability.")] = 100_000,
+    n0: Annotated[int, typer.Option(help="Votes that choose the class.")] = 100,
+    alpha: Annotated[float, typer.Option(help="Probability that a certificate is wrong, at most.")] = 0.001,
+    sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the run's")] = None,
+    skip: Annotated[int, typer.Option(help="Certify every SKIP-th image.")] = 1,
+    max_images: Annotated[int | None, typer.Option(help="Certify at most so many images.")] = None,
+    precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
+    batch_size: Annotated[int | None, typer.Option(help="Noisy images in a forward pass.")] = None,
+    seed: Annotated[int | None, typer.Option(help="For tests and replays.", show_default="fresh")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the certificates file.", show_default="test-nN")] = None,
+    radius: Annotated[float | None, typer.Option(help="Warn if n cannot reach this radius.")] = None,
+    data: Data = None,
+    device: Device = "auto",
+) -> None:
+    """Certify test images of a run; an interrupted file is continued."""
+    from smoothcert.certification import chosen_images, unreachable_radius
+    from smoothcert.checkpoint import load_run
+    from smoothcert.console import certify_with_bar
+    from smoothcert.data import load_dataset
+
+    loaded = load_run(run)
+    if not loaded.finished:
+        console.print(f"note: {run} has trained {loaded.epoch} of {loaded.recipe.epochs} epochs", style="yellow")
+    where = find_device(device)
+    path = run / "certificates" / f"{name or f'test-n{n}'}.tsv"
+    recipe = certify_recipe(
+        {
+            "n": n,
+            "n0": n0,
+            "alpha": alpha,
+            "sigma": loaded.recipe.sigma if sigma is None else sigma,
+            "precision": precision,
+        },
+        batch_size,
+        seed,
+        path,
+        where,
+    )
+    if radius is not None and (warning := unreachable_radius(recipe, radius)):
+        console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
+    images = load_dataset(loaded.recipe.dataset, "test", data)
+    certify_with_bar(loaded, images, chosen_images(len(images), skip, max_images), recipe, path, where)
+    console.print(f"wrote {path}; next: smoothcert report {run}", soft_wrap=True)
+
+
+def certify_recipe(
+    fields: "dict[str, Any]", batch_size: int | None, seed: int | None, path: Path, device: "torch.device"
+) -> "CertifyRecipe":
+    """The validated recipe: precision and batch size fit for the device, the seed of the file that is continued."""
+    from smoothcert.certificates import stored_seed
+    from smoothcert.recipe import CertifyRecipe, parse_recipe
+    from smoothcert.smoothing.precision import resolve_precision
+
+    fields["precision"] = resolve_precision(fields["precision"], device)
+    fields["batch_size"] = batch_size if batch_size is not None else (1000 if device.type == "cpu" else 20_000)
+    seed = stored_seed(path) if seed is None else seed
+    fields["seed"] = secrets.randbits(63) if seed is None else seed
+    return parse_recipe(CertifyRecipe, fields, "certify")
+
+
+def find_device(name: str) -> "torch.device":
+    """The device that `name` stands for; refused where there is none."""
+    import torch
+
+    if name not in ("auto", "cpu", "cuda"):
+        raise RequestError(f"device: expected auto, cpu or cuda, got {name}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise RequestError("device: cuda was asked for, but torch sees no GPU; use --device cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files of the size the run was trained on.")],
+    n: Annotated[int, typer.Option(help="Votes that bound the class's probability.")] = 10_000,
+    alpha: Annotated[float, typer.Option(help="Probability that a line is wrong, at most.")] = 0.001,
+    precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
+    resize: Annotated[bool, typer.Option("--resize", help="Scale images that have another size.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Class, votes and certified radius of image files."""
+    from smoothcert.checkpoint import load_run
+    from smoothcert.data import DATASETS
+    from smoothcert.data.files import read_image_files
+    from smoothcert.smoothing.classifier import SmoothedClassifier
+    from smoothcert.smoothing.precision import DTYPES, at_precision, resolve_precision
+
+    loaded, where = load_run(run), find_device(device)
+    spec = DATASETS[loaded.recipe.dataset]
+    batch = read_image_files(images, spec.shape, resize=resize).to(where)
+    kind = resolve_precision(precision, where)
+    smoothed = SmoothedClassifier(
+        at_precision(loaded.model, kind, where),
+        sigma=loaded.recipe.sigma,
+        num_classes=spec.num_classes,
+        dtype=DTYPES[kind],
+    )
+    table = Table("image", "class", "radius", f"votes of {n:,}")
+    for path, certificate in zip(images, smoothed.certify(batch, n=n, alpha=alpha), strict=True):
+        votes = ", ".join(f"{c}: {k}" for c, k in certificate.votes[:3])
+        answer = "abstain" if certificate.predict == ABSTAIN else str(certificate.predict)
+        table.add_row(str(path), answer, f"{certificate.radius:.3f}", votes)
+    console.print(table)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders or certificates files.")],
+    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("report"),
+    format_: Annotated[str, typer.Option("--format", help="Of md, csv, tex, png, pdf, svg; by commas.")] = "md,csv,png",
+    radii: Annotated[str | None, typer.Option(help="Radii of the table, by commas.")] = None,
+) -> None:
+    """Tables and certified-accuracy curves from certificates."""
+    from smoothcert.report import terminal_table, write_report
+
+    written = write_report(runs, out, [f.strip() for f in format_.split(",")], parse_radii(radii))
+    console.print(terminal_table(written.summaries))
+    for path in written.written:
+        console.print(f"wrote {path}", soft_wrap=True)
+
+
+def parse_radii(text: str | None) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = [-1.0]
+    if min(values) < 0 or not all(map(math.isfinite, values)):
+        raise RequestError(f"radii: expected numbers >= 0 by commas, such as 0,0.5,1.0, got {text}")
+    return values
+
+
+@app.command()
+def presets(
+    name: Annotated[str | None, typer.Argument(help="Print this preset's recipe.")] = None,
+    sigma: Annotated[float | None, typer.Option(help="Noise level.")] = None,
+) -> None:
+    """The published runs: all of them, or one recipe in full."""
+    from smoothcert.presets import DEFAULT_SIGMA, PRESETS, preset
+
+    if name is not None:
+        print(preset(name, DEFAULT_SIGMA if sigma is None else sigma).to_yaml(), end="")
+        return
+    table = Table("preset")
+    for key in PRESETS:
+        table.add_row(key)
+    console.print(table)
+
+
+@app.command()
+def datasets() -> None:
+    """The data sets, one line each."""
+    from smoothcert.data import DATASETS
+
+    show_registry({name: spec.description for name, spec in DATASETS.items()})
+
+
+@app.command()
+def models() -> None:
+    """The networks, one line each."""
+    from smoothcert.models import MODELS
+
+    show_registry({name: spec.description for name, spec in MODELS.items()})
+
+
+@app.command()
+def objectives(name: Annotated[str | None, typer.Argument(help="Show this method's fields.")] = None) -> None:
+    """The training methods, one line each, or one with its hyper-parameters."""
+    from smoothcert.objectives import OBJECTIVES
+
+    if name is None:
+        show_registry({key: (kind.__doc__ or "").splitlines()[0] for key, kind in OBJECTIVES.items()})
+        return
+    if name not in OBJECTIVES:
+        raise RequestError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {name}")
+    fields = OBJECTIVES[name].model_fields
+    show_registry({f"objective.{key}": f"{f.description} (default {f.default})" for key, f in fields.items()})
+
+
+def show_registry(entries: "dict[str, str]") -> None:
+    table = Table(box=None, show_header=False)
+    for key, text in entries.items():
+        table.add_row(key, text)
+    console.print(table)
+
+
+@app.command()
+def quickstart(out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("quickstart")) -> None:
+    """Bundled MNIST sample: models trained, certified, compared; report written."""
+    from smoothcert.quickstart import run_quickstart
+
+    run_quickstart(out)

@@ -1,0 +1,67 @@
+"""Training and certification with a live progress bar."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from smoothcert.certification import CertificationStatus, certify_run
+from smoothcert.checkpoint import Run
+from smoothcert.data import ImageData
+from smoothcert.recipe import CertifyRecipe, TrainRecipe
+from smoothcert.training import TrainingStatus, train
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    """On a terminal the bar lives; elsewhere its last state is printed once. Of several processes the first shows it."""
+    quiet = os.environ.get("RANK", "0") != "0"
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[now]}"),
+    )
+    with Progress(*columns, TimeElapsedColumn(), console=Console(), disable=quiet) as bar:
+        yield bar
+
+
+def train_with_bar(
+    recipe: TrainRecipe, data: ImageData, folder: Path, *, resume: bool = False, device: str = "auto"
+) -> None:
+    """`train`, showing epoch, loss, noisy accuracy, images/s and the time left."""
+    with _bar() as bar:
+        task = bar.add_task(f"train {folder.name}", total=None, now="")
+
+        def show(status: TrainingStatus) -> None:
+            minutes, seconds = divmod(round(status.seconds_left), 60)
+            now = (
+                f"epoch {status.epoch + 1}/{status.epochs}  loss {status.loss:.3f}  "
+                f"noisy acc {status.noisy_accuracy:.1%}  {status.images_per_second:,.0f} img/s  "
+                f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d} left"
+            )
+            done = status.epoch * status.steps + status.step
+            bar.update(task, total=status.epochs * status.steps, completed=done, now=now)
+
+        train(recipe, data, folder, resume=resume, device=device, on_progress=show)
+
+
+def certify_with_bar(
+    run: Run, data: ImageData, indices: Sequence[int], recipe: CertifyRecipe, path: Path, device: torch.device
+) -> None:
+    """`certify_run`, showing images done, running ACR, images/s and votes/s."""
+    with _bar() as bar:
+        task = bar.add_task(f"certify {run.folder.name}", total=len(indices), now="")
+
+        def show(status: CertificationStatus) -> None:
+            now = (
+                f"{status.done}/{status.total} images  ACR {status.average_certified_radius:.3f}  "
+                f"{status.images_per_second:.2f} img/s  {status.votes_per_second:,.0f} votes/s"
+            )
+            bar.update(task, completed=status.done, now=now)
+
+        certify_run(run, data, indices, recipe, path, device, show)

@@ -1,0 +1,30 @@
+"""Gaussian: train on noisy images (Cohen et al. 2019, https://arxiv.org/abs/1902.02918).
+
+CE(z(x + delta), y)
+"""
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from smoothcert.objectives.base import (
+    Classifier,
+    LossTerms,
+    Objective,
+    Progress,
+    cross_entropy_under_noise,
+    logits_under_noise,
+)
+
+
+class Gaussian(Objective):
+    """Noise augmentation: the baseline that every other method builds on."""
+
+    name: ClassVar[str] = "gaussian"
+
+    def loss(
+        self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
+    ) -> LossTerms:
+        noisy_logits = logits_under_noise(classifier, images, noise)
+        loss = cross_entropy_under_noise(noisy_logits, labels)
+        return LossTerms(loss, {"cross_entropy": loss}, noisy_logits)

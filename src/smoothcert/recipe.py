@@ -1,0 +1,193 @@
+"""What to do, validated: TrainRecipe and CertifyRecipe, to and from YAML, and `key=value` overrides."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
+
+from smoothcert.errors import RequestError
+from smoothcert.files import write_text_atomically
+from smoothcert.objectives import OBJECTIVES, Objective
+
+
+def _objective_from(value: Any) -> Any:
+    """An objective from its name, or from a mapping with a `name` and its hyper-parameters."""
+    if isinstance(value, Objective):
+        return value
+    fields = {"name": value} if isinstance(value, str) else value
+    if not isinstance(fields, Mapping) or "name" not in fields:
+        raise ValueError(f"objective: expected a mapping with the key 'name', one of {', '.join(OBJECTIVES)}")
+    name = fields["name"]
+    if name not in OBJECTIVES:
+        near = difflib.get_close_matches(str(name), OBJECTIVES, n=3) or list(OBJECTIVES)
+        raise ValueError(f"objective: unknown method {name}; did you mean {', '.join(near)}?")
+    try:
+        return OBJECTIVES[name].model_validate({k: v for k, v in fields.items() if k != "name"})
+    except ValidationError as error:
+        raise ValueError(describe_errors(OBJECTIVES[name], error, "objective.")) from error
+
+
+def _objective_to(objective: Objective) -> dict[str, Any]:
+    return {"name": objective.name, **objective.model_dump(mode="json")}
+
+
+AnyObjective = Annotated[Objective, BeforeValidator(_objective_from), PlainSerializer(_objective_to)]
+
+
+class Recipe(BaseModel):
+    """Common to both recipes: frozen, unknown keys refused, to and from YAML."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def to_mapping(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")
+
+    def to_yaml(self) -> str:
+        text: str = yaml.safe_dump(self.to_mapping(), sort_keys=False)
+        return text
+
+    def save(self, path: Path) -> None:
+        write_text_atomically(path, self.to_yaml())
+
+
+class TrainRecipe(Recipe):
+    """Everything that a trained model depends on, besides the data themselves."""
+
+    dataset: str = Field(description="data set: see `smoothcert datasets`")
+    model: str = Field(description="network: see `smoothcert models`")
+    sigma: float = Field(gt=0, description="standard deviation of the noise, in pixels of [0, 1]")
+    objective: AnyObjective = Field(description="method and its hyper-parameters: see `smoothcert objectives`")
+    epochs: int = Field(90, ge=1, description="passes over the training images")
+    batch_size: int = Field(256, ge=1, description="noisy inputs in a step (images, for methods that do not chunk)")
+    learning_rate: float = Field(0.01, gt=0, description="of SGD at the start")
+    learning_rate_drops: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (30, 60), description="epochs at which the learning rate is divided by 10"
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum")
+    weight_decay: float = Field(1e-4, ge=0, description="on every parameter")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 trains under autocast")
+    seed: int = Field(0, ge=0, description="of initialisation, order and noise")
+
+    @property
+    def images_per_step(self) -> int:
+        return self.batch_size // self.objective.num_noise if self.objective.chunked else self.batch_size
+
+    @model_validator(mode="after")
+    def _batch_cuts_into_chunks(self) -> "TrainRecipe":
+        if self.objective.chunked and self.batch_size % self.objective.num_noise:
+            raise ValueError(
+                f"batch_size: expected a multiple of objective.num_noise = {self.objective.num_noise}, "
+                f"got {self.batch_size}"
+            )
+        if list(self.learning_rate_drops) != sorted(set(self.learning_rate_drops)):
+            raise ValueError(f"learning_rate_drops: expected rising epochs, got {list(self.learning_rate_drops)}")
+        return self
+
+
+class CertifyRecipe(Recipe):
+    """What a certificate depends on besides the model and the image."""
+
+    sigma: float = Field(gt=0, description="standard deviation of the noise")
+    n0: int = Field(100, ge=1, description="votes that choose the class")
+    n: int = Field(100_000, ge=1, description="fresh votes that bound its probability")
+    alpha: float = Field(0.001, gt=0, lt=1, description="probability that a certificate is wrong, at most")
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the network; noise is float32")
+    batch_size: int = Field(1000, ge=1, description="noisy images in a forward pass")
+    seed: int = Field(ge=0, description="of the noise; drawn from the operating system by default")
+
+
+R = TypeVar("R", bound=Recipe)
+
+
+def parse_recipe(kind: type[R], fields: Mapping[str, Any], source: str) -> R:
+    """The recipe that `fields` describe, or a RequestError of one line that names field, value and allowed range."""
+    try:
+        return kind.model_validate(dict(fields))
+    except ValidationError as error:
+        raise RequestError(f"{source}: {describe_errors(kind, error)}") from error
+
+
+def describe_errors(kind: type[BaseModel], error: ValidationError, prefix: str = "") -> str:
+    """One line: for each wrong field its name, what was expected, what was given; near names for unknown keys."""
+    return "; ".join(_describe(kind, detail, prefix) for detail in error.errors())
+
+
+def _describe(kind: type[BaseModel], error: Any, prefix: str) -> str:
+    field = prefix + ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        names = [prefix + name for name in kind.model_fields]
+        near = difflib.get_close_matches(field, names, n=3) or sorted(names)
+        return f"{field}: unknown key; did you mean {', '.join(near)}?"
+    if error["type"] == "missing":
+        return f"{field}: missing; it must be given"
+    if error["type"] == "value_error":
+        # Raised by a validator of ours, which names the field, the value and what is allowed.
+        return str(error["msg"]).removeprefix("Value error, ")
+    return f"{field}: expected {str(error['msg']).removeprefix('Input should be ')}, got {error['input']!r}"
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, or a RequestError that names the file."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read ({error.strerror}); give a recipe in YAML") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RequestError(
+            f"{path}: not YAML ({' '.join(str(error).split())[:120]}); see `smoothcert presets NAME`"
+        ) from error
+    if not isinstance(content, dict):
+        raise RequestError(f"{path}: expected a mapping of recipe fields, got {type(content).__name__}")
+    return content
+
+
+def load_train_recipe(path: Path) -> TrainRecipe:
+    return parse_recipe(TrainRecipe, read_yaml(path), str(path))
+
+
+def with_overrides(recipe: TrainRecipe, overrides: Sequence[str]) -> TrainRecipe:
+    """`recipe` with `key=value` overrides, validated as a whole; `objective.eta=5` reaches into the objective."""
+    fields = recipe.to_mapping()
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals:
+            raise RequestError(f"--set {override}: expected key=value, for instance --set epochs=3")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise RequestError(f"--set {override}: the value is not YAML; quote it") from error
+        _set(fields, key.split("."), value, override)
+    return parse_recipe(TrainRecipe, fields, "--set" if overrides else "recipe")
+
+
+def _set(fields: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
+    if keys == ["objective"] or keys == ["objective", "name"]:
+        # Another method has other hyper-parameters: start from its defaults.
+        fields["objective"] = value if isinstance(value, dict) else {"name": value}
+        return
+    *parents, last = keys
+    for parent in parents:
+        inner = fields.get(parent)
+        if inner is None and parent in fields:
+            inner = fields[parent] = {}
+        if not isinstance(inner, dict):
+            near = difflib.get_close_matches(parent, [k for k, v in fields.items() if isinstance(v, dict)], n=3)
+            hint = f"did you mean {', '.join(near)}?" if near else f"keys with parts: {_nested(fields)}"
+            raise RequestError(f"--set {override}: {parent} has no parts; {hint}")
+        fields = inner
+    fields[last] = value
+
+
+def _nested(fields: Mapping[str, Any]) -> str:
+    return ", ".join(k for k, v in fields.items() if isinstance(v, dict)) or "none"

@@ -1,0 +1,81 @@
+"""From what a user names (run folders, certificates folders, files) to certificates files with distinct names."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from smoothcert.errors import RequestError
+
+# Files of other tools are called things like `noise_0.25`: only these endings are not part of the name.
+_ENDINGS = (".tsv", ".txt")
+_RUN_FILES = ("recipe.yaml", "model.safetensors", "certificates")
+
+
+def _tables(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.tsv") if path.is_file() and not path.name.startswith("."))
+
+
+def _stem(path: Path) -> str:
+    return path.stem if path.suffix in _ENDINGS else path.name
+
+
+def _files_of(path: Path) -> tuple[Path, list[Path]]:
+    """What the files are named after, and the files. Raises RequestError where there are none."""
+    if not path.exists():
+        raise RequestError(
+            f"{path}: no such file or folder; give a run folder or a certificates file (`smoothcert certify RUN`)"
+        )
+    if not path.is_dir():
+        return path, [path]
+    if files := _tables(path / "certificates"):
+        return path.resolve(), files
+    if files := _tables(path):
+        folder = path.resolve()
+        return (folder.parent if folder.name == "certificates" else folder), files
+    if path.name == "certificates" or any((path / name).exists() for name in _RUN_FILES):
+        run = path.parent if path.name == "certificates" else path
+        raise RequestError(
+            f"{path}: expected certificates (*.tsv), got none; make them with `smoothcert certify {run}`"
+        )
+    raise RequestError(
+        f"{path}: expected a run folder (certificates/*.tsv) or a folder of *.tsv files, got neither; "
+        "give one that was certified with `smoothcert certify RUN`"
+    )
+
+
+def _distinct(names: list[str], owners: list[Path]) -> list[str]:
+    """Names that occur twice get their parent folder's name in front, then, if that does not help, a number."""
+    counts = Counter(names)
+    parents = [owner.resolve().parent.name for owner in owners]
+    longer = [f"{p}/{n}" if counts[n] > 1 and p else n for n, p in zip(names, parents, strict=True)]
+    result: list[str] = []
+    for name in longer:
+        candidate, number = name, 2
+        while candidate in result:
+            candidate, number = f"{name} ({number})", number + 1
+        result.append(candidate)
+    return result
+
+
+def find_certificates(paths: Sequence[Path]) -> list[tuple[str, Path]]:
+    """(name, certificates file) for each file that `paths` name, in the order given; names are distinct.
+
+    A path is a run folder (it holds `certificates/*.tsv`), a folder of `*.tsv` files, or a file of any name. A file is
+    named after its run folder, with `/<stem>` where the run has several; a bare file after itself. A file that is
+    named twice is listed once. Files are not opened.
+    """
+    if not paths:
+        raise RequestError("expected at least one run folder or certificates file, got none; give one to report on")
+    names: list[str] = []
+    owners: list[Path] = []
+    files: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        owner, found = _files_of(path)
+        for file in found:
+            if file.resolve() in files:
+                continue
+            files[file.resolve()] = file
+            base = _stem(owner) if owner == file else owner.name
+            names.append(f"{base}/{_stem(file)}" if len(found) > 1 else base)
+            owners.append(owner)
+    return list(zip(_distinct(names, owners), files.values(), strict=True))

@@ -1,0 +1,173 @@
+"""Numbers of a certificates file: average certified radius, certified accuracy, abstention."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy.special import ndtri
+
+from smoothcert.certificates import ABSTAIN, CertificatesFile, CertifiedImage
+from smoothcert.errors import RequestError, WorkError
+
+MAX_RADII = 12
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a report says about one certificates file; None where the file does not tell.
+
+    `n` and `n0` are None too when the images of the file do not share one value.
+    """
+
+    name: str
+    path: Path
+    sigma: float | None
+    images: int
+    n: int | None
+    alpha: float | None
+    acr: float
+    acr_standard_error: float | None
+    """Standard deviation over the images / sqrt(images): the spread due to the choice of images, not of seeds."""
+    accuracy_at: Mapping[float, float]
+    """Radius -> certified accuracy in [0, 1], radii ascending."""
+    abstention: float
+    votes: int
+    """Noisy classifications spent, n0 + n summed over the images; 0 for files that do not record them."""
+    dataset: str | None = None
+    split: str | None = None
+    method: str | None = None
+    n0: int | None = None
+    precision: str | None = None
+    ceiling: float | None = None
+    """The radius of an image whose n votes all agree: no radius in the file can be larger."""
+
+    @property
+    def group(self) -> tuple[float, str]:
+        """Runs of one group can be compared: same sigma, same data set. Groups sort by sigma, the unknown last."""
+        return (math.inf if self.sigma is None else self.sigma, self.dataset or "")
+
+
+def counted_radii(rows: Sequence[CertifiedImage]) -> list[float]:
+    """The radii of the images certified for their own label, in row order; wrong and abstained images are left out."""
+    return [row.certificate.radius for row in rows if row.correct and row.certificate.predict != ABSTAIN]
+
+
+def average_certified_radius(rows: Sequence[CertifiedImage]) -> float:
+    """ACR (Zhai et al. 2020): the mean over all images of the radius, taken as 0 where wrong or abstained."""
+    return math.fsum(counted_radii(rows)) / _count(rows)
+
+
+def certified_accuracy(rows: Sequence[CertifiedImage], radius: float) -> float:
+    """The fraction in [0, 1] of images certified for their own label at a radius strictly greater than `radius`.
+
+    At radius 0 every image counts that is right and not abstained, as in the published tables: tools that print
+    three digits write a small radius as 0.0.
+    """
+    radii = counted_radii(rows)
+    return sum(radius == 0 or r > radius for r in radii) / _count(rows)
+
+
+def abstention_rate(rows: Sequence[CertifiedImage]) -> float:
+    """The fraction in [0, 1] of images for which nothing could be shown."""
+    return sum(row.certificate.predict == ABSTAIN for row in rows) / _count(rows)
+
+
+def _count(rows: Sequence[CertifiedImage]) -> int:
+    if not rows:
+        raise RequestError(
+            "expected at least one certified image, got none; certify some with `smoothcert certify RUN`"
+        )
+    return len(rows)
+
+
+def _standard_error(rows: Sequence[CertifiedImage]) -> float | None:
+    """Of the ACR; None for a single image, whose spread is unknown."""
+    if len(rows) < 2:
+        return None
+    mean, radii = average_certified_radius(rows), counted_radii(rows)
+    squares = math.fsum((r - mean) ** 2 for r in radii) + (len(rows) - len(radii)) * mean**2
+    return math.sqrt(squares / (len(rows) - 1) / len(rows))
+
+
+def largest_certifiable_radius(sigma: float, n: int, alpha: float) -> float:
+    """sigma * Phi^-1(alpha^(1/n)): what Gaussian smoothing certifies when all n votes agree.
+
+    Computed through 1 - alpha^(1/n), which keeps its digits where alpha^(1/n) is next to 1.
+    """
+    return max(0.0, sigma * -float(ndtri(-math.expm1(math.log(alpha) / n))))
+
+
+def _number(file: CertificatesFile, key: str) -> float | None:
+    value = file.settings.get(key)
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, bool) or not math.isfinite(number):
+        raise WorkError(
+            f"{file.path}: the settings beside it are damaged: expected a number for '{key}', got {value!r}"
+        )
+    return number
+
+
+def _shared_count(file: CertificatesFile, key: str, counts: set[int]) -> int | None:
+    """The one value of n or n0 that all rows have; the settings tell where rows have no votes."""
+    if counts == {0}:
+        stored = _number(file, key)
+        return None if stored is None else int(stored)
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _text(settings: Mapping[str, Any], key: str) -> str | None:
+    value = settings.get(key)
+    return None if value is None or value == "" else str(value)
+
+
+def _ceiling(file: CertificatesFile, sigma: float | None, n: int | None, alpha: float | None) -> float | None:
+    gaussian = (_text(file.settings, "noise") or "gaussian").lower() == "gaussian"
+    if not gaussian or sigma is None or n is None or alpha is None or n < 1 or not 0 < alpha < 1:
+        return None
+    return largest_certifiable_radius(sigma, n, alpha)
+
+
+def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summary:
+    """All numbers of `file`, with the certified accuracy at each of `radii`. A file without rows is refused."""
+    rows = file.rows
+    if not rows:
+        raise RequestError(
+            f"{file.path}: expected at least one certified image, got none; go on with `smoothcert certify RUN`"
+        )
+    sigma, alpha = _number(file, "sigma"), _number(file, "alpha")
+    n = _shared_count(file, "n", {row.certificate.n for row in rows})
+    return Summary(
+        name=name,
+        path=file.path,
+        sigma=sigma,
+        images=len(rows),
+        n=n,
+        alpha=alpha,
+        acr=average_certified_radius(rows),
+        acr_standard_error=_standard_error(rows),
+        accuracy_at={r: certified_accuracy(rows, r) for r in sorted(set(radii))},
+        abstention=abstention_rate(rows),
+        votes=sum(row.certificate.n0 + row.certificate.n for row in rows),
+        dataset=_text(file.settings, "dataset"),
+        split=_text(file.settings, "split"),
+        method=_text(file.settings, "objective"),
+        n0=_shared_count(file, "n0", {row.certificate.n0 for row in rows}),
+        precision=_text(file.settings, "precision"),
+        ceiling=_ceiling(file, sigma, n, alpha),
+    )
+
+
+def default_radii(files: Sequence[CertificatesFile]) -> list[float]:
+    """0, 0.25, 0.5, ... up to the largest radius that counts in any file; the step doubles until 12 radii suffice."""
+    reach = max((r for file in files for r in counted_radii(file.rows)), default=0.0)
+    step = 0.25
+    while reach // step + 1 > MAX_RADII:
+        step *= 2
+    return [i * step for i in range(int(reach // step) + 1)]

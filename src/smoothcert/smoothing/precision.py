@@ -1,0 +1,36 @@
+"""The base classifier as it is evaluated: precision and memory layout are part of f, so a certificate records them."""
+
+import copy
+from typing import Literal, get_args
+
+import torch
+from torch import nn
+
+from smoothcert.errors import RequestError
+
+Precision = Literal["fp32", "bf16", "fp16"]
+DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def fast_precision(device: torch.device) -> Precision:
+    """bf16 where the hardware multiplies it faster than float32, else fp32."""
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    return "bf16" if device.type == "cpu" and torch.cpu._is_amx_tile_supported() else "fp32"
+
+
+def resolve_precision(precision: str, device: torch.device) -> Precision:
+    """`auto` as what is fast on `device`; a precision by its name; anything else is refused."""
+    if precision == "auto":
+        return fast_precision(device)
+    for name in get_args(Precision):
+        if precision == name:
+            chosen: Precision = name
+            return chosen
+    raise RequestError(f"precision: expected one of auto, {', '.join(get_args(Precision))}, got {precision}")
+
+
+def at_precision(model: nn.Module, precision: Precision, device: torch.device) -> nn.Module:
+    """A copy of `model` in eval mode, channels-last, on `device`, whose weights have `precision`."""
+    evaluated = copy.deepcopy(model).eval().requires_grad_(False)
+    return evaluated.to(device, DTYPES[precision], memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]

@@ -1,0 +1,136 @@
+"""The hot loop: how a classifier votes under noise, counted on the device.
+
+The noise of an image is cut into blocks of up to NOISE_BLOCK draws; each block has a key of its own that depends on
+(seed, image, stage, block) alone. Blocks of several images fill one forward pass of a fixed shape, so the votes
+of an image do not depend on which images stand beside it, on the order, on shards or on a resume.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from smoothcert.errors import RequestError
+from smoothcert.noise import Gaussian
+
+Classifier = Callable[[Tensor], Tensor]
+Stage = Literal["select", "estimate", "predict"]
+STAGES: dict[Stage, int] = {"select": 0, "estimate": 1, "predict": 2}
+NOISE_BLOCK = 500
+
+
+def block_keys(seed: tuple[int, int], stage: Stage, blocks: int) -> list[int]:
+    """A 64-bit key for each noise block of a stage of the image whose `seed` is (run seed, image index).
+
+    Stages never share a key, so their votes are independent.
+    """
+    words = np.random.SeedSequence([*seed, STAGES[stage]]).generate_state(blocks, np.uint64)
+    return [int(word) for word in words]
+
+
+@contextmanager
+def evaluating(classifier: Classifier) -> Iterator[None]:
+    """A module in eval mode (batch statistics fixed), each submodule's mode restored afterwards."""
+    modules = list(classifier.modules()) if isinstance(classifier, nn.Module) else []
+    modes = [module.training for module in modules]
+    if isinstance(classifier, nn.Module):
+        classifier.eval()
+    try:
+        yield
+    finally:
+        for module, training in zip(modules, modes, strict=True):
+            module.training = training
+
+
+@dataclass(frozen=True)
+class VoteCounter:
+    """Counts votes of `classifier` (images in [0, 1], NCHW float -> logits) under `noise`.
+
+    Every forward pass has the shape [batch_size, c, h, w]: slots beyond the work at hand are computed and not
+    counted. Counting stays on the device; the host waits once per call of `count`.
+    """
+
+    classifier: Classifier
+    noise: Gaussian
+    num_classes: int
+    batch_size: int = 1000
+    dtype: torch.dtype = torch.float32
+
+    @torch.no_grad()
+    def count(self, images: Tensor, seeds: Sequence[tuple[int, int]], stage: Stage, n: int) -> np.ndarray:
+        """Votes per class, int64 [k, num_classes], n for each of `images` (float32 [k, c, h, w], on the device)."""
+        block = min(NOISE_BLOCK, n, self.batch_size)
+        slots = self.batch_size // block
+        blocks = -(-n // block)
+        keys = [key for seed in seeds for key in block_keys(seed, stage, blocks)]
+        owner, size = _slot_plan(len(images), n, block, slots, images.device)
+        position = torch.arange(block, device=images.device)
+        noisy = torch.zeros((slots, block, *images.shape[1:]), device=images.device)
+        counts = torch.zeros(len(images) * self.num_classes, dtype=torch.int64, device=images.device)
+        with evaluating(self.classifier), _each_slot(images.device) as each_slot:
+            for batch in range(len(owner)):
+                each_slot(self.noise.fill, noisy, keys[batch * slots : (batch + 1) * slots])
+                noisy += images[owner[batch]].unsqueeze(1)
+                top = self._logits(noisy.flatten(0, 1)).argmax(1).view(slots, block)
+                counted = (position < size[batch].unsqueeze(1)).long()
+                counts.scatter_add_(
+                    0, (top + owner[batch].unsqueeze(1) * self.num_classes).flatten(), counted.flatten()
+                )
+        return counts.view(len(images), self.num_classes).cpu().numpy()
+
+    def _logits(self, batch: Tensor) -> Tensor:
+        """Logits [batch_size, num_classes]; the noise was added in float32 whatever the network's precision."""
+        layout = torch.channels_last if isinstance(self.classifier, nn.Module) else torch.contiguous_format
+        logits = self.classifier(batch.to(self.dtype, memory_format=layout))
+        expected = (len(batch), self.num_classes)
+        if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
+            given = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise RequestError(
+                f"the classifier gave {given} for {len(batch)} images, expected logits of shape {list(expected)}; "
+                "set num_classes to the number of its outputs"
+            )
+        return logits
+
+
+def _slot_plan(images: int, n: int, block: int, slots: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Which image owns each slot of each forward pass and how many of its votes count, both int64 [passes, slots].
+
+    An image's last block may count fewer than `block` votes; slots that fill up the last pass count none.
+    """
+    blocks = -(-n // block)
+    passes = -(-images * blocks // slots)
+    owner = torch.zeros(passes * slots, dtype=torch.int64)
+    size = torch.zeros(passes * slots, dtype=torch.int64)
+    owner[: images * blocks] = torch.arange(images).repeat_interleave(blocks)
+    size[: images * blocks] = (n - block * torch.arange(blocks)).clamp(max=block).repeat(images)
+    return owner.view(passes, slots).to(device), size.view(passes, slots).to(device)
+
+
+@contextmanager
+def _each_slot(
+    device: torch.device,
+) -> Iterator[Callable[[Callable[[Tensor, int], None], Tensor, Sequence[int]], None]]:
+    """A function that calls fill(noisy[slot], key) for each key: on the CPU one thread a core draws (numpy draws
+    outside the interpreter lock), elsewhere the calls only launch kernels."""
+    if device.type != "cpu":
+        yield lambda fill, noisy, keys: _run(map(fill, noisy, keys))
+        return
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        yield lambda fill, noisy, keys: _run(pool.map(fill, noisy, keys))
+
+
+def _run(results: Iterable[None]) -> None:
+    for _ in results:
+        pass
+
+
+def select_and_estimate(
+    counter: VoteCounter, images: Tensor, seeds: Sequence[tuple[int, int]], n0: int, n: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The two vote counts of CERTIFY, each [k, num_classes]: n0 that choose the class, then n fresh ones."""
+    return counter.count(images, seeds, "select", n0), counter.count(images, seeds, "estimate", n)

@@ -1,0 +1,113 @@
+"""ImageData: what it refuses, and what a batch holds."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from smoothcert.data import ImageData
+from smoothcert.errors import RequestError
+
+
+def make(images: Tensor | None = None, labels: Tensor | None = None, num_classes: int = 4) -> ImageData:
+    if images is None:
+        images = torch.arange(6 * 3 * 2 * 5, dtype=torch.int64).remainder(256).to(torch.uint8).reshape(6, 3, 2, 5)
+    if labels is None:
+        labels = torch.tensor([0, 1, 2, 3, 2, 1])
+    return ImageData(images, labels, num_classes, "made", "train")
+
+
+def test_length_and_shape() -> None:
+    data = make()
+    assert len(data) == 6
+    assert data.shape == (3, 2, 5)
+    assert repr(data) == "ImageData(num_classes=4, name='made', split='train')"
+
+
+def test_batch_is_pixels_over_255_in_the_order_of_the_indices() -> None:
+    pixels = np.arange(256, dtype=np.uint8).reshape(4, 1, 8, 8)
+    data = make(torch.from_numpy(pixels), torch.tensor([3, 0, 1, 2]))
+    images, labels = data.batch(torch.tensor([2, 0, 2]))
+    assert images.dtype == torch.float32
+    assert labels.dtype == torch.int64
+    expected = pixels[[2, 0, 2]].astype(np.float32) / np.float32(255)
+    np.testing.assert_array_equal(images.numpy(), expected)
+    assert labels.tolist() == [1, 3, 1]
+
+
+def test_batch_reaches_both_ends_of_the_unit_interval() -> None:
+    data = make(torch.tensor([0, 255], dtype=torch.uint8).reshape(2, 1, 1, 1), torch.tensor([0, 1]))
+    images, _ = data.batch(torch.tensor([0, 1]))
+    assert images.flatten().tolist() == [0.0, 1.0]
+
+
+def test_batch_does_not_change_the_data() -> None:
+    data = make()
+    before = data.images.clone()
+    data.batch(torch.arange(6))[0].zero_()
+    assert torch.equal(data.images, before)
+
+
+def test_batch_needs_no_values_on_the_host() -> None:
+    """On the meta device there are no values: any read of one would raise."""
+    data = make()
+    # `to` checks the labels, which meta tensors do not have, so the fields are set past the check.
+    there = object.__new__(ImageData)
+    for name in ("num_classes", "name", "split"):
+        object.__setattr__(there, name, getattr(data, name))
+    object.__setattr__(there, "images", data.images.to("meta"))
+    object.__setattr__(there, "labels", data.labels.to("meta"))
+    images, labels = there.batch(torch.arange(3, device="meta"))
+    assert (images.device.type, images.shape, labels.shape) == ("meta", (3, 3, 2, 5), (3,))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_batch_has_the_same_bits_on_every_device() -> None:
+    data = make(torch.arange(256).to(torch.uint8).reshape(4, 1, 8, 8), torch.tensor([3, 0, 1, 2]))
+    there = data.to("cuda")
+    images, labels = there.batch(torch.arange(4, device="cuda"))
+    assert images.is_cuda
+    assert labels.is_cuda
+    assert torch.equal(images.cpu(), data.batch(torch.arange(4))[0])
+
+
+def test_subset_keeps_the_order_and_the_names() -> None:
+    data = make()
+    part = data.subset(torch.tensor([4, 1]))
+    assert torch.equal(part.images, torch.stack([data.images[4], data.images[1]]))
+    assert part.labels.tolist() == [2, 1]
+    assert (part.num_classes, part.name, part.split) == (4, "made", "train")
+    assert len(data.subset(torch.tensor([], dtype=torch.int64))) == 0
+
+
+def test_to_keeps_the_content() -> None:
+    data = make()
+    there = data.to("cpu")
+    assert torch.equal(there.images, data.images)
+    assert torch.equal(there.labels, data.labels)
+    assert (there.num_classes, there.name, there.split) == (4, "made", "train")
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "num_classes", "words"),
+    [
+        (torch.zeros(6, 3, 2, 5), None, 4, ["uint8", "dtype float32", "[6, 3, 2, 5]"]),
+        (torch.zeros(6, 2, 5, dtype=torch.uint8), None, 4, ["[n, c, h, w]", "[6, 2, 5]"]),
+        (None, torch.zeros(6, dtype=torch.int32), 4, ["int64", "dtype int32"]),
+        (None, torch.zeros(6, 1, dtype=torch.int64), 4, ["[n]", "[6, 1]"]),
+        (None, torch.zeros(5, dtype=torch.int64), 4, ["6 images", "5 labels"]),
+        (None, torch.tensor([0, 1, 2, 3, 4, 0]), 4, ["0..3", "0..4"]),
+        (None, torch.tensor([0, -1, 2, 3, 2, 0]), 4, ["0..3", "-1..3"]),
+        (None, None, 0, ["at least 1", "got 0"]),
+        (None, torch.zeros(6, dtype=torch.int64, device="meta"), 4, ["one device", "cpu and meta"]),
+    ],
+)
+def test_wrong_data_is_refused_in_one_line(
+    images: Tensor | None, labels: Tensor | None, num_classes: int, words: list[str]
+) -> None:
+    with pytest.raises(RequestError) as raised:
+        make(images, labels, num_classes)
+    message = str(raised.value)
+    assert "\n" not in message
+    for word in ["'made'", "'train'", "expected", "got", *words]:
+        assert word in message

@@ -1,0 +1,81 @@
+"""Certificates files to report on: ours with votes and settings, and the field's with six columns."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smoothcert.certificates import ABSTAIN, Certificate, CertificatesWriter, CertifiedImage
+
+SETTINGS = {
+    "sigma": 0.5,
+    "n": 1000,
+    "n0": 10,
+    "alpha": 0.001,
+    "dataset": "mnist",
+    "split": "test",
+    "objective": "gaussian",
+    "precision": "fp32",
+    "seed": 1,
+}
+# label, prediction, radius: right 6 times, wrong twice (with a radius that must not count), abstained twice.
+PLAIN = (
+    (3, 3, 0.1),
+    (1, 1, 0.25),
+    (2, 0, 0.9),
+    (4, ABSTAIN, 0.0),
+    (5, 5, 0.5),
+    (6, 6, 0.5),
+    (7, 1, 0.3),
+    (8, 8, 1.1),
+    (9, ABSTAIN, 0.0),
+    (0, 0, 0.7499),
+)
+FIELD_FILE = (
+    "idx\tlabel\tpredict\tradius\tcorrect\ttime\n"
+    "0\t3\t3\t0.951\t1\t0:00:12.345678\n"
+    "20\t8\t-1\t0.0\t0\t0:00:12.1\n"
+    "40\t8\t8\t0.0\t1\t0:00:11\n"
+    "60\t0\t5\t0.623\t0\t0:00:12.345678\n"
+    "80\t6\t6\t0.00123\t1\t1 day, 0:00:12.345678"
+)
+
+
+def image(
+    index: int, label: int, predict: int, radius: float, n: int = 1000, n0: int = 10, other: int = 0
+) -> CertifiedImage:
+    """A row whose n votes all went to one class, which is all that a report needs of them."""
+    return CertifiedImage(index, label, Certificate(predict, radius, n0, n, n, ((other, n),) if n else ()), 0.5)
+
+
+def images(rows: Sequence[tuple[int, int, float]] = PLAIN, **numbers: int) -> list[CertifiedImage]:
+    return [image(i, *row, **numbers) for i, row in enumerate(rows)]
+
+
+MakeRun = Callable[..., Path]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    """make_run(name, rows, file=..., **settings) writes a run folder with one more certificates file; None leaves a
+    setting out."""
+
+    def make(
+        name: str, rows: Sequence[CertifiedImage] | None = None, file: str = "test", **changes: Mapping[str, Any]
+    ) -> Path:
+        settings = {k: v for k, v in {**SETTINGS, **changes}.items() if v is not None}
+        path = tmp_path / name / "certificates" / f"{file}.tsv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with CertificatesWriter(path, settings, {}) as writer:
+            writer.append(images() if rows is None else rows)
+        return tmp_path / name
+
+    return make
+
+
+@pytest.fixture
+def field_file(tmp_path: Path) -> Path:
+    path = tmp_path / "noise_0.25"
+    path.write_text(FIELD_FILE)
+    return path

@@ -1,0 +1,175 @@
+"""The curves are exact, and the pictures are what their endings say."""
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib import get_backend, rcParams
+from matplotlib.figure import Figure
+from PIL import Image
+
+from smoothcert.certificates import CertificatesFile, CertifiedImage, read_certificates
+from smoothcert.errors import RequestError
+from smoothcert.report import certified_accuracy, draw_curves, largest_certifiable_radius
+from smoothcert.report.curves import _figure, step_curve
+
+from .conftest import SETTINGS, image, images
+
+
+def file(rows: list[CertifiedImage] | None = None, **settings: object) -> CertificatesFile:
+    return CertificatesFile(Path("f.tsv"), tuple(images() if rows is None else rows), {**SETTINGS, **settings}, {})
+
+
+def spread(scale: float, count: int = 100) -> list[CertifiedImage]:
+    return [image(i, 1, 1, scale * (i + 1) / count) for i in range(count)]
+
+
+def texts(figure: Figure) -> list[str]:
+    """Names written beside the curves."""
+    return [text.get_text() for axes in figure.axes for text in axes.texts if not text.get_rotation()]
+
+
+def curve_lines(figure: Figure) -> list[list[str]]:
+    return [[str(x.get_label()) for x in axes.lines if str(x.get_label())[0] != "_"] for axes in figure.axes]
+
+
+def test_steps_are_exact_at_and_between_the_jumps() -> None:
+    rows = images()
+    x, y = step_curve(rows)
+    assert x[0] == 0
+    assert y[-1] == 0
+    jumps = [0.1, 0.25, 0.5, 0.7499, 1.1]
+    for radius in [*jumps, *np.nextafter(jumps, 0), *np.linspace(0.01, 1.5, 300)]:
+        held = y[np.flatnonzero(x <= radius)[-1]]
+        assert held == certified_accuracy(rows, radius)
+    assert y[0] == certified_accuracy(rows, 0)
+
+
+def test_what_is_drawn_is_the_step_curve_in_percent() -> None:
+    rows = images()
+    (axes,) = _figure([("a", file(rows))]).axes
+    (line,) = [x for x in axes.lines if x.get_label() == "gaussian"]
+    x, y = step_curve(rows)
+    assert line.get_drawstyle() == "steps-post"
+    np.testing.assert_array_equal(line.get_xdata(), x)
+    np.testing.assert_allclose(line.get_ydata(), 100 * y)
+    assert "%" in axes.get_ylabel()
+
+
+def test_one_panel_a_sigma_and_one_look_a_method() -> None:
+    runs = [
+        (f"{method}-{sigma}", file(sigma=sigma, objective=method))
+        for sigma in (1.0, 0.25)
+        for method in ("gaussian", "smoothmix")
+    ]
+    figure = _figure([*runs, ("theirs", CertificatesFile(Path("t"), tuple(images()), {}, {}))])
+    assert [axes.get_title() for axes in figure.axes] == ["σ = 0.25", "σ = 1.00", "σ not recorded"]
+    assert curve_lines(figure) == [["gaussian", "smoothmix"]] * 2 + [["theirs"]]
+    looks: dict[str, set[tuple[object, str]]] = {}
+    for axes in figure.axes:
+        for line in axes.lines:
+            looks.setdefault(str(line.get_label()), set()).add((line.get_color(), str(line._dash_pattern)))
+    looks = {label: seen for label, seen in looks.items() if label[0] != "_"}
+    assert all(len(seen) == 1 for seen in looks.values())
+    assert len(set().union(*looks.values())) == 3
+    assert len({colour for seen in looks.values() for colour, _ in seen}) == 3
+    assert len({style for seen in looks.values() for _, style in seen}) == 3
+
+
+def test_two_runs_of_a_method_keep_their_names() -> None:
+    assert curve_lines(_figure([("first", file()), ("second", file())])) == [["first", "second"]]
+    clash = [("gaussian", file(objective=None)), ("other", file(objective="gaussian"))]
+    assert curve_lines(_figure(clash)) == [["gaussian", "other"]]
+
+
+def test_data_sets_do_not_share_a_panel() -> None:
+    figure = _figure([("a", file()), ("b", file(dataset="cifar10"))])
+    assert [axes.get_title() for axes in figure.axes] == ["cifar10, σ = 0.50", "mnist, σ = 0.50"]
+
+
+def test_the_limit_of_n_is_marked_where_it_is_known() -> None:
+    (axes,) = _figure([("a", file())]).axes
+    marked = [line.get_xdata()[0] for line in axes.lines if line.get_linewidth() < 1]  # type: ignore[index]
+    assert marked == [largest_certifiable_radius(0.5, 1000, 0.001)]
+    assert "limit of n = 1,000" in [text.get_text() for text in axes.texts]
+    (axes,) = _figure([("a", file(alpha=None))]).axes
+    assert not axes.texts
+    assert len(axes.lines) == 1
+
+
+def test_names_at_the_curves_where_there_is_room_else_a_legend() -> None:
+    apart = _figure([("low", file(spread(0.4), objective=None)), ("high", file(spread(1.2), objective=None))])
+    assert sorted(texts(apart)) == ["high", "low"]
+    assert not apart.legends
+    same = _figure([("one", file(spread(1.0), objective=None)), ("two", file(spread(1.0), objective=None))])
+    assert texts(same) == []
+    assert [text.get_text() for text in same.legends[0].get_texts()] == ["one", "two"]
+
+
+def test_names_do_not_lie_on_a_curve() -> None:
+    runs = [(name, file(spread(scale), objective=None)) for name, scale in (("low", 0.4), ("mid", 0.8), ("high", 1.2))]
+    figure = _figure(runs)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    names = [text for text in axes.texts if not text.get_rotation()]
+    assert len(names) == 3
+    boxes = [text.get_window_extent().transformed(axes.transData.inverted()) for text in names]
+    for box in boxes:
+        for _, run in runs:
+            for radius in np.linspace(box.x0, box.x1, 50):
+                assert not box.y0 < 100 * certified_accuracy(run.rows, radius) < box.y1
+        assert sum(box.overlaps(other) for other in boxes) == 1
+
+
+def test_pictures_of_every_kind(tmp_path: Path) -> None:
+    settings = dict(rcParams)
+    backend = get_backend()
+    paths = [tmp_path / "new" / f"curves.{kind}" for kind in ("png", "pdf", "svg")]
+    runs = [("a <&> b", file()), ("b", file(spread(1.0), objective="smoothmix"))]
+    draw_curves(runs, paths)
+    with Image.open(paths[0]) as picture:
+        assert picture.format == "PNG"
+        assert picture.info["dpi"][0] == pytest.approx(160, abs=0.1)
+        colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 20)}
+    assert {(0, 0x72, 0xB2), (0xD5, 0x5E, 0)} <= colours, "both curves are there"
+    assert paths[1].read_bytes().startswith(b"%PDF")
+    assert ElementTree.parse(paths[2]).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    assert sorted((tmp_path / "new").iterdir()) == sorted(paths), "no temporary file is left"
+    assert dict(rcParams) == settings
+    assert get_backend() == backend
+    first = [path.read_bytes() for path in paths]
+    draw_curves(runs, paths)
+    assert [path.read_bytes() for path in paths] == first, "the same certificates give the same file"
+
+
+def test_a_file_of_another_tool_and_one_without_a_right_image(field_file: Path, tmp_path: Path) -> None:
+    none_right = file([image(0, 1, 2, 0.5)], alpha=None)
+    draw_curves([("theirs", read_certificates(field_file)), ("wrong", none_right)], [tmp_path / "c.svg"])
+    ElementTree.parse(tmp_path / "c.svg")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["$x_{$", r"\$y^$", "_hidden", "a\tb\nc"])
+def test_odd_names_are_text(name: str, tmp_path: Path) -> None:
+    apart = [(name, file(objective=None)), ("b", file(spread(1), objective=None))]
+    same = [(name, file(objective=None)), ("b", file(objective=None))]
+    for runs in (apart, same, same[:1]):
+        draw_curves(runs, [tmp_path / "c.png"])
+    assert len(_figure(same).legends[0].get_texts()) == 2
+
+
+def test_many_runs_fit(tmp_path: Path) -> None:
+    runs = [(f"run number {i}", file(spread(0.1 * i + 0.1), sigma=[0.25, 0.5, 1, 2][i % 4])) for i in range(16)]
+    draw_curves(runs, [tmp_path / "c.png"])
+    assert len(_figure(runs).legends[0].get_texts()) == 16
+
+
+def test_wrong_requests(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="at least one"):
+        draw_curves([], [tmp_path / "c.png"])
+    with pytest.raises(RequestError, match=r"c\.gif.*\.png"):
+        draw_curves([("a", file())], [tmp_path / "c.png", tmp_path / "c.gif"])
+    with pytest.raises(RequestError, match="one name twice"):
+        draw_curves([("a", file()), ("a", file())], [tmp_path / "c.png"])
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,72 @@
+"""From paths to certificates files with names."""
+
+from pathlib import Path
+
+import pytest
+
+from smoothcert.errors import RequestError
+from smoothcert.report import find_certificates
+
+from .conftest import FIELD_FILE, MakeRun
+
+
+def test_run_folder_certificates_folder_and_file(make_run: MakeRun, field_file: Path, tmp_path: Path) -> None:
+    a, b, c = make_run("a"), make_run("b"), make_run("c")
+    found = find_certificates([c, a / "certificates", b / "certificates" / "test.tsv", field_file])
+    assert found == [
+        ("c", c / "certificates" / "test.tsv"),
+        ("a", a / "certificates" / "test.tsv"),
+        ("test", b / "certificates" / "test.tsv"),
+        ("noise_0.25", field_file),
+    ]
+
+
+def test_several_files_in_a_run(make_run: MakeRun) -> None:
+    make_run("a", file="test")
+    run = make_run("a", file="more")
+    (run / "certificates" / ".hidden.tsv").write_text("")
+    assert [name for name, _ in find_certificates([run])] == ["a/more", "a/test"]
+    assert [path.name for _, path in find_certificates([run / "certificates"])] == ["more.tsv", "test.tsv"]
+
+
+def test_a_folder_of_tables_is_named_after_itself(tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "x.tsv").write_text(FIELD_FILE)
+    assert find_certificates([folder]) == [("theirs", folder / "x.tsv")]
+
+
+def test_a_run_named_by_a_dot(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(make_run("here"))
+    assert [name for name, _ in find_certificates([Path(".")])] == ["here"]
+
+
+def test_equal_names_become_distinct(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("x/run"), make_run("y/run"), make_run("z/x/run"), make_run("other")]
+    names = [name for name, _ in find_certificates(runs)]
+    assert names == ["x/run", "y/run", "x/run (2)", "other"]
+
+
+def test_a_file_that_is_named_twice_is_listed_once(make_run: MakeRun) -> None:
+    run = make_run("a")
+    assert len(find_certificates([run, run / "certificates", run / "certificates" / "test.tsv"])) == 1
+
+
+def test_wrong_paths(tmp_path: Path) -> None:
+    trained, empty, half = tmp_path / "trained", tmp_path / "empty", tmp_path / "half"
+    for folder in (trained, empty, half / "certificates"):
+        folder.mkdir(parents=True)
+    (trained / "recipe.yaml").write_text("")
+    for path, reason in (
+        (tmp_path / "missing", "no such file or folder"),
+        (trained, f"smoothcert certify {trained}`"),
+        (half, f"smoothcert certify {half}`"),
+        (half / "certificates", f"smoothcert certify {half}`"),
+        (empty, "got neither.*smoothcert certify RUN"),
+    ):
+        with pytest.raises(RequestError, match=reason) as caught:
+            find_certificates([path])
+        assert str(caught.value).startswith(str(path))
+        assert "\n" not in str(caught.value)
+    with pytest.raises(RequestError, match="at least one"):
+        find_certificates([])

@@ -1,0 +1,156 @@
+"""The numbers of a report against loops over the rows and numbers worked out by hand."""
+
+import ast
+import math
+import random
+import statistics
+from pathlib import Path
+
+import pytest
+from scipy.stats import norm
+
+import smoothcert.report
+from smoothcert.certificates import ABSTAIN, CertificatesFile, CertifiedImage, read_certificates
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.report import (
+    abstention_rate,
+    average_certified_radius,
+    certified_accuracy,
+    default_radii,
+    largest_certifiable_radius,
+    summarize,
+)
+
+from .conftest import SETTINGS, image, images
+
+
+def random_rows(seed: int, count: int = 200) -> list[CertifiedImage]:
+    rng = random.Random(seed)
+    rows = []
+    for i in range(count):
+        predict = rng.choice([ABSTAIN, 0, 1, 2])
+        rows.append(
+            image(i, rng.randrange(3), predict, 0.0 if predict == ABSTAIN else rng.choice([0.25, 0.5, rng.random()]))
+        )
+    return rows
+
+
+def as_file(rows: list[CertifiedImage], **settings: object) -> CertificatesFile:
+    return CertificatesFile(Path("some.tsv"), tuple(rows), settings, {})
+
+
+def test_numbers_worked_out_by_hand() -> None:
+    rows = images()
+    assert average_certified_radius(rows) == pytest.approx((0.1 + 0.25 + 0.5 + 0.5 + 1.1 + 0.7499) / 10, abs=1e-15)
+    assert [certified_accuracy(rows, r) for r in (0, 0.1, 0.25, 0.5, 0.75, 1.1)] == [0.6, 0.5, 0.4, 0.2, 0.1, 0.0]
+    assert abstention_rate(rows) == 0.2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_against_a_loop(seed: int) -> None:
+    rows = random_rows(seed)
+    counted = []
+    for row in rows:
+        right = row.label == row.certificate.predict and row.certificate.predict != -1
+        counted.append(row.certificate.radius if right else 0.0)
+    summary = summarize(as_file(rows), "x", [0.5, 0.0, 0.25])
+    assert summary.acr == pytest.approx(statistics.fmean(counted), abs=1e-14)
+    assert summary.acr_standard_error == pytest.approx(statistics.stdev(counted) / math.sqrt(len(rows)), rel=1e-12)
+    assert list(summary.accuracy_at) == [0.0, 0.25, 0.5]
+    for radius in (0.25, 0.5, 0.3, 2.0):
+        assert certified_accuracy(rows, radius) == sum(c > radius for c in counted) / len(rows)
+
+
+def test_radius_zero_counts_every_right_row(field_file: Path) -> None:
+    rows = read_certificates(field_file).rows
+    assert len(rows) == 5, "the last line has no newline and still is a row"
+    assert certified_accuracy(rows, 0.0) == 3 / 5
+    assert certified_accuracy(rows, 0.001) == 2 / 5
+    assert average_certified_radius(rows) == pytest.approx((0.951 + 0.00123) / 5)
+
+
+def test_a_label_of_minus_one_is_not_a_right_abstention() -> None:
+    rows = [image(0, ABSTAIN, ABSTAIN, 0.0), image(1, 1, 1, 0.5)]
+    assert certified_accuracy(rows, 0) == 0.5
+
+
+def test_summary_of_a_file_with_settings() -> None:
+    summary = summarize(as_file(images(), **SETTINGS), "run", [0.0])
+    assert (summary.name, summary.sigma, summary.images, summary.n, summary.n0) == ("run", 0.5, 10, 1000, 10)
+    assert (summary.alpha, summary.dataset, summary.method, summary.precision) == (0.001, "mnist", "gaussian", "fp32")
+    assert summary.votes == 10 * 1010
+    assert summary.ceiling == pytest.approx(0.5 * 2.463, abs=1e-3)
+
+
+def test_summary_of_a_file_of_another_tool(field_file: Path) -> None:
+    summary = summarize(read_certificates(field_file), "theirs", [0.0, 0.5])
+    unknown = (summary.sigma, summary.n, summary.n0, summary.alpha, summary.dataset, summary.method, summary.ceiling)
+    assert unknown == (None,) * 7
+    assert summary.votes == 0
+    assert summary.abstention == 1 / 5
+    assert summary.accuracy_at == {0.0: 3 / 5, 0.5: 1 / 5}
+
+
+def test_mixed_n_is_unknown_and_has_no_ceiling() -> None:
+    rows = [image(0, 1, 1, 0.1, n=100), image(1, 1, 1, 0.1, n=200)]
+    summary = summarize(as_file(rows, **SETTINGS), "x", [])
+    assert summary.n is None
+    assert summary.ceiling is None
+    assert summary.votes == 100 + 200 + 20
+
+
+def test_ceiling_is_that_of_gaussian_noise_only() -> None:
+    assert summarize(as_file(images(), **SETTINGS, noise="gaussian"), "x", []).ceiling is not None
+    assert summarize(as_file(images(), **SETTINGS, noise="laplace"), "x", []).ceiling is None
+
+
+def test_one_image_has_no_standard_error() -> None:
+    assert summarize(as_file([image(0, 1, 1, 0.5)]), "x", []).acr_standard_error is None
+
+
+@pytest.mark.parametrize(("n", "expected"), [(10**3, 2.463), (10**4, 3.199), (10**5, 3.812), (10**6, 4.347)])
+def test_largest_certifiable_radius(n: int, expected: float) -> None:
+    assert largest_certifiable_radius(2.0, n, 0.001) == pytest.approx(2 * expected, abs=2e-3)
+    assert largest_certifiable_radius(1.0, n, 0.001) == pytest.approx(norm.ppf(0.001 ** (1 / n)), rel=1e-7)
+
+
+def test_too_few_votes_certify_nothing() -> None:
+    assert largest_certifiable_radius(1.0, 5, 0.001) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("reach", "expected"),
+    [
+        (0.0, [0.0]),
+        (0.9, [0.0, 0.25, 0.5, 0.75]),
+        (1.0, [0.0, 0.25, 0.5, 0.75, 1.0]),
+        (2.99, [i / 4 for i in range(12)]),
+        (3.0, [i / 2 for i in range(7)]),
+        (5.99, [i / 2 for i in range(12)]),
+        (6.0, [float(i) for i in range(7)]),
+    ],
+)
+def test_default_radii(reach: float, expected: list[float]) -> None:
+    wrong = image(1, 1, 2, 50.0)
+    files = [as_file([image(0, 1, 1, 0.01)]), as_file([image(0, 1, 1, reach), wrong])]
+    assert default_radii(files) == (expected if reach else [0.0])
+
+
+def test_no_rows_and_damaged_settings_are_refused() -> None:
+    with pytest.raises(RequestError, match="at least one certified image"):
+        average_certified_radius([])
+    with pytest.raises(RequestError, match=r"some\.tsv.*smoothcert certify"):
+        summarize(as_file([]), "x", [0.0])
+    with pytest.raises(WorkError, match="'sigma', got 'wide'"):
+        summarize(as_file(images(), sigma="wide"), "x", [0.0])
+
+
+def test_report_imports_neither_torch_nor_what_needs_it() -> None:
+    allowed = {"certificates", "errors", "files", "report"}
+    for source in Path(smoothcert.report.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                assert name.split(".")[0] != "torch", source
+                assert not name.startswith("smoothcert") or name.split(".")[1] in allowed, (source, name)

@@ -1,0 +1,184 @@
+"""Tables against hand-written ones and against numbers recomputed from the certificates files."""
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from smoothcert.certificates import read_certificates
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.report import Summary, csv_table, latex_table, markdown_table, terminal_table, write_report
+from smoothcert.report.tables import decimals_needed, escape_latex, escape_markdown
+
+from .conftest import MakeRun, image, images
+
+
+def summary(name: str, sigma: float | None, acr: float, method: str | None = None, **other: object) -> Summary:
+    values: dict[str, object] = {
+        "accuracy_at": {0.0: 0.9876, 0.5: 0.25, 1.0: 0.0},
+        "abstention": 0.0125,
+        "acr_standard_error": 0.01,
+        **other,
+    }
+    fixed = {"path": Path("f.tsv"), "images": 400, "n": 1000, "alpha": 0.001, "votes": 5}
+    return Summary(name=name, sigma=sigma, acr=acr, method=method, **{**fixed, **values})  # type: ignore[arg-type]
+
+
+THREE = [summary("b", 0.5, 1.2), summary("a|x", 0.25, 0.9114), summary("c_d", 0.25, 0.9216)]
+
+
+def test_markdown_table() -> None:
+    assert markdown_table(THREE) == (
+        "| σ | run | ACR | 0.00 | 0.50 | 1.00 | abstain | images |\n"
+        "| ---: | :--- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| 0.25 | a\\|x | 0.911 | 98.8 | 25.0 | 0.0 | 1.2 | 400 |\n"
+        "| 0.25 | c_d | **0.922** | 98.8 | 25.0 | 0.0 | 1.2 | 400 |\n"
+        "| 0.50 | b | 1.200 | 98.8 | 25.0 | 0.0 | 1.2 | 400 |\n"
+    )
+
+
+def test_latex_table() -> None:
+    text = latex_table([*THREE, summary("50% & more", None, 1.0)])
+    assert r"\begin{tabular}{rlrrrrrr}" in text
+    assert r"0.25 & c\_d & \textbf{0.922} & 98.8 & 25.0 & 0.0 & 1.2 & 400 \\" in text
+    assert r"-- & 50\% \& more & 1.000 &" in text
+    body = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert [len(re.findall(r"(?<!\\)&", line)) for line in body] == [7] * 5
+    rules = [line for line in text.splitlines() if line in (r"\toprule", r"\midrule", r"\bottomrule")]
+    assert rules == [r"\toprule", *[r"\midrule"] * 3, r"\bottomrule"], "one rule below the header, one between sigmas"
+    assert text.count("{") - text.count(r"\{") == text.count("}") - text.count(r"\}")
+
+
+def test_ties_as_shown_are_all_best_and_a_lone_run_is_not() -> None:
+    text = markdown_table([summary("a", 0.5, 1.00012), summary("b", 0.5, 1.0004), summary("c", 1.0, 3.0)])
+    assert text.count("**1.000**") == 2
+    assert "**3" not in text
+
+
+def test_runs_that_cannot_be_compared_are_not_ranked() -> None:
+    data = [summary("a", 0.5, 1.0, dataset="mnist"), summary("b", 0.5, 2.0, dataset="cifar10")]
+    assert "**" not in markdown_table(data)
+    assert "data set" in markdown_table(data)
+    assert "**" not in markdown_table([summary("a", None, 1.0), summary("b", None, 2.0)])
+
+
+def test_radii_that_a_run_lacks_are_not_shown_as_zero() -> None:
+    text = markdown_table([summary("a", 0.5, 1.0), summary("b", 0.5, 2.0, accuracy_at={0.0: 1.0})])
+    assert "| 100.0 | – | – |" in text
+
+
+def test_names_survive_every_format() -> None:
+    name = 'x|y_[red]$5,"q"\n#1\\~^{}'
+    table = [summary(name, 0.5, 1.0)]
+    assert next(csv.DictReader(io.StringIO(csv_table(table))))["name"] == name
+    assert len(markdown_table(table).splitlines()) == 3
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(terminal_table(table))
+    assert "[red]" in console.export_text()
+
+
+def test_escapes() -> None:
+    assert escape_latex("a_b{c}\\~^ σ") == r"a\_b\{c\}\textbackslash{}\textasciitilde{}\textasciicircum{} $\sigma$"
+    assert escape_markdown("a_b _c_ *d*\ne") == r"a_b \_c\_ \*d\* e"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"), [([], 2), ([0.0, 0.5], 2), ([0.125], 3), ([2 / 255], 6), ([1.0, 1.00001], 5)]
+)
+def test_decimals_needed(numbers: list[float], expected: int) -> None:
+    assert decimals_needed(numbers) == expected
+
+
+def test_nothing_to_tabulate() -> None:
+    for table in (markdown_table, csv_table, latex_table, terminal_table):
+        with pytest.raises(RequestError, match="at least one run"):
+            table([])
+
+
+def test_csv_of_a_report_against_the_certificates(make_run: MakeRun, field_file: Path, tmp_path: Path) -> None:
+    many = [image(i, i % 3, i % 2, (i * 37 % 100) / 90) for i in range(97)]
+    runs = [make_run("late", many, sigma=1.0), make_run("early", objective=None), field_file]
+    report = write_report(runs, tmp_path / "out", formats=["csv"], radii=[1.0, 0.0, 0.5])
+    assert report.written == [tmp_path / "out" / "report.csv"]
+    assert [s.name for s in report.summaries] == ["late", "early", "noise_0.25"]
+    rows = list(csv.DictReader((tmp_path / "out" / "report.csv").open(newline="")))
+    assert [row["name"] for row in rows] == ["early", "late", "noise_0.25"], "by sigma, the unknown last"
+    assert [row["sigma"] for row in rows] == ["0.5", "1", ""]
+    assert [row["method"] for row in rows] == ["", "gaussian", ""]
+    sources = [runs[1] / "certificates/test.tsv", runs[0] / "certificates/test.tsv", field_file]
+    for row, source in zip(rows, sources, strict=True):
+        cells = [line.split("\t") for line in source.read_text().splitlines()[1:]]
+        right = [float(c[3]) for c in cells if c[1] == c[2]]
+        assert int(row["images"]) == len(cells)
+        assert float(row["acr"]) == pytest.approx(sum(right) / len(cells), rel=1e-9)
+        assert float(row["0.00"]) == pytest.approx(100 * len(right) / len(cells), rel=1e-9)
+        for radius in ("0.50", "1.00"):
+            expected = 100 * sum(r > float(radius) for r in right) / len(cells)
+            assert float(row[radius]) == pytest.approx(expected, rel=1e-9)
+
+
+def test_markdown_report(make_run: MakeRun, field_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out"
+    report = write_report([make_run("a"), field_file], out, title="My | title")
+    assert [path.name for path in report.written] == ["report.md", "report.csv", "report.tex", "curves.png"]
+    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in report.written)
+    text = (out / "report.md").read_text(encoding="utf-8")
+    assert text.startswith("# My \\| title\n")
+    assert markdown_table(report.summaries) in text
+    assert "](curves.png)" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("- **a**")]
+    for part in ("10 images", "n = 1,000", "n0 = 10", "alpha = 0.001", "mnist", "fp32", "10,100 votes"):
+        assert part in line
+    (line,) = [line for line in text.splitlines() if line.startswith("- **noise_0.25**")]
+    assert "5 images" in line
+    assert "votes not recorded" in line
+
+
+def test_default_columns_reach_as_far_as_the_certificates(make_run: MakeRun, tmp_path: Path) -> None:
+    report = write_report([make_run("a")], tmp_path / "out", formats=["md", "svg", "md"])
+    assert list(report.summaries[0].accuracy_at) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert len(report.written) == 2
+    assert "](curves.svg)" in (tmp_path / "out" / "report.md").read_text()
+    write_report([tmp_path / "a"], tmp_path / "plain", formats=["md", "pdf"])
+    assert "![" not in (tmp_path / "plain" / "report.md").read_text()
+
+
+def test_wrong_requests_write_nothing(make_run: MakeRun, tmp_path: Path) -> None:
+    run, out = make_run("a"), tmp_path / "out"
+    with pytest.raises(RequestError, match=r"md, csv, tex, png, pdf, svg, got 'docx'"):
+        write_report([run], out, formats=["md", "docx"])
+    with pytest.raises(RequestError, match="got none"):
+        write_report([run], out, formats=[])
+    for radii in ([-1.0], [float("nan")], []):
+        with pytest.raises(RequestError, match="radii >= 0"):
+            write_report([run], out, radii=radii)
+    with pytest.raises(RequestError, match="at least one certified image"):
+        write_report([run, make_run("empty", [])], out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("content", ["", "no table at all\n", "idx\tlabel\n1\t2\n", "\x00\x01\x02"])
+def test_a_file_that_holds_no_certificates(content: str, make_run: MakeRun, tmp_path: Path) -> None:
+    path = tmp_path / "other.tsv"
+    path.write_text(content)
+    with pytest.raises(WorkError, match=r"other\.tsv: not a certificates file"):
+        write_report([make_run("a"), path], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_out_that_is_a_file(make_run: MakeRun, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(RequestError, match="expected a folder to write to"):
+        write_report([make_run("a")], tmp_path / "out", formats=["md"])
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_a_report_replaces_the_one_before(make_run: MakeRun, tmp_path: Path) -> None:
+    write_report([make_run("a")], tmp_path / "out", formats=["csv"])
+    write_report([make_run("b", images()[:3])], tmp_path / "out", formats=["csv"])
+    (row,) = csv.DictReader((tmp_path / "out" / "report.csv").open(newline=""))
+    assert (row["name"], row["images"]) == ("b", "3")
+    assert len(read_certificates(tmp_path / "b/certificates/test.tsv").rows) == 3

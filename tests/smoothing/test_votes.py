@@ -1,0 +1,107 @@
+"""The vote counter: exact counts, independence of batching, fresh and separate noise, eval mode."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from smoothcert.noise import Gaussian
+from smoothcert.smoothing.votes import NOISE_BLOCK, VoteCounter, block_keys
+
+
+def signs(images: Tensor) -> Tensor:
+    """Four classes from the signs of two pixels minus 1/2."""
+    a, b = images[:, 0, 0, 0] - 0.5, images[:, 0, 0, 1] - 0.5
+    return torch.stack([a + b, a - b, -a + b, -a - b], dim=1)
+
+
+def counter(classifier=signs, batch_size: int = 1000, num_classes: int = 4) -> VoteCounter:
+    return VoteCounter(classifier, Gaussian(0.25), num_classes, batch_size)
+
+
+def images(number: int) -> Tensor:
+    return torch.rand(number, 1, 1, 2, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("n", [1, 99, 100, 499, 500, 501, 1000, 2345])
+@pytest.mark.parametrize("batch_size", [100, 1000])
+def test_every_vote_is_counted_once(n: int, batch_size: int) -> None:
+    """Also where the last block or the last forward pass is short."""
+    batch = images(3)
+    counts = counter(batch_size=batch_size).count(batch, [(7, i) for i in range(3)], "estimate", n)
+    assert counts.sum(axis=1).tolist() == [n] * 3
+    # An independent count: the same noise, block by block, in numpy.
+    block = min(NOISE_BLOCK, n, batch_size)
+    for i in range(3):
+        votes: list[int] = []
+        for key in block_keys((7, i), "estimate", -(-n // block)):
+            noise = np.random.Generator(np.random.SFC64(key)).standard_normal((block, 1, 1, 2), dtype=np.float32)
+            noisy = torch.from_numpy(noise) * 0.25 + batch[i]
+            votes += signs(noisy).argmax(1).tolist()
+        assert np.bincount(votes[:n], minlength=4).tolist() == counts[i].tolist()
+
+
+def test_votes_do_not_depend_on_the_company() -> None:
+    batch, seeds = images(6), [(1, i) for i in range(6)]
+    together = counter().count(batch, seeds, "estimate", 700)
+    order = [4, 0, 5, 2, 1, 3]
+    shuffled = counter().count(batch[order], [seeds[i] for i in order], "estimate", 700)
+    alone = [counter().count(batch[i : i + 1], seeds[i : i + 1], "estimate", 700)[0].tolist() for i in range(6)]
+    assert shuffled.tolist() == together[order].tolist()
+    assert alone == together.tolist()
+
+
+def test_every_image_and_stage_has_its_own_noise() -> None:
+    same = images(1).expand(4, -1, -1, -1)
+    counts = counter().count(same, [(1, 0), (1, 1), (2, 0), (1, 0)], "estimate", 2000).tolist()
+    assert counts[0] == counts[3]
+    assert counts[0] != counts[1]
+    assert counts[0] != counts[2]
+    keys = [set(block_keys((1, i), stage, 200)) for i in range(20) for stage in ("select", "estimate", "predict")]
+    assert len(set().union(*keys)) == sum(map(len, keys)) == 20 * 3 * 200
+
+
+class ModeSensitive(nn.Module):
+    """Votes 0 in eval mode, 1 in train mode; remembers the shapes that it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.BatchNorm2d(1)
+        self.shapes: set[tuple[int, ...]] = set()
+
+    def forward(self, batch: Tensor) -> Tensor:
+        self.shapes.add(tuple(batch.shape))
+        logits = torch.zeros(len(batch), 2)
+        logits[:, int(self.inner.training)] = 1
+        return logits + self.inner(batch).mean() * 0
+
+
+def test_modules_vote_in_eval_mode_and_get_their_modes_back() -> None:
+    module = ModeSensitive().train()
+    module.inner.eval()
+    module.inner.train()
+    counts = counter(module, num_classes=2).count(images(2), [(0, 0), (0, 1)], "select", 100)
+    assert counts.tolist() == [[100, 0], [100, 0]]
+    assert module.training
+    assert module.inner.training
+    assert int(module.inner.num_batches_tracked) == 0
+
+
+def test_all_forward_passes_have_one_shape() -> None:
+    module = ModeSensitive()
+    for number, n in ((1, 2000), (3, 700), (5, 1)):
+        counter(module, batch_size=1000, num_classes=2).count(
+            images(number), [(0, i) for i in range(number)], "estimate", n
+        )
+    assert module.shapes == {(1000, 1, 1, 2)}
+
+
+def test_modes_come_back_after_an_exception() -> None:
+    class Broken(ModeSensitive):
+        def forward(self, batch: Tensor) -> Tensor:
+            raise RuntimeError("broken")
+
+    module = Broken().train()
+    with pytest.raises(RuntimeError, match="broken"):
+        counter(module).count(images(1), [(0, 0)], "select", 10)
+    assert module.inner.training

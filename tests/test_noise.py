@@ -1,0 +1,78 @@
+"""Noise: distribution, independence of keys, radius against high-precision arithmetic."""
+
+import math
+from decimal import Decimal, getcontext
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from smoothcert.errors import RequestError
+from smoothcert.noise import Gaussian
+
+
+def filled(key: int, sigma: float = 1.0, size: int = 40_000) -> torch.Tensor:
+    out = torch.zeros(size)
+    Gaussian(sigma).fill(out, key)
+    return out
+
+
+def test_fill_is_gaussian() -> None:
+    assert stats.kstest(filled(3, sigma=0.5).numpy() / 0.5, "norm").pvalue > 1e-4
+
+
+def test_fill_depends_on_the_whole_key_and_nothing_else() -> None:
+    assert torch.equal(filled(5), filled(5))
+    # Keys that agree in their low 32 bits: torch's own CPU generator would give the same noise for both.
+    low, high = filled(5), filled(5 + 2**32)
+    assert abs(float(np.corrcoef(low, high)[0, 1])) < 0.03
+
+
+def test_sample_has_the_scale_and_comes_from_the_generator() -> None:
+    noise = Gaussian(0.25).sample((3, 5000), torch.Generator().manual_seed(1))
+    again = Gaussian(0.25).sample((3, 5000), torch.Generator().manual_seed(1))
+    assert torch.equal(noise, again)
+    assert float(noise.std()) == pytest.approx(0.25, rel=0.02)
+    assert abs(float(noise.mean())) < 0.01
+
+
+def normal_tail(x: float) -> Decimal:
+    """P(N(0, 1) > x) to 40 digits, by the Taylor series of erf; for 0 <= x <= 6."""
+    getcontext().prec = 60
+    z = Decimal(x)
+    term = total = z
+    k = 0
+    while abs(term) > Decimal(10) ** -55:
+        k += 1
+        term = term * z * z / (2 * k + 1)
+        total += term
+    pi = Decimal("3.14159265358979323846264338327950288419716939937510582097494")
+    return Decimal("0.5") - total * (-(z * z) / 2).exp() / (2 * pi).sqrt()
+
+
+@given(st.floats(1e-9, 0.499), st.floats(0.01, 10))
+def test_the_radius_is_never_rounded_up(q: float, sigma: float) -> None:
+    radius = Gaussian(1.0).radius(q)
+    # The tail beyond the claimed radius must be at least q: a larger radius would claim more than was shown.
+    assert normal_tail(radius) >= Decimal(q)
+    assert normal_tail(radius * (1 + 1e-10)) < Decimal(q) * (1 + Decimal("1e-6"))
+    assert Gaussian(sigma).radius(q) == pytest.approx(sigma * radius, rel=1e-12)
+
+
+def test_no_radius_at_or_beyond_one_half() -> None:
+    assert Gaussian(1.0).radius(0.5) == 0.0
+    assert Gaussian(1.0).radius(1.0) == 0.0
+
+
+def test_error_at_inverts_radius() -> None:
+    noise = Gaussian(0.5)
+    assert noise.error_at(noise.radius(0.01)) == pytest.approx(0.01, rel=1e-9)
+
+
+@pytest.mark.parametrize("sigma", [0.0, -1.0, math.inf, math.nan])
+def test_a_wrong_sigma_is_refused(sigma: float) -> None:
+    with pytest.raises(RequestError, match="sigma: expected"):
+        Gaussian(sigma)

@@ -1,0 +1,198 @@
+"""The loop: steps against a transcription, determinism, exact resume, kills, several processes, divergence."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import tiny_recipe
+
+from smoothcert.checkpoint import METRICS, MODEL, STATE, load_run, weights_digest
+from smoothcert.data import ImageData, load_dataset
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.models import LeNet
+from smoothcert.training import TrainingStatus, derived_seed, learning_rate, train
+
+ROOT = Path(__file__).parent.parent
+
+
+def digest(folder: Path) -> str:
+    return weights_digest(load_run(folder).model.state_dict())
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+
+
+def without_times(lines: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+def test_a_run_equals_a_transcription_of_the_protocol(tmp_path: Path, tiny_data: ImageData) -> None:
+    """Nesterov SGD with weight decay and step decay on noisy images, written out by hand."""
+    recipe = tiny_recipe()
+    train(recipe, tiny_data, tmp_path / "run", device="cpu")
+    torch.manual_seed(derived_seed(recipe.seed, 0))
+    model = LeNet(10)
+    velocity = [torch.zeros_like(p) for p in model.parameters()]
+    for epoch in range(2):
+        rate = 0.05 if epoch < 1 else 0.005
+        generator = torch.Generator().manual_seed(derived_seed(recipe.seed, 1, epoch))
+        order = torch.randperm(256, generator=generator)
+        for step in range(4):
+            chosen = order[step * 64 : step * 64 + 64]
+            noise = torch.randn(1, 64, 1, 28, 28, generator=generator)[0] * 0.5
+            torch.rand(64, generator=generator)
+            logits = model(tiny_data.images[chosen].float() / 255 + noise)
+            loss = -logits.log_softmax(1)[torch.arange(64), tiny_data.labels[chosen]].mean()
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            with torch.no_grad():
+                for p, g, v in zip(model.parameters(), gradients, velocity, strict=True):
+                    g = g + 1e-4 * p
+                    v.mul_(0.9).add_(g)
+                    p -= rate * (g + 0.9 * v)
+    for mine, theirs in zip(model.parameters(), load_run(tmp_path / "run").model.parameters(), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-5)
+
+
+def test_same_seed_same_run_and_another_seed_another(tmp_path: Path, tiny_data: ImageData) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(tiny_recipe(seed=seed, epochs=1), tiny_data, tmp_path / name, device="cpu")
+    assert digest(tmp_path / "a") == digest(tmp_path / "b") != digest(tmp_path / "c")
+
+
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path: Path, tiny_data: ImageData) -> None:
+    recipe = tiny_recipe(epochs=3)
+    train(recipe, tiny_data, tmp_path / "whole", device="cpu")
+
+    def interrupt(status: TrainingStatus) -> None:
+        if status.epoch == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, tiny_data, tmp_path / "cut", device="cpu", on_progress=interrupt)
+    assert load_run(tmp_path / "cut").epoch == 1
+    train(recipe, tiny_data, tmp_path / "cut", resume=True, device="cpu")
+    assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
+    assert without_times(metrics(tmp_path / "cut")) == without_times(metrics(tmp_path / "whole"))
+    # A finished run has nothing left to do.
+    train(recipe, tiny_data, tmp_path / "cut", resume=True, device="cpu")
+    assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
+
+
+SCRIPT = """
+import sys, torch
+sys.path.insert(0, "tests")
+from pathlib import Path
+from conftest import tiny_recipe
+from smoothcert.data import load_dataset
+from smoothcert.training import train
+data = load_dataset("mnist-sample", "train").subset(torch.arange(256))
+torch.set_num_threads(1)
+train(tiny_recipe(epochs=int(sys.argv[2])), data, Path(sys.argv[1]), resume=True, device="cpu")
+"""
+
+
+@pytest.mark.slow
+def test_kill_loses_at_most_the_epoch_in_flight(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT]
+    victim = subprocess.Popen([*command, str(tmp_path / "killed"), "8"], cwd=ROOT)
+    path = tmp_path / "killed" / METRICS
+    deadline = time.monotonic() + 120
+    while not (path.exists() and len(path.read_text().splitlines()) >= 2):
+        assert time.monotonic() < deadline
+        assert victim.poll() is None
+        time.sleep(0.01)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    finished = load_run(tmp_path / "killed").epoch
+    assert finished >= 1
+    subprocess.run([*command, str(tmp_path / "killed"), "8"], cwd=ROOT, check=True)
+    subprocess.run([*command, str(tmp_path / "whole"), "8"], cwd=ROOT, check=True)
+    assert digest(tmp_path / "killed") == digest(tmp_path / "whole")
+    assert without_times(metrics(tmp_path / "killed")) == without_times(metrics(tmp_path / "whole"))
+    assert not list((tmp_path / "killed").glob(".*.tmp")) or finished < 8
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
+    """torchrun with gloo on the CPU: the same losses and weights, up to rounding."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29613"]
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    subprocess.run(
+        [*launch, str(script), str(tmp_path / "two"), "2"], cwd=ROOT, check=True, env=environment, timeout=240
+    )
+    subprocess.run([sys.executable, str(script), str(tmp_path / "one"), "2"], cwd=ROOT, check=True, env=environment)
+    for two, one in zip(metrics(tmp_path / "two"), metrics(tmp_path / "one"), strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
+        assert two["noisy_accuracy"] == pytest.approx(one["noisy_accuracy"], abs=0.01)
+    models = (load_run(tmp_path / name).model for name in ("two", "one"))
+    for a, b in zip(*(m.parameters() for m in models), strict=True):
+        assert torch.allclose(a, b, atol=1e-4)
+
+
+def test_learning_rate_drops() -> None:
+    recipe = tiny_recipe(learning_rate=0.1, learning_rate_drops=(3, 5), epochs=9)
+    assert [round(learning_rate(recipe, e), 9) for e in range(7)] == [0.1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
+
+
+def test_progress_is_reported(tmp_path: Path, tiny_data: ImageData) -> None:
+    seen: list[TrainingStatus] = []
+    train(tiny_recipe(epochs=1), tiny_data, tmp_path / "run", device="cpu", on_progress=seen.append)
+    last = seen[-1]
+    assert (last.epoch, last.epochs, last.step, last.steps, last.seconds_left) == (0, 1, 4, 4, 0.0)
+    assert last.loss == pytest.approx(metrics(tmp_path / "run")[0]["loss"], rel=1e-5)
+    assert 0 <= last.noisy_accuracy <= 1
+    assert last.images_per_second > 0
+
+
+def test_a_diverging_loss_stops_the_run_and_keeps_the_last_epoch(tmp_path: Path, tiny_data: ImageData) -> None:
+    recipe = tiny_recipe(epochs=2, learning_rate=1e8, learning_rate_drops=())
+    with pytest.raises(WorkError, match=r"diverged in epoch 0, step [123] \(loss .*cross_entropy") as caught:
+        train(recipe, tiny_data, tmp_path / "run", device="cpu")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run" / MODEL).exists()
+
+
+def test_an_existing_run_is_not_overwritten(tmp_path: Path, tiny_data: ImageData) -> None:
+    train(tiny_recipe(epochs=1), tiny_data, tmp_path / "run", device="cpu")
+    before = digest(tmp_path / "run")
+    with pytest.raises(RequestError, match="holds a run already; continue it with --resume"):
+        train(tiny_recipe(epochs=1), tiny_data, tmp_path / "run", device="cpu")
+    with pytest.raises(RequestError, match=r"epochs: the run has 1, the request 2"):
+        train(tiny_recipe(epochs=2), tiny_data, tmp_path / "run", resume=True, device="cpu")
+    assert digest(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", None])
+def test_a_damaged_state_is_refused_and_left_alone(tmp_path: Path, tiny_data: ImageData, content: bytes | None) -> None:
+    train(tiny_recipe(epochs=1), tiny_data, tmp_path / "run", device="cpu")
+    path = tmp_path / "run" / STATE
+    path.write_bytes(path.read_bytes()[:-2000] if content is None else content)
+    before = path.read_bytes()
+    with pytest.raises(WorkError, match=r"state\.pt: damaged"):
+        train(tiny_recipe(epochs=1), tiny_data, tmp_path / "run", resume=True, device="cpu")
+    assert path.read_bytes() == before
+
+
+def test_a_damaged_model_is_refused(tmp_path: Path, tiny_data: ImageData) -> None:
+    train(tiny_recipe(epochs=1), tiny_data, tmp_path / "run", device="cpu")
+    path = tmp_path / "run" / MODEL
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(WorkError, match=r"model\.safetensors: damaged") as caught:
+        load_run(tmp_path / "run")
+    assert "\n" not in str(caught.value)
+
+
+def test_too_few_images_are_refused(tmp_path: Path) -> None:
+    data = load_dataset("mnist-sample", "train").subset(torch.arange(10))
+    with pytest.raises(RequestError, match="expected at most the 10 training images, got 64"):
+        train(tiny_recipe(), data, tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
