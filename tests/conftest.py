@@ -4,25 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import tiny_recipe
 
 from smoothcert.data import ImageData, load_dataset
-from smoothcert.objectives import Gaussian
-from smoothcert.recipe import TrainRecipe
 from smoothcert.training import train
-
-
-def tiny_recipe(**changes: object) -> TrainRecipe:
-    fields = {
-        "dataset": "mnist-sample",
-        "model": "lenet",
-        "sigma": 0.5,
-        "objective": Gaussian(),
-        "epochs": 2,
-        "batch_size": 64,
-        "learning_rate": 0.05,
-        "learning_rate_drops": (1,),
-    }
-    return TrainRecipe.model_validate(fields | changes)
 
 
 @pytest.fixture(scope="session")

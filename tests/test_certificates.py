@@ -141,5 +141,5 @@ def test_files_of_other_tools_are_read(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="none.tsv"):
+    with pytest.raises(RequestError, match=r"none\.tsv"):
         read_certificates(tmp_path / "none.tsv")

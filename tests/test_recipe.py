@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from conftest import tiny_recipe
+from tiny import tiny_recipe
 
 from smoothcert.errors import RequestError
 from smoothcert.objectives import OBJECTIVES

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import tiny_recipe
+from tiny import tiny_recipe
 
 from smoothcert.checkpoint import METRICS, MODEL, STATE, load_run, weights_digest
 from smoothcert.data import ImageData, load_dataset
@@ -89,7 +89,7 @@ SCRIPT = """
 import sys, torch
 sys.path.insert(0, "tests")
 from pathlib import Path
-from conftest import tiny_recipe
+from tiny import tiny_recipe
 from smoothcert.data import load_dataset
 from smoothcert.training import train
 data = load_dataset("mnist-sample", "train").subset(torch.arange(256))

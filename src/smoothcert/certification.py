@@ -1,5 +1,6 @@
 """A data set through CERTIFY: which images, in which batches, into which file; resumed where it was left."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -154,4 +155,5 @@ def unreachable_radius(recipe: CertifyRecipe, radius: float) -> str | None:
         return None
     q = noise.error_at(radius)
     enough = f"n = {votes_needed(q, recipe.alpha):,} can" if q > 1e-15 else f"no n can at sigma {recipe.sigma}"
-    return f"n = {recipe.n:,} votes cannot certify radius {radius:g} (at most {ceiling:.3f}); {enough}"
+    most = math.floor(ceiling * 1000) / 1000
+    return f"n = {recipe.n:,} votes cannot certify radius {radius:g} (at most {most:.3f}); {enough}"

@@ -4,12 +4,12 @@ import math
 import secrets
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-import click
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from smoothcert.certificates import ABSTAIN
 from smoothcert.errors import RequestError, WorkError
@@ -26,7 +26,6 @@ app = typer.Typer(
     help="Train image classifiers that can be certified by randomized smoothing, certify them, show the result.",
 )
 console = Console()
-errors = Console(stderr=True)
 
 Data = Annotated[
     Path | None,
@@ -35,28 +34,44 @@ Data = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
+# The base of all errors of the parser: typer brings its own or uses click, depending on its version.
+PARSER_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
+INTERRUPTED = 130
+
+
 def main() -> None:
     """Run a command; a wrong request or failed work costs one line, never a traceback."""
+    code: object = 0
     try:
         code = app(standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.ctx.get_help() if error.ctx else "")
-        sys.exit(2)
-    except click.ClickException as error:
-        fail(error.format_message(), 2)
+    except PARSER_ERROR as error:
+        message = getattr(error, "format_message", error.__str__)()
+        # Called without arguments: the help has been printed, or is the message.
+        if not message or "\n" in message:
+            print(message)
+            sys.exit(2)
+        fail(message, 2)
     except RequestError as error:
         fail(str(error), 2)
     except WorkError as error:
         fail(str(error), 1)
-    except (KeyboardInterrupt, click.Abort):
-        fail("interrupted; nothing finished is lost: run the same command again (train: with --resume) to go on", 130)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
     except OSError as error:
         fail(f"{error.filename or 'input/output'}: {error.strerror or error}", 1)
+    if code == INTERRUPTED:
+        fail(
+            "interrupted; what is finished is kept: the same command goes on from there (train: add --resume)",
+            INTERRUPTED,
+        )
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def fail(message: str, code: int) -> None:
-    errors.print(f"[bold red]smoothcert:[/] {message}", highlight=False, soft_wrap=True)
+def fail(message: str, code: int) -> NoReturn:
+    errors = Console(stderr=True)
+    errors.print(
+        Text("smoothcert: ", style="bold red") + Text(" ".join(message.split()), style="default"), soft_wrap=True
+    )
     sys.exit(code)
 
 

@@ -18,7 +18,7 @@ from smoothcert.training import TrainingStatus, train
 
 @contextmanager
 def _bar() -> Iterator[Progress]:
-    """On a terminal the bar lives; elsewhere its last state is printed once. Of several processes the first shows it."""
+    """On a terminal the bar lives; elsewhere its last state is printed once. Of several processes one shows it."""
     quiet = os.environ.get("RANK", "0") != "0"
     columns = (
         TextColumn("{task.description}"),

@@ -1,0 +1,210 @@
+"""The command line: what each command prints and writes, and that a wrong request costs one line and exit code 2."""
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from tiny import tiny_recipe
+
+from smoothcert import cli
+from smoothcert.certificates import read_certificates
+from smoothcert.data import load_dataset
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["smoothcert", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        captured = capsys.readouterr()
+        code = caught.value.code
+        assert isinstance(code, int)
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def run(trained_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained_run, tmp_path / "run"))
+
+
+def test_certify_then_report(run_cli: Cli, run: Path, tmp_path: Path) -> None:
+    code, out, _ = run_cli("certify", run, "--n", 200, "--max-images", 5, "--skip", 3, "--device", "cpu")
+    assert code == 0
+    rows = read_certificates(run / "certificates" / "test-n200.tsv").rows
+    assert [row.index for row in rows] == [0, 3, 6, 9, 12]
+    assert "test-n200.tsv" in out
+    code, out, _ = run_cli("report", run, "--out", tmp_path / "report", "--format", "md,csv,tex,png")
+    assert code == 0
+    acr = sum(row.radius_if_correct for row in rows) / 5
+    assert f"{acr:.3f}" in out
+    assert f"{acr:.3f}" in (tmp_path / "report" / "report.md").read_text()
+    assert (tmp_path / "report" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_certify_continues_with_the_seed_of_the_file(run_cli: Cli, run: Path) -> None:
+    for images in (2, 4):
+        code, _, err = run_cli("certify", run, "--n", 100, "--max-images", images, "--device", "cpu")
+        assert (code, err) == (0, "")
+    assert len(read_certificates(run / "certificates" / "test-n100.tsv").rows) == 4
+
+
+def test_certify_warns_before_sampling_when_n_is_too_small(run_cli: Cli, run: Path) -> None:
+    code, out, _ = run_cli("certify", run, "--n", 100, "--max-images", 1, "--radius", 1.5, "--device", "cpu")
+    assert code == 0
+    assert "cannot certify radius 1.5" in out
+    assert out.index("cannot certify") < out.index("wrote")
+
+
+def test_train_and_resume(run_cli: Cli, tmp_path: Path) -> None:
+    recipe = tmp_path / "r.yaml"
+    tiny_recipe(epochs=1, batch_size=5000).save(recipe)
+    arguments = ("train", "--recipe", recipe, "--out", tmp_path / "run", "--device", "cpu", "--set", "seed=3")
+    assert run_cli(*arguments)[0] == 0
+    assert "seed: 3" in (tmp_path / "run" / "recipe.yaml").read_text()
+    code, _, err = run_cli(*arguments)
+    assert code == 2
+    assert "--resume" in err
+    assert run_cli("train", "--out", tmp_path / "run", "--resume", "--device", "cpu")[0] == 0
+
+
+def test_predict(run_cli: Cli, run: Path, tmp_path: Path) -> None:
+    data = load_dataset("mnist-sample", "test")
+    rows = read_rows(run_cli, run)
+    confident = max(rows, key=lambda row: row.radius_if_correct)
+    path = tmp_path / "digit.png"
+    Image.fromarray(data.images[confident.index, 0].numpy()).save(path)
+    code, out, _ = run_cli("predict", run, path, "--n", 500, "--device", "cpu")
+    assert code == 0
+    cells = [cell.strip() for cell in next(line for line in out.splitlines() if "digit.png" in line).split("│")]
+    assert cells[2] == str(confident.label)
+    assert float(cells[3]) > 0
+    Image.fromarray(data.images[0, 0].numpy()).resize((40, 40)).save(path)
+    code, _, err = run_cli("predict", run, path)
+    assert code == 2
+    assert "expected an image of 28x28 pixels, got 40x40" in err
+    assert run_cli("predict", run, path, "--resize", "--n", 100)[0] == 0
+
+
+def read_rows(run_cli: Cli, run: Path):
+    run_cli("certify", run, "--n", 100, "--max-images", 20, "--device", "cpu")
+    return read_certificates(run / "certificates" / "test-n100.tsv").rows
+
+
+@pytest.mark.parametrize("command", ["presets", "datasets", "models", "objectives"])
+def test_lists(run_cli: Cli, command: str) -> None:
+    code, out, _ = run_cli(command)
+    assert code == 0
+    assert {"presets": "mnist/gaussian", "datasets": "mnist-sample", "models": "lenet", "objectives": "gaussian"}[
+        command
+    ] in out
+
+
+def test_one_preset_and_one_objective_in_full(run_cli: Cli) -> None:
+    code, out, _ = run_cli("presets", "mnist/gaussian", "--sigma", 1.0)
+    assert code == 0
+    assert "sigma: 1.0" in out
+    assert "name: gaussian" in out
+    assert "objective.num_noise" in run_cli("objectives", "gaussian")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["certify", "nowhere"], "nowhere: no such run folder"),
+        (["train", "--out", "x"], "give --preset NAME or --recipe FILE"),
+        (["train", "--out", "x", "--preset", "mnist/gausian"], "did you mean mnist/gaussian"),
+        (["train", "--out", "x", "--preset", "mnist/gaussian", "--set", "epoch=3"], "did you mean epochs"),
+        (["train", "--out", "x", "--preset", "mnist/gaussian", "--sigma", "-1"], "sigma: expected a number > 0"),
+        (["train", "--out", "x", "--preset", "mnist/gaussian", "--sigma", "much"], "Invalid value for '--sigma'"),
+        (["train", "--out", "x", "--preset", "a", "--recipe", "b"], "not both"),
+        (["train", "--out", "x", "--recipe", "missing.yaml"], "missing.yaml: cannot be read"),
+        (["train"], "Missing option '--out'"),
+        (["certfy", "x"], "No such command 'certfy'"),
+        (["report", "nowhere"], "nowhere"),
+        (["presets", "nothing"], "no preset is called nothing"),
+        (["objectives", "nothing"], "expected one of"),
+        (
+            ["train", "--preset", "mnist/gaussian", "--set", "dataset=mnist-sample", "--out", "x", "--device", "tpu"],
+            "tpu",
+        ),
+    ],
+)
+def test_a_wrong_request_costs_one_line(
+    run_cli: Cli, tmp_path: Path, monkeypatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run_cli(*arguments)
+    assert code == 2
+    assert message in err
+    assert err.startswith("smoothcert: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--n", "0"], "n: expected greater than or equal to 1"),
+        (["--alpha", "2"], "alpha: expected less than 1"),
+        (["--skip", "0"], "skip: expected at least 1"),
+        (["--precision", "int4"], "precision: expected one of auto"),
+        (["--sigma", "0"], "sigma: expected greater than 0"),
+        (["--batch-size", "0"], "batch_size: expected greater"),
+        (["--seed", "-3"], "seed: expected greater"),
+        pytest.param(
+            ["--device", "cuda"],
+            "torch sees no GPU",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU"),
+        ),
+    ],
+)
+def test_wrong_certify_options(run_cli: Cli, run: Path, options: list[str], message: str) -> None:
+    code, _, err = run_cli("certify", run, *options)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (run / "certificates").exists()
+
+
+def test_other_settings_for_a_file_are_refused(run_cli: Cli, run: Path) -> None:
+    run_cli("certify", run, "--n", 100, "--max-images", 1, "--name", "mine", "--device", "cpu")
+    code, _, err = run_cli("certify", run, "--n", 200, "--max-images", 1, "--name", "mine", "--device", "cpu")
+    assert code == 2
+    assert "n: the file has 100, the request 200" in err
+
+
+def test_damaged_files_exit_with_1(run_cli: Cli, run: Path) -> None:
+    run_cli("certify", run, "--n", 100, "--max-images", 1, "--name", "mine", "--device", "cpu")
+    path = run / "certificates" / "mine.tsv"
+    path.write_text("what is this\n")
+    code, _, err = run_cli("report", run)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "not a certificates file" in err
+    (run / "model.safetensors").write_bytes(b"nothing")
+    code, _, err = run_cli("certify", run)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "damaged" in err
+
+
+def test_ctrl_c_says_how_to_go_on(run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("smoothcert.training.train", interrupted)
+    monkeypatch.setattr("smoothcert.console.train", interrupted, raising=False)
+    recipe = tmp_path / "r.yaml"
+    tiny_recipe().save(recipe)
+    code, _, err = run_cli("train", "--recipe", recipe, "--out", tmp_path / "run", "--device", "cpu")
+    assert code == 130
+    assert "--resume" in err
