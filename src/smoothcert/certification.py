@@ -13,7 +13,7 @@ from torch import nn
 from smoothcert.bounds import smallest_error_bound, votes_needed
 from smoothcert.certificates import CertificatesWriter, CertifiedImage
 from smoothcert.checkpoint import Run, versions, weights_digest
-from smoothcert.data import ImageData
+from smoothcert.data import Images
 from smoothcert.errors import RequestError
 from smoothcert.noise import Gaussian
 from smoothcert.recipe import CertifyRecipe
@@ -47,7 +47,7 @@ def chosen_images(total: int, skip: int, max_images: int | None) -> list[int]:
 
 def certify_dataset(
     model: nn.Module,
-    data: ImageData,
+    data: Images,
     indices: Sequence[int],
     recipe: CertifyRecipe,
     path: Path,
@@ -91,7 +91,7 @@ def certify_dataset(
 
 def certify_run(
     run: Run,
-    data: ImageData,
+    data: Images,
     indices: Sequence[int],
     recipe: CertifyRecipe,
     path: Path,
@@ -119,11 +119,11 @@ def images_at_once(recipe: CertifyRecipe) -> int:
 
 
 def certify_images(
-    counter: VoteCounter, data: ImageData, indices: Sequence[int], recipe: CertifyRecipe, device: torch.device
+    counter: VoteCounter, data: Images, indices: Sequence[int], recipe: CertifyRecipe, device: torch.device
 ) -> list[CertifiedImage]:
     """CERTIFY on a few images; their time is shared out evenly."""
     started = time.perf_counter()
-    images, labels = data.batch(torch.tensor(indices, device=data.images.device))
+    images, labels = data.batch(torch.tensor(indices))
     seeds = [(recipe.seed, index) for index in indices]
     selection, estimation = select_and_estimate(counter, images.to(device), seeds, recipe.n0, recipe.n)
     seconds = (time.perf_counter() - started) / len(indices)

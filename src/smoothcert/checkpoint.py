@@ -9,7 +9,7 @@ import json
 import pickle
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from smoothcert.data import DATASETS
+from smoothcert.data import Images, Normalization
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.files import replaced_atomically
 from smoothcert.models import build_model
@@ -29,11 +29,32 @@ RECIPE, MODEL, STATE, METRICS = "recipe.yaml", "model.safetensors", "state.pt", 
 
 
 @dataclass(frozen=True)
+class InputSpec:
+    """What a model takes and gives: image shape (c, h, w), number of classes, normalisation (inside the model)."""
+
+    shape: tuple[int, int, int]
+    num_classes: int
+    normalization: Normalization | None = None
+
+    @classmethod
+    def of(cls, data: Images) -> "InputSpec":
+        return cls(data.shape, data.num_classes, data.normalization)
+
+    @classmethod
+    def from_mapping(cls, fields: Mapping[str, Any]) -> "InputSpec":
+        channels, height, width = fields["shape"]
+        given = fields["normalization"]
+        normalization = Normalization(tuple(given["mean"]), tuple(given["std"])) if given else None
+        return cls((channels, height, width), fields["num_classes"], normalization)
+
+
+@dataclass(frozen=True)
 class Run:
     """A trained (or partly trained) model and where it comes from."""
 
     folder: Path
     recipe: TrainRecipe
+    spec: InputSpec
     model: nn.Module
     epoch: int
     """Epochs that have been trained."""
@@ -61,17 +82,21 @@ def weights_digest(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def new_model(recipe: TrainRecipe) -> nn.Module:
+def new_model(recipe: TrainRecipe, spec: InputSpec) -> nn.Module:
     """The recipe's network, initialised by the global torch generator."""
-    if recipe.dataset not in DATASETS:
-        raise RequestError(f"dataset: expected one of {', '.join(DATASETS)}, got {recipe.dataset}")
-    spec = DATASETS[recipe.dataset]
-    return build_model(recipe.model, spec.shape, spec.num_classes)
+    normalization = spec.normalization
+    mean, std = (normalization.mean, normalization.std) if normalization else (None, None)
+    return build_model(recipe.model, spec.shape, spec.num_classes, mean, std)
 
 
 def save_model(folder: Path, model: nn.Module, recipe: TrainRecipe, epoch: int, provenance: Mapping[str, Any]) -> None:
     """Write `model.safetensors`."""
-    about = {"recipe": recipe.to_mapping(), "epoch": epoch, "provenance": dict(provenance)}
+    about = {
+        "recipe": recipe.to_mapping(),
+        "input": asdict(spec),
+        "epoch": epoch,
+        "provenance": dict(provenance),
+    }
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     with replaced_atomically(folder / MODEL) as temporary:
         save_file(tensors, temporary, metadata={"smoothcert": json.dumps(about)})
@@ -89,14 +114,15 @@ def load_run(folder: Path) -> Run:
             about = json.loads((file.metadata() or {})["smoothcert"])
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         recipe = parse_recipe(TrainRecipe, about["recipe"], str(path))
-        model = new_model(recipe)
+        spec = InputSpec.from_mapping(about["input"])
+        model = new_model(recipe, spec)
         model.load_state_dict(state)
     except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, OSError) as error:
         raise WorkError(
             f"{path}: damaged or not a smoothcert model ({' '.join(str(error).split())[:160]}); "
             "it is left as it is: restore it, or train again into another folder"
         ) from error
-    return Run(folder, recipe, model.eval(), about["epoch"], about["provenance"])
+    return Run(folder, recipe, spec, model.eval(), about["epoch"], about["provenance"])
 
 
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:

@@ -196,13 +196,12 @@ def predict(
 ) -> None:
     """Class, votes and certified radius of image files."""
     from smoothcert.checkpoint import load_run
-    from smoothcert.data import DATASETS
     from smoothcert.data.files import read_image_files
     from smoothcert.smoothing.classifier import SmoothedClassifier
     from smoothcert.smoothing.precision import DTYPES, at_precision, resolve_precision
 
     loaded, where = load_run(run), find_device(device)
-    spec = DATASETS[loaded.recipe.dataset]
+    spec = loaded.spec
     batch = read_image_files(images, spec.shape, resize=resize).to(where)
     kind = resolve_precision(precision, where)
     smoothed = SmoothedClassifier(

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from smoothcert.certification import CertificationStatus, certify_run
 from smoothcert.checkpoint import Run
-from smoothcert.data import ImageData
+from smoothcert.data import Images
 from smoothcert.recipe import CertifyRecipe, TrainRecipe
 from smoothcert.training import TrainingStatus, train
 
@@ -31,7 +31,7 @@ def _bar() -> Iterator[Progress]:
 
 
 def train_with_bar(
-    recipe: TrainRecipe, data: ImageData, folder: Path, *, resume: bool = False, device: str = "auto"
+    recipe: TrainRecipe, data: Images, folder: Path, *, resume: bool = False, device: str = "auto"
 ) -> None:
     """`train`, showing epoch, loss, noisy accuracy, images/s and the time left."""
     with _bar() as bar:
@@ -51,7 +51,7 @@ def train_with_bar(
 
 
 def certify_with_bar(
-    run: Run, data: ImageData, indices: Sequence[int], recipe: CertifyRecipe, path: Path, device: torch.device
+    run: Run, data: Images, indices: Sequence[int], recipe: CertifyRecipe, path: Path, device: torch.device
 ) -> None:
     """`certify_run`, showing images done, running ACR, images/s and votes/s."""
     with _bar() as bar:

@@ -18,8 +18,8 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
-from smoothcert.checkpoint import METRICS, RECIPE, load_state, new_model, save_model, save_state, versions
-from smoothcert.data import ImageData
+from smoothcert.checkpoint import METRICS, RECIPE, InputSpec, load_state, new_model, save_model, save_state, versions
+from smoothcert.data import Images
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.files import write_text_atomically
 from smoothcert.noise import Gaussian
@@ -59,7 +59,7 @@ class Step(nn.Module):
 
 def train(
     recipe: TrainRecipe,
-    data: ImageData,
+    data: Images,
     folder: Path,
     *,
     resume: bool = False,
@@ -69,12 +69,12 @@ def train(
     """Train `recipe` on `data` into the run folder `folder`; after each epoch the run can be resumed from there."""
     accelerator = start_accelerator(recipe, device)
     first_epoch, state = open_run(recipe, data, folder, accelerator, resume)
-    device_data = data.to(accelerator.device)
+    data, spec = data.to(accelerator.device), InputSpec.of(data)
     noise = Gaussian(recipe.sigma)
 
     with torch.random.fork_rng():
         torch.manual_seed(derived_seed(recipe.seed, 0))
-        model = new_model(recipe).to(accelerator.device)
+        model = new_model(recipe, spec).to(accelerator.device)
     optimizer = torch.optim.SGD(
         model.parameters(),
         lr=recipe.learning_rate,
@@ -102,8 +102,9 @@ def train(
         model.train()
 
         # The images that do not fill a last batch sit this epoch out: every step has the same shape.
-        for step, indices in enumerate(order[: steps * per_step].view(steps, per_step)):
-            images, labels = device_data.batch(indices[share])
+        order = order[: steps * per_step].view(steps, per_step)
+        batches = data.batches(order, share, derived_seed(recipe.seed, 2, epoch))
+        for step, (images, labels) in enumerate(batches):
             noises = noise.sample((recipe.objective.num_noise, per_step, *data.shape), generator)[:, share]
             uniform = torch.rand(per_step, generator=generator, device=accelerator.device)[share]
             progress = progress_at(recipe, epoch, uniform)
@@ -128,7 +129,7 @@ def train(
             append_metrics(folder / METRICS, line)
             provenance = {"versions": versions(accelerator.device), "processes": accelerator.num_processes}
             save_state(folder, {"epoch": epoch + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()})
-            save_model(folder, model, recipe, epoch + 1, provenance)
+            save_model(folder, model, recipe, spec, epoch + 1, provenance)
         accelerator.wait_for_everyone()
 
 
@@ -144,7 +145,7 @@ def start_accelerator(recipe: TrainRecipe, device: str) -> Accelerator:
 
 
 def open_run(
-    recipe: TrainRecipe, data: ImageData, folder: Path, accelerator: Accelerator, resume: bool
+    recipe: TrainRecipe, data: Images, folder: Path, accelerator: Accelerator, resume: bool
 ) -> tuple[int, dict[str, Any] | None]:
     """Check the request, make or reopen the folder; the first epoch to train and the state to start from."""
     if len(data) < recipe.batch_size:

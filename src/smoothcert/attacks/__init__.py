@@ -1,1 +1,7 @@
 """Attacks on smoothed classifiers: functions that see a callable and work for any image shape."""
+
+from smoothcert.attacks.ddn import ddn
+from smoothcert.attacks.l2 import attacked, project, unit
+from smoothcert.attacks.smoothed_pgd import smoothed_loss_and_gradient, smoothed_pgd
+
+__all__ = ["attacked", "ddn", "project", "smoothed_loss_and_gradient", "smoothed_pgd", "unit"]

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import get_args
 
 from smoothcert.data import mnist, mnist_sample
-from smoothcert.data.images import ImageData, Split
+from smoothcert.data.images import ImageData, Images, Normalization, Split
 from smoothcert.errors import RequestError
 
-__all__ = ["DATASETS", "DatasetSpec", "ImageData", "Split", "default_folder", "load_dataset"]
+__all__ = ["DATASETS", "DatasetSpec", "ImageData", "Images", "Normalization", "Split", "default_folder", "load_dataset"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class DatasetSpec:
     description: str
     shape: tuple[int, int, int]
     num_classes: int
-    load: Callable[[Split, Path], ImageData]
+    load: Callable[[Split, Path], Images]
+    normalization: Normalization | None = None
 
 
 DATASETS: dict[str, DatasetSpec] = {
@@ -48,7 +49,7 @@ def default_folder() -> Path:
     return Path(cache).expanduser() / "smoothcert"
 
 
-def load_dataset(name: str, split: Split, folder: Path | None = None) -> ImageData:
+def load_dataset(name: str, split: Split, folder: Path | None = None) -> Images:
     """The split `split` of the data set `name`, on the CPU; `folder` is where its files are or will be kept."""
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS)

@@ -1,7 +1,8 @@
 """Images and labels of one split, held as tensors on one device and cut into batches there."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -9,6 +10,47 @@ from torch import Tensor
 from smoothcert.errors import RequestError
 
 Split = Literal["train", "test"]
+Augment = Callable[[Tensor, Tensor], Tensor]
+"""(images float [b, c, h, w] in [0, 1], uniform [b, 3] in [0, 1)) -> images of the same shape, on their device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Normalization:
+    """Mean and standard deviation of each channel, for pixels in [0, 1]: the first layer of a model."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class Images(Protocol):
+    """One split of a data set, as training and certification see it: held on a device, or read from files."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def split(self) -> str: ...
+    @property
+    def num_classes(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, int, int]: ...
+    @property
+    def normalization(self) -> Normalization | None: ...
+    def __len__(self) -> int: ...
+    def to(self, device: torch.device | str) -> "Images":
+        """The same data, whose batches come on `device`."""
+        ...
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Images float32 [b, c, h, w] in [0, 1] without augmentation, and labels int64 [b], on the device."""
+        ...
+
+    def batches(self, order: Tensor, share: slice, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each row of `order` (int64 [steps, b]) the images `row[share]`, augmented if the split is, and labels.
+
+        What an image looks like depends on (seed, order) and not on `share`: several processes that each take a
+        share see together what one process sees.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # eq=False: comparing tensors gives tensors, not a truth value
@@ -23,6 +65,8 @@ class ImageData:
     num_classes: int
     name: str
     split: str
+    normalization: Normalization | None = None
+    augment: Augment | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._check_images()
@@ -94,13 +138,23 @@ class ImageData:
         images = self.images.index_select(0, indices).to(torch.float32).div_(white)
         return images, self.labels.index_select(0, indices)
 
+    def batches(self, order: Tensor, share: slice, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """See `Images.batches`. One generator draws for whole rows, so that a share changes nothing."""
+        generator = torch.Generator(self.images.device).manual_seed(seed)
+        for row in order:
+            images, labels = self.batch(row[share])
+            if self.augment is not None:
+                uniform = torch.rand((len(row), 3), generator=generator, device=self.images.device)
+                images = self.augment(images, uniform[share])
+            yield images, labels
+
     def subset(self, indices: Tensor) -> "ImageData":
         """The images and labels at `indices` (int64 [m]), in that order, as data of their own."""
         indices = indices.to(self.images.device)
         return self._with(self.images.index_select(0, indices), self.labels.index_select(0, indices))
 
     def _with(self, images: Tensor, labels: Tensor) -> "ImageData":
-        return ImageData(images, labels, self.num_classes, self.name, self.split)
+        return replace(self, images=images, labels=labels)
 
 
 def _describe(tensor: Tensor) -> str:

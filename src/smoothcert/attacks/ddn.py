@@ -1,0 +1,50 @@
+"""Decoupled direction and norm (Rony et al. 2019, https://arxiv.org/abs/1811.09600) on the smoothed classifier."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from smoothcert.attacks.l2 import Classifier, norms, unit
+from smoothcert.attacks.smoothed_pgd import smoothed_loss_and_gradient
+
+FIRST_NORM, FIRST_STEP, LAST_STEP = 1.0, 1.0, 0.01
+
+
+def ddn(
+    classifier: Classifier,
+    images: Tensor,
+    labels: Tensor,
+    noise: Tensor,
+    *,
+    steps: int,
+    max_norm: float | Tensor,
+    gamma: float = 0.05,
+) -> Tensor:
+    """The closest misclassified point seen for each image, or the last point where none was; in [0, 1].
+
+    Each step moves along the unit gradient by a cosine-annealed length, then sets the norm of the whole offset: a
+    little smaller (1 - gamma) where the smoothed prediction is wrong already, larger (1 + gamma) where it is not,
+    never above `max_norm`.
+    """
+    limit = torch.as_tensor(max_norm, device=images.device, dtype=images.dtype)
+    norm = torch.full_like(norms(images), FIRST_NORM).clamp(max=limit)
+    offset = torch.zeros_like(images)
+    best, best_norm = torch.zeros_like(images), torch.full_like(norm, math.inf)
+    for step in range(steps):
+        _, gradient, average = smoothed_loss_and_gradient(classifier, images + offset, labels, noise)
+        fooled = (average.argmax(1) != labels).view_as(norm)
+        best, best_norm = _closer(fooled, offset, best, best_norm)
+        length = LAST_STEP + (FIRST_STEP - LAST_STEP) * (1 + math.cos(math.pi * step / steps)) / 2
+        offset = offset + length * unit(gradient)
+        norm = torch.minimum(norm * torch.where(fooled, 1 - gamma, 1 + gamma), limit)
+        offset = offset * norm / norms(offset).clamp(min=1e-12)
+        offset = (images + offset).clamp(0, 1) - images
+    return (images + torch.where(best_norm.isfinite(), best, offset)).clamp(0, 1)
+
+
+def _closer(fooled: Tensor, offset: Tensor, best: Tensor, best_norm: Tensor) -> tuple[Tensor, Tensor]:
+    """The better of what was found so far and the current offset, where that fools the classifier."""
+    length = norms(offset)
+    better = fooled & (length < best_norm)
+    return torch.where(better, offset, best), torch.where(better, length, best_norm)

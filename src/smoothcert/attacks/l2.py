@@ -1,0 +1,47 @@
+"""Steps and projections in L2, image by image, for images of any shape; and the state a classifier is attacked in."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+Classifier = Callable[[Tensor], Tensor]
+
+
+@contextmanager
+def attacked(classifier: Classifier) -> Iterator[None]:
+    """Eval mode and no parameter gradients while attacking; both are restored, also after an exception."""
+    modules = list(classifier.modules()) if isinstance(classifier, nn.Module) else []
+    parameters = list(classifier.parameters()) if isinstance(classifier, nn.Module) else []
+    modes = [module.training for module in modules]
+    wanted = [parameter.requires_grad for parameter in parameters]
+    try:
+        for module in modules:
+            module.training = False
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for module, training in zip(modules, modes, strict=True):
+            module.training = training
+        for parameter, requires_grad in zip(parameters, wanted, strict=True):
+            parameter.requires_grad_(requires_grad)
+
+
+def norms(batch: Tensor) -> Tensor:
+    """The L2 norm of each image, shaped [batch, 1, ...] so that it multiplies a batch."""
+    return torch.linalg.vector_norm(batch.flatten(1), dim=1).view(-1, *[1] * (batch.ndim - 1))
+
+
+def unit(gradient: Tensor) -> Tensor:
+    """Each image's gradient divided by its norm + 1e-8: a zero gradient stays zero."""
+    return gradient / (norms(gradient) + 1e-8)
+
+
+def project(images: Tensor, centre: Tensor, radius: float | Tensor) -> Tensor:
+    """Each image moved to the nearest point of the ball of `radius` around its centre."""
+    offset = images - centre
+    length = norms(offset)
+    scale = torch.clamp(radius / length.clamp(min=1e-12), max=1.0)
+    return centre + offset * scale

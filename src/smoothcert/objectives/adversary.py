@@ -1,0 +1,34 @@
+"""The adversary of SmoothAdv, which Consistency can stand on too (Salman et al. 2019, https://arxiv.org/abs/1906.04584).
+
+xhat = argmax over ||x' - x||_2 <= epsilon * w(epoch) of -log pbar_y(x'),   pbar = mean_i F(x' + delta_i)
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from smoothcert.attacks import ddn, smoothed_pgd
+from smoothcert.objectives.base import Classifier, Progress
+
+
+class Adversary(BaseModel):
+    """An attack on the smoothed classifier inside an L2 ball whose radius warms up over ten epochs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    attack: Literal["pgd", "ddn"] = Field("pgd", description="projected gradient, or decoupled direction and norm")
+    steps: int = Field(10, ge=1, description="attack steps (T)")
+    epsilon: float = Field(1.0, gt=0, description="L2 radius of the ball")
+
+    def around(
+        self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
+    ) -> Tensor:
+        """Adversarial examples [batch, c, h, w] in [0, 1], found with the same noises that the loss will use."""
+        radius = self.epsilon * progress.warmup
+        if self.attack == "ddn":
+            return ddn(classifier, images, labels, noise, steps=self.steps, max_norm=radius)
+        iterates = smoothed_pgd(
+            classifier, images, labels, noise, steps=self.steps, step_size=2 * radius / self.steps, max_norm=radius
+        )
+        return list(iterates)[-1]

@@ -1,0 +1,70 @@
+"""Consistency regularization (Jeong & Shin, NeurIPS 2020, https://arxiv.org/abs/2006.04062).
+
+    mean_i CE(z(x + delta_i), y) + lambda * mean_i KL(pbar || p_i) + eta * H(pbar),     pbar = mean_i p_i
+
+Gradients flow through pbar everywhere. With an adversary the noisy copies are of xhat instead of x.
+"""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from smoothcert.objectives.adversary import Adversary
+from smoothcert.objectives.base import (
+    Classifier,
+    LossTerms,
+    Objective,
+    Progress,
+    cross_entropy_under_noise,
+    log_probability,
+    logits_under_noise,
+)
+
+Form = Literal["kl_entropy", "xent", "kl", "mse"]
+
+
+class Consistency(Objective):
+    """Predictions under different noises of an image should agree: cheap, and strong at large radii."""
+
+    name: ClassVar[str] = "consistency"
+
+    num_noise: int = Field(2, ge=2, description="noisy copies of an image in a step (m); one has nothing to agree with")
+    weight: float = Field(10.0, ge=0, description="weight of the consistency term (lambda)")
+    entropy_weight: float = Field(0.5, ge=0, description="weight of the entropy H(pbar) in the form kl_entropy (eta)")
+    form: Form = Field(
+        "kl_entropy", description="kl_entropy as published, or xent (KL + H), kl, mse (two noises) as in the ablation"
+    )
+    adversary: Adversary | None = Field(None, description="noisy copies of an attacked image: .attack .steps .epsilon")
+
+    @model_validator(mode="after")
+    def _mse_compares_two(self) -> "Consistency":
+        if self.form == "mse" and self.num_noise != 2:
+            raise ValueError(f"objective.num_noise: expected 2 for form mse, got {self.num_noise}")
+        return self
+
+    def loss(
+        self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
+    ) -> LossTerms:
+        if self.adversary is not None:
+            images = self.adversary.around(classifier, images, labels, noise, progress)
+        noisy_logits = logits_under_noise(classifier, images, noise)
+        cross_entropy = cross_entropy_under_noise(noisy_logits, labels)
+        regularizer, terms = self._regularizer(noisy_logits.float().softmax(-1))
+        return LossTerms(cross_entropy + regularizer, {"cross_entropy": cross_entropy, **terms}, noisy_logits)
+
+    def _regularizer(self, probabilities: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted regulariser and its parts, from probabilities [num_noise, batch, classes]."""
+        if self.form == "mse":
+            squared = (probabilities[0] - probabilities[1]).square().sum(-1).mean()
+            return self.weight * squared, {"mse": squared}
+        average = probabilities.mean(0)
+        entropy = -(average * log_probability(average)).sum(-1).mean()
+        # KL(pbar || p_i) = sum pbar log pbar - sum pbar log p_i, averaged over noises and images.
+        divergence = -(average * log_probability(probabilities)).sum(-1).mean() - entropy
+        terms = {"kl": divergence, "entropy": entropy}
+        if self.form == "kl":
+            return self.weight * divergence, terms
+        if self.form == "xent":
+            return self.weight * (divergence + entropy), terms
+        return self.weight * divergence + self.entropy_weight * entropy, terms

@@ -1,0 +1,36 @@
+"""SmoothAdv: adversarial training of the smoothed classifier (Salman et al. 2019, https://arxiv.org/abs/1906.04584).
+
+mean_i CE(z(xhat + delta_i), y),   xhat found by attacking -log mean_i F_y(x' + delta_i) within epsilon
+"""
+
+from typing import ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from smoothcert.objectives.adversary import Adversary
+from smoothcert.objectives.base import (
+    Classifier,
+    LossTerms,
+    Objective,
+    Progress,
+    cross_entropy_under_noise,
+    logits_under_noise,
+)
+
+
+class SmoothAdv(Objective):
+    """Adversarial training against attacks on the smoothed classifier."""
+
+    name: ClassVar[str] = "smoothadv"
+
+    num_noise: int = Field(4, ge=1, description="noisy copies of an image in a step (m)")
+    adversary: Adversary = Field(Adversary(), description="the attack: .attack, .steps, .epsilon")
+
+    def loss(
+        self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
+    ) -> LossTerms:
+        adversarial = self.adversary.around(classifier, images, labels, noise, progress)
+        noisy_logits = logits_under_noise(classifier, adversarial, noise)
+        loss = cross_entropy_under_noise(noisy_logits, labels)
+        return LossTerms(loss, {"cross_entropy": loss}, noisy_logits)

@@ -1,0 +1,34 @@
+"""Stability training (Li et al. 2019, https://arxiv.org/abs/1809.03113).
+
+    CE(z(x), y) + lambda * CE(target F(x), prediction F(x + delta))
+
+Gradients flow through the target too.
+"""
+
+from typing import ClassVar, Literal
+
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from smoothcert.objectives.base import Classifier, LossTerms, Objective, Progress, logits_under_noise
+
+
+class Stability(Objective):
+    """Stability training: predictions under noise should agree with the clean prediction."""
+
+    name: ClassVar[str] = "stability"
+    chunked: ClassVar[bool] = False
+
+    num_noise: Literal[1] = Field(1, description="noisy copies of an image in a step (always 1)")
+    weight: float = Field(2.0, ge=0, description="weight of the stability term (lambda)")
+
+    def loss(
+        self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
+    ) -> LossTerms:
+        clean_logits = classifier(images)
+        noisy_logits = logits_under_noise(classifier, images, noise)
+        clean = F.cross_entropy(clean_logits, labels)
+        stability = F.cross_entropy(noisy_logits[0], clean_logits.softmax(-1))
+        loss = clean + self.weight * stability
+        return LossTerms(loss, {"cross_entropy": clean, "stability": stability}, noisy_logits)
