@@ -20,7 +20,7 @@ from smoothcert.certification import (
     unreachable_radius,
 )
 from smoothcert.checkpoint import load_run
-from smoothcert.data import ImageData, load_dataset
+from smoothcert.data import ImageData, mnist_sample
 from smoothcert.errors import RequestError
 from smoothcert.recipe import CertifyRecipe
 
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def test_data() -> ImageData:
-    return load_dataset("mnist-sample", "test")
+    return mnist_sample.load("test")
 
 
 def recipe(**changes: object) -> CertifyRecipe:

@@ -12,7 +12,7 @@ from tiny import tiny_recipe
 
 from smoothcert import cli
 from smoothcert.certificates import read_certificates
-from smoothcert.data import load_dataset
+from smoothcert.data import mnist_sample
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -78,7 +78,7 @@ def test_train_and_resume(run_cli: Cli, tmp_path: Path) -> None:
 
 
 def test_predict(run_cli: Cli, run: Path, tmp_path: Path) -> None:
-    data = load_dataset("mnist-sample", "test")
+    data = mnist_sample.load("test")
     rows = read_rows(run_cli, run)
     confident = max(rows, key=lambda row: row.radius_if_correct)
     path = tmp_path / "digit.png"

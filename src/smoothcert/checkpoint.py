@@ -89,7 +89,14 @@ def new_model(recipe: TrainRecipe, spec: InputSpec) -> nn.Module:
     return build_model(recipe.model, spec.shape, spec.num_classes, mean, std)
 
 
-def save_model(folder: Path, model: nn.Module, recipe: TrainRecipe, epoch: int, provenance: Mapping[str, Any]) -> None:
+def save_model(
+    folder: Path,
+    model: nn.Module,
+    recipe: TrainRecipe,
+    spec: InputSpec,
+    epoch: int,
+    provenance: Mapping[str, Any],
+) -> None:
     """Write `model.safetensors`."""
     about = {
         "recipe": recipe.to_mapping(),
