@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from smoothcert.certificates import ABSTAIN
@@ -90,14 +90,13 @@ def train(
     from smoothcert.checkpoint import RECIPE
     from smoothcert.console import train_with_bar
     from smoothcert.data import load_dataset
-    from smoothcert.presets import DEFAULT_SIGMA
     from smoothcert.presets import preset as find_preset
     from smoothcert.recipe import load_train_recipe, with_overrides
 
     if preset is not None and recipe is not None:
         raise RequestError("give --preset or --recipe, not both")
     if preset is not None:
-        chosen = find_preset(preset, DEFAULT_SIGMA if sigma is None else sigma)
+        chosen = find_preset(preset, sigma)
     elif recipe is not None:
         chosen = load_train_recipe(recipe)
     elif resume and (out / RECIPE).exists():
@@ -252,14 +251,19 @@ def presets(
     sigma: Annotated[float | None, typer.Option(help="Noise level.")] = None,
 ) -> None:
     """The published runs: all of them, or one recipe in full."""
-    from smoothcert.presets import DEFAULT_SIGMA, PRESETS, preset
+    from smoothcert.presets import PRESETS, preset
 
-    if name is not None:
-        print(preset(name, DEFAULT_SIGMA if sigma is None else sigma).to_yaml(), end="")
+    if name is not None and name in PRESETS:
+        print(preset(name, sigma).to_yaml(), end="")
         return
-    table = Table("preset")
-    for key in PRESETS:
-        table.add_row(key)
+    chosen = {key: found for key, found in PRESETS.items() if name is None or key.startswith(name)}
+    if not chosen:
+        preset(str(name))
+    table = Table(Column("preset", overflow="fold"), "sigma", "published ACR")
+    for key, found in chosen.items():
+        values = (found.published_acr(s) for s in found.sigmas)
+        shown = " / ".join("-" if value is None else f"{value:.3f}" for value in values)
+        table.add_row(key, " / ".join(f"{s:g}" for s in found.sigmas), shown)
     console.print(table)
 
 

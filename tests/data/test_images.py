@@ -21,7 +21,7 @@ def test_length_and_shape() -> None:
     data = make()
     assert len(data) == 6
     assert data.shape == (3, 2, 5)
-    assert repr(data) == "ImageData(num_classes=4, name='made', split='train')"
+    assert repr(data) == "ImageData(num_classes=4, name='made', split='train', normalization=None)"
 
 
 def test_batch_is_pixels_over_255_in_the_order_of_the_indices() -> None:

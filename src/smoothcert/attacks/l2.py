@@ -31,7 +31,8 @@ def attacked(classifier: Classifier) -> Iterator[None]:
 
 def norms(batch: Tensor) -> Tensor:
     """The L2 norm of each image, shaped [batch, 1, ...] so that it multiplies a batch."""
-    return torch.linalg.vector_norm(batch.flatten(1), dim=1).view(-1, *[1] * (batch.ndim - 1))
+    lengths: Tensor = torch.linalg.vector_norm(batch.flatten(1), dim=1)
+    return lengths.view(-1, *[1] * (batch.ndim - 1))
 
 
 def unit(gradient: Tensor) -> Tensor:

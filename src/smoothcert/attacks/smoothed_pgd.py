@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from smoothcert.attacks.l2 import Classifier, attacked, project, unit
-
-SMALLEST_PROBABILITY = 1e-20
+from smoothcert.probability import log_probability, probabilities
 
 
 def smoothed_loss_and_gradient(
@@ -20,9 +19,9 @@ def smoothed_loss_and_gradient(
     with torch.enable_grad(), attacked(classifier):
         moved = images.detach().requires_grad_(True)
         logits = classifier((moved + noise).flatten(0, 1)).view(*noise.shape[:2], -1)
-        average = logits.float().softmax(-1).mean(0)
+        average = probabilities(logits).mean(0)
         chosen = average.gather(1, labels.unsqueeze(1)).squeeze(1)
-        loss = -torch.log(chosen.clamp(min=SMALLEST_PROBABILITY))
+        loss = -log_probability(chosen)
         (gradient,) = torch.autograd.grad(loss.sum(), moved)
     return loss.detach(), gradient, average.detach()
 

@@ -3,12 +3,16 @@
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 
 from smoothcert.errors import RequestError
+from smoothcert.models.densenet import DenseNet40
 from smoothcert.models.lenet import LeNet
 from smoothcert.models.normalize import Normalize
+from smoothcert.models.resnet50 import ResNet50
+from smoothcert.models.resnet_cifar import CifarResNet
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,10 @@ class ModelSpec:
 
 MODELS: dict[str, ModelSpec] = {
     "lenet": ModelSpec("LeNet, 2 convolutions and 2 linear layers, 28x28 grey images", (1, 28, 28), LeNet),
+    "resnet20": ModelSpec("ResNet-20 for small colour images", (3, None, None), partial(CifarResNet, 20)),
+    "resnet110": ModelSpec("ResNet-110 for small colour images", (3, None, None), partial(CifarResNet, 110)),
+    "densenet40": ModelSpec("DenseNet-40 with bottlenecks, for small colour images", (3, None, None), DenseNet40),
+    "resnet50": ModelSpec("ResNet-50 for ImageNet, torchvision's parameter names", (3, None, None), ResNet50),
 }
 
 
@@ -45,4 +53,4 @@ def build_model(
     return model if mean is None or std is None else nn.Sequential(Normalize(mean, std), model)
 
 
-__all__ = ["MODELS", "LeNet", "ModelSpec", "Normalize", "build_model"]
+__all__ = ["MODELS", "CifarResNet", "DenseNet40", "LeNet", "ModelSpec", "Normalize", "ResNet50", "build_model"]

@@ -9,9 +9,6 @@ from torch import Tensor
 
 Classifier = Callable[[Tensor], Tensor]
 
-# Logarithms of probabilities are taken as log(max(p, SMALLEST_PROBABILITY)), as in the published runs.
-SMALLEST_PROBABILITY = 1e-20
-
 
 class Progress(NamedTuple):
     """What a loss may depend on besides its batch. Epoch-dependent factors are tensors, so that a captured step
@@ -60,11 +57,6 @@ def logits_under_noise(classifier: Classifier, images: Tensor, noise: Tensor) ->
     """Logits of images + noise[i] for all i in one forward pass: [num_noise, batch, classes]."""
     logits = classifier((images + noise).flatten(0, 1))
     return logits.view(*noise.shape[:2], -1)
-
-
-def log_probability(probability: Tensor) -> Tensor:
-    """log(max(p, 1e-20))."""
-    return torch.log(probability.clamp(min=SMALLEST_PROBABILITY))
 
 
 def cross_entropy_under_noise(noisy_logits: Tensor, labels: Tensor) -> Tensor:

@@ -17,9 +17,9 @@ from smoothcert.objectives.base import (
     Objective,
     Progress,
     cross_entropy_under_noise,
-    log_probability,
     logits_under_noise,
 )
+from smoothcert.probability import log_probability, probabilities
 
 Form = Literal["kl_entropy", "xent", "kl", "mse"]
 
@@ -50,18 +50,18 @@ class Consistency(Objective):
             images = self.adversary.around(classifier, images, labels, noise, progress)
         noisy_logits = logits_under_noise(classifier, images, noise)
         cross_entropy = cross_entropy_under_noise(noisy_logits, labels)
-        regularizer, terms = self._regularizer(noisy_logits.float().softmax(-1))
+        regularizer, terms = self._regularizer(probabilities(noisy_logits))
         return LossTerms(cross_entropy + regularizer, {"cross_entropy": cross_entropy, **terms}, noisy_logits)
 
-    def _regularizer(self, probabilities: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The weighted regulariser and its parts, from probabilities [num_noise, batch, classes]."""
+    def _regularizer(self, p: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted regulariser and its parts, from probabilities p [num_noise, batch, classes]."""
         if self.form == "mse":
-            squared = (probabilities[0] - probabilities[1]).square().sum(-1).mean()
+            squared = (p[0] - p[1]).square().sum(-1).mean()
             return self.weight * squared, {"mse": squared}
-        average = probabilities.mean(0)
+        average = p.mean(0)
         entropy = -(average * log_probability(average)).sum(-1).mean()
         # KL(pbar || p_i) = sum pbar log pbar - sum pbar log p_i, averaged over noises and images.
-        divergence = -(average * log_probability(probabilities)).sum(-1).mean() - entropy
+        divergence = -(average * log_probability(p)).sum(-1).mean() - entropy
         terms = {"kl": divergence, "entropy": entropy}
         if self.form == "kl":
             return self.weight * divergence, terms

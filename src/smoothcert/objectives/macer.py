@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from smoothcert.objectives.base import Classifier, LossTerms, Objective, Progress, logits_under_noise
+from smoothcert.probability import probabilities
 
 
 class Macer(Objective):
@@ -34,10 +35,10 @@ class Macer(Objective):
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
     ) -> LossTerms:
         noisy_logits = logits_under_noise(classifier, images, noise)
-        average = noisy_logits.float().softmax(-1).mean(0)
+        average = probabilities(noisy_logits).mean(0)
         natural = -torch.log(average.gather(1, labels.unsqueeze(1)).squeeze(1) + 1e-10)
 
-        sharp = (noisy_logits.float() * self.beta).softmax(-1).mean(0)
+        sharp = probabilities(noisy_logits * self.beta).mean(0)
         top, classes = sharp.topk(2, dim=1)
         with torch.no_grad():
             radius = torch.special.ndtri(top[:, 0]) - torch.special.ndtri(top[:, 1])

@@ -20,9 +20,9 @@ from smoothcert.objectives.base import (
     Objective,
     Progress,
     cross_entropy_under_noise,
-    log_probability,
     logits_under_noise,
 )
+from smoothcert.probability import log_probability, probabilities
 
 
 class SmoothMix(Objective):
@@ -59,14 +59,14 @@ class SmoothMix(Objective):
 
         noisy_logits = logits_under_noise(classifier, clean, noise)
         cross_entropy = cross_entropy_under_noise(noisy_logits, labels)
-        average = noisy_logits.float().softmax(-1).mean(0)
+        average = probabilities(noisy_logits).mean(0)
 
         ratio = progress.uniform / 2
         mixed_images = _between(clean, adversarial, ratio)
         mixed_target = _between(average, average.new_full((), 1 / average.shape[-1]), ratio)
-        mixed = logits_under_noise(classifier, mixed_images, noise).float().softmax(-1)
+        mixed = probabilities(logits_under_noise(classifier, mixed_images, noise))
         divergence = (mixed_target * (log_probability(mixed_target) - log_probability(mixed))).sum(-1)
-        right = (average.argmax(-1) == labels).float()
+        right = (average.argmax(-1) == labels).to(divergence)
         mix = (right * divergence).mean()
         loss = cross_entropy + self.eta * progress.warmup * mix
         return LossTerms(loss, {"cross_entropy": cross_entropy, "mix": mix}, noisy_logits)

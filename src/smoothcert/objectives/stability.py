@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from smoothcert.objectives.base import Classifier, LossTerms, Objective, Progress, logits_under_noise
+from smoothcert.probability import probabilities
 
 
 class Stability(Objective):
@@ -29,6 +30,6 @@ class Stability(Objective):
         clean_logits = classifier(images)
         noisy_logits = logits_under_noise(classifier, images, noise)
         clean = F.cross_entropy(clean_logits, labels)
-        stability = F.cross_entropy(noisy_logits[0], clean_logits.softmax(-1))
+        stability = F.cross_entropy(noisy_logits[0], probabilities(clean_logits))
         loss = clean + self.weight * stability
         return LossTerms(loss, {"cross_entropy": clean, "stability": stability}, noisy_logits)

@@ -1,0 +1,393 @@
+"""Every loss and its gradient against the plain numpy transcription of its formula in `reference.py`.
+
+Values to 1e-9, gradients with respect to all parameters against central differences of the transcription. What an
+attack found is a constant of the loss (held fixed when differencing); averages over noises are not.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import reference
+import torch
+from reference import Array, Network
+from torch import Tensor, nn
+
+from smoothcert.objectives import (
+    OBJECTIVES,
+    Adversary,
+    Consistency,
+    Gaussian,
+    LossTerms,
+    Macer,
+    Objective,
+    Progress,
+    SmoothAdv,
+    SmoothMix,
+    Stability,
+)
+
+SHAPE, PIXELS, HIDDEN, CLASSES, BATCH = (1, 2, 3), 6, 5, 4, 7
+VALUE = {"rel": 1e-9, "abs": 1e-9}
+GRADIENT = {"rtol": 1e-6, "atol": 1e-8}
+
+Loss = Callable[[Network], dict[str, float]]
+
+
+class TorchTwin(nn.Module):
+    """The same network in torch, float64, on images of SHAPE."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.w1, self.b1 = nn.Parameter(torch.tensor(network.w1)), nn.Parameter(torch.tensor(network.b1))
+        self.w2, self.b2 = nn.Parameter(torch.tensor(network.w2)), nn.Parameter(torch.tensor(network.b2))
+
+    def forward(self, images: Tensor) -> Tensor:
+        assert images.shape[1:] == SHAPE
+        logits = torch.tanh(images.flatten(1) @ self.w1.T + self.b1) @ self.w2.T + self.b2
+        return logits if self.training else reference.EVAL_SCALE * logits
+
+    def flat_gradient(self) -> Array:
+        gradients = [parameter.grad for parameter in (self.w1, self.b1, self.w2, self.b2)]
+        return torch.cat([gradient.flatten() for gradient in gradients]).numpy()
+
+
+class Draw(NamedTuple):
+    """A random network and a random step: flat images [batch, pixels], noise [num_noise, batch, pixels]."""
+
+    network: Network
+    x: Array
+    y: Array
+    noise: Array
+    uniform: Array
+    sigma: float = 0.5
+    epoch: int = 3
+    after_first_drop: bool = True
+
+    def take(self, images: list[int]) -> "Draw":
+        return self._replace(
+            x=self.x[images], y=self.y[images], noise=self.noise[:, images], uniform=self.uniform[images]
+        )
+
+    def torch_arguments(self) -> tuple[Tensor, Tensor, Tensor, Progress]:
+        progress = Progress(
+            self.sigma,
+            torch.tensor(reference.warmup(self.epoch), dtype=torch.float64),
+            torch.tensor(float(self.after_first_drop), dtype=torch.float64),
+            torch.tensor(self.uniform),
+        )
+        noise = torch.tensor(self.noise).view(*self.noise.shape[:2], *SHAPE)
+        return torch.tensor(self.x).view(-1, *SHAPE), torch.tensor(self.y), noise, progress
+
+
+def draw(num_noise: int, seed: int = 0, batch: int = BATCH, sharpness: float = 1.0, sigma: float = 0.5) -> Draw:
+    """Labels are what the network says for about two images in three, so that right and wrong ones both occur."""
+    rng = np.random.default_rng([seed, num_noise])
+    network = Network(
+        rng.normal(size=(HIDDEN, PIXELS)),
+        rng.normal(size=HIDDEN) / 2,
+        sharpness * rng.normal(size=(CLASSES, HIDDEN)),
+        rng.normal(size=CLASSES) / 2,
+    )
+    x = rng.uniform(size=(batch, PIXELS))
+    said = np.array([int(np.argmax(network.logits(image))) for image in x])
+    y = np.where(rng.uniform(size=batch) < 2 / 3, said, rng.integers(CLASSES, size=batch))
+    noise = sigma * rng.normal(size=(num_noise, batch, PIXELS))
+    return Draw(network, x, y, noise, rng.uniform(size=batch), sigma)
+
+
+def torch_loss(objective: Objective, step: Draw) -> tuple[LossTerms, Array]:
+    """The library's loss and its gradient."""
+    twin = TorchTwin(step.network).train()
+    result = objective.loss(twin, *step.torch_arguments())
+    result.loss.backward()
+    return result, twin.flat_gradient()
+
+
+def differences(loss: Loss, network: Network, step: float = 1e-5) -> Array:
+    """Central differences of the transcription with respect to every parameter."""
+    at = network.flat()
+    slopes = np.zeros_like(at)
+    for k in range(len(at)):
+        moved = np.zeros_like(at)
+        moved[k] = step
+        higher, lower = loss(network.replaced(at + moved)), loss(network.replaced(at - moved))
+        slopes[k] = (higher["loss"] - lower["loss"]) / (2 * step)
+    return slopes
+
+
+def assert_same(objective: Objective, step: Draw, expected: Loss) -> None:
+    """Loss, every logged term, logits and gradient of the library equal the transcription's."""
+    result, gradient = torch_loss(objective, step)
+    values = expected(step.network)
+    assert result.loss.item() == pytest.approx(values.pop("loss"), **VALUE)
+    assert {name: term.item() for name, term in result.terms.items()} == {
+        name: pytest.approx(value, **VALUE) for name, value in values.items()
+    }
+    assert result.noisy_logits.shape == (len(step.noise), len(step.x), CLASSES)
+    np.testing.assert_allclose(gradient, differences(expected, step.network), **GRADIENT)
+
+
+def attacked(step: Draw, adversary: Adversary) -> Array:
+    """xhat of every image, by the transcribed attack."""
+    epsilon = adversary.epsilon * reference.warmup(step.epoch)
+    found = []
+    for b in range(len(step.x)):
+        of_image = (step.network, step.x[b], step.y[b], step.noise[:, b])
+        if adversary.attack == "ddn":
+            found.append(reference.ddn(*of_image, adversary.steps, epsilon))
+        else:
+            found.append(reference.pgd(*of_image, adversary.steps, 2 * epsilon / adversary.steps, epsilon)[-1])
+    return np.array(found)
+
+
+@pytest.mark.parametrize("num_noise", [1, 3])
+def test_gaussian(num_noise: int) -> None:
+    step = draw(num_noise)
+    assert_same(
+        Gaussian(num_noise=num_noise), step, lambda network: reference.gaussian(network, step.x, step.y, step.noise)
+    )
+
+
+@pytest.mark.parametrize("weight", [0.0, 2.0])
+def test_stability(weight: float) -> None:
+    """The target F(x) has a gradient too."""
+    step = draw(1)
+    assert_same(
+        Stability(weight=weight),
+        step,
+        lambda network: reference.stability(network, step.x, step.y, step.noise, weight),
+    )
+
+
+ADVERSARIES = {
+    "pgd": Adversary(attack="pgd", steps=10, epsilon=1.0),
+    "pgd, one step": Adversary(attack="pgd", steps=1, epsilon=0.6),
+    "ddn": Adversary(attack="ddn", steps=8, epsilon=1.0),
+    "ddn, wide": Adversary(attack="ddn", steps=5, epsilon=3.0),
+}
+
+
+@pytest.mark.parametrize("epoch", [0, 4, 30])
+@pytest.mark.parametrize("adversary", ADVERSARIES.values(), ids=list(ADVERSARIES))
+def test_smoothadv(adversary: Adversary, epoch: int) -> None:
+    step = draw(4)._replace(epoch=epoch)
+    points = attacked(step, adversary)
+    assert np.abs(points - step.x).max() > 0.01
+    assert_same(
+        SmoothAdv(adversary=adversary),
+        step,
+        lambda network: reference.gaussian(network, points, step.y, step.noise),
+    )
+
+
+def images_with_fates(step: Draw, wanted: dict[str, int], gamma: float, beta: float) -> Draw:
+    """Some images of a large draw: as many of each fate as wanted, none of them near where a fate changes."""
+    chosen: dict[str, list[int]] = {fate: [] for fate in wanted}
+    for b in range(len(step.x)):
+        one = step.take([b])
+        fates = {
+            reference.macer_fates(one.network, one.x + shift, one.y, one.noise, gamma * factor, beta)[0]
+            for shift in (-1e-3, 0, 1e-3)
+            for factor in (0.98, 1.02)
+        }
+        q = np.mean([reference.softmax(beta * one.network.logits(one.x[0] + delta)) for delta in one.noise[:, 0]], 0)
+        well_conditioned = max(q) < 1 - 1e-4 or max(q) == 1
+        fate = fates.pop()
+        if not fates and well_conditioned and fate in wanted and len(chosen[fate]) < wanted[fate]:
+            chosen[fate].append(b)
+    assert {fate: len(images) for fate, images in chosen.items()} == wanted
+    return step.take(sorted(sum(chosen.values(), [])))
+
+
+MACER_BATCHES = {
+    "kept": ({"kept": 5}, 8.0, 16.0),
+    "kept and wrong": ({"kept": 3, "wrong": 3}, 8.0, 16.0),
+    "beyond gamma": ({"kept": 2, "wrong": 2, "beyond": 3}, 1.5, 4.0),
+    "saturated": ({"kept": 2, "wrong": 2, "saturated": 3}, 100.0, 300.0),
+    "all dropped": ({"wrong": 2, "saturated": 2}, 100.0, 300.0),
+}
+
+
+@pytest.mark.parametrize("batch", MACER_BATCHES.values(), ids=list(MACER_BATCHES))
+def test_macer(batch: tuple[dict[str, int], float, float]) -> None:
+    """Images that are wrong, beyond gamma or saturated have no robustness term, and count in the mean."""
+    wanted, gamma, beta = batch
+    step = images_with_fates(draw(5, batch=150), wanted, gamma, beta)
+    assert_same(
+        Macer(num_noise=5, weight=3.0, gamma=gamma, beta=beta),
+        step,
+        lambda network: reference.macer(network, step.x, step.y, step.noise, 3.0, gamma, beta, step.sigma),
+    )
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+@pytest.mark.parametrize("after_first_drop", [False, True])
+def test_macer_deferred(deferred: bool, after_first_drop: bool) -> None:
+    """Deferred: weight 0 before the first learning-rate drop. Other epochs do not matter."""
+    step = images_with_fates(draw(5, batch=150), {"kept": 4, "wrong": 1}, 8.0, 16.0)
+    step = step._replace(after_first_drop=after_first_drop, epoch=0)
+    weight = 0.0 if deferred and not after_first_drop else 16.0
+    assert_same(
+        Macer(num_noise=5, deferred=deferred),
+        step,
+        lambda network: reference.macer(network, step.x, step.y, step.noise, weight, 8.0, 16.0, step.sigma),
+    )
+
+
+def test_macer_of_hopeless_images() -> None:
+    """Where pbar_y is about 1e-13, -log(pbar_y + 1e-10) levels off."""
+    step = draw(2, sharpness=20.0, batch=60)
+    pbar = [
+        np.mean([reference.softmax(step.network.logits(step.x[b] + delta)) for delta in step.noise[:, b]], 0)
+        for b in range(len(step.x))
+    ]
+    step = step._replace(y=np.array([int(np.argmin(p)) for p in pbar]))
+    step = step.take([b for b, p in enumerate(pbar) if 1e-16 < min(p) < 1e-9][:5])
+    assert len(step.x) == 5
+    assert_same(
+        Macer(num_noise=2, weight=3.0),
+        step,
+        lambda network: reference.macer(network, step.x, step.y, step.noise, 3.0, 8.0, 16.0, step.sigma),
+    )
+
+
+FORMS = ["kl_entropy", "xent", "kl", "mse"]
+
+
+@pytest.mark.parametrize("num_noise", [2, 4])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("attack", [None, "pgd", "ddn"])
+def test_consistency(form: str, num_noise: int, attack: str | None) -> None:
+    if form == "mse" and num_noise != 2:
+        pytest.skip("mse compares two noises")
+    step = draw(num_noise, seed=1)
+    adversary = attack and Adversary(attack=attack, steps=4, epsilon=1.0)
+    points = attacked(step, adversary) if adversary else step.x
+    assert_same(
+        Consistency(num_noise=num_noise, weight=7.0, entropy_weight=0.3, form=form, adversary=adversary),
+        step,
+        lambda network: reference.consistency(network, points, step.y, step.noise, form, 7.0, 0.3),
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_consistency_with_probabilities_below_the_floor(form: str) -> None:
+    """Logits so far apart that probabilities under 1e-20 occur: their logarithm is log(1e-20)."""
+    step = draw(2, sharpness=30.0)
+    smallest = min(
+        reference.softmax(step.network.logits(x + d)).min() for d_i in step.noise for x, d in zip(step.x, d_i)
+    )
+    assert smallest < 1e-24
+    assert_same(
+        Consistency(form=form),
+        step,
+        lambda network: reference.consistency(network, step.x, step.y, step.noise, form, 10.0, 0.5),
+    )
+
+
+SMOOTHMIX = {
+    "plain": SmoothMix(),
+    "one noise": SmoothMix(num_noise=1, steps=1, step_size=8.0),
+    "short steps": SmoothMix(steps=3, step_size=0.2),
+    "max_norm": SmoothMix(steps=3, step_size=0.6, max_norm=0.7),
+    "one_step": SmoothMix(steps=3, step_size=0.5, one_step=True),
+    "one_step, one step": SmoothMix(steps=1, one_step=True),
+    "one_step_radius": SmoothMix(step_size=2.0, one_step=True, one_step_radius=0.6),
+    "one_step and max_norm": SmoothMix(steps=2, one_step=True, max_norm=0.9),
+    "eta 0": SmoothMix(eta=0.0),
+}
+
+
+def smoothmix_points(objective: SmoothMix, step: Draw) -> tuple[Array, Array]:
+    """The clean side and the adversary, by the transcribed attack."""
+    clean, adversarial = [], []
+    radius = objective.one_step_radius or objective.step_size
+    for b in range(len(step.x)):
+        iterates = reference.pgd(
+            step.network,
+            step.x[b],
+            step.y[b],
+            step.noise[:, b],
+            objective.steps,
+            objective.step_size,
+            objective.max_norm,
+        )
+        adversarial.append(iterates[-1])
+        if objective.one_step:
+            clean.append(reference.into_ball(iterates[0], step.x[b], radius * reference.warmup(step.epoch)))
+        else:
+            clean.append(step.x[b])
+    return np.array(clean), np.array(adversarial)
+
+
+@pytest.mark.parametrize("epoch", [0, 5, 12])
+@pytest.mark.parametrize("objective", SMOOTHMIX.values(), ids=list(SMOOTHMIX))
+def test_smoothmix(objective: SmoothMix, epoch: int) -> None:
+    step = draw(objective.num_noise, seed=2)._replace(epoch=epoch)
+    clean, adversarial = smoothmix_points(objective, step)
+    assert set(reference.smoothmix_right(step.network, clean, step.y, step.noise)) == {True, False}
+    weight = objective.eta * reference.warmup(epoch)
+    assert_same(
+        objective,
+        step,
+        lambda network: reference.smoothmix(network, clean, adversarial, step.y, step.noise, step.uniform, weight),
+    )
+
+
+def test_smoothmix_with_probabilities_below_the_floor() -> None:
+    """The attack stands still where pbar_y is under the floor, and logarithms end at log(1e-20)."""
+    step = draw(2, sharpness=30.0, seed=4)
+    objective = SmoothMix(num_noise=2, steps=2, step_size=0.5)
+    clean, adversarial = smoothmix_points(objective, step)
+    assert_same(
+        objective,
+        step,
+        lambda network: reference.smoothmix(network, clean, adversarial, step.y, step.noise, step.uniform, 2.0),
+    )
+
+
+def test_transcribed_input_gradient() -> None:
+    """The derivative by hand in the reference against its own central differences."""
+    step = draw(3)
+    for b in range(3):
+        _, gradient, _ = reference.smoothed_gradient(step.network, step.x[b], step.y[b], step.noise[:, b])
+        for k in range(PIXELS):
+            move = np.zeros(PIXELS)
+            move[k] = 1e-5
+            values = [
+                reference.smoothed_gradient(step.network, step.x[b] + s * move, step.y[b], step.noise[:, b])[0]
+                for s in (1, -1)
+            ]
+            assert gradient[k] == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-7, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_half_precision_logits_give_a_loss_in_float32(name: str) -> None:
+    """Under bfloat16 autocast the losses are computed in float32: close to the float64 ones, and finite."""
+    objective = OBJECTIVES[name]()
+    step = draw(objective.num_noise, seed=5)
+    expected = torch_loss(objective, step)[0].loss.item()
+    images, labels, noise, progress = step.torch_arguments()
+    progress = Progress(step.sigma, progress.warmup.float(), progress.after_first_drop.float(), progress.uniform.float())
+    twin = TorchTwin(step.network).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = objective.loss(twin, images.float(), labels, noise.float(), progress)
+    assert result.noisy_logits.dtype == torch.bfloat16 or name == "stability"
+    assert result.loss.dtype == torch.float32
+    assert result.loss.item() == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_enormous_logits_give_finite_gradients(name: str) -> None:
+    """Saturated probabilities in float32: 0 * inf must not appear in a gradient."""
+    objective = OBJECTIVES[name]()
+    step = draw(objective.num_noise, sharpness=1e4)
+    images, labels, noise, progress = step.torch_arguments()
+    progress = Progress(step.sigma, progress.warmup.float(), progress.after_first_drop.float(), progress.uniform.float())
+    twin = TorchTwin(step.network).float()
+    result = objective.loss(twin, images.float(), labels, noise.float(), progress)
+    result.loss.backward()
+    assert np.isfinite(result.loss.item())
+    assert np.isfinite(twin.flat_gradient()).all()
