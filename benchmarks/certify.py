@@ -23,6 +23,7 @@ from smoothcert.models import LeNet
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing import VoteCounter, certificate_from_votes, select_and_estimate
 from smoothcert.smoothing.precision import DTYPES, at_precision, resolve_precision
+from smoothcert.smoothing.votes import default_batch_size
 
 SIGMA = 0.5
 
@@ -72,7 +73,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = LeNet(10).eval().to(device)
     image = torch.rand(1, 28, 28).to(device)
-    batch_size = arguments.batch_size or (1000 if device.type == "cpu" else 20_000)
+    batch_size = arguments.batch_size or default_batch_size(device)
     precisions = dict.fromkeys(resolve_precision(p, device) for p in arguments.precision.split(","))
     counters = {
         p: VoteCounter(at_precision(model, p, device), Gaussian(SIGMA), 10, batch_size, DTYPES[p]) for p in precisions

@@ -6,8 +6,7 @@
 from smoothcert.certificates import ABSTAIN, Certificate, read_certificates
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.smoothing import SmoothedClassifier
-
-__version__ = "0.1.0"
+from smoothcert.version import __version__
 
 __all__ = [
     "ABSTAIN",
@@ -15,5 +14,6 @@ __all__ = [
     "RequestError",
     "SmoothedClassifier",
     "WorkError",
+    "__version__",
     "read_certificates",
 ]

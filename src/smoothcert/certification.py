@@ -19,7 +19,7 @@ from smoothcert.noise import Gaussian
 from smoothcert.recipe import CertifyRecipe
 from smoothcert.smoothing.certify import certificate_from_votes
 from smoothcert.smoothing.precision import DTYPES, at_precision
-from smoothcert.smoothing.votes import NOISE_BLOCK, VoteCounter, select_and_estimate
+from smoothcert.smoothing.votes import VoteCounter, noise_block, select_and_estimate
 
 BATCHES_AT_ONCE = 20
 """Forward passes, about, between two writes to the file: what a kill can cost when n is small."""
@@ -69,7 +69,7 @@ def certify_dataset(
         "noise": noise.name,
         "bound": "clopper-pearson one-sided",
         **recipe.to_mapping(),
-        "noise_block": NOISE_BLOCK,
+        "noise_block": noise_block(device),
         "device": device.type,
     }
     evaluated = at_precision(model, recipe.precision, device)

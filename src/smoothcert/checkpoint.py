@@ -10,10 +10,11 @@ import pickle
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import scipy
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -24,6 +25,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.files import replaced_atomically
 from smoothcert.models import build_model
 from smoothcert.recipe import TrainRecipe, parse_recipe
+from smoothcert.version import __version__
 
 RECIPE, MODEL, STATE, METRICS = "recipe.yaml", "model.safetensors", "state.pt", "metrics.jsonl"
 
@@ -68,7 +70,12 @@ class Run:
 def versions(device: torch.device) -> dict[str, str]:
     """What a result was computed with."""
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    packages = {name: version(name) for name in ("smoothcert", "torch", "numpy", "scipy")}
+    packages = {
+        "smoothcert": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "scipy": scipy.__version__,
+    }
     return {**packages, "python": platform.python_version(), "device": f"{device.type} ({hardware})"}
 
 

@@ -164,9 +164,10 @@ def certify_recipe(
     from smoothcert.certificates import stored_seed
     from smoothcert.recipe import CertifyRecipe, parse_recipe
     from smoothcert.smoothing.precision import resolve_precision
+    from smoothcert.smoothing.votes import default_batch_size
 
     fields["precision"] = resolve_precision(fields["precision"], device)
-    fields["batch_size"] = batch_size if batch_size is not None else (1000 if device.type == "cpu" else 20_000)
+    fields["batch_size"] = batch_size if batch_size is not None else default_batch_size(device)
     seed = stored_seed(path) if seed is None else seed
     fields["seed"] = secrets.randbits(63) if seed is None else seed
     return parse_recipe(CertifyRecipe, fields, "certify")

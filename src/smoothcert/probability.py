@@ -6,9 +6,13 @@ from torch import Tensor
 SMALLEST_PROBABILITY = 1e-20
 
 
-def probabilities(logits: Tensor) -> Tensor:
-    """Softmax over the last dimension, in float32 at least: half precision would lose small probabilities."""
-    return logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+def probabilities(logits: Tensor, inverse_temperature: float = 1.0) -> Tensor:
+    """Softmax of inverse_temperature * logits over the last dimension.
+
+    In float32 at least, the product too: half precision would lose small probabilities.
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return (wide if inverse_temperature == 1.0 else wide * inverse_temperature).softmax(-1)
 
 
 def log_probability(probability: Tensor) -> Tensor:

@@ -15,16 +15,25 @@ from smoothcert.presets import preset
 from smoothcert.recipe import CertifyRecipe, TrainRecipe, with_overrides
 from smoothcert.report import terminal_table, write_report
 from smoothcert.smoothing.precision import fast_precision
+from smoothcert.smoothing.votes import default_batch_size
 
-METHODS = ("mnist/gaussian",)
+METHODS = ("mnist/gaussian", "mnist/consistency", "mnist/smoothmix")
 SIGMA = 0.5
 # A small budget that shows the published order; the presets' own budget is 90 epochs of 60,000 images.
-OVERRIDES = ("dataset=mnist-sample", "epochs=6", "learning_rate=0.03", "learning_rate_drops=[4]")
+BUDGET = (
+    "dataset=mnist-sample",
+    "epochs=2",
+    "batch_size=128",
+    "learning_rate=0.05",
+    "learning_rate_drops=[1]",
+)
+# One long attack step costs a quarter of four short ones and leads as far.
+CHEAPER = {"mnist/smoothmix": ("objective.num_noise=2", "objective.steps=1", "objective.step_size=4")}
 VOTES, SKIP = 1_000, 20
 
 
 def quickstart_recipe(name: str) -> TrainRecipe:
-    return with_overrides(preset(name, SIGMA), OVERRIDES)
+    return with_overrides(preset(name, SIGMA), (*BUDGET, *CHEAPER.get(name, ())))
 
 
 def run_quickstart(out: Path) -> None:
@@ -42,6 +51,7 @@ def run_quickstart(out: Path) -> None:
             sigma=SIGMA,
             n=VOTES,
             precision=fast_precision(device),
+            batch_size=default_batch_size(device),
             seed=secrets.randbits(63) if seed is None else seed,
         )
         certify_with_bar(load_run(folder), test_data, indices, recipe, path, device)

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import (
@@ -103,7 +103,7 @@ class CertifyRecipe(Recipe):
     n: int = Field(100_000, ge=1, description="fresh votes that bound its probability")
     alpha: float = Field(0.001, gt=0, lt=1, description="probability that a certificate is wrong, at most")
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the network; noise is float32")
-    batch_size: int = Field(1000, ge=1, description="noisy images in a forward pass")
+    batch_size: int = Field(500, ge=1, description="noisy images in a forward pass")
     seed: int = Field(ge=0, description="of the noise; drawn from the operating system by default")
 
 
@@ -123,10 +123,21 @@ def describe_errors(kind: type[BaseModel], error: ValidationError, prefix: str =
     return "; ".join(_describe(kind, detail, prefix) for detail in error.errors())
 
 
+def field_names(kind: type[BaseModel]) -> list[str]:
+    """The names of all fields of a model, those of models inside it with a dot."""
+    names: list[str] = []
+    for name, field in kind.model_fields.items():
+        names.append(name)
+        for part in (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, BaseModel) and part is not Objective:
+                names += [f"{name}.{inner}" for inner in field_names(part)]
+    return names
+
+
 def _describe(kind: type[BaseModel], error: Any, prefix: str) -> str:
     field = prefix + ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        names = [prefix + name for name in kind.model_fields]
+        names = [prefix + name for name in field_names(kind)]
         near = difflib.get_close_matches(field, names, n=3) or sorted(names)
         return f"{field}: unknown key; did you mean {', '.join(near)}?"
     if error["type"] == "missing":
@@ -174,7 +185,8 @@ def with_overrides(recipe: TrainRecipe, overrides: Sequence[str]) -> TrainRecipe
 def _set(fields: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
     if keys == ["objective"] or keys == ["objective", "name"]:
         # Another method has other hyper-parameters: start from its defaults.
-        fields["objective"] = value if isinstance(value, dict) else {"name": value}
+        known = isinstance(value, str) and value in OBJECTIVES
+        fields["objective"] = _objective_to(OBJECTIVES[value]()) if known else value
         return
     *parents, last = keys
     for parent in parents:

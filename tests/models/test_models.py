@@ -6,7 +6,38 @@ import torch
 from smoothcert.errors import RequestError
 from smoothcert.models import MODELS, build_model
 
-EXPECTED_PARAMETERS = {"lenet": 20 * 25 + 20 + 50 * 500 + 50 + 800 * 500 + 500 + 500 * 10 + 10}
+
+def conv_bn(channels_in: int, channels: int, kernel: int) -> int:
+    return channels_in * channels * kernel**2 + 2 * channels
+
+
+def cifar_resnet(blocks: int) -> int:
+    """He et al.'s layout, counted by hand."""
+    total = conv_bn(3, 16, 3) + 64 * 10 + 10
+    for channels_in, channels in ((16, 16), (16, 32), (32, 64)):
+        total += conv_bn(channels_in, channels, 3) + (2 * blocks - 1) * conv_bn(channels, channels, 3)
+        total += conv_bn(channels_in, channels, 1) if channels_in != channels else 0
+    return total
+
+
+def densenet40() -> int:
+    """Batch norm stands before each convolution: it has as many pairs as the convolution has inputs."""
+    total, channels = 3 * 24 * 9, 24
+    for block in range(3):
+        for _ in range(6):
+            total += 2 * channels + channels * 48 + 2 * 48 + 48 * 12 * 9
+            channels += 12
+        total += 2 * channels + channels**2 if block < 2 else 2 * channels
+    return total + channels * 10 + 10
+
+
+EXPECTED_PARAMETERS = {
+    "lenet": 20 * 25 + 20 + 50 * 500 + 50 + 800 * 500 + 500 + 500 * 10 + 10,
+    "resnet20": cifar_resnet(3),
+    "resnet110": cifar_resnet(18),
+    "densenet40": densenet40(),
+    "resnet50": 25_557_032 - 990 * 2049,  # the published count is for 1000 classes
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -14,8 +45,59 @@ def test_parameter_count(name: str) -> None:
     assert sum(p.numel() for p in MODELS[name].build(10).parameters()) == EXPECTED_PARAMETERS[name]
 
 
-def test_lenet_gives_logits() -> None:
-    assert build_model("lenet", (1, 28, 28), 10)(torch.rand(3, 1, 28, 28)).shape == (3, 10)
+def test_published_sizes() -> None:
+    assert round(EXPECTED_PARAMETERS["resnet110"] / 1e6, 2) == 1.73
+    assert round((EXPECTED_PARAMETERS["resnet50"] + 990 * 2049) / 1e6, 1) == 25.6
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("lenet", (1, 28, 28)),
+        ("resnet20", (3, 32, 32)),
+        ("resnet110", (3, 16, 16)),
+        ("densenet40", (3, 32, 32)),
+        ("resnet50", (3, 64, 64)),
+    ],
+)
+def test_models_give_logits(name: str, shape: tuple[int, int, int]) -> None:
+    assert build_model(name, shape, 7)(torch.rand(2, *shape)).shape == (2, 7)
+
+
+def test_lenet_is_the_published_network() -> None:
+    """Written out as a sequence of layers; with and without gradients, where the pooling takes another path."""
+    torch.manual_seed(0)
+    model = build_model("lenet", (1, 28, 28), 10)
+    layers = torch.nn.Sequential(
+        *(model.conv1, torch.nn.ReLU(), torch.nn.MaxPool2d(2), model.conv2, torch.nn.ReLU(), torch.nn.MaxPool2d(2)),
+        *(torch.nn.Flatten(), model.fc1, torch.nn.ReLU(), model.fc2),
+    )
+    images = torch.rand(5, 1, 28, 28)
+    assert torch.equal(model(images), layers(images))
+    with torch.no_grad():
+        assert torch.equal(model(images), layers(images))
+
+
+def test_resnet_parameter_names() -> None:
+    """Those of the released checkpoints."""
+    names = set(build_model("resnet110", (3, 32, 32), 10).state_dict())
+    assert {
+        "conv1.weight",
+        "bn1.running_mean",
+        "layer1.17.conv2.weight",
+        "layer3.0.downsample.1.bias",
+        "fc.bias",
+    } <= names
+    assert "layer1.0.downsample.0.weight" not in names
+    names = set(build_model("resnet50", (3, 64, 64), 1000).state_dict())
+    assert {"layer1.0.downsample.0.weight", "layer4.2.conv3.weight", "layer3.5.bn3.num_batches_tracked"} <= names
+    assert len(names) == 320  # as in torchvision's state dict
+
+
+def test_cifar_convolutions_start_at_their_published_scale() -> None:
+    torch.manual_seed(0)
+    weight = build_model("resnet20", (3, 32, 32), 10).layer3[1].conv1.weight.detach()
+    assert float(weight.std()) == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
 
 
 def test_normalisation_is_the_first_layer_and_is_saved() -> None:

@@ -45,7 +45,8 @@ class TorchTwin(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         assert images.shape[1:] == SHAPE
-        logits = torch.tanh(images.flatten(1) @ self.w1.T + self.b1) @ self.w2.T + self.b2
+        hidden = torch.tanh(nn.functional.linear(images.flatten(1), self.w1, self.b1))
+        logits = nn.functional.linear(hidden, self.w2, self.b2)
         return logits if self.training else reference.EVAL_SCALE * logits
 
     def flat_gradient(self) -> Array:
@@ -118,7 +119,7 @@ def differences(loss: Loss, network: Network, step: float = 1e-5) -> Array:
 
 
 def assert_same(objective: Objective, step: Draw, expected: Loss) -> None:
-    """Loss, every logged term, logits and gradient of the library equal the transcription's."""
+    """Loss, every logged term and gradient of the library equal the transcription's."""
     result, gradient = torch_loss(objective, step)
     values = expected(step.network)
     assert result.loss.item() == pytest.approx(values.pop("loss"), **VALUE)
@@ -197,8 +198,10 @@ def images_with_fates(step: Draw, wanted: dict[str, int], gamma: float, beta: fl
         fate = fates.pop()
         if not fates and well_conditioned and fate in wanted and len(chosen[fate]) < wanted[fate]:
             chosen[fate].append(b)
+        if all(len(chosen[fate]) == number for fate, number in wanted.items()):
+            break
     assert {fate: len(images) for fate, images in chosen.items()} == wanted
-    return step.take(sorted(sum(chosen.values(), [])))
+    return step.take(sorted(b for images in chosen.values() for b in images))
 
 
 MACER_BATCHES = {
@@ -214,7 +217,7 @@ MACER_BATCHES = {
 def test_macer(batch: tuple[dict[str, int], float, float]) -> None:
     """Images that are wrong, beyond gamma or saturated have no robustness term, and count in the mean."""
     wanted, gamma, beta = batch
-    step = images_with_fates(draw(5, batch=150), wanted, gamma, beta)
+    step = images_with_fates(draw(5, batch=80), wanted, gamma, beta)
     assert_same(
         Macer(num_noise=5, weight=3.0, gamma=gamma, beta=beta),
         step,
@@ -226,7 +229,7 @@ def test_macer(batch: tuple[dict[str, int], float, float]) -> None:
 @pytest.mark.parametrize("after_first_drop", [False, True])
 def test_macer_deferred(deferred: bool, after_first_drop: bool) -> None:
     """Deferred: weight 0 before the first learning-rate drop. Other epochs do not matter."""
-    step = images_with_fates(draw(5, batch=150), {"kept": 4, "wrong": 1}, 8.0, 16.0)
+    step = images_with_fates(draw(5, batch=80), {"kept": 4, "wrong": 1}, 8.0, 16.0)
     step = step._replace(after_first_drop=after_first_drop, epoch=0)
     weight = 0.0 if deferred and not after_first_drop else 16.0
     assert_same(
@@ -256,12 +259,11 @@ def test_macer_of_hopeless_images() -> None:
 FORMS = ["kl_entropy", "xent", "kl", "mse"]
 
 
-@pytest.mark.parametrize("num_noise", [2, 4])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "num_noise"), [(form, m) for form in FORMS for m in (2, 4) if form != "mse" or m == 2]
+)
 @pytest.mark.parametrize("attack", [None, "pgd", "ddn"])
 def test_consistency(form: str, num_noise: int, attack: str | None) -> None:
-    if form == "mse" and num_noise != 2:
-        pytest.skip("mse compares two noises")
     step = draw(num_noise, seed=1)
     adversary = attack and Adversary(attack=attack, steps=4, epsilon=1.0)
     points = attacked(step, adversary) if adversary else step.x
@@ -276,10 +278,8 @@ def test_consistency(form: str, num_noise: int, attack: str | None) -> None:
 def test_consistency_with_probabilities_below_the_floor(form: str) -> None:
     """Logits so far apart that probabilities under 1e-20 occur: their logarithm is log(1e-20)."""
     step = draw(2, sharpness=30.0)
-    smallest = min(
-        reference.softmax(step.network.logits(x + d)).min() for d_i in step.noise for x, d in zip(step.x, d_i)
-    )
-    assert smallest < 1e-24
+    noisy = (step.x + step.noise).reshape(-1, PIXELS)
+    assert min(reference.softmax(step.network.logits(x)).min() for x in noisy) < 1e-24
     assert_same(
         Consistency(form=form),
         step,
@@ -325,7 +325,7 @@ def smoothmix_points(objective: SmoothMix, step: Draw) -> tuple[Array, Array]:
 @pytest.mark.parametrize("epoch", [0, 5, 12])
 @pytest.mark.parametrize("objective", SMOOTHMIX.values(), ids=list(SMOOTHMIX))
 def test_smoothmix(objective: SmoothMix, epoch: int) -> None:
-    step = draw(objective.num_noise, seed=2)._replace(epoch=epoch)
+    step = draw(objective.num_noise, seed=12)._replace(epoch=epoch)
     clean, adversarial = smoothmix_points(objective, step)
     assert set(reference.smoothmix_right(step.network, clean, step.y, step.noise)) == {True, False}
     weight = objective.eta * reference.warmup(epoch)
@@ -363,31 +363,64 @@ def test_transcribed_input_gradient() -> None:
             assert gradient[k] == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-7, abs=1e-9)
 
 
+def in_float32(step: Draw) -> tuple[TorchTwin, tuple[Tensor, Tensor, Tensor, Progress]]:
+    images, labels, noise, (sigma, *factors) = step.torch_arguments()
+    arguments = images.float(), labels, noise.float(), Progress(sigma, *[factor.float() for factor in factors])
+    return TorchTwin(step.network).float(), arguments
+
+
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_half_precision_logits_give_a_loss_in_float32(name: str) -> None:
-    """Under bfloat16 autocast the losses are computed in float32: close to the float64 ones, and finite."""
+def test_half_precision_gives_a_loss_in_float32(name: str) -> None:
+    """Under bfloat16 autocast the logits are rounded and the loss is not: near the float64 one."""
     objective = OBJECTIVES[name]()
     step = draw(objective.num_noise, seed=5)
     expected = torch_loss(objective, step)[0].loss.item()
-    images, labels, noise, progress = step.torch_arguments()
-    progress = Progress(step.sigma, progress.warmup.float(), progress.after_first_drop.float(), progress.uniform.float())
-    twin = TorchTwin(step.network).float()
+    twin, arguments = in_float32(step)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        result = objective.loss(twin, images.float(), labels, noise.float(), progress)
-    assert result.noisy_logits.dtype == torch.bfloat16 or name == "stability"
+        result = objective.loss(twin, *arguments)
+    assert result.noisy_logits.dtype == torch.bfloat16
     assert result.loss.dtype == torch.float32
     assert result.loss.item() == pytest.approx(expected, rel=0.05)
+
+
+class Rounded(nn.Module):
+    """Logits rounded to bfloat16, handed out as such or as float32."""
+
+    def __init__(self, twin: TorchTwin, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.twin, self.dtype = twin, dtype
+
+    def forward(self, images: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return self.twin(images).bfloat16().to(self.dtype)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        *[pytest.param(kind(), id=name) for name, kind in OBJECTIVES.items()],
+        pytest.param(
+            Macer(beta=11.0),
+            id="macer, beta 11",
+        ),
+    ],
+)
+def test_nothing_but_the_logits_is_rounded_in_half_precision(objective: Objective) -> None:
+    """The loss of bfloat16 logits under autocast is the loss of the same numbers in float32."""
+    twin, arguments = in_float32(draw(objective.num_noise, seed=5))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half, single = (
+            objective.loss(Rounded(twin, dtype), *arguments).loss.item() for dtype in (torch.bfloat16, torch.float32)
+        )
+    assert half == pytest.approx(single, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_enormous_logits_give_finite_gradients(name: str) -> None:
     """Saturated probabilities in float32: 0 * inf must not appear in a gradient."""
     objective = OBJECTIVES[name]()
-    step = draw(objective.num_noise, sharpness=1e4)
-    images, labels, noise, progress = step.torch_arguments()
-    progress = Progress(step.sigma, progress.warmup.float(), progress.after_first_drop.float(), progress.uniform.float())
-    twin = TorchTwin(step.network).float()
-    result = objective.loss(twin, images.float(), labels, noise.float(), progress)
+    twin, arguments = in_float32(draw(objective.num_noise, sharpness=1e4))
+    result = objective.loss(twin, *arguments)
     result.loss.backward()
     assert np.isfinite(result.loss.item())
     assert np.isfinite(twin.flat_gradient()).all()

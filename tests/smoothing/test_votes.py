@@ -31,7 +31,7 @@ def test_every_vote_is_counted_once(n: int, batch_size: int) -> None:
     counts = counter(batch_size=batch_size).count(batch, [(7, i) for i in range(3)], "estimate", n)
     assert counts.sum(axis=1).tolist() == [n] * 3
     # An independent count: the same noise, block by block, in numpy.
-    block = min(NOISE_BLOCK, n, batch_size)
+    block = min(NOISE_BLOCK["cpu"], n, batch_size)
     for i in range(3):
         votes: list[int] = []
         for key in block_keys((7, i), "estimate", -(-n // block)):

@@ -37,7 +37,7 @@ def ddn(
         best, best_norm = _closer(fooled, offset, best, best_norm)
         length = LAST_STEP + (FIRST_STEP - LAST_STEP) * (1 + math.cos(math.pi * step / steps)) / 2
         offset = offset + length * unit(gradient)
-        norm = torch.minimum(norm * torch.where(fooled, 1 - gamma, 1 + gamma), limit)
+        norm = torch.minimum(torch.where(fooled, norm * (1 - gamma), norm * (1 + gamma)), limit)
         offset = offset * norm / norms(offset).clamp(min=1e-12)
         offset = (images + offset).clamp(0, 1) - images
     return (images + torch.where(best_norm.isfinite(), best, offset)).clamp(0, 1)

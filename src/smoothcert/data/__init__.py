@@ -7,11 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from smoothcert.data import mnist, mnist_sample
+from smoothcert.data import cifar10, imagenet, mnist, mnist_sample
+from smoothcert.data.image_files import ImageFiles
 from smoothcert.data.images import ImageData, Images, Normalization, Split
+from smoothcert.data.own import load_folder, load_npz
 from smoothcert.errors import RequestError
 
-__all__ = ["DATASETS", "DatasetSpec", "ImageData", "Images", "Normalization", "Split", "default_folder", "load_dataset"]
+__all__ = [
+    "DATASETS",
+    "DatasetSpec",
+    "ImageData",
+    "ImageFiles",
+    "Images",
+    "Normalization",
+    "Split",
+    "default_folder",
+    "load_dataset",
+    "load_folder",
+    "load_npz",
+]
 
 
 @dataclass(frozen=True)
@@ -38,6 +52,20 @@ DATASETS: dict[str, DatasetSpec] = {
         num_classes=mnist_sample.NUM_CLASSES,
         load=lambda split, _folder: mnist_sample.load(split),
     ),
+    "cifar10": DatasetSpec(
+        description="photographs of ten classes, 50,000 training and 10,000 test images; downloaded when absent",
+        shape=cifar10.SHAPE,
+        num_classes=cifar10.NUM_CLASSES,
+        load=cifar10.load,
+        normalization=cifar10.NORMALIZATION,
+    ),
+    "imagenet": DatasetSpec(
+        description="ILSVRC2012, 1,281,167 training and 50,000 validation images of 1,000 classes; never downloaded",
+        shape=imagenet.SHAPE,
+        num_classes=imagenet.NUM_CLASSES,
+        load=imagenet.load,
+        normalization=imagenet.NORMALIZATION,
+    ),
 }
 
 
@@ -49,12 +77,25 @@ def default_folder() -> Path:
     return Path(cache).expanduser() / "smoothcert"
 
 
-def load_dataset(name: str, split: Split, folder: Path | None = None) -> Images:
-    """The split `split` of the data set `name`, on the CPU; `folder` is where its files are or will be kept."""
-    if name not in DATASETS:
+def load_dataset(name: str, split: Split, folder: Path | None = None, *, image_size: int | None = None) -> Images:
+    """The split `split` of the data set `name`, on the CPU; `folder` is where its files are or will be kept.
+
+    `name` is one of DATASETS, or `folder:PATH` or `npz:PATH` for one's own images (see `load_folder`, `load_npz`).
+    `image_size` is for `folder:PATH` alone: the others have a size.
+    """
+    kind, _, path = name.partition(":")
+    own = kind in ("folder", "npz") and path != ""
+    if not own and name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS)
         hint = f"did you mean {' or '.join(near)}?" if near else "choose one of these"
-        raise RequestError(f"expected a data set among {', '.join(DATASETS)}, got {name!r}; {hint}")
+        known = ", ".join([*DATASETS, "folder:PATH", "npz:PATH"])
+        raise RequestError(f"expected a data set among {known}, got {name!r}; {hint}")
     if split not in get_args(Split):
         raise RequestError(f"expected a split among {', '.join(get_args(Split))}, got {split!r}; choose one of these")
+    if own and kind == "folder":
+        return load_folder(Path(path).expanduser(), split, image_size)
+    if image_size is not None:
+        raise RequestError(f"image_size: expected none for {name}, whose images have a size, got {image_size}; omit it")
+    if own:
+        return load_npz(Path(path).expanduser(), split)
     return DATASETS[name].load(split, folder if folder is not None else default_folder())

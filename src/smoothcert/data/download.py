@@ -39,7 +39,7 @@ def download(urls: Sequence[str], destination: Path, sha256: str, progress: Prog
     part = destination.with_name(destination.name + ".part")
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        with _alone_in(destination.parent):
+        with alone_in(destination.parent):
             if _digest(destination) != sha256:
                 _fetch_from_any(urls, part, sha256, progress)
                 part.replace(destination)
@@ -161,8 +161,8 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Let one process at a time download into `folder`: the processes of one run would write the same part file.
+def alone_in(folder: Path) -> Iterator[None]:
+    """Let one process at a time write into `folder`: the processes of one run would write the same part file.
 
     The lock is on the folder itself, so nothing is left behind. Systems without such locks go on without.
     """

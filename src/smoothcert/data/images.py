@@ -67,6 +67,7 @@ class ImageData:
     split: str
     normalization: Normalization | None = None
     augment: Augment | None = field(default=None, repr=False)
+    class_names: tuple[str, ...] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._check_images()
@@ -128,14 +129,9 @@ class ImageData:
         """Images `indices` as float32 [b, c, h, w] in [0, 1] and their labels [b], where the data lives.
 
         `indices` is an int64 tensor [b]; with indices on the data's device nothing passes through the host.
-        A pixel p becomes p / 255 correctly rounded, the same bits on every device.
         """
-        device = self.images.device
-        indices = indices.to(device)
-        # CUDA divides by a Python number as a product with its reciprocal, which is off by one ulp for half of the
-        # pixel values; a divisor that lives on the device is truly divided by.
-        white = torch.full((), 255.0, dtype=torch.float32, device=device)
-        images = self.images.index_select(0, indices).to(torch.float32).div_(white)
+        indices = indices.to(self.images.device)
+        images = in_unit_interval(self.images.index_select(0, indices))
         return images, self.labels.index_select(0, indices)
 
     def batches(self, order: Tensor, share: slice, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -155,6 +151,14 @@ class ImageData:
 
     def _with(self, images: Tensor, labels: Tensor) -> "ImageData":
         return replace(self, images=images, labels=labels)
+
+
+def in_unit_interval(pixels: Tensor) -> Tensor:
+    """uint8 -> float32 in [0, 1]: p becomes p / 255 correctly rounded, the same bits on every device."""
+    # CUDA divides by a Python number as a product with its reciprocal, which is off by one ulp for half of the
+    # pixel values; a divisor that lives on the device is truly divided by.
+    white = torch.full((), 255.0, dtype=torch.float32, device=pixels.device)
+    return pixels.to(torch.float32).div_(white)
 
 
 def _describe(tensor: Tensor) -> str:

@@ -5,6 +5,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def halve_by_maximum(x: Tensor) -> Tensor:
+    """2x2 max-pooling of an even-sized [n, c, h, w]."""
+    if x.device.type == "cpu" and not x.requires_grad:
+        # The same numbers from two elementwise maxima, which CPUs vectorise: votes are counted twice as fast.
+        x = torch.maximum(x[:, :, ::2], x[:, :, 1::2])
+        return torch.maximum(x[..., ::2], x[..., 1::2])
+    return F.max_pool2d(x, 2)
+
+
 class LeNet(nn.Module):
     """[n, 1, 28, 28] -> logits [n, num_classes]."""
 
@@ -16,8 +25,9 @@ class LeNet(nn.Module):
         self.fc2 = nn.Linear(500, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.conv1(images)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        # ReLU and maximum commute: ReLU after the pooling gives the same numbers for a quarter of the work.
+        x = F.relu(halve_by_maximum(self.conv1(images)))
+        x = F.relu(halve_by_maximum(self.conv2(x)))
         x = F.relu(self.fc1(torch.flatten(x, 1)))
         logits: Tensor = self.fc2(x)
         return logits

@@ -38,11 +38,11 @@ class Macer(Objective):
         average = probabilities(noisy_logits).mean(0)
         natural = -torch.log(average.gather(1, labels.unsqueeze(1)).squeeze(1) + 1e-10)
 
-        sharp = probabilities(noisy_logits * self.beta).mean(0)
+        sharp = probabilities(noisy_logits, self.beta).mean(0)
         top, classes = sharp.topk(2, dim=1)
         with torch.no_grad():
             radius = torch.special.ndtri(top[:, 0]) - torch.special.ndtri(top[:, 1])
-            kept = (classes[:, 0] == labels) & radius.isfinite() & (radius <= self.gamma)
+            kept = (classes[:, 0] == labels) & (radius <= self.gamma)  # false for infinity and NaN
         # Dropped images get a harmless pair in place of theirs: infinite derivatives times 0 would be NaN.
         first = torch.where(kept, top[:, 0], 0.75)
         second = torch.where(kept, top[:, 1], 0.25)

@@ -1,7 +1,6 @@
 """SmoothedClassifier: what a user holds. Any callable on images in [0, 1] becomes a classifier with certificates."""
 
 import secrets
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from smoothcert.errors import RequestError
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.certify import certificate_from_votes
 from smoothcert.smoothing.predict import class_from_votes
-from smoothcert.smoothing.votes import Classifier, VoteCounter, select_and_estimate
+from smoothcert.smoothing.votes import Classifier, VoteCounter, default_batch_size, select_and_estimate
 
 
 class SmoothedClassifier:
@@ -34,16 +33,18 @@ class SmoothedClassifier:
         *,
         sigma: float,
         num_classes: int,
-        batch_size: int = 1000,
+        batch_size: int | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         if not callable(classifier):
             raise RequestError(f"classifier: expected a callable on image batches, got {type(classifier).__name__}")
         if num_classes < 2:
             raise RequestError(f"num_classes: expected at least 2, got {num_classes}")
-        if batch_size < 1:
+        if batch_size is not None and batch_size < 1:
             raise RequestError(f"batch_size: expected at least 1, got {batch_size}")
         self.noise = Gaussian(float(sigma))
+        if batch_size is None:
+            batch_size = default_batch_size(_device_of(classifier) or torch.device("cpu"))
         self.counter = VoteCounter(classifier, self.noise, num_classes, batch_size, dtype)
 
     def predict(self, images: Tensor, *, n: int = 1000, alpha: float = 0.001, seed: int | None = None) -> list[int]:
@@ -85,12 +86,13 @@ class SmoothedClassifier:
                 f"images: expected values in [0, 1], got [{low:.3g}, {high:.3g}]; "
                 "normalisation belongs inside the classifier, after the noise"
             )
-        parameter = next(self._module_parameters(), None)
-        return images.detach().to(parameter.device if parameter is not None else images.device, torch.float32)
+        return images.detach().to(_device_of(self.counter.classifier) or images.device, torch.float32)
 
-    def _module_parameters(self) -> Iterator[Tensor]:
-        classifier = self.counter.classifier
-        return classifier.parameters() if isinstance(classifier, nn.Module) else iter(())
+
+def _device_of(classifier: Classifier) -> torch.device | None:
+    """Where a module's parameters live; None for other callables and modules without parameters."""
+    parameter = next(classifier.parameters(), None) if isinstance(classifier, nn.Module) else None
+    return None if parameter is None else parameter.device
 
 
 def _check_statistics(alpha: float, **counts: int) -> None:

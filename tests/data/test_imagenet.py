@@ -1,0 +1,189 @@
+"""ImageNet: its layouts in small, labels and order, both kinds of development kit lists."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from photographs import write_photograph
+from scipy.io import savemat
+
+from smoothcert.data import DATASETS, load_dataset
+from smoothcert.data.imagenet import load
+from smoothcert.errors import RequestError, WorkError
+
+WNIDS = ["n02119789", "n01440764", "n03000684"]  # by ILSVRC id, as the kit would have them: not sorted
+SORTED = ["n01440764", "n02119789", "n03000684"]
+TRUTH = [3, 1, 2, 1, 3]  # ILSVRC ids of validation images 1 to 5
+
+
+def write_train(place: Path) -> None:
+    for label, wnid in enumerate(SORTED):
+        for number in range(2):
+            write_photograph(
+                place / "train" / wnid / f"{wnid}_{number}.JPEG", 10 * label + number, 300, 260 + 30 * number
+            )
+
+
+def write_sorted_val(place: Path) -> None:
+    for number, identity in enumerate(TRUTH, 1):
+        name = f"ILSVRC2012_val_{number:08}.JPEG"
+        write_photograph(place / "val" / WNIDS[identity - 1] / name, 100 + number, 320, 270)
+
+
+def write_flat_val(place: Path) -> None:
+    for number in range(1, len(TRUTH) + 1):
+        write_photograph(place / "val" / f"ILSVRC2012_val_{number:08}.JPEG", 100 + number, 320, 270)
+    truth = place / "devkit" / "data" / "ILSVRC2012_validation_ground_truth.txt"
+    truth.parent.mkdir(parents=True)
+    truth.write_text("".join(f"{identity}\n" for identity in TRUTH))
+
+
+def write_meta(path: Path, wnids: list[str]) -> None:
+    """A meta.mat like the kit's: a struct array, in no particular order, with groups of classes at the end."""
+    fields = [("ILSVRC2012_ID", "O"), ("WNID", "O"), ("words", "O"), ("num_children", "O")]
+    rows = [(float(identity), wnid, "some words", 0.0) for identity, wnid in enumerate(wnids, 1)][::-1]
+    rows.append((float(len(wnids) + 1), "n00000001", "a group", 2.0))
+    savemat(path, {"synsets": np.array(rows, dtype=fields)[:, None]})
+
+
+@pytest.mark.parametrize("below", ["imagenet", "ILSVRC2012", "."])
+def test_class_folders(tmp_path: Path, below: str) -> None:
+    write_train(tmp_path / below)
+    write_sorted_val(tmp_path / below)
+    train, test = (load_dataset("imagenet", split, tmp_path) for split in ("train", "test"))
+    assert train.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert [train.files[index].parent.name for index in (0, 2, 4)] == SORTED
+    assert test.labels.tolist() == [0, 1, 1, 2, 2]
+    assert [int(test.files[index].stem[-8:]) for index in range(5)] == [3, 2, 4, 1, 5]
+    for data, split in ((train, "train"), (test, "test")):
+        assert (data.name, data.split, data.num_classes, data.shape) == ("imagenet", split, 3, (3, 224, 224))
+        assert data.class_names == tuple(SORTED)
+        assert data.normalization == DATASETS["imagenet"].normalization
+        assert data.augment == (split == "train")
+    assert (DATASETS["imagenet"].shape, DATASETS["imagenet"].num_classes) == ((3, 224, 224), 1000)
+    assert train.normalization.mean == (0.485, 0.456, 0.406)
+    assert train.normalization.std == (0.229, 0.224, 0.225)
+
+
+def test_workers_give_the_same_tensors(tmp_path: Path) -> None:
+    write_train(tmp_path)
+    write_sorted_val(tmp_path)
+    for split, order in (("train", [[5, 0], [2, 3], [1, 4]]), ("test", [[4, 1], [0, 2]])):
+        alone, workers = (
+            list(replace(load(split, tmp_path), workers=number).batches(torch.tensor(order), slice(0, 2), seed=3))
+            for number in (0, 2)
+        )
+        for (images, labels), (expected_images, expected_labels) in zip(workers, alone, strict=True):
+            assert images.shape == (2, 3, 224, 224)
+            assert torch.equal(images, expected_images)
+            assert torch.equal(labels, expected_labels)
+        centre = load(split, tmp_path, workers=0).batch(torch.tensor(order[0]))[0]
+        assert torch.equal(alone[0][0], centre) == (split == "test")
+
+
+@pytest.mark.parametrize("kit", ["meta.mat", "synsets.txt", "wnids.txt"])
+@pytest.mark.parametrize("with_train", [True, False])
+def test_flat_validation_set_equals_the_sorted_one(tmp_path: Path, kit: str, with_train: bool) -> None:
+    flat, folders = tmp_path / "flat", tmp_path / "folders"
+    write_flat_val(flat)
+    write_sorted_val(folders)
+    for place in (flat, folders) if with_train else ():
+        for wnid in SORTED:
+            write_photograph(place / "train" / wnid / "a.JPEG", 0)
+    if kit == "meta.mat":
+        write_meta(flat / "devkit" / "data" / kit, WNIDS)
+    else:
+        (flat / "devkit" / "data" / kit).write_text("".join(f"{wnid} some words\n" for wnid in WNIDS))
+    found, expected = load("test", flat), load("test", folders)
+    assert found.labels.tolist() == expected.labels.tolist() == [0, 1, 1, 2, 2]
+    names = [[data.files[index].name for index in range(5)] for data in (found, expected)]
+    assert names[0] == names[1]
+    assert found.class_names == expected.class_names
+    assert found.num_classes == 3
+
+
+def test_flat_set_without_the_kit_is_one_line(tmp_path: Path) -> None:
+    write_flat_val(tmp_path)
+    with pytest.raises(
+        RequestError, match=r"expected meta\.mat .* or synsets\.txt or wnids\.txt .* <wnid> folders"
+    ) as raised:
+        load("test", tmp_path)
+    assert "\n" not in str(raised.value)
+    data = tmp_path / "devkit" / "data"
+    write_meta(data / "meta.mat", WNIDS)
+    (data / "ILSVRC2012_validation_ground_truth.txt").unlink()
+    with pytest.raises(RequestError, match=r"or the file ILSVRC2012_validation_ground_truth\.txt"):
+        load("test", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("truth", "problem"),
+    [
+        ("3\n1\n2\n1\n", r"expected a line for ILSVRC2012_val_00000005\.JPEG, found 4 lines"),
+        ("3\n1\n2\n1\n4\n", r"expected ILSVRC ids in 1\.\.3, found 1\.\.4"),
+        ("0\n1\n2\n1\n3\n", r"found 0\.\.3"),
+        ("", "found an empty file"),
+        ("a b c", "expected one number a line"),
+    ],
+)
+def test_wrong_ground_truth(tmp_path: Path, truth: str, problem: str) -> None:
+    write_flat_val(tmp_path)
+    write_meta(tmp_path / "devkit" / "data" / "meta.mat", WNIDS)
+    (tmp_path / "devkit" / "data" / "ILSVRC2012_validation_ground_truth.txt").write_text(truth)
+    with pytest.raises(WorkError, match=problem):
+        load("test", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("meta.mat", b"damaged", r"meta\.mat: expected the classes of ILSVRC2012"),
+        ("synsets.txt", b"kit fox\n", "expected one wnid a line"),
+        ("synsets.txt", b"n01440764\nn01440764\n", "each once"),
+        ("wnids.txt", "\n".join(f"n{number:08}" for number in range(1000)).encode(), "found them sorted"),
+    ],
+)
+def test_wrong_class_list(tmp_path: Path, name: str, content: bytes, problem: str) -> None:
+    write_flat_val(tmp_path)
+    (tmp_path / "devkit" / "data" / name).write_bytes(content)
+    with pytest.raises(WorkError, match=problem) as raised:
+        load("test", tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_classes_that_training_does_not_have(tmp_path: Path) -> None:
+    write_sorted_val(tmp_path)
+    write_photograph(tmp_path / "train" / "n01440764" / "a.JPEG", 0)
+    with pytest.raises(
+        RequestError, match="expected the classes of the training folder alone, got n02119789, n03000684"
+    ):
+        load("test", tmp_path)
+
+
+def test_a_validation_set_with_fewer_classes_keeps_the_labels_of_training(tmp_path: Path) -> None:
+    write_train(tmp_path)
+    write_photograph(tmp_path / "val" / "n03000684" / "a.JPEG", 0)
+    test = load("test", tmp_path)
+    assert test.labels.tolist() == [2]
+    assert test.num_classes == 3
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_absent_is_one_line_with_the_layout(tmp_path: Path, split: str) -> None:
+    (tmp_path / "train" / "cats").mkdir(parents=True)
+    (tmp_path / "val").mkdir()
+    with pytest.raises(RequestError) as raised:
+        load(split, tmp_path)
+    message = str(raised.value)
+    assert "\n" not in message
+    layout = "train/<wnid>/*.JPEG" if split == "train" else "val/<wnid>/*.JPEG or val/ILSVRC2012_val_*.JPEG with"
+    for word in (str(tmp_path / "imagenet"), layout, "https://image-net.org"):
+        assert word in message
+
+
+def test_class_folders_without_images(tmp_path: Path) -> None:
+    (tmp_path / "train" / "n01440764").mkdir(parents=True)
+    with pytest.raises(RequestError, match="in its 1 class folders, got none"):
+        load("train", tmp_path)

@@ -1,0 +1,248 @@
+"""One's own images: folder:PATH and npz:PATH, good and bad."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from photographs import photograph, write_photograph
+from PIL import Image
+
+from smoothcert.data import ImageData, ImageFiles, load_dataset, load_folder
+from smoothcert.errors import RequestError, WorkError
+
+
+def test_class_folders_serve_both_splits(tmp_path: Path) -> None:
+    names = ["ant/b.png", "ant/a.PNG", "bee/c.bmp", "cat/d.webp"]
+    for number, name in enumerate(names):
+        write_photograph(tmp_path / name, number, 20, 12)
+    (tmp_path / "ant" / "notes.txt").write_text("not an image")
+    (tmp_path / "bee" / ".hidden.png").write_text("not an image")
+    for split in ("train", "test"):
+        data = load_dataset(f"folder:{tmp_path}", split)
+        assert isinstance(data, ImageData)
+        assert data.shape == (3, 12, 20)
+        assert data.labels.tolist() == [0, 0, 1, 2]
+        assert (data.num_classes, data.class_names, data.split) == (3, ("ant", "bee", "cat"), split)
+        for place, number in enumerate([1, 0, 2]):
+            expected = np.asarray(photograph(number, 20, 12)).transpose(2, 0, 1)
+            np.testing.assert_array_equal(data.images[place].numpy(), expected)
+
+
+@pytest.mark.parametrize("test_folder", ["test", "val"])
+def test_splits_share_the_classes_of_training(tmp_path: Path, test_folder: str) -> None:
+    for number, name in enumerate(["train/ant/a.png", "train/bee/a.png", f"{test_folder}/bee/a.png"]):
+        write_photograph(tmp_path / name, number)
+    train, test = (load_dataset(f"folder:{tmp_path}", split) for split in ("train", "test"))
+    assert train.labels.tolist() == [0, 1]
+    assert test.labels.tolist() == [1]
+    assert train.num_classes == test.num_classes == 2
+    np.testing.assert_array_equal(test.images[0].numpy(), np.asarray(photograph(2, 60, 40)).transpose(2, 0, 1))
+
+
+def test_train_may_be_a_class(tmp_path: Path) -> None:
+    write_photograph(tmp_path / "train" / "a.png", 0)
+    write_photograph(tmp_path / "bus" / "a.png", 1)
+    assert load_folder(tmp_path, "test").class_names == ("bus", "train")
+
+
+def test_image_size_scales_the_shorter_side_and_takes_the_centre(tmp_path: Path) -> None:
+    write_photograph(tmp_path / "a" / "wide.png", 0, 64, 32)
+    write_photograph(tmp_path / "a" / "tall.png", 1, 16, 40)
+    data = load_dataset(f"folder:{tmp_path}", "test", image_size=16)
+    assert data.shape == (3, 16, 16)
+    tall = np.asarray(photograph(1, 16, 40))[12:28].transpose(2, 0, 1)
+    wide = photograph(0, 64, 32).resize((32, 16), Image.Resampling.BILINEAR)
+    np.testing.assert_array_equal(data.images[0].numpy(), tall)
+    np.testing.assert_array_equal(data.images[1].numpy(), np.asarray(wide)[:, 8:24].transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("1", 1), ("LA", 1), ("RGB", 3), ("RGBA", 3)])
+def test_grey_only_if_all_are(tmp_path: Path, mode: str, channels: int) -> None:
+    write_photograph(tmp_path / "a" / "first.png", 0, mode="L")
+    write_photograph(tmp_path / "a" / "second.png", 1, mode=mode)
+    data = load_folder(tmp_path, "test")
+    assert data.shape == (channels, 40, 60)
+    grey = np.asarray(photograph(0, 60, 40).convert("L"))
+    for plane in data.images[0].numpy():
+        np.testing.assert_array_equal(plane, grey)
+
+
+@pytest.mark.parametrize("image_size", [None, 10])
+def test_large_sets_stay_in_files_and_give_the_same(tmp_path: Path, image_size: int | None) -> None:
+    for number in range(5):
+        write_photograph(tmp_path / "ab"[number % 2] / f"{number}.png", number, 30, 20)
+    memory = load_folder(tmp_path, "train", image_size)
+    files = load_folder(tmp_path, "train", image_size, in_memory_bytes=5 * 3 * 100 - 1)
+    assert isinstance(memory, ImageData)
+    assert isinstance(files, ImageFiles)
+    order = torch.tensor([[4, 0, 2]])
+    for found, expected in zip(
+        next(files.batches(order, slice(0, 3), 0)), next(memory.batches(order, slice(0, 3), 0)), strict=True
+    ):
+        assert torch.equal(found, expected)
+    for name in ("num_classes", "name", "split", "shape", "class_names", "normalization"):
+        assert getattr(files, name) == getattr(memory, name)
+
+
+def bad_folders(root: Path) -> dict[str, tuple[Path, str]]:
+    empty, only_images, no_images, mixed, train_only, extra = (
+        root / name for name in ("empty", "only_images", "no_images", "mixed", "train_only", "extra")
+    )
+    empty.mkdir()
+    write_photograph(only_images / "a.png", 0)
+    (no_images / "a").mkdir(parents=True)
+    write_photograph(mixed / "a" / "x.png", 0, 10, 10)
+    write_photograph(mixed / "a" / "y.png", 0, 11, 10)
+    write_photograph(train_only / "train" / "a" / "x.png", 0)
+    write_photograph(extra / "train" / "a" / "x.png", 0)
+    write_photograph(extra / "test" / "b" / "x.png", 0)
+    return {
+        "absent": (root / "absent", "expected a folder, got nothing"),
+        "file": (only_images / "a.png", "expected a folder, got a file"),
+        "empty": (empty, "got no folders; make them"),
+        "only images": (only_images, "got no folders; make them"),
+        "no images": (no_images, "in its 1 class folders, got none"),
+        "sizes": (mixed, "got x.png of 10x10 and y.png of 11x10 pixels; give image_size"),
+        "no test": (train_only, "expected test or val with class folders, got train alone"),
+        "extra class": (extra, "expected the classes of the training folder alone, got b"),
+    }
+
+
+@pytest.mark.parametrize(
+    "case", ["absent", "file", "empty", "only images", "no images", "sizes", "no test", "extra class"]
+)
+def test_wrong_folder_is_one_line(tmp_path: Path, case: str) -> None:
+    path, problem = bad_folders(tmp_path)[case]
+    with pytest.raises(RequestError) as raised:
+        load_dataset(f"folder:{path}", "test")
+    assert problem in str(raised.value)
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"not an image", None])
+def test_damaged_image_is_named(tmp_path: Path, content: bytes | None) -> None:
+    write_photograph(tmp_path / "a" / "x.png", 0)
+    path = write_photograph(tmp_path / "a" / "y.png", 1)
+    path.write_bytes(path.read_bytes()[:-400] if content is None else content)
+    with pytest.raises(WorkError, match=r"y\.png: expected a whole image, .*; replace or delete it") as raised:
+        load_folder(tmp_path, "test")
+    assert "\n" not in str(raised.value)
+
+
+def test_image_size_must_be_positive_and_is_for_folders(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="image_size: expected at least 1 pixel, got 0"):
+        load_folder(tmp_path, "test", 0)
+    for name in ("mnist-sample", f"npz:{tmp_path / 'a.npz'}"):
+        with pytest.raises(RequestError, match="image_size: expected none for"):
+            load_dataset(name, "test", image_size=32)
+
+
+@pytest.mark.parametrize("name", ["folder:", "npz:", "folder", "zip:x"])
+def test_incomplete_names_list_the_forms(name: str) -> None:
+    with pytest.raises(RequestError, match=rf"folder:PATH, npz:PATH, got '{name}'"):
+        load_dataset(name, "test")
+
+
+RANDOM = np.random.default_rng(0)
+GREY = RANDOM.integers(0, 256, (6, 5, 7), dtype=np.uint8)
+COLOUR = RANDOM.integers(0, 256, (6, 5, 7, 3), dtype=np.uint8)
+LABELS = np.array([0, 3, 1, 1, 2, 0], dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("images", "expected"),
+    [
+        (GREY, GREY[:, None]),
+        (GREY[:, :, :, None], GREY[:, None]),
+        (COLOUR, COLOUR.transpose(0, 3, 1, 2)),
+        (COLOUR.transpose(0, 3, 1, 2), COLOUR.transpose(0, 3, 1, 2)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64])
+def test_npz_in_every_form(tmp_path: Path, images: np.ndarray, expected: np.ndarray, dtype: type) -> None:
+    path = tmp_path / "own.npz"
+    np.savez(path, images=images, labels=LABELS.astype(dtype))
+    data = load_dataset(f"npz:{path}", "test")
+    np.testing.assert_array_equal(data.images.numpy(), expected)
+    np.testing.assert_array_equal(data.labels.numpy(), LABELS)
+    assert (data.num_classes, data.name, data.split) == (4, f"npz:{path}", "test")
+
+
+def test_npz_with_splits_counts_the_classes_of_both(tmp_path: Path) -> None:
+    path = tmp_path / "own.npz"
+    np.savez(path, train_images=COLOUR, train_labels=LABELS, test_images=COLOUR[:2], test_labels=LABELS[4:])
+    train, test = (load_dataset(f"npz:{path}", split) for split in ("train", "test"))
+    assert train.num_classes == test.num_classes == 4
+    np.testing.assert_array_equal(test.images.numpy(), COLOUR[:2].transpose(0, 3, 1, 2))
+    assert (len(train), test.labels.tolist()) == (6, [2, 0])
+
+
+def test_npz_with_class_names(tmp_path: Path) -> None:
+    path = tmp_path / "own.npz"
+    np.savez_compressed(path, images=GREY, labels=LABELS, class_names=np.array(["a", "b", "c", "d", "never seen"]))
+    data = load_dataset(f"npz:{path}", "test")
+    assert data.class_names == ("a", "b", "c", "d", "never seen")
+    assert data.num_classes == 5
+    np.savez(path, images=GREY, labels=LABELS, class_names=np.array(["a", "b"]))
+    with pytest.raises(RequestError, match=r"expected labels in 0\.\.1, got labels in 0\.\.3"):
+        load_dataset(f"npz:{path}", "test")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "problem"),
+    [
+        ({"images": GREY}, "got images; add labels"),
+        ({"train_images": GREY, "train_labels": LABELS}, "got train_images, train_labels; add images and labels"),
+        ({"x": GREY}, "add images and labels"),
+        ({"images": GREY / 255, "labels": LABELS}, "expected images of dtype uint8, got float64"),
+        ({"images": GREY.astype(np.int64), "labels": LABELS}, "expected images of dtype uint8, got int64"),
+        ({"images": GREY[0], "labels": LABELS}, "got shape [5, 7]"),
+        ({"images": COLOUR[..., :2], "labels": LABELS}, "got shape [6, 5, 7, 2]; reorder"),
+        ({"images": COLOUR[:, :3], "labels": LABELS}, "got shape [6, 3, 7, 3]; reorder"),
+        ({"images": GREY, "labels": LABELS[:4]}, "6 images and 4 labels"),
+        ({"images": GREY, "labels": LABELS.astype(np.int64) - 1}, "got labels in -1..2"),
+        ({"images": GREY, "labels": LABELS / 1}, "expected labels as integers [n], got float64 [6]"),
+        ({"images": GREY, "labels": LABELS[:, None]}, "got uint8 [6, 1]"),
+    ],
+)
+def test_wrong_npz_is_one_line(tmp_path: Path, arrays: dict[str, np.ndarray], problem: str) -> None:
+    path = tmp_path / "own.npz"
+    np.savez(path, **arrays)
+    with pytest.raises(RequestError) as raised:
+        load_dataset(f"npz:{path}", "test")
+    assert problem in str(raised.value)
+    assert "own.npz" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+class Malicious:
+    def __reduce__(self):
+        return os.mkdir, ("never",)
+
+
+def test_npz_of_objects_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("own.npz", images=GREY, labels=np.array([Malicious()], dtype=object))
+    with pytest.raises(WorkError, match=r"npz:own\.npz: expected an npz file of plain arrays") as raised:
+        load_dataset("npz:own.npz", "test")
+    assert "\n" not in str(raised.value)
+    assert not Path("never").exists()
+
+
+def test_damaged_and_absent_npz(tmp_path: Path) -> None:
+    path = tmp_path / "own.npz"
+    with pytest.raises(RequestError, match="expected a file, got nothing"):
+        load_dataset(f"npz:{path}", "test")
+    np.savez(path, images=GREY, labels=LABELS)
+    whole = path.read_bytes()
+    np.save(tmp_path / "single.npy", GREY)
+    for content in (b"", b"text", whole[:-30], (tmp_path / "single.npy").read_bytes()):
+        path.write_bytes(content)
+        with pytest.raises(
+            WorkError, match=r"expected an npz file of plain arrays, found: .*; write it anew"
+        ) as raised:
+            load_dataset(f"npz:{path}", "test")
+        assert "\n" not in str(raised.value)
