@@ -101,7 +101,7 @@ def certify_run(
     """`certify_dataset` for a run folder: the file says which model it was and how it was trained."""
     about = {
         "model": run.recipe.model,
-        "objective": run.recipe.objective.name,
+        "objective": run.recipe.method,
         "training_sigma": run.recipe.sigma,
         "weights_sha256": weights_digest(run.model.state_dict()),
     }

@@ -24,7 +24,7 @@ from smoothcert.data import Images, Normalization
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.files import replaced_atomically
 from smoothcert.models import build_model
-from smoothcert.recipe import TrainRecipe, parse_recipe
+from smoothcert.recipe import ImportRecipe, TrainRecipe, parse_recipe
 from smoothcert.version import __version__
 
 RECIPE, MODEL, STATE, METRICS = "recipe.yaml", "model.safetensors", "state.pt", "metrics.jsonl"
@@ -55,7 +55,7 @@ class Run:
     """A trained (or partly trained) model and where it comes from."""
 
     folder: Path
-    recipe: TrainRecipe
+    recipe: TrainRecipe | ImportRecipe
     spec: InputSpec
     model: nn.Module
     epoch: int
@@ -89,7 +89,7 @@ def weights_digest(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def new_model(recipe: TrainRecipe, spec: InputSpec) -> nn.Module:
+def new_model(recipe: TrainRecipe | ImportRecipe, spec: InputSpec) -> nn.Module:
     """The recipe's network, initialised by the global torch generator."""
     normalization = spec.normalization
     mean, std = (normalization.mean, normalization.std) if normalization else (None, None)
@@ -99,7 +99,7 @@ def new_model(recipe: TrainRecipe, spec: InputSpec) -> nn.Module:
 def save_model(
     folder: Path,
     model: nn.Module,
-    recipe: TrainRecipe,
+    recipe: TrainRecipe | ImportRecipe,
     spec: InputSpec,
     epoch: int,
     provenance: Mapping[str, Any],
@@ -127,7 +127,8 @@ def load_run(folder: Path) -> Run:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["smoothcert"])
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        recipe = parse_recipe(TrainRecipe, about["recipe"], str(path))
+        kind = TrainRecipe if "objective" in about["recipe"] else ImportRecipe
+        recipe: TrainRecipe | ImportRecipe = parse_recipe(kind, about["recipe"], str(path))
         spec = InputSpec.from_mapping(about["input"])
         model = new_model(recipe, spec)
         model.load_state_dict(state)

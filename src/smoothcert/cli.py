@@ -229,7 +229,7 @@ def report(
     from smoothcert.report import terminal_table, write_report
 
     written = write_report(runs, out, [f.strip() for f in format_.split(",")], parse_radii(radii))
-    console.print(terminal_table(written.summaries))
+    console.print(terminal_table(written.summaries, console.width))
     for path in written.written:
         console.print(f"wrote {path}", soft_wrap=True)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from smoothcert.certification import CertificationStatus, certify_run
 from smoothcert.checkpoint import Run
@@ -20,13 +20,8 @@ from smoothcert.training import TrainingStatus, train
 def _bar() -> Iterator[Progress]:
     """On a terminal the bar lives; elsewhere its last state is printed once. Of several processes one shows it."""
     quiet = os.environ.get("RANK", "0") != "0"
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[now]}"),
-    )
-    with Progress(*columns, TimeElapsedColumn(), console=Console(), disable=quiet) as bar:
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=10), TextColumn("{task.fields[now]}"))
+    with Progress(*columns, console=Console(), disable=quiet) as bar:
         yield bar
 
 
@@ -40,8 +35,8 @@ def train_with_bar(
         def show(status: TrainingStatus) -> None:
             minutes, seconds = divmod(round(status.seconds_left), 60)
             now = (
-                f"epoch {status.epoch + 1}/{status.epochs}  loss {status.loss:.3f}  "
-                f"noisy acc {status.noisy_accuracy:.1%}  {status.images_per_second:,.0f} img/s  "
+                f"epoch {status.epoch + 1}/{status.epochs} loss {status.loss:.3f} "
+                f"noisy acc {status.noisy_accuracy:.1%} {status.images_per_second:,.0f} img/s "
                 f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d} left"
             )
             done = status.epoch * status.steps + status.step
@@ -59,8 +54,8 @@ def certify_with_bar(
 
         def show(status: CertificationStatus) -> None:
             now = (
-                f"{status.done}/{status.total} images  ACR {status.average_certified_radius:.3f}  "
-                f"{status.images_per_second:.2f} img/s  {status.votes_per_second:,.0f} votes/s"
+                f"{status.done}/{status.total} ACR {status.average_certified_radius:.3f} "
+                f"{status.images_per_second:.2f} img/s {status.votes_per_second:,.0f} votes/s"
             )
             bar.update(task, completed=status.done, now=now)
 

@@ -56,7 +56,7 @@ def run_quickstart(out: Path) -> None:
         )
         certify_with_bar(load_run(folder), test_data, indices, recipe, path, device)
     report = write_report(folders, out / "report", ("md", "png"))
-    console.print(terminal_table(report.summaries))
+    console.print(terminal_table(report.summaries, console.width))
     console.print(
         f"{len(indices)} test images, n = {VOTES:,} votes: a small budget for a first look.\n"
         f"Full runs: smoothcert train --preset {METHODS[-1]} --sigma {SIGMA} --out runs/a",

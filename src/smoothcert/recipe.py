@@ -80,6 +80,11 @@ class TrainRecipe(Recipe):
     seed: int = Field(0, ge=0, description="of initialisation, order and noise")
 
     @property
+    def method(self) -> str:
+        """What tables call this training."""
+        return self.objective.name
+
+    @property
     def images_per_step(self) -> int:
         return self.batch_size // self.objective.num_noise if self.objective.chunked else self.batch_size
 
@@ -93,6 +98,22 @@ class TrainRecipe(Recipe):
         if list(self.learning_rate_drops) != sorted(set(self.learning_rate_drops)):
             raise ValueError(f"learning_rate_drops: expected rising epochs, got {list(self.learning_rate_drops)}")
         return self
+
+
+class ImportRecipe(Recipe):
+    """What is known of a model that was trained elsewhere and imported."""
+
+    dataset: str = Field(description="data set that it was trained on")
+    model: str = Field(description="network: see `smoothcert models`")
+    sigma: float = Field(gt=0, description="noise level that it was trained with")
+    input_layer: Literal["normalize", "center", "none"] = Field(description="what stands in front of the network")
+    source: str = Field(description="name of the file that it came from")
+    method: str = Field("imported", description="how it was trained, as tables will call it")
+
+    @property
+    def epochs(self) -> int:
+        """Nothing is left to train."""
+        return 0
 
 
 class CertifyRecipe(Recipe):

@@ -83,7 +83,8 @@ def _columns(summaries: Sequence[Summary]) -> tuple[Column, ...]:
     radius_decimals = decimals_needed(radii)
     sigma_decimals = decimals_needed([s.sigma for s in summaries if s.sigma is not None])
     one_dataset = len({s.dataset for s in summaries} - {None}) < 2
-    no_method = all(s.method is None for s in summaries)
+    # A method that only repeats the name of the run says nothing.
+    no_method = all(s.method is None or s.method == s.name for s in summaries)
     return (
         Column("sigma", "σ", lambda s: s.sigma, decimals=sigma_decimals),
         Column("dataset", "data set", lambda s: s.dataset, csv_only=one_dataset),
@@ -224,12 +225,35 @@ def latex_table(summaries: Sequence[Summary]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def terminal_table(summaries: Sequence[Summary]) -> Table:
-    """The same table for a terminal; names are shown as they are, never read as rich markup."""
-    content = layout(summaries).for_reading()
+def fitting(content: Layout, width: int) -> Layout:
+    """`content` with only every second, third, ... radius, so that it is at most `width` wide where that is possible."""
+    radii = [i for i, column in enumerate(content.columns) if column.key == column.title and column.decimals == 1]
+    for step in range(1, len(radii) + 1):
+        hidden = set(radii) - set(radii[::step])
+        kept = [i for i in range(len(content.columns)) if i not in hidden]
+        groups = tuple(tuple(tuple(row[i] for i in kept) for row in group) for group in content.groups)
+        shown = Layout(tuple(content.columns[i] for i in kept), groups)
+        if _printed_width(shown) <= width:
+            break
+    return shown if radii else content
+
+
+def _printed_width(content: Layout) -> int:
+    """Columns are as wide as their widest cell, with a border and two spaces each."""
+    rows = [row for group in content.groups for row in group]
+    widest = (max(len(c.title), *(len(row[i].text) for row in rows)) for i, c in enumerate(content.columns))
+    return sum(width + 3 for width in widest) + 1
+
+
+def terminal_table(summaries: Sequence[Summary], width: int = 100) -> Table:
+    """The same table for a terminal of `width` columns, radii left out where it is too narrow for all.
+
+    Names are shown as they are, never read as rich markup.
+    """
+    content = fitting(layout(summaries).for_reading(), width)
     table = Table(caption="certified accuracy in % at each radius")
     for column in content.columns:
-        table.add_column(Text(column.title), justify="right" if column.numeric else "left", no_wrap=column.numeric)
+        table.add_column(Text(column.title), justify="right" if column.numeric else "left", no_wrap=True)
     for group in content.groups:
         for row in group:
             cells = [Text(one_line(cell.text), style="bold" if cell.best else "") for cell in row]
