@@ -127,8 +127,11 @@ def load_run(folder: Path) -> Run:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["smoothcert"])
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        kind = TrainRecipe if "objective" in about["recipe"] else ImportRecipe
-        recipe: TrainRecipe | ImportRecipe = parse_recipe(kind, about["recipe"], str(path))
+        recipe: TrainRecipe | ImportRecipe
+        if "objective" in about["recipe"]:
+            recipe = parse_recipe(TrainRecipe, about["recipe"], str(path))
+        else:
+            recipe = parse_recipe(ImportRecipe, about["recipe"], str(path))
         spec = InputSpec.from_mapping(about["input"])
         model = new_model(recipe, spec)
         model.load_state_dict(state)

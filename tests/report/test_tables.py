@@ -182,3 +182,16 @@ def test_a_report_replaces_the_one_before(make_run: MakeRun, tmp_path: Path) -> 
     (row,) = csv.DictReader((tmp_path / "out" / "report.csv").open(newline=""))
     assert (row["name"], row["images"]) == ("b", "3")
     assert len(read_certificates(tmp_path / "b/certificates/test.tsv").rows) == 3
+
+
+def test_a_narrow_terminal_keeps_names_and_acr() -> None:
+    """Radii and side columns go first; what remains is never cut."""
+    radii = {r / 4: 0.5 for r in range(12)}
+    rows = [summary(f"a-rather-long-name-{i}", 0.5, 1.25, "consistency", accuracy_at=radii) for i in range(2)]
+    for width in (60, 80, 120, 200):
+        out = io.StringIO()
+        Console(file=out, width=width).print(terminal_table(rows, width))
+        assert "a-rather-long-name-1" in out.getvalue()
+        assert "1.250" in out.getvalue()
+        assert "…" not in out.getvalue()
+    assert "2.75" in out.getvalue()

@@ -5,7 +5,7 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 
 from rich.table import Table
 from rich.text import Text
@@ -226,16 +226,19 @@ def latex_table(summaries: Sequence[Summary]) -> str:
 
 
 def fitting(content: Layout, width: int) -> Layout:
-    """`content` with only every second, third, ... radius, so that it is at most `width` wide where that is possible."""
+    """`content` at most `width` wide: without side columns, then with every second, third, ... radius only."""
+    keys = [column.key for column in content.columns]
     radii = [i for i, column in enumerate(content.columns) if column.key == column.title and column.decimals == 1]
-    for step in range(1, len(radii) + 1):
-        hidden = set(radii) - set(radii[::step])
-        kept = [i for i in range(len(content.columns)) if i not in hidden]
+    sides = (), ("method",), ("method", "images", "abstention")
+    shown = content
+    for step, side in product(range(1, max(1, len(radii)) + 1), sides):
+        hidden = (set(radii) - set(radii[::step])) | {i for i, key in enumerate(keys) if key in side}
+        kept = [i for i in range(len(keys)) if i not in hidden]
         groups = tuple(tuple(tuple(row[i] for i in kept) for row in group) for group in content.groups)
         shown = Layout(tuple(content.columns[i] for i in kept), groups)
         if _printed_width(shown) <= width:
             break
-    return shown if radii else content
+    return shown
 
 
 def _printed_width(content: Layout) -> int:
