@@ -15,11 +15,12 @@ from smoothcert.certificates import CertificatesWriter, CertifiedImage
 from smoothcert.checkpoint import Run, versions, weights_digest
 from smoothcert.data import Images
 from smoothcert.errors import RequestError
+from smoothcert.models import check_outputs
 from smoothcert.noise import Gaussian
 from smoothcert.recipe import CertifyRecipe
 from smoothcert.smoothing.certify import certificate_from_votes
 from smoothcert.smoothing.precision import DTYPES, at_precision
-from smoothcert.smoothing.votes import VoteCounter, noise_block, select_and_estimate
+from smoothcert.smoothing.votes import Classifier, VoteCounter, noise_block, select_and_estimate
 
 BATCHES_AT_ONCE = 20
 """Forward passes, about, between two writes to the file: what a kill can cost when n is small."""
@@ -46,7 +47,7 @@ def chosen_images(total: int, skip: int, max_images: int | None) -> list[int]:
 
 
 def certify_dataset(
-    model: nn.Module,
+    model: Classifier,
     data: Images,
     indices: Sequence[int],
     recipe: CertifyRecipe,
@@ -72,7 +73,7 @@ def certify_dataset(
         "noise_block": noise_block(device),
         "device": device.type,
     }
-    evaluated = at_precision(model, recipe.precision, device)
+    evaluated = at_precision(model, recipe.precision, device) if isinstance(model, nn.Module) else model
     counter = VoteCounter(evaluated, noise, data.num_classes, recipe.batch_size, DTYPES[recipe.precision])
     with CertificatesWriter(path, settings, provenance) as writer:
         wanted = set(indices)
@@ -99,6 +100,11 @@ def certify_run(
     on_progress: Callable[[CertificationStatus], None] = lambda status: None,
 ) -> None:
     """`certify_dataset` for a run folder: the file says which model it was and how it was trained."""
+    if (data.shape, data.num_classes) != (run.spec.shape, run.spec.num_classes):
+        raise RequestError(
+            f"{run.folder}: its model takes images {run.spec.shape} of {run.spec.num_classes} classes, "
+            f"{data.name} has {data.shape} of {data.num_classes}; give the data that it was trained for"
+        )
     about = {
         "model": run.recipe.model,
         "objective": run.recipe.method,
@@ -108,6 +114,26 @@ def certify_run(
     provenance = {"versions": versions(device), "threads": torch.get_num_threads(), "epoch": run.epoch}
     certify_dataset(
         run.model, data, indices, recipe, path, device, about=about, provenance=provenance, on_progress=on_progress
+    )
+
+
+def certify_own_model(
+    name: str,
+    model: Classifier,
+    data: Images,
+    indices: Sequence[int],
+    recipe: CertifyRecipe,
+    path: Path,
+    device: torch.device,
+    on_progress: Callable[[CertificationStatus], None] = lambda status: None,
+) -> None:
+    """`certify_dataset` for a user's own module or callable, called `name` in the file."""
+    check_outputs(model, name, data.shape, data.num_classes)
+    weights = weights_digest(model.state_dict()) if isinstance(model, nn.Module) else None
+    about = {"model": name, "objective": name, "weights_sha256": weights}
+    provenance = {"versions": versions(device), "threads": torch.get_num_threads()}
+    certify_dataset(
+        model, data, indices, recipe, path, device, about=about, provenance=provenance, on_progress=on_progress
     )
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from smoothcert.data import Images, Normalization
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.files import replaced_atomically
-from smoothcert.models import build_model
+from smoothcert.models import build_model, is_code
 from smoothcert.recipe import ImportRecipe, TrainRecipe, parse_recipe
 from smoothcert.version import __version__
 
@@ -116,8 +116,12 @@ def save_model(
         save_file(tensors, temporary, metadata={"smoothcert": json.dumps(about)})
 
 
-def load_run(folder: Path) -> Run:
-    """The run in `folder`, its model on the CPU in eval mode."""
+def load_run(folder: Path, code: str | None = None) -> Run:
+    """The run in `folder`, its model on the CPU in eval mode.
+
+    A run whose network is a user's own code is loaded only if `code` names it: opening a folder must not be enough
+    to have its author choose what is imported.
+    """
     path = folder / MODEL
     if not folder.is_dir():
         raise RequestError(f"{folder}: no such run folder; `smoothcert train --out {folder}` makes one")
@@ -132,9 +136,15 @@ def load_run(folder: Path) -> Run:
             recipe = parse_recipe(TrainRecipe, about["recipe"], str(path))
         else:
             recipe = parse_recipe(ImportRecipe, about["recipe"], str(path))
+        if is_code(recipe.model) and recipe.model != code:
+            raise RequestError(
+                f"{folder}: its network is the code {recipe.model}; allow it with --model {recipe.model}"
+            )
         spec = InputSpec.from_mapping(about["input"])
         model = new_model(recipe, spec)
         model.load_state_dict(state)
+    except RequestError:
+        raise
     except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, OSError) as error:
         raise WorkError(
             f"{path}: damaged or not a smoothcert model ({' '.join(str(error).split())[:160]}); "

@@ -42,6 +42,8 @@ INTERRUPTED = 130
 def main() -> None:
     """Run a command; a wrong request or failed work costs one line, never a traceback."""
     code: object = 0
+    # A user's own model is looked for where the command is called, as `python -m` does.
+    sys.path.insert(0, "")
     try:
         code = app(standalone_mode=False)
     except PARSER_ERROR as error:
@@ -105,13 +107,18 @@ def train(
         raise RequestError("give --preset NAME or --recipe FILE; `smoothcert presets` lists the presets")
     overrides = list(set_) if sigma is None or preset is not None else [f"sigma={sigma}", *set_]
     final = with_overrides(chosen, overrides)
-    train_with_bar(final, load_dataset(final.dataset, "train", data), out, resume=resume, device=device)
+    images = load_dataset(final.dataset, "train", data, image_size=final.image_size)
+    train_with_bar(final, images, out, resume=resume, device=device)
     console.print(f"trained {out}; next: smoothcert certify {out}", soft_wrap=True)
 
 
 @app.command()
 def certify(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    run: Annotated[Path | None, typer.Argument(help="Run folder.", show_default=False)] = None,
+    model: Annotated[str | None, typer.Option(help="Your own network: package.module:function.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Data set, for --model; see `smoothcert datasets`.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side of the images, for folder:PATH.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the certificates, for --model.")] = None,
     n: Annotated[int, typer.Option(help="Votes that bound the class's probability.")] = 100_000,
     n0: Annotated[int, typer.Option(help="Votes that choose the class.")] = 100,
     alpha: Annotated[float, typer.Option(help="Probability that a certificate is wrong, at most.")] = 0.001,
@@ -126,35 +133,42 @@ def certify(
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Certify test images of a run; an interrupted file is continued."""
-    from smoothcert.certification import chosen_images, unreachable_radius
+    """Certify test images of a run, or of your own model; an interrupted file is continued."""
+    from smoothcert.certification import certify_own_model, certify_run, chosen_images, unreachable_radius
     from smoothcert.checkpoint import load_run
-    from smoothcert.console import certify_with_bar
+    from smoothcert.console import certification_bar
     from smoothcert.data import load_dataset
+    from smoothcert.models import own_model
 
-    loaded = load_run(run)
-    if not loaded.finished:
+    loaded = load_run(run, model) if run is not None else None
+    folder = run if run is not None else out
+    if loaded is None and (model is None or dataset is None or sigma is None):
+        raise RequestError("give a run folder, or --model package.module:function --dataset NAME --sigma S --out DIR")
+    if folder is None:
+        raise RequestError("give --out DIR for the certificates of --model")
+    if loaded is not None and not loaded.finished:
         console.print(f"note: {run} has trained {loaded.epoch} of {loaded.recipe.epochs} epochs", style="yellow")
     where = find_device(device)
-    path = run / "certificates" / f"{name or f'test-n{n}'}.tsv"
-    recipe = certify_recipe(
-        {
-            "n": n,
-            "n0": n0,
-            "alpha": alpha,
-            "sigma": loaded.recipe.sigma if sigma is None else sigma,
-            "precision": precision,
-        },
-        batch_size,
-        seed,
-        path,
-        where,
-    )
+    path = folder / "certificates" / f"{name or f'test-n{n}'}.tsv"
+    if loaded is not None:
+        sigma = loaded.recipe.sigma if sigma is None else sigma
+        dataset = loaded.recipe.dataset if dataset is None else dataset
+        image_size = loaded.recipe.image_size if image_size is None else image_size
+    elif precision == "auto":
+        precision = "fp32"  # a network that we do not know may not stand reduced precision
+    fields = {"n": n, "n0": n0, "alpha": alpha, "sigma": sigma, "precision": precision}
+    recipe = certify_recipe(fields, batch_size, seed, path, where)
     if radius is not None and (warning := unreachable_radius(recipe, radius)):
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
-    images = load_dataset(loaded.recipe.dataset, "test", data)
-    certify_with_bar(loaded, images, chosen_images(len(images), skip, max_images), recipe, path, where)
-    console.print(f"wrote {path}; next: smoothcert report {run}", soft_wrap=True)
+    images = load_dataset(str(dataset), "test", data, image_size=image_size)
+    indices = chosen_images(len(images), skip, max_images)
+    network = own_model(str(model), images.num_classes) if loaded is None else None
+    with certification_bar(folder.name, len(indices)) as show:
+        if loaded is not None:
+            certify_run(loaded, images, indices, recipe, path, where, show)
+        elif network is not None:
+            certify_own_model(str(model), network, images, indices, recipe, path, where, show)
+    console.print(f"wrote {path}; next: smoothcert report {folder}", soft_wrap=True)
 
 
 def certify_recipe(
@@ -192,6 +206,7 @@ def predict(
     alpha: Annotated[float, typer.Option(help="Probability that a line is wrong, at most.")] = 0.001,
     precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
     resize: Annotated[bool, typer.Option("--resize", help="Scale images that have another size.")] = False,
+    model: Annotated[str | None, typer.Option(help="The run's own network, package.module:function.")] = None,
     device: Device = "auto",
 ) -> None:
     """Class, votes and certified radius of image files."""
@@ -200,7 +215,7 @@ def predict(
     from smoothcert.smoothing.classifier import SmoothedClassifier
     from smoothcert.smoothing.precision import DTYPES, at_precision, resolve_precision
 
-    loaded, where = load_run(run), find_device(device)
+    loaded, where = load_run(run, model), find_device(device)
     spec = loaded.spec
     batch = read_image_files(images, spec.shape, resize=resize).to(where)
     kind = resolve_precision(precision, where)

@@ -1,18 +1,16 @@
 """Training and certification with a live progress bar."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from smoothcert.certification import CertificationStatus, certify_run
-from smoothcert.checkpoint import Run
+from smoothcert.certification import CertificationStatus
 from smoothcert.data import Images
-from smoothcert.recipe import CertifyRecipe, TrainRecipe
+from smoothcert.recipe import TrainRecipe
 from smoothcert.training import TrainingStatus, train
 
 
@@ -45,12 +43,11 @@ def train_with_bar(
         train(recipe, data, folder, resume=resume, device=device, on_progress=show)
 
 
-def certify_with_bar(
-    run: Run, data: Images, indices: Sequence[int], recipe: CertifyRecipe, path: Path, device: torch.device
-) -> None:
-    """`certify_run`, showing images done, running ACR, images/s and votes/s."""
+@contextmanager
+def certification_bar(name: str, images: int) -> Iterator[Callable[[CertificationStatus], None]]:
+    """A bar, and the function that shows images done, running ACR, images/s and votes/s on it."""
     with _bar() as bar:
-        task = bar.add_task(f"certify {run.folder.name}", total=len(indices), now="")
+        task = bar.add_task(f"certify {name}", total=images, now="")
 
         def show(status: CertificationStatus) -> None:
             now = (
@@ -59,4 +56,4 @@ def certify_with_bar(
             )
             bar.update(task, completed=status.done, now=now)
 
-        certify_run(run, data, indices, recipe, path, device, show)
+        yield show

@@ -7,9 +7,9 @@ import torch
 from rich.console import Console
 
 from smoothcert.certificates import stored_seed
-from smoothcert.certification import chosen_images
+from smoothcert.certification import certify_run, chosen_images
 from smoothcert.checkpoint import RECIPE, load_run
-from smoothcert.console import certify_with_bar, train_with_bar
+from smoothcert.console import certification_bar, train_with_bar
 from smoothcert.data import load_dataset
 from smoothcert.presets import preset
 from smoothcert.recipe import CertifyRecipe, TrainRecipe, with_overrides
@@ -54,7 +54,8 @@ def run_quickstart(out: Path) -> None:
             batch_size=default_batch_size(device),
             seed=secrets.randbits(63) if seed is None else seed,
         )
-        certify_with_bar(load_run(folder), test_data, indices, recipe, path, device)
+        with certification_bar(folder.name, len(indices)) as show:
+            certify_run(load_run(folder), test_data, indices, recipe, path, device, show)
     report = write_report(folders, out / "report", ("md", "png"))
     console.print(terminal_table(report.summaries, console.width))
     console.print(

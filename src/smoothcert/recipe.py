@@ -65,7 +65,8 @@ class TrainRecipe(Recipe):
     """Everything that a trained model depends on, besides the data themselves."""
 
     dataset: str = Field(description="data set: see `smoothcert datasets`")
-    model: str = Field(description="network: see `smoothcert models`")
+    image_size: int | None = Field(None, ge=1, description="for `folder:PATH`: side of the square images")
+    model: str = Field(description="network: see `smoothcert models`, or package.module:function")
     sigma: float = Field(gt=0, description="standard deviation of the noise, in pixels of [0, 1]")
     objective: AnyObjective = Field(description="method and its hyper-parameters: see `smoothcert objectives`")
     epochs: int = Field(90, ge=1, description="passes over the training images")
@@ -114,6 +115,10 @@ class ImportRecipe(Recipe):
     def epochs(self) -> int:
         """Nothing is left to train."""
         return 0
+
+    @property
+    def image_size(self) -> int | None:
+        return None
 
 
 class CertifyRecipe(Recipe):

@@ -11,6 +11,7 @@ from smoothcert.errors import RequestError
 from smoothcert.models.densenet import DenseNet40
 from smoothcert.models.lenet import LeNet
 from smoothcert.models.normalize import Normalize
+from smoothcert.models.own import check_outputs, is_code, own_model
 from smoothcert.models.resnet50 import ResNet50
 from smoothcert.models.resnet_cifar import CifarResNet
 
@@ -40,7 +41,12 @@ def build_model(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> nn.Module:
-    """A freshly initialised model for images of `shape`; with `mean` and `std` its first layer normalises."""
+    """A freshly initialised model for images of `shape`; with `mean` and `std` its first layer normalises.
+
+    `package.module:function` is a user's own network, which normalises by itself if it wants to.
+    """
+    if is_code(name):
+        return _trainable(own_model(name, num_classes), name, shape, num_classes)
     if name not in MODELS:
         near = difflib.get_close_matches(name, MODELS, n=3) or sorted(MODELS)
         raise RequestError(f"model: expected a known model, got {name}; did you mean {', '.join(near)}?")
@@ -53,4 +59,23 @@ def build_model(
     return model if mean is None or std is None else nn.Sequential(Normalize(mean, std), model)
 
 
-__all__ = ["MODELS", "CifarResNet", "DenseNet40", "LeNet", "ModelSpec", "Normalize", "ResNet50", "build_model"]
+def _trainable(model: object, name: str, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise RequestError(f"model: expected {name} to return a torch module, got {type(model).__name__}")
+    check_outputs(model, name, shape, num_classes)
+    return model
+
+
+__all__ = [
+    "MODELS",
+    "CifarResNet",
+    "DenseNet40",
+    "LeNet",
+    "ModelSpec",
+    "Normalize",
+    "ResNet50",
+    "build_model",
+    "check_outputs",
+    "is_code",
+    "own_model",
+]

@@ -1,0 +1,139 @@
+"""A user's own network: certified, trained and predicted with through the command line, without registration."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from smoothcert import RequestError
+from smoothcert.certificates import read_certificates
+from smoothcert.checkpoint import load_run
+from smoothcert.models import build_model, check_outputs, own_model
+
+MODULE = """
+import torch
+from torch import nn
+
+class Brightness(nn.Module):
+    "Class 1 where the mean is above one half: the boundary is a hyperplane."
+    def __init__(self, num_classes):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+    def forward(self, x):
+        score = (x.flatten(1).mean(1) - 0.5) * self.scale
+        return torch.stack([-score, score], 1)
+
+def brightness(num_classes):
+    return Brightness(num_classes)
+
+def three():
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+
+def small(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, num_classes))
+
+def plain():
+    return lambda x: torch.stack([0.5 - x.flatten(1).mean(1), x.flatten(1).mean(1) - 0.5], 1)
+
+def nothing():
+    return 5
+
+number = 5
+"""
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the module and a data set of uniform grey 4x4 images, dark ones labelled 0, bright ones 1."""
+    (tmp_path / "mine_for_test.py").write_text(MODULE)
+    levels = np.array([40, 60, 200, 220], dtype=np.uint8)
+    images = np.repeat(levels, 16).reshape(4, 4, 4)
+    np.savez(tmp_path / "grey.npz", images=images, labels=np.array([0, 0, 1, 1]))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def smoothcert(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "smoothcert", *map(str, arguments), "--device", "cpu"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"})
+
+
+@pytest.mark.slow
+def test_certify_from_a_module_through_the_command_line(workplace: Path) -> None:
+    """The distance of a uniform image to the boundary is |level - 1/2| * sqrt(16): certificates come close to it."""
+    done = smoothcert(
+        workplace, *("certify", "--model", "mine_for_test:brightness", "--dataset", "npz:grey.npz"),
+        *("--sigma", 0.5, "--n", 20_000, "--out", "runs/c"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    stored = read_certificates(workplace / "runs/c/certificates/test-n20000.tsv")
+    assert all(row.correct for row in stored.rows)
+    for row, level in zip(stored.rows, (40, 60, 200, 220), strict=True):
+        truth = abs(level / 255 - 0.5) * 4
+        assert truth - 0.15 < row.certificate.radius <= truth
+    assert stored.settings["model"] == "mine_for_test:brightness"
+    assert stored.settings["precision"] == "fp32"
+    refused = smoothcert(
+        workplace, *("certify", "--model", "mine_for_test:three", "--dataset", "npz:grey.npz"),
+        *("--sigma", 0.5, "--n", 100, "--out", "runs/d"),
+    )  # fmt: skip
+    assert refused.returncode == 2
+    assert "gives [2, 3] for 2 images, expected logits [2, 2]" in refused.stderr
+    assert not (workplace / "runs/d").exists()
+
+
+@pytest.mark.slow
+def test_train_then_certify_own_network(workplace: Path) -> None:
+    (workplace / "r.yaml").write_text(
+        "{dataset: 'npz:grey.npz', model: 'mine_for_test:small', sigma: 0.1,"
+        " objective: {name: smoothmix, num_noise: 2}, epochs: 2, batch_size: 4,"
+        " learning_rate: 0.5, learning_rate_drops: []}"
+    )
+    assert smoothcert(workplace, "train", "--recipe", "r.yaml", "--out", "runs/t").returncode == 0
+    refused = smoothcert(workplace, "certify", "runs/t", "--n", 100)
+    assert refused.returncode == 2
+    assert "allow it with --model mine_for_test:small" in refused.stderr
+    done = smoothcert(workplace, "certify", "runs/t", "--model", "mine_for_test:small", "--n", 100)
+    assert done.returncode == 0, done.stderr
+    assert len(read_certificates(workplace / "runs/t/certificates/test-n100.tsv").rows) == 4
+    run = load_run(workplace / "runs/t", "mine_for_test:small")
+    assert run.spec.shape == (1, 4, 4)
+    assert run.spec.num_classes == 2
+
+
+def test_plain_callables_and_modules_are_accepted(workplace: Path) -> None:
+    assert own_model("mine_for_test:plain", 2)(torch.ones(3, 1, 4, 4)).shape == (3, 2)
+    model = own_model("mine_for_test:small", 7)
+    assert isinstance(model, nn.Module)
+    check_outputs(model, "small", (1, 4, 4), 7)
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("no_such_module_here:f", "run where Python finds the module"),
+        ("mine_for_test:missing", "has no attribute 'missing'"),
+        ("mine_for_test:number", "to be a function, got int"),
+        ("mine_for_test:nothing", "to return a module or a callable, got int"),
+    ],
+)
+def test_wrong_references_are_refused(workplace: Path, reference: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        own_model(reference, 2)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_network_that_does_not_fit_is_refused_before_training(workplace: Path) -> None:
+    with pytest.raises(RequestError, match=r"gives \[2, 3\] for 2 images, expected logits \[2, 2\]"):
+        build_model("mine_for_test:three", (1, 4, 4), 2)
+    with pytest.raises(RequestError, match=r"fails on images of shape \[3, 9, 9\]"):
+        build_model("mine_for_test:three", (3, 9, 9), 3)
+    with pytest.raises(RequestError, match="expected mine_for_test:plain to return a torch module"):
+        build_model("mine_for_test:plain", (1, 4, 4), 2)
