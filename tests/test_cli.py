@@ -1,5 +1,6 @@
 """The command line: what each command prints and writes, and that a wrong request costs one line and exit code 2."""
 
+import dataclasses
 import shutil
 import sys
 from collections.abc import Callable
@@ -10,9 +11,10 @@ import torch
 from PIL import Image
 from tiny import tiny_recipe
 
-from smoothcert import cli
+from smoothcert import RequestError, cli
 from smoothcert.certificates import read_certificates
-from smoothcert.data import mnist_sample
+from smoothcert.checkpoint import load_run
+from smoothcert.data import DATASETS, Images, mnist_sample
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -208,3 +210,30 @@ def test_ctrl_c_says_how_to_go_on(run_cli: Cli, tmp_path: Path, monkeypatch: pyt
     code, _, err = run_cli("train", "--recipe", recipe, "--out", tmp_path / "run", "--device", "cpu")
     assert code == 130
     assert "--resume" in err
+
+
+def test_import_then_certify(run_cli: Cli, tmp_path: Path, trained_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A LeNet saved the way the field does gives the certificates that the original gives."""
+
+    def absent(split: str, folder: Path) -> Images:
+        raise RequestError("MNIST is not there")
+
+    # Without MNIST the check of the input layer is skipped, and said to be.
+    monkeypatch.setitem(DATASETS, "mnist", dataclasses.replace(DATASETS["mnist"], load=absent))
+    original = load_run(trained_run).model
+    state = {f"module.{name}": tensor for name, tensor in original.state_dict().items()}
+    torch.save({"arch": "lenet", "epoch": 90, "state_dict": state}, tmp_path / "checkpoint.pth.tar")
+    arguments = ("import", tmp_path / "checkpoint.pth.tar", "--sigma", 0.5, "--out", tmp_path / "imported")
+    code, out, err = run_cli(*arguments)
+    assert (code, err) == (0, "")
+    assert "not checked" in out
+    images = torch.rand(4, 1, 28, 28)
+    assert torch.equal(load_run(tmp_path / "imported").model(images), original(images))
+    code, _, err = run_cli("certify", tmp_path / "imported", "--dataset", "mnist-sample", "--n", 100, "--max-images", 2)
+    assert (code, err) == (0, "")
+    code, _, err = run_cli(*arguments)
+    assert code == 2
+    assert err.count("\n") == 1
+    code, _, err = run_cli(*arguments[:-1], tmp_path / "other", "--input-layer", "strange")
+    assert code == 2
+    assert "input-layer: expected one of normalize, center, none, got strange" in err

@@ -4,7 +4,7 @@ import math
 import secrets
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
 
 import typer
 from rich.console import Console
@@ -17,6 +17,7 @@ from smoothcert.errors import RequestError, WorkError
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
     import torch
 
+    from smoothcert.published import InputLayer
     from smoothcert.recipe import CertifyRecipe
 
 app = typer.Typer(
@@ -259,6 +260,49 @@ def parse_radii(text: str | None) -> list[float] | None:
     if min(values) < 0 or not all(map(math.isfinite, values)):
         raise RequestError(f"radii: expected numbers >= 0 by commas, such as 0,0.5,1.0, got {text}")
     return values
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="A published checkpoint: .pth.tar, .pth or .pt.")],
+    out: Annotated[Path, typer.Option(help="Run folder to make.")],
+    sigma: Annotated[float, typer.Option(help="Noise level that it was trained with.")],
+    arch: Annotated[str | None, typer.Option(help="Network: see `smoothcert models`.", show_default="guessed")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Its data set.", show_default="guessed")] = None,
+    input_layer: Annotated[
+        str | None, typer.Option(help="normalize, center or none.", show_default="the data set's")
+    ] = None,
+    method: Annotated[str, typer.Option(help="What tables call it.")] = "imported",
+    data: Data = None,
+) -> None:
+    """Make a run folder from a published checkpoint; its pickled code is never run."""
+    from smoothcert.data import load_dataset
+    from smoothcert.published import import_checkpoint, input_layer_warning
+
+    run = import_checkpoint(
+        file, out, sigma=sigma, arch=arch, dataset=dataset, input_layer=check_input_layer(input_layer), method=method
+    )
+    for note in run.provenance["notes"]:
+        console.print(f"note: {note}", soft_wrap=True, highlight=False)
+    try:
+        warning = input_layer_warning(run, load_dataset(run.recipe.dataset, "test", data))
+    except (RequestError, WorkError) as error:
+        warning = f"input layer: not checked, the data are not there ({error})"
+    if warning:
+        console.print(f"warning: {warning}", style="yellow", soft_wrap=True, highlight=False)
+    console.print(f"imported {out}; next: smoothcert certify {out}", soft_wrap=True)
+
+
+def check_input_layer(name: str | None) -> "InputLayer | None":
+    from smoothcert.published import InputLayer
+
+    for known in get_args(InputLayer):
+        if name == known:
+            found: InputLayer = known
+            return found
+    if name is not None:
+        raise RequestError(f"input-layer: expected one of {', '.join(get_args(InputLayer))}, got {name}")
+    return None
 
 
 @app.command()
