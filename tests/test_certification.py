@@ -1,5 +1,6 @@
 """A data set through CERTIFY: resume, kills, independence of order and batching, agreement with the plain API."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -11,9 +12,10 @@ import pytest
 import torch
 
 from smoothcert import SmoothedClassifier
-from smoothcert.certificates import CertifiedImage, read_certificates
+from smoothcert.certificates import CertifiedImage, merge_certificates, read_certificates
 from smoothcert.certification import (
     CertificationStatus,
+    certify_own_model,
     certify_run,
     chosen_images,
     images_at_once,
@@ -21,8 +23,11 @@ from smoothcert.certification import (
 )
 from smoothcert.checkpoint import load_run
 from smoothcert.data import ImageData, mnist_sample
-from smoothcert.errors import RequestError
-from smoothcert.recipe import CertifyRecipe
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.recertification import recertify
+from smoothcert.recipe import CertifyRecipe, parse_recipe
+from smoothcert.smoothing.precision import at_precision, has_batch_norm
+from smoothcert.smoothing.votes import default_batch_size, fitting_batch_size
 
 CPU = torch.device("cpu")
 
@@ -105,7 +110,7 @@ def test_settings_say_what_was_certified_and_how(trained_run: Path, test_data: I
 def test_kill_loses_at_most_the_row_in_flight(trained_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(trained_run, run)
-    options = ["--n", "2500", "--max-images", "12", "--seed", "3", "--batch-size", "100", "--device", "cpu"]
+    options = ["--n", "1500", "--max-images", "12", "--seed", "3", "--batch-size", "100", "--device", "cpu"]
     command = [sys.executable, "-m", "smoothcert", "certify", str(run), *options]
     victim = subprocess.Popen([*command, "--name", "killed"], stdout=subprocess.DEVNULL)
     path = run / "certificates" / "killed.tsv"
@@ -149,3 +154,137 @@ def test_a_radius_out_of_reach_is_announced() -> None:
     assert unreachable_radius(recipe(n=needed), 1.499) is None
     assert unreachable_radius(recipe(n=needed - 10), 1.5) is not None
     assert "no n can" in str(unreachable_radius(recipe(n=1000), 50.0))
+
+
+def test_shards_merge_into_the_whole(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+    whole = certify(trained_run, test_data, tmp_path / "whole.tsv", list(range(7)))
+    for i in (1, 2, 3):
+        certify(trained_run, test_data, tmp_path / f"{i}.tsv", chosen_images(7, 1, None, (i, 3)))
+    assert merge_certificates([tmp_path / f"{i}.tsv" for i in (1, 2, 3)], tmp_path / "merged.tsv") == 7
+    merged = read_certificates(tmp_path / "merged.tsv")
+    assert comparable(merged.rows) == whole
+    assert [row.index for row in merged.rows] == list(range(7))
+    with pytest.raises(RequestError, match="exists already"):
+        merge_certificates([tmp_path / "1.tsv"], tmp_path / "merged.tsv")
+    certify(trained_run, test_data, tmp_path / "other.tsv", [1], alpha=0.01)
+    with pytest.raises(RequestError, match=r"alpha: the file has 0\.001"):
+        merge_certificates([tmp_path / "1.tsv", tmp_path / "other.tsv"], tmp_path / "x.tsv")
+
+
+def test_a_contradicting_row_is_refused(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        certify(trained_run, test_data, tmp_path / f"{name}.tsv", [0])
+    path = tmp_path / "b.tsv"
+    path.write_text(path.read_text().replace("0\t7\t", "0\t6\t").replace("\t1\t0:", "\t0\t0:"))
+    with pytest.raises(WorkError, match="image 0 has another result"):
+        merge_certificates([tmp_path / "a.tsv", path], tmp_path / "x.tsv")
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_file_of_one(trained_run: Path, tmp_path: Path) -> None:
+    """torchrun with gloo on the CPU: also when a part of the work was done, and a part file was left, before."""
+    run = Path(shutil.copytree(trained_run, tmp_path / "run"))
+    options = ["--votes", "300", "--max-images", "9", "--seed", "3", "--device", "cpu"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29619"]
+
+    def call(*front: str, name: str, images: str = "9") -> None:
+        command = [sys.executable, *front, "-m", "smoothcert", "certify", str(run), *options, "--name", name]
+        command[command.index("--max-images") + 1] = images
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr[-2000:]
+
+    call(name="one")
+    call(name="two", images="3")
+    folder = run / "certificates"
+    shutil.copy(folder / "one.json", folder / ".two.part1.json")
+    lines = (folder / "one.tsv").read_text().splitlines(keepends=True)
+    (folder / ".two.part1.tsv").write_text(lines[0] + lines[8] + lines[9][:7])
+    call(*launcher, name="two")
+    assert comparable(read_certificates(folder / "two.tsv").rows) == comparable(
+        read_certificates(folder / "one.tsv").rows
+    )
+    assert [row.index for row in read_certificates(folder / "two.tsv").rows] == list(range(9))
+    assert list(folder.glob(".two.*")) == []
+
+
+def test_recertify_equals_certifying_with_those_settings(
+    trained_run: Path, test_data: ImageData, tmp_path: Path
+) -> None:
+    certify(trained_run, test_data, tmp_path / "a.tsv", list(range(12)))
+    for changes in ({"alpha": 1e-5}, {"alpha": 0.2}, {"bound": "two-sided"}, {"alpha": 0.01, "bound": "two-sided"}):
+        name = "-".join(map(str, changes.values()))
+        fresh = certify(trained_run, test_data, tmp_path / f"{name}.tsv", list(range(12)), **changes)
+        assert recertify(tmp_path / "a.tsv", tmp_path / f"{name}-re.tsv", **changes) == 12
+        again = read_certificates(tmp_path / f"{name}-re.tsv")
+        assert comparable(again.rows) == fresh
+        assert again.settings["alpha"] == changes.get("alpha", 0.001)
+        assert again.provenance["recertified_from"] == "a.tsv"
+
+
+def test_recertify_refuses_what_it_cannot_do_soundly(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+    certify(trained_run, test_data, tmp_path / "s.tsv", [0, 1], radii=(0.2,))
+    with pytest.raises(RequestError, match="stopped by a sequential test"):
+        recertify(tmp_path / "s.tsv", tmp_path / "x.tsv", alpha=0.01)
+    (tmp_path / "theirs.tsv").write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n0\t1\t1\t0.5\t1\t0:00:01\n")
+    with pytest.raises(RequestError, match="stores no votes"):
+        recertify(tmp_path / "theirs.tsv", tmp_path / "x.tsv", alpha=0.01)
+    certify(trained_run, test_data, tmp_path / "a.tsv", [0])
+    for changes, message in (({"alpha": 2.0}, "alpha: expected"), ({"bound": "three"}, "bound: expected")):
+        with pytest.raises(RequestError, match=message):
+            recertify(tmp_path / "a.tsv", tmp_path / "x.tsv", **changes)
+    assert not (tmp_path / "x.tsv").exists()
+
+
+def test_a_batch_that_does_not_fit_is_halved() -> None:
+    seen: list[int] = []
+
+    def narrow(images: torch.Tensor) -> torch.Tensor:
+        seen.append(len(images))
+        if len(images) > 100:
+            raise torch.OutOfMemoryError
+        return images.flatten(1)
+
+    assert fitting_batch_size(narrow, 640, torch.zeros(1, 2, 2)) == 80
+    assert seen == [640, 320, 160, 80]
+    assert default_batch_size(CPU, (1, 28, 28)) == 500
+    assert 8 <= default_batch_size(CPU, (3, 224, 224)) < 20
+
+
+def test_batch_norm_is_folded_and_recorded(tmp_path: Path) -> None:
+    """The folded network votes as the network itself does."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(
+        *(
+            torch.nn.Conv2d(1, 4, 3),
+            torch.nn.BatchNorm2d(4),
+            torch.nn.ReLU(),
+            torch.nn.Flatten(),
+            torch.nn.Linear(144, 3),
+        )
+    )
+    network[1].running_mean.normal_()
+    network[1].running_var.uniform_(0.5, 2)
+    folded = at_precision(network, "fp32", CPU)
+    images = torch.rand(5, 1, 8, 8)
+    assert not has_batch_norm(folded)
+    assert torch.allclose(folded(images), network.eval()(images), atol=1e-5)
+    data = ImageData(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 2]), 3, "made", "test")
+    certify_own_model("mine", network, data, [0, 1], recipe(), tmp_path / "a.tsv", CPU)
+    assert read_certificates(tmp_path / "a.tsv").settings["batch_norm_folded"] is True
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"radii": (0.5, 0.2)}, "radii: expected rising"),
+        ({"radii": (0.5,), "radius_loss": 0.1}, "choose one of the two"),
+        ({"radii": (0.5,), "bound": "two-sided"}, "expected one-sided together with radii"),
+        ({"bound": "two-sided", "noise": "laplace"}, "expected one-sided for laplace"),
+        ({"sound": True, "noise": "uniform"}, "sound: expected gaussian"),
+        ({"noise": "cauchy"}, "noise: expected 'gaussian', 'laplace' or 'uniform'"),
+    ],
+)
+def test_rules_that_exclude_each_other_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        parse_recipe(CertifyRecipe, {"sigma": 0.5, "seed": 1} | changes, "certify")

@@ -237,3 +237,70 @@ def test_import_then_certify(run_cli: Cli, tmp_path: Path, trained_run: Path, mo
     code, _, err = run_cli(*arguments[:-1], tmp_path / "other", "--input-layer", "strange")
     assert code == 2
     assert "input-layer: expected one of normalize, center, none, got strange" in err
+
+
+def test_rules_from_the_command_line(run_cli: Cli, run: Path) -> None:
+    """Each rule writes a file of its own name; the votes it spent are said."""
+    fixed = ("certify", run, "--n", 2000, "--max-images", 4, "--seed", 1, "--device", "cpu")
+    code, out, _ = run_cli(*fixed, "--until-radius", 0.25)
+    assert code == 0
+    assert "times fewer than n each" in out
+    rows = read_certificates(run / "certificates" / "test-n2000-radii.tsv").rows
+    assert all(row.certificate.radius in (0.0, pytest.approx(0.25)) for row in rows)
+    for options, name in (
+        (("--radii", "0.1,0.2", "--name", "grid"), "grid"),
+        (("--radius-loss", 0.2), "test-n2000-loss"),
+        (("--label-aware",), "test-n2000-label-aware"),
+        (("--bound", "two-sided"), "test-n2000-two-sided"),
+        (("--sound",), "test-n2000-sound"),
+        (("--noise", "laplace"), "test-n2000-laplace"),
+        (("--shard", "2/2"), "test-n2000-shard2of2"),
+    ):
+        code, _, err = run_cli(*fixed, *options)
+        assert (code, err) == (0, "")
+        assert (run / "certificates" / f"{name}.tsv").exists()
+    assert [r.index for r in read_certificates(run / "certificates/test-n2000-shard2of2.tsv").rows] == [1, 3]
+    for options, message in (
+        (("--until-radius", 0.2, "--radii", "0.1"), "not both"),
+        (("--shard", "3/2"), "expected i/k with 1 <= i <= k"),
+        (("--shard", "x"), "expected i/k"),
+        (("--bound", "both"), "bound: expected"),
+    ):
+        code, _, err = run_cli(*fixed, *options)
+        assert code == 2
+        assert message in err
+
+
+def test_merge_and_recertify_commands(run_cli: Cli, run: Path, tmp_path: Path) -> None:
+    fixed = ("certify", run, "--n", 200, "--max-images", 4, "--seed", 1, "--device", "cpu")
+    for i in (1, 2):
+        run_cli(*fixed, "--shard", f"{i}/2")
+    shards = [run / "certificates" / f"test-n200-shard{i}of2.tsv" for i in (1, 2)]
+    assert run_cli("merge", *shards, "--out", tmp_path / "whole.tsv")[0] == 0
+    assert [r.index for r in read_certificates(tmp_path / "whole.tsv").rows] == [0, 1, 2, 3]
+    code, out, _ = run_cli("recertify", tmp_path / "whole.tsv", "--alpha", 0.01)
+    assert code == 0
+    assert "whole-alpha0.01.tsv" in out
+    before, after = (read_certificates(tmp_path / f"whole{x}.tsv").rows for x in ("", "-alpha0.01"))
+    assert all(b.certificate.radius >= a.certificate.radius for a, b in zip(before, after, strict=True))
+    code, _, err = run_cli("recertify", tmp_path / "whole.tsv", "--alpha", 3, "--out", tmp_path / "x.tsv")
+    assert code == 2
+    assert "alpha: expected 0 < alpha < 1" in err
+
+
+def test_attack_command(run_cli: Cli, run: Path) -> None:
+    run_cli("certify", run, "--n", 200, "--max-images", 3, "--seed", 1, "--device", "cpu")
+    options = ("--radii", "0.5,3", "--steps", 4, "--num-noise", 4, "--n", 200, "--seed", 1, "--device", "cpu")
+    code, out, err = run_cli("attack", run, *options)
+    assert (code, err) == (0, "")
+    assert "accuracy under attack" in out
+    assert len((run / "attacks" / "pgd.tsv").read_text().splitlines()) == 4
+    # Certificates that claim far too much are found out.
+    path = run / "certificates" / "test-n200.tsv"
+    lines = [line.split("\t") for line in path.read_text().splitlines()]
+    rows = [[*c[:2], c[1], "2.9", "1", *c[5:]] for c in lines[1:]]
+    path.write_text("\n".join("\t".join(c) for c in [lines[0], *rows]) + "\n")
+    code, out, err = run_cli("attack", run, *options, "--name", "again")
+    assert code == 1
+    assert "CONTRADICTION: image" in out
+    assert "the certificates are wrong" in err

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from smoothcert.errors import RequestError
-from smoothcert.noise import Gaussian
+from smoothcert.noise import NOISES, Gaussian
 
 
 def filled(key: int, sigma: float = 1.0, size: int = 40_000) -> torch.Tensor:
@@ -68,9 +68,38 @@ def test_no_radius_at_or_beyond_one_half() -> None:
     assert Gaussian(1.0).radius(1.0) == 0.0
 
 
-def test_error_at_inverts_radius() -> None:
-    noise = Gaussian(0.5)
-    assert noise.error_at(noise.radius(0.01)) == pytest.approx(0.01, rel=1e-9)
+@pytest.mark.parametrize("name", NOISES)
+def test_error_at_inverts_radius(name: str) -> None:
+    noise = NOISES[name](0.5)
+    for q in (0.4, 0.01, 1e-6):
+        assert noise.error_at(noise.radius(q)) == pytest.approx(q, rel=1e-6)
+        assert NOISES[name](1.0).radius(q) == pytest.approx(2 * noise.radius(q), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "law"),
+    [
+        ("gaussian", stats.norm(0, 0.5)),
+        ("laplace", stats.laplace(0, 0.5 / 2**0.5)),
+        ("uniform", stats.uniform(-(3**0.5) / 2, 3**0.5)),
+    ],
+)
+def test_both_samplers_follow_the_law(name: str, law: object) -> None:
+    """Keyed noise for certification and generator noise for training, by Kolmogorov-Smirnov; sigma is the spread."""
+    noise = NOISES[name](0.5)
+    keyed = torch.zeros(40_000)
+    noise.fill(keyed, 7)
+    drawn = noise.sample((40_000,), torch.Generator().manual_seed(7))
+    for values in (keyed, drawn):
+        assert stats.kstest(values.numpy(), law.cdf).pvalue > 1e-4
+        assert float(values.std()) == pytest.approx(0.5, rel=0.03)
+
+
+def test_l1_radii() -> None:
+    """Section 7's formulas, at p = 0.9: Laplace -b ln(2 (1 - p)), uniform 2 l (p - 1/2)."""
+    assert NOISES["laplace"](2**0.5).radius(0.1) == pytest.approx(-math.log(0.2), rel=1e-9)
+    assert NOISES["uniform"](1 / 3**0.5).radius(0.1) == pytest.approx(0.8, rel=1e-9)
+    assert {name: noise.norm for name, noise in NOISES.items()} == {"gaussian": "L2", "laplace": "L1", "uniform": "L1"}
 
 
 @pytest.mark.parametrize("sigma", [0.0, -1.0, math.inf, math.nan])

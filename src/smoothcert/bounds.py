@@ -56,3 +56,26 @@ def votes_needed(q: float, alpha: float) -> int:
     while smallest_error_bound(n, alpha) > q:
         n += 1
     return n
+
+
+def runner_up_upper_bound(largest_other_count: int, n: int, alpha: float) -> float:
+    """Clopper-Pearson upper bound on the probability of the true runner-up, from the largest count but the chosen one.
+
+    For any number of classes, P(bound < p_B) <= alpha. No union over classes is needed: the true runner-up is one
+    fixed class, its count is at most the largest, and the bound grows with the count.
+    """
+    return error_upper_bound(n - largest_other_count, n, alpha)
+
+
+def two_sided_bounds(count: int, largest_other_count: int, n: int, alpha: float) -> tuple[float, float]:
+    """Upper bounds on q_A = 1 - p_A and on p_B, the largest probability of another class than A.
+
+    With probability at least 1 - alpha both hold, and then so does R = sigma/2 (Phi^-1(1 - q_A) - Phi^-1(p_B)), no
+    certificate if that is not positive. q_A takes 0.9 alpha, p_B the rest; p_B is never above q_A, which bounds it
+    already. Both are rounded up, to the safe side.
+    """
+    if not 0 <= largest_other_count <= n - count:
+        raise ValueError(f"expected counts that add up to at most {n}, got {count} and {largest_other_count}")
+    q = error_upper_bound(count, n, 0.9 * alpha)
+    # Not 0.1 * alpha: the two parts must not add up to more than alpha by rounding.
+    return q, min(q, runner_up_upper_bound(largest_other_count, n, math.nextafter(alpha - 0.9 * alpha, 0.0)))

@@ -8,7 +8,7 @@ certified and how. Votes are stored, so any bound, alpha or table can be recompu
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -234,9 +234,35 @@ class CertificatesWriter:
         self.close()
 
 
-def stored_seed(path: Path) -> int | None:
-    """The seed that an existing certificates file was made with: a resumed run goes on with it."""
-    if not settings_path(path).exists():
-        return None
-    seed = _read_settings(settings_path(path))["settings"].get("seed")
-    return None if seed is None else int(seed)
+def stored_settings(path: Path) -> dict[str, Any]:
+    """The settings of an existing certificates file, {} where there is none: a resumed run goes on with them."""
+    return dict(_read_settings(settings_path(path))["settings"]) if settings_path(path).exists() else {}
+
+
+def write_certificates(
+    path: Path, rows: Iterable[CertifiedImage], settings: Mapping[str, Any], provenance: Mapping[str, Any]
+) -> None:
+    """Replace `path` and its settings by a whole file, rows in order of their index."""
+    content = {"settings": dict(settings), "provenance": dict(provenance)}
+    write_text_atomically(settings_path(path), json.dumps(content, indent=2) + "\n")
+    lines = map(format_row, sorted(rows, key=lambda row: row.index))
+    write_text_atomically(path, "\t".join(COLUMNS) + "\n" + "".join(lines))
+
+
+def merge_certificates(paths: Sequence[Path], out: Path) -> int:
+    """Write the rows of all `paths` into `out`; the number of rows. Refuses other settings and contradicting rows."""
+    files = [read_certificates(path) for path in paths]
+    if not files:
+        raise RequestError("merge: expected certificates files, got none")
+    if out.exists():
+        raise RequestError(f"{out}: exists already; choose another --out")
+    rows: dict[int, CertifiedImage] = {}
+    for file in files:
+        if differences := differing_settings(files[0].settings, file.settings):
+            raise RequestError(f"{file.path}: has other settings than {files[0].path} ({'; '.join(differences)})")
+        for row in file.rows:
+            known = rows.setdefault(row.index, row)
+            if (known.label, known.certificate) != (row.label, row.certificate):
+                raise WorkError(f"{file.path}: image {row.index} has another result than in an earlier file; keep one")
+    write_certificates(out, rows.values(), files[0].settings, {**files[0].provenance, "merged": len(files)})
+    return len(rows)

@@ -1,9 +1,10 @@
-"""A data set through CERTIFY: which images, in which batches, into which file; resumed where it was left."""
+"""A data set through CERTIFY: which images, in which batches, by which process, into which file; resumed where left."""
 
 import math
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,31 @@ import torch
 from torch import nn
 
 from smoothcert.bounds import smallest_error_bound, votes_needed
-from smoothcert.certificates import CertificatesWriter, CertifiedImage
+from smoothcert.certificates import (
+    CertificatesWriter,
+    CertifiedImage,
+    read_certificates,
+    settings_path,
+    stored_settings,
+    write_certificates,
+)
 from smoothcert.checkpoint import Run, versions, weights_digest
-from smoothcert.data import Images
+from smoothcert.data import Images, default_folder
 from smoothcert.errors import RequestError
 from smoothcert.models import check_outputs
-from smoothcert.noise import Gaussian
-from smoothcert.recipe import CertifyRecipe
-from smoothcert.smoothing.certify import certificate_from_votes
-from smoothcert.smoothing.precision import DTYPES, at_precision
-from smoothcert.smoothing.votes import Classifier, VoteCounter, noise_block, select_and_estimate
+from smoothcert.noise import NOISES
+from smoothcert.processes import Team
+from smoothcert.recipe import CertifyRecipe, parse_recipe
+from smoothcert.smoothing.precision import DTYPES, at_precision, has_batch_norm, resolve_precision
+from smoothcert.smoothing.rules import Rule
+from smoothcert.smoothing.sound import IntegerGaussian
+from smoothcert.smoothing.votes import (
+    Classifier,
+    VoteCounter,
+    default_batch_size,
+    fitting_batch_size,
+    noise_block,
+)
 
 BATCHES_AT_ONCE = 20
 """Forward passes, about, between two writes to the file: what a kill can cost when n is small."""
@@ -28,22 +44,41 @@ BATCHES_AT_ONCE = 20
 
 @dataclass(frozen=True, slots=True)
 class CertificationStatus:
-    """Where certification stands; `done` and `average_certified_radius` include rows found in the file."""
+    """Where this process stands; `done` and `average_certified_radius` include rows found in the file."""
 
     done: int
     total: int
     average_certified_radius: float
     images_per_second: float
     votes_per_second: float
+    votes: int
 
 
-def chosen_images(total: int, skip: int, max_images: int | None) -> list[int]:
-    """Every `skip`-th image, at most `max_images` of them."""
+Report = Callable[[CertificationStatus], None]
+
+
+def chosen_images(total: int, skip: int, max_images: int | None, shard: tuple[int, int] = (1, 1)) -> list[int]:
+    """Every `skip`-th image, at most `max_images` of them; shard (i, k) takes every k-th of these, from the i-th on."""
     if skip < 1:
         raise RequestError(f"skip: expected at least 1 (every image), got {skip}")
     if max_images is not None and max_images < 1:
         raise RequestError(f"max-images: expected at least 1, got {max_images}")
-    return list(range(0, total, skip))[:max_images]
+    part, parts = shard
+    if not 1 <= part <= parts:
+        raise RequestError(f"shard: expected i/k with 1 <= i <= k, got {part}/{parts}")
+    return list(range(0, total, skip))[:max_images][part - 1 :: parts]
+
+
+def complete_recipe(
+    fields: Mapping[str, Any], path: Path, device: torch.device, shape: tuple[int, int, int]
+) -> CertifyRecipe:
+    """The recipe of `fields`; what is None there fits the device, or comes from an existing file at `path`."""
+    given = {key: value for key, value in fields.items() if value is not None}
+    stored = stored_settings(path)
+    given["precision"] = resolve_precision(given.get("precision", "auto"), device)
+    given.setdefault("batch_size", stored.get("batch_size", default_batch_size(device, shape)))
+    given.setdefault("seed", stored.get("seed", secrets.randbits(63)))
+    return parse_recipe(CertifyRecipe, given, "certify")
 
 
 def certify_dataset(
@@ -56,38 +91,135 @@ def certify_dataset(
     *,
     about: Mapping[str, Any],
     provenance: Mapping[str, Any],
-    on_progress: Callable[[CertificationStatus], None] = lambda status: None,
+    team: Team = Team(),
+    on_progress: Report = lambda status: None,
 ) -> None:
     """Certify the images `indices` of `data` into the certificates file `path`, skipping those it holds.
 
-    `about` says what is certified (data set, model digest); with the recipe it must equal the file's settings.
+    `about` says what is certified (model digest, method); with the recipe it must equal the file's settings. Several
+    processes deal the images out among them, each appends to a part of its own, and the first one puts the parts
+    together: the same rows as one process gives. Parts that an interrupted call left behind are taken up.
     """
-    noise = Gaussian(recipe.sigma)
+    counter, recipe = make_counter(model, data.shape, data.num_classes, recipe, device, stored=path.exists())
+    recipe = team.agree(recipe)
+    counter = replace(counter, batch_size=recipe.batch_size)
+    folded = isinstance(model, nn.Module) and has_batch_norm(model) and not has_batch_norm_left(counter)
     settings = {
         **about,
         "dataset": data.name,
         "split": data.split,
-        "noise": noise.name,
-        "bound": "clopper-pearson one-sided",
         **recipe.to_mapping(),
+        "batch_norm_folded": folded,
         "noise_block": noise_block(device),
         "device": device.type,
     }
-    evaluated = at_precision(model, recipe.precision, device) if isinstance(model, nn.Module) else model
-    counter = VoteCounter(evaluated, noise, data.num_classes, recipe.batch_size, DTYPES[recipe.precision])
+    if team.leads:
+        take_up_parts(path, settings, provenance)
+    team.wait()
+    with CertificatesWriter(part_path(path, team), settings, provenance) as writer:
+        held = writer.done if team.size == 1 else list(read_certificates(path).rows)
+        certify_missing(counter, data, indices, recipe, device, writer, held, team, on_progress)
+    team.wait()
+    if team.leads and team.size > 1:
+        take_up_parts(path, settings, provenance)
+
+
+def has_batch_norm_left(counter: VoteCounter) -> bool:
+    return isinstance(counter.classifier, nn.Module) and has_batch_norm(counter.classifier)
+
+
+def part_path(path: Path, team: Team) -> Path:
+    """Where a process writes: the file itself, or a part of its own beside it."""
+    return path if team.size == 1 else path.with_name(f".{path.name.removesuffix('.tsv')}.part{team.rank}.tsv")
+
+
+def take_up_parts(path: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
+    """Make `path` hold all rows that it and its parts have, and remove the parts."""
     with CertificatesWriter(path, settings, provenance) as writer:
-        wanted = set(indices)
-        radii = [row.radius_if_correct for row in writer.done if row.index in wanted]
-        held = {row.index for row in writer.done}
-        todo = [index for index in indices if index not in held]
-        started, resumed = time.perf_counter(), len(radii)
-        report(on_progress, radii, resumed, len(indices), started, recipe)
-        group = images_at_once(recipe)
-        for start in range(0, len(todo), group):
-            rows = certify_images(counter, data, todo[start : start + group], recipe, device)
-            writer.append(rows)
-            radii += [row.radius_if_correct for row in rows]
-            report(on_progress, radii, resumed, len(indices), started, recipe)
+        rows = {row.index: row for row in writer.done}
+    parts = sorted(path.parent.glob(f".{path.name.removesuffix('.tsv')}.part*.tsv"))
+    for part in parts:
+        with CertificatesWriter(part, settings, provenance) as writer:
+            rows |= {row.index: row for row in writer.done}
+    if parts:
+        kept = read_certificates(path).provenance
+        write_certificates(path, rows.values(), settings, kept)
+    for part in parts:
+        part.unlink()
+        settings_path(part).unlink(missing_ok=True)
+
+
+def make_counter(
+    model: Classifier,
+    shape: tuple[int, int, int],
+    num_classes: int,
+    recipe: CertifyRecipe,
+    device: torch.device,
+    *,
+    stored: bool = False,
+) -> tuple[VoteCounter, CertifyRecipe]:
+    """The vote counter of a recipe, and the recipe with a batch size that fits into memory (a `stored` one does)."""
+    dtype = DTYPES[recipe.precision]
+    evaluated = at_precision(model, recipe.precision, device) if isinstance(model, nn.Module) else model
+    if device.type == "cuda" and not stored:
+        example = torch.zeros(shape, device=device, dtype=dtype)
+        size = fitting_batch_size(evaluated, recipe.batch_size, example)
+        recipe = recipe.model_copy(update={"batch_size": size})
+    if recipe.compile and isinstance(evaluated, nn.Module):
+        evaluated = torch.compile(evaluated, dynamic=False, mode="max-autotune-no-cudagraphs")
+    noise = NOISES[recipe.noise](recipe.sigma)
+    sound = IntegerGaussian(recipe.sigma) if recipe.sound else None
+    return VoteCounter(evaluated, noise, num_classes, recipe.batch_size, dtype, sound), recipe
+
+
+def make_rule(recipe: CertifyRecipe, shape: tuple[int, int, int]) -> Rule:
+    """How votes are spent, as the recipe says."""
+    return Rule(
+        n0=recipe.n0,
+        n=recipe.n,
+        alpha=recipe.alpha,
+        two_sided=recipe.bound == "two-sided",
+        radii=recipe.radii,
+        hold_back=recipe.hold_back,
+        radius_loss=recipe.radius_loss,
+        label_aware=recipe.label_aware,
+        slack=IntegerGaussian(recipe.sigma).slack(math.prod(shape)) if recipe.sound else 0.0,
+        boundaries_folder=default_folder() / "boundaries",
+    )
+
+
+def certify_missing(
+    counter: VoteCounter,
+    data: Images,
+    indices: Sequence[int],
+    recipe: CertifyRecipe,
+    device: torch.device,
+    writer: CertificatesWriter,
+    held: Sequence[CertifiedImage],
+    team: Team,
+    on_progress: Report,
+) -> None:
+    """This process's share of the images that are not `held` yet, a group at a time."""
+    wanted, known = set(indices), {row.index for row in held}
+    rows = [row for row in held if row.index in wanted] if team.leads else []
+    todo = [index for index in indices if index not in known][team.rank :: team.size]
+    resumed, total, started = len(rows), len(rows) + len(todo), time.perf_counter()
+    rule, group = make_rule(recipe, data.shape), images_at_once(recipe)
+
+    def show() -> None:
+        seconds = max(time.perf_counter() - started, 1e-9)
+        fresh = rows[resumed:]
+        votes = sum(row.certificate.n0 + row.certificate.n for row in fresh)
+        mean = sum(row.radius_if_correct for row in rows) / len(rows) if rows else 0.0
+        rate = len(fresh) / seconds
+        on_progress(CertificationStatus(len(rows), total, mean, rate, votes / seconds, votes))
+
+    show()
+    for start in range(0, len(todo), group):
+        fresh = certify_images(counter, data, todo[start : start + group], recipe.seed, rule, device)
+        writer.append(fresh)
+        rows += fresh
+        show()
 
 
 def certify_run(
@@ -97,7 +229,8 @@ def certify_run(
     recipe: CertifyRecipe,
     path: Path,
     device: torch.device,
-    on_progress: Callable[[CertificationStatus], None] = lambda status: None,
+    on_progress: Report = lambda status: None,
+    team: Team = Team(),
 ) -> None:
     """`certify_dataset` for a run folder: the file says which model it was and how it was trained."""
     if (data.shape, data.num_classes) != (run.spec.shape, run.spec.num_classes):
@@ -113,7 +246,16 @@ def certify_run(
     }
     provenance = {"versions": versions(device), "threads": torch.get_num_threads(), "epoch": run.epoch}
     certify_dataset(
-        run.model, data, indices, recipe, path, device, about=about, provenance=provenance, on_progress=on_progress
+        run.model,
+        data,
+        indices,
+        recipe,
+        path,
+        device,
+        about=about,
+        provenance=provenance,
+        team=team,
+        on_progress=on_progress,
     )
 
 
@@ -125,7 +267,8 @@ def certify_own_model(
     recipe: CertifyRecipe,
     path: Path,
     device: torch.device,
-    on_progress: Callable[[CertificationStatus], None] = lambda status: None,
+    on_progress: Report = lambda status: None,
+    team: Team = Team(),
 ) -> None:
     """`certify_dataset` for a user's own module or callable, called `name` in the file."""
     check_outputs(model, name, data.shape, data.num_classes)
@@ -133,49 +276,43 @@ def certify_own_model(
     about = {"model": name, "objective": name, "weights_sha256": weights}
     provenance = {"versions": versions(device), "threads": torch.get_num_threads()}
     certify_dataset(
-        model, data, indices, recipe, path, device, about=about, provenance=provenance, on_progress=on_progress
+        model,
+        data,
+        indices,
+        recipe,
+        path,
+        device,
+        about=about,
+        provenance=provenance,
+        team=team,
+        on_progress=on_progress,
     )
 
 
 def images_at_once(recipe: CertifyRecipe) -> int:
     """As many images as fill the forward passes of both stages, but few enough to write rows often."""
     fill_selection = recipe.batch_size // recipe.n0
-    keep_short = BATCHES_AT_ONCE * recipe.batch_size // recipe.n
+    # Sequential tests of several images share forward passes, and most of them end early.
+    votes = recipe.n if not recipe.radii else min(recipe.n, 5000)
+    keep_short = BATCHES_AT_ONCE * recipe.batch_size // votes
     return max(1, min(fill_selection, keep_short))
 
 
 def certify_images(
-    counter: VoteCounter, data: Images, indices: Sequence[int], recipe: CertifyRecipe, device: torch.device
+    counter: VoteCounter, data: Images, indices: Sequence[int], seed: int, rule: Rule, device: torch.device
 ) -> list[CertifiedImage]:
-    """CERTIFY on a few images; their time is shared out evenly."""
+    """`rule` on a few images; their time is shared out evenly."""
     started = time.perf_counter()
     images, labels = data.batch(torch.tensor(indices))
-    seeds = [(recipe.seed, index) for index in indices]
-    selection, estimation = select_and_estimate(counter, images.to(device), seeds, recipe.n0, recipe.n)
+    certificates = rule.certify(counter, images.to(device), [(seed, index) for index in indices], labels.tolist())
     seconds = (time.perf_counter() - started) / len(indices)
-    rows = zip(indices, labels.tolist(), selection.tolist(), estimation.tolist(), strict=True)
-    return [
-        CertifiedImage(index, label, certificate_from_votes(chosen, fresh, counter.noise, recipe.alpha), seconds)
-        for index, label, chosen, fresh in rows
-    ]
-
-
-def report(
-    on_progress: Callable[[CertificationStatus], None],
-    radii: Sequence[float],
-    resumed: int,
-    total: int,
-    started: float,
-    recipe: CertifyRecipe,
-) -> None:
-    rate = (len(radii) - resumed) / max(time.perf_counter() - started, 1e-9)
-    mean = sum(radii) / len(radii) if radii else 0.0
-    on_progress(CertificationStatus(len(radii), total, mean, rate, rate * (recipe.n0 + recipe.n)))
+    rows = zip(indices, labels.tolist(), certificates, strict=True)
+    return [CertifiedImage(index, label, certificate, seconds) for index, label, certificate in rows]
 
 
 def unreachable_radius(recipe: CertifyRecipe, radius: float) -> str | None:
     """A warning when n votes cannot certify `radius` even if all agree, with the n that can; else None."""
-    noise = Gaussian(recipe.sigma)
+    noise = NOISES[recipe.noise](recipe.sigma)
     ceiling = noise.radius(smallest_error_bound(recipe.n, recipe.alpha))
     if radius < ceiling:
         return None

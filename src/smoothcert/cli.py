@@ -1,10 +1,11 @@
 """The command line: parse, call, print. Exit codes: 0 done, 1 the work failed, 2 the request was wrong."""
 
 import math
+import os
 import secrets
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
+from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
 
 import typer
 from rich.console import Console
@@ -18,7 +19,6 @@ if TYPE_CHECKING:  # commands import torch only when they need it: --help answer
     import torch
 
     from smoothcert.published import InputLayer
-    from smoothcert.recipe import CertifyRecipe
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -120,26 +120,44 @@ def certify(
     dataset: Annotated[str | None, typer.Option(help="Data set, for --model; see `smoothcert datasets`.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images, for folder:PATH.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the certificates, for --model.")] = None,
-    n: Annotated[int, typer.Option(help="Votes that bound the class's probability.")] = 100_000,
+    n: Annotated[int, typer.Option("--n", "--votes", help="Votes that bound the class's probability.")] = 100_000,
     n0: Annotated[int, typer.Option(help="Votes that choose the class.")] = 100,
     alpha: Annotated[float, typer.Option(help="Probability that a certificate is wrong, at most.")] = 0.001,
     sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the run's")] = None,
+    noise: Annotated[str | None, typer.Option(help="gaussian, laplace or uniform.", show_default="the run's")] = None,
     skip: Annotated[int, typer.Option(help="Certify every SKIP-th image.")] = 1,
     max_images: Annotated[int | None, typer.Option(help="Certify at most so many images.")] = None,
+    shard: Annotated[
+        str, typer.Option(help="i/k: the i-th of k shares of the images; see `smoothcert merge`.")
+    ] = "1/1",
+    until_radius: Annotated[float | None, typer.Option(help="Sample only until this radius is decided.")] = None,
+    radii: Annotated[str | None, typer.Option(help="Sample only until these radii (by commas) are decided.")] = None,
+    radius_loss: Annotated[float | None, typer.Option(help="Radius, in sigmas, to give up for fewer votes.")] = None,
+    label_aware: Annotated[bool, typer.Option("--label-aware", help="Benchmarks only: skip wrong images.")] = False,
+    bound: Annotated[str, typer.Option(help="one-sided or two-sided.")] = "one-sided",
+    sound: Annotated[bool, typer.Option("--sound", help="Integer noise: sound in floating point.")] = False,
     precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
+    compile_: Annotated[bool, typer.Option("--compile", help="torch.compile the network.")] = False,
     batch_size: Annotated[int | None, typer.Option(help="Noisy images in a forward pass.")] = None,
     seed: Annotated[int | None, typer.Option(help="For tests and replays.", show_default="fresh")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the certificates file.", show_default="test-nN")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the file.", show_default="test-nN and the rule")] = None,
     radius: Annotated[float | None, typer.Option(help="Warn if n cannot reach this radius.")] = None,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
     """Certify test images of a run, or of your own model; an interrupted file is continued."""
-    from smoothcert.certification import certify_own_model, certify_run, chosen_images, unreachable_radius
+    from smoothcert.certification import (
+        certify_own_model,
+        certify_run,
+        chosen_images,
+        complete_recipe,
+        unreachable_radius,
+    )
     from smoothcert.checkpoint import load_run
     from smoothcert.console import certification_bar
     from smoothcert.data import load_dataset
     from smoothcert.models import own_model
+    from smoothcert.processes import team
 
     loaded = load_run(run, model) if run is not None else None
     folder = run if run is not None else out
@@ -147,45 +165,180 @@ def certify(
         raise RequestError("give a run folder, or --model package.module:function --dataset NAME --sigma S --out DIR")
     if folder is None:
         raise RequestError("give --out DIR for the certificates of --model")
-    if loaded is not None and not loaded.finished:
-        console.print(f"note: {run} has trained {loaded.epoch} of {loaded.recipe.epochs} epochs", style="yellow")
-    where = find_device(device)
-    path = folder / "certificates" / f"{name or f'test-n{n}'}.tsv"
+    if until_radius is not None and radii is not None:
+        raise RequestError("give --until-radius or --radii, not both")
     if loaded is not None:
+        if not loaded.finished:
+            console.print(f"note: {run} has trained {loaded.epoch} of {loaded.recipe.epochs} epochs", style="yellow")
         sigma = loaded.recipe.sigma if sigma is None else sigma
+        noise = loaded.recipe.noise if noise is None else noise
         dataset = loaded.recipe.dataset if dataset is None else dataset
         image_size = loaded.recipe.image_size if image_size is None else image_size
     elif precision == "auto":
         precision = "fp32"  # a network that we do not know may not stand reduced precision
-    fields = {"n": n, "n0": n0, "alpha": alpha, "sigma": sigma, "precision": precision}
-    recipe = certify_recipe(fields, batch_size, seed, path, where)
-    if radius is not None and (warning := unreachable_radius(recipe, radius)):
-        console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
+    where = find_device(device)
+    part = parse_shard(shard)
+    grid = [until_radius] if until_radius is not None else parse_radii(radii)
+    rule = {"two-sided": bound == "two-sided", "radii": grid, "loss": radius_loss, "label-aware": label_aware}
+    words = [f"test-n{n}", *(word for word, used in (rule | {"sound": sound}).items() if used)]
+    words += [noise] if noise not in (None, "gaussian") else []
+    words += [f"shard{part[0]}of{part[1]}"] if part[1] > 1 else []
+    path = folder / "certificates" / f"{name or '-'.join(words)}.tsv"
     images = load_dataset(str(dataset), "test", data, image_size=image_size)
-    indices = chosen_images(len(images), skip, max_images)
-    network = own_model(str(model), images.num_classes) if loaded is None else None
-    with certification_bar(folder.name, len(indices)) as show:
-        if loaded is not None:
-            certify_run(loaded, images, indices, recipe, path, where, show)
-        elif network is not None:
-            certify_own_model(str(model), network, images, indices, recipe, path, where, show)
-    console.print(f"wrote {path}; next: smoothcert report {folder}", soft_wrap=True)
+    fields = {
+        **{"n": n, "n0": n0, "alpha": alpha, "sigma": sigma, "noise": noise, "precision": precision, "bound": bound},
+        **{"radii": grid or (), "hold_back": radii is not None, "radius_loss": radius_loss, "sound": sound},
+        **{"label_aware": label_aware, "compile": compile_, "batch_size": batch_size, "seed": seed},
+    }
+    with team() as group:
+        recipe = group.agree(complete_recipe(fields, path, where, images.shape))
+        for asked in [radius] if radius is not None else recipe.radii[-1:]:
+            if group.leads and (warning := unreachable_radius(recipe, asked)):
+                console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
+        indices = chosen_images(len(images), skip, max_images, part)
+        network = own_model(str(model), images.num_classes) if loaded is None else None
+        with certification_bar(folder.name, len(indices)) as show:
+            if loaded is not None:
+                certify_run(loaded, images, indices, recipe, path, where, show, group)
+            elif network is not None:
+                certify_own_model(str(model), network, images, indices, recipe, path, where, show, group)
+        if group.leads:
+            console.print(spent_votes(path, recipe.n), soft_wrap=True)
+            console.print(f"wrote {path}; next: smoothcert report {folder}", soft_wrap=True)
 
 
-def certify_recipe(
-    fields: "dict[str, Any]", batch_size: int | None, seed: int | None, path: Path, device: "torch.device"
-) -> "CertifyRecipe":
-    """The validated recipe: precision and batch size fit for the device, the seed of the file that is continued."""
-    from smoothcert.certificates import stored_seed
-    from smoothcert.recipe import CertifyRecipe, parse_recipe
+def spent_votes(path: Path, n: int) -> str:
+    """How many votes a file's images took, beside n for each."""
+    from smoothcert.certificates import read_certificates
+
+    rows = read_certificates(path).rows
+    spent = sum(row.certificate.n0 + row.certificate.n for row in rows)
+    most = sum(row.certificate.n0 + n for row in rows)
+    return f"{spent:,} votes for {len(rows)} images" + (
+        f", {most / spent:.1f} times fewer than n each" if most > spent else ""
+    )
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    part, slash, parts = text.partition("/")
+    if not (slash and part.isdigit() and parts.isdigit()):
+        raise RequestError(f"shard: expected i/k, such as 3/8, got {text}")
+    return int(part), int(parts)
+
+
+@app.command()
+def attack(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    certificates: Annotated[
+        Path | None, typer.Option(help="Certificates to check and images to attack.", show_default="the run's, if one")
+    ] = None,
+    radii: Annotated[str | None, typer.Option(help="L2 radii by commas.", show_default="up to 4 sigma")] = None,
+    steps: Annotated[int, typer.Option(help="Attack steps.")] = 20,
+    num_noise: Annotated[int, typer.Option(help="Noises that the attack averages over.")] = 32,
+    n: Annotated[int, typer.Option("--n", "--votes", help="Votes of a prediction.")] = 1000,
+    alpha: Annotated[float, typer.Option(help="Probability that an image's row is wrong, at most.")] = 0.001,
+    skip: Annotated[int, typer.Option(help="Attack every SKIP-th image.")] = 1,
+    max_images: Annotated[int | None, typer.Option(help="Attack at most so many images.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="auto, fp32, bf16 or fp16.", show_default="as certified")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="For tests and replays.", show_default="fresh")] = None,
+    name: Annotated[str, typer.Option(help="Name of the attacks file.")] = "pgd",
+    model: Annotated[str | None, typer.Option(help="The run's own network, package.module:function.")] = None,
+    data: Data = None,
+    device: Device = "auto",
+) -> None:
+    """Attack the smoothed classifier: an upper bound on its robust accuracy, and a check of its certificates."""
+    from smoothcert.attack_file import contradiction_p_value, empirical_accuracy
+    from smoothcert.certificates import read_certificates, stored_settings
+    from smoothcert.certification import chosen_images
+    from smoothcert.checkpoint import load_run
+    from smoothcert.console import attack_bar
+    from smoothcert.data import load_dataset
+    from smoothcert.empirical import AttackRecipe, attack_run, default_attack_radii
+    from smoothcert.recipe import parse_recipe
     from smoothcert.smoothing.precision import resolve_precision
     from smoothcert.smoothing.votes import default_batch_size
 
-    fields["precision"] = resolve_precision(fields["precision"], device)
-    fields["batch_size"] = batch_size if batch_size is not None else default_batch_size(device)
-    seed = stored_seed(path) if seed is None else seed
-    fields["seed"] = secrets.randbits(63) if seed is None else seed
-    return parse_recipe(CertifyRecipe, fields, "certify")
+    loaded, where = load_run(run, model), find_device(device)
+    found = sorted((run / "certificates").glob("*.tsv"))
+    source = certificates if certificates is not None else found[0] if len(found) == 1 else None
+    if source is None and found:
+        names = ", ".join(path.name for path in found)
+        raise RequestError(f"{run}: has several certificates files ({names}); choose one with --certificates")
+    claims = read_certificates(source) if source is not None else None
+    told = dict(claims.settings) if claims is not None else {}
+    path = run / "attacks" / f"{name}.tsv"
+    stored = stored_settings(path)
+    sigma = told.get("sigma", loaded.recipe.sigma)
+    images = load_dataset(told.get("dataset", loaded.recipe.dataset), "test", data, image_size=loaded.recipe.image_size)
+    fields = {
+        **{"sigma": sigma, "radii": parse_radii(radii) or default_attack_radii(sigma), "steps": steps, "n": n},
+        **{"num_noise": num_noise, "alpha": alpha},
+        "precision": resolve_precision(precision or told.get("precision", "auto"), where),
+        "batch_size": stored.get("batch_size", default_batch_size(where, images.shape)),
+        "seed": stored.get("seed", secrets.randbits(63)) if seed is None else seed,
+    }
+    recipe = parse_recipe(AttackRecipe, fields, "attack")
+    indices = chosen_images(len(images), skip, max_images)
+    if claims is not None:
+        indices = sorted(row.index for row in claims.rows)[::skip][:max_images]
+    with attack_bar(run.name, len(indices)) as show:
+        file = attack_run(loaded, images, indices, recipe, path, where, claims, show)
+    table = Table("radius", "accuracy under attack, at most")
+    for radius in (0.0, *recipe.radii):
+        table.add_row(f"{radius:g}", f"{empirical_accuracy(file.rows, radius):.1%}")
+    console.print(table)
+    console.print(f"wrote {path}; next: smoothcert report {run}", soft_wrap=True)
+    for row in file.contradictions:
+        console.print(
+            f"CONTRADICTION: image {row.index}, certified to {row.certified_radius:.4f}, falls at {row.distance:.4f}",
+            style="bold red",
+        )
+    chance = contradiction_p_value(file)
+    if file.contradictions and chance is not None and chance < LIKELY_A_BUG:
+        raise WorkError(
+            f"{path}: {len(file.contradictions)} attacks succeeded inside certified radii; by chance that happens with "
+            f"probability {chance:.1e}: the certificates are wrong"
+        )
+
+
+LIKELY_A_BUG = 1e-3
+"""Contradictions less likely than this are not put down to alpha."""
+
+
+@app.command()
+def merge(
+    files: Annotated[list[Path], typer.Argument(help="Certificates files of the shards.")],
+    out: Annotated[Path, typer.Option(help="Certificates file to write.")],
+) -> None:
+    """Put the certificates files of shards together."""
+    from smoothcert.certificates import merge_certificates
+
+    rows = merge_certificates(files, out)
+    console.print(f"wrote {rows} rows to {out}", soft_wrap=True)
+
+
+@app.command()
+def recertify(
+    file: Annotated[Path, typer.Argument(help="Certificates file that smoothcert wrote.")],
+    alpha: Annotated[
+        float | None, typer.Option(help="Probability of a wrong certificate.", show_default="the file's")
+    ] = None,
+    bound: Annotated[str | None, typer.Option(help="one-sided or two-sided.", show_default="the file's")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="beside the old one")] = None,
+) -> None:
+    """Other statistics from stored votes: no sampling, no model."""
+    from smoothcert.recertification import recertify as recompute
+
+    words = [
+        file.name.removesuffix(".tsv"),
+        *([f"alpha{alpha:g}"] if alpha is not None else []),
+        *([bound] if bound else []),
+    ]
+    target = out if out is not None else file.with_name("-".join(words) + ".tsv")
+    rows = recompute(file, target, alpha=alpha, bound=bound)
+    console.print(f"wrote {rows} rows to {target}", soft_wrap=True)
 
 
 def find_device(name: str) -> "torch.device":
@@ -196,7 +349,9 @@ def find_device(name: str) -> "torch.device":
         raise RequestError(f"device: expected auto, cpu or cuda, got {name}")
     if name == "cuda" and not torch.cuda.is_available():
         raise RequestError("device: cuda was asked for, but torch sees no GPU; use --device cpu")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 @app.command()

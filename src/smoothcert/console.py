@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from smoothcert.certification import CertificationStatus
 from smoothcert.data import Images
+from smoothcert.empirical import AttackStatus
 from smoothcert.recipe import TrainRecipe
 from smoothcert.training import TrainingStatus, train
 
@@ -53,6 +54,22 @@ def certification_bar(name: str, images: int) -> Iterator[Callable[[Certificatio
             now = (
                 f"{status.done}/{status.total} ACR {status.average_certified_radius:.3f} "
                 f"{status.images_per_second:.2f} img/s {status.votes_per_second:,.0f} votes/s"
+            )
+            bar.update(task, completed=status.done, now=now)
+
+        yield show
+
+
+@contextmanager
+def attack_bar(name: str, images: int) -> Iterator[Callable[[AttackStatus], None]]:
+    """A bar, and the function that shows images done, how many withstood everything, and contradictions on it."""
+    with _bar() as bar:
+        task = bar.add_task(f"attack {name}", total=images, now="")
+
+        def show(status: AttackStatus) -> None:
+            loud = f" {status.contradictions} CONTRADICTIONS" if status.contradictions else ""
+            now = (
+                f"{status.done}/{status.total} withstood {status.withstood} {status.images_per_second:.2f} img/s{loud}"
             )
             bar.update(task, completed=status.done, now=now)
 

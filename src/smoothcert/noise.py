@@ -1,9 +1,12 @@
 """Noise families. A noise owns its sampling and its certificate: which radius, in which norm, follows from p.
 
-Gaussian: Cohen et al. 2019, https://arxiv.org/abs/1902.02918
+All are scaled to have the standard deviation `sigma` in each pixel.
+Gaussian: Cohen et al. 2019, https://arxiv.org/abs/1902.02918; Laplace and uniform: Yang et al. 2020,
+https://arxiv.org/abs/2002.08118.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,26 +20,18 @@ from smoothcert.bounds import SAFETY
 from smoothcert.errors import RequestError
 
 
-def fill_standard_normal(out: Tensor, key: int) -> None:
-    """Fill `out` (float32, contiguous) with N(0, 1) drawn from `key` (64 bits) alone.
+@dataclass(frozen=True, slots=True)
+class Noise(ABC):
+    """What every family has: independent noise in each pixel, and the radius that follows from an error bound.
 
-    On the CPU by numpy: its generator takes the whole key (torch's CPU generator takes 32 bits of it, so blocks
-    would repeat in a large run) and is several times faster. On other devices by torch's counter-based generator.
+    `fill` draws from a 64-bit key alone. On the CPU by numpy: its generator takes the whole key (torch's takes 32 bits
+    of it, so blocks would repeat in a large run) and is faster. On other devices by torch's counter-based generator.
     The two give different numbers: which one was used follows from the device in a certificates file.
     """
-    if out.device.type == "cpu":
-        np.random.Generator(np.random.SFC64(key)).standard_normal(out=out.numpy(), dtype=np.float32)
-    else:
-        out.normal_(generator=torch.Generator(out.device).manual_seed(key))
-
-
-@dataclass(frozen=True, slots=True)
-class Gaussian:
-    """N(0, sigma^2 I): certifies an L2 ball."""
 
     sigma: float
-    name: ClassVar[str] = "gaussian"
-    norm: ClassVar[str] = "L2"
+    name: ClassVar[str]
+    norm: ClassVar[str]
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.sigma) and self.sigma > 0):
@@ -44,21 +39,116 @@ class Gaussian:
 
     def sample(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
         """Independent noise, float32, of `shape`, on the generator's device."""
-        return torch.randn(tuple(shape), generator=generator, device=generator.device).mul_(self.sigma)
+        out = torch.empty(tuple(shape), device=generator.device)
+        self._draw(out, generator)
+        return out
 
     def fill(self, out: Tensor, key: int) -> None:
-        """Fill `out` with noise that depends on `key` alone."""
-        fill_standard_normal(out, key)
-        out.mul_(self.sigma)
+        """Fill `out` (float32, contiguous) with noise that depends on `key` alone."""
+        if out.device.type == "cpu":
+            self._draw_numpy(out, np.random.Generator(np.random.SFC64(key)))
+        else:
+            self._draw(out, torch.Generator(out.device).manual_seed(key))
 
     def radius(self, q: float) -> float:
-        """The L2 radius sigma * Phi^-1(1 - q) that follows from p >= 1 - q, rounded toward zero; 0 for q >= 1/2."""
+        """The radius, in `norm`, that follows from p >= 1 - q; rounded toward zero, and 0 for q >= 1/2."""
         if not 0 < q <= 1:
             raise ValueError(f"expected 0 < q <= 1, got {q}")
-        if q >= 0.5:
-            return 0.0
-        return self.sigma * -float(special.ndtri(q)) * (1 - SAFETY)
+        return 0.0 if q >= 0.5 else self.sigma * self._unit_radius(q) * (1 - SAFETY)
 
+    @abstractmethod
     def error_at(self, radius: float) -> float:
         """The q at which `radius` is certified: the inverse of `radius`."""
+
+    @abstractmethod
+    def _unit_radius(self, q: float) -> float:
+        """The radius at sigma = 1 for q < 1/2."""
+
+    @abstractmethod
+    def _draw(self, out: Tensor, generator: torch.Generator) -> None: ...
+
+    @abstractmethod
+    def _draw_numpy(self, out: Tensor, generator: np.random.Generator) -> None: ...
+
+
+class Gaussian(Noise):
+    """N(0, sigma^2 I): certifies an L2 ball of radius sigma * Phi^-1(p)."""
+
+    name: ClassVar[str] = "gaussian"
+    norm: ClassVar[str] = "L2"
+
+    def _draw(self, out: Tensor, generator: torch.Generator) -> None:
+        out.normal_(generator=generator).mul_(self.sigma)
+
+    def _draw_numpy(self, out: Tensor, generator: np.random.Generator) -> None:
+        generator.standard_normal(out=out.numpy(), dtype=np.float32)
+        out.mul_(self.sigma)
+
+    def _unit_radius(self, q: float) -> float:
+        return -float(special.ndtri(q))
+
+    def error_at(self, radius: float) -> float:
         return float(special.ndtr(-radius / self.sigma))
+
+    def radius_between(self, q: float, runner_up: float) -> float:
+        """sigma / 2 * (Phi^-1(1 - q) - Phi^-1(runner_up)): what follows from p_A >= 1 - q and p_B <= runner_up.
+
+        Rounded toward zero; 0 where the two do not separate.
+        """
+        if not (0 < q <= 1 and 0 < runner_up <= 1):
+            raise ValueError(f"expected probabilities in (0, 1], got {q} and {runner_up}")
+        gap = -float(special.ndtri(q)) - float(special.ndtri(runner_up))
+        return max(0.0, self.sigma / 2 * gap * (1 - SAFETY))
+
+
+class Laplace(Noise):
+    """Laplace noise of scale b = sigma / sqrt(2): certifies an L1 ball of radius -b ln(2 (1 - p))."""
+
+    name: ClassVar[str] = "laplace"
+    norm: ClassVar[str] = "L1"
+
+    @property
+    def scale(self) -> float:
+        return self.sigma / math.sqrt(2)
+
+    def _draw(self, out: Tensor, generator: torch.Generator) -> None:
+        # The difference of two exponential variables.
+        out.exponential_(generator=generator)
+        out.sub_(torch.empty_like(out).exponential_(generator=generator)).mul_(self.scale)
+
+    def _draw_numpy(self, out: Tensor, generator: np.random.Generator) -> None:
+        generator.standard_exponential(out=out.numpy(), dtype=np.float32)
+        out.sub_(torch.from_numpy(generator.standard_exponential(out.shape, dtype=np.float32))).mul_(self.scale)
+
+    def _unit_radius(self, q: float) -> float:
+        return -math.log(2 * q) / math.sqrt(2)
+
+    def error_at(self, radius: float) -> float:
+        return 0.5 * math.exp(-radius / self.scale)
+
+
+class Uniform(Noise):
+    """Uniform noise on [-l, l] with l = sqrt(3) sigma: certifies an L1 ball of radius 2 l (p - 1/2)."""
+
+    name: ClassVar[str] = "uniform"
+    norm: ClassVar[str] = "L1"
+
+    @property
+    def half_width(self) -> float:
+        return math.sqrt(3) * self.sigma
+
+    def _draw(self, out: Tensor, generator: torch.Generator) -> None:
+        out.uniform_(-self.half_width, self.half_width, generator=generator)
+
+    def _draw_numpy(self, out: Tensor, generator: np.random.Generator) -> None:
+        generator.random(out=out.numpy(), dtype=np.float32)
+        out.mul_(2 * self.half_width).sub_(self.half_width)
+
+    def _unit_radius(self, q: float) -> float:
+        return 2 * math.sqrt(3) * (0.5 - q)
+
+    def error_at(self, radius: float) -> float:
+        return max(0.0, 0.5 - radius / (2 * self.half_width))
+
+
+NOISES: dict[str, type[Noise]] = {"gaussian": Gaussian, "laplace": Laplace, "uniform": Uniform}

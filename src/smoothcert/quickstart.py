@@ -1,21 +1,17 @@
 """The whole flow once, on the MNIST sample inside the package: train, certify, compare, report."""
 
-import secrets
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from smoothcert.certificates import stored_seed
-from smoothcert.certification import certify_run, chosen_images
+from smoothcert.certification import certify_run, chosen_images, complete_recipe
 from smoothcert.checkpoint import RECIPE, load_run
 from smoothcert.console import certification_bar, train_with_bar
 from smoothcert.data import load_dataset
 from smoothcert.presets import preset
-from smoothcert.recipe import CertifyRecipe, TrainRecipe, with_overrides
+from smoothcert.recipe import TrainRecipe, with_overrides
 from smoothcert.report import terminal_table, write_report
-from smoothcert.smoothing.precision import fast_precision
-from smoothcert.smoothing.votes import default_batch_size
 
 METHODS = ("mnist/gaussian", "mnist/consistency", "mnist/smoothmix")
 SIGMA = 0.5
@@ -46,14 +42,7 @@ def run_quickstart(out: Path) -> None:
     for name, folder in zip(METHODS, folders, strict=True):
         train_with_bar(quickstart_recipe(name), train_data, folder, resume=(folder / RECIPE).exists())
         path = folder / "certificates" / f"test-n{VOTES}.tsv"
-        seed = stored_seed(path)
-        recipe = CertifyRecipe(
-            sigma=SIGMA,
-            n=VOTES,
-            precision=fast_precision(device),
-            batch_size=default_batch_size(device),
-            seed=secrets.randbits(63) if seed is None else seed,
-        )
+        recipe = complete_recipe({"sigma": SIGMA, "n": VOTES}, path, device, test_data.shape)
         with certification_bar(folder.name, len(indices)) as show:
             certify_run(load_run(folder), test_data, indices, recipe, path, device, show)
     report = write_report(folders, out / "report", ("md", "png"))

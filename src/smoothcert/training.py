@@ -22,7 +22,7 @@ from smoothcert.checkpoint import METRICS, RECIPE, InputSpec, load_state, new_mo
 from smoothcert.data import Images
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.files import write_text_atomically
-from smoothcert.noise import Gaussian
+from smoothcert.noise import NOISES
 from smoothcert.objectives import LossTerms, Objective, Progress
 from smoothcert.recipe import TrainRecipe, load_train_recipe
 
@@ -70,7 +70,7 @@ def train(
     accelerator = start_accelerator(recipe, device)
     first_epoch, state = open_run(recipe, data, folder, accelerator, resume)
     data, spec = data.to(accelerator.device), InputSpec.of(data)
-    noise = Gaussian(recipe.sigma)
+    noise = NOISES[recipe.noise](recipe.sigma)
 
     with torch.random.fork_rng():
         torch.manual_seed(derived_seed(recipe.seed, 0))

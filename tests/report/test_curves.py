@@ -1,5 +1,6 @@
 """The curves are exact, and the pictures are what their endings say."""
 
+import math
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -7,14 +8,16 @@ import numpy as np
 import pytest
 from matplotlib import get_backend, rcParams
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from PIL import Image
 
+from smoothcert.attack_file import AttackedImage, AttacksWriter, empirical_accuracy, read_attacks
 from smoothcert.certificates import CertificatesFile, CertifiedImage, read_certificates
-from smoothcert.errors import RequestError
-from smoothcert.report import certified_accuracy, draw_curves, largest_certifiable_radius
-from smoothcert.report.curves import _figure, step_curve
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.report import certified_accuracy, draw_curves, largest_certifiable_radius, write_report
+from smoothcert.report.curves import ATTACKED, ATTACKED_PART, _figure, attacked_curve, step_curve
 
-from .conftest import SETTINGS, image, images
+from .conftest import SETTINGS, MakeRun, image, images
 
 
 def file(rows: list[CertifiedImage] | None = None, **settings: object) -> CertificatesFile:
@@ -120,6 +123,106 @@ def test_names_do_not_lie_on_a_curve() -> None:
             for radius in np.linspace(box.x0, box.x1, 50):
                 assert not box.y0 < 100 * certified_accuracy(run.rows, radius) < box.y1
         assert sum(box.overlaps(other) for other in boxes) == 1
+
+
+def attack(run: Path, distances: list[float], name: str = "test", **settings: object) -> Path:
+    """An attacks file of `run`: image i fell at distances[i]; 0: wrong as it is, infinite: withstood."""
+    path = run / "attacks" / f"{name}.tsv"
+    rows = [AttackedImage(i, 1, 0 if d < math.inf else 1, d, None, False, d, 0.1) for i, d in enumerate(distances)]
+    with AttacksWriter(path, {**SETTINGS, "radii": [0.5, 1.0, 1.4], **settings}, {}) as writer:
+        writer.append(rows)
+    return path
+
+
+FELL = [0.5, 1.0, 0.0, 0.0, 1.0, math.inf, 0.0, math.inf, 1.2, 1.0]
+
+
+def run_file(run: Path) -> CertificatesFile:
+    return read_certificates(run / "certificates" / "test.tsv")
+
+
+def thin_lines(figure: Figure) -> list[Line2D]:
+    return [line for axes in figure.axes for line in axes.lines if line.get_linewidth() == 0.8]
+
+
+def legend_texts(figure: Figure) -> list[str]:
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def test_attacked_steps_are_exact_up_to_the_last_radius(make_run: MakeRun) -> None:
+    stored = read_attacks(attack(make_run("a"), FELL))
+    steps = attacked_curve(stored)
+    assert steps.radii[0] == 0
+    assert steps.radii[-1] == 1.4
+    for radius in [0.0, 0.5, 1.0, 1.2, 1.4, *np.nextafter([0.5, 1.0, 1.2], 0), *np.linspace(0, 1.4, 99)]:
+        held = steps.accuracy[np.flatnonzero(steps.radii <= radius)[-1]]
+        assert held == pytest.approx(empirical_accuracy(stored.rows, radius))
+
+
+def test_attacks_are_a_thin_curve_of_the_runs_colour_above_the_certified_one(make_run: MakeRun) -> None:
+    run = make_run("a")
+    attack(run, FELL)
+    figure = _figure([("a", run_file(run))])
+    (line,) = thin_lines(figure)
+    (certified,) = [x for x in figure.axes[0].lines if x.get_label() == "gaussian"]
+    assert line.get_color() == certified.get_color()
+    assert line.get_drawstyle() == "steps-post"
+    steps = attacked_curve(read_attacks(run / "attacks" / "test.tsv"))
+    np.testing.assert_allclose(np.asarray(line.get_ydata()), 100 * steps.accuracy)
+    assert legend_texts(figure) == [ATTACKED] == ["attacked (upper bound)"]
+
+
+def test_attacks_are_named_in_pictures_and_absent_where_there_are_none(make_run: MakeRun, tmp_path: Path) -> None:
+    run, plain = make_run("a"), make_run("b", objective="smoothmix")
+    attack(run, FELL)
+    write_report([run, plain], tmp_path / "with", ["svg"])
+    assert ATTACKED in (tmp_path / "with" / "curves.svg").read_text()
+    write_report([plain], tmp_path / "without", ["svg"])
+    assert "attacked" not in (tmp_path / "without" / "curves.svg").read_text()
+    figure = _figure([("a", run_file(run)), ("b", run_file(plain))])
+    assert len(thin_lines(figure)) == 1
+    assert legend_texts(figure) == ["gaussian", "smoothmix", ATTACKED], "one legend for equal curves and attacks"
+
+
+def test_names_keep_clear_of_attacks(make_run: MakeRun) -> None:
+    runs = {name: make_run(name, spread(scale), objective=None) for name, scale in (("low", 0.4), ("high", 1.2))}
+    for name, run in runs.items():
+        fell = [{"low": 0.6, "high": 1.3}[name] * (i + 1) / 100 for i in range(100)]
+        attack(run, fell, objective=None)
+    figure = _figure([(name, run_file(run)) for name, run in runs.items()])
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    names = [text for text in axes.texts if not text.get_rotation()]
+    assert sorted(text.get_text() for text in names) == ["high", "low"]
+    assert legend_texts(figure) == [ATTACKED]
+    for text in names:
+        box = text.get_window_extent().transformed(axes.transData.inverted())
+        for run in runs.values():
+            rows = read_attacks(run / "attacks" / "test.tsv").rows
+            for radius in np.linspace(box.x0, box.x1, 50):
+                assert not box.y0 < 100 * empirical_accuracy(rows, radius) < box.y1
+
+
+def test_only_attacks_on_the_certified_classifier_are_drawn(make_run: MakeRun) -> None:
+    run = make_run("a")
+    for field, value in (("sigma", 1.0), ("dataset", "cifar10"), ("sound", True), ("weights_sha256", "00")):
+        attack(run, FELL, field, **{field: value})
+    assert thin_lines(_figure([("a", run_file(run))])) == []
+    attack(run, [], "empty")
+    assert thin_lines(_figure([("a", run_file(run))])) == []
+    attack(run, FELL[:4], "few", sound=False)
+    figure = _figure([("a", run_file(run))])
+    assert len(thin_lines(figure)) == 1
+    assert legend_texts(figure) == [ATTACKED_PART], "a curve of fewer images need not lie above"
+
+
+def test_a_damaged_attacks_file_is_named(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("a")
+    path = attack(run, FELL)
+    path.write_text(path.read_text() + "x\n")
+    with pytest.raises(WorkError, match=r"attacks/test\.tsv, line 12: damaged"):
+        draw_curves([("a", run_file(run))], [tmp_path / "c.svg"])
+    assert not (tmp_path / "c.svg").exists()
 
 
 def test_pictures_of_every_kind(tmp_path: Path) -> None:

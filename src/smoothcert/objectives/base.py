@@ -1,5 +1,6 @@
 """The seam between the training loop and a method: what an objective is given and what it gives back."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
@@ -31,7 +32,7 @@ class LossTerms(NamedTuple):
     noisy_logits: Tensor
 
 
-class Objective(BaseModel):
+class Objective(BaseModel, ABC):
     """A method: a frozen record of its hyper-parameters and its loss.
 
     `loss` is a pure function of its arguments with static shapes: it never waits for the device (no `.item()`, no
@@ -46,11 +47,11 @@ class Objective(BaseModel):
 
     num_noise: int = Field(1, ge=1, description="noisy copies of an image in a step (m)")
 
+    @abstractmethod
     def loss(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
     ) -> LossTerms:
         """images [batch, c, h, w] in [0, 1], labels [batch], noise [num_noise, batch, c, h, w]."""
-        raise NotImplementedError(f"{type(self).__name__} defines no loss")
 
 
 def logits_under_noise(classifier: Classifier, images: Tensor, noise: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Certified accuracy against radius: one panel a sigma, one exact step curve a run."""
+"""Certified accuracy against radius: one panel a sigma, one exact step curve a run, what attacks left above it."""
 
 import math
 from collections import Counter
@@ -12,11 +12,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
+from smoothcert.attack_file import AttacksFile, read_attacks
 from smoothcert.certificates import CertificatesFile, CertifiedImage
 from smoothcert.errors import RequestError
 from smoothcert.files import replaced_atomically
+from smoothcert.report.locate import find_attacks
 from smoothcert.report.summary import Summary, counted_radii, summarize
 from smoothcert.report.tables import by_sigma, decimals_needed, one_line
 
@@ -35,18 +38,31 @@ _LABEL_GAP = 0.035
 """Two curves closer than this (as a fraction of all images) cannot be told apart by a label at one of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """One run in a panel: its name there, its numbers, and the corners that `step_curve` gives."""
+ATTACKED = "attacked (upper bound)"
+ATTACKED_PART = "attacked (upper bound, of other or fewer images)"
 
-    label: str
-    summary: Summary
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """A step function by its corners: `accuracy[i]` holds from `radii[i]` up to the next, that one excluded."""
+
     radii: Floats
     accuracy: Floats
 
     def share_at_least(self, radius: float) -> float:
         """The fraction of images with a radius >= `radius`, for a positive radius."""
         return float(self.accuracy[np.searchsorted(self.radii[1:], radius, "left")])
+
+
+@dataclass(frozen=True, slots=True)
+class Curve(Steps):
+    """One run in a panel: the corners that `step_curve` gives, its name there, its numbers, and its attacks."""
+
+    label: str
+    summary: Summary
+    attacked: tuple[Steps, ...] = ()
+    same_images: bool = True
+    """Whether the attacks were on the certified images: only then must their curves lie above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +78,7 @@ class Box:
         apart = self.right <= other.left or other.right <= self.left
         return not (apart or self.top <= other.bottom or other.top <= self.bottom)
 
-    def crossed_by(self, curve: Curve) -> bool:
+    def crossed_by(self, curve: Steps) -> bool:
         """Curves never rise: one that is below the left bottom corner or above the right top one misses the box."""
         return curve.share_at_least(self.left) > self.bottom and curve.share_at_least(self.right) < self.top
 
@@ -76,6 +92,26 @@ def step_curve(rows: Sequence[CertifiedImage]) -> tuple[Floats, Floats]:
     return np.concatenate([[0.0], radii]), accuracy
 
 
+def attacked_curve(file: AttacksFile) -> Steps:
+    """Corners of the empirical accuracy, exact like `step_curve`, ending at the largest radius that was attacked.
+
+    At each radius an upper bound on robust accuracy; beyond the end nothing was tried.
+    """
+    distances = np.sort(np.asarray([row.distance for row in file.rows if not row.withstood], dtype=np.float64))
+    end = max([*file.settings.get("radii", ()), *distances], default=0.0)
+    standing = 1 - np.arange(len(distances) + 1, dtype=np.float64) / max(len(file.rows), 1)
+    return Steps(np.concatenate([[0.0], distances, [end]]), np.append(standing, standing[-1]))
+
+
+def _attacks_on(file: CertificatesFile) -> list[AttacksFile]:
+    """The attacks in the run's folder on the classifier and data that `file` certifies."""
+    keys = ("weights_sha256", "noise", "sigma", "sound", "dataset", "split", "precision")
+    found = [read_attacks(path) for path in find_attacks(file.path)]
+    # What is off may be recorded as such or not at all.
+    wanted = [file.settings.get(key) or None for key in keys]
+    return [a for a in found if a.rows and [a.settings.get(key) or None for key in keys] == wanted]
+
+
 def _plain(text: str) -> str:
     """`text` on one line, for a figure: a dollar sign would start a formula."""
     return one_line(text).replace("$", r"\$")
@@ -86,8 +122,8 @@ def _curves(files: Sequence[tuple[str, CertificatesFile]]) -> list[list[Curve]]:
 
     A run is labelled by its method where no panel has two runs of that method: then it looks the same in all panels.
     """
-    rows = {name: file.rows for name, file in files}
-    if len(rows) < len(files):
+    named = dict(files)
+    if len(named) < len(files):
         raise RequestError("expected a different name for each curve, got one name twice; rename one of them")
     summaries = by_sigma([summarize(file, name, ()) for name, file in files])
     panels = [list(members) for _, members in groupby(summaries, key=lambda summary: summary.group)]
@@ -97,7 +133,11 @@ def _curves(files: Sequence[tuple[str, CertificatesFile]]) -> list[list[Curve]]:
 
     def curve(summary: Summary) -> Curve:
         label = summary.method if summary.method and summary.method not in repeated else summary.name
-        return Curve(_plain(label), summary, *step_curve(rows[summary.name]))
+        file = named[summary.name]
+        attacks = _attacks_on(file)
+        certified = {row.index for row in file.rows}
+        same = all({row.index for row in attack.rows} == certified for attack in attacks)
+        return Curve(*step_curve(file.rows), _plain(label), summary, tuple(map(attacked_curve, attacks)), same)
 
     return [[curve(summary) for summary in panel] for panel in panels]
 
@@ -149,6 +189,8 @@ def _draw_panel(axes: Axes, panel: Sequence[Curve], looks: Mapping[str, Look], t
         colour, style = looks[curve.label]
         x, y = curve.radii, 100 * curve.accuracy
         axes.step(x, y, where="post", color=colour, linestyle=style, linewidth=1.6, label=curve.label)
+        for steps in curve.attacked:
+            axes.step(steps.radii, 100 * steps.accuracy, where="post", color=colour, linewidth=0.8)
 
 
 def _spots(curve: Curve, others: Sequence[Curve], limit: float) -> list[float]:
@@ -168,10 +210,11 @@ def _place(panel: Sequence[Curve], sizes: Mapping[str, tuple[float, float]], lim
     `sizes`: width (radius) and height (fraction of images) of each text, margin included.
     """
     placed: dict[str, Box] = {}
+    lines = [*panel, *(steps for curve in panel for steps in curve.attacked)]
 
     def free(box: Box) -> bool:
         inside = min(box.left, box.bottom) >= 0 and box.right <= limit and box.top <= 1.02
-        return inside and not any(map(box.overlaps, placed.values())) and not any(map(box.crossed_by, panel))
+        return inside and not any(map(box.overlaps, placed.values())) and not any(map(box.crossed_by, lines))
 
     for curve in panel:
         width, height = sizes[curve.label]
@@ -199,10 +242,11 @@ def _direct_labels(figure: Figure, axes: Axes, panel: Sequence[Curve]) -> dict[s
 
 
 def _label(figure: Figure, grid: Sequence[Axes], panels: Sequence[Sequence[Curve]], looks: Mapping[str, Look]) -> None:
-    """Names beside the curves if all panels have room, else one legend below them."""
+    """Names beside the curves if all panels have room, else a legend below them; thin curves are always in a legend."""
+    thin = _attack_entry([curve for panel in panels for curve in panel])
     if len(looks) == 1 and len(panels) == 1:
         grid[0].set_title(f"{next(iter(looks))}, {grid[0].get_title()}", fontsize=9.5)
-        return
+        return _legend(figure, thin)
     figure.draw_without_rendering()
     boxes = [_direct_labels(figure, axes, panel) for axes, panel in zip(grid, panels, strict=True)]
     if all(box is not None for box in boxes):
@@ -210,13 +254,31 @@ def _label(figure: Figure, grid: Sequence[Axes], panels: Sequence[Sequence[Curve
             for label, box in (placed or {}).items():
                 x, y = (box.left + box.right) / 2, 50 * (box.bottom + box.top)
                 axes.text(x, y, label, color=looks[label][0], fontsize=_LABEL_SIZE, ha="center", va="center")
+        return _legend(figure, thin)
+    lines = {str(line.get_label()): line for axes in grid for line in axes.get_lines() if line.get_label() in looks}
+    return _legend(figure, [*((label, lines[label]) for label in looks), *thin])
+
+
+def _attack_entry(curves: Sequence[Curve]) -> list[tuple[str, Line2D]]:
+    """The legend's entry for the thin curves, whatever their colour; none where there are no such curves."""
+    shown = [curve for curve in curves if curve.attacked]
+    if not shown:
+        return []
+    text = ATTACKED if all(curve.same_images for curve in shown) else ATTACKED_PART
+    colour = _looks([curves])[shown[0].label][0] if len(curves) == 1 else _GREY
+    return [(text, Line2D([], [], color=colour, linewidth=0.8))]
+
+
+def _legend(figure: Figure, entries: Sequence[tuple[str, Line2D]]) -> None:
+    """One legend below the panels; none where there is nothing to explain."""
+    if not entries:
         return
-    handles = {line.get_label(): line for axes in grid for line in axes.get_lines() if line.get_label() in looks}
-    longest = max(map(len, looks))
-    columns = max(1, min(len(looks), int(figure.get_figwidth() * 12 / (longest + 8))))
+    labels, handles = zip(*entries, strict=True)
+    longest = max(map(len, labels))
+    columns = max(1, min(len(labels), int(figure.get_figwidth() * 12 / (longest + 8))))
     figure.legend(
-        handles=[handles[label] for label in looks],
-        labels=list(looks),
+        handles=handles,
+        labels=labels,
         loc="outside lower center",
         ncols=columns,
         fontsize=_LABEL_SIZE,
@@ -259,8 +321,9 @@ _METADATA: dict[str, dict[str, None]] = {
 def draw_curves(files: Sequence[tuple[str, CertificatesFile]], paths: Sequence[Path]) -> None:
     """Draw (name, file) pairs and write the picture to each of `paths`, as PNG, PDF or SVG by its ending.
 
-    A thin dashed line marks the largest radius that n votes can certify, where n and alpha are known. Files are
-    replaced atomically.
+    A thin dashed line marks the largest radius that n votes can certify, where n and alpha are known. Where the run
+    folder of a certificates file holds `attacks/*.tsv` on the same classifier, a thin curve of the run's colour shows
+    the accuracy that these attacks left: an upper bound. Files are replaced atomically.
     """
     if not files:
         raise RequestError("expected at least one certificates file to draw, got none; give one")

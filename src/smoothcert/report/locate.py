@@ -43,6 +43,15 @@ def _files_of(path: Path) -> tuple[Path, list[Path]]:
     )
 
 
+def find_attacks(path: Path) -> list[Path]:
+    """The attacks files of the run that the certificates file `path` belongs to: those in `attacks/` beside its folder.
+
+    Files are not opened: whether one of them attacked what `path` certifies is for the caller to see.
+    """
+    folder = path.resolve().parent
+    return _tables(folder.parent / "attacks") if folder.name == "certificates" else []
+
+
 def _distinct(names: list[str], owners: list[Path]) -> list[str]:
     """Names that occur twice get their parent folder's name in front, then, if that does not help, a number."""
     counts = Counter(names)

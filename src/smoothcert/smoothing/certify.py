@@ -4,27 +4,60 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from smoothcert.bounds import error_upper_bound
+from smoothcert.bounds import error_upper_bound, two_sided_bounds
 from smoothcert.certificates import ABSTAIN, Certificate
-from smoothcert.noise import Gaussian
+from smoothcert.errors import RequestError
+from smoothcert.noise import Gaussian, Noise
 
 
 def certificate_from_votes(
-    selection: Sequence[int], estimation: Sequence[int], noise: Gaussian, alpha: float
+    selection: Sequence[int], estimation: Sequence[int], noise: Noise, alpha: float
 ) -> Certificate:
     """The certificate that n0 votes for choosing the class and n *fresh* votes for bounding it give.
 
     `selection` and `estimation` are votes per class. With probability at least 1 - alpha over the votes, either
     the result abstains or the smoothed classifier is constant within its radius.
     """
-    top = int(np.argmax(selection))
-    n, count = int(np.sum(estimation)), int(estimation[top])
-    order = sorted((c for c, k in enumerate(estimation) if k), key=lambda c: -estimation[c])
-    votes = tuple((c, int(estimation[c])) for c in order)
-    q = error_upper_bound(count, n, alpha)
-    n0 = int(np.sum(selection))
-    radius = noise.radius(q)
-    # p_low <= 1/2, or so close above it that the radius rounds to nothing: nothing is shown.
+    return certificate_of_class(int(np.argmax(selection)), estimation, int(np.sum(selection)), noise, alpha)
+
+
+def certificate_of_class(
+    cls: int,
+    votes: Sequence[int],
+    n0: int,
+    noise: Noise,
+    alpha: float,
+    *,
+    two_sided: bool = False,
+    slack: float = 0.0,
+) -> Certificate:
+    """The certificate of `cls`, chosen without these `votes` per class. `slack` is added to each error bound.
+
+    Two-sided (Gaussian only) bounds the runner-up as well, which helps with many classes.
+    """
+    n, count = int(np.sum(votes)), int(votes[cls])
+    if not two_sided:
+        radius = noise.radius(min(1.0, error_upper_bound(count, n, alpha) + slack))
+    elif isinstance(noise, Gaussian):
+        other = max((int(k) for c, k in enumerate(votes) if c != cls), default=0)
+        q, runner_up = two_sided_bounds(count, other, n, alpha)
+        radius = noise.radius_between(min(1.0, q + slack), min(1.0, runner_up + slack))
+    else:
+        raise RequestError(f"bound: two-sided is known for gaussian noise, got {noise.name}; use one-sided")
+    return certificate_from_bound(cls, radius, n0, count, sorted_votes(votes))
+
+
+def certificate_from_bound(
+    cls: int, radius: float, n0: int, count: int, votes: tuple[tuple[int, int], ...]
+) -> Certificate:
+    """The record; where the radius is 0 (p_low <= 1/2, or so close that nothing is left) it abstains."""
+    n = sum(number for _, number in votes)
     if radius <= 0:
         return Certificate(ABSTAIN, 0.0, n0, n, count, votes)
-    return Certificate(top, radius, n0, n, count, votes)
+    return Certificate(cls, radius, n0, n, count, votes)
+
+
+def sorted_votes(votes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """(class, count) of all classes with votes, the largest count first."""
+    order = sorted((c for c, k in enumerate(votes) if k), key=lambda c: -votes[c])
+    return tuple((c, int(votes[c])) for c in order)

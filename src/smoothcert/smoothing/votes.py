@@ -5,6 +5,7 @@ The noise of an image is cut into blocks; each block has a key of its own that d
 of an image do not depend on which images stand beside it, on the order, on shards or on a resume.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from smoothcert.errors import RequestError
-from smoothcert.noise import Gaussian
+from smoothcert.noise import Noise
+from smoothcert.smoothing.sound import IntegerGaussian, pixels
 
 Classifier = Callable[[Tensor], Tensor]
 Stage = Literal["select", "estimate", "predict"]
@@ -25,6 +27,7 @@ NOISE_BLOCK = {"cpu": 250, "cuda": 2000}
 """Noise draws that share a key, by device: on the CPU each core fills a block, on a GPU each block is a launch."""
 BATCH_SIZE = {"cpu": 500, "cuda": 20_000}
 """Noisy images in a forward pass by default: what stays in the caches of a CPU, what fills a GPU."""
+PIXELS_AT_FULL_BATCH = 3 * 32 * 32
 
 
 def noise_block(device: torch.device) -> int:
@@ -32,9 +35,24 @@ def noise_block(device: torch.device) -> int:
     return NOISE_BLOCK.get(device.type, NOISE_BLOCK["cuda"])
 
 
-def default_batch_size(device: torch.device) -> int:
-    """Noisy images in a forward pass on `device`."""
-    return BATCH_SIZE.get(device.type, BATCH_SIZE["cuda"])
+def default_batch_size(device: torch.device, shape: Sequence[int] = (1, 28, 28)) -> int:
+    """Noisy images of `shape` in a forward pass on `device`: fewer of them the larger they are."""
+    most = BATCH_SIZE.get(device.type, BATCH_SIZE["cuda"])
+    return max(8, min(most, most * PIXELS_AT_FULL_BATCH // math.prod(shape)))
+
+
+def fitting_batch_size(classifier: Classifier, batch_size: int, example: Tensor) -> int:
+    """`batch_size`, halved until a forward pass over so many copies of `example` [c, h, w] fits into memory."""
+    while True:
+        try:
+            with torch.no_grad(), evaluating(classifier):
+                classifier(example.expand(batch_size, -1, -1, -1).contiguous())
+            return batch_size
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            if batch_size == 1:
+                raise
+            batch_size //= 2
 
 
 def block_keys(seed: tuple[int, int], stage: Stage, blocks: int) -> list[int]:
@@ -69,32 +87,49 @@ class VoteCounter:
     """
 
     classifier: Classifier
-    noise: Gaussian
+    noise: Noise
     num_classes: int
     batch_size: int = BATCH_SIZE["cpu"]
     dtype: torch.dtype = torch.float32
+    sound: IntegerGaussian | None = None
+    """Integer noise in place of `noise`, for certificates that hold in floating point too (see `sound`)."""
 
     @torch.no_grad()
-    def count(self, images: Tensor, seeds: Sequence[tuple[int, int]], stage: Stage, n: int) -> np.ndarray:
-        """Votes per class, int64 [k, num_classes], n for each of `images` (float32 [k, c, h, w], on the device)."""
+    def count(
+        self, images: Tensor, seeds: Sequence[tuple[int, int]], stage: Stage, n: int, *, first_block: int = 0
+    ) -> np.ndarray:
+        """Votes per class, int64 [k, num_classes], n for each of `images` (float32 [k, c, h, w], on the device).
+
+        `first_block` skips noise blocks that earlier calls have drawn, for votes that come in several looks.
+        """
         block = min(noise_block(images.device), n, self.batch_size)
         slots = self.batch_size // block
         blocks = -(-n // block)
-        keys = [key for seed in seeds for key in block_keys(seed, stage, blocks)]
+        keys = [key for seed in seeds for key in block_keys(seed, stage, first_block + blocks)[first_block:]]
         owner, size = _slot_plan(len(images), n, block, slots, images.device)
         position = torch.arange(block, device=images.device)
-        noisy = torch.zeros((slots, block, *images.shape[1:]), device=images.device)
+        shape = (slots, block, *images.shape[1:])
+        noisy = torch.zeros(shape, device=images.device, dtype=torch.float32 if self.sound is None else torch.int16)
+        base = images if self.sound is None else pixels(images)
+        table = None if self.sound is None else self.sound.table(device=images.device)
+        fill = self.noise.fill if self.sound is None else self.sound.fill
         counts = torch.zeros(len(images) * self.num_classes, dtype=torch.int64, device=images.device)
         with evaluating(self.classifier), _each_slot(images.device) as each_slot:
             for batch in range(len(owner)):
-                each_slot(self.noise.fill, noisy, keys[batch * slots : (batch + 1) * slots])
-                noisy += images[owner[batch]].unsqueeze(1)
-                top = self._logits(noisy.flatten(0, 1)).argmax(1).view(slots, block)
+                each_slot(fill, noisy, keys[batch * slots : (batch + 1) * slots])
+                inputs = self._noisy_images(noisy, base[owner[batch]].unsqueeze(1), table)
+                top = self._logits(inputs.flatten(0, 1)).argmax(1).view(slots, block)
                 counted = (position < size[batch].unsqueeze(1)).long()
                 counts.scatter_add_(
                     0, (top + owner[batch].unsqueeze(1) * self.num_classes).flatten(), counted.flatten()
                 )
         return counts.view(len(images), self.num_classes).cpu().numpy()
+
+    def _noisy_images(self, noise: Tensor, images: Tensor, table: Tensor | None) -> Tensor:
+        """What the network sees; `noise` may be overwritten. The sound path adds integers and looks floats up."""
+        if self.sound is None or table is None:
+            return noise.add_(images)
+        return self.sound.noisy_floats(images, noise, table)
 
     def _logits(self, batch: Tensor) -> Tensor:
         """Logits [batch_size, num_classes]; the noise was added in float32 whatever the network's precision."""

@@ -1,0 +1,57 @@
+"""Two stages: a few votes choose the class and how many fresh votes its radius deserves.
+
+The second stage is plain CERTIFY on votes that the first has not seen, so Clopper-Pearson at the full alpha holds with
+probability at least 1 - alpha whatever the first stage chose. Counting the first votes again would break this: n would
+depend on the votes that are then bounded.
+"""
+
+from scipy import special
+
+# The chance, at each end, that p lies outside the range for which the loss is predicted. It decides how often the loss
+# is a little larger than asked for, never whether a certificate holds.
+OUTSIDE = 0.1
+MINIMUM = 1000
+
+
+def _predicted_radius(q: float, n: int, alpha: float) -> float:
+    """The radius, in units of sigma, from n votes of which the share q fails: Clopper-Pearson at a real count."""
+    if q >= 1:
+        return 0.0
+    bound = float(special.betainccinv(n * q + 1, n * (1 - q), alpha))
+    return max(0.0, -float(special.ndtri(bound)))
+
+
+def _votes_for(q: float, minimum: int, n_max: int, alpha: float, radius_loss: float) -> int:
+    """The least n in [minimum, n_max] whose radius is within `radius_loss` of that of n_max votes."""
+    target = _predicted_radius(q, n_max, alpha) - radius_loss
+    low, high = minimum, n_max
+    while low < high:
+        middle = (low + high) // 2
+        if _predicted_radius(q, middle, alpha) >= target:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def second_stage_votes(
+    first_count: int, first_n: int, *, alpha: float, n_max: int, radius_loss: float, minimum: int = MINIMUM
+) -> int:
+    """How many fresh votes lose at most `radius_loss` * sigma of radius against `n_max` votes, by prediction.
+
+    The prediction is the worst over the values of p that the first stage leaves plausible: its estimate and a
+    Clopper-Pearson interval. `minimum` (at most n_max) when even the largest of them gives no radius; close to n_max
+    when no vote failed, since the radius of a saturated image grows with every vote. Only the cost rests on the
+    prediction: the fresh votes are bounded at the full alpha, and that bound fails with probability at most alpha
+    for every n.
+    """
+    if not 0 <= first_count <= first_n or first_n < 1:
+        raise ValueError(f"expected 0 <= count <= n and n >= 1, got count {first_count}, n {first_n}")
+    if not 0 < alpha < 1 or n_max < 1 or minimum < 1 or radius_loss < 0:
+        raise ValueError(f"expected 0 < alpha < 1, n_max, minimum >= 1, radius_loss >= 0, got {alpha}, {n_max}, "
+                         f"{minimum}, {radius_loss}")  # fmt: skip
+    failures = first_n - first_count
+    least = float(special.betaincinv(failures, first_count + 1, OUTSIDE)) if failures else 0.0
+    most = float(special.betainccinv(failures + 1, first_count, OUTSIDE)) if first_count else 1.0
+    minimum = min(minimum, n_max)
+    return max(_votes_for(q, minimum, n_max, alpha, radius_loss) for q in (least, failures / first_n, most))

@@ -1,0 +1,152 @@
+"""The rules through the real sampling path, on half-spaces whose radius is known."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from smoothcert import ABSTAIN, RequestError
+from smoothcert.certificates import Certificate
+from smoothcert.noise import Gaussian, Laplace, Noise, Uniform
+from smoothcert.smoothing import Rule, VoteCounter
+from smoothcert.smoothing.sound import IntegerGaussian
+from smoothcert.smoothing.votes import block_keys
+
+SIGMA = 0.5
+
+
+def half_space(images: Tensor) -> Tensor:
+    """Class 1 where the first pixel is above 0.2."""
+    score = images[:, 0, 0, 0] - 0.2
+    return torch.stack([-score, score], dim=1)
+
+
+def counter(noise: Noise | None = None, sound: bool = False) -> VoteCounter:
+    integer = IntegerGaussian(SIGMA) if sound else None
+    return VoteCounter(half_space, noise or Gaussian(SIGMA), 2, 500, sound=integer)
+
+
+def at_distances(*distances: float) -> Tensor:
+    images = torch.zeros(len(distances), 1, 2, 2)
+    images[:, 0, 0, 0] = torch.tensor([0.2 + d for d in distances])
+    return images
+
+
+def certify(rule: Rule, images: Tensor, labels: list[int] | None = None, **options: object) -> list[Certificate]:
+    seeds = [(11, i) for i in range(len(images))]
+    return rule.certify(counter(**options), images, seeds, labels or [1] * len(images))
+
+
+def test_one_radius_is_decided_with_few_votes(tmp_path: Path) -> None:
+    """Far inside, far outside, on the wrong side; images of a group do not disturb each other."""
+    rule = Rule(n0=100, n=20_000, alpha=0.001, radii=(0.25,), boundaries_folder=tmp_path)
+    images = at_distances(0.6, 0.1, 0.35, -0.15)
+    found = certify(rule, images)
+    assert [c.predict for c in found] == [1, ABSTAIN, 1, ABSTAIN]
+    assert found[0].radius == pytest.approx(0.25, rel=1e-6)
+    assert found[0].radius > 0.25  # counts for certified accuracy at 0.25
+    assert found[0].n < 2000
+    assert found[1].n < 20_000
+    assert all(c.n == sum(k for _, k in c.votes) for c in found)
+    alone = [rule.certify(counter(), images[i : i + 1], [(11, i)], [1])[0] for i in range(4)]
+    assert alone == found
+
+
+def test_the_votes_of_a_sequential_run_are_those_of_a_fixed_one(tmp_path: Path) -> None:
+    """Looks go on where the last one ended: no noise is drawn twice, none is left out."""
+    image = at_distances(0.3)
+    sequential = certify(Rule(n0=100, n=5_000, alpha=0.001, radii=(0.29,), boundaries_folder=tmp_path), image)[0]
+    fixed = counter().count(image, [(11, 0)], "estimate", sequential.n)[0]
+    assert sequential.n > 500
+    assert dict(sequential.votes) == {c: int(k) for c, k in enumerate(fixed) if k}
+    assert len(set(block_keys((11, 0), "estimate", 400))) == 400
+
+
+def test_a_grid_claims_the_largest_radius_it_can_and_holds_back_for_the_end(tmp_path: Path) -> None:
+    radii = (0.1, 0.2, 0.3, 0.4)
+    rule = Rule(n0=100, n=10_000, alpha=0.001, radii=radii, hold_back=True, boundaries_folder=tmp_path)
+    near, far, saturated = certify(rule, at_distances(0.25, 0.7, 0.8))
+    assert 0.2 < near.radius < 0.25
+    assert far.radius == pytest.approx(0.4, rel=1e-6)
+    assert far.n < 10_000
+    assert saturated.radius == pytest.approx(0.4, rel=1e-6)
+
+
+def test_two_stages_spend_less_where_less_is_to_gain() -> None:
+    full = certify(Rule(n0=100, n=50_000, alpha=0.001), at_distances(0.3, 1.2, -0.1))
+    two = certify(Rule(n0=100, n=50_000, alpha=0.001, radius_loss=0.05), at_distances(0.3, 1.2, -0.1))
+    assert two[0].n < 50_000 / 3
+    assert two[0].n0 == 500
+    for less, more in zip(two, full, strict=True):
+        assert less.predict == more.predict
+        assert less.radius > more.radius - 0.1 * SIGMA
+    assert two[0].radius <= 0.3
+
+
+def test_label_aware_skips_wrong_images_and_keeps_the_others() -> None:
+    images = at_distances(0.4, 0.5)
+    plain = certify(Rule(n0=100, n=1000, alpha=0.001), images, [1, 0])
+    aware = certify(Rule(n0=100, n=1000, alpha=0.001, label_aware=True), images, [1, 0])
+    assert aware[0] == plain[0]
+    assert plain[1].n == 1000
+    assert aware[1] == Certificate(ABSTAIN, 0.0, 100, 0, 0, ())
+
+
+def test_two_sided_is_for_many_classes() -> None:
+    """Three classes, 0.7 / 0.15 / 0.15: the runner-up is far below 1 - p."""
+
+    def three(images: Tensor) -> Tensor:
+        v = (images[:, 0, 0, 0] - 0.5) / SIGMA  # standard normal
+        logits = torch.zeros(len(v), 3)
+        logits[torch.arange(len(v)), (v > 0.524).long() + (v > 1.036).long()] = 1
+        return logits
+
+    image = torch.full((1, 1, 1, 1), 0.5)
+    votes = VoteCounter(three, Gaussian(SIGMA), 3, 500)
+    one, two = (
+        Rule(n0=100, n=20_000, alpha=0.001, two_sided=t).certify(votes, image, [(1, 0)], [0])[0] for t in (False, True)
+    )
+    assert two.votes == one.votes
+    assert one.radius == pytest.approx(0.524 * SIGMA, abs=0.03)
+    assert two.radius == pytest.approx((0.524 + 1.036) / 2 * SIGMA, abs=0.03)
+    with pytest.raises(RequestError, match="two-sided is known for gaussian noise"):
+        Rule(n0=10, n=100, alpha=0.1, two_sided=True).certify(counter(Laplace(SIGMA)), image, [(1, 0)], [0])
+
+
+def test_sound_certificates_are_close_to_plain_ones() -> None:
+    images = (at_distances(0.4, 0.8) * 255).round() / 255
+    plain = certify(Rule(n0=100, n=10_000, alpha=0.001), images)
+    sound = certify(Rule(n0=100, n=10_000, alpha=0.001, slack=1e-10), images, sound=True)
+    for a, b in zip(plain, sound, strict=True):
+        assert b.predict == a.predict == 1
+        assert b.radius == pytest.approx(a.radius, abs=0.06)
+        assert b.radius < 0.82
+    with pytest.raises(RequestError, match="expected bytes divided by 255"):
+        certify(Rule(n0=100, n=100, alpha=0.001, slack=1e-10), at_distances(0.41234), sound=True)
+
+
+@pytest.mark.parametrize("family", [Laplace, Uniform])
+@pytest.mark.parametrize("distance", [0.1, 0.4])
+def test_l1_radius_of_a_one_coordinate_half_space_is_its_distance(family: type[Noise], distance: float) -> None:
+    """The worst direction in L1 is the coordinate itself, so the certificate is tight there."""
+    certificate = certify(Rule(n0=2000, n=40_000, alpha=0.001), at_distances(distance), noise=family(SIGMA))[0]
+    assert certificate.predict == 1
+    assert distance - 0.04 < certificate.radius <= distance
+
+
+def test_a_radius_that_no_vote_can_reach_is_refused() -> None:
+    with pytest.raises(RequestError, match="can never be certified"):
+        certify(Rule(n0=10, n=100, alpha=0.1, radii=(30.0,), slack=1e-10), at_distances(0.1))
+
+
+def test_fewer_votes_and_no_more_wrong_claims(tmp_path: Path) -> None:
+    """On the threshold itself (p = t) at most alpha of many images may be claimed."""
+    alpha, radius, images = 0.1, 0.2, 150
+    rule = Rule(n0=50, n=1000, alpha=alpha, radii=(radius,), boundaries_folder=tmp_path)
+    # Just inside the radius that is tested, so that every claim is wrong.
+    found = certify(rule, at_distances(*[radius * (1 + 1e-12)] * images))
+    claimed = np.mean([c.predict == 1 for c in found])
+    assert claimed <= alpha + 4 * (alpha * (1 - alpha) / images) ** 0.5
+    assert np.mean([c.n for c in found]) < 1000
