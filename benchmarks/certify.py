@@ -1,12 +1,12 @@
 """Votes per second of certification: the field's usual loop and ours, side by side in one process.
 
-    python benchmarks/certify.py [--model lenet|resnet110] [--device cpu|cuda] [--threads 2] [--votes 100000] [--compile]
+    python benchmarks/certify.py [--model lenet|resnet110] [--device cpu|cuda] [--votes 100000] [--compile]
 
 The usual loop: float32, one image, batches of 1,000, noise added on the fly, counts moved to numpy after each batch,
 and LeNet as a plain sequence of layers. Same weights in both.
 Ours: `VoteCounter` as `smoothcert certify` uses it (noise, forward, counting and the bound included), at each
-precision asked for, with integer (sound) noise and, if asked for, compiled. They take turns for several rounds; the ratio is of the medians. Also prints the growth of
-resident memory between n and 10 n votes.
+precision asked for, with integer (sound) noise and, if asked for, compiled. They take turns for several rounds; the
+ratio is of the medians. Also prints the growth of resident memory when more votes are asked for.
 """
 
 import argparse

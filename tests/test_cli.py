@@ -298,7 +298,7 @@ def test_attack_command(run_cli: Cli, run: Path) -> None:
     # Certificates that claim far too much are found out.
     path = run / "certificates" / "test-n200.tsv"
     lines = [line.split("\t") for line in path.read_text().splitlines()]
-    rows = [[*c[:2], c[1], "2.9", "1", *c[5:]] for c in lines[1:]]
+    rows = [[*c[:2], c[1], "5.0", "1", *c[5:]] for c in lines[1:]]
     path.write_text("\n".join("\t".join(c) for c in [lines[0], *rows]) + "\n")
     code, out, err = run_cli("attack", run, *options, "--name", "again")
     assert code == 1
