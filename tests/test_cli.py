@@ -204,7 +204,6 @@ def test_ctrl_c_says_how_to_go_on(run_cli: Cli, tmp_path: Path, monkeypatch: pyt
         raise KeyboardInterrupt
 
     monkeypatch.setattr("smoothcert.training.train", interrupted)
-    monkeypatch.setattr("smoothcert.console.train", interrupted, raising=False)
     recipe = tmp_path / "r.yaml"
     tiny_recipe().save(recipe)
     code, _, err = run_cli("train", "--recipe", recipe, "--out", tmp_path / "run", "--device", "cpu")
@@ -260,6 +259,20 @@ def test_rules_from_the_command_line(run_cli: Cli, run: Path) -> None:
         assert (code, err) == (0, "")
         assert (run / "certificates" / f"{name}.tsv").exists()
     assert [r.index for r in read_certificates(run / "certificates/test-n2000-shard2of2.tsv").rows] == [1, 3]
+    names = ("test-n2000-radii", "test-n2000-loss", "test-n2000-label-aware", "test-n2000-sound", "test-n2000-laplace")
+    code, out, _ = run_cli("report", *(run / "certificates" / f"{name}.tsv" for name in names), "--out", run / "report")
+    assert code == 0
+    assert "(label-aware)" in out
+    report = (run / "report" / "report.md").read_text()
+    for remark in (
+        "until radius 0.25 was",
+        "two-stage",
+        "benchmarks only",
+        "sound integer",
+        "radii in L1",
+        "times fewer",
+    ):
+        assert remark in report
     for options, message in (
         (("--until-radius", 0.2, "--radii", "0.1"), "not both"),
         (("--shard", "3/2"), "expected i/k with 1 <= i <= k"),

@@ -4,15 +4,17 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from smoothcert.certification import CertificationStatus
-from smoothcert.data import Images
-from smoothcert.empirical import AttackStatus
-from smoothcert.recipe import TrainRecipe
-from smoothcert.training import TrainingStatus, train
+if TYPE_CHECKING:  # each command loads what it needs: certifying starts without the training libraries
+    from smoothcert.certification import CertificationStatus
+    from smoothcert.data import Images
+    from smoothcert.empirical import AttackStatus
+    from smoothcert.recipe import TrainRecipe
+    from smoothcert.training import TrainingStatus
 
 
 @contextmanager
@@ -25,13 +27,15 @@ def _bar() -> Iterator[Progress]:
 
 
 def train_with_bar(
-    recipe: TrainRecipe, data: Images, folder: Path, *, resume: bool = False, device: str = "auto"
+    recipe: "TrainRecipe", data: "Images", folder: Path, *, resume: bool = False, device: str = "auto"
 ) -> None:
     """`train`, showing epoch, loss, noisy accuracy, images/s and the time left."""
+    from smoothcert.training import train
+
     with _bar() as bar:
         task = bar.add_task(f"train {folder.name}", total=None, now="")
 
-        def show(status: TrainingStatus) -> None:
+        def show(status: "TrainingStatus") -> None:
             minutes, seconds = divmod(round(status.seconds_left), 60)
             now = (
                 f"epoch {status.epoch + 1}/{status.epochs} loss {status.loss:.3f} "
@@ -45,12 +49,12 @@ def train_with_bar(
 
 
 @contextmanager
-def certification_bar(name: str, images: int) -> Iterator[Callable[[CertificationStatus], None]]:
+def certification_bar(name: str, images: int) -> Iterator["Callable[[CertificationStatus], None]"]:
     """A bar, and the function that shows images done, running ACR, images/s and votes/s on it."""
     with _bar() as bar:
         task = bar.add_task(f"certify {name}", total=images, now="")
 
-        def show(status: CertificationStatus) -> None:
+        def show(status: "CertificationStatus") -> None:
             now = (
                 f"{status.done}/{status.total} ACR {status.average_certified_radius:.3f} "
                 f"{status.images_per_second:.2f} img/s {status.votes_per_second:,.0f} votes/s"
@@ -61,12 +65,12 @@ def certification_bar(name: str, images: int) -> Iterator[Callable[[Certificatio
 
 
 @contextmanager
-def attack_bar(name: str, images: int) -> Iterator[Callable[[AttackStatus], None]]:
+def attack_bar(name: str, images: int) -> Iterator["Callable[[AttackStatus], None]"]:
     """A bar, and the function that shows images done, how many withstood everything, and contradictions on it."""
     with _bar() as bar:
         task = bar.add_task(f"attack {name}", total=images, now="")
 
-        def show(status: AttackStatus) -> None:
+        def show(status: "AttackStatus") -> None:
             loud = f" {status.contradictions} CONTRADICTIONS" if status.contradictions else ""
             now = (
                 f"{status.done}/{status.total} withstood {status.withstood} {status.images_per_second:.2f} img/s{loud}"

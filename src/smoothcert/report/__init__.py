@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from smoothcert.certificates import read_certificates
+from smoothcert.certificates import CertificatesFile, read_certificates
 from smoothcert.errors import RequestError
 from smoothcert.files import write_text_atomically
 from smoothcert.report.curves import PICTURE_FORMATS, draw_curves
@@ -73,7 +73,7 @@ def write_report(
     """
     formats = _checked_formats(formats)
     found = find_certificates(paths)
-    files = [(name, read_certificates(path)) for name, path in found]
+    files = [_marked(name, read_certificates(path)) for name, path in found]
     columns = default_radii([file for _, file in files]) if radii is None else _checked_radii(radii)
     summaries = [summarize(file, name, columns) for name, file in files]
     pictures = [out / f"curves.{kind}" for kind in formats if kind in PICTURE_FORMATS]
@@ -94,6 +94,11 @@ def write_report(
             f"{out}: expected a folder to write to, got '{error.strerror or error}'; choose another folder"
         ) from error
     return Report(summaries, [*rendered, *pictures])
+
+
+def _marked(name: str, file: CertificatesFile) -> tuple[str, CertificatesFile]:
+    """A label-aware file answers another question than the others: its name says so in every table and picture."""
+    return (f"{name} (label-aware)" if file.settings.get("label_aware") else name), file
 
 
 def _checked_formats(formats: Sequence[str]) -> list[str]:
@@ -125,6 +130,7 @@ def _described(summary: Summary) -> str:
         "alpha not recorded" if summary.alpha is None else f"alpha = {summary.alpha:g}",
         None if summary.precision is None else f"precision {escape_markdown(summary.precision)}",
         f"{summary.votes:,} votes" if summary.votes else "votes not recorded",
+        *map(escape_markdown, summary.remarks),
     ]
     return f"- **{escape_markdown(summary.name)}**: {', '.join(part for part in parts if part)}\n"
 
@@ -133,7 +139,8 @@ def _markdown(title: str, summaries: Sequence[Summary], pictures: Sequence[Path]
     shown = [path.name for kind in (".png", ".svg") for path in pictures if path.suffix == kind]
     curves = (
         f"\n![Certified accuracy against radius]({shown[0]})\n\n"
-        "A dashed vertical line marks the largest radius that n agreeing votes can certify.\n"
+        "A dashed vertical line marks the largest radius that n agreeing votes can certify; a thin line, where there "
+        "is one, the accuracy that is left under attack.\n"
         if shown
         else ""
     )

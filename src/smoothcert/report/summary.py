@@ -42,6 +42,8 @@ class Summary:
     precision: str | None = None
     ceiling: float | None = None
     """The radius of an image whose n votes all agree: no radius in the file can be larger."""
+    remarks: tuple[str, ...] = ()
+    """What sets the file apart from plain CERTIFY: the rule that spent the votes, the noise, the arithmetic."""
 
     @property
     def group(self) -> tuple[float, str]:
@@ -161,7 +163,26 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         n0=_shared_count(file, "n0", {row.certificate.n0 for row in rows}),
         precision=_text(file.settings, "precision"),
         ceiling=_ceiling(file, sigma, n, alpha),
+        remarks=_remarks(file),
     )
+
+
+def _remarks(file: CertificatesFile) -> tuple[str, ...]:
+    """How the file's votes were spent, where that is not n for each image under Gaussian noise in floats."""
+    told = file.settings
+    radii = told.get("radii") or ()
+    spent = sum(row.certificate.n0 + row.certificate.n for row in file.rows)
+    most = sum(row.certificate.n0 + (told.get("n") or row.certificate.n) for row in file.rows)
+    found = {
+        f"sampled until radius {', '.join(f'{r:g}' for r in radii)} was decided": bool(radii),
+        f"two-stage, about {told.get('radius_loss')} sigma of radius given up": told.get("radius_loss") is not None,
+        "label-aware: wrong images were not sampled, for benchmarks only": bool(told.get("label_aware")),
+        "two-sided bound": told.get("bound") == "two-sided",
+        "sound integer noise": bool(told.get("sound")),
+        f"{told.get('noise')} noise, radii in L1": told.get("noise") in ("laplace", "uniform"),
+        f"{most / max(spent, 1):.1f} times fewer votes than n for each image": most > spent,
+    }
+    return tuple(remark for remark, holds in found.items() if holds)
 
 
 def default_radii(files: Sequence[CertificatesFile]) -> list[float]:
