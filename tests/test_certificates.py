@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from smoothcert.certificates import (
     COLUMNS,
     Certificate,
-    CertificatesWriter,
     CertifiedImage,
+    certificates_writer,
     format_row,
     parse_row,
     read_certificates,
-    settings_path,
 )
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.result_file import settings_path
 
 SETTINGS = {"sigma": 0.5, "n": 10, "seed": 1}
 
@@ -26,7 +26,7 @@ def row(index: int, radius: float = 0.25) -> CertifiedImage:
 
 
 def write(path: Path, *indices: int, settings: dict[str, object] = SETTINGS) -> list[int]:
-    with CertificatesWriter(path, settings, {"who": "test"}) as writer:
+    with certificates_writer(path, settings, {"who": "test"}) as writer:
         writer.append([row(i) for i in indices])
         return [r.index for r in writer.done]
 

@@ -16,14 +16,14 @@ from smoothcert.attack_file import (
     HEADER,
     AttackedImage,
     AttacksFile,
-    AttacksWriter,
+    attacks_writer,
     contradiction_p_value,
     empirical_accuracy,
     format_row,
     parse_row,
     read_attacks,
 )
-from smoothcert.certificates import Certificate, CertificatesFile, CertifiedImage, settings_path
+from smoothcert.certificates import Certificate, CertificatesFile, CertifiedImage
 from smoothcert.checkpoint import load_run
 from smoothcert.data import ImageData, mnist_sample
 from smoothcert.empirical import (
@@ -37,6 +37,7 @@ from smoothcert.empirical import (
 )
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.recipe import parse_recipe
+from smoothcert.result_file import settings_path
 
 CPU = torch.device("cpu")
 SIGMA = 0.25
@@ -307,7 +308,7 @@ def test_rows_survive_the_file(tmp_path: Path) -> None:
         AttackedImage(5, 1, ABSTAIN, math.inf, None, False, math.inf, 0.0),
     ]
     assert [parse_row(format_row(row)) for row in rows] == rows
-    with AttacksWriter(tmp_path / "new" / "a.tsv", {"radii": (0.5,)}, {"versions": {}}) as writer:
+    with attacks_writer(tmp_path / "new" / "a.tsv", {"radii": (0.5,)}, {"versions": {}}) as writer:
         writer.append(rows)
     stored = read_attacks(tmp_path / "new" / "a.tsv")
     assert stored.rows == tuple(rows)
@@ -335,7 +336,7 @@ def test_damaged_rows_are_refused_and_kept(line: str, tmp_path: Path) -> None:
     with pytest.raises(WorkError, match="line 2: damaged"):
         read_attacks(path)
     with pytest.raises(WorkError, match="line 2: damaged"):
-        AttacksWriter(path, {}, {})
+        attacks_writer(path, {}, {})
     assert path.read_bytes() == before
 
 

@@ -4,20 +4,17 @@ An attacks file is a TSV with the columns below, one row an image, and a JSON fi
 attacked and how. It bounds robust accuracy from above, as a certificates file bounds it from below.
 """
 
-import json
 import math
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from scipy import special
 
-from smoothcert.certificates import ABSTAIN, differing_settings, settings_path
+from smoothcert.certificates import ABSTAIN
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.files import write_text_atomically
+from smoothcert.result_file import ResultWriter, read_settings
 
 COLUMNS = ("idx", "label", "predict", "distance", "certified_radius", "contradiction", "radius", "time")
 HEADER = "\t".join(COLUMNS) + "\n"
@@ -122,7 +119,7 @@ def read_attacks(path: str | Path) -> AttacksFile:
     """Read an attacks file. One that is still being written reads up to its last whole row."""
     path = Path(path)
     rows, _ = _parse_file(path)
-    stored = _read_settings(path)
+    stored = read_settings(path)
     return AttacksFile(path, tuple(rows), stored["settings"], stored["provenance"])
 
 
@@ -156,58 +153,8 @@ def _parse_file(path: Path) -> tuple[list[AttackedImage], int]:
     return list(rows.values()), len(whole)
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
-    beside = settings_path(path)
-    try:
-        stored = json.loads(beside.read_text(encoding="utf-8"))
-        return {"settings": dict(stored["settings"]), "provenance": dict(stored["provenance"])}
-    except OSError as error:
-        raise RequestError(
-            f"{path}: expected its settings in {beside.name} beside it, got none that can be read; restore that file"
-        ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise WorkError(f"{beside}: damaged, expected JSON with 'settings' and 'provenance' ({error})") from error
-
-
-class AttacksWriter:
-    """Appends rows; they are on disk when `append` returns, so a kill costs the rows in flight and no others.
-
-    Opening an existing file resumes it: its settings must equal `settings`, a torn last line is cut off, and
-    `done` holds the rows that are there. A damaged file is refused and left untouched.
-    """
-
-    def __init__(self, path: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
-        self.done: list[AttackedImage] = []
-        length = 0
-        if path.exists():
-            if differences := differing_settings(_read_settings(path)["settings"], settings):
-                raise RequestError(
-                    f"{path}: was attacked with other settings ({'; '.join(differences)}); "
-                    "use those or choose another --name"
-                )
-            self.done, length = _parse_file(path)
-        else:
-            content = {"settings": dict(settings), "provenance": dict(provenance)}
-            write_text_atomically(settings_path(path), json.dumps(content, indent=2) + "\n")
-        self._file: IO[bytes] = path.open("r+b" if path.exists() else "w+b")
-        self._file.truncate(length)
-        self._file.seek(length)
-        if length == 0:
-            self._write(HEADER)
-
-    def _write(self, text: str) -> None:
-        self._file.write(text.encode())
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def append(self, rows: Iterable[AttackedImage]) -> None:
-        """Add rows; they are on disk when this returns."""
-        self._write("".join(map(format_row, rows)))
-
-    def __enter__(self) -> "AttacksWriter":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
+def attacks_writer(
+    path: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]
+) -> ResultWriter[AttackedImage]:
+    """Opens or resumes the attacks file `path`."""
+    return ResultWriter(path, settings, provenance, header=HEADER, parse=_parse_file, format_row=format_row)

@@ -5,22 +5,28 @@ A certificates file is a TSV whose first six columns are those of the field's to
 certified and how. Votes are stored, so any bound, alpha or table can be recomputed without a forward pass.
 """
 
-import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.files import write_text_atomically
+from smoothcert.result_file import (
+    ResultWriter,
+    differing_settings,
+    read_settings,
+    settings_path,
+    write_settings,
+)
 
 ABSTAIN = -1
 FIELD_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time")
 COLUMNS = (*FIELD_COLUMNS, "n0", "n", "count", "votes")
+HEADER = "\t".join(COLUMNS) + "\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +72,6 @@ class CertificatesFile:
     rows: tuple[CertifiedImage, ...]
     settings: Mapping[str, Any]
     provenance: Mapping[str, Any]
-
-
-def settings_path(path: Path) -> Path:
-    """Where the settings of the certificates file `path` are kept."""
-    return path.with_name(path.name.removesuffix(".tsv") + ".json")
 
 
 def format_row(row: CertifiedImage) -> str:
@@ -124,7 +125,7 @@ def _parse_file(path: Path, *, drop_torn_line: bool) -> tuple[list[CertifiedImag
     lines = content.split(b"\n")
     torn = lines.pop()
     if not content or lines[:1] == []:
-        if drop_torn_line and (b"\t".join(c.encode() for c in COLUMNS) + b"\n").startswith(torn):
+        if drop_torn_line and HEADER.encode().startswith(torn):
             return [], 0
         raise WorkError(f"{path}: not a certificates file: it has no header line; expected '{' '.join(FIELD_COLUMNS)}'")
     header = lines[0].decode("utf-8", "replace").rstrip("\r").split("\t")
@@ -152,101 +153,31 @@ def _parse_file(path: Path, *, drop_torn_line: bool) -> tuple[list[CertifiedImag
     return rows, len(content) - len(torn)
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        return {"settings": dict(stored["settings"]), "provenance": dict(stored["provenance"])}
-    except (ValueError, KeyError, TypeError) as error:
-        raise WorkError(f"{path}: damaged, expected JSON with 'settings' and 'provenance' ({error})") from error
-
-
 def read_certificates(path: str | Path) -> CertificatesFile:
     """Read a file of ours or a six-column file of another tool. A file still being written reads up to its last row."""
     path = Path(path)
     # Other tools end a finished file without a newline at times; ours never do while a settings file is beside it.
     ours = settings_path(path).exists()
     rows, _ = _parse_file(path, drop_torn_line=ours)
-    stored = _read_settings(settings_path(path)) if ours else {"settings": {}, "provenance": {}}
+    stored = read_settings(path) if ours else {"settings": {}, "provenance": {}}
     return CertificatesFile(path, tuple(rows), stored["settings"], stored["provenance"])
 
 
-def differing_settings(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """`field: stored X, wanted Y` for each field that differs."""
-    normal = json.loads(json.dumps(dict(wanted)))
-    keys = [*stored, *(k for k in normal if k not in stored)]
-    return [
-        f"{k}: the file has {stored.get(k)!r}, the request {normal.get(k)!r}"
-        for k in keys
-        if stored.get(k) != normal.get(k)
-    ]
-
-
-class CertificatesWriter:
-    """Appends rows, each flushed to disk before the next: what a kill can cost is the row in flight.
-
-    Opening an existing file resumes it: its settings must equal `settings`, a torn last line is cut off, and
-    `done` holds the rows that are there. A damaged file is refused and left untouched.
-    """
-
-    def __init__(self, path: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
-        self.path = path
-        self.done: list[CertifiedImage] = []
-        length = 0
-        if path.exists():
-            if not settings_path(path).exists():
-                raise RequestError(
-                    f"{path}: exists without its {settings_path(path).name}; move it or choose another --name"
-                )
-            stored = _read_settings(settings_path(path))["settings"]
-            if differences := differing_settings(stored, settings):
-                raise RequestError(
-                    f"{path}: was certified with other settings ({'; '.join(differences)}); "
-                    "use those or choose another --name"
-                )
-            self.done, length = _parse_file(path, drop_torn_line=True)
-        else:
-            content = {"settings": dict(settings), "provenance": dict(provenance)}
-            write_text_atomically(settings_path(path), json.dumps(content, indent=2) + "\n")
-        self._file: IO[bytes] = path.open("r+b" if path.exists() else "w+b")
-        self._file.truncate(length)
-        self._file.seek(length)
-        if length == 0:
-            self._write("\t".join(COLUMNS) + "\n")
-
-    def _write(self, text: str) -> None:
-        self._file.write(text.encode())
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def append(self, rows: Iterable[CertifiedImage]) -> None:
-        """Add rows; they are on disk when this returns."""
-        self._write("".join(map(format_row, rows)))
-
-    def close(self) -> None:
-        self._file.close()
-
-    def __enter__(self) -> "CertificatesWriter":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def stored_settings(path: Path) -> dict[str, Any]:
-    """The settings of an existing certificates file, {} where there is none: a resumed run goes on with them."""
-    return dict(_read_settings(settings_path(path))["settings"]) if settings_path(path).exists() else {}
+def certificates_writer(
+    path: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]
+) -> ResultWriter[CertifiedImage]:
+    """Opens or resumes the certificates file `path`."""
+    parse = partial(_parse_file, drop_torn_line=True)
+    return ResultWriter(path, settings, provenance, header=HEADER, parse=parse, format_row=format_row)
 
 
 def write_certificates(
     path: Path, rows: Iterable[CertifiedImage], settings: Mapping[str, Any], provenance: Mapping[str, Any]
 ) -> None:
     """Replace `path` and its settings by a whole file, rows in order of their index."""
-    content = {"settings": dict(settings), "provenance": dict(provenance)}
-    write_text_atomically(settings_path(path), json.dumps(content, indent=2) + "\n")
+    write_settings(path, settings, provenance)
     lines = map(format_row, sorted(rows, key=lambda row: row.index))
-    write_text_atomically(path, "\t".join(COLUMNS) + "\n" + "".join(lines))
+    write_text_atomically(path, HEADER + "".join(lines))
 
 
 def merge_certificates(paths: Sequence[Path], out: Path) -> int:

@@ -13,11 +13,9 @@ from torch import nn
 
 from smoothcert.bounds import smallest_error_bound, votes_needed
 from smoothcert.certificates import (
-    CertificatesWriter,
     CertifiedImage,
+    certificates_writer,
     read_certificates,
-    settings_path,
-    stored_settings,
     write_certificates,
 )
 from smoothcert.checkpoint import Run, versions, weights_digest
@@ -27,6 +25,7 @@ from smoothcert.models import check_outputs
 from smoothcert.noise import NOISES
 from smoothcert.processes import Team
 from smoothcert.recipe import CertifyRecipe, parse_recipe
+from smoothcert.result_file import ResultWriter, settings_path, stored_settings
 from smoothcert.smoothing.precision import DTYPES, at_precision, has_batch_norm, resolve_precision
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.sound import IntegerGaussian
@@ -116,7 +115,7 @@ def certify_dataset(
     if team.leads:
         take_up_parts(path, settings, provenance)
     team.wait()
-    with CertificatesWriter(part_path(path, team), settings, provenance) as writer:
+    with certificates_writer(part_path(path, team), settings, provenance) as writer:
         held = writer.done if team.size == 1 else list(read_certificates(path).rows)
         certify_missing(counter, data, indices, recipe, device, writer, held, team, on_progress)
     team.wait()
@@ -135,11 +134,11 @@ def part_path(path: Path, team: Team) -> Path:
 
 def take_up_parts(path: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
     """Make `path` hold all rows that it and its parts have, and remove the parts."""
-    with CertificatesWriter(path, settings, provenance) as writer:
+    with certificates_writer(path, settings, provenance) as writer:
         rows = {row.index: row for row in writer.done}
     parts = sorted(path.parent.glob(f".{path.name.removesuffix('.tsv')}.part*.tsv"))
     for part in parts:
-        with CertificatesWriter(part, settings, provenance) as writer:
+        with certificates_writer(part, settings, provenance) as writer:
             rows |= {row.index: row for row in writer.done}
     if parts:
         kept = read_certificates(path).provenance
@@ -194,7 +193,7 @@ def certify_missing(
     indices: Sequence[int],
     recipe: CertifyRecipe,
     device: torch.device,
-    writer: CertificatesWriter,
+    writer: ResultWriter[CertifiedImage],
     held: Sequence[CertifiedImage],
     team: Team,
     on_progress: Report,
@@ -233,17 +232,7 @@ def certify_run(
     team: Team = Team(),
 ) -> None:
     """`certify_dataset` for a run folder: the file says which model it was and how it was trained."""
-    if (data.shape, data.num_classes) != (run.spec.shape, run.spec.num_classes):
-        raise RequestError(
-            f"{run.folder}: its model takes images {run.spec.shape} of {run.spec.num_classes} classes, "
-            f"{data.name} has {data.shape} of {data.num_classes}; give the data that it was trained for"
-        )
-    about = {
-        "model": run.recipe.model,
-        "objective": run.recipe.method,
-        "training_sigma": run.recipe.sigma,
-        "weights_sha256": weights_digest(run.model.state_dict()),
-    }
+    run.refuse_other_images(data)
     provenance = {"versions": versions(device), "threads": torch.get_num_threads(), "epoch": run.epoch}
     certify_dataset(
         run.model,
@@ -252,7 +241,7 @@ def certify_run(
         recipe,
         path,
         device,
-        about=about,
+        about=run.about(),
         provenance=provenance,
         team=team,
         on_progress=on_progress,

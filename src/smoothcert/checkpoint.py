@@ -66,6 +66,23 @@ class Run:
     def finished(self) -> bool:
         return self.epoch >= self.recipe.epochs
 
+    def about(self) -> dict[str, Any]:
+        """Which model this is and how it was trained, for the files of its results."""
+        return {
+            "model": self.recipe.model,
+            "objective": self.recipe.method,
+            "training_sigma": self.recipe.sigma,
+            "weights_sha256": weights_digest(self.model.state_dict()),
+        }
+
+    def refuse_other_images(self, data: Images) -> None:
+        """A RequestError where `data` has another shape or number of classes than the model was made for."""
+        if (data.shape, data.num_classes) != (self.spec.shape, self.spec.num_classes):
+            raise RequestError(
+                f"{self.folder}: its model takes images {self.spec.shape} of {self.spec.num_classes} classes, "
+                f"{data.name} has {data.shape} of {data.num_classes}; give the data that it was trained for"
+            )
+
 
 def versions(device: torch.device) -> dict[str, str]:
     """What a result was computed with."""

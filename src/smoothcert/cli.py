@@ -250,13 +250,14 @@ def attack(
 ) -> None:
     """Attack the smoothed classifier: an upper bound on its robust accuracy, and a check of its certificates."""
     from smoothcert.attack_file import contradiction_p_value, empirical_accuracy
-    from smoothcert.certificates import read_certificates, stored_settings
+    from smoothcert.certificates import read_certificates
     from smoothcert.certification import chosen_images
     from smoothcert.checkpoint import load_run
     from smoothcert.console import attack_bar
     from smoothcert.data import load_dataset
     from smoothcert.empirical import AttackRecipe, attack_run, default_attack_radii
     from smoothcert.recipe import parse_recipe
+    from smoothcert.result_file import stored_settings
     from smoothcert.smoothing.precision import resolve_precision
     from smoothcert.smoothing.votes import default_batch_size
 

@@ -22,15 +22,16 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from smoothcert.attack_file import AttackedImage, AttacksFile, AttacksWriter, read_attacks
+from smoothcert.attack_file import AttackedImage, AttacksFile, attacks_writer, read_attacks
 from smoothcert.attacks import attacked, smoothed_pgd
 from smoothcert.bounds import top_two_p_value
-from smoothcert.certificates import ABSTAIN, CertificatesFile, CertifiedImage, differing_settings
-from smoothcert.checkpoint import Run, versions, weights_digest
+from smoothcert.certificates import ABSTAIN, CertificatesFile, CertifiedImage
+from smoothcert.checkpoint import Run, versions
 from smoothcert.data import Images
 from smoothcert.errors import RequestError
 from smoothcert.noise import Gaussian
 from smoothcert.recipe import Recipe
+from smoothcert.result_file import differing_settings
 from smoothcert.smoothing.precision import DTYPES, at_precision
 from smoothcert.smoothing.predict import class_from_votes
 from smoothcert.smoothing.votes import Classifier, VoteCounter, noise_block
@@ -217,7 +218,7 @@ def attack_dataset(
     settings = attack_settings(about, data, recipe, device, certificates)
     claims = _claims(certificates, settings)
     attacker = _attacker(model, data, recipe, device)
-    with AttacksWriter(path, settings, provenance) as writer:
+    with attacks_writer(path, settings, provenance) as writer:
         wanted = set(indices)
         rows = [row for row in writer.done if row.index in wanted]
         held = {row.index for row in writer.done}
@@ -243,17 +244,7 @@ def attack_run(
     on_progress: Callable[[AttackStatus], None] = lambda status: None,
 ) -> AttacksFile:
     """`attack_dataset` for a run folder: the file says which model it was and how it was trained."""
-    if (data.shape, data.num_classes) != (run.spec.shape, run.spec.num_classes):
-        raise RequestError(
-            f"{run.folder}: its model takes images {run.spec.shape} of {run.spec.num_classes} classes, "
-            f"{data.name} has {data.shape} of {data.num_classes}; give the data that it was trained for"
-        )
-    about = {
-        "model": run.recipe.model,
-        "objective": run.recipe.method,
-        "training_sigma": run.recipe.sigma,
-        "weights_sha256": weights_digest(run.model.state_dict()),
-    }
+    run.refuse_other_images(data)
     return attack_dataset(
         run.model,
         data,
@@ -262,7 +253,7 @@ def attack_run(
         path,
         device,
         certificates=certificates,
-        about=about,
+        about=run.about(),
         provenance={"versions": versions(device), "threads": torch.get_num_threads(), "epoch": run.epoch},
         on_progress=on_progress,
     )

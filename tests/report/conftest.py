@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from smoothcert.certificates import ABSTAIN, Certificate, CertificatesWriter, CertifiedImage
+from smoothcert.certificates import ABSTAIN, Certificate, CertifiedImage, certificates_writer
 
 SETTINGS = {
     "sigma": 0.5,
@@ -67,7 +67,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         settings = {k: v for k, v in {**SETTINGS, **changes}.items() if v is not None}
         path = tmp_path / name / "certificates" / f"{file}.tsv"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with CertificatesWriter(path, settings, {}) as writer:
+        with certificates_writer(path, settings, {}) as writer:
             writer.append(images() if rows is None else rows)
         return tmp_path / name
 

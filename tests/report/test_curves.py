@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from smoothcert.attack_file import AttackedImage, AttacksWriter, empirical_accuracy, read_attacks
+from smoothcert.attack_file import AttackedImage, attacks_writer, empirical_accuracy, read_attacks
 from smoothcert.certificates import CertificatesFile, CertifiedImage, read_certificates
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.report import certified_accuracy, draw_curves, largest_certifiable_radius, write_report
@@ -129,7 +129,7 @@ def attack(run: Path, distances: list[float], name: str = "test", **settings: ob
     """An attacks file of `run`: image i fell at distances[i]; 0: wrong as it is, infinite: withstood."""
     path = run / "attacks" / f"{name}.tsv"
     rows = [AttackedImage(i, 1, 0 if d < math.inf else 1, d, None, False, d, 0.1) for i, d in enumerate(distances)]
-    with AttacksWriter(path, {**SETTINGS, "radii": [0.5, 1.0, 1.4], **settings}, {}) as writer:
+    with attacks_writer(path, {**SETTINGS, "radii": [0.5, 1.0, 1.4], **settings}, {}) as writer:
         writer.append(rows)
     return path
 
