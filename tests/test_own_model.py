@@ -8,15 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny import tiny_recipe
 from torch import nn
 
 from smoothcert import RequestError
 from smoothcert.certificates import read_certificates
+from smoothcert.certification import certify_own_model
 from smoothcert.checkpoint import load_run
+from smoothcert.data import mnist_sample
 from smoothcert.models import build_model, check_outputs, own_model
+from smoothcert.recipe import CertifyRecipe
+from smoothcert.training import train
 
 MODULE = """
 import torch
+from tiny import tiny_recipe
 from torch import nn
 
 class Brightness(nn.Module):
@@ -137,3 +143,24 @@ def test_a_network_that_does_not_fit_is_refused_before_training(workplace: Path)
         build_model("mine_for_test:three", (3, 9, 9), 3)
     with pytest.raises(RequestError, match="expected mine_for_test:plain to return a torch module"):
         build_model("mine_for_test:plain", (1, 4, 4), 2)
+
+
+def test_a_plain_module_in_python_is_trained_certified_and_loaded(tmp_path: Path) -> None:
+    """No name, no registration: the module itself goes in, and its weights come back into a module like it."""
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+
+    data = mnist_sample.load("train").subset(torch.arange(128))
+    module, before = build(), build().state_dict()
+    train(tiny_recipe(model="mine", epochs=1), data, tmp_path / "run", model=module, device="cpu")
+    assert not torch.equal(module[1].weight.detach(), before["1.weight"])
+    run = load_run(tmp_path / "run", model=build())
+    assert torch.equal(run.model[1].weight, module[1].weight)
+    recipe = CertifyRecipe(sigma=0.5, n=100, seed=1)
+    certify_own_model("mine", module, data, [0, 1], recipe, tmp_path / "c.tsv", torch.device("cpu"))
+    assert len(read_certificates(tmp_path / "c.tsv").rows) == 2
+    wrong = nn.Sequential(nn.Flatten(), nn.Linear(784, 3))
+    with pytest.raises(RequestError, match="mine gives"):
+        train(tiny_recipe(model="mine"), data, tmp_path / "other", model=wrong, device="cpu")

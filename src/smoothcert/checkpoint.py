@@ -133,8 +133,8 @@ def save_model(
         save_file(tensors, temporary, metadata={"smoothcert": json.dumps(about)})
 
 
-def load_run(folder: Path, code: str | None = None) -> Run:
-    """The run in `folder`, its model on the CPU in eval mode.
+def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None = None) -> Run:
+    """The run in `folder`, its model on the CPU in eval mode; the weights are loaded into `model` if one is given.
 
     A run whose network is a user's own code is loaded only if `code` names it: opening a folder must not be enough
     to have its author choose what is imported.
@@ -153,12 +153,12 @@ def load_run(folder: Path, code: str | None = None) -> Run:
             recipe = parse_recipe(TrainRecipe, about["recipe"], str(path))
         else:
             recipe = parse_recipe(ImportRecipe, about["recipe"], str(path))
-        if is_code(recipe.model) and recipe.model != code:
+        if model is None and is_code(recipe.model) and recipe.model != code:
             raise RequestError(
                 f"{folder}: its network is the code {recipe.model}; allow it with --model {recipe.model}"
             )
         spec = InputSpec.from_mapping(about["input"])
-        model = new_model(recipe, spec)
+        model = new_model(recipe, spec) if model is None else model
         model.load_state_dict(state)
     except RequestError:
         raise

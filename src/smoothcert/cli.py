@@ -84,6 +84,7 @@ def train(
     preset: Annotated[str | None, typer.Option(help="A published run: see `smoothcert presets`.")] = None,
     recipe: Annotated[Path | None, typer.Option(help="A recipe in YAML instead of a preset.")] = None,
     sigma: Annotated[float | None, typer.Option(help="Noise level.")] = None,
+    model: Annotated[str | None, typer.Option(help="A network, or your own: package.module:function.")] = None,
     set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of the recipe.")] = [],  # noqa: B006
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     data: Data = None,
@@ -107,6 +108,7 @@ def train(
     else:
         raise RequestError("give --preset NAME or --recipe FILE; `smoothcert presets` lists the presets")
     overrides = list(set_) if sigma is None or preset is not None else [f"sigma={sigma}", *set_]
+    overrides += [f"model={model}"] if model is not None else []
     final = with_overrides(chosen, overrides)
     images = load_dataset(final.dataset, "train", data, image_size=final.image_size)
     train_with_bar(final, images, out, resume=resume, device=device)

@@ -22,6 +22,7 @@ from smoothcert.checkpoint import METRICS, RECIPE, InputSpec, load_state, new_mo
 from smoothcert.data import Images
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.files import write_text_atomically
+from smoothcert.models import check_outputs
 from smoothcert.noise import NOISES
 from smoothcert.objectives import LossTerms, Objective, Progress
 from smoothcert.recipe import TrainRecipe, load_train_recipe
@@ -62,19 +63,25 @@ def train(
     data: Images,
     folder: Path,
     *,
+    model: nn.Module | None = None,
     resume: bool = False,
     device: str = "auto",
     on_progress: Callable[[TrainingStatus], None] = lambda status: None,
 ) -> None:
-    """Train `recipe` on `data` into the run folder `folder`; after each epoch the run can be resumed from there."""
+    """Train `recipe` on `data` into the run folder `folder`; after each epoch the run can be resumed from there.
+
+    A `model` of one's own is trained in place of the one that the recipe names; `load_run(folder, model=...)` loads it.
+    """
     accelerator = start_accelerator(recipe, device)
+    if model is not None:
+        check_outputs(model, recipe.model, data.shape, data.num_classes)
     first_epoch, state = open_run(recipe, data, folder, accelerator, resume)
     data, spec = data.to(accelerator.device), InputSpec.of(data)
     noise = NOISES[recipe.noise](recipe.sigma)
 
     with torch.random.fork_rng():
         torch.manual_seed(derived_seed(recipe.seed, 0))
-        model = new_model(recipe, spec).to(accelerator.device)
+        model = (new_model(recipe, spec) if model is None else model).to(accelerator.device)
     optimizer = torch.optim.SGD(
         model.parameters(),
         lr=recipe.learning_rate,
