@@ -18,6 +18,7 @@ from smoothcert.certification import (
     certify_own_model,
     certify_run,
     chosen_images,
+    complete_recipe,
     images_at_once,
     unreachable_radius,
 )
@@ -130,6 +131,18 @@ def test_kill_loses_at_most_the_row_in_flight(trained_run: Path, tmp_path: Path)
     whole = read_certificates(run / "certificates" / "whole.tsv").rows
     assert comparable(read_certificates(path).rows) == comparable(whole)
     assert len(whole) == 12
+
+
+def test_a_resumed_file_keeps_what_was_not_asked_for(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+    """Seed, batch size and precision of an existing file are taken over; what is asked for is not overruled."""
+    path = tmp_path / "a.tsv"
+    certify(trained_run, test_data, path, [0], batch_size=300, precision="fp32", seed=77)
+    again = complete_recipe({"sigma": 0.5, "n": 300, "precision": "auto", "seed": None}, path, CPU, (1, 28, 28))
+    assert (again.seed, again.batch_size, again.precision) == (77, 300, "fp32")
+    asked = complete_recipe({"sigma": 0.5, "precision": "bf16", "batch_size": 100, "seed": 5}, path, CPU, (1, 28, 28))
+    assert (asked.seed, asked.batch_size, asked.precision) == (5, 100, "bf16")
+    fresh = {complete_recipe({"sigma": 0.5}, tmp_path / "b.tsv", CPU, (1, 28, 28)).seed for _ in range(3)}
+    assert len(fresh) == 3
 
 
 def test_chosen_images() -> None:

@@ -138,6 +138,14 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
         assert torch.allclose(a, b, atol=1e-4)
 
 
+@pytest.mark.parametrize("noise", ["laplace", "uniform"])
+def test_other_noise_trains_and_is_remembered(tmp_path: Path, tiny_data: ImageData, noise: str) -> None:
+    train(tiny_recipe(epochs=1), tiny_data, tmp_path / "gaussian", device="cpu")
+    train(tiny_recipe(epochs=1, noise=noise), tiny_data, tmp_path / noise, device="cpu")
+    assert load_run(tmp_path / noise).recipe.noise == noise
+    assert digest(tmp_path / noise) != digest(tmp_path / "gaussian")
+
+
 def test_learning_rate_drops() -> None:
     recipe = tiny_recipe(learning_rate=0.1, learning_rate_drops=(3, 5), epochs=9)
     assert [round(learning_rate(recipe, e), 9) for e in range(7)] == [0.1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001]

@@ -74,7 +74,9 @@ def complete_recipe(
     """The recipe of `fields`; what is None there fits the device, or comes from an existing file at `path`."""
     given = {key: value for key, value in fields.items() if value is not None}
     stored = stored_settings(path)
-    given["precision"] = resolve_precision(given.get("precision", "auto"), device)
+    if given.get("precision", "auto") == "auto":
+        given["precision"] = stored.get("precision", "auto")
+    given["precision"] = resolve_precision(given["precision"], device)
     given.setdefault("batch_size", stored.get("batch_size", default_batch_size(device, shape)))
     given.setdefault("seed", stored.get("seed", secrets.randbits(63)))
     return parse_recipe(CertifyRecipe, given, "certify")
