@@ -27,6 +27,7 @@ from smoothcert.data import ImageData, mnist_sample
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.recertification import recertify
 from smoothcert.recipe import CertifyRecipe, parse_recipe
+from smoothcert.result_file import alone
 from smoothcert.smoothing.precision import at_precision, has_batch_norm
 from smoothcert.smoothing.votes import default_batch_size, fitting_batch_size
 
@@ -301,3 +302,51 @@ def test_batch_norm_is_folded_and_recorded(tmp_path: Path) -> None:
 def test_rules_that_exclude_each_other_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         parse_recipe(CertifyRecipe, {"sigma": 0.5, "seed": 1} | changes, "certify")
+
+
+def test_folding_leaves_alone_what_it_would_change() -> None:
+    """Shared layers, hooks and computed weights: the network is then evaluated as it is."""
+
+    class Shared(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv2d(1, 1, 3, padding=1)
+            self.bn1, self.bn2 = torch.nn.BatchNorm2d(1), torch.nn.BatchNorm2d(1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.bn2(self.conv(self.bn1(self.conv(x)).relu())).flatten(1)
+
+    def plain() -> torch.nn.Sequential:
+        return torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.Flatten())
+
+    hooked, watched, spectral = plain(), plain(), plain()
+    hooked.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2 - 1,))
+    watched[0].register_forward_hook(lambda module, inputs, output: output * 3)
+    spectral[0] = torch.nn.utils.parametrizations.spectral_norm(spectral[0])
+    torch.manual_seed(0)
+    for network in (Shared(), hooked, watched, spectral):
+        for module in network.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.running_mean.normal_()
+                module.running_var.uniform_(0.5, 2)
+        images = torch.rand(4, 1, 8, 8)
+        expected = network.eval()(images)
+        assert torch.allclose(at_precision(network, "fp32", CPU)(images), expected, atol=1e-4)
+
+
+def test_two_processes_cannot_write_one_file(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    with alone(path), pytest.raises(RequestError, match="another process is writing it"):
+        certify(trained_run, test_data, path, [0])
+    assert not path.exists()
+    assert len(certify(trained_run, test_data, path, [0])) == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "a.tsv"]
+
+
+def test_shards_with_seeds_of_their_own_merge(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+    for i in (1, 2):
+        certify(trained_run, test_data, tmp_path / f"{i}.tsv", chosen_images(4, 1, None, (i, 2)), seed=i)
+    assert merge_certificates([tmp_path / "1.tsv", tmp_path / "2.tsv"], tmp_path / "whole.tsv") == 4
+    merged = read_certificates(tmp_path / "whole.tsv")
+    assert merged.settings["seed"] is None
+    assert merged.provenance["seeds"] == [1, 2]

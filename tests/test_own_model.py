@@ -22,7 +22,6 @@ from smoothcert.training import train
 
 MODULE = """
 import torch
-from tiny import tiny_recipe
 from torch import nn
 
 class Brightness(nn.Module):
@@ -125,6 +124,7 @@ def test_plain_callables_and_modules_are_accepted(workplace: Path) -> None:
     ("reference", "message"),
     [
         ("no_such_module_here:f", "run where Python finds the module"),
+        ("./mine_for_test.py:small", "run where Python finds the module"),
         ("mine_for_test:missing", "has no attribute 'missing'"),
         ("mine_for_test:number", "to be a function, got int"),
         ("mine_for_test:nothing", "to return a module or a callable, got int"),
@@ -164,3 +164,11 @@ def test_a_plain_module_in_python_is_trained_certified_and_loaded(tmp_path: Path
     wrong = nn.Sequential(nn.Flatten(), nn.Linear(784, 3))
     with pytest.raises(RequestError, match="mine gives"):
         train(tiny_recipe(model="mine"), data, tmp_path / "other", model=wrong, device="cpu")
+
+
+def test_a_file_in_the_folder_does_not_stand_in_for_a_package(tmp_path: Path) -> None:
+    """`cd downloaded && smoothcert ...` must not run what lies there."""
+    (tmp_path / "yaml.py").write_text("open('ran', 'w')")
+    program = Path(sys.executable).with_name("smoothcert")
+    assert subprocess.run([program, "presets"], cwd=tmp_path, capture_output=True).returncode == 0
+    assert not (tmp_path / "ran").exists()

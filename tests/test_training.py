@@ -204,3 +204,25 @@ def test_too_few_images_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="expected at most the 10 training images, got 64"):
         train(tiny_recipe(), data, tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_kill_between_model_and_state_costs_one_epoch(tmp_path: Path, tiny_data: ImageData) -> None:
+    """Also in the last epoch: the run is resumed, trains that epoch again and ends as it should have."""
+    recipe = tiny_recipe(epochs=2)
+    train(recipe, tiny_data, tmp_path / "whole", device="cpu")
+    train(recipe, tiny_data, tmp_path / "cut", device="cpu")
+    (tmp_path / "cut" / STATE).unlink()
+    train(recipe, tiny_data, tmp_path / "cut", resume=True, device="cpu")
+    assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
+    assert without_times(metrics(tmp_path / "cut")) == without_times(metrics(tmp_path / "whole"))
+
+
+def test_a_changed_network_is_refused_on_resume(tmp_path: Path, tiny_data: ImageData) -> None:
+    def build(width: int) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, width), torch.nn.Linear(width, 10))
+
+    train(tiny_recipe(model="mine", epochs=1), tiny_data, tmp_path / "run", model=build(4), device="cpu")
+    with pytest.raises(RequestError, match="do not fit the network"):
+        train(
+            tiny_recipe(model="mine", epochs=1), tiny_data, tmp_path / "run", model=build(5), resume=True, device="cpu"
+        )

@@ -189,11 +189,14 @@ def merge_certificates(paths: Sequence[Path], out: Path) -> int:
         raise RequestError(f"{out}: exists already; choose another --out")
     rows: dict[int, CertifiedImage] = {}
     for file in files:
-        if differences := differing_settings(files[0].settings, file.settings):
+        # Shards draw seeds of their own, which is as good as one: votes of different images are independent anyway.
+        if differences := differing_settings({**files[0].settings, "seed": None}, {**file.settings, "seed": None}):
             raise RequestError(f"{file.path}: has other settings than {files[0].path} ({'; '.join(differences)})")
         for row in file.rows:
             known = rows.setdefault(row.index, row)
             if (known.label, known.certificate) != (row.label, row.certificate):
                 raise WorkError(f"{file.path}: image {row.index} has another result than in an earlier file; keep one")
-    write_certificates(out, rows.values(), files[0].settings, {**files[0].provenance, "merged": len(files)})
+    seeds = list(dict.fromkeys(file.settings.get("seed") for file in files))
+    settings = {**files[0].settings, "seed": seeds[0] if len(seeds) == 1 else None}
+    write_certificates(out, rows.values(), settings, {**files[0].provenance, "merged": len(files), "seeds": seeds})
     return len(rows)

@@ -4,6 +4,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from smoothcert.models import check_outputs
 from smoothcert.noise import NOISES
 from smoothcert.processes import Team
 from smoothcert.recipe import CertifyRecipe, parse_recipe
-from smoothcert.result_file import ResultWriter, settings_path, stored_settings
+from smoothcert.result_file import ResultWriter, alone, settings_path, stored_settings
 from smoothcert.smoothing.precision import DTYPES, at_precision, has_batch_norm, resolve_precision
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.sound import IntegerGaussian
@@ -78,7 +79,7 @@ def complete_recipe(
         given["precision"] = stored.get("precision", "auto")
     given["precision"] = resolve_precision(given["precision"], device)
     given.setdefault("batch_size", stored.get("batch_size", default_batch_size(device, shape)))
-    given.setdefault("seed", stored.get("seed", secrets.randbits(63)))
+    given.setdefault("seed", secrets.randbits(63) if stored.get("seed") is None else stored["seed"])
     return parse_recipe(CertifyRecipe, given, "certify")
 
 
@@ -114,15 +115,16 @@ def certify_dataset(
         "noise_block": noise_block(device),
         "device": device.type,
     }
-    if team.leads:
-        take_up_parts(path, settings, provenance)
-    team.wait()
-    with certificates_writer(part_path(path, team), settings, provenance) as writer:
-        held = writer.done if team.size == 1 else list(read_certificates(path).rows)
-        certify_missing(counter, data, indices, recipe, device, writer, held, team, on_progress)
-    team.wait()
-    if team.leads and team.size > 1:
-        take_up_parts(path, settings, provenance)
+    with alone(path) if team.leads else nullcontext():
+        if team.leads:
+            take_up_parts(path, settings, provenance)
+        team.wait()
+        with certificates_writer(part_path(path, team), settings, provenance) as writer:
+            held = writer.done if team.size == 1 else list(read_certificates(path).rows)
+            certify_missing(counter, data, indices, recipe, device, writer, held, team, on_progress)
+        team.wait()
+        if team.leads and team.size > 1:
+            take_up_parts(path, settings, provenance)
 
 
 def has_batch_norm_left(counter: VoteCounter) -> bool:

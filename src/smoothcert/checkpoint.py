@@ -128,7 +128,8 @@ def save_model(
         "epoch": epoch,
         "provenance": dict(provenance),
     }
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    # Copies, because safetensors refuses tensors that share memory, as tied weights do.
+    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
     with replaced_atomically(folder / MODEL) as temporary:
         save_file(tensors, temporary, metadata={"smoothcert": json.dumps(about)})
 

@@ -43,8 +43,6 @@ INTERRUPTED = 130
 def main() -> None:
     """Run a command; a wrong request or failed work costs one line, never a traceback."""
     code: object = 0
-    # A user's own model is looked for where the command is called, as `python -m` does.
-    sys.path.insert(0, "")
     try:
         code = app(standalone_mode=False)
     except PARSER_ERROR as error:
@@ -354,7 +352,7 @@ def find_device(name: str) -> "torch.device":
         raise RequestError("device: cuda was asked for, but torch sees no GPU; use --device cpu")
     if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
 @app.command()
@@ -382,13 +380,14 @@ def predict(
         at_precision(loaded.model, kind, where),
         sigma=loaded.recipe.sigma,
         num_classes=spec.num_classes,
+        noise=loaded.recipe.noise,
         dtype=DTYPES[kind],
     )
-    table = Table("image", "class", "radius", f"votes of {n:,}")
+    table = Table("image", "class", f"{smoothed.noise.norm} radius", f"votes of {n:,}")
     for path, certificate in zip(images, smoothed.certify(batch, n=n, alpha=alpha), strict=True):
         votes = ", ".join(f"{c}: {k}" for c, k in certificate.votes[:3])
         answer = "abstain" if certificate.predict == ABSTAIN else str(certificate.predict)
-        table.add_row(str(path), answer, f"{certificate.radius:.3f}", votes)
+        table.add_row(str(path), answer, f"{math.floor(certificate.radius * 1000) / 1000:.3f}", votes)
     console.print(table)
 
 

@@ -31,7 +31,7 @@ from smoothcert.data import Images
 from smoothcert.errors import RequestError
 from smoothcert.noise import Gaussian
 from smoothcert.recipe import Recipe
-from smoothcert.result_file import differing_settings
+from smoothcert.result_file import alone, differing_settings
 from smoothcert.smoothing.precision import DTYPES, at_precision
 from smoothcert.smoothing.predict import class_from_votes
 from smoothcert.smoothing.votes import Classifier, VoteCounter, noise_block
@@ -218,7 +218,7 @@ def attack_dataset(
     settings = attack_settings(about, data, recipe, device, certificates)
     claims = _claims(certificates, settings)
     attacker = _attacker(model, data, recipe, device)
-    with attacks_writer(path, settings, provenance) as writer:
+    with alone(path), attacks_writer(path, settings, provenance) as writer:
         wanted = set(indices)
         rows = [row for row in writer.done if row.index in wanted]
         held = {row.index for row in writer.done}

@@ -29,7 +29,7 @@ def _objective_from(value: Any) -> Any:
     if not isinstance(fields, Mapping) or "name" not in fields:
         raise ValueError(f"objective: expected a mapping with the key 'name', one of {', '.join(OBJECTIVES)}")
     name = fields["name"]
-    if name not in OBJECTIVES:
+    if not isinstance(name, str) or name not in OBJECTIVES:
         near = difflib.get_close_matches(str(name), OBJECTIVES, n=3) or list(OBJECTIVES)
         raise ValueError(f"objective: unknown method {name}; did you mean {', '.join(near)}?")
     try:

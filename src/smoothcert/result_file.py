@@ -1,8 +1,10 @@
 """Result files: rows appended to a TSV, each on disk before the next, and a JSON file beside it with their settings."""
 
+import fcntl
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Generic, TypeVar
@@ -52,6 +54,24 @@ def differing_settings(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> 
         for k in keys
         if stored.get(k) != normal.get(k)
     ]
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Refuses a second process that would write the result file `path` at the same time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.with_name(f".{path.name}.lock")
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RequestError(
+                f"{path}: another process is writing it; wait for it, or choose another --name"
+            ) from error
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 class ResultWriter(Generic[Row]):

@@ -90,8 +90,7 @@ def train(
         weight_decay=recipe.weight_decay,
     )
     if state is not None:
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        restore(model, optimizer, state, folder)
     step_module, optimizer = accelerator.prepare(Step(model, recipe.objective), optimizer)
 
     per_step = recipe.images_per_step
@@ -135,8 +134,9 @@ def train(
             line = {"epoch": epoch, "learning_rate": learning_rate(recipe, epoch), **metrics, "seconds": seconds}
             append_metrics(folder / METRICS, line)
             provenance = {"versions": versions(accelerator.device), "processes": accelerator.num_processes}
-            save_state(folder, {"epoch": epoch + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()})
+            # The model first: a kill in between costs this epoch, which is then trained again.
             save_model(folder, model, recipe, spec, epoch + 1, provenance)
+            save_state(folder, {"epoch": epoch + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()})
         accelerator.wait_for_everyone()
 
 
@@ -177,6 +177,16 @@ def open_run(
         keep_metrics_before(folder / METRICS, first_epoch)
     accelerator.wait_for_everyone()
     return first_epoch, state
+
+
+def restore(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], folder: Path) -> None:
+    """Load the state of a run; a network that has changed since is refused."""
+    try:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    except (RuntimeError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise RequestError(f"{folder}: its weights do not fit the network ({reason}); choose another --out") from error
 
 
 def refuse_other_recipe(stored: TrainRecipe, wanted: TrainRecipe, folder: Path) -> None:

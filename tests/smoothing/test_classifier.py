@@ -111,3 +111,15 @@ def test_predict_compares_the_two_top_counts() -> None:
     assert class_from_votes([0, 30, 70], 0.001) == 2
     assert class_from_votes([5, 45, 50], 0.001) == ABSTAIN
     assert class_from_votes([50, 50, 0], 0.5) == ABSTAIN
+
+
+def test_another_noise_certifies_in_its_own_norm() -> None:
+    """Uniform noise on one pixel of a half-space: an L1 radius, close to the distance and not beyond it."""
+    edge = SmoothedClassifier(
+        lambda x: torch.stack([0.3 - x[:, 0, 0, 0], x[:, 0, 0, 0] - 0.3], 1), sigma=0.5, num_classes=2, noise="uniform"
+    )
+    certificate = edge.certify(torch.full((1, 1, 1, 2), 0.6), n=20_000, seed=1)[0]
+    assert edge.noise.norm == "L1"
+    assert 0.25 < certificate.radius <= 0.3
+    with pytest.raises(RequestError, match="noise: expected one of gaussian, laplace, uniform, got pink"):
+        SmoothedClassifier(brightness, sigma=0.5, num_classes=2, noise="pink")

@@ -2,6 +2,8 @@
 
 import importlib
 import inspect
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -22,9 +24,12 @@ def own_model(reference: str, num_classes: int) -> Callable[[Tensor], Tensor]:
     The function is called with `num_classes` if it has a parameter of that name, else without arguments.
     """
     name, _, attribute = reference.partition(":")
+    # Looked for where the command is called, too, but last: a file there must not stand in for an installed package.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     try:
         function: Any = getattr(importlib.import_module(name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError, SyntaxError, NameError) as error:
         raise RequestError(
             f"model: expected package.module:function, got {reference} ({error}); "
             "run where Python finds the module, or set PYTHONPATH"

@@ -7,14 +7,20 @@ from torch import Tensor, nn
 
 from smoothcert.certificates import Certificate
 from smoothcert.errors import RequestError
-from smoothcert.noise import Gaussian
+from smoothcert.noise import NOISES
 from smoothcert.smoothing.certify import certificate_from_votes
 from smoothcert.smoothing.predict import class_from_votes
-from smoothcert.smoothing.votes import Classifier, VoteCounter, default_batch_size, select_and_estimate
+from smoothcert.smoothing.votes import (
+    Classifier,
+    VoteCounter,
+    default_batch_size,
+    fitting_batch_size,
+    select_and_estimate,
+)
 
 
 class SmoothedClassifier:
-    """g(x) = the class that `classifier` most likely gives for x + N(0, sigma^2 I).
+    """g(x) = the class that `classifier` most likely gives for x + N(0, sigma^2 I), or under another `noise`.
 
     >>> right_half = lambda images: torch.stack([0.5 - images[:, 0, 0, 0], images[:, 0, 0, 0] - 0.5], dim=1)
     >>> smoothed = SmoothedClassifier(right_half, sigma=0.25, num_classes=2)
@@ -33,6 +39,7 @@ class SmoothedClassifier:
         *,
         sigma: float,
         num_classes: int,
+        noise: str = "gaussian",
         batch_size: int | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -42,16 +49,16 @@ class SmoothedClassifier:
             raise RequestError(f"num_classes: expected at least 2, got {num_classes}")
         if batch_size is not None and batch_size < 1:
             raise RequestError(f"batch_size: expected at least 1, got {batch_size}")
-        self.noise = Gaussian(float(sigma))
-        if batch_size is None:
-            batch_size = default_batch_size(_device_of(classifier) or torch.device("cpu"))
-        self.counter = VoteCounter(classifier, self.noise, num_classes, batch_size, dtype)
+        if noise not in NOISES:
+            raise RequestError(f"noise: expected one of {', '.join(NOISES)}, got {noise}")
+        self.noise = NOISES[noise](float(sigma))
+        self.classifier, self.num_classes, self.batch_size, self.dtype = classifier, num_classes, batch_size, dtype
 
     def predict(self, images: Tensor, *, n: int = 1000, alpha: float = 0.001, seed: int | None = None) -> list[int]:
         """The class of each image, or ABSTAIN (-1): each is wrong with probability at most `alpha`."""
         images = self._checked(images)
         _check_statistics(alpha, n=n)
-        votes = self.counter.count(images, _seeds(seed, len(images)), "predict", n)
+        votes = self._counter(images).count(images, _seeds(seed, len(images)), "predict", n)
         return [class_from_votes(v, alpha) for v in votes.tolist()]
 
     def certify(
@@ -61,9 +68,16 @@ class SmoothedClassifier:
         images = self._checked(images)
         _check_statistics(alpha, n0=n0, n=n)
         seeds = _seeds(seed, len(images))
-        selection, estimation = select_and_estimate(self.counter, images, seeds, n0, n)
+        selection, estimation = select_and_estimate(self._counter(images), images, seeds, n0, n)
         pairs = zip(selection.tolist(), estimation.tolist(), strict=True)
         return [certificate_from_votes(chosen, fresh, self.noise, alpha) for chosen, fresh in pairs]
+
+    def _counter(self, images: Tensor) -> VoteCounter:
+        """Counts votes in batches that fit the device and the size of `images`."""
+        size = self.batch_size or default_batch_size(images.device, images.shape[1:])
+        if self.batch_size is None and images.device.type == "cuda":
+            size = fitting_batch_size(self.classifier, size, images[0].to(self.dtype))
+        return VoteCounter(self.classifier, self.noise, self.num_classes, size, self.dtype)
 
     def _checked(self, images: Tensor) -> Tensor:
         """`images` on the classifier's device, if they are a float batch [n, c, h, w] in [0, 1]; else RequestError."""
@@ -86,7 +100,7 @@ class SmoothedClassifier:
                 f"images: expected values in [0, 1], got [{low:.3g}, {high:.3g}]; "
                 "normalisation belongs inside the classifier, after the noise"
             )
-        return images.detach().to(_device_of(self.counter.classifier) or images.device, torch.float32)
+        return images.detach().to(_device_of(self.classifier) or images.device, torch.float32)
 
 
 def _device_of(classifier: Classifier) -> torch.device | None:

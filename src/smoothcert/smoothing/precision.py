@@ -34,15 +34,24 @@ def has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
+def _is_plain(module: nn.Module) -> bool:
+    """Without hooks or computed weights, which folding would lose or misplace."""
+    computed = isinstance(module, nn.Conv2d) and not isinstance(module._parameters.get("weight"), nn.Parameter)
+    return not (module._forward_hooks or module._forward_pre_hooks or computed)
+
+
 def fold_batch_norm(model: nn.Module) -> nn.Module:
     """`model` (in eval mode) with the same outputs up to rounding, faster; itself where it cannot be traced."""
-    if not has_batch_norm(model):
+    if not has_batch_norm(model) or not all(_is_plain(module) for module in model.modules()):
         return model
     # Imported here: it takes a while, and few models need it.
+    from torch.fx import symbolic_trace
     from torch.fx.experimental.optimization import fuse
 
     try:
-        return fuse(model)
+        calls = [node.target for node in symbolic_trace(model).graph.nodes if node.op == "call_module"]
+        # A module that is called twice would have two batch norms folded into one weight.
+        return fuse(model) if len(calls) == len(set(calls)) else model
     except Exception:  # whatever tracing trips over in a user's own forward: the model works as it is
         return model
 
@@ -52,5 +61,12 @@ def at_precision(model: nn.Module, precision: Precision, device: torch.device) -
 
     Batch norm is folded into the convolutions in front of it where the model can be traced.
     """
-    evaluated = fold_batch_norm(copy.deepcopy(model).eval()).requires_grad_(False)
+    try:
+        own = copy.deepcopy(model)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:120]
+        raise RequestError(
+            f"model: {type(model).__name__} cannot be copied ({reason}); remove what stands in the way"
+        ) from error
+    evaluated = fold_batch_norm(own.eval()).requires_grad_(False)
     return evaluated.to(device, DTYPES[precision], memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
