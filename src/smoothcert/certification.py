@@ -105,7 +105,7 @@ def certify_dataset(
     counter, recipe = make_counter(model, data.shape, data.num_classes, recipe, device, stored=path.exists())
     recipe = team.agree(recipe)
     counter = replace(counter, batch_size=recipe.batch_size)
-    folded = isinstance(model, nn.Module) and has_batch_norm(model) and not has_batch_norm_left(counter)
+    folded = has_batch_norm(model) and not has_batch_norm(counter.classifier)
     settings = {
         **about,
         "dataset": data.name,
@@ -125,10 +125,6 @@ def certify_dataset(
         team.wait()
         if team.leads and team.size > 1:
             take_up_parts(path, settings, provenance)
-
-
-def has_batch_norm_left(counter: VoteCounter) -> bool:
-    return isinstance(counter.classifier, nn.Module) and has_batch_norm(counter.classifier)
 
 
 def part_path(path: Path, team: Team) -> Path:
@@ -204,24 +200,24 @@ def certify_missing(
 ) -> None:
     """This process's share of the images that are not `held` yet, a group at a time."""
     wanted, known = set(indices), {row.index for row in held}
-    rows = [row for row in held if row.index in wanted] if team.leads else []
+    mine = [row for row in held if row.index in wanted] if team.leads else []
     todo = [index for index in indices if index not in known][team.rank :: team.size]
-    resumed, total, started = len(rows), len(rows) + len(todo), time.perf_counter()
+    total, started = len(mine) + len(todo), time.perf_counter()
     rule, group = make_rule(recipe, data.shape), images_at_once(recipe)
+    done, fresh, votes, radii = len(mine), 0, 0, sum(row.radius_if_correct for row in mine)
 
     def show() -> None:
         seconds = max(time.perf_counter() - started, 1e-9)
-        fresh = rows[resumed:]
-        votes = sum(row.certificate.n0 + row.certificate.n for row in fresh)
-        mean = sum(row.radius_if_correct for row in rows) / len(rows) if rows else 0.0
-        rate = len(fresh) / seconds
-        on_progress(CertificationStatus(len(rows), total, mean, rate, votes / seconds, votes))
+        mean = radii / done if done else 0.0
+        on_progress(CertificationStatus(done, total, mean, fresh / seconds, votes / seconds, votes))
 
     show()
     for start in range(0, len(todo), group):
-        fresh = certify_images(counter, data, todo[start : start + group], recipe.seed, rule, device)
-        writer.append(fresh)
-        rows += fresh
+        rows = certify_images(counter, data, todo[start : start + group], recipe.seed, rule, device)
+        writer.append(rows)
+        done, fresh = done + len(rows), fresh + len(rows)
+        votes += sum(row.certificate.n0 + row.certificate.n for row in rows)
+        radii += sum(row.radius_if_correct for row in rows)
         show()
 
 

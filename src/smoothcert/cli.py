@@ -1,7 +1,6 @@
 """The command line: parse, call, print. Exit codes: 0 done, 1 the work failed, 2 the request was wrong."""
 
 import math
-import os
 import secrets
 import sys
 from pathlib import Path
@@ -16,8 +15,6 @@ from smoothcert.certificates import ABSTAIN
 from smoothcert.errors import RequestError, WorkError
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
-    import torch
-
     from smoothcert.published import InputLayer
 
 app = typer.Typer(
@@ -157,7 +154,7 @@ def certify(
     from smoothcert.console import certification_bar
     from smoothcert.data import load_dataset
     from smoothcert.models import own_model
-    from smoothcert.processes import team
+    from smoothcert.processes import find_device, team
 
     loaded = load_run(run, model) if run is not None else None
     folder = run if run is not None else out
@@ -256,6 +253,7 @@ def attack(
     from smoothcert.console import attack_bar
     from smoothcert.data import load_dataset
     from smoothcert.empirical import AttackRecipe, attack_run, default_attack_radii
+    from smoothcert.processes import find_device
     from smoothcert.recipe import parse_recipe
     from smoothcert.result_file import stored_settings
     from smoothcert.smoothing.precision import resolve_precision
@@ -342,19 +340,6 @@ def recertify(
     console.print(f"wrote {rows} rows to {target}", soft_wrap=True)
 
 
-def find_device(name: str) -> "torch.device":
-    """The device that `name` stands for; refused where there is none."""
-    import torch
-
-    if name not in ("auto", "cpu", "cuda"):
-        raise RequestError(f"device: expected auto, cpu or cuda, got {name}")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise RequestError("device: cuda was asked for, but torch sees no GPU; use --device cpu")
-    if name == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-
-
 @app.command()
 def predict(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
@@ -369,6 +354,7 @@ def predict(
     """Class, votes and certified radius of image files."""
     from smoothcert.checkpoint import load_run
     from smoothcert.data.files import read_image_files
+    from smoothcert.processes import find_device
     from smoothcert.smoothing.classifier import SmoothedClassifier
     from smoothcert.smoothing.precision import DTYPES, at_precision, resolve_precision
 

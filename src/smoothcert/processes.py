@@ -1,4 +1,4 @@
-"""Several processes that share a piece of work, as torchrun starts them; one process is a team of one."""
+"""Several processes that share a piece of work, as torchrun starts them (one is a team of one), and their devices."""
 
 import os
 from collections.abc import Iterator
@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
+
+from smoothcert.errors import RequestError
 
 Value = TypeVar("Value")
 PATIENCE = timedelta(days=7)
@@ -51,3 +54,14 @@ def team() -> Iterator[Team]:
         yield Team(dist.get_rank(), size)
     finally:
         dist.destroy_process_group()
+
+
+def find_device(name: str) -> torch.device:
+    """The device of this process that `name` (auto, cpu or cuda) stands for; refused where there is none."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise RequestError(f"device: expected auto, cpu or cuda, got {name}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise RequestError("device: cuda was asked for, but torch sees no GPU; use --device cpu")
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

@@ -22,9 +22,9 @@ from smoothcert.checkpoint import MODEL, RECIPE, InputSpec, Run, new_model, save
 from smoothcert.data import DATASETS, Images, Normalization
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.models import MODELS, Normalize
+from smoothcert.modes import evaluating
 from smoothcert.noise import Gaussian
 from smoothcert.recipe import ImportRecipe, parse_recipe
-from smoothcert.smoothing.votes import evaluating
 
 InputLayer = Literal["normalize", "center", "none"]
 INPUT_LAYERS: tuple[InputLayer, ...] = ("normalize", "center", "none")

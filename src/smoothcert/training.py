@@ -25,6 +25,7 @@ from smoothcert.files import write_text_atomically
 from smoothcert.models import check_outputs
 from smoothcert.noise import NOISES
 from smoothcert.objectives import LossTerms, Objective, Progress
+from smoothcert.processes import find_device
 from smoothcert.recipe import TrainRecipe, load_train_recipe
 
 REPORT_SECONDS = 0.5
@@ -104,6 +105,7 @@ def train(
             group["lr"] = learning_rate(recipe, epoch)
         generator = torch.Generator(accelerator.device).manual_seed(derived_seed(recipe.seed, 1, epoch))
         order = torch.randperm(len(data), generator=generator, device=accelerator.device)
+        progress = progress_at(recipe, epoch, accelerator.device)
         meter = Meter(accelerator.device)
         model.train()
 
@@ -113,9 +115,7 @@ def train(
         for step, (images, labels) in enumerate(batches):
             noises = noise.sample((recipe.objective.num_noise, per_step, *data.shape), generator)[:, share]
             uniform = torch.rand(per_step, generator=generator, device=accelerator.device)[share]
-            progress = progress_at(recipe, epoch, uniform)
-
-            terms = step_module(images, labels, noises, progress)
+            terms = step_module(images, labels, noises, progress._replace(uniform=uniform))
             accelerator.backward(terms.loss)
             optimizer.step()
             optimizer.zero_grad()
@@ -142,13 +142,9 @@ def train(
 
 def start_accelerator(recipe: TrainRecipe, device: str) -> Accelerator:
     """Devices, precision and processes, by accelerate. An earlier run of this Python process may have had others."""
+    cpu = find_device(device).type == "cpu"
     AcceleratorState._reset_state()
-    mixed = "bf16" if recipe.precision == "bf16" else "no"
-    if device not in ("auto", "cpu", "cuda"):
-        raise RequestError(f"device: expected auto, cpu or cuda, got {device}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise RequestError("device: cuda was asked for, but torch sees no GPU; use --device cpu")
-    return Accelerator(mixed_precision=mixed, cpu=device == "cpu")
+    return Accelerator(mixed_precision="bf16" if recipe.precision == "bf16" else "no", cpu=cpu)
 
 
 def open_run(
@@ -206,11 +202,12 @@ def learning_rate(recipe: TrainRecipe, epoch: int) -> float:
     return float(recipe.learning_rate * 0.1 ** sum(epoch >= drop for drop in recipe.learning_rate_drops))
 
 
-def progress_at(recipe: TrainRecipe, epoch: int, uniform: Tensor) -> Progress:
-    """The epoch-dependent factors of the objectives, as tensors on the device."""
+def progress_at(recipe: TrainRecipe, epoch: int, device: torch.device) -> Progress:
+    """The epoch-dependent factors of the objectives, as tensors on the device; each step puts its own draws in."""
     dropped = bool(recipe.learning_rate_drops) and epoch >= recipe.learning_rate_drops[0]
-    warmup = torch.full((), min(1.0, (epoch + 1) / 10), device=uniform.device)
-    return Progress(recipe.sigma, warmup, torch.full((), float(dropped), device=uniform.device), uniform)
+    warmup = torch.full((), min(1.0, (epoch + 1) / 10), device=device)
+    after_first_drop = torch.full((), float(dropped), device=device)
+    return Progress(recipe.sigma, warmup, after_first_drop, torch.empty(0, device=device))
 
 
 def slice_of_process(images: int, accelerator: Accelerator) -> slice:

@@ -1,30 +1,26 @@
 """Steps and projections in L2, image by image, for images of any shape; and the state a classifier is attacked in."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-Classifier = Callable[[Tensor], Tensor]
+from smoothcert.modes import Classifier as Classifier
+from smoothcert.modes import evaluating
 
 
 @contextmanager
 def attacked(classifier: Classifier) -> Iterator[None]:
     """Eval mode and no parameter gradients while attacking; both are restored, also after an exception."""
-    modules = list(classifier.modules()) if isinstance(classifier, nn.Module) else []
     parameters = list(classifier.parameters()) if isinstance(classifier, nn.Module) else []
-    modes = [module.training for module in modules]
     wanted = [parameter.requires_grad for parameter in parameters]
     try:
-        for module in modules:
-            module.training = False
         for parameter in parameters:
             parameter.requires_grad_(False)
-        yield
+        with evaluating(classifier):
+            yield
     finally:
-        for module, training in zip(modules, modes, strict=True):
-            module.training = training
         for parameter, requires_grad in zip(parameters, wanted, strict=True):
             parameter.requires_grad_(requires_grad)
 

@@ -4,13 +4,13 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from smoothcert.errors import RequestError
+from smoothcert.modes import Classifier, evaluating
 
 
 def is_code(name: str) -> bool:
@@ -18,7 +18,7 @@ def is_code(name: str) -> bool:
     return ":" in name
 
 
-def own_model(reference: str, num_classes: int) -> Callable[[Tensor], Tensor]:
+def own_model(reference: str, num_classes: int) -> Classifier:
     """What `package.module:function` returns: a module or any callable from images in [0, 1] to logits.
 
     The function is called with `num_classes` if it has a parameter of that name, else without arguments.
@@ -42,25 +42,19 @@ def own_model(reference: str, num_classes: int) -> Callable[[Tensor], Tensor]:
         raise RequestError(
             f"model: expected {reference}() to return a module or a callable, got {type(model).__name__}"
         )
-    found: Callable[[Tensor], Tensor] = model
+    found: Classifier = model
     return found
 
 
-def check_outputs(model: Callable[[Tensor], Tensor], name: str, shape: tuple[int, int, int], num_classes: int) -> None:
+def check_outputs(model: Classifier, name: str, shape: tuple[int, int, int], num_classes: int) -> None:
     """Refuse a network that does not give [n, num_classes] for two black images of `shape`."""
     parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-    training = isinstance(model, nn.Module) and model.training
-    if isinstance(model, nn.Module):
-        model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(model):
             logits = model(torch.zeros(2, *shape, device=parameter.device if parameter is not None else None))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = " ".join(str(error).split())[:160]
         raise RequestError(f"model: {name} fails on images of shape {list(shape)} ({reason})") from error
-    finally:
-        if isinstance(model, nn.Module):
-            model.train(training)
     given = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if given != [2, num_classes]:
         raise RequestError(

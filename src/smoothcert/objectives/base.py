@@ -1,14 +1,13 @@
 """The seam between the training loop and a method: what an objective is given and what it gives back."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-Classifier = Callable[[Tensor], Tensor]
+from smoothcert.modes import Classifier as Classifier
 
 
 class Progress(NamedTuple):

@@ -30,8 +30,11 @@ def resolve_precision(precision: str, device: torch.device) -> Precision:
     raise RequestError(f"precision: expected one of auto, {', '.join(get_args(Precision))}, got {precision}")
 
 
-def has_batch_norm(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+def has_batch_norm(model: object) -> bool:
+    """False for callables that are no modules."""
+    return isinstance(model, nn.Module) and any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()
+    )
 
 
 def _is_plain(module: nn.Module) -> bool:

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from smoothcert.errors import RequestError
+from smoothcert.modes import Classifier as Classifier
+from smoothcert.modes import evaluating
 from smoothcert.noise import Noise
 from smoothcert.smoothing.sound import IntegerGaussian, pixels
 
-Classifier = Callable[[Tensor], Tensor]
 Stage = Literal["select", "estimate", "predict"]
 STAGES: dict[Stage, int] = {"select": 0, "estimate": 1, "predict": 2}
 NOISE_BLOCK = {"cpu": 250, "cuda": 2000}
@@ -62,20 +63,6 @@ def block_keys(seed: tuple[int, int], stage: Stage, blocks: int) -> list[int]:
     """
     words = np.random.SeedSequence([*seed, STAGES[stage]]).generate_state(blocks, np.uint64)
     return [int(word) for word in words]
-
-
-@contextmanager
-def evaluating(classifier: Classifier) -> Iterator[None]:
-    """A module in eval mode (batch statistics fixed), each submodule's mode restored afterwards."""
-    modules = list(classifier.modules()) if isinstance(classifier, nn.Module) else []
-    modes = [module.training for module in modules]
-    if isinstance(classifier, nn.Module):
-        classifier.eval()
-    try:
-        yield
-    finally:
-        for module, training in zip(modules, modes, strict=True):
-            module.training = training
 
 
 @dataclass(frozen=True)
