@@ -1,0 +1,80 @@
+"""The command line: parse, call, print. Exit codes: 0 done, 1 the work failed, 2 the request was wrong."""
+
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from smoothcert.cli.attacking import attack
+from smoothcert.cli.certification import certify, merge, predict, recertify
+from smoothcert.cli.listing import datasets, models, objectives, presets
+from smoothcert.cli.reporting import quickstart, report
+from smoothcert.cli.training import import_, train
+from smoothcert.errors import RequestError, WorkError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train image classifiers that can be certified by randomized smoothing, certify them, show the result.",
+)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "quickstart": quickstart,
+    "train": train,
+    "certify": certify,
+    "merge": merge,
+    "recertify": recertify,
+    "attack": attack,
+    "predict": predict,
+    "report": report,
+    "import": import_,
+    "presets": presets,
+    "datasets": datasets,
+    "models": models,
+    "objectives": objectives,
+}
+for name, command in COMMANDS.items():
+    app.command(name)(command)
+
+# The base of all errors of the parser: typer brings its own or uses click, depending on its version.
+PARSER_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run a command; a wrong request or failed work costs one line, never a traceback."""
+    code: object = 0
+    try:
+        code = app(standalone_mode=False)
+    except PARSER_ERROR as error:
+        message = getattr(error, "format_message", error.__str__)()
+        # Called without arguments: the help has been printed, or is the message.
+        if not message or "\n" in message:
+            print(message)
+            sys.exit(2)
+        fail(message, 2)
+    except RequestError as error:
+        fail(str(error), 2)
+    except WorkError as error:
+        fail(str(error), 1)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except OSError as error:
+        fail(f"{error.filename or 'input/output'}: {error.strerror or error}", 1)
+    if code == INTERRUPTED:
+        fail(
+            "interrupted; what is finished is kept: the same command goes on from there (train: add --resume)",
+            INTERRUPTED,
+        )
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    errors = Console(stderr=True)
+    errors.print(
+        Text("smoothcert: ", style="bold red") + Text(" ".join(message.split()), style="default"), soft_wrap=True
+    )
+    sys.exit(code)

@@ -1,0 +1,92 @@
+"""`smoothcert attack`."""
+
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from smoothcert.cli.options import Data, Device, console, parse_radii
+from smoothcert.errors import RequestError, WorkError
+
+LIKELY_A_BUG = 1e-3
+"""Contradictions less likely than this are not put down to alpha."""
+
+
+def attack(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    certificates: Annotated[
+        Path | None, typer.Option(help="Certificates to check and images to attack.", show_default="the run's, if one")
+    ] = None,
+    radii: Annotated[str | None, typer.Option(help="L2 radii by commas.", show_default="up to 4 sigma")] = None,
+    steps: Annotated[int, typer.Option(help="Attack steps.")] = 20,
+    num_noise: Annotated[int, typer.Option(help="Noises that the attack averages over.")] = 32,
+    n: Annotated[int, typer.Option("--n", "--votes", help="Votes of a prediction.")] = 1000,
+    alpha: Annotated[float, typer.Option(help="Probability that an image's row is wrong, at most.")] = 0.001,
+    skip: Annotated[int, typer.Option(help="Attack every SKIP-th image.")] = 1,
+    max_images: Annotated[int | None, typer.Option(help="Attack at most so many images.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="auto, fp32, bf16 or fp16.", show_default="as certified")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="For tests and replays.", show_default="fresh")] = None,
+    name: Annotated[str, typer.Option(help="Name of the attacks file.")] = "pgd",
+    model: Annotated[str | None, typer.Option(help="The run's own network, package.module:function.")] = None,
+    data: Data = None,
+    device: Device = "auto",
+) -> None:
+    """Attack the smoothed classifier: an upper bound on its robust accuracy, and a check of its certificates."""
+    from smoothcert.attack_file import contradiction_p_value, empirical_accuracy
+    from smoothcert.certificates import read_certificates
+    from smoothcert.certification import chosen_images
+    from smoothcert.checkpoint import load_run
+    from smoothcert.console import attack_bar
+    from smoothcert.data import load_dataset
+    from smoothcert.empirical import AttackRecipe, attack_run, default_attack_radii
+    from smoothcert.processes import find_device
+    from smoothcert.recipe import parse_recipe
+    from smoothcert.result_file import stored_settings
+    from smoothcert.smoothing.precision import resolve_precision
+    from smoothcert.smoothing.votes import default_batch_size
+
+    loaded, where = load_run(run, model), find_device(device)
+    found = sorted((run / "certificates").glob("*.tsv"))
+    source = certificates if certificates is not None else found[0] if len(found) == 1 else None
+    if source is None and found:
+        names = ", ".join(path.name for path in found)
+        raise RequestError(f"{run}: has several certificates files ({names}); choose one with --certificates")
+    claims = read_certificates(source) if source is not None else None
+    told = dict(claims.settings) if claims is not None else {}
+    path = run / "attacks" / f"{name}.tsv"
+    stored = stored_settings(path)
+    sigma = told.get("sigma", loaded.recipe.sigma)
+    images = load_dataset(told.get("dataset", loaded.recipe.dataset), "test", data, image_size=loaded.recipe.image_size)
+    fields = {
+        **{"sigma": sigma, "radii": parse_radii(radii) or default_attack_radii(sigma), "steps": steps, "n": n},
+        **{"num_noise": num_noise, "alpha": alpha},
+        "precision": resolve_precision(precision or told.get("precision", "auto"), where),
+        "batch_size": stored.get("batch_size", default_batch_size(where, images.shape)),
+        "seed": stored.get("seed", secrets.randbits(63)) if seed is None else seed,
+    }
+    recipe = parse_recipe(AttackRecipe, fields, "attack")
+    indices = chosen_images(len(images), skip, max_images)
+    if claims is not None:
+        indices = sorted(row.index for row in claims.rows)[::skip][:max_images]
+    with attack_bar(run.name, len(indices)) as show:
+        file = attack_run(loaded, images, indices, recipe, path, where, claims, show)
+    table = Table("radius", "accuracy under attack, at most")
+    for radius in (0.0, *recipe.radii):
+        table.add_row(f"{radius:g}", f"{empirical_accuracy(file.rows, radius):.1%}")
+    console.print(table)
+    console.print(f"wrote {path}; next: smoothcert report {run}", soft_wrap=True)
+    for row in file.contradictions:
+        console.print(
+            f"CONTRADICTION: image {row.index}, certified to {row.certified_radius:.4f}, falls at {row.distance:.4f}",
+            style="bold red",
+        )
+    chance = contradiction_p_value(file)
+    if file.contradictions and chance is not None and chance < LIKELY_A_BUG:
+        raise WorkError(
+            f"{path}: {len(file.contradictions)} attacks succeeded inside certified radii; by chance that happens with "
+            f"probability {chance:.1e}: the certificates are wrong"
+        )

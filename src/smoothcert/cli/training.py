@@ -1,0 +1,90 @@
+"""`smoothcert train` and `smoothcert import`: commands that make run folders."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+
+from smoothcert.cli.options import Data, Device, console
+from smoothcert.errors import RequestError, WorkError
+
+if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
+    from smoothcert.published import InputLayer
+
+
+def train(
+    out: Annotated[Path, typer.Option(help="Run folder to make.")],
+    preset: Annotated[str | None, typer.Option(help="A published run: see `smoothcert presets`.")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="A recipe in YAML instead of a preset.")] = None,
+    sigma: Annotated[float | None, typer.Option(help="Noise level.")] = None,
+    model: Annotated[str | None, typer.Option(help="A network, or your own: package.module:function.")] = None,
+    set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of the recipe.")] = [],  # noqa: B006
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    data: Data = None,
+    device: Device = "auto",
+) -> None:
+    """Train a model into a run folder."""
+    from smoothcert.checkpoint import RECIPE
+    from smoothcert.console import train_with_bar
+    from smoothcert.data import load_dataset
+    from smoothcert.presets import preset as find_preset
+    from smoothcert.recipe import load_train_recipe, with_overrides
+
+    if preset is not None and recipe is not None:
+        raise RequestError("give --preset or --recipe, not both")
+    if preset is not None:
+        chosen = find_preset(preset, sigma)
+    elif recipe is not None:
+        chosen = load_train_recipe(recipe)
+    elif resume and (out / RECIPE).exists():
+        chosen = load_train_recipe(out / RECIPE)
+    else:
+        raise RequestError("give --preset NAME or --recipe FILE; `smoothcert presets` lists the presets")
+    overrides = list(set_) if sigma is None or preset is not None else [f"sigma={sigma}", *set_]
+    overrides += [f"model={model}"] if model is not None else []
+    final = with_overrides(chosen, overrides)
+    images = load_dataset(final.dataset, "train", data, image_size=final.image_size)
+    train_with_bar(final, images, out, resume=resume, device=device)
+    console.print(f"trained {out}; next: smoothcert certify {out}", soft_wrap=True)
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(help="A published checkpoint: .pth.tar, .pth or .pt.")],
+    out: Annotated[Path, typer.Option(help="Run folder to make.")],
+    sigma: Annotated[float, typer.Option(help="Noise level that it was trained with.")],
+    arch: Annotated[str | None, typer.Option(help="Network: see `smoothcert models`.", show_default="guessed")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Its data set.", show_default="guessed")] = None,
+    input_layer: Annotated[
+        str | None, typer.Option(help="normalize, center or none.", show_default="the data set's")
+    ] = None,
+    method: Annotated[str, typer.Option(help="What tables call it.")] = "imported",
+    data: Data = None,
+) -> None:
+    """Make a run folder from a published checkpoint; its pickled code is never run."""
+    from smoothcert.data import load_dataset
+    from smoothcert.published import import_checkpoint, input_layer_warning
+
+    run = import_checkpoint(
+        file, out, sigma=sigma, arch=arch, dataset=dataset, input_layer=check_input_layer(input_layer), method=method
+    )
+    for note in run.provenance["notes"]:
+        console.print(f"note: {note}", soft_wrap=True, highlight=False)
+    try:
+        warning = input_layer_warning(run, load_dataset(run.recipe.dataset, "test", data))
+    except (RequestError, WorkError) as error:
+        warning = f"input layer: not checked, the data are not there ({error})"
+    if warning:
+        console.print(f"warning: {warning}", style="yellow", soft_wrap=True, highlight=False)
+    console.print(f"imported {out}; next: smoothcert certify {out}", soft_wrap=True)
+
+
+def check_input_layer(name: str | None) -> "InputLayer | None":
+    from smoothcert.published import InputLayer
+
+    for known in get_args(InputLayer):
+        if name == known:
+            found: InputLayer = known
+            return found
+    if name is not None:
+        raise RequestError(f"input-layer: expected one of {', '.join(get_args(InputLayer))}, got {name}")
+    return None
