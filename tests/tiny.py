@@ -14,5 +14,6 @@ def tiny_recipe(**changes: object) -> TrainRecipe:
         "batch_size": 64,
         "learning_rate": 0.05,
         "learning_rate_drops": (1,),
+        "precision": "fp32",
     }
     return TrainRecipe.model_validate(fields | changes)

@@ -81,7 +81,7 @@ class TrainRecipe(Recipe):
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum")
     weight_decay: float = Field(1e-4, ge=0, description="on every parameter")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 trains under autocast")
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="bf16: autocast; auto: where it is fast")
     seed: int = Field(0, ge=0, description="of initialisation, order and noise")
 
     @property

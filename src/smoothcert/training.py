@@ -7,7 +7,8 @@ order and noise and each computes its share of every step, so their number chang
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,18 @@ from torch import Tensor, nn
 
 from smoothcert.checkpoint import METRICS, RECIPE, InputSpec, load_state, new_model, save_model, save_state, versions
 from smoothcert.data import Images
-from smoothcert.errors import RequestError, WorkError
+from smoothcert.errors import RequestError
 from smoothcert.files import write_text_atomically
+from smoothcert.meter import Meter
 from smoothcert.models import check_outputs
 from smoothcert.noise import NOISES
-from smoothcert.objectives import LossTerms, Objective, Progress
+from smoothcert.objectives import Progress
 from smoothcert.processes import find_device
 from smoothcert.recipe import TrainRecipe, load_train_recipe
+from smoothcert.smoothing.precision import resolve_precision
+from smoothcert.training_step import CapturedStep, Sampling, Step, TrainingStep
 
 REPORT_SECONDS = 0.5
-DIVERGED = 1e4
-"""A loss above this (or not finite) stops the run; sound losses of all methods stay below 100."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +49,6 @@ class TrainingStatus:
     seconds_left: float
 
 
-class Step(nn.Module):
-    """The loss of one step as a module: wrapped once for several processes, however often it calls the classifier."""
-
-    def __init__(self, classifier: nn.Module, objective: Objective) -> None:
-        super().__init__()
-        self.classifier = classifier
-        self.objective = objective
-
-    def forward(self, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress) -> LossTerms:
-        return self.objective.loss(self.classifier, images, labels, noise, progress)
-
-
 def train(
     recipe: TrainRecipe,
     data: Images,
@@ -67,84 +57,136 @@ def train(
     model: nn.Module | None = None,
     resume: bool = False,
     device: str = "auto",
+    capture: bool = True,
     on_progress: Callable[[TrainingStatus], None] = lambda status: None,
+    on_note: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Train `recipe` on `data` into the run folder `folder`; after each epoch the run can be resumed from there.
 
     A `model` of one's own is trained in place of the one that the recipe names; `load_run(folder, model=...)` loads it.
+    On one GPU a step is captured as a CUDA graph (see `training_step`) unless `capture` is off; `on_note` hears of
+    what a user may want to know.
     """
-    accelerator = start_accelerator(recipe, device)
+    accelerator = start_accelerator(device)
+    where = accelerator.device
     if model is not None:
         check_outputs(model, recipe.model, data.shape, data.num_classes)
     first_epoch, state = open_run(recipe, data, folder, accelerator, resume)
-    data, spec = data.to(accelerator.device), InputSpec.of(data)
-    noise = NOISES[recipe.noise](recipe.sigma)
+    with training_device(where):
+        data, spec = data.to(where), InputSpec.of(data)
+        precision = resolve_precision(recipe.precision, where)
 
-    with torch.random.fork_rng():
-        torch.manual_seed(derived_seed(recipe.seed, 0))
-        model = (new_model(recipe, spec) if model is None else model).to(accelerator.device)
-    optimizer = torch.optim.SGD(
+        with torch.random.fork_rng():
+            torch.manual_seed(derived_seed(recipe.seed, 0))
+            model = (new_model(recipe, spec) if model is None else model).to(where)
+        optimizer = make_optimizer(model, recipe, where)
+        if state is not None:
+            restore(model, optimizer, state, folder)
+        loss = Step(model, recipe.objective, device_type=where.type, bf16=precision == "bf16")
+        step_module, optimizer = accelerator.prepare(loss, optimizer)
+
+        per_step = recipe.images_per_step
+        steps = len(data) // recipe.batch_size * (recipe.batch_size // per_step)
+        share = slice_of_process(per_step, accelerator)
+        generator, meter = torch.Generator(where), Meter(where)
+        noise = NOISES[recipe.noise](recipe.sigma)
+        sampling = Sampling(noise, recipe.objective.num_noise, per_step, share, generator)
+        progress = Progress(recipe.sigma, torch.zeros((), device=where), torch.zeros((), device=where), torch.empty(0))
+        run_step = TrainingStep(step_module, optimizer, accelerator.backward, sampling, progress, meter)
+        captured = None
+        if capture and where.type == "cuda" and accelerator.num_processes == 1:
+            captured = CapturedStep(run_step, loss, (recipe.epochs - first_epoch) * steps, on_note)
+        started = time.perf_counter()
+
+        for epoch in range(first_epoch, recipe.epochs):
+            epoch_started = last_report = time.perf_counter()
+            set_learning_rate(optimizer, learning_rate(recipe, epoch))
+            fill_progress(progress, recipe, epoch)
+            meter.restart()
+            model.train()
+            generator = run_step.sampling.generator.manual_seed(derived_seed(recipe.seed, 1, epoch))
+            order = torch.randperm(len(data), generator=generator, device=where)
+
+            # The images that do not fill a last batch sit this epoch out: every step has the same shape.
+            order = order[: steps * per_step].view(steps, per_step)
+            batches = data.batches(order, share, derived_seed(recipe.seed, 2, epoch))
+            for step, (images, labels) in enumerate(batches):
+                (run_step if captured is None else captured)(images, labels)
+
+                if time.perf_counter() - last_report > REPORT_SECONDS or step + 1 == steps:
+                    meter.stop_if_diverged(epoch, folder)
+                    last_report = now = time.perf_counter()
+                    if accelerator.is_main_process:
+                        on_progress(
+                            status_of(meter, recipe, epoch, first_epoch, step, steps, started, now - epoch_started)
+                        )
+
+            metrics = meter.means(accelerator)
+            seconds = time.perf_counter() - epoch_started
+            if accelerator.is_main_process:
+                line = {"epoch": epoch, "learning_rate": learning_rate(recipe, epoch), **metrics, "seconds": seconds}
+                append_metrics(folder / METRICS, line | peak_memory(where))
+                provenance = {
+                    "versions": versions(where),
+                    "processes": accelerator.num_processes,
+                    "precision": precision,
+                    "captured": captured is not None and captured.graph is not None,
+                    "compiled": captured is not None and bool(captured.compiled),
+                }
+                # The model first: a kill in between costs this epoch, which is then trained again.
+                save_model(folder, model, recipe, spec, epoch + 1, provenance)
+                save_state(
+                    folder, {"epoch": epoch + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                )
+            accelerator.wait_for_everyone()
+
+
+def start_accelerator(device: str) -> Accelerator:
+    """Devices and processes, by accelerate. An earlier run of this Python process may have had others."""
+    cpu = find_device(device).type == "cpu"
+    AcceleratorState._reset_state()
+    return Accelerator(mixed_precision="no", cpu=cpu)
+
+
+@contextmanager
+def training_device(device: torch.device) -> Iterator[None]:
+    """On a GPU: a stream of one's own, as captured steps need, the fastest convolutions, and TF32 for products too."""
+    if device.type != "cuda":
+        yield
+        return
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    saved = cudnn.benchmark, products.fp32_precision
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    cudnn.benchmark, products.fp32_precision = True, "tf32"
+    torch.cuda.reset_peak_memory_stats(device)
+    try:
+        with torch.cuda.device(device), torch.cuda.stream(stream):
+            yield
+    finally:
+        torch.cuda.current_stream(device).wait_stream(stream)
+        cudnn.benchmark, products.fp32_precision = saved
+
+
+def make_optimizer(model: nn.Module, recipe: TrainRecipe, device: torch.device) -> torch.optim.Optimizer:
+    """Nesterov SGD. On a GPU in one kernel, which reads the learning rate from a tensor: a captured step sees it."""
+    gpu = device.type == "cuda"
+    return torch.optim.SGD(
         model.parameters(),
-        lr=recipe.learning_rate,
+        lr=torch.full((), recipe.learning_rate, device=device) if gpu else recipe.learning_rate,
         momentum=recipe.momentum,
         nesterov=recipe.momentum > 0,
         weight_decay=recipe.weight_decay,
+        fused=True if gpu else None,
     )
-    if state is not None:
-        restore(model, optimizer, state, folder)
-    step_module, optimizer = accelerator.prepare(Step(model, recipe.objective), optimizer)
-
-    per_step = recipe.images_per_step
-    steps = len(data) // recipe.batch_size * (recipe.batch_size // per_step)
-    share = slice_of_process(per_step, accelerator)
-    started = time.perf_counter()
-
-    for epoch in range(first_epoch, recipe.epochs):
-        epoch_started = last_report = time.perf_counter()
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(recipe, epoch)
-        generator = torch.Generator(accelerator.device).manual_seed(derived_seed(recipe.seed, 1, epoch))
-        order = torch.randperm(len(data), generator=generator, device=accelerator.device)
-        progress = progress_at(recipe, epoch, accelerator.device)
-        meter = Meter(accelerator.device)
-        model.train()
-
-        # The images that do not fill a last batch sit this epoch out: every step has the same shape.
-        order = order[: steps * per_step].view(steps, per_step)
-        batches = data.batches(order, share, derived_seed(recipe.seed, 2, epoch))
-        for step, (images, labels) in enumerate(batches):
-            noises = noise.sample((recipe.objective.num_noise, per_step, *data.shape), generator)[:, share]
-            uniform = torch.rand(per_step, generator=generator, device=accelerator.device)[share]
-            terms = step_module(images, labels, noises, progress._replace(uniform=uniform))
-            accelerator.backward(terms.loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            meter.add(step, terms, labels)
-
-            now = time.perf_counter()
-            if now - last_report > REPORT_SECONDS or step + 1 == steps:
-                last_report = now
-                meter.stop_if_diverged(epoch, folder)
-                if accelerator.is_main_process:
-                    on_progress(status_of(meter, recipe, epoch, first_epoch, step, steps, started, now - epoch_started))
-
-        metrics = meter.means(accelerator)
-        seconds = time.perf_counter() - epoch_started
-        if accelerator.is_main_process:
-            line = {"epoch": epoch, "learning_rate": learning_rate(recipe, epoch), **metrics, "seconds": seconds}
-            append_metrics(folder / METRICS, line)
-            provenance = {"versions": versions(accelerator.device), "processes": accelerator.num_processes}
-            # The model first: a kill in between costs this epoch, which is then trained again.
-            save_model(folder, model, recipe, spec, epoch + 1, provenance)
-            save_state(folder, {"epoch": epoch + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()})
-        accelerator.wait_for_everyone()
 
 
-def start_accelerator(recipe: TrainRecipe, device: str) -> Accelerator:
-    """Devices, precision and processes, by accelerate. An earlier run of this Python process may have had others."""
-    cpu = find_device(device).type == "cpu"
-    AcceleratorState._reset_state()
-    return Accelerator(mixed_precision="bf16" if recipe.precision == "bf16" else "no", cpu=cpu)
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def open_run(
@@ -179,7 +221,11 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str,
     """Load the state of a run; a network that has changed since is refused."""
     try:
         model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        # The settings are the recipe's and this device's; the momentum is the run's, laid out as the parameters are.
+        own = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": own})
+        for parameter, kept in optimizer.state.items():
+            kept.update({k: torch.empty_like(parameter).copy_(v) for k, v in kept.items() if isinstance(v, Tensor)})
     except (RuntimeError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:160]
         raise RequestError(f"{folder}: its weights do not fit the network ({reason}); choose another --out") from error
@@ -202,59 +248,22 @@ def learning_rate(recipe: TrainRecipe, epoch: int) -> float:
     return float(recipe.learning_rate * 0.1 ** sum(epoch >= drop for drop in recipe.learning_rate_drops))
 
 
-def progress_at(recipe: TrainRecipe, epoch: int, device: torch.device) -> Progress:
-    """The epoch-dependent factors of the objectives, as tensors on the device; each step puts its own draws in."""
+def fill_progress(progress: Progress, recipe: TrainRecipe, epoch: int) -> None:
+    """The epoch-dependent factors of the objectives, in the tensors that the steps read."""
     dropped = bool(recipe.learning_rate_drops) and epoch >= recipe.learning_rate_drops[0]
-    warmup = torch.full((), min(1.0, (epoch + 1) / 10), device=device)
-    after_first_drop = torch.full((), float(dropped), device=device)
-    return Progress(recipe.sigma, warmup, after_first_drop, torch.empty(0, device=device))
+    progress.warmup.fill_(min(1.0, (epoch + 1) / 10))
+    progress.after_first_drop.fill_(float(dropped))
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """For the metrics of a GPU run: the most that this process has had allocated since it began to train."""
+    return {"peak_memory_bytes": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {}
 
 
 def slice_of_process(images: int, accelerator: Accelerator) -> slice:
     """The share of a step that this process computes."""
     size = images // accelerator.num_processes
     return slice(size * accelerator.process_index, size * (accelerator.process_index + 1))
-
-
-class Meter:
-    """Sums over an epoch, kept on the device: adding never waits for it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.names: list[str] = []
-        self.sums = torch.zeros(0, device=device)
-        self.steps = 0
-        self.bad_step = torch.full((), -1, device=device)
-        self.bad_values = torch.zeros(0, device=device)
-
-    def add(self, step: int, terms: LossTerms, labels: Tensor) -> None:
-        accuracy = (terms.noisy_logits.argmax(-1) == labels).float().mean()
-        values = torch.stack([v.detach().float() for v in (terms.loss, accuracy, *terms.terms.values())])
-        if not self.names:
-            self.names = ["loss", "noisy_accuracy", *terms.terms]
-            self.sums = torch.zeros_like(values)
-            self.bad_values = torch.zeros_like(values)
-        # Remember the first bad step without asking the device about it now.
-        first = ~(values[0].abs() < DIVERGED) & (self.bad_step < 0)
-        self.bad_step = torch.where(first, step, self.bad_step)
-        self.bad_values = torch.where(first, values, self.bad_values)
-        self.sums += values
-        self.steps += 1
-
-    def stop_if_diverged(self, epoch: int, folder: Path) -> None:
-        step = int(self.bad_step)
-        if step < 0:
-            return
-        terms = ", ".join(f"{n} {v:.4g}" for n, v in zip(self.names, self.bad_values.tolist(), strict=True))
-        raise WorkError(
-            f"{folder}: the loss diverged in epoch {epoch}, step {step} ({terms}); the checkpoint of the last good "
-            "epoch is kept; lower learning_rate or the weight of the largest term"
-        )
-
-    def means(self, accelerator: Accelerator) -> dict[str, float]:
-        """Means over the epoch, and over all processes."""
-        values = accelerator.reduce(self.sums / self.steps, reduction="mean").tolist()
-        return dict(zip(self.names, values, strict=True))
 
 
 def status_of(
@@ -267,7 +276,7 @@ def status_of(
     started: float,
     epoch_seconds: float,
 ) -> TrainingStatus:
-    loss, accuracy = (meter.sums[:2] / meter.steps).tolist()
+    loss, accuracy = meter.so_far()
     done = (epoch - first_epoch) * steps + step + 1
     left = (recipe.epochs - epoch) * steps - step - 1
     return TrainingStatus(

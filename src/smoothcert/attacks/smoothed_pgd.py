@@ -1,12 +1,16 @@
 """Gradient ascent on the loss of the smoothed classifier (Salman et al. 2019, https://arxiv.org/abs/1906.04584)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from smoothcert.attacks.l2 import Classifier, attacked, project, unit
+from smoothcert.modes import evaluating
 from smoothcert.probability import log_probability, probabilities
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def smoothed_loss_and_gradient(
@@ -14,18 +18,52 @@ def smoothed_loss_and_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """-log pbar_y of each image, its gradient with respect to the image, and pbar [batch, classes].
 
-    pbar = mean_i F(x + noise[i]), all noises in one forward pass; noise [num_noise, batch, ...].
+    pbar = mean_i F(x + noise[i]), all noises in one forward pass; noise [num_noise, batch, ...]. Parameters get no
+    gradient.
     """
-    with torch.enable_grad(), attacked(classifier):
-        moved = images.detach().requires_grad_(True)
+
+    def total_loss(moved: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         logits = classifier((moved + noise).flatten(0, 1)).view(*noise.shape[:2], -1)
         average = probabilities(logits).mean(0)
         chosen = average.gather(1, labels.unsqueeze(1)).squeeze(1)
         loss = -log_probability(chosen)
-        (gradient,) = torch.autograd.grad(loss.sum(), moved)
+        return loss.sum(), (loss, average)
+
+    if torch.compiler.is_compiling():
+        # The compiler can follow this gradient; the one below works for networks that functorch refuses.
+        with torch.no_grad(), evaluating(classifier):
+            gradient, (loss, average) = torch.func.grad(total_loss, has_aux=True)(images)
+        return loss, gradient, average
+    with torch.enable_grad(), attacked(classifier):
+        moved = images.detach().requires_grad_(True)
+        total, (loss, average) = total_loss(moved)
+        (gradient,) = torch.autograd.grad(total, moved)
     return loss.detach(), gradient, average.detach()
 
 
+def ascend(
+    classifier: Classifier,
+    current: Tensor,
+    images: Tensor,
+    labels: Tensor,
+    noise: Tensor,
+    step_size: float | Tensor,
+    max_norm: float | Tensor | None,
+) -> Tensor:
+    """One step of `smoothed_pgd` from `current`."""
+    _, gradient, _ = smoothed_loss_and_gradient(classifier, current, labels, noise)
+    moved = current + step_size * unit(gradient)
+    if max_norm is not None:
+        moved = project(moved, images, max_norm)
+    return moved.clamp(0, 1)
+
+
+def _stays_a_loop(function: Function) -> Function:
+    """In a compiled loss `function` itself is not compiled, what it calls is: once, however often it calls it."""
+    return cast(Function, torch.compiler.disable(function, recursive=False))  # type: ignore[no-untyped-call]
+
+
+@_stays_a_loop
 def smoothed_pgd(
     classifier: Classifier,
     images: Tensor,
@@ -41,11 +79,7 @@ def smoothed_pgd(
     With `max_norm` every iterate is projected on that ball around `images` before the clamp (which only brings it
     closer). The classifier is in its own mode whenever an iterate is handed out.
     """
-    current = images
+    current = images.clone()  # not `images` itself: a compiled `ascend` would be compiled again for that case
     for _ in range(steps):
-        _, gradient, _ = smoothed_loss_and_gradient(classifier, current, labels, noise)
-        current = current + step_size * unit(gradient)
-        if max_norm is not None:
-            current = project(current, images, max_norm)
-        current = current.clamp(0, 1)
+        current = ascend(classifier, current, images, labels, noise, step_size, max_norm)
         yield current

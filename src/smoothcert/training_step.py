@@ -1,0 +1,169 @@
+"""One step of training: noise, attack, loss, backward, update, sums. On a GPU it is captured once as a CUDA graph.
+
+A small network keeps a GPU busy for microseconds a kernel: launching them one by one from Python takes several times
+longer than computing them. A captured step is launched as a whole. Nothing in it waits for the device, and what
+changes from step to step (images, learning rate, warm-up, noise) lives in tensors that the graph reads.
+"""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from smoothcert.meter import Meter
+from smoothcert.noise import Noise
+from smoothcert.objectives import LossTerms, Objective, Progress
+
+WARM_UP_STEPS = 3
+"""Steps before a capture, as usual: libraries choose their kernels and memory in them. They are steps of the run."""
+TIMED_STEPS = 20
+COMPILING_PAYS = 180.0
+"""Seconds that the rest of a run must take for torch.compile, itself one to three minutes, to pay."""
+
+
+class Step(nn.Module):
+    """The loss of one step as a module: wrapped once for several processes, however often it calls the classifier."""
+
+    def __init__(self, classifier: nn.Module, objective: Objective, *, device_type: str, bf16: bool) -> None:
+        super().__init__()
+        self.classifier = classifier
+        self.objective = objective
+        self.device_type = device_type
+        self.bf16 = bf16
+        self.compiled(False)
+
+    def compiled(self, wanted: bool) -> None:
+        """Whether torch.compile works on the loss: attack steps and the rest are compiled once each."""
+        self.loss = torch.compile(self.objective.loss, dynamic=False) if wanted else self.objective.loss
+
+    def forward(self, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress) -> LossTerms:
+        with torch.autocast(self.device_type, torch.bfloat16, enabled=self.bf16):
+            return self.loss(self.classifier, images, labels, noise, progress)
+
+
+class Sampling(NamedTuple):
+    """What a step draws: noise for `images` images, of which this process computes `share`."""
+
+    noise: Noise
+    num_noise: int
+    images: int
+    share: slice
+    generator: torch.Generator
+
+
+class TrainingStep:
+    """Calls `step` on a batch, backpropagates, updates, and adds to the sums of `meter`."""
+
+    def __init__(
+        self,
+        step: Callable[[Tensor, Tensor, Tensor, Progress], LossTerms],
+        optimizer: torch.optim.Optimizer,
+        backward: Callable[[Tensor], None],
+        sampling: Sampling,
+        progress: Progress,
+        meter: Meter,
+    ) -> None:
+        self.step = step
+        self.optimizer = optimizer
+        self.backward = backward
+        self.sampling = sampling
+        self.progress = progress
+        self.meter = meter
+
+    def __call__(self, images: Tensor, labels: Tensor) -> None:
+        """images [share, c, h, w] in [0, 1], labels [share]."""
+        drawn = self.sampling
+        shape = (drawn.num_noise, drawn.images, *images.shape[1:])
+        noise = drawn.noise.sample(shape, drawn.generator)[:, drawn.share]
+        uniform = torch.rand(drawn.images, generator=drawn.generator, device=images.device)[drawn.share]
+        terms = self.step(images, labels, noise, self.progress._replace(uniform=uniform))
+        self.backward(terms.loss)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.meter.add(terms, labels)
+
+
+class CapturedStep:
+    """`TrainingStep` as a CUDA graph: the first steps run as they are, then one is captured and replayed.
+
+    Gives what the plain step gives, to floating-point noise: the same kernels on the same random numbers. When the
+    rest of the run (`steps` in all) is long enough, the loss is compiled and captured again. What cannot be captured
+    (a network that asks the host something, say) or compiled goes on without, and `note` is told why.
+    """
+
+    def __init__(self, plain: TrainingStep, loss: Step, steps: int, note: Callable[[str], None]) -> None:
+        self.plain = plain
+        self.loss = loss
+        self.note = note
+        self.steps_left = steps
+        self.warm_up = WARM_UP_STEPS
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.images, self.labels = torch.empty(0), torch.empty(0)
+        self.timed, self.started = 0, 0.0
+        self.compiled: bool | None = None
+        """None until it is decided."""
+
+    def __call__(self, images: Tensor, labels: Tensor) -> None:
+        self.steps_left -= 1
+        if self.graph is not None:
+            self.images.copy_(images)
+            self.labels.copy_(labels)
+            self.graph.replay()
+            if self.compiled is None:
+                self._decide_on_compiling()
+            return
+        self._run_plain(images, labels)
+        self.warm_up -= 1
+        if self.warm_up == 0:
+            self._capture(images, labels)
+
+    def _run_plain(self, images: Tensor, labels: Tensor) -> None:
+        try:
+            self.plain(images, labels)
+        except Exception as error:
+            if not self.compiled:
+                raise
+            self.note(f"the loss cannot be compiled ({_first_line(error)}); training goes on without")
+            self.compiled = False
+            self.loss.compiled(False)
+            self.plain(images, labels)
+
+    def _capture(self, images: Tensor, labels: Tensor) -> None:
+        """Record a step on copies of this batch; recording computes nothing."""
+        self.images, self.labels = images.clone(), labels.clone()
+        generator = self.plain.sampling.generator
+        state = generator.get_state()
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(generator)
+        try:
+            # thread_local: other runs of this process may allocate memory meanwhile.
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+                self.plain(self.images, self.labels)
+            self.graph = graph
+        except RuntimeError as error:
+            self.note(f"steps are not captured as a CUDA graph ({_first_line(error)}); training goes on, slower")
+            self.plain.optimizer.zero_grad()
+            # The generator is still tied to the recording: another one goes on from where it was.
+            self.plain.sampling = self.plain.sampling._replace(generator=torch.Generator(generator.device))
+            self.plain.sampling.generator.set_state(state)
+
+    def _decide_on_compiling(self) -> None:
+        """After some replays: compile, and warm up and capture again, if the rest of the run takes long without."""
+        if self.timed == 0:
+            torch.cuda.current_stream().synchronize()
+            self.started = time.perf_counter()
+        self.timed += 1
+        if self.timed <= TIMED_STEPS:
+            return
+        torch.cuda.current_stream().synchronize()
+        seconds = (time.perf_counter() - self.started) / TIMED_STEPS
+        self.compiled = seconds * self.steps_left > COMPILING_PAYS
+        if self.compiled:
+            self.loss.compiled(True)
+            self.graph, self.warm_up = None, WARM_UP_STEPS
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
