@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from smoothcert.errors import RequestError
-from smoothcert.noise import NOISES, Gaussian
+from smoothcert.noise import BOX_MULLER_CHUNK, NOISES, Gaussian, fill_by_box_muller
 
 
 def filled(key: int, sigma: float = 1.0, size: int = 40_000) -> torch.Tensor:
@@ -106,3 +106,27 @@ def test_l1_radii() -> None:
 def test_a_wrong_sigma_is_refused(sigma: float) -> None:
     with pytest.raises(RequestError, match="sigma: expected"):
         Gaussian(sigma)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, BOX_MULLER_CHUNK, 2 * BOX_MULLER_CHUNK + 5])
+def test_box_muller_fills_any_length_and_nothing_else(length: int) -> None:
+    room = np.full(length + 2, np.nan, np.float32)
+    fill_by_box_muller(room[1:-1], np.random.SFC64(1), 0.5)
+    assert np.isfinite(room[1:-1]).all()
+    assert np.isnan(room[[0, -1]]).all()
+
+
+def test_box_muller_is_the_normal_law() -> None:
+    """A million numbers: the law, its tails, and independence of the two numbers that share a radius."""
+    values = np.empty(1_000_000, np.float32)
+    fill_by_box_muller(values, np.random.SFC64(7), 0.25)
+    unit = values.astype(np.float64) / 0.25
+    assert stats.kstest(unit, "norm").pvalue > 1e-4
+    for edge in (3.0, 4.0):
+        expected = 2 * stats.norm.sf(edge)
+        seen = int((np.abs(unit) > edge).sum())
+        assert stats.binomtest(seen, len(unit), expected).pvalue > 1e-4
+    assert np.abs(unit).max() < 6.67
+    first, second = unit[: BOX_MULLER_CHUNK // 2], unit[BOX_MULLER_CHUNK // 2 : BOX_MULLER_CHUNK]
+    assert abs(stats.pearsonr(first, second).statistic) < 0.05
+    assert abs(stats.pearsonr(first**2, second**2).statistic) < 0.05

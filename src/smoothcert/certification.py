@@ -113,6 +113,7 @@ def certify_dataset(
         **recipe.to_mapping(),
         "batch_norm_folded": folded,
         "noise_block": noise_block(device),
+        "draws": counter.noise.draws(device),
         "device": device.type,
     }
     with alone(path) if team.leads else nullcontext():
@@ -164,11 +165,10 @@ def make_counter(
         example = torch.zeros(shape, device=device, dtype=dtype)
         size = fitting_batch_size(evaluated, recipe.batch_size, example)
         recipe = recipe.model_copy(update={"batch_size": size})
-    if recipe.compile and isinstance(evaluated, nn.Module):
-        evaluated = torch.compile(evaluated, dynamic=False, mode="max-autotune-no-cudagraphs")
     noise = NOISES[recipe.noise](recipe.sigma)
     sound = IntegerGaussian(recipe.sigma) if recipe.sound else None
-    return VoteCounter(evaluated, noise, num_classes, recipe.batch_size, dtype, sound), recipe
+    compiled = recipe.compile and isinstance(evaluated, nn.Module)
+    return VoteCounter(evaluated, noise, num_classes, recipe.batch_size, dtype, sound, compiled), recipe
 
 
 def make_rule(recipe: CertifyRecipe, shape: tuple[int, int, int]) -> Rule:

@@ -6,6 +6,7 @@ https://arxiv.org/abs/2002.08118.
 """
 
 import math
+import platform
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +14,41 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy import special
 from torch import Tensor
 
 from smoothcert.bounds import SAFETY
 from smoothcert.errors import RequestError
+
+VECTOR_MATHEMATICS = platform.machine().lower() in ("x86_64", "amd64")
+"""Where numpy computes logarithms, sines and cosines in vector registers: there Box and Muller's method beats numpy's
+own normal numbers nearly three to one; elsewhere it loses."""
+BOX_MULLER_CHUNK = 16_384
+"""Numbers that stay in a core's cache while they are made."""
+
+
+def fill_by_box_muller(out: NDArray[np.float32], bits: np.random.BitGenerator, sigma: float) -> None:
+    """Fill `out` (1-D, contiguous) with independent N(0, sigma^2): sigma sqrt(-2 ln u) (cos t, sin t), u and t uniform.
+
+    u is a multiple of 2^-32 and at least that: no number is larger than 6.66 sigma, which a true normal exceeds once in
+    3.6e10 draws.
+    """
+    for start in range(0, len(out), BOX_MULLER_CHUNK):
+        part = out[start : start + BOX_MULLER_CHUNK]
+        half = -(-len(part) // 2)
+        words = bits.random_raw(half).view(np.uint32)
+        radius = (words[:half] >> np.uint32(1)).view(np.int32).astype(np.float32)
+        radius += np.float32(0.5)
+        radius *= np.float32(2.0**-31)
+        np.log(radius, out=radius)
+        radius *= np.float32(-2 * sigma**2)
+        np.sqrt(radius, out=radius)
+        angle = words[half:].view(np.int32).astype(np.float32)
+        angle *= np.float32(math.pi * 2.0**-31)
+        np.multiply(radius, np.cos(angle), out=part[:half])
+        rest = len(part) - half
+        np.multiply(radius[:rest], np.sin(angle[:rest]), out=part[half:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +57,7 @@ class Noise(ABC):
 
     `fill` draws from a 64-bit key alone. On the CPU by numpy: its generator takes the whole key (torch's takes 32 bits
     of it, so blocks would repeat in a large run) and is faster. On other devices by torch's counter-based generator.
-    The two give different numbers: which one was used follows from the device in a certificates file.
+    They give different numbers: `draws` in a certificates file tells them apart.
     """
 
     sigma: float
@@ -56,6 +87,13 @@ class Noise(ABC):
             raise ValueError(f"expected 0 < q <= 1, got {q}")
         return 0.0 if q >= 0.5 else self.sigma * self._unit_radius(q) * (1 - SAFETY)
 
+    @staticmethod
+    def draws(device: torch.device) -> str:
+        """By which method `fill` draws on `device`."""
+        if device.type != "cpu":
+            return "philox"
+        return "sfc64, box-muller" if VECTOR_MATHEMATICS else "sfc64, ziggurat"
+
     @abstractmethod
     def error_at(self, radius: float) -> float:
         """The q at which `radius` is certified: the inverse of `radius`."""
@@ -78,11 +116,15 @@ class Gaussian(Noise):
     norm: ClassVar[str] = "L2"
 
     def _draw(self, out: Tensor, generator: torch.Generator) -> None:
-        out.normal_(generator=generator).mul_(self.sigma)
+        out.normal_(0, self.sigma, generator=generator)
 
     def _draw_numpy(self, out: Tensor, generator: np.random.Generator) -> None:
-        generator.standard_normal(out=out.numpy(), dtype=np.float32)
-        out.mul_(self.sigma)
+        values = out.numpy()
+        if VECTOR_MATHEMATICS:
+            fill_by_box_muller(values.reshape(-1), generator.bit_generator, self.sigma)
+        else:
+            generator.standard_normal(out=values, dtype=np.float32)
+            values *= np.float32(self.sigma)
 
     def _unit_radius(self, q: float) -> float:
         return -float(special.ndtri(q))

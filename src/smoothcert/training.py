@@ -6,9 +6,11 @@ order and noise and each computes its share of every step, so their number chang
 """
 
 import json
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,7 @@ def train(
     resume: bool = False,
     device: str = "auto",
     capture: bool = True,
+    starting: AbstractContextManager[object] = nullcontext(),
     on_progress: Callable[[TrainingStatus], None] = lambda status: None,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> None:
@@ -65,25 +68,27 @@ def train(
 
     A `model` of one's own is trained in place of the one that the recipe names; `load_run(folder, model=...)` loads it.
     On one GPU a step is captured as a CUDA graph (see `training_step`) unless `capture` is off; `on_note` hears of
-    what a user may want to know.
+    what a user may want to know. `starting` is held while the run starts: see `train_together`.
     """
-    accelerator = start_accelerator(device)
-    where = accelerator.device
-    if model is not None:
-        check_outputs(model, recipe.model, data.shape, data.num_classes)
-    first_epoch, state = open_run(recipe, data, folder, accelerator, resume)
-    with training_device(where):
-        data, spec = data.to(where), InputSpec.of(data)
-        precision = resolve_precision(recipe.precision, where)
-
-        with torch.random.fork_rng():
-            torch.manual_seed(derived_seed(recipe.seed, 0))
-            model = (new_model(recipe, spec) if model is None else model).to(where)
-        optimizer = make_optimizer(model, recipe, where)
-        if state is not None:
-            restore(model, optimizer, state, folder)
-        loss = Step(model, recipe.objective, device_type=where.type, bf16=precision == "bf16")
-        step_module, optimizer = accelerator.prepare(loss, optimizer)
+    with ExitStack() as stack:
+        # Starting sets what all runs of a process share: accelerate's state, the seed of the initial weights.
+        with starting:
+            accelerator = start_accelerator(device)
+            where = accelerator.device
+            stack.enter_context(training_device(where))
+            if model is not None:
+                check_outputs(model, recipe.model, data.shape, data.num_classes)
+            first_epoch, state = open_run(recipe, data, folder, accelerator, resume)
+            data, spec = data.to(where), InputSpec.of(data)
+            precision = resolve_precision(recipe.precision, where)
+            with torch.random.fork_rng():
+                torch.manual_seed(derived_seed(recipe.seed, 0))
+                model = (new_model(recipe, spec) if model is None else model).to(where)
+            optimizer = make_optimizer(model, recipe, where)
+            if state is not None:
+                restore(model, optimizer, state, folder)
+            loss = Step(model, recipe.objective, device_type=where.type, bf16=precision == "bf16")
+            step_module, optimizer = accelerator.prepare(loss, optimizer)
 
         per_step = recipe.images_per_step
         steps = len(data) // recipe.batch_size * (recipe.batch_size // per_step)
@@ -139,6 +144,46 @@ def train(
                     folder, {"epoch": epoch + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
                 )
             accelerator.wait_for_everyone()
+
+
+def train_together(
+    runs: Sequence[tuple[TrainRecipe, Images, Path]],
+    jobs: int,
+    *,
+    device: str = "auto",
+    on_progress: Callable[[Path, TrainingStatus], None] = lambda folder, status: None,
+    on_note: Callable[[str], None] = lambda text: None,
+) -> dict[Path, Exception]:
+    """Train or continue `runs` (recipe, data, folder), `jobs` at a time in this process; the failures, by folder.
+
+    On a GPU each run has a stream and a generator of its own, so captured steps of small networks overlap. A run gives
+    what it gives alone, but for its peak memory, which is that of all.
+    """
+    starting = threading.Lock()
+    failures: dict[Path, Exception] = {}
+
+    def train_one(recipe: TrainRecipe, data: Images, folder: Path) -> None:
+        def show(status: TrainingStatus) -> None:
+            on_progress(folder, status)
+
+        try:
+            train(
+                recipe,
+                data,
+                folder,
+                resume=(folder / RECIPE).exists(),
+                device=device,
+                starting=starting,
+                on_progress=show,
+                on_note=on_note,
+            )
+        except Exception as error:
+            failures[folder] = error
+
+    with training_device(find_device(device)), ThreadPoolExecutor(jobs) as pool:
+        for run in runs:
+            pool.submit(train_one, *run)
+    return failures
 
 
 def start_accelerator(device: str) -> Accelerator:

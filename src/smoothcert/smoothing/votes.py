@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -80,6 +81,8 @@ class VoteCounter:
     dtype: torch.dtype = torch.float32
     sound: IntegerGaussian | None = None
     """Integer noise in place of `noise`, for certificates that hold in floating point too (see `sound`)."""
+    compiled: bool = False
+    """Whether torch.compile works on all that follows the drawing of noise."""
 
     @torch.no_grad()
     def count(
@@ -104,19 +107,30 @@ class VoteCounter:
         with evaluating(self.classifier), _each_slot(images.device) as each_slot:
             for batch in range(len(owner)):
                 each_slot(fill, noisy, keys[batch * slots : (batch + 1) * slots])
-                inputs = self._noisy_images(noisy, base[owner[batch]].unsqueeze(1), table)
-                top = self._logits(inputs.flatten(0, 1)).argmax(1).view(slots, block)
+                top = self._top_classes(noisy, base[owner[batch]].unsqueeze(1), table)
                 counted = (position < size[batch].unsqueeze(1)).long()
                 counts.scatter_add_(
                     0, (top + owner[batch].unsqueeze(1) * self.num_classes).flatten(), counted.flatten()
                 )
         return counts.view(len(images), self.num_classes).cpu().numpy()
 
-    def _noisy_images(self, noise: Tensor, images: Tensor, table: Tensor | None) -> Tensor:
-        """What the network sees; `noise` may be overwritten. The sound path adds integers and looks floats up."""
+    @cached_property
+    def _top_classes(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+        if not self.compiled:
+            return self._vote
+        compiled: Callable[[Tensor, Tensor, Tensor | None], Tensor] = torch.compile(
+            self._vote, dynamic=False, mode="max-autotune-no-cudagraphs"
+        )
+        return compiled
+
+    def _vote(self, noise: Tensor, images: Tensor, table: Tensor | None) -> Tensor:
+        """The class of each noisy image [slots, block]; `noise` [slots, block, c, h, w] may be overwritten, `images`
+        are [slots, 1, c, h, w]. The sound path adds integers and looks floats up in `table`."""
         if self.sound is None or table is None:
-            return noise.add_(images)
-        return self.sound.noisy_floats(images, noise, table)
+            inputs = noise.add_(images)
+        else:
+            inputs = self.sound.noisy_floats(images, noise, table)
+        return self._logits(inputs.flatten(0, 1)).argmax(1).view(inputs.shape[:2])
 
     def _logits(self, batch: Tensor) -> Tensor:
         """Logits [batch_size, num_classes]; the noise was added in float32 whatever the network's precision."""

@@ -1,0 +1,115 @@
+"""The captured step beside the plain one, where there is a GPU."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny_recipe
+from torch import Tensor, nn
+
+from smoothcert import training_step
+from smoothcert.checkpoint import METRICS, load_run
+from smoothcert.data import ImageData
+from smoothcert.models import LeNet
+from smoothcert.objectives import (
+    Adversary,
+    Consistency,
+    Gaussian,
+    Macer,
+    Objective,
+    SmoothAdv,
+    SmoothMix,
+    Stability,
+)
+from smoothcert.training import train, train_together
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+OBJECTIVES = [
+    Gaussian(),
+    Stability(),
+    Consistency(),
+    Macer(num_noise=4),
+    SmoothAdv(num_noise=2, adversary=Adversary(steps=2)),
+    SmoothAdv(num_noise=2, adversary=Adversary(steps=2, attack="ddn")),
+    SmoothMix(num_noise=2, steps=2),
+    SmoothMix(num_noise=2, steps=2, one_step=True),
+]
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+
+
+def losses(folder: Path) -> Tensor:
+    return torch.tensor([line["loss"] for line in metrics(folder)])
+
+
+@pytest.mark.parametrize(
+    ("objective", "compiled"),
+    [*((objective, False) for objective in OBJECTIVES), *((objective, True) for objective in OBJECTIVES[-1:])],
+    ids=str,
+)
+def test_captured_equals_plain(
+    tmp_path: Path, tiny_data: ImageData, objective: Objective, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_step, "COMPILING_PAYS", 0.0 if compiled else float("inf"))
+    recipe = tiny_recipe(objective=objective, epochs=12, learning_rate=0.01, batch_size=32)
+    notes: list[str] = []
+    train(recipe, tiny_data, tmp_path / "captured", device="cuda", on_note=notes.append)
+    train(recipe, tiny_data, tmp_path / "plain", device="cuda", capture=False)
+    assert notes == []
+    told = load_run(tmp_path / "captured").provenance
+    assert (told["captured"], told["compiled"]) == (True, compiled)
+    assert torch.allclose(losses(tmp_path / "captured"), losses(tmp_path / "plain"), rtol=5e-3, atol=1e-4)
+
+
+def test_a_captured_run_resumes_exactly_where_it_was(tmp_path: Path, tiny_data: ImageData) -> None:
+    train(tiny_recipe(epochs=4), tiny_data, tmp_path / "whole", device="cuda")
+    train(tiny_recipe(epochs=4), tiny_data, tmp_path / "cut", device="cuda", on_progress=stop_after(2))
+    train(tiny_recipe(epochs=4), tiny_data, tmp_path / "cut", device="cuda", resume=True)
+    assert torch.allclose(losses(tmp_path / "whole"), losses(tmp_path / "cut"), rtol=1e-3)
+
+
+def stop_after(epochs: int):
+    def look(status) -> None:
+        if status.epoch == epochs:
+            raise KeyboardInterrupt
+
+    return look
+
+
+class Asking(nn.Module):
+    """A network that asks the host about its input, which a capture cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = LeNet(10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        assert images.mean().item() < 10
+        return self.network(images)
+
+
+def test_what_cannot_be_captured_trains_all_the_same(tmp_path: Path, tiny_data: ImageData) -> None:
+    notes: list[str] = []
+    recipe = tiny_recipe(epochs=3)
+    train(recipe, tiny_data, tmp_path / "asking", model=Asking(), device="cuda", on_note=notes.append)
+    assert len(notes) == 1
+    assert "not captured" in notes[0]
+    torch.manual_seed(0)
+    first = losses(tmp_path / "asking")
+    assert len(first) == 3
+    assert first[-1] < first[0]
+
+
+def test_runs_side_by_side_give_what_they_give_alone(tmp_path: Path, tiny_data: ImageData) -> None:
+    recipes = [tiny_recipe(seed=i, objective=SmoothMix(num_noise=2, steps=2)) for i in range(3)]
+    jobs = [(recipe, tiny_data, tmp_path / f"together{recipe.seed}") for recipe in recipes]
+    assert train_together(jobs, 3, device="cuda") == {}
+    for recipe in recipes:
+        train(recipe, tiny_data, tmp_path / f"alone{recipe.seed}", device="cuda")
+        together, alone = (losses(tmp_path / f"{kind}{recipe.seed}") for kind in ("together", "alone"))
+        assert torch.allclose(together, alone, rtol=1e-3)
+        assert load_run(tmp_path / f"together{recipe.seed}").provenance["captured"]
