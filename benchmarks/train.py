@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from smoothcert import training_step
 from smoothcert.checkpoint import METRICS, InputSpec, new_model
+from smoothcert.compiling import Compiling
 from smoothcert.data import DATASETS, ImageData
 from smoothcert.objectives import Progress
 from smoothcert.presets import preset
@@ -75,13 +75,13 @@ def usual_epoch_seconds(recipe: TrainRecipe, data: ImageData, device: torch.devi
                     )
 
 
-def our_epochs(recipe: TrainRecipe, data: ImageData, device: str) -> list[dict[str, float]]:
+def our_epochs(recipe: TrainRecipe, data: ImageData, device: str, compiling: Compiling) -> list[dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
-        train(recipe, data, Path(folder) / "run", device=device, on_note=print)
+        train(recipe, data, Path(folder) / "run", device=device, compiling=compiling, on_note=print)
         return [json.loads(line) for line in (Path(folder) / "run" / METRICS).read_text().splitlines()]
 
 
-def together_seconds(recipe: TrainRecipe, data: ImageData, device: str, jobs: int) -> float:
+def together_seconds(recipe: TrainRecipe, data: ImageData, device: str, jobs: int, compiling: Compiling) -> float:
     """Wall-clock seconds of `jobs` runs side by side, their start included."""
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
@@ -89,6 +89,7 @@ def together_seconds(recipe: TrainRecipe, data: ImageData, device: str, jobs: in
             [(with_overrides(recipe, [f"seed={i}"]), data, Path(folder) / str(i)) for i in range(jobs)],
             jobs,
             device=device,
+            compiling=compiling,
         )
         return time.perf_counter() - started
 
@@ -108,14 +109,14 @@ def main() -> None:
     device = torch.device(arguments.device)
     hardware = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     print(f"{date.today()}  torch {torch.__version__}  {device.type} {hardware}  {arguments.run}")
-    training_step.COMPILING_PAYS = 0.0 if arguments.compile else float("inf")
+    compiling: Compiling = "always" if arguments.compile else "never"
     dataset, sigma, count = RUNS[arguments.run]
     data = random_images(dataset, count)
     changes = [f"epochs={arguments.epochs}", f"model={arguments.run}", f"precision={arguments.precision}"]
     changes += ["learning_rate=1e-4"]  # random labels: nothing is to be learnt, nothing may diverge
     for method in arguments.methods.split(","):
         recipe = with_overrides(preset(f"{dataset}/{method}", sigma), changes)
-        lines = our_epochs(recipe, data, arguments.device)
+        lines = our_epochs(recipe, data, arguments.device, compiling)
         ours = statistics.median(line["seconds"] for line in lines[1:])
         memory = lines[-1].get("peak_memory_bytes", 0) / 2**30
         text = f"{method:24s} ours {ours:8.3f} s/epoch (first {lines[0]['seconds']:.1f} s, peak {memory:.2f} GiB)"
@@ -127,7 +128,7 @@ def main() -> None:
             text += f"   usual {usual:8.3f} s/epoch (peak {memory:.2f} GiB)   {usual / ours:5.2f} x"
         print(text, flush=True)
         for jobs in map(int, filter(None, arguments.jobs.split(","))):
-            seconds = together_seconds(recipe, data, arguments.device, jobs)
+            seconds = together_seconds(recipe, data, arguments.device, jobs, compiling)
             rate = jobs * arguments.epochs / seconds
             print(f"{method:24s} {jobs} side by side: {seconds:.1f} s, {rate:.2f} epochs/s in all", flush=True)
 

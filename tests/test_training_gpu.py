@@ -1,6 +1,7 @@
 """The captured step beside the plain one, where there is a GPU."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,6 @@ import torch
 from tiny import tiny_recipe
 from torch import Tensor, nn
 
-from smoothcert import training_step
 from smoothcert.checkpoint import METRICS, load_run
 from smoothcert.data import ImageData
 from smoothcert.models import LeNet
@@ -22,7 +22,7 @@ from smoothcert.objectives import (
     SmoothMix,
     Stability,
 )
-from smoothcert.training import train, train_together
+from smoothcert.training import TrainingStatus, train, train_together
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -51,13 +51,11 @@ def losses(folder: Path) -> Tensor:
     [*((objective, False) for objective in OBJECTIVES), *((objective, True) for objective in OBJECTIVES[-1:])],
     ids=str,
 )
-def test_captured_equals_plain(
-    tmp_path: Path, tiny_data: ImageData, objective: Objective, compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(training_step, "COMPILING_PAYS", 0.0 if compiled else float("inf"))
+def test_captured_equals_plain(tmp_path: Path, tiny_data: ImageData, objective: Objective, compiled: bool) -> None:
+    compiling = "always" if compiled else "never"
     recipe = tiny_recipe(objective=objective, epochs=12, learning_rate=0.01, batch_size=32)
     notes: list[str] = []
-    train(recipe, tiny_data, tmp_path / "captured", device="cuda", on_note=notes.append)
+    train(recipe, tiny_data, tmp_path / "captured", device="cuda", compiling=compiling, on_note=notes.append)
     train(recipe, tiny_data, tmp_path / "plain", device="cuda", capture=False)
     assert notes == []
     told = load_run(tmp_path / "captured").provenance
@@ -67,15 +65,20 @@ def test_captured_equals_plain(
 
 def test_a_captured_run_resumes_exactly_where_it_was(tmp_path: Path, tiny_data: ImageData) -> None:
     train(tiny_recipe(epochs=4), tiny_data, tmp_path / "whole", device="cuda")
-    train(tiny_recipe(epochs=4), tiny_data, tmp_path / "cut", device="cuda", on_progress=stop_after(2))
+    with pytest.raises(Stop):
+        train(tiny_recipe(epochs=4), tiny_data, tmp_path / "cut", device="cuda", on_progress=stop_after(2))
     train(tiny_recipe(epochs=4), tiny_data, tmp_path / "cut", device="cuda", resume=True)
     assert torch.allclose(losses(tmp_path / "whole"), losses(tmp_path / "cut"), rtol=1e-3)
 
 
-def stop_after(epochs: int):
-    def look(status) -> None:
+class Stop(Exception):
+    pass
+
+
+def stop_after(epochs: int) -> Callable[[TrainingStatus], None]:
+    def look(status: TrainingStatus) -> None:
         if status.epoch == epochs:
-            raise KeyboardInterrupt
+            raise Stop
 
     return look
 

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 if TYPE_CHECKING:  # each command loads what it needs: certifying starts without the training libraries
     from smoothcert.certification import CertificationStatus
+    from smoothcert.compiling import Compiling
     from smoothcert.data import Images
     from smoothcert.empirical import AttackStatus
     from smoothcert.recipe import TrainRecipe
@@ -27,9 +28,15 @@ def _bar() -> Iterator[Progress]:
 
 
 def train_with_bar(
-    recipe: "TrainRecipe", data: "Images", folder: Path, *, resume: bool = False, device: str = "auto"
+    recipe: "TrainRecipe",
+    data: "Images",
+    folder: Path,
+    *,
+    resume: bool = False,
+    device: str = "auto",
+    compiling: "Compiling" = "auto",
 ) -> None:
-    """`train`, showing epoch, loss, noisy accuracy, images/s and the time left."""
+    """`train`, showing epoch, loss, noisy accuracy, images/s and the time left, and notes above the bar."""
     from smoothcert.training import train
 
     with _bar() as bar:
@@ -45,7 +52,17 @@ def train_with_bar(
             done = status.epoch * status.steps + status.step
             bar.update(task, total=status.epochs * status.steps, completed=done, now=now)
 
-        train(recipe, data, folder, resume=resume, device=device, on_progress=show)
+        def note(text: str) -> None:
+            bar.console.print(f"note: {text}", style="yellow", soft_wrap=True, markup=False)
+
+        train(
+            *(recipe, data, folder),
+            resume=resume,
+            device=device,
+            compiling=compiling,
+            on_progress=show,
+            on_note=note,
+        )
 
 
 @contextmanager

@@ -6,12 +6,11 @@ order and noise and each computes its share of every step, so their number chang
 """
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
 from smoothcert.checkpoint import METRICS, RECIPE, InputSpec, load_state, new_model, save_model, save_state, versions
+from smoothcert.compiling import Compiling, compile_pays, keep_compiled_kernels
 from smoothcert.data import Images
-from smoothcert.errors import RequestError
+from smoothcert.errors import RequestError, WorkError
 from smoothcert.files import write_text_atomically
 from smoothcert.meter import Meter
 from smoothcert.models import check_outputs
@@ -35,6 +35,8 @@ from smoothcert.smoothing.precision import resolve_precision
 from smoothcert.training_step import CapturedStep, Sampling, Step, TrainingStep
 
 REPORT_SECONDS = 0.5
+SAVE_SECONDS = 1.0
+"""Shorter epochs are not all saved: on a GPU, writing a small network takes a third of the time of its epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,90 +62,31 @@ def train(
     resume: bool = False,
     device: str = "auto",
     capture: bool = True,
-    starting: AbstractContextManager[object] = nullcontext(),
+    compiling: Compiling = "auto",
     on_progress: Callable[[TrainingStatus], None] = lambda status: None,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Train `recipe` on `data` into the run folder `folder`; after each epoch the run can be resumed from there.
+    """Train `recipe` on `data` into the run folder `folder`. It is saved after each epoch, though at most
+    once a second, and can be resumed from there.
 
     A `model` of one's own is trained in place of the one that the recipe names; `load_run(folder, model=...)` loads it.
-    On one GPU a step is captured as a CUDA graph (see `training_step`) unless `capture` is off; `on_note` hears of
-    what a user may want to know. `starting` is held while the run starts: see `train_together`.
+    On one GPU a step is captured as a CUDA graph unless `capture` is off, and compiled if that pays (see
+    `training_step`). `on_note` hears of what a user may want to know.
     """
-    with ExitStack() as stack:
-        # Starting sets what all runs of a process share: accelerate's state, the seed of the initial weights.
-        with starting:
-            accelerator = start_accelerator(device)
-            where = accelerator.device
-            stack.enter_context(training_device(where))
-            if model is not None:
-                check_outputs(model, recipe.model, data.shape, data.num_classes)
-            first_epoch, state = open_run(recipe, data, folder, accelerator, resume)
-            data, spec = data.to(where), InputSpec.of(data)
-            precision = resolve_precision(recipe.precision, where)
-            with torch.random.fork_rng():
-                torch.manual_seed(derived_seed(recipe.seed, 0))
-                model = (new_model(recipe, spec) if model is None else model).to(where)
-            optimizer = make_optimizer(model, recipe, where)
-            if state is not None:
-                restore(model, optimizer, state, folder)
-            loss = Step(model, recipe.objective, device_type=where.type, bf16=precision == "bf16")
-            step_module, optimizer = accelerator.prepare(loss, optimizer)
-
-        per_step = recipe.images_per_step
-        steps = len(data) // recipe.batch_size * (recipe.batch_size // per_step)
-        share = slice_of_process(per_step, accelerator)
-        generator, meter = torch.Generator(where), Meter(where)
-        noise = NOISES[recipe.noise](recipe.sigma)
-        sampling = Sampling(noise, recipe.objective.num_noise, per_step, share, generator)
-        progress = Progress(recipe.sigma, torch.zeros((), device=where), torch.zeros((), device=where), torch.empty(0))
-        run_step = TrainingStep(step_module, optimizer, accelerator.backward, sampling, progress, meter)
-        captured = None
-        if capture and where.type == "cuda" and accelerator.num_processes == 1:
-            captured = CapturedStep(run_step, loss, (recipe.epochs - first_epoch) * steps, on_note)
-        started = time.perf_counter()
-
-        for epoch in range(first_epoch, recipe.epochs):
-            epoch_started = last_report = time.perf_counter()
-            set_learning_rate(optimizer, learning_rate(recipe, epoch))
-            fill_progress(progress, recipe, epoch)
-            meter.restart()
-            model.train()
-            generator = run_step.sampling.generator.manual_seed(derived_seed(recipe.seed, 1, epoch))
-            order = torch.randperm(len(data), generator=generator, device=where)
-
-            # The images that do not fill a last batch sit this epoch out: every step has the same shape.
-            order = order[: steps * per_step].view(steps, per_step)
-            batches = data.batches(order, share, derived_seed(recipe.seed, 2, epoch))
-            for step, (images, labels) in enumerate(batches):
-                (run_step if captured is None else captured)(images, labels)
-
-                if time.perf_counter() - last_report > REPORT_SECONDS or step + 1 == steps:
-                    meter.stop_if_diverged(epoch, folder)
-                    last_report = now = time.perf_counter()
-                    if accelerator.is_main_process:
-                        on_progress(
-                            status_of(meter, recipe, epoch, first_epoch, step, steps, started, now - epoch_started)
-                        )
-
-            metrics = meter.means(accelerator)
-            seconds = time.perf_counter() - epoch_started
-            if accelerator.is_main_process:
-                line = {"epoch": epoch, "learning_rate": learning_rate(recipe, epoch), **metrics, "seconds": seconds}
-                append_metrics(folder / METRICS, line | peak_memory(where))
-                provenance = {
-                    "versions": versions(where),
-                    "processes": accelerator.num_processes,
-                    "precision": precision,
-                    "captured": captured is not None and captured.graph is not None,
-                    "compiled": captured is not None and bool(captured.compiled),
-                }
-                # The model first: a kill in between costs this epoch, which is then trained again.
-                save_model(folder, model, recipe, spec, epoch + 1, provenance)
-                save_state(
-                    folder, {"epoch": epoch + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                )
-            accelerator.wait_for_everyone()
+    with training_device(find_device(device)):
+        for _ in training_steps(
+            recipe,
+            data,
+            folder,
+            model=model,
+            resume=resume,
+            device=device,
+            capture=capture,
+            compiling=compiling,
+            on_progress=on_progress,
+            on_note=on_note,
+        ):
+            pass
 
 
 def train_together(
@@ -151,39 +94,133 @@ def train_together(
     jobs: int,
     *,
     device: str = "auto",
+    compiling: Compiling = "auto",
     on_progress: Callable[[Path, TrainingStatus], None] = lambda folder, status: None,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> dict[Path, Exception]:
     """Train or continue `runs` (recipe, data, folder), `jobs` at a time in this process; the failures, by folder.
 
-    On a GPU each run has a stream and a generator of its own, so captured steps of small networks overlap. A run gives
-    what it gives alone, but for its peak memory, which is that of all.
+    The runs take turns, a step each. On a GPU each has a stream and a generator of its own, so that captured steps of
+    small networks overlap. A run gives what it gives alone, but for its peak memory, which is that of all.
     """
-    starting = threading.Lock()
-    failures: dict[Path, Exception] = {}
-
-    def train_one(recipe: TrainRecipe, data: Images, folder: Path) -> None:
-        def show(status: TrainingStatus) -> None:
-            on_progress(folder, status)
-
-        try:
-            train(
-                recipe,
-                data,
-                folder,
-                resume=(folder / RECIPE).exists(),
-                device=device,
-                starting=starting,
-                on_progress=show,
-                on_note=on_note,
-            )
-        except Exception as error:
-            failures[folder] = error
-
-    with training_device(find_device(device)), ThreadPoolExecutor(jobs) as pool:
-        for run in runs:
-            pool.submit(train_one, *run)
+    where = find_device(device)
+    waiting, failures = list(runs), dict[Path, Exception]()
+    active: list[tuple[Path, Iterator[None], AbstractContextManager[object]]] = []
+    with training_device(where):
+        while waiting or active:
+            while waiting and len(active) < jobs:
+                recipe, data, folder = waiting.pop(0)
+                steps = training_steps(
+                    recipe,
+                    data,
+                    folder,
+                    resume=(folder / RECIPE).exists(),
+                    device=device,
+                    compiling=compiling,
+                    on_progress=partial(on_progress, folder),
+                    on_note=on_note,
+                )
+                active.append((folder, steps, own_stream(where)))
+            for run in list(active):
+                folder, steps, stream = run
+                try:
+                    with stream:
+                        next(steps)
+                except StopIteration:
+                    active.remove(run)
+                except (RequestError, WorkError, RuntimeError) as error:
+                    failures[folder] = error
+                    active.remove(run)
     return failures
+
+
+def training_steps(
+    recipe: TrainRecipe,
+    data: Images,
+    folder: Path,
+    *,
+    model: nn.Module | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    capture: bool = True,
+    compiling: Compiling = "auto",
+    on_progress: Callable[[TrainingStatus], None] = lambda status: None,
+    on_note: Callable[[str], None] = lambda text: None,
+) -> Iterator[None]:
+    """The loop: what `train` does, handing over after each step."""
+    accelerator = start_accelerator(device)
+    where = accelerator.device
+    if model is not None:
+        check_outputs(model, recipe.model, data.shape, data.num_classes)
+    first_epoch, state = open_run(recipe, data, folder, accelerator, resume)
+    data, spec = data.to(where), InputSpec.of(data)
+    precision = resolve_precision(recipe.precision, where)
+    with torch.random.fork_rng():
+        torch.manual_seed(derived_seed(recipe.seed, 0))
+        model = (new_model(recipe, spec) if model is None else model).to(where)
+    optimizer = make_optimizer(model, recipe, where)
+    if state is not None:
+        restore(model, optimizer, state, folder)
+    loss = Step(model, recipe.objective, device_type=where.type, bf16=precision == "bf16")
+    step_module, optimizer = accelerator.prepare(loss, optimizer)
+
+    per_step = recipe.images_per_step
+    steps = len(data) // recipe.batch_size * (recipe.batch_size // per_step)
+    share = slice_of_process(per_step, accelerator)
+    generator, meter = torch.Generator(where), Meter(where)
+    noise = NOISES[recipe.noise](recipe.sigma)
+    sampling = Sampling(noise, recipe.objective.num_noise, per_step, share, generator)
+    progress = Progress(recipe.sigma, torch.zeros((), device=where), torch.zeros((), device=where), torch.empty(0))
+    run_step = TrainingStep(step_module, optimizer, accelerator.backward, sampling, progress, meter)
+    captured = None
+    if capture and where.type == "cuda" and accelerator.num_processes == 1:
+        keep_compiled_kernels()
+        steps_left = (recipe.epochs - first_epoch) * steps
+        captured = CapturedStep(run_step, loss, steps_left, compile_pays(model, compiling), on_note)
+    started, last_save = time.perf_counter(), -SAVE_SECONDS
+
+    for epoch in range(first_epoch, recipe.epochs):
+        epoch_started = last_report = time.perf_counter()
+        set_learning_rate(optimizer, learning_rate(recipe, epoch))
+        fill_progress(progress, recipe, epoch)
+        meter.restart()
+        model.train()
+        generator = run_step.sampling.generator.manual_seed(derived_seed(recipe.seed, 1, epoch))
+        order = torch.randperm(len(data), generator=generator, device=where)
+
+        # The images that do not fill a last batch sit this epoch out: every step has the same shape.
+        order = order[: steps * per_step].view(steps, per_step)
+        batches = data.batches(order, share, derived_seed(recipe.seed, 2, epoch))
+        for step, (images, labels) in enumerate(batches):
+            (run_step if captured is None else captured)(images, labels)
+            yield
+
+            if time.perf_counter() - last_report > REPORT_SECONDS or step + 1 == steps:
+                meter.stop_if_diverged(epoch, folder)
+                last_report = now = time.perf_counter()
+                if accelerator.is_main_process:
+                    on_progress(status_of(meter, recipe, epoch, first_epoch, step, steps, started, now - epoch_started))
+
+        metrics = meter.means(accelerator)
+        seconds = time.perf_counter() - epoch_started
+        if accelerator.is_main_process:
+            line = {"epoch": epoch, "learning_rate": learning_rate(recipe, epoch), **metrics, "seconds": seconds}
+            append_metrics(folder / METRICS, line | peak_memory(where))
+        if accelerator.is_main_process and (
+            epoch + 1 == recipe.epochs or time.perf_counter() - last_save > SAVE_SECONDS
+        ):
+            provenance = {
+                "versions": versions(where),
+                "processes": accelerator.num_processes,
+                "precision": precision,
+                "captured": captured is not None and captured.graph is not None,
+                "compiled": captured is not None and bool(captured.compiled),
+            }
+            # The model first: a kill in between costs this epoch, which is then trained again.
+            save_model(folder, model, recipe, spec, epoch + 1, provenance)
+            save_state(folder, {"epoch": epoch + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()})
+            last_save = time.perf_counter()
+        accelerator.wait_for_everyone()
 
 
 def start_accelerator(device: str) -> Accelerator:
@@ -201,16 +238,24 @@ def training_device(device: torch.device) -> Iterator[None]:
         return
     cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
     saved = cudnn.benchmark, products.fp32_precision
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream(device))
     cudnn.benchmark, products.fp32_precision = True, "tf32"
+    torch.cuda.init()
     torch.cuda.reset_peak_memory_stats(device)
     try:
-        with torch.cuda.device(device), torch.cuda.stream(stream):
+        with torch.cuda.device(device), own_stream(device):
             yield
     finally:
-        torch.cuda.current_stream(device).wait_stream(stream)
+        torch.cuda.synchronize(device)
         cudnn.benchmark, products.fp32_precision = saved
+
+
+def own_stream(device: torch.device) -> AbstractContextManager[object]:
+    """Work inside goes to a new stream, which may be entered again and again; nothing on a CPU."""
+    if device.type != "cuda":
+        return nullcontext()
+    torch.cuda.synchronize(device)  # what was asked for before is there
+    stream: AbstractContextManager[object] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return torch.cuda.stream(stream)  # type: ignore[arg-type]
 
 
 def make_optimizer(model: nn.Module, recipe: TrainRecipe, device: torch.device) -> torch.optim.Optimizer:

@@ -5,7 +5,7 @@ longer than computing them. A captured step is launched as a whole. Nothing in i
 changes from step to step (images, learning rate, warm-up, noise) lives in tensors that the graph reads.
 """
 
-import time
+import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,9 +18,7 @@ from smoothcert.objectives import LossTerms, Objective, Progress
 
 WARM_UP_STEPS = 3
 """Steps before a capture, as usual: libraries choose their kernels and memory in them. They are steps of the run."""
-TIMED_STEPS = 20
-COMPILING_PAYS = 180.0
-"""Seconds that the rest of a run must take for torch.compile, itself one to three minutes, to pay."""
+TIMED_STEPS = 10
 
 
 class Step(nn.Module):
@@ -88,20 +86,29 @@ class TrainingStep:
 class CapturedStep:
     """`TrainingStep` as a CUDA graph: the first steps run as they are, then one is captured and replayed.
 
-    Gives what the plain step gives, to floating-point noise: the same kernels on the same random numbers. When the
-    rest of the run (`steps` in all) is long enough, the loss is compiled and captured again. What cannot be captured
-    (a network that asks the host something, say) or compiled goes on without, and `note` is told why.
+    Gives what the plain step gives, to floating-point noise: the same kernels on the same random numbers. If
+    `compile_pays` says so of the seconds that the rest of the run will take (`steps` in all), the loss is compiled and
+    captured again. What cannot be captured (a network that asks the host something, say) or compiled goes on without,
+    and `note` is told why.
     """
 
-    def __init__(self, plain: TrainingStep, loss: Step, steps: int, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        plain: TrainingStep,
+        loss: Step,
+        steps: int,
+        compile_pays: Callable[[float], bool],
+        note: Callable[[str], None],
+    ) -> None:
         self.plain = plain
         self.loss = loss
+        self.compile_pays = compile_pays
         self.note = note
         self.steps_left = steps
         self.warm_up = WARM_UP_STEPS
         self.graph: torch.cuda.CUDAGraph | None = None
         self.images, self.labels = torch.empty(0), torch.empty(0)
-        self.timed, self.started = 0, 0.0
+        self.timed: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self.compiled: bool | None = None
         """None until it is decided."""
 
@@ -110,9 +117,10 @@ class CapturedStep:
         if self.graph is not None:
             self.images.copy_(images)
             self.labels.copy_(labels)
-            self.graph.replay()
             if self.compiled is None:
-                self._decide_on_compiling()
+                self._replay_and_decide(self.graph)
+            else:
+                self.graph.replay()
             return
         self._run_plain(images, labels)
         self.warm_up -= 1
@@ -149,17 +157,18 @@ class CapturedStep:
             self.plain.sampling = self.plain.sampling._replace(generator=torch.Generator(generator.device))
             self.plain.sampling.generator.set_state(state)
 
-    def _decide_on_compiling(self) -> None:
-        """After some replays: compile, and warm up and capture again, if the rest of the run takes long without."""
-        if self.timed == 0:
-            torch.cuda.current_stream().synchronize()
-            self.started = time.perf_counter()
-        self.timed += 1
-        if self.timed <= TIMED_STEPS:
+    def _replay_and_decide(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Time a few replays; then compile, warm up and capture again, if that pays."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        graph.replay()
+        end.record()
+        self.timed.append((start, end))
+        if len(self.timed) < TIMED_STEPS:
             return
-        torch.cuda.current_stream().synchronize()
-        seconds = (time.perf_counter() - self.started) / TIMED_STEPS
-        self.compiled = seconds * self.steps_left > COMPILING_PAYS
+        end.synchronize()
+        step = statistics.median(start.elapsed_time(end) for start, end in self.timed) / 1000
+        self.compiled = self.compile_pays(step * self.steps_left)
         if self.compiled:
             self.loss.compiled(True)
             self.graph, self.warm_up = None, WARM_UP_STEPS

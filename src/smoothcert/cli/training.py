@@ -9,6 +9,7 @@ from smoothcert.cli.options import Data, Device, console
 from smoothcert.errors import RequestError, WorkError
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
+    from smoothcert.compiling import Compiling
     from smoothcert.published import InputLayer
 
 
@@ -20,6 +21,7 @@ def train(
     model: Annotated[str | None, typer.Option(help="A network, or your own: package.module:function.")] = None,
     set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of the recipe.")] = [],  # noqa: B006
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    compile_: Annotated[str, typer.Option("--compile", help="auto (if it pays), always or never; on a GPU.")] = "auto",
     data: Data = None,
     device: Device = "auto",
 ) -> None:
@@ -44,7 +46,7 @@ def train(
     overrides += [f"model={model}"] if model is not None else []
     final = with_overrides(chosen, overrides)
     images = load_dataset(final.dataset, "train", data, image_size=final.image_size)
-    train_with_bar(final, images, out, resume=resume, device=device)
+    train_with_bar(final, images, out, resume=resume, device=device, compiling=check_compiling(compile_))
     console.print(f"trained {out}; next: smoothcert certify {out}", soft_wrap=True)
 
 
@@ -88,3 +90,13 @@ def check_input_layer(name: str | None) -> "InputLayer | None":
     if name is not None:
         raise RequestError(f"input-layer: expected one of {', '.join(get_args(InputLayer))}, got {name}")
     return None
+
+
+def check_compiling(text: str) -> "Compiling":
+    from smoothcert.compiling import Compiling
+
+    for known in get_args(Compiling):
+        if text == known:
+            found: Compiling = known
+            return found
+    raise RequestError(f"compile: expected one of {', '.join(get_args(Compiling))}, got {text}")
