@@ -239,7 +239,7 @@ def training_device(device: torch.device) -> Iterator[None]:
     cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
     saved = cudnn.benchmark, products.fp32_precision
     cudnn.benchmark, products.fp32_precision = True, "tf32"
-    torch.cuda.init()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     torch.cuda.reset_peak_memory_stats(device)
     try:
         with torch.cuda.device(device), own_stream(device):

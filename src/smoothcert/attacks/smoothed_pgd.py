@@ -1,7 +1,6 @@
 """Gradient ascent on the loss of the smoothed classifier (Salman et al. 2019, https://arxiv.org/abs/1906.04584)."""
 
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, cast
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -9,8 +8,6 @@ from torch import Tensor
 from smoothcert.attacks.l2 import Classifier, attacked, project, unit
 from smoothcert.modes import evaluating
 from smoothcert.probability import log_probability, probabilities
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def smoothed_loss_and_gradient(
@@ -58,12 +55,6 @@ def ascend(
     return moved.clamp(0, 1)
 
 
-def _stays_a_loop(function: Function) -> Function:
-    """In a compiled loss `function` itself is not compiled, what it calls is: once, however often it calls it."""
-    return cast(Function, torch.compiler.disable(function, recursive=False))  # type: ignore[no-untyped-call]
-
-
-@_stays_a_loop
 def smoothed_pgd(
     classifier: Classifier,
     images: Tensor,
@@ -79,6 +70,9 @@ def smoothed_pgd(
     With `max_norm` every iterate is projected on that ball around `images` before the clamp (which only brings it
     closer). The classifier is in its own mode whenever an iterate is handed out.
     """
+    if torch.compiler.is_compiling():
+        # The loop itself stays out of a compiled loss: then `ascend` is compiled once, not once a step.
+        torch._dynamo.graph_break()
     current = images.clone()  # not `images` itself: a compiled `ascend` would be compiled again for that case
     for _ in range(steps):
         current = ascend(classifier, current, images, labels, noise, step_size, max_norm)

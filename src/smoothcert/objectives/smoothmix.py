@@ -47,11 +47,7 @@ class SmoothMix(Objective):
     def loss(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
     ) -> LossTerms:
-        iterates = list(
-            smoothed_pgd(
-                classifier, images, labels, noise, steps=self.steps, step_size=self.step_size, max_norm=self.max_norm
-            )
-        )
+        iterates = self._attack(classifier, images, labels, noise)
         clean, adversarial = images, iterates[-1]
         if self.one_step:
             radius = self.step_size if self.one_step_radius is None else self.one_step_radius
@@ -70,6 +66,14 @@ class SmoothMix(Objective):
         mix = (right * divergence).mean()
         loss = cross_entropy + self.eta * progress.warmup * mix
         return LossTerms(loss, {"cross_entropy": cross_entropy, "mix": mix}, noisy_logits)
+
+    def _attack(self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor) -> list[Tensor]:
+        """x_1, ..., x_T."""
+        return list(
+            smoothed_pgd(
+                classifier, images, labels, noise, steps=self.steps, step_size=self.step_size, max_norm=self.max_norm
+            )
+        )
 
 
 def _between(first: Tensor, second: Tensor, ratio: Tensor) -> Tensor:

@@ -1,0 +1,48 @@
+"""A loss under torch.compile's tracing: the same numbers, and an attack's step compiled once however many there are."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+from smoothcert.models import LeNet
+from smoothcert.objectives import Adversary, Consistency, Objective, Progress, SmoothAdv, SmoothMix
+from smoothcert.training_step import Step
+
+
+@pytest.mark.parametrize(
+    ("objective", "graphs", "calls"),
+    [
+        (Consistency(num_noise=2), 1, 1),
+        (SmoothMix(num_noise=2, steps=3), 2, 4),
+        (SmoothAdv(num_noise=2, adversary=Adversary(steps=3)), 2, 4),
+    ],
+    ids=["consistency", "smoothmix", "smoothadv"],
+)
+def test_compiled_equals_plain(objective: Objective, graphs: int, calls: int) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    images, labels, noise = torch.rand(4, 1, 28, 28), torch.randint(10, (4,)), 0.5 * torch.randn(2, 4, 1, 28, 28)
+    progress = Progress(0.5, torch.ones(()), torch.ones(()), torch.rand(4))
+    plain = Step(LeNet(10).train(), objective, device_type="cpu", bf16=False)
+    compiled = copy.deepcopy(plain)
+    counts = {"graphs": 0, "calls": 0}
+
+    def backend(graph: fx.GraphModule, examples: list[Tensor]):
+        counts["graphs"] += 1
+
+        def call(*inputs: Tensor):
+            counts["calls"] += 1
+            return graph.forward(*inputs)
+
+        return call
+
+    compiled.loss = torch.compile(objective.loss, dynamic=False, backend=backend)
+    for step in (plain, compiled):
+        terms = step(images, labels, noise, progress)
+        terms.loss.backward()
+    assert counts == {"graphs": graphs, "calls": calls}
+    for expected, parameter in zip(plain.parameters(), compiled.parameters(), strict=True):
+        assert torch.allclose(expected.grad, parameter.grad, rtol=1e-4, atol=1e-7)
+    assert all(module.training for module in compiled.modules())
