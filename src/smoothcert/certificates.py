@@ -127,12 +127,16 @@ def _parse_file(path: Path, *, drop_torn_line: bool) -> tuple[list[CertifiedImag
     if not content or lines[:1] == []:
         if drop_torn_line and HEADER.encode().startswith(torn):
             return [], 0
-        raise WorkError(f"{path}: not a certificates file: it has no header line; expected '{' '.join(FIELD_COLUMNS)}'")
+        raise WorkError(
+            f"{path}: not a certificates file: it has no header line, expected '{' '.join(FIELD_COLUMNS)}'; "
+            "give a file that `smoothcert certify` wrote"
+        )
     header = lines[0].decode("utf-8", "replace").rstrip("\r").split("\t")
     if tuple(header) not in (FIELD_COLUMNS, COLUMNS):
-        shown = " ".join(header)[:80]
+        shown = "".join(c if c.isprintable() else " " for c in " ".join(header))[:80]
         raise WorkError(
-            f"{path}: not a certificates file: expected the columns '{' '.join(FIELD_COLUMNS)}', got '{shown}'"
+            f"{path}: not a certificates file: expected the columns '{' '.join(FIELD_COLUMNS)}', got '{shown}'; "
+            "give a file that `smoothcert certify` wrote"
         )
     if torn and not drop_torn_line:
         lines.append(torn)

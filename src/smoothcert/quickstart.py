@@ -9,9 +9,10 @@ from smoothcert.certification import certify_run, chosen_images, complete_recipe
 from smoothcert.checkpoint import RECIPE, load_run
 from smoothcert.console import certification_bar, train_with_bar
 from smoothcert.data import load_dataset
+from smoothcert.gallery import pictures
 from smoothcert.presets import preset
 from smoothcert.recipe import TrainRecipe, with_overrides
-from smoothcert.report import terminal_table, write_report
+from smoothcert.report import terminal_report, write_report
 
 METHODS = ("mnist/gaussian", "mnist/consistency", "mnist/smoothmix")
 SIGMA = 0.5
@@ -45,8 +46,9 @@ def run_quickstart(out: Path) -> None:
         recipe = complete_recipe({"sigma": SIGMA, "n": VOTES}, path, device, test_data.shape)
         with certification_bar(folder.name, len(indices)) as show:
             certify_run(load_run(folder), test_data, indices, recipe, path, device, show)
-    report = write_report(folders, out / "report", ("md", "png"))
-    console.print(terminal_table(report.summaries, console.width))
+    report = write_report(folders, out / "report", ("md", "html", "png"), gallery=pictures)
+    for shown in terminal_report(report.contents, console.width):
+        console.print(shown)
     console.print(
         f"{len(indices)} test images, n = {VOTES:,} votes: a small budget for a first look.\n"
         f"Full runs: smoothcert train --preset {METHODS[-1]} --sigma {SIGMA} --out runs/a",

@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 
 import pytest
-from scipy.stats import norm
+from scipy.stats import binomtest, norm
 
 import smoothcert.report
 from smoothcert.certificates import ABSTAIN, CertificatesFile, CertifiedImage, read_certificates
@@ -20,6 +20,7 @@ from smoothcert.report import (
     largest_certifiable_radius,
     summarize,
 )
+from smoothcert.report.summary import wilson_interval
 
 from .conftest import SETTINGS, image, images
 
@@ -108,6 +109,20 @@ def test_one_image_has_no_standard_error() -> None:
     assert summarize(as_file([image(0, 1, 1, 0.5)]), "x", []).acr_standard_error is None
 
 
+@pytest.mark.parametrize(("right", "count"), [(0, 10), (10, 10), (3, 7), (988, 1000), (1, 1)])
+def test_wilson_interval(right: int, count: int) -> None:
+    expected = binomtest(right, count).proportion_ci(confidence_level=0.95, method="wilson")
+    assert wilson_interval(right / count, count) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_the_acr_interval_is_never_negative() -> None:
+    rows = [image(0, 1, 1, 0.5), *(image(i, 1, 2, 0.5) for i in range(1, 9))]
+    interval = summarize(as_file(rows), "x", []).acr_interval
+    assert interval is not None
+    assert interval[0] == 0
+    assert summarize(as_file(rows[:1]), "x", []).acr_interval is None
+
+
 @pytest.mark.parametrize(("n", "expected"), [(10**3, 2.463), (10**4, 3.199), (10**5, 3.812), (10**6, 4.347)])
 def test_largest_certifiable_radius(n: int, expected: float) -> None:
     assert largest_certifiable_radius(2.0, n, 0.001) == pytest.approx(2 * expected, abs=2e-3)
@@ -146,9 +161,9 @@ def test_no_rows_and_damaged_settings_are_refused() -> None:
 
 
 def test_report_imports_neither_torch_nor_what_needs_it() -> None:
-    allowed = {"attack_file", "certificates", "errors", "files", "report", "result_file"}
+    allowed = {"attack_file", "certificates", "errors", "files", "palette", "report", "result_file", "version"}
     folder = Path(smoothcert.report.__file__).parent
-    below = [folder.parent / f"{name}.py" for name in ("attack_file", "certificates", "result_file")]
+    below = [folder.parent / f"{name}.py" for name in ("attack_file", "certificates", "palette", "result_file")]
     for source in [*folder.glob("*.py"), *below]:
         for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []

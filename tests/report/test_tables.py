@@ -3,15 +3,17 @@
 import csv
 import io
 import re
+import statistics
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from scipy.stats import binomtest, norm
 
 from smoothcert.certificates import read_certificates
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.report import Summary, csv_table, latex_table, markdown_table, terminal_table, write_report
-from smoothcert.report.tables import decimals_needed, escape_latex, escape_markdown
+from smoothcert.report.tables import compact, decimals_needed, escape_latex, escape_markdown
 
 from .conftest import MakeRun, image, images
 
@@ -34,8 +36,8 @@ def test_markdown_table() -> None:
     assert markdown_table(THREE) == (
         "| σ | run | ACR | 0.00 | 0.50 | 1.00 | abstain | images |\n"
         "| ---: | :--- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
-        "| 0.25 | a\\|x | 0.911 | 98.8 | 25.0 | 0.0 | 1.2 | 400 |\n"
-        "| 0.25 | c_d | **0.922** | 98.8 | 25.0 | 0.0 | 1.2 | 400 |\n"
+        "| 0.25 | a\\|x | 0.911 | **98.8** | **25.0** | 0.0 | 1.2 | 400 |\n"
+        "| 0.25 | c_d | **0.922** | **98.8** | **25.0** | 0.0 | 1.2 | 400 |\n"
         "| 0.50 | b | 1.200 | 98.8 | 25.0 | 0.0 | 1.2 | 400 |\n"
     )
 
@@ -43,7 +45,7 @@ def test_markdown_table() -> None:
 def test_latex_table() -> None:
     text = latex_table([*THREE, summary("50% & more", None, 1.0)])
     assert r"\begin{tabular}{rlrrrrrr}" in text
-    assert r"0.25 & c\_d & \textbf{0.922} & 98.8 & 25.0 & 0.0 & 1.2 & 400 \\" in text
+    assert r"0.25 & c\_d & \textbf{0.922} & \textbf{98.8} & \textbf{25.0} & 0.0 & 1.2 & 400 \\" in text
     assert r"-- & 50\% \& more & 1.000 &" in text
     body = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert [len(re.findall(r"(?<!\\)&", line)) for line in body] == [7] * 5
@@ -58,6 +60,61 @@ def test_ties_as_shown_are_all_best_and_a_lone_run_is_not() -> None:
     assert "**3" not in text
 
 
+def test_the_best_of_every_accuracy_is_marked_and_zeros_are_not() -> None:
+    rows = [
+        summary("a", 0.5, 1.5, accuracy_at={0.0: 0.99, 0.5: 0.8, 1.0: 0.0004, 2.0: 0.0}),
+        summary("b", 0.5, 1.6, accuracy_at={0.0: 0.98, 0.5: 0.8004, 1.0: 0.0, 2.0: 0.0}),
+        summary("c", 1.0, 1.7, accuracy_at={0.0: 1.0, 0.5: 1.0, 1.0: 1.0, 2.0: 1.0}),
+    ]
+    text = markdown_table(rows)
+    assert "| a | 1.500 | **99.0** | **80.0** | 0.0 | 0.0 |" in text
+    assert "| b | **1.600** | 98.0 | **80.0** | 0.0 | 0.0 |" in text
+    assert "**1.2**" not in text, "abstaining is not ranked"
+    assert text.splitlines()[-1].count("**") == 0, "a lone run has nothing to be better than"
+    assert csv_table(rows).count("*") == 0
+
+
+def test_votes_are_shown_where_runs_differ() -> None:
+    same = [summary("a", 0.5, 1.0, votes=100_100_000), summary("b", 0.5, 1.0, votes=100_100_000)]
+    assert "votes" not in markdown_table(same)
+    differ = [*same, summary("c", 0.5, 1.0, votes=4321), summary("theirs", 0.5, 1.0, votes=0)]
+    text = markdown_table(differ)
+    assert [line.split(" | ")[-1].removesuffix(" |") for line in text.splitlines()[2:]] == [
+        "100M",
+        "100M",
+        "4.32k",
+        "–",
+    ]
+    votes = [row["votes"] for row in csv.DictReader(io.StringIO(csv_table(differ)))]
+    assert votes == ["100100000", "100100000", "4321", ""]
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(0, "–"), (7, "7"), (999, "999"), (1000, "1k"), (999_499, "999k"), (999_999, "1M"), (2_345_678_901, "2.35G")],
+)
+def test_compact_counts(count: int, expected: str) -> None:
+    assert compact(count) == expected
+
+
+def test_intervals_in_csv_and_markdown(make_run: MakeRun, field_file: Path, tmp_path: Path) -> None:
+    write_report([make_run("a"), field_file], tmp_path / "out", ["csv", "md"], radii=[0.0, 0.5])
+    first, _ = csv.DictReader((tmp_path / "out" / "report.csv").open(newline=""))
+    counted = [0.1, 0.25, 0.0, 0.0, 0.5, 0.5, 0.0, 1.1, 0.0, 0.7499]
+    half = norm.ppf(0.975) * statistics.stdev(counted) / 10**0.5
+    assert float(first["acr_low"]) == pytest.approx(statistics.fmean(counted) - half)
+    assert float(first["acr_high"]) == pytest.approx(statistics.fmean(counted) + half)
+    for key, right in (("0.00", 6), ("0.50", 2)):
+        expected = binomtest(right, 10).proportion_ci(method="wilson")
+        assert float(first[f"{key}_low"]) == pytest.approx(100 * expected.low)
+        assert float(first[f"{key}_high"]) == pytest.approx(100 * expected.high)
+    text = (tmp_path / "out" / "report.md").read_text()
+    low, high = statistics.fmean(counted) - half, statistics.fmean(counted) + half
+    assert f"| 0.50 | a | {low:.3f}–{high:.3f} | 31.3–83.2 | 5.7–51.0 |" in text
+    assert f"(95% interval {low:.3f} to {high:.3f})" in text
+    assert "Wilson" in text
+
+
 def test_runs_that_cannot_be_compared_are_not_ranked() -> None:
     data = [summary("a", 0.5, 1.0, dataset="mnist"), summary("b", 0.5, 2.0, dataset="cifar10")]
     assert "**" not in markdown_table(data)
@@ -67,7 +124,7 @@ def test_runs_that_cannot_be_compared_are_not_ranked() -> None:
 
 def test_radii_that_a_run_lacks_are_not_shown_as_zero() -> None:
     text = markdown_table([summary("a", 0.5, 1.0), summary("b", 0.5, 2.0, accuracy_at={0.0: 1.0})])
-    assert "| 100.0 | – | – |" in text
+    assert "| **100.0** | – | – |" in text
 
 
 def test_names_survive_every_format() -> None:
@@ -123,12 +180,15 @@ def test_csv_of_a_report_against_the_certificates(make_run: MakeRun, field_file:
 def test_markdown_report(make_run: MakeRun, field_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
     report = write_report([make_run("a"), field_file], out, title="My | title")
-    assert [path.name for path in report.written] == ["report.md", "report.csv", "report.tex", "curves.png"]
+    written = ["report.md", "report.csv", "report.tex", "curves.png", "distribution.png"]
+    assert [path.name for path in report.written] == written
     assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in report.written)
     text = (out / "report.md").read_text(encoding="utf-8")
     assert text.startswith("# My \\| title\n")
     assert markdown_table(report.summaries) in text
     assert "](curves.png)" in text
+    assert "](distribution.png)" in text
+    assert "training.png" not in text, "these runs have no metrics"
     (line,) = [line for line in text.splitlines() if line.startswith("- **a**")]
     for part in ("10 images", "n = 1,000", "n0 = 10", "alpha = 0.001", "mnist", "fp32", "10,100 votes"):
         assert part in line
@@ -140,7 +200,7 @@ def test_markdown_report(make_run: MakeRun, field_file: Path, tmp_path: Path) ->
 def test_default_columns_reach_as_far_as_the_certificates(make_run: MakeRun, tmp_path: Path) -> None:
     report = write_report([make_run("a")], tmp_path / "out", formats=["md", "svg", "md"])
     assert list(report.summaries[0].accuracy_at) == [0.0, 0.25, 0.5, 0.75, 1.0]
-    assert len(report.written) == 2
+    assert [path.name for path in report.written] == ["report.md", "curves.svg", "distribution.svg"]
     assert "](curves.svg)" in (tmp_path / "out" / "report.md").read_text()
     write_report([tmp_path / "a"], tmp_path / "plain", formats=["md", "pdf"])
     assert "![" not in (tmp_path / "plain" / "report.md").read_text()
@@ -148,7 +208,7 @@ def test_default_columns_reach_as_far_as_the_certificates(make_run: MakeRun, tmp
 
 def test_wrong_requests_write_nothing(make_run: MakeRun, tmp_path: Path) -> None:
     run, out = make_run("a"), tmp_path / "out"
-    with pytest.raises(RequestError, match=r"md, csv, tex, png, pdf, svg, got 'docx'"):
+    with pytest.raises(RequestError, match=r"md, csv, tex, html, png, pdf, svg, got 'docx'"):
         write_report([run], out, formats=["md", "docx"])
     with pytest.raises(RequestError, match="got none"):
         write_report([run], out, formats=[])
@@ -195,3 +255,13 @@ def test_a_narrow_terminal_keeps_names_and_acr() -> None:
         assert "1.250" in out.getvalue()
         assert "…" not in out.getvalue()
     assert "2.75" in out.getvalue()
+
+
+def test_a_narrow_terminal_drops_votes_before_radii() -> None:
+    rows = [summary(f"run{i}", 0.5, 1.25, "consistency", votes=10**i) for i in range(2)]
+    wide, narrow = (
+        [column.header.plain for column in terminal_table(rows, width).columns]  # type: ignore[union-attr]
+        for width in (120, 64)
+    )
+    assert wide == ["σ", "run", "method", "ACR", "0.00", "0.50", "1.00", "abstain", "images", "votes"]
+    assert narrow == ["σ", "run", "ACR", "0.00", "0.50", "1.00", "abstain", "images"]

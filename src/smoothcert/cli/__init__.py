@@ -8,10 +8,12 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from smoothcert.cli.analyzing import analyze
 from smoothcert.cli.attacking import attack
 from smoothcert.cli.certification import certify, merge, predict, recertify
 from smoothcert.cli.listing import datasets, models, objectives, presets
 from smoothcert.cli.reporting import quickstart, report
+from smoothcert.cli.reproducing import reproduce
 from smoothcert.cli.training import import_, train
 from smoothcert.errors import RequestError, WorkError
 
@@ -30,6 +32,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "attack": attack,
     "predict": predict,
     "report": report,
+    "reproduce": reproduce,
     "import": import_,
     "presets": presets,
     "datasets": datasets,
@@ -38,6 +41,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 for name, command in COMMANDS.items():
     app.command(name)(command)
+app.add_typer(analyze, name="analyze")
 
 # The base of all errors of the parser: typer brings its own or uses click, depending on its version.
 PARSER_ERROR: type[Exception] = typer.BadParameter.__mro__[2]

@@ -5,20 +5,40 @@ from typing import Annotated
 
 import typer
 
-from smoothcert.cli.options import console, parse_radii
+from smoothcert.cli.options import Data, console, parse_radii
 
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders or certificates files.")],
     out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("report"),
-    format_: Annotated[str, typer.Option("--format", help="Of md, csv, tex, png, pdf, svg; by commas.")] = "md,csv,png",
+    format_: Annotated[
+        str, typer.Option("--format", help="Of md, csv, tex, html, png, pdf, svg; by commas.")
+    ] = "md,csv,html,png",
     radii: Annotated[str | None, typer.Option(help="Radii of the table, by commas.")] = None,
+    paper: Annotated[
+        str | None, typer.Option(metavar="TABLE", help="Published rows beside the runs, as in smoothmix/table2.")
+    ] = None,
+    data: Data = None,
 ) -> None:
-    """Tables and certified-accuracy curves from certificates."""
-    from smoothcert.report import terminal_table, write_report
+    """Tables, figures and an HTML page from certificates."""
+    from functools import partial
 
-    written = write_report(runs, out, [f.strip() for f in format_.split(",")], parse_radii(radii))
-    console.print(terminal_table(written.summaries, console.width))
+    from smoothcert.report import terminal_report, write_report
+
+    published = None
+    if paper is not None:
+        from smoothcert.paper_runs import published_for
+
+        published = published_for(paper)
+    formats = [f.strip() for f in format_.split(",")]
+    gallery = None
+    if "html" in formats:  # the test images, where they are at hand; the rest of a report does without torch
+        from smoothcert.gallery import pictures
+
+        gallery = partial(pictures, folder=data)
+    written = write_report(runs, out, formats, parse_radii(radii), published=published, gallery=gallery)
+    for shown in terminal_report(written.contents, console.width):
+        console.print(shown)
     for path in written.written:
         console.print(f"wrote {path}", soft_wrap=True)
 

@@ -1,15 +1,22 @@
-"""Tables and curves from certificates files. Reads those only: no model, no checkpoint, no forward pass."""
+"""Tables, figures and pages from certificates files. Reads those only: no model, no checkpoint, no forward pass."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from smoothcert.certificates import CertificatesFile, read_certificates
 from smoothcert.errors import RequestError
 from smoothcert.files import write_text_atomically
-from smoothcert.report.curves import PICTURE_FORMATS, draw_curves
+from smoothcert.palette import PICTURE_FORMATS
+from smoothcert.report.comparison import Published, comparison_notes, published_rows
+from smoothcert.report.curves import draw_curves
+from smoothcert.report.distribution import draw_distribution
+from smoothcert.report.document import TEXTS, Contents, terminal_report
+from smoothcert.report.html_gallery import Gallery
 from smoothcert.report.locate import find_certificates
+from smoothcert.report.metrics import training_runs
+from smoothcert.report.seeds import SeedMean, over_seeds
 from smoothcert.report.summary import (
     Summary,
     abstention_rate,
@@ -19,18 +26,15 @@ from smoothcert.report.summary import (
     largest_certifiable_radius,
     summarize,
 )
-from smoothcert.report.tables import (
-    by_sigma,
-    csv_table,
-    escape_markdown,
-    latex_table,
-    markdown_table,
-    terminal_table,
-)
+from smoothcert.report.tables import by_sigma, csv_table, latex_table, markdown_table, terminal_table
+from smoothcert.report.training_curves import draw_training_curves
 
 __all__ = [
     "FORMATS",
+    "Contents",
+    "Published",
     "Report",
+    "SeedMean",
     "Summary",
     "abstention_rate",
     "average_certified_radius",
@@ -43,19 +47,26 @@ __all__ = [
     "latex_table",
     "markdown_table",
     "summarize",
+    "terminal_report",
     "terminal_table",
     "write_report",
 ]
 
-FORMATS = ("md", "csv", "tex", *PICTURE_FORMATS)
+FORMATS = (*TEXTS, *PICTURE_FORMATS)
+PublishedFor = Callable[[Path], Published | None]
 
 
 @dataclass(frozen=True)
 class Report:
-    """The numbers of each run, in the order given, and the files that were written."""
+    """What was reported, and the files that were written."""
 
-    summaries: list[Summary]
+    contents: Contents
     written: list[Path]
+
+    @property
+    def summaries(self) -> list[Summary]:
+        """The numbers of each run, in the order given."""
+        return list(self.contents.summaries)
 
 
 def write_report(
@@ -64,36 +75,80 @@ def write_report(
     formats: Sequence[str] = ("md", "csv", "tex", "png"),
     radii: Sequence[float] | None = None,
     title: str = "Certified robustness",
+    published: PublishedFor | None = None,
+    gallery: Gallery | None = None,
 ) -> Report:
     """Tabulate and draw the certificates that `paths` name (see `find_certificates`) into the folder `out`.
 
-    Writes report.md, report.csv, report.tex and curves.png/.pdf/.svg, as `formats` asks, each replaced atomically.
-    Everything is read and checked before the first file is written. `radii` are the columns of the tables, by default
-    those of `default_radii`.
+    Writes report.md, report.csv, report.tex and report.html and, as png, pdf or svg, curves, distribution and training
+    (the last two where the files tell enough), as `formats` asks, each replaced atomically; with runs that differ by
+    their training seed only, report-seeds.csv too. Everything is read and checked before the first file is written.
+    `published` gives for a certificates file the row of a paper's table to set beside it, or None. `radii` are the
+    columns of the tables, by default those of the paper's table, else of `default_radii`. `gallery` has the pictures
+    of the HTML page.
     """
     formats = _checked_formats(formats)
-    found = find_certificates(paths)
-    files = [_marked(name, read_certificates(path)) for name, path in found]
-    columns = default_radii([file for _, file in files]) if radii is None else _checked_radii(radii)
-    summaries = [summarize(file, name, columns) for name, file in files]
-    pictures = [out / f"curves.{kind}" for kind in formats if kind in PICTURE_FORMATS]
-    texts = {
-        "md": lambda: _markdown(title, summaries, pictures),
-        "csv": lambda: csv_table(summaries),
-        "tex": lambda: latex_table(summaries),
-    }
-    rendered = {out / f"report.{kind}": texts[kind]() for kind in formats if kind in texts}
+    contents = _contents(paths, radii, title, published, gallery)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if pictures:
-            draw_curves(files, pictures)
-        for path, text in rendered.items():
-            write_text_atomically(path, text)
+        pictures = _draw(contents, out, [kind for kind in formats if kind in PICTURE_FORMATS])
+        contents = replace(contents, pictures=pictures)
+        texts = {out / name: text for kind in formats if kind in TEXTS for name, text in TEXTS[kind](contents).items()}
+        for path, text in texts.items():
+            if text is None:
+                path.unlink(missing_ok=True)
+            else:
+                write_text_atomically(path, text)
     except OSError as error:
         raise RequestError(
             f"{out}: expected a folder to write to, got '{error.strerror or error}'; choose another folder"
         ) from error
-    return Report(summaries, [*rendered, *pictures])
+    return Report(contents, [*(path for path, text in texts.items() if text is not None), *pictures])
+
+
+def _draw(contents: Contents, out: Path, kinds: Sequence[str]) -> list[Path]:
+    """Draw all figures that the files tell enough for; the pictures that were written."""
+    if not kinds:
+        return []
+    curves, distribution, training = (
+        [out / f"{name}.{kind}" for kind in kinds] for name in ("curves", "distribution", "training")
+    )
+    draw_curves(contents.files, curves)
+    drawn = {
+        tuple(distribution): draw_distribution(contents.files, distribution),
+        tuple(training): draw_training_curves(training_runs(contents.files), training),
+    }
+    for pictures, written in drawn.items():
+        if not written:  # what an earlier report left there
+            for path in pictures:
+                path.unlink(missing_ok=True)
+    return [*curves, *(path for pictures, written in drawn.items() if written for path in pictures)]
+
+
+def _contents(
+    paths: Sequence[Path],
+    radii: Sequence[float] | None,
+    title: str,
+    published: PublishedFor | None,
+    gallery: Gallery | None,
+) -> Contents:
+    """All that a report of `paths` says, read and computed."""
+    chosen = None if radii is None else _checked_radii(radii)
+    files = [_marked(name, read_certificates(path)) for name, path in find_certificates(paths)]
+    rows = {} if published is None else published_rows(files, published)
+    if chosen is None:
+        chosen = sorted({radius for row in rows.values() for radius in row.accuracy_at})
+    columns = chosen or default_radii([file for _, file in files])
+    summaries = [summarize(file, name, columns) for name, file in files]
+    return Contents(
+        title=title,
+        files=files,
+        summaries=summaries,
+        seeds=over_seeds([file for _, file in files], summaries),
+        published=rows,
+        notes=comparison_notes(by_sigma(summaries), rows),
+        gallery=gallery,
+    )
 
 
 def _marked(name: str, file: CertificatesFile) -> tuple[str, CertificatesFile]:
@@ -115,42 +170,3 @@ def _checked_radii(radii: Sequence[float]) -> list[float]:
         given = ", ".join(map(str, wrong)) or "none"
         raise RequestError(f"expected radii >= 0 for the columns of the table, got {given}; give for example 0 0.5 1")
     return [float(r) for r in radii]
-
-
-def _described(summary: Summary) -> str:
-    """One Markdown list item: how the run was certified, as far as its file tells."""
-    error = summary.acr_standard_error
-    parts = [
-        f"ACR {summary.acr:.3f}" + ("" if error is None else f" ± {error:.3f} (standard error over images)"),
-        f"{summary.images:,} images",
-        None if summary.dataset is None else f"data set {escape_markdown(summary.dataset)}",
-        None if summary.split is None else f"split {escape_markdown(summary.split)}",
-        "n not recorded or mixed" if summary.n is None else f"n = {summary.n:,}",
-        None if summary.n0 is None else f"n0 = {summary.n0:,}",
-        "alpha not recorded" if summary.alpha is None else f"alpha = {summary.alpha:g}",
-        None if summary.precision is None else f"precision {escape_markdown(summary.precision)}",
-        f"{summary.votes:,} votes" if summary.votes else "votes not recorded",
-        *map(escape_markdown, summary.remarks),
-    ]
-    return f"- **{escape_markdown(summary.name)}**: {', '.join(part for part in parts if part)}\n"
-
-
-def _markdown(title: str, summaries: Sequence[Summary], pictures: Sequence[Path]) -> str:
-    shown = [path.name for kind in (".png", ".svg") for path in pictures if path.suffix == kind]
-    curves = (
-        f"\n![Certified accuracy against radius]({shown[0]})\n\n"
-        "A dashed vertical line marks the largest radius that n agreeing votes can certify; a thin line, where there "
-        "is one, the accuracy that is left under attack.\n"
-        if shown
-        else ""
-    )
-    return (
-        f"# {escape_markdown(title)}\n\n"
-        f"{markdown_table(summaries)}\n"
-        "Certified accuracy in % at each radius: the share of images that are classified correctly with a certified "
-        "radius greater than it (at 0: correctly, without abstaining). "
-        "ACR: average certified radius, 0 where wrong or abstained.\n"
-        f"{curves}\n"
-        "## How each run was certified\n\n"
-        f"{''.join(map(_described, by_sigma(summaries)))}"
-    )

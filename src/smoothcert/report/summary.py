@@ -12,6 +12,7 @@ from smoothcert.certificates import ABSTAIN, CertificatesFile, CertifiedImage
 from smoothcert.errors import RequestError, WorkError
 
 MAX_RADII = 12
+_NORMAL_95 = float(ndtri(0.975))
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,31 @@ class Summary:
     """What sets the file apart from plain CERTIFY: the rule that spent the votes, the noise, the arithmetic."""
 
     @property
+    def acr_interval(self) -> tuple[float, float] | None:
+        """95% confidence interval of the ACR over the choice of images: normal, cut off at 0."""
+        if self.acr_standard_error is None:
+            return None
+        half = _NORMAL_95 * self.acr_standard_error
+        return max(0.0, self.acr - half), self.acr + half
+
+    def accuracy_interval(self, radius: float) -> tuple[float, float] | None:
+        """95% confidence interval (Wilson) of the accuracy at `radius` over the choice of images, as fractions."""
+        fraction = self.accuracy_at.get(radius)
+        return None if fraction is None else wilson_interval(fraction, self.images)
+
+    @property
     def group(self) -> tuple[float, str]:
         """Runs of one group can be compared: same sigma, same data set. Groups sort by sigma, the unknown last."""
         return (math.inf if self.sigma is None else self.sigma, self.dataset or "")
+
+
+def wilson_interval(fraction: float, images: int) -> tuple[float, float]:
+    """Wilson's 95% interval for a proportion that was `fraction` among `images`: unlike the normal one it stays in
+    [0, 1] and has a width at 0 and 1 too."""
+    z2 = _NORMAL_95**2 / images
+    centre = (fraction + z2 / 2) / (1 + z2)
+    half = math.sqrt(z2 * (fraction * (1 - fraction) + z2 / 4)) / (1 + z2)
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def counted_radii(rows: Sequence[CertifiedImage]) -> list[float]:

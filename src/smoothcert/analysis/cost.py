@@ -1,0 +1,246 @@
+"""What training cost: time, memory and hyper-parameters of runs (table 3 of https://arxiv.org/abs/2006.04062)."""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from safetensors import SafetensorError, safe_open
+
+from smoothcert.analysis.output import csv_text
+from smoothcert.analysis.subjects import distinct_names
+from smoothcert.certificates import read_certificates
+from smoothcert.checkpoint import METRICS, MODEL, RECIPE
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.palette import COLOURS, GREY, new_figure, plain, quiet_axes
+from smoothcert.papers import paper_table
+from smoothcert.recipe import TrainRecipe, load_train_recipe
+
+PUBLISHED = {
+    "gaussian": "Gaussian",
+    "consistency": "Gaussian + Consistency",
+    "smoothadv": "SmoothAdv",
+    "macer": "MACER",
+}
+"""Method -> its row in the paper's table, which is for ResNet-110 on CIFAR-10 at sigma 0.5."""
+GIB = 2**30
+UNKNOWN = "–"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the files of a run tell of its training; None where they do not."""
+
+    run: str
+    dataset: str
+    model: str
+    method: str
+    hyperparameters: Mapping[str, Any]
+    sigma: float
+    epochs: int
+    """Epochs with a recorded time."""
+    epochs_planned: int
+    seconds_per_epoch: float | None
+    """The median: the first epoch also pays for starting up."""
+    seconds: float | None
+    """Sum over the recorded epochs."""
+    peak_memory: int | None
+    """Bytes."""
+    device: str | None
+    acr: float | None
+    certified_images: int | None
+    published_hours: float | None = None
+    published_memory: float | None = None
+    """GB, as printed."""
+
+
+def training_costs(folders: Sequence[Path]) -> list[Cost]:
+    """The costs of the runs in `folders`, from their files alone: no model is loaded."""
+    if not folders:
+        raise RequestError("expected at least one run folder, got none; give one")
+    return [_cost(name, folder) for name, folder in zip(distinct_names(folders), folders, strict=True)]
+
+
+def _cost(name: str, folder: Path) -> Cost:
+    if not (folder / RECIPE).exists():
+        raise RequestError(
+            f"{folder}: expected a run folder with {RECIPE}, got none; `smoothcert train --out {folder}` makes one"
+        )
+    if not (folder / METRICS).exists():
+        raise RequestError(f"{folder}: expected {METRICS} of a training, got none; leave this run out")
+    recipe = load_train_recipe(folder / RECIPE)
+    lines = read_metrics(folder / METRICS)
+    seconds = [float(line["seconds"]) for line in lines]
+    peaks = [int(line["peak_memory_bytes"]) for line in lines if line.get("peak_memory_bytes")]
+    acr, images = _certified(folder, recipe.sigma)
+    published = _published(recipe)
+    return Cost(
+        run=name,
+        dataset=recipe.dataset,
+        model=recipe.model,
+        method=recipe.method,
+        hyperparameters=recipe.objective.model_dump(mode="json", exclude_none=True),
+        sigma=recipe.sigma,
+        epochs=len(seconds),
+        epochs_planned=recipe.epochs,
+        seconds_per_epoch=statistics.median(seconds) if seconds else None,
+        seconds=sum(seconds) if seconds else None,
+        peak_memory=max(peaks, default=None),
+        device=_device(folder / MODEL),
+        acr=acr,
+        certified_images=images,
+        published_hours=float(published["hours"]) if published else None,
+        published_memory=float(published["memory_gb"]) if published else None,
+    )
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics file that give the time of an epoch; a line torn by a kill is left out."""
+    found = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            line = json.loads(text)
+            float(line["seconds"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        found.append(line)
+    return found
+
+
+def _device(path: Path) -> str | None:
+    """What the run was trained on, from the metadata of its weights; the weights are not read."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="np") as file:
+            about = json.loads((file.metadata() or {})["smoothcert"])
+        return str(about["provenance"]["versions"]["device"])
+    except (SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
+        raise WorkError(f"{path}: damaged or not a smoothcert model; restore it, or leave this run out") from error
+
+
+def _certified(folder: Path, sigma: float) -> tuple[float | None, int | None]:
+    """ACR and number of images of the run's certificates at `sigma`; of several files the one with most images."""
+    files = [read_certificates(path) for path in sorted((folder / "certificates").glob("*.tsv"))]
+    rows = max((file.rows for file in files if file.settings.get("sigma", sigma) == sigma), key=len, default=())
+    return (sum(row.radius_if_correct for row in rows) / len(rows), len(rows)) if rows else (None, None)
+
+
+def _published(recipe: TrainRecipe) -> dict[str, str] | None:
+    """The paper's row for the method; its table is of one network on one data set."""
+    adversary = getattr(recipe.objective, "adversary", None)
+    if (recipe.model, recipe.dataset) != ("resnet110", "cifar10") or adversary is not None:
+        return None
+    row = PUBLISHED.get(recipe.method)
+    return next((r for r in paper_table("consistency/table3") if r["method"] == row), None)
+
+
+def duration(seconds: float | None) -> str:
+    """Such as 1.3 s, 4 min 20 s or 8 h 42 min."""
+    if seconds is None:
+        return UNKNOWN
+    if round(seconds) < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def cost_csv(costs: Sequence[Cost]) -> str:
+    """One row a run, times in seconds, memory in bytes."""
+    header = ["run", "dataset", "model", "method", "hyperparameters", "sigma", "epochs", "epochs_planned"]
+    header += ["seconds_per_epoch", "seconds", "peak_memory_bytes", "device", "acr", "certified_images"]
+    header += ["published_hours", "published_memory_gb"]
+    rows = (
+        [
+            *(c.run, c.dataset, c.model, c.method, _listed(c.hyperparameters), c.sigma, c.epochs, c.epochs_planned),
+            *(c.seconds_per_epoch, c.seconds, c.peak_memory, c.device, c.acr, c.certified_images),
+            *(c.published_hours, c.published_memory),
+        ]
+        for c in costs
+    )
+    return csv_text(header, rows)
+
+
+def _listed(hyperparameters: Mapping[str, Any]) -> str:
+    """Such as `num_noise 2, weight 5.0`."""
+    return ", ".join(f"{key} {value}" for key, value in hyperparameters.items())
+
+
+TITLES = ("run", "method", "hyper-parameters", "σ", "epochs", "per epoch", "total", "peak memory", "device", "ACR")
+PUBLISHED_TITLES = ("published time", "published memory")
+
+
+def cost_cells(costs: Sequence[Cost]) -> tuple[list[str], list[list[str]]]:
+    """Titles and rows of the table as it is read; the published columns only where a run has them."""
+    with_paper = any(c.published_hours is not None for c in costs)
+    titles = [*TITLES, *(PUBLISHED_TITLES if with_paper else ())]
+    return titles, [_cells(c)[: len(titles)] for c in costs]
+
+
+def _cells(c: Cost) -> list[str]:
+    epochs = str(c.epochs) if c.epochs == c.epochs_planned else f"{c.epochs} of {c.epochs_planned}"
+    return [
+        *(c.run, c.method, _listed(c.hyperparameters), f"{c.sigma:g}", epochs),
+        *(duration(c.seconds_per_epoch), duration(c.seconds)),
+        UNKNOWN if c.peak_memory is None else f"{c.peak_memory / GIB:.2f} GiB",
+        c.device or UNKNOWN,
+        UNKNOWN if c.acr is None else f"{c.acr:.3f}",
+        UNKNOWN if c.published_hours is None else f"{c.published_hours:g} h",
+        UNKNOWN if c.published_memory is None else f"{c.published_memory:g} GB",
+    ]
+
+
+def cost_markdown(costs: Sequence[Cost]) -> str:
+    """A GitHub table, and below it what its columns mean."""
+    titles, rows = cost_cells(costs)
+
+    def line(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |\n"
+
+    notes = "Per epoch: the median. Total: the sum over the recorded epochs. ACR: average certified radius.\n"
+    if len(titles) > len(TITLES):
+        notes += "\nPublished: consistency/table3, ResNet-110 on CIFAR-10 at σ = 0.5, on the paper's hardware.\n"
+    table = "".join(map(line, [titles, ["---"] * len(titles), *rows]))
+    return f"# Training cost\n\n{table}\n{notes}"
+
+
+def draw_cost(costs: Sequence[Cost]) -> Figure:
+    """Bars: training time of each run, and peak memory where it is known; hollow bars are the published values."""
+    with_memory = any(c.peak_memory is not None for c in costs)
+    figure = new_figure(6.4 if with_memory else 4.8, 1.0 + 0.42 * len(costs))
+    panels: list[Axes] = figure.subplots(1, 1 + with_memory, sharey=True, squeeze=False).ravel().tolist()
+    hours = [None if c.seconds is None else c.seconds / 3600 for c in costs]
+    texts = [_cells(c)[6] + ("" if c.epochs == c.epochs_planned else " so far") for c in costs]
+    unit, factor = ("hours", 1.0) if max((h or 0 for h in hours), default=0) >= 1 else ("minutes", 60.0)
+    paper = [None if c.published_hours is None else c.published_hours * factor for c in costs]
+    _bars(panels[0], [None if h is None else h * factor for h in hours], paper, texts, f"training time ({unit})")
+    if with_memory:
+        memory = [None if c.peak_memory is None else c.peak_memory / GIB for c in costs]
+        texts = [_cells(c)[7] for c in costs]
+        paper = [None if c.published_memory is None else c.published_memory * 1e9 / GIB for c in costs]
+        _bars(panels[1], memory, paper, texts, "peak memory (GiB)")
+    panels[0].set_yticks(range(len(costs)), [plain(f"{c.run}, σ = {c.sigma:g}") for c in costs])
+    panels[0].invert_yaxis()
+    return figure
+
+
+def _bars(
+    axes: Axes, values: Sequence[float | None], paper: Sequence[float | None], texts: Sequence[str], title: str
+) -> None:
+    quiet_axes(axes)
+    axes.grid(visible=False, axis="y")
+    axes.barh(range(len(values)), [v or 0 for v in values], height=0.55, color=COLOURS[0])
+    for i, (value, printed, text) in enumerate(zip(values, paper, texts, strict=True)):
+        if printed is not None:
+            axes.barh(i, printed, height=0.55, fill=False, edgecolor=GREY, linewidth=1.0, linestyle=(0, (3, 2)))
+            axes.set_title("dashed: published", fontsize=7.5, color=GREY, loc="left")
+        end = max(value or 0, printed or 0)
+        axes.annotate(f" {text}", (end, i), va="center", fontsize=8, color=GREY)
+    axes.set_xlim(0, 1.5 * max([v for v in (*values, *paper) if v is not None], default=1.0))
+    axes.set_xlabel(title, fontsize=9)

@@ -1,0 +1,205 @@
+"""From an image to its unrestricted adversarial example in a straight line (figure 2 of
+https://arxiv.org/abs/2111.09277): how confident the smoothed classifier is on the way, and what it looks at."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor
+
+from smoothcert.analysis.output import csv_text
+from smoothcert.analysis.subjects import Subject, Subjects, UnrestrictedAttack, adversarial_examples, smoothed
+from smoothcert.errors import RequestError
+from smoothcert.palette import COLOURS, GREY, Style, new_figure, plain, quiet_axes
+
+Floats = NDArray[np.float64]
+SHOWN = 9
+"""Images in the strip."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One run along the line x + ratio * (adversarial - x); all arrays have an entry a ratio."""
+
+    run: str
+    other: int
+    """The class other than the label that is most likely at the adversarial example."""
+    distance: float
+    """L2 norm of adversarial - x."""
+    confidence: Floats
+    """Mean softmax over the noises, [ratios, classes]."""
+    votes: Floats
+    """Share of the noises under which a class is chosen, [ratios, classes]."""
+    strip: Floats
+    """SHOWN evenly spaced images of the line, [SHOWN, c, h, w] in [0, 1], without noise."""
+
+
+@dataclass(frozen=True)
+class Interpolation:
+    """Confidences between an image and its adversarial examples, one for each run."""
+
+    dataset: str
+    index: int
+    label: int
+    sigma: float
+    ratios: Floats
+    lines: tuple[Line, ...]
+
+    def crossing(self, line: Line) -> float | None:
+        """The first ratio at which the label is no more likely than another class; between two ratios by a chord.
+
+        None where the label stays ahead all the way.
+        """
+        others = np.delete(line.confidence, self.label, axis=1).max(1)
+        ahead = line.confidence[:, self.label] - others
+        behind = np.flatnonzero(ahead <= 0)
+        if len(behind) == 0:
+            return None
+        i = int(behind[0])
+        if i == 0:
+            return 0.0
+        share = ahead[i - 1] / (ahead[i - 1] - ahead[i])
+        return float(self.ratios[i - 1] + share * (self.ratios[i] - self.ratios[i - 1]))
+
+
+def interpolate(
+    subjects: Subjects,
+    index: int,
+    attack: UnrestrictedAttack,
+    *,
+    points: int = 41,
+    num_noise: int = 500,
+    seed: int = 0,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> Interpolation:
+    """Walk from test image `index` to the adversarial example that `attack` finds for each run.
+
+    All points of a line and all runs see the same noise, so that curves are smooth and comparable; it is not the noise
+    that the attack used.
+    """
+    if points < 2 or num_noise < 1:
+        raise RequestError(f"expected points >= 2 and n >= 1, got points {points} and n {num_noise}")
+    _, labels = subjects.images([index])
+    ratios = torch.linspace(0, 1, points, device=subjects.device)
+    lines = []
+    for run in subjects.runs:
+        lines.append(_line(subjects, run, index, attack, ratios, num_noise, seed))
+        on_progress(len(lines))
+    grid = ratios.double().cpu().numpy()
+    return Interpolation(subjects.data.name, index, int(labels[0]), subjects.noise.sigma, grid, tuple(lines))
+
+
+def _line(
+    subjects: Subjects,
+    run: Subject,
+    index: int,
+    attack: UnrestrictedAttack,
+    ratios: Tensor,
+    num_noise: int,
+    seed: int,
+) -> Line:
+    images, labels = subjects.images([index])
+    adversarial = adversarial_examples(subjects, run, [index], attack, seed)
+    offset = adversarial - images
+    confidence, votes = [], []
+    at_once = subjects.images_at_once()
+    for start in range(0, len(ratios), at_once):
+        part = ratios[start : start + at_once]
+        noise = subjects.noise_blocks([index], num_noise, seed, "estimate")
+        mean, share = smoothed(run.classifier, images + part.view(-1, 1, 1, 1) * offset, noise)
+        confidence.append(mean)
+        votes.append(share)
+    found = torch.cat(confidence).cpu()
+    last = found[-1].clone()
+    last[int(labels[0])] = -1
+    shown = images + torch.linspace(0, 1, SHOWN, device=images.device).view(-1, 1, 1, 1) * offset
+    return Line(
+        run=run.name,
+        other=int(last.argmax()),
+        distance=float(torch.linalg.vector_norm(offset)),
+        confidence=found.numpy(),
+        votes=torch.cat(votes).cpu().numpy(),
+        strip=shown.double().cpu().numpy(),
+    )
+
+
+def interpolation_csv(interpolation: Interpolation) -> str:
+    """One row a run and ratio: the label, the other class, and every class's confidence and vote share."""
+    classes = range(interpolation.lines[0].confidence.shape[1])
+    header = ["run", "ratio", "distance", "label", "other_class"]
+    header += [f"confidence_{c}" for c in classes] + [f"votes_{c}" for c in classes]
+    rows = (
+        [line.run, float(r), float(r) * line.distance, interpolation.label, line.other, *map(float, (*mean, *share))]
+        for line in interpolation.lines
+        for r, mean, share in zip(interpolation.ratios, line.confidence, line.votes, strict=True)
+    )
+    return csv_text(header, rows)
+
+
+def draw_interpolation(interpolation: Interpolation, *, votes: bool = False) -> Figure:
+    """For each run the confidence in the label and in the class it becomes, above the images on the way.
+
+    A third class that is ahead of both somewhere is drawn thin. With `votes`, dotted lines show the share of votes.
+    """
+    lines = interpolation.lines
+    figure = new_figure(5.2, 0.3 + 3.1 * len(lines))
+    title = f"{plain(interpolation.dataset)} test image {interpolation.index}, σ = {interpolation.sigma:g}"
+    figure.suptitle(title, fontsize=9.5)
+    for part, line in zip(figure.subfigures(len(lines), 1, squeeze=False).ravel(), lines, strict=True):
+        curve, strip = part.subplots(2, 1, gridspec_kw={"height_ratios": [3.6, 1]})
+        _draw_curves(curve, interpolation, line, votes)
+        _draw_strip(strip, line)
+    return figure
+
+
+def _draw_curves(axes: Axes, whole: Interpolation, line: Line, votes: bool) -> None:
+    quiet_axes(axes)
+    _draw_class(axes, whole, line, whole.label, f"{whole.label} (label)", COLOURS[0], "-")
+    _draw_class(axes, whole, line, line.other, str(line.other), COLOURS[1], (0, (5, 1.5)))
+    for c in sorted(set(line.confidence.argmax(1).tolist()) - {whole.label, line.other}):
+        peak = int(line.confidence[:, c].argmax())
+        axes.plot(whole.ratios, line.confidence[:, c], color=GREY, linewidth=0.8)
+        axes.text(whole.ratios[peak], line.confidence[peak, c], str(c), color=GREY, fontsize=7.5, va="bottom")
+    if votes:
+        for c, colour in ((whole.label, COLOURS[0]), (line.other, COLOURS[1])):
+            axes.plot(whole.ratios, line.votes[:, c], color=colour, linestyle=(0, (1, 1.5)), linewidth=1.0)
+    crossing = whole.crossing(line)
+    if crossing is not None:
+        axes.axvline(crossing, color=GREY, linewidth=0.8)
+        side = "left" if crossing < 0.6 else "right"
+        text = f" label overtaken at {crossing:.2f} "
+        axes.text(crossing, 1.15, text, color=GREY, fontsize=7.5, ha=side, va="top")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1.15)
+    axes.set_ylabel("confidence (dotted: votes)" if votes else "confidence", fontsize=9)
+    axes.set_xlabel(f"mixing ratio (1: adversarial example, L2 distance {line.distance:.2f})", fontsize=8.5)
+    axes.set_title(plain(line.run), fontsize=9, loc="left")
+
+
+def _draw_class(axes: Axes, whole: Interpolation, line: Line, c: int, name: str, colour: str, style: Style) -> None:
+    """A class's confidence, labelled above the end at which it is high: there the curve falls away from the text."""
+    values = line.confidence[:, c]
+    axes.plot(whole.ratios, values, color=colour, linestyle=style, linewidth=1.7)
+    end, side = (0, "left") if values[0] >= values[-1] else (-1, "right")
+    axes.annotate(
+        name,
+        (whole.ratios[end], values[end]),
+        xytext=(5 if end == 0 else -5, 2),
+        textcoords="offset points",
+        color=colour,
+        fontsize=8.5,
+        va="bottom",
+        ha=side,
+    )
+
+
+def _draw_strip(axes: Axes, line: Line) -> None:
+    """The images side by side, a white gap between them."""
+    strip = np.pad(line.strip, ((0, 0), (0, 0), (0, 0), (1, 1)), constant_values=1.0)
+    whole = np.concatenate(list(strip), axis=2).transpose(1, 2, 0).clip(0, 1)
+    axes.imshow(whole.squeeze(2) if whole.shape[2] == 1 else whole, cmap="gray", vmin=0, vmax=1)
+    axes.set_axis_off()

@@ -1,0 +1,110 @@
+"""Log-probability margins of one image under noise (figure 1 of https://arxiv.org/abs/2006.04062)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor
+
+from smoothcert.analysis.output import csv_text
+from smoothcert.analysis.subjects import Subjects
+from smoothcert.errors import RequestError
+from smoothcert.modes import evaluating
+from smoothcert.palette import GREY, PALE, look, new_figure, plain, quiet_axes
+from smoothcert.smoothing.votes import default_batch_size
+
+BINS = 60
+
+
+@dataclass(frozen=True)
+class Margins:
+    """log F_y(x + delta) - max_{c != y} log F_c(x + delta) at one image x with label y."""
+
+    dataset: str
+    index: int
+    label: int
+    sigma: float
+    values: dict[str, NDArray[np.float64]]
+    """Run -> one margin a noise, float64 [n]; the i-th noise is the same for all runs."""
+
+    def share_below_zero(self, run: str) -> float:
+        """The fraction of noises under which the run's network does not choose the label."""
+        return float((self.values[run] < 0).mean())
+
+
+def margins_of(logits: Tensor, label: int) -> Tensor:
+    """The margins [k] of logits [k, classes].
+
+    log F_y - log F_c = z_y - z_c: the normalisation cancels, so no probability is rounded to 0 on the way.
+    """
+    others = logits.clone()
+    others[:, label] = -torch.inf
+    return logits[:, label] - others.amax(1)
+
+
+@torch.no_grad()
+def margins_under_noise(subjects: Subjects, index: int, n: int = 10_000, seed: int = 0) -> Margins:
+    """Margins of the test image `index` under `n` noises, the same ones for every run."""
+    if n < 1:
+        raise RequestError(f"n: expected at least 1 noise, got {n}")
+    images, labels = subjects.images([index])
+    label = int(labels[0])
+    generator = torch.Generator(subjects.device).manual_seed(seed)
+    batch = default_batch_size(subjects.device, subjects.data.shape)
+    found: dict[str, list[Tensor]] = {run.name: [] for run in subjects.runs}
+    for start in range(0, n, batch):
+        noisy = images + subjects.noise.sample((min(batch, n - start), *subjects.data.shape), generator)
+        for run in subjects.runs:
+            with evaluating(run.classifier):
+                found[run.name].append(margins_of(run.classifier(noisy).double(), label).cpu())
+    values = {name: torch.cat(parts).numpy() for name, parts in found.items()}
+    return Margins(subjects.data.name, index, label, subjects.noise.sigma, values)
+
+
+def margins_csv(margins: Margins) -> str:
+    """One row a noise, one column a run."""
+    columns = np.stack(list(margins.values.values()), axis=1)
+    return csv_text(["noise", *margins.values], ([i, *map(float, row)] for i, row in enumerate(columns)))
+
+
+def draw_margins(margins: Margins) -> Figure:
+    """Histograms on common bins, the misclassified side shaded, each label with its share below 0."""
+    figure = new_figure(5.2, 3.2)
+    axes = figure.subplots()
+    quiet_axes(axes)
+    everything = np.concatenate(list(margins.values.values()))
+    # Zero is an edge, so that no bar stands on both sides of it; a few far outliers must not squeeze the rest.
+    low, high = np.quantile(everything, [0.0005, 0.9995])
+    width = max(max(high, 0.0) - min(low, 0.0), 1e-9) / BINS
+    edges = width * np.arange(np.floor(min(low, 0.0) / width) - 1, np.ceil(max(high, 0.0) / width) + 2)
+    axes.axvspan(edges[0], 0, color=PALE, zorder=0, linewidth=0)
+    axes.axvline(0, color=GREY, linewidth=0.8)
+    lines = []
+    for i, (run, values) in enumerate(margins.values.items()):
+        colour, style = look(i)
+        counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
+        share = 100 * counts / len(values)
+        axes.stairs(share, edges, fill=True, color=colour, alpha=0.18)
+        outline = axes.stairs(share, edges, color=colour, linestyle=style, linewidth=1.4)
+        lines.append((outline, f"{plain(run)}: {margins.share_below_zero(run):.2%} below 0"))
+    axes.set_xlim(edges[0], edges[-1])
+    axes.set_ylim(bottom=0)
+    axes.text(0, 1.0, " misclassified", transform=axes.transAxes, fontsize=7.5, color=GREY, va="top", ha="left")
+    axes.set_xlabel("log-probability margin under noise", fontsize=9)
+    axes.set_ylabel("share of noises (%)", fontsize=9)
+    title = f"{plain(margins.dataset)} test image {margins.index}, class {margins.label}, σ = {margins.sigma:g}"
+    axes.set_title(title, fontsize=9.5)
+    handles, labels = zip(*lines, strict=True)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=min(2, len(lines)),
+        fontsize=8,
+        frameon=False,
+        labelcolor="linecolor",
+        handlelength=2.4,
+    )
+    return figure

@@ -1,0 +1,175 @@
+"""Equal-confidence mixing ratios (figure 5 of https://arxiv.org/abs/2111.09277): how far toward its adversarial example
+an image can be mixed before the smoothed prediction changes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor
+
+from smoothcert.analysis.output import csv_text
+from smoothcert.analysis.subjects import Subject, Subjects, UnrestrictedAttack, adversarial_examples, smoothed
+from smoothcert.errors import RequestError
+from smoothcert.palette import look, new_figure, plain, quiet_axes
+
+Floats = NDArray[np.float64]
+GRID = 20
+"""Steps of the first search from 0 to 1."""
+HALVINGS = 6
+"""Of the step in which the change was found: ratios are exact to 1 / (GRID * 2**HALVINGS), less than 0.001."""
+Ahead = Callable[[Tensor, Tensor], Tensor]
+"""(positions int64 [k], ratios [k]) -> how far the label is ahead there, [k]."""
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """The mixing ratios of one run; arrays have an entry an image."""
+
+    run: str
+    ratio: Floats
+    """0 where the image itself is classified wrongly, infinite where the adversarial example is still right."""
+    distance: Floats
+    """L2 norm of adversarial - x."""
+
+    @property
+    def wrong_from_the_start(self) -> float:
+        return float((self.ratio == 0).mean())
+
+    @property
+    def never_changes(self) -> float:
+        return float(np.isinf(self.ratio).mean())
+
+    @property
+    def median(self) -> float:
+        """Infinite where more than half of the images never change."""
+        return float(np.quantile(self.ratio, 0.5, method="inverted_cdf"))
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """Equal-confidence mixing ratios of several runs on the same images."""
+
+    dataset: str
+    sigma: float
+    indices: tuple[int, ...]
+    runs: tuple[Ratios, ...]
+
+
+def first_change(ahead: Ahead, images: int, device: torch.device) -> Tensor:
+    """The smallest ratio in [0, 1] where `ahead` <= 0, for each of `images` images; infinity where there is none.
+
+    A grid of GRID steps from 0 upwards, on images that have not changed yet, then bisection of the step before the
+    first change. A change that is undone within one step of the grid is not seen.
+    """
+    upper = torch.full((images,), torch.inf, device=device, dtype=torch.float64)
+    for step in range(GRID + 1):
+        standing = torch.nonzero(upper.isinf()).squeeze(1)
+        if len(standing) == 0:
+            break
+        ratio = torch.full((len(standing),), step / GRID, device=device, dtype=torch.float64)
+        changed = ahead(standing, ratio) <= 0
+        upper[standing[changed]] = ratio[changed]
+    between = torch.nonzero(upper.isfinite() & (upper > 0)).squeeze(1)
+    high, low = upper[between], upper[between] - 1 / GRID
+    for _ in range(HALVINGS if len(between) else 0):
+        middle = (low + high) / 2
+        changed = ahead(between, middle) <= 0
+        high, low = torch.where(changed, middle, high), torch.where(changed, low, middle)
+    upper[between] = high
+    return upper
+
+
+def mixing_ratios(
+    subjects: Subjects,
+    indices: Sequence[int],
+    attack: UnrestrictedAttack,
+    *,
+    num_noise: int = 100,
+    seed: int = 0,
+    on_progress: Callable[[str, int], None] = lambda run, done: None,
+) -> Mixing:
+    """For every run and test image the ratio at which another class has the label's smoothed confidence.
+
+    Confidence is the mean softmax over `num_noise` noises, the same at all ratios and for all runs, hence continuous in
+    the ratio.
+    """
+    if num_noise < 1 or not indices:
+        raise RequestError(f"expected n >= 1 and at least one image, got n {num_noise} and {len(indices)} images")
+    found = []
+    at_once = subjects.images_at_once()
+    for run in subjects.runs:
+        parts = []
+        for start in range(0, len(indices), at_once):
+            part = list(indices[start : start + at_once])
+            parts.append(_of_images(subjects, run, part, attack, num_noise, seed))
+            on_progress(run.name, start + len(part))
+        ratio, distance = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        found.append(Ratios(run.name, ratio, distance))
+    return Mixing(subjects.data.name, subjects.noise.sigma, tuple(indices), tuple(found))
+
+
+def _of_images(
+    subjects: Subjects, run: Subject, indices: Sequence[int], attack: UnrestrictedAttack, num_noise: int, seed: int
+) -> tuple[Floats, Floats]:
+    images, labels = subjects.images(indices)
+    offsets = adversarial_examples(subjects, run, indices, attack, seed) - images
+
+    def ahead(positions: Tensor, ratios: Tensor) -> Tensor:
+        points = images[positions] + ratios.float().view(-1, 1, 1, 1) * offsets[positions]
+        noise = subjects.noise_blocks([indices[i] for i in positions.tolist()], num_noise, seed, "estimate")
+        confidence, _ = smoothed(run.classifier, points, noise)
+        own = labels[positions].unsqueeze(1)
+        others = confidence.scatter(1, own, -1.0).amax(1)
+        return confidence.gather(1, own).squeeze(1) - others
+
+    ratio = first_change(ahead, len(images), images.device)
+    distance = torch.linalg.vector_norm(offsets.flatten(1), dim=1)
+    return ratio.cpu().numpy(), distance.double().cpu().numpy()
+
+
+def mixing_csv(mixing: Mixing) -> str:
+    """One row a run and image; a ratio of `inf` never changes."""
+    rows = (
+        [run.run, index, float(ratio), float(distance)]
+        for run in mixing.runs
+        for index, ratio, distance in zip(mixing.indices, run.ratio, run.distance, strict=True)
+    )
+    return csv_text(["run", "index", "ratio", "distance"], rows)
+
+
+def draw_mixing(mixing: Mixing) -> Figure:
+    """The share of images whose prediction has changed by each ratio: starts at the error, ends below those that never
+    change."""
+    figure = new_figure(5.4, 3.3)
+    axes = figure.subplots()
+    quiet_axes(axes)
+    ends = []
+    for i, run in enumerate(mixing.runs):
+        colour, style = look(i)
+        ratios = np.sort(run.ratio[np.isfinite(run.ratio)])
+        share = 100 * np.arange(len(ratios) + 1) / len(run.ratio)
+        x, y = np.concatenate([[0.0], ratios, [1.0]]), np.append(share, share[-1])
+        axes.step(x, y, where="post", color=colour, linestyle=style, linewidth=1.6)
+        text = f"{plain(run.run)}\n{run.never_changes:.1%} never change"
+        ends.append((float(share[-1]), text, colour))
+    for height, (_, text, colour) in zip(_apart([end for end, *_ in ends]), ends, strict=True):
+        axes.text(1.015, height, text, color=colour, fontsize=8, va="center", transform=axes.get_yaxis_transform())
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 102)
+    axes.set_xlabel("mixing ratio toward the adversarial example", fontsize=9)
+    axes.set_ylabel("images whose prediction has changed (%)", fontsize=9)
+    axes.set_title(f"{plain(mixing.dataset)}, {len(mixing.indices)} test images, σ = {mixing.sigma:g}", fontsize=9.5)
+    return figure
+
+
+def _apart(heights: Sequence[float], gap: float = 12.0) -> list[float]:
+    """Heights of labels near those of their curves, in the same order, at least `gap` percent apart."""
+    order = sorted(range(len(heights)), key=lambda i: heights[i], reverse=True)
+    placed = list(heights)
+    for above, below in pairwise(order):
+        placed[below] = min(placed[below], placed[above] - gap)
+    return placed

@@ -1,0 +1,48 @@
+"""Where an analysis goes: a figure in the formats asked for, and its numbers as CSV."""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from smoothcert.errors import RequestError
+from smoothcert.files import write_text_atomically
+from smoothcert.palette import PICTURE_FORMATS, save_figure
+
+
+def parse_formats(text: str) -> list[str]:
+    """Picture formats by commas, such as png,pdf; anything else is refused."""
+    formats = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    if unknown := [kind for kind in formats if kind not in PICTURE_FORMATS]:
+        raise RequestError(f"format: expected some of {', '.join(PICTURE_FORMATS)} by commas, got {unknown[0]!r}")
+    return formats
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A CSV file: floats with ten digits, None as an empty cell."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    for row in rows:
+        writer.writerow(f"{cell:.10g}" if isinstance(cell, float) else cell for cell in row)
+    return out.getvalue()
+
+
+def write_analysis(
+    out: Path, name: str, figure: Figure | None, formats: Sequence[str], texts: Mapping[str, str]
+) -> list[Path]:
+    """Write `name`.png (and so on) and `name`.csv, .md, as `texts` has them, into `out`; the paths, numbers first."""
+    written = [out / f"{name}.{kind}" for kind in texts]
+    pictures = [out / f"{name}.{kind}" for kind in formats] if figure is not None else []
+    try:
+        for path, text in zip(written, texts.values(), strict=True):
+            write_text_atomically(path, text)
+        if figure is not None:
+            save_figure(figure, pictures)
+    except OSError as error:
+        raise RequestError(
+            f"{out}: expected a folder to write to, got '{error.strerror or error}'; choose another --out"
+        ) from error
+    return [*written, *pictures]

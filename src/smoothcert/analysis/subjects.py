@@ -1,0 +1,180 @@
+"""Runs made ready to be compared: the same test images, the same noise, forward passes that fit into memory."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from smoothcert.attacks import smoothed_pgd
+from smoothcert.checkpoint import Run, load_run
+from smoothcert.data import Images, load_dataset
+from smoothcert.errors import RequestError
+from smoothcert.modes import Classifier, evaluating
+from smoothcert.noise import NOISES, Noise
+from smoothcert.objectives import SmoothMix
+from smoothcert.presets import PRESETS, preset
+from smoothcert.probability import probabilities
+from smoothcert.smoothing.precision import at_precision
+from smoothcert.smoothing.votes import Stage, block_keys, default_batch_size
+
+NOISE_BLOCK = 20
+"""Noises of an image that are in memory at once."""
+GRADIENT_BATCH = 256
+"""Noisy images whose gradient is computed at once."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A run under analysis: its network in float32 and eval mode on the device, and a name of its own."""
+
+    name: str
+    classifier: nn.Module
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """Runs that take the same images and are smoothed by the same noise."""
+
+    runs: tuple[Subject, ...]
+    data: Images
+    noise: Noise
+    device: torch.device
+
+    def images(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Test images [k, c, h, w] and their labels [k], on the device."""
+        if wrong := [index for index in indices if not 0 <= index < len(self.data)]:
+            raise RequestError(
+                f"index: expected 0 to {len(self.data) - 1}, the images of {self.data.name}, got {wrong[0]}"
+            )
+        images, labels = self.data.batch(torch.tensor(indices))
+        return images.to(self.device), labels.to(self.device)
+
+    def images_at_once(self) -> int:
+        """How many images, with NOISE_BLOCK noises each, fit into a forward pass."""
+        return max(1, default_batch_size(self.device, self.data.shape) // NOISE_BLOCK)
+
+    def noise_blocks(self, indices: Sequence[int], num_noise: int, seed: int, stage: Stage) -> Iterator[Tensor]:
+        """Noise [at most NOISE_BLOCK, k, c, h, w] for the images `indices`, `num_noise` each in all.
+
+        It depends on image, seed and stage alone: all runs see the same, whatever stands beside an image. "select"
+        is for finding adversarial examples, "estimate" for looking at them: fresh, so that they are not flattered.
+        """
+        blocks = -(-num_noise // NOISE_BLOCK)
+        keys = [block_keys((seed, index), stage, blocks) for index in indices]
+        for block in range(blocks):
+            size = min(NOISE_BLOCK, num_noise - block * NOISE_BLOCK)
+            out = torch.empty((len(indices), size, *self.data.shape), device=self.device)
+            for slot, own in zip(out, keys, strict=True):
+                self.noise.fill(slot, own[block])
+            yield out.transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class UnrestrictedAttack:
+    """SmoothMix's adversary: normalised ascent on -log pbar_y within [0, 1], no norm limit."""
+
+    steps: int
+    step_size: float
+    num_noise: int = 32
+
+    def __post_init__(self) -> None:
+        for name, value in (("steps", self.steps), ("step-size", self.step_size), ("num-noise", self.num_noise)):
+            if not value > 0:
+                raise RequestError(f"{name}: expected a number > 0, got {value}")
+
+
+def load_subjects(
+    folders: Sequence[Path],
+    device: torch.device,
+    *,
+    sigma: float | None = None,
+    data: Path | None = None,
+    code: str | None = None,
+) -> Subjects:
+    """The runs in `folders`, all on the test images of their data set under one noise.
+
+    `sigma` is by default the one that the runs were trained with. Runs of other data, noise or (without `sigma`)
+    noise levels than the first are refused; `code` allows a network of one's own as in `load_run`.
+    """
+    if not folders:
+        raise RequestError("expected at least one run folder, got none; give one")
+    runs = [load_run(folder, code) for folder in folders]
+    for key, remedy in (("dataset", "compare runs of one data set"), ("noise", "compare runs of one noise")):
+        _refuse_other(runs, key, remedy)
+    if sigma is None:
+        _refuse_other(runs, "sigma", "choose the noise level of the comparison with --sigma")
+    first = runs[0].recipe
+    images = load_dataset(first.dataset, "test", data, image_size=first.image_size)
+    for run in runs:
+        run.refuse_other_images(images)
+    named = zip(distinct_names(folders), runs, strict=True)
+    ready = tuple(Subject(name, at_precision(run.model, "fp32", device)) for name, run in named)
+    return Subjects(ready, images, NOISES[first.noise](first.sigma if sigma is None else sigma), device)
+
+
+def _refuse_other(runs: Sequence[Run], key: str, remedy: str) -> None:
+    wanted = getattr(runs[0].recipe, key)
+    for run in runs[1:]:
+        if (given := getattr(run.recipe, key)) != wanted:
+            raise RequestError(
+                f"{run.folder}: expected {key} {wanted} as in {runs[0].folder}, got {key} {given}; {remedy}"
+            )
+
+
+def distinct_names(folders: Sequence[Path]) -> list[str]:
+    """The last part of each path, or the whole path where that part stands for several."""
+    last = [folder.resolve().name for folder in folders]
+    if repeated := [folder for folder, times in Counter(folder.resolve() for folder in folders).items() if times > 1]:
+        raise RequestError(f"{repeated[0]}: expected each run once, got it twice; leave one out")
+    return [name if last.count(name) == 1 else str(folder) for name, folder in zip(last, folders, strict=True)]
+
+
+def default_attack(data: Images, sigma: float) -> tuple[int, float]:
+    """Steps T and step size alpha of the published SmoothMix runs on `data`; on other data those of CIFAR-10.
+
+    In all of them but ImageNet's, T * alpha = 8 sigma.
+    """
+    name = f"{data.name.removesuffix('-sample')}/smoothmix"
+    objective = preset(name if name in PRESETS else "cifar10/smoothmix", sigma).objective
+    assert isinstance(objective, SmoothMix)
+    return objective.steps, objective.step_size
+
+
+@torch.no_grad()
+def smoothed(classifier: Classifier, images: Tensor, noise: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean softmax and vote share under noise, both [k, classes], of images [k, c, h, w].
+
+    Each of the blocks of `noise`, [m, k, c, h, w] or [m, 1, c, h, w] for all images alike, is one forward pass.
+    """
+    confidence, votes, count = torch.zeros(()), torch.zeros(()), 0
+    with evaluating(classifier):
+        for block in noise:
+            logits = classifier((images + block).flatten(0, 1)).view(len(block), len(images), -1)
+            confidence = confidence.to(images.device) + probabilities(logits).double().sum(0)
+            votes = votes.to(images.device) + nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).sum(0)
+            count += len(block)
+    return confidence / count, votes.double() / count
+
+
+def adversarial_examples(
+    subjects: Subjects, run: Subject, indices: Sequence[int], attack: UnrestrictedAttack, seed: int
+) -> Tensor:
+    """The unrestricted adversarial example of each image for `run`, [k, c, h, w] in [0, 1].
+
+    What an image becomes does not depend on its neighbours: its noise depends on its index, its steps on itself.
+    """
+    at_once = max(1, GRADIENT_BATCH // attack.num_noise)
+    moved = []
+    for start in range(0, len(indices), at_once):
+        part = indices[start : start + at_once]
+        images, labels = subjects.images(part)
+        noise = torch.cat(list(subjects.noise_blocks(part, attack.num_noise, seed, "select")))
+        iterates = smoothed_pgd(
+            run.classifier, images, labels, noise, steps=attack.steps, step_size=attack.step_size, max_norm=None
+        )
+        *_, last = iterates
+        moved.append(last)
+    return torch.cat(moved)

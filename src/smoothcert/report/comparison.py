@@ -1,0 +1,173 @@
+"""A run beside the row of a paper's table that it reproduces, and what was done otherwise than in the paper."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smoothcert.certificates import CertificatesFile
+from smoothcert.errors import RequestError
+from smoothcert.report.layout import UNKNOWN, Cell, Column, Row
+from smoothcert.report.summary import Summary
+
+
+@dataclass(frozen=True)
+class Published:
+    """The row of a paper's table that a run reproduces, as printed."""
+
+    table: str
+    """The table's name, as in "smoothmix/table2"."""
+    label: str
+    """The row as the paper prints it, as in "SmoothMix (eta=5)"."""
+    acr: float | None
+    accuracy_at: Mapping[float, float]
+    """Radius -> certified accuracy in percent."""
+    differences: tuple[str, ...]
+    """How the run was trained otherwise than the paper's, as in "epochs 2, the paper's 90"."""
+
+
+PublishedOf = Callable[[Any], Published | None]
+"""From what a row is about (a run, a mean over seeds) to its published row; None where the table has none."""
+
+AS_PUBLISHED = "trained and certified as in the paper, as far as the files tell"
+
+# Both papers: Cohen et al.'s CERTIFY on the whole test set, on ImageNet every 100th image of the validation set.
+_VOTES = {"n": 100_000, "n0": 100, "alpha": 0.001}
+_IMAGES = {"mnist": 10_000, "cifar10": 10_000, "imagenet": 500}
+_CIFAR10 = ("consistency/table1", "consistency/table3", "consistency/table4", "consistency/supp-table7")
+_DATASETS = {
+    **dict.fromkeys((*_CIFAR10, "smoothmix/table1", "smoothmix/table3"), "cifar10"),
+    **dict.fromkeys(("consistency/table2", "smoothmix/table4"), "imagenet"),
+}
+
+
+def dataset_of(table: str) -> str:
+    """The data set of a paper's table; all that are not of CIFAR-10 or ImageNet are of MNIST."""
+    return _DATASETS.get(table, "mnist")
+
+
+def published_rows(
+    found: Sequence[tuple[str, CertificatesFile]], published: Callable[[Path], Published | None]
+) -> dict[str, Published]:
+    """Name -> published row for the runs that have one. Refuses what cannot be set beside a published row.
+
+    The papers certify at the sigma of training: a file with another one has no place beside them.
+    """
+    rows = {name: row for name, file in found if (row := published(file.path)) is not None}
+    if not rows:
+        names = ", ".join(name for name, _ in found)
+        raise RequestError(
+            f"{names}: expected a run that the paper's table has, got none with the method, sigma and hyper-parameters "
+            "of a row; choose another table or leave --paper out"
+        )
+    for name, file in found:
+        trained, certified = file.settings.get("training_sigma"), file.settings.get("sigma")
+        if name in rows and None not in (trained, certified) and trained != certified:
+            raise RequestError(
+                f"{file.path}: expected certificates at the sigma of training, {trained}, beside {rows[name].table}, "
+                f"got sigma {certified}; certify with --sigma {trained} or leave this file out"
+            )
+    return rows
+
+
+def certified_otherwise(summary: Summary, table: str) -> list[str]:
+    """How a file was certified otherwise than the papers do, as far as it tells; [] if in no way."""
+    data = dataset_of(table)
+    given: dict[str, float | None] = {"n": summary.n, "n0": summary.n0, "alpha": summary.alpha}
+    mixed = [key for key in ("n", "n0") if given[key] is None and summary.votes]
+    unknown = [key for key, value in given.items() if value is None and key not in mixed]
+    found = [
+        f"certified on {summary.dataset}, the paper's {data}" if summary.dataset not in (None, data) else None,
+        f"split {summary.split}, the paper's test" if summary.split not in (None, "test") else None,
+        f"{summary.images:,} images, the paper's {_IMAGES[data]:,}" if summary.images != _IMAGES[data] else None,
+        *(
+            f"{key} = {value:,g}, the paper's {_VOTES[key]:,g}"
+            for key, value in given.items()
+            if value not in (None, _VOTES[key])
+        ),
+        *(f"{key} not the same for all images, the paper's {_VOTES[key]:,g}" for key in mixed),
+        f"votes in {summary.precision}" if summary.precision not in (None, "fp32") else None,
+        *summary.remarks,
+        f"{', '.join(unknown)} not recorded" if unknown else None,
+        "data set not recorded" if summary.dataset is None else None,
+    ]
+    return [difference for difference in found if difference is not None]
+
+
+def comparison_notes(summaries: Sequence[Summary], published: Mapping[str, Published]) -> dict[str, list[str]]:
+    """What to say under a comparison -> the runs of which it holds: how they differ from the paper's, or that the
+    table does not have them. Empty where nothing is compared."""
+    notes: dict[str, list[str]] = {}
+    tables = ", ".join(dict.fromkeys(row.table for row in published.values()))
+    for summary in summaries if published else ():
+        row = published.get(summary.name)
+        if row is None:
+            note = f"not in {tables}"
+        else:
+            note = "; ".join([*row.differences, *certified_otherwise(summary, row.table)]) or AS_PUBLISHED
+        notes.setdefault(note, []).append(summary.name)
+    return notes
+
+
+def _printed(column: Column, row: Published) -> float | None:
+    if column.key == "acr":
+        return row.acr
+    return None if column.radius is None else row.accuracy_at.get(column.radius)
+
+
+def _as_printed(column: Column, row: Published, value: float) -> str:
+    """With the digits of the paper: ACR 3 or 4 decimals, accuracies 1, or none where the whole row has none."""
+    if column.radius is None:
+        return f"{value:.3f}" if round(value, 3) == value else f"{value:.4f}"
+    whole = all(percent == int(percent) for percent in row.accuracy_at.values())
+    return f"{value:.0f}" if whole else f"{value:.1f}"
+
+
+def _signed(difference: float, decimals: int) -> str:
+    """With a sign, except where it rounds to zero."""
+    text = f"{difference:+.{decimals}f}"
+    return text.replace("-", "−") if float(text) else text[1:]
+
+
+def beside(columns: Sequence[Column], own: Row, row: Published) -> tuple[Row, Row]:
+    """Two rows to stand under a run's `own`: the published numbers, and own minus published."""
+    names = {"name": ("published", "difference")}
+    above, below = [], []
+    for column, cell in zip(columns, own, strict=True):
+        texts = names.get(column.key, ("", ""))
+        value = difference = None
+        if column.key == "acr" or column.radius is not None:
+            value = _printed(column, row)
+            texts = UNKNOWN, UNKNOWN
+            if value is not None and isinstance(cell.value, int | float):
+                difference = cell.value - value
+                texts = _as_printed(column, row, value), _signed(difference, column.decimals or 0)
+        above.append(Cell(value, texts[0], aside=True))
+        below.append(Cell(difference, texts[1], aside=True))
+    return tuple(above), tuple(below)
+
+
+def published_columns(columns: Sequence[Column], published_of: PublishedOf) -> list[Column]:
+    """For CSV: the published number and the difference for ACR and for each accuracy among `columns`."""
+
+    def pair(column: Column) -> list[Column]:
+        def printed(subject: Any) -> float | None:
+            row = published_of(subject)
+            return None if row is None else _printed(column, row)
+
+        def difference(subject: Any) -> float | None:
+            own, value = column.value(subject), printed(subject)
+            return own - value if isinstance(own, int | float) and value is not None else None
+
+        found = {f"published_{column.key}": printed, f"{column.key}_difference": difference}
+        return [Column(key, key, value, column.decimals, csv_only=True) for key, value in found.items()]
+
+    def text(key: str, attribute: str) -> Column:
+        return Column(key, key, lambda subject: getattr(published_of(subject), attribute, None), csv_only=True)
+
+    numbers = [column for column in columns if column.key == "acr" or column.radius is not None]
+    return [
+        text("published_table", "table"),
+        text("published_row", "label"),
+        *(added for column in numbers for added in pair(column)),
+    ]

@@ -1,0 +1,183 @@
+"""The texts of a report: the Markdown and HTML pages, the CSV and LaTeX files, what a terminal shows."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from smoothcert.certificates import CertificatesFile
+from smoothcert.report.comparison import Published
+from smoothcert.report.html import html_page
+from smoothcert.report.html_gallery import Gallery
+from smoothcert.report.rendering import comma_separated, escape_latex, escape_markdown, latex, markdown, terminal
+from smoothcert.report.seeds import SEEDS_CAPTION, SeedMean, seeds_layout
+from smoothcert.report.summary import Summary
+from smoothcert.report.tables import (
+    by_sigma,
+    csv_table,
+    intervals_layout,
+    latex_table,
+    markdown_table,
+    terminal_table,
+)
+
+BESIDE = "the published row under each run, and the difference: run minus published, accuracies in points"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All that a report says, in whatever format; runs in the order given."""
+
+    title: str
+    files: Sequence[tuple[str, CertificatesFile]]
+    summaries: Sequence[Summary]
+    seeds: Sequence[SeedMean] = ()
+    published: Mapping[str, Published] = field(default_factory=dict)
+    """Name of a run -> the row of a paper's table that it reproduces."""
+    notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """How runs differ from the paper's -> their names."""
+    gallery: Gallery | None = None
+    """Where the pictures of the HTML page come from."""
+    pictures: Sequence[Path] = ()
+
+    @property
+    def tables(self) -> str:
+        """The paper's table that runs are compared with."""
+        return ", ".join(dict.fromkeys(row.table for row in self.published.values()))
+
+
+def _described(summary: Summary) -> str:
+    """One Markdown list item: how the run was certified, as far as its file tells."""
+    ends = summary.acr_interval
+    parts = [
+        f"ACR {summary.acr:.3f}" + ("" if ends is None else f" (95% interval {ends[0]:.3f} to {ends[1]:.3f})"),
+        f"{summary.images:,} images",
+        None if summary.dataset is None else f"data set {escape_markdown(summary.dataset)}",
+        None if summary.split is None else f"split {escape_markdown(summary.split)}",
+        "n not recorded or mixed" if summary.n is None else f"n = {summary.n:,}",
+        None if summary.n0 is None else f"n0 = {summary.n0:,}",
+        "alpha not recorded" if summary.alpha is None else f"alpha = {summary.alpha:g}",
+        None if summary.precision is None else f"precision {escape_markdown(summary.precision)}",
+        f"{summary.votes:,} votes" if summary.votes else "votes not recorded",
+        *map(escape_markdown, summary.remarks),
+    ]
+    return f"- **{escape_markdown(summary.name)}**: {', '.join(part for part in parts if part)}\n"
+
+
+def _comparison(contents: Contents) -> str:
+    """The Markdown section on what was done otherwise than in the paper; empty where nothing is compared."""
+    if not contents.published:
+        return ""
+    items = [
+        f"- {', '.join(f'**{escape_markdown(name)}**' for name in names)}: {escape_markdown(note)}\n"
+        for note, names in contents.notes.items()
+    ]
+    return f"\n## Beside {escape_markdown(contents.tables)}\n\nIn italics: {BESIDE}.\n\n{''.join(items)}"
+
+
+def _seeds(contents: Contents) -> str:
+    if not contents.seeds:
+        return ""
+    return (
+        f"\n## Mean ± sd over seeds\n\n{markdown(seeds_layout(contents.seeds, contents.published))}\n"
+        "Runs that differ by their training seed only, certified alike on the same images; "
+        "sd: sample standard deviation.\n"
+    )
+
+
+FIGURES = {
+    "curves": (
+        "Certified accuracy against radius",
+        "A dashed vertical line marks the largest radius that n agreeing votes can certify; a thin line, where there "
+        "is one, the accuracy that is left under attack.",
+    ),
+    "distribution": (
+        "Distribution of the probability of the true class",
+        "The share of images whose true class gets at most this share of the votes: ACR alone is ruled by images whose "
+        "votes all agree, which are counted in the strip at the right.",
+    ),
+    "training": ("Training", "Loss and accuracy under noise in each epoch; dotted lines mark learning-rate drops."),
+}
+"""Name of a figure's file -> its title and what to see in it."""
+
+
+def _figures(pictures: Sequence[Path]) -> str:
+    """Each figure once, in a format that a browser shows."""
+    parts = []
+    for name, (title, caption) in FIGURES.items():
+        drawn = [path.name for kind in (".png", ".svg") for path in pictures if path.name == f"{name}{kind}"]
+        if drawn:
+            parts.append(f"\n![{title}]({drawn[0]})\n\n{caption}\n")
+    return "".join(parts)
+
+
+def markdown_page(contents: Contents) -> str:
+    """The report as one Markdown page."""
+    return (
+        f"# {escape_markdown(contents.title)}\n\n"
+        f"{markdown_table(contents.summaries, contents.published)}\n"
+        "Certified accuracy in % at each radius: the share of images that are classified correctly with a certified "
+        "radius greater than it (at 0: correctly, without abstaining). "
+        "ACR: average certified radius, 0 where wrong or abstained. Bold: the best of each σ.\n"
+        f"{_comparison(contents)}{_seeds(contents)}{_figures(contents.pictures)}\n"
+        "## How each run was certified\n\n"
+        f"{''.join(map(_described, by_sigma(contents.summaries)))}\n"
+        "## 95% confidence intervals\n\n"
+        f"{markdown(intervals_layout(contents.summaries))}\n"
+        "Over the choice of images: normal for ACR, Wilson for accuracies. The spread over training seeds is not in "
+        "them.\n"
+    )
+
+
+def latex_tables(contents: Contents) -> str:
+    """The tabular of the runs, what differs from the paper under it, then the tabular over seeds."""
+    parts = [latex_table(contents.summaries, contents.published)]
+    if contents.published:
+        lines = [f"{', '.join(names)}: {note}." for note, names in contents.notes.items()]
+        told = "\n\n".join(map(escape_latex, [f"Beside {contents.tables}: {BESIDE}.", *lines]))
+        parts.append(f"\\par\\smallskip\n{{\\footnotesize\n{told}\n\\par}}\n")
+    if contents.seeds:
+        parts.append(f"% mean and sample sd over seeds\n{latex(seeds_layout(contents.seeds, contents.published))}")
+    return "\n".join(parts)
+
+
+def csv_files(contents: Contents) -> dict[str, str | None]:
+    seeds = comma_separated(seeds_layout(contents.seeds, contents.published)) if contents.seeds else None
+    return {"report.csv": csv_table(contents.summaries, contents.published), "report-seeds.csv": seeds}
+
+
+def html_file(contents: Contents) -> str:
+    more = [("95% confidence intervals", intervals_layout(contents.summaries))]
+    if contents.seeds:
+        more.insert(0, ("Mean ± sd over seeds", seeds_layout(contents.seeds, contents.published)))
+    return html_page(
+        contents.title,
+        contents.files,
+        contents.summaries,
+        contents.gallery,
+        published=contents.published,
+        notes=contents.notes,
+        more=more,
+    )
+
+
+TEXTS: Mapping[str, Callable[[Contents], Mapping[str, str | None]]] = {
+    "md": lambda contents: {"report.md": markdown_page(contents)},
+    "csv": csv_files,
+    "tex": lambda contents: {"report.tex": latex_tables(contents)},
+    "html": lambda contents: {"report.html": html_file(contents)},
+}
+"""Format -> what writes it: file name -> text, or None for a file that must not be there (of an earlier report)."""
+
+
+def terminal_report(contents: Contents, width: int) -> list[RenderableType]:
+    """What to print, one after the other, on a terminal of `width` columns: tables, and lines on what differs."""
+    shown: list[RenderableType] = [terminal_table(contents.summaries, width, contents.published)]
+    if contents.published:
+        shown.append(Text(f"beside {contents.tables}: {BESIDE}", style="italic"))
+    shown += [Text(f"{', '.join(names)}: {note}") for note, names in contents.notes.items()]
+    if contents.seeds:
+        shown.append(terminal(seeds_layout(contents.seeds, contents.published), width, SEEDS_CAPTION))
+    return shown

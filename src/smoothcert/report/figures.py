@@ -1,0 +1,99 @@
+"""What the figures of a report share: a panel for each sigma, one look a method, titles."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from smoothcert.certificates import CertificatesFile
+from smoothcert.errors import RequestError
+from smoothcert.palette import Style, look, new_figure, plain, save_figure
+from smoothcert.report.layout import decimals_needed
+from smoothcert.report.summary import Summary, summarize
+from smoothcert.report.tables import by_sigma
+
+Look = tuple[str, Style]
+TITLE_SIZE = 9.5
+AXIS_SIZE = 9.0
+LABEL_SIZE = 8.0
+NOTE_SIZE = 7.0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One run in a panel: its label there, its numbers, its certificates."""
+
+    label: str
+    summary: Summary
+    file: CertificatesFile
+
+
+def short_labels(runs: Iterable[tuple[str, str | None, object]]) -> dict[str, str]:
+    """Name -> label for (name, method, panel) triples with distinct names.
+
+    A run is labelled by its method where no panel has two runs of that method: then it looks the same in all panels.
+    """
+    runs = list(runs)
+    if len({name for name, _, _ in runs}) < len(runs):
+        raise RequestError("expected a different name for each curve, got one name twice; rename one of them")
+    repeated = {method for (method, _), count in Counter((m, panel) for _, m, panel in runs).items() if count > 1}
+    repeated |= {name for name, method, _ in runs if method != name}
+    return {name: plain(method if method and method not in repeated else name) for name, method, _ in runs}
+
+
+def panels_of(files: Sequence[tuple[str, CertificatesFile]]) -> list[list[Member]]:
+    """One list a panel, by sigma (and data set, if there are several), runs in the given order."""
+    if not files:
+        raise RequestError("expected at least one certificates file to draw, got none; give one")
+    summaries = [summarize(file, name, ()) for name, file in files]
+    labels = short_labels((s.name, s.method, s.group) for s in summaries)
+    named = dict(files)
+    groups = groupby(by_sigma(summaries), key=lambda summary: summary.group)
+    return [[Member(labels[s.name], s, named[s.name]) for s in members] for _, members in groups]
+
+
+def looks_of(labels: Iterable[str]) -> dict[str, Look]:
+    """Colour and line style for each label, by the order in which labels first appear."""
+    distinct = dict.fromkeys(labels)
+    return {label: look(i) for i, label in enumerate(distinct)}
+
+
+def panel_titles(groups: Sequence[tuple[float | None, str | None]]) -> list[str]:
+    """A title for each (sigma, data set); the data set is named where there are several."""
+    several = len({dataset for _, dataset in groups} - {None}) > 1
+    decimals = decimals_needed([sigma for sigma, _ in groups if sigma is not None])
+
+    def title(sigma: float | None, dataset: str | None) -> str:
+        text = "σ not recorded" if sigma is None else f"σ = {sigma:.{decimals}f}"
+        return f"{plain(dataset)}, {text}" if several and dataset else text
+
+    return [title(sigma, dataset) for sigma, dataset in groups]
+
+
+def panel_grid(count: int, extra_height: float = 0.0) -> tuple[Figure, list[Axes]]:
+    """A figure with `count` panels of one vertical axis, at most three beside each other, row by row."""
+    columns = 2 if count == 4 else min(3, count)
+    rows = -(-count // columns)
+    width, height = (4.8, 3.5) if count == 1 else (3.1 * columns + 0.3, 2.9 * rows)
+    figure = new_figure(width, height + extra_height * rows)
+    grid: list[Axes] = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel().tolist()
+    for axes in grid[count:]:
+        axes.remove()
+    return figure, grid[:count]
+
+
+def first_column(grid: Sequence[Axes]) -> list[Axes]:
+    """The panels that carry the name of the vertical axis."""
+    return [axes for axes in grid if (spec := axes.get_subplotspec()) is not None and spec.is_first_col()]
+
+
+def write_pictures(draw: Callable[[], Figure], paths: Sequence[Path]) -> None:
+    """Draw once and write the picture to each of `paths`, as PNG, PDF or SVG by its ending, replaced atomically."""
+    # Texts take their settings when they are made: a user's LaTeX must not read names as formulas.
+    with matplotlib.rc_context({"text.usetex": False}):
+        save_figure(draw(), paths)

@@ -1,0 +1,203 @@
+// Certified accuracy against radius: one panel a sigma, a step curve a run with every step of the data.
+const MARGIN = { left: 36, right: 8, top: 24, bottom: 40 };
+const NAME_HEIGHT = 15;
+
+// The percentage of images certified at a radius greater than `radius`; at 0 all that are right count.
+function accuracy(run, radius) {
+  let [low, high] = [0, run.radii.length];
+  while (radius > 0 && low < high) {
+    const middle = (low + high) >> 1;
+    if (run.radii[middle] > radius) high = middle;
+    else low = middle + 1;
+  }
+  return (100 * (run.radii.length - low)) / run.images;
+}
+
+function tickStep(reach, most) {
+  const steps = [1, 2, 2.5, 5].flatMap((digit) => [-3, -2, -1, 0, 1, 2].map((power) => digit * 10 ** power));
+  return steps.sort((a, b) => a - b).find((step) => reach / step <= most) ?? reach;
+}
+
+// Pixels of radii and percentages in a plot `width` pixels wide.
+function scales(panel, width) {
+  const height = Math.round(Math.min(360, Math.max(230, 0.66 * width)));
+  const ends = [...panel.runs.map((run) => run.radii.at(-1) ?? 0), ...panel.ceilings.map(([radius]) => radius)];
+  // Room on the right for the words at the last ceiling.
+  const reach = (Math.max(...ends) || 1) * (1 + 22 / width + 0.02);
+  const [across, down] = [width - MARGIN.left - MARGIN.right, height - MARGIN.top - MARGIN.bottom];
+  const x = (radius) => MARGIN.left + (across * radius) / reach;
+  const y = (percent) => MARGIN.top + down * (1 - percent / 100);
+  const radiusAt = (pixel) => Math.min(reach, Math.max(0, (reach * (pixel - MARGIN.left)) / across));
+  return { width, height, reach, across, x, y, radiusAt };
+}
+
+function axes({ width, height, reach, across, x, y }) {
+  const parts = [];
+  for (const percent of [0, 20, 40, 60, 80, 100]) {
+    parts.push(drawn("line", { class: percent ? "grid" : "axis", x1: x(0), x2: x(reach), y1: y(percent), y2: y(percent) }));
+    parts.push(drawn("text", { x: x(0) - 7, y: y(percent) + 4, "text-anchor": "end" }, String(percent)));
+  }
+  const step = tickStep(reach, across / 55);
+  const decimals = Math.max(0, Math.min(3, Math.ceil(-Math.log10(step)) + (String(step).includes("25") ? 1 : 0)));
+  for (let tick = 0; tick * step <= reach; tick++) {
+    const at = x(tick * step);
+    if (tick) parts.push(drawn("line", { class: "grid", x1: at, x2: at, y1: y(0), y2: y(100) }));
+    parts.push(drawn("text", { x: at, y: y(0) + 17, "text-anchor": "middle" }, (tick * step).toFixed(decimals)));
+  }
+  parts.push(drawn("text", { x: x(reach / 2), y: height - 6, "text-anchor": "middle" }, "radius"));
+  parts.push(drawn("text", { x: 0, y: 11 }, "certified accuracy (%)"));
+  return parts;
+}
+
+function ceilingMarks(panel, { x, y }) {
+  return panel.ceilings.flatMap(([radius, n]) => {
+    const at = x(radius);
+    const text = `limit of n = ${n.toLocaleString("en")}`;
+    return [
+      drawn("line", { class: "ceiling", x1: at, x2: at, y1: y(0), y2: y(100) }),
+      drawn("text", { transform: `translate(${at + 13} ${y(50)}) rotate(-90)`, "text-anchor": "middle" }, text),
+    ];
+  });
+}
+
+function stepPath(run, { x, y }) {
+  const right = run.radii.length;
+  const steps = run.radii.map((radius, i) => `H${x(radius).toFixed(2)}V${y((100 * (right - 1 - i)) / run.images).toFixed(2)}`);
+  return `M${x(0)} ${y((100 * right) / run.images).toFixed(2)}${steps.join("")}`;
+}
+
+// Where a name can stand beside its curve, clear of all curves and of the names in `taken`; undefined without room.
+function namePlace(run, runs, length, taken, limit, { x, y, reach }) {
+  const heights = (other, at) => y(accuracy(other, Math.max(0, (reach * (at - x(0))) / (x(reach) - x(0)))));
+  const others = runs.filter((other) => other !== run);
+  let best;
+  for (let i = 3; i < 56; i++) {
+    const at = x((reach * i) / 60);
+    const own = heights(run, at);
+    if (own >= y(0)) break;
+    const clearance = Math.min(60, ...others.map((other) => Math.abs(heights(other, at) - own)));
+    const score = clearance - Math.abs(i - 28) / 4;
+    if (clearance < NAME_HEIGHT || (best && best.score >= score)) continue;
+    // Curves never rise: above to the right and below to the left are clear of the own curve.
+    for (const [left, top] of [[at + 5, own - NAME_HEIGHT - 2], [at - length - 5, own + 2]]) {
+      const [edge, bottom] = [left + length, top + NAME_HEIGHT];
+      const inside = left > x(0) + 2 && edge < limit && top > y(100) && bottom < y(0);
+      const crossed = runs.some((other) => heights(other, left) < bottom && heights(other, edge) > top);
+      const met = taken.some((box) => left < box.edge && box.left < edge && top < box.bottom && box.top < bottom);
+      if (inside && !crossed && !met) {
+        best = { score, left, top, edge, bottom };
+        break;
+      }
+    }
+  }
+  return best;
+}
+
+function nameMarks(panel, runs, svg, scale) {
+  const taken = [];
+  const limit = scale.x(Math.min(scale.reach, ...panel.ceilings.map(([radius]) => radius)));
+  for (const run of runs) {
+    const text = drawn("text", { class: `name ${lookOf(run)}` }, run.label);
+    svg.append(text);
+    const place = namePlace(run, runs, text.getComputedTextLength(), taken, limit, scale);
+    if (!place) {
+      text.remove();
+      continue;
+    }
+    filled(text, { x: place.left, y: place.bottom - 3 }, []);
+    taken.push(place);
+  }
+}
+
+function chip(run, toggle) {
+  const sample = drawn("line", { x1: 0, x2: 26, y1: 5, y2: 5, "stroke-dasharray": dashOf(run) });
+  const line = drawn("svg", { width: 26, height: 10, class: lookOf(run), "aria-hidden": "true" }, sample);
+  const name = make("span", {}, run.label);
+  const button = make("button", { type: "button", class: "chip", "aria-pressed": "true", title: run.name }, line, name);
+  button.append(make("small", {}, `ACR ${run.acr}`));
+  button.addEventListener("click", () => button.setAttribute("aria-pressed", String(toggle(run))));
+  return button;
+}
+
+// The radius, and the runs in the order in which a vertical line meets their curves.
+function readoutLines(runs, radius) {
+  const values = runs.map((run) => [run, accuracy(run, radius)]).sort(([, a], [, b]) => b - a);
+  const lines = values.map(([run, percent]) => {
+    const name = make("span", {}, make("span", { class: `swatch ${lookOf(run)}` }), run.label);
+    return make("p", {}, name, make("b", {}, `${percent.toFixed(1)} %`));
+  });
+  return [make("p", {}, `radius ${radius.toFixed(3)}`), ...lines];
+}
+
+function drawPanel(panel) {
+  const svg = drawn("svg", { tabindex: 0, role: "slider", "aria-valuemin": 0 });
+  const readout = make("div", { class: "readout", hidden: "" });
+  const plot = make("div", { class: "plot" }, svg, readout);
+  const hidden = new Set();
+  const shown = () => panel.runs.filter((run) => !hidden.has(run));
+  let scale;
+  let radius = null;
+
+  function draw() {
+    scale = scales(panel, plot.clientWidth || 480);
+    filled(svg, { viewBox: `0 0 ${scale.width} ${scale.height}`, "aria-valuemax": scale.reach.toFixed(3) }, []);
+    svg.replaceChildren(...axes(scale), ...ceilingMarks(panel, scale));
+    for (const run of shown()) {
+      const look = { class: `curve ${lookOf(run)}`, "stroke-dasharray": dashOf(run), d: stepPath(run, scale) };
+      svg.append(drawn("path", look));
+    }
+    nameMarks(panel, shown(), svg, scale);
+    point(radius);
+  }
+
+  function point(at) {
+    radius = at;
+    for (const mark of svg.querySelectorAll(".cursor, .dot")) mark.remove();
+    readout.hidden = at === null;
+    if (at === null) return;
+    const { x, y, width } = scale;
+    svg.append(drawn("line", { class: "cursor", x1: x(at), x2: x(at), y1: y(0), y2: y(100) }));
+    for (const run of shown()) {
+      svg.append(drawn("circle", { class: `dot ${lookOf(run)}`, cx: x(at), cy: y(accuracy(run, at)), r: 4 }));
+    }
+    readout.replaceChildren(...readoutLines(shown(), at));
+    const near = `${(100 * (x(at) + 12)) / width}%`;
+    const far = `${100 - (100 * (x(at) - 12)) / width}%`;
+    const onTheRight = x(at) < width / 2;
+    readout.style.left = onTheRight ? near : "auto";
+    readout.style.right = onTheRight ? "auto" : far;
+    const values = shown().map((run) => `${run.label} ${accuracy(run, at).toFixed(1)} %`);
+    filled(svg, { "aria-valuenow": at.toFixed(3), "aria-valuetext": `radius ${at.toFixed(3)}: ${values.join(", ")}` }, []);
+  }
+
+  svg.setAttribute("aria-label", `Certified accuracy at a radius, ${panel.title}`);
+  svg.setAttribute("aria-valuenow", 0);
+  svg.addEventListener("pointermove", (event) => {
+    const box = svg.getBoundingClientRect();
+    point(scale.radiusAt(((event.clientX - box.left) * scale.width) / box.width));
+  });
+  svg.addEventListener("pointerleave", () => point(null));
+  svg.addEventListener("blur", () => point(null));
+  svg.addEventListener("keydown", (event) => {
+    const step = scale.reach / 100;
+    const from = radius ?? 0;
+    const moves = { ArrowLeft: from - step, ArrowRight: from + step, Home: 0, End: scale.reach, Escape: null };
+    if (!(event.key in moves)) return;
+    event.preventDefault();
+    const to = moves[event.key];
+    point(to === null ? null : Math.min(scale.reach, Math.max(0, to)));
+  });
+
+  function toggle(run) {
+    if (!hidden.delete(run)) hidden.add(run);
+    draw();
+    return !hidden.has(run);
+  }
+
+  const chips = make("div", { class: "chips" }, ...panel.runs.map((run) => chip(run, toggle)));
+  document.querySelector(".panels").append(make("figure", { class: "panel" }, make("h3", {}, panel.title), plot, chips));
+  new ResizeObserver(() => plot.clientWidth !== scale.width && draw()).observe(plot);
+  draw();
+}
+
+data.panels.forEach(drawPanel);

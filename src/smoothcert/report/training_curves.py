@@ -1,0 +1,149 @@
+"""How training went: loss, accuracy under noise and the objective's other terms against epochs, from metrics.jsonl."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+from smoothcert.palette import GREY, look, new_figure, plain, quiet_axes
+from smoothcert.report.figures import (
+    AXIS_SIZE,
+    NOTE_SIZE,
+    TITLE_SIZE,
+    Look,
+    looks_of,
+    panel_titles,
+    short_labels,
+    write_pictures,
+)
+from smoothcert.report.labels import BEHIND, name_curves
+from smoothcert.report.metrics import Metrics, TrainedRun, further_terms, learning_rate_drops, read_run
+
+_ALWAYS = {"loss": "training loss", "noisy_accuracy": "accuracy under noise (%)"}
+_TERMS = "further terms of the loss"
+TermLooks = dict[tuple[str, str], tuple[str, Look]]
+
+
+def _term_looks(runs: Sequence[TrainedRun], labels: Mapping[str, str], looks: Mapping[str, Look]) -> TermLooks:
+    """(Label of a run, term) -> the term's own label and look: the run's colour, a style a term.
+
+    A term is named alone where the runs of one label only have it, else after the run.
+    """
+    found = list(dict.fromkeys((labels[run.name], term) for run in runs for term in further_terms(run.metrics)))
+    owners = Counter(term for _, term in found)
+
+    def named(label: str, term: str) -> tuple[str, Look]:
+        number = [other for owner, other in found if owner == label].index(term)
+        alone = owners[term] == 1 and term not in looks
+        return plain(term) if alone else f"{label}: {plain(term)}", (looks[label][0], look(number)[1])
+
+    return {pair: named(*pair) for pair in found}
+
+
+def _draw_line(axes: Axes, metrics: Metrics, key: str, label: str, line_look: Look) -> None:
+    scale = 100.0 if key == "noisy_accuracy" else 1.0
+    points = [(entry["epoch"], scale * entry[key]) for entry in metrics if math.isfinite(entry.get(key, math.nan))]
+    if points:
+        epochs, values = zip(*points, strict=True)
+        colour, style = line_look
+        marker = "o" if len(points) == 1 else None
+        axes.plot(epochs, values, color=colour, linestyle=style, linewidth=1.4, marker=marker, ms=3, label=label)
+
+
+def _scale_row(row: Sequence[Axes]) -> None:
+    """A logarithmic axis for the panels of a row where all values are positive and differ at least fivefold."""
+    values = np.array([value for axes in row for line in axes.get_lines() for value in np.asarray(line.get_ydata())])
+    if not len(values) or values.min() <= 0 or values.max() < 5 * values.min():
+        return
+    for axes in row:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if values.max() < 1000 * values.min() else (1,)))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def _mark_drops(axes: Axes, runs: Sequence[TrainedRun], named: bool) -> None:
+    drops = sorted({drop for run in runs for drop in learning_rate_drops(run.metrics)})
+    for drop in drops:
+        axes.axvline(drop, color=GREY, linewidth=0.7, linestyle=(0, (1, 2)), zorder=1, label=BEHIND)
+    if named and drops:
+        text = axes.text(drops[0], 0.98, "learning rate drops ", color=GREY, fontsize=NOTE_SIZE)
+        text.set(transform=axes.get_xaxis_transform(), rotation=90, ha="right", va="top")
+
+
+def _axes_grid(quantities: int, groups: int) -> tuple[Figure, list[list[Axes]]]:
+    """Axes by [quantity][group]: a row a quantity and a column a group, or all in one row if there is one group."""
+    if groups == 1:
+        figure = new_figure(3.2 * quantities, 3.0)
+        return figure, [[axes] for axes in figure.subplots(1, quantities, squeeze=False)[0]]
+    figure = new_figure(3.1 * groups + 0.3, 2.4 * quantities + 0.3)
+    return figure, figure.subplots(quantities, groups, sharex="col", sharey="row", squeeze=False).tolist()
+
+
+def _entitle(figure: Figure, grid: Sequence[Sequence[Axes]], titles: Sequence[str]) -> None:
+    """Titles above the columns and epochs below them; above and below everything where all is in one row."""
+    if len(titles) == 1:
+        figure.suptitle(titles[0], fontsize=TITLE_SIZE)
+    for axes, title in zip(grid[0], titles, strict=True):
+        axes.set_title(title if len(titles) > 1 else "", fontsize=TITLE_SIZE)
+    for axes in (axes for row in (grid if len(titles) == 1 else grid[-1:]) for axes in row):
+        axes.set_xlabel("epoch", fontsize=AXIS_SIZE)
+
+
+def _figure(runs: Sequence[TrainedRun], labels: Mapping[str, str], looks: Mapping[str, Look]) -> Figure:
+    ordered = sorted(runs, key=lambda run: run.group)
+    groups = [list(members) for _, members in groupby(ordered, key=lambda run: run.group)]
+    terms = _term_looks(ordered, labels, looks)
+    quantities = {**_ALWAYS, **({_TERMS: _TERMS} if terms else {})}
+    figure, grid = _axes_grid(len(quantities), len(groups))
+
+    def shown(quantity: str, run: TrainedRun) -> dict[str, tuple[str, Look]]:
+        """Key in the metrics -> label and look of its line."""
+        label = labels[run.name]
+        if quantity == _TERMS:
+            return {term: terms[label, term] for term in further_terms(run.metrics)}
+        return {quantity: (label, looks[label])}
+
+    for (quantity, title), row in zip(quantities.items(), grid, strict=True):
+        for axes, group in zip(row, groups, strict=True):
+            quiet_axes(axes)
+            axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+            for run in group:
+                for key, (label, line_look) in shown(quantity, run).items():
+                    _draw_line(axes, run.metrics, key, label, line_look)
+        _scale_row(row)
+        for axes, group in zip(row, groups, strict=True):
+            _mark_drops(axes, group, named=axes is grid[0][0])
+        row[0].set_ylabel(title, fontsize=AXIS_SIZE)
+
+    titles = panel_titles([(group[0].sigma, group[0].dataset) for group in groups])
+    only = f"{next(iter(looks))}, " if len(looks) == 1 else ""
+    _entitle(figure, grid, [only + title for title in titles])
+    name_curves(figure, [axes for row in grid for axes in row], {**({} if only else looks), **dict(terms.values())})
+    return figure
+
+
+def draw_training_curves(runs: Sequence[tuple[str, Path]], pictures: Sequence[Path]) -> bool:
+    """Draw the metrics of (name, run folder) pairs: training loss, accuracy under noise and further terms by epoch.
+
+    One column of panels a sigma and data set; each point is a mean over an epoch, on training images under noise. A
+    dotted line marks an epoch that starts with a lower learning rate. Losses of different objectives are different
+    functions: only the accuracies compare across methods.
+
+    Runs without metrics are left out. False, and nothing written, where no run has any. Pictures are PNG, PDF or SVG
+    by their endings, replaced atomically.
+    """
+    found = [read_run(name, folder) for name, folder in runs]
+    labels = short_labels((run.name, run.method, run.group) for run in found)
+    looks = looks_of(labels[run.name] for run in sorted(found, key=lambda run: run.group))
+    trained = [run for run in found if run.metrics]
+    if not trained:
+        return False
+    write_pictures(lambda: _figure(trained, labels, looks), pictures)
+    return True

@@ -1,0 +1,135 @@
+"""A paper's table regenerated: planned as runs, trained and certified where missing, reported beside the paper's.
+
+Everything is found again in the folders: the same request goes on where it was left, and finished work is not redone.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from smoothcert.errors import WorkError
+from smoothcert.files import write_text_atomically
+from smoothcert.gallery import pictures
+from smoothcert.paper_runs import PaperRun, paper_runs, published
+from smoothcert.report import Published, terminal_report, write_report
+from smoothcert.report.rendering import escape_markdown
+from smoothcert.reproduction.planning import PlannedRun, Request, plan
+from smoothcert.reproduction.work import Workshop, finish_runs
+
+__all__ = ["QUICK", "PlannedRun", "Request", "plan", "plan_table", "reproduce"]
+
+QUICK = "quick, scaled-down: not the paper's protocol"
+FORMATS = ("md", "csv", "tex", "html", "png")
+NOT_ASKED, DONE = "not asked for", "done"
+
+
+def plan_table(request: Request, planned: Sequence[PlannedRun]) -> Table:
+    """The plan for a terminal: state and estimate of each run."""
+    total = duration(sum(run.seconds for run in planned))
+    table = Table(
+        Column("run", overflow="fold"),
+        "published ACR",
+        "state",
+        "estimate",
+        title=f"{request.table} ({QUICK})" if request.quick else request.table,
+        caption=f"estimate for all, one after the other: {total}",
+    )
+    for run in planned:
+        acr = "" if run.paper.acr is None else f"{run.paper.acr:.3f}"
+        table.add_row(run.folder.name, acr, run.state, duration(run.seconds) if run.seconds else "-")
+    return table
+
+
+def duration(seconds: float) -> str:
+    """Two digits are more than an estimate deserves."""
+    for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def reproduce(request: Request, planned: Sequence[PlannedRun], console: Console) -> None:
+    """Train and certify what is missing of `planned`, then write the report with the published rows.
+
+    A run that fails is named in the WorkError at the end, after the others have been finished and reported.
+    """
+    workshop = Workshop(request.jobs, request.device, request.data, console)
+    runs = [run for run in planned if run.recipe is not None]
+    failed = {run.folder: run.problem for run in runs if run.problem is not None}
+    failed |= finish_runs([run for run in runs if run.folder not in failed], workshop)
+    finished = [run for run in runs if run.folder not in failed]
+    if finished:
+        show_report(request, finished, outcomes(request, planned, failed), console)
+    if failed:
+        reasons = "; ".join(f"{folder.name}: {reason}" for folder, reason in failed.items())
+        raise WorkError(f"{len(failed)} of {len(runs)} runs failed, the same command tries them again ({reasons})")
+
+
+def outcomes(
+    request: Request, planned: Sequence[PlannedRun], failed: Mapping[Path, str]
+) -> list[tuple[PaperRun, str, str]]:
+    """(run of the table, name of its folder, what became of it), for all that the table has and was asked for."""
+    by_name: dict[str, list[PlannedRun]] = {}
+    for run in planned:
+        by_name.setdefault(run.paper.name, []).append(run)
+    found = []
+    for paper in paper_runs(request.table):
+        for run in by_name.get(paper.name, []):
+            state = run.state if run.recipe is None else DONE
+            state = f"failed: {failed[run.folder]}" if run.folder in failed else state
+            found.append((paper, run.folder.name, state))
+        if paper.name not in by_name:
+            found.append((paper, "", NOT_ASKED))
+    return found
+
+
+def show_report(
+    request: Request, finished: Sequence[PlannedRun], rows: Sequence[tuple[PaperRun, str, str]], console: Console
+) -> None:
+    """Write report and rows.md into the report folder, and print the table, what is missing in it, and the files."""
+    missing = [row for row in rows if row[2] != DONE]
+    how = QUICK if request.quick else "reproduced"
+    part = f"; {len(rows) - len(missing)} of {len(rows)} runs" if missing else ""
+    out = request.out / f"{request.prefix}report"
+    title = f"{request.table} ({how}{part})"
+    report = write_report(
+        [run.folder for run in finished],
+        out,
+        FORMATS,
+        title=title,
+        published=beside(finished),
+        gallery=partial(pictures, folder=request.data),
+    )
+    write_text_atomically(out / "rows.md", rows_page(title, rows))
+    console.print(title, style="bold", soft_wrap=True)
+    for shown in terminal_report(report.contents, console.width):
+        console.print(shown)
+    counts = {state: sum(row[2] == state for row in missing) for state in dict.fromkeys(row[2] for row in missing)}
+    for state, count in counts.items():
+        console.print(f"not in this table: {count} of the paper's {len(rows)} runs, {state}", soft_wrap=True)
+    for path in (*report.written, out / "rows.md"):
+        console.print(f"wrote {path}", soft_wrap=True)
+
+
+def beside(finished: Sequence[PlannedRun]) -> Callable[[Path], Published | None]:
+    """From a certificates file to the row that its run was planned for, whatever its recipe has come to be."""
+    by_folder = {run.folder.resolve(): run for run in finished}
+
+    def find(path: Path) -> Published | None:
+        run = by_folder.get(path.resolve().parent.parent)
+        return None if run is None or run.recipe is None else published(run.paper, run.recipe, path)
+
+    return find
+
+
+def rows_page(title: str, rows: Sequence[tuple[PaperRun, str, str]]) -> str:
+    """Markdown: what became of each run of the table."""
+    lines = ["| row | σ | published ACR | run | state |", "|---|---|---|---|---|"]
+    for paper, folder, state in rows:
+        acr = "" if paper.acr is None else str(paper.acr)
+        cells = (paper.label, f"{paper.sigma:g}", acr, folder, state)
+        lines.append(f"| {' | '.join(map(escape_markdown, cells))} |")
+    return f"# {escape_markdown(title)}: what became of each row\n\n" + "\n".join(lines) + "\n"

@@ -1,0 +1,211 @@
+"""A paper's table as a plan: which runs, in which folders, how far each has come, how long the rest may take."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from smoothcert.certificates import read_certificates
+from smoothcert.certification import chosen_images
+from smoothcert.checkpoint import MODEL, RECIPE, InputSpec, load_run
+from smoothcert.data import DATASETS, load_dataset
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.objectives import Adversary, Macer, Objective, SmoothMix
+from smoothcert.paper_runs import SEEDS_TABLE, PaperRun, paper_runs
+from smoothcert.processes import find_device
+from smoothcert.recipe import TrainRecipe, load_train_recipe, with_overrides
+from smoothcert.reproduction.estimate import certification_seconds, training_seconds
+from smoothcert.training import refuse_other_recipe
+
+QUICK_CHANGES = {
+    "mnist": ("dataset=mnist-sample", "epochs=2", "batch_size=128", "learning_rate=0.05", "learning_rate_drops=[1]"),
+    "cifar10": ("epochs=2", "learning_rate_drops=[1]"),
+    "imagenet": ("epochs=1", "learning_rate_drops=[]"),
+}
+VOTES, QUICK_VOTES, N0 = 100_000, 1_000, 100
+# Every so many images of the test set; a quick reproduction certifies a hundred.
+SKIP = {"imagenet": 100}
+QUICK_SKIP = {"mnist-sample": 20, "cifar10": 100, "imagenet": 500}
+# Training and test images, known without reading (or downloading) them.
+SIZES = {
+    "mnist": (60_000, 10_000),
+    "mnist-sample": (10_000, 2_000),
+    "cifar10": (50_000, 10_000),
+    "imagenet": (1_281_167, 50_000),
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which rows of a table to reproduce, how, where and with what. Empty `sigmas` and `seeds`: all of the table."""
+
+    table: str
+    out: Path
+    sigmas: tuple[float, ...] = ()
+    method: str | None = None
+    """A part of the printed label or of the folder's name."""
+    seeds: tuple[int, ...] = ()
+    quick: bool = False
+    overrides: tuple[str, ...] = ()
+    n: int | None = None
+    skip: int | None = None
+    max_images: int | None = None
+    data: Path | None = None
+    device: str = "auto"
+    jobs: int = 1
+
+    @property
+    def prefix(self) -> str:
+        """Of all folders and files, so that no result of a quick reproduction is taken for a full one."""
+        return "quick-" if self.quick else ""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A row's run in its folder, how far it has come, and an estimate of the seconds that are left."""
+
+    paper: PaperRun
+    folder: Path
+    recipe: TrainRecipe | None
+    n: int
+    skip: int
+    max_images: int | None
+    images: int
+    epochs_done: int = 0
+    images_done: int = 0
+    seconds: float = 0.0
+    problem: str | None = None
+    """Why nothing can be done with the folder: a damaged file."""
+
+    @property
+    def certificates(self) -> Path:
+        return self.folder / "certificates" / f"test-n{self.n}.tsv"
+
+    @property
+    def trained(self) -> bool:
+        return self.recipe is not None and self.epochs_done >= self.recipe.epochs
+
+    @property
+    def done(self) -> bool:
+        return self.trained and self.images_done >= self.images
+
+    @property
+    def state(self) -> str:
+        if self.recipe is None:
+            return f"cannot be trained: {self.paper.reason}"
+        if self.problem is not None:
+            return f"damaged: {self.problem}"
+        if not self.trained:
+            return f"trained {self.epochs_done} of {self.recipe.epochs} epochs" if self.epochs_done else "missing"
+        if self.images_done < self.images:
+            return f"certified {self.images_done:,} of {self.images:,}" if self.images_done else "trained"
+        return "done"
+
+
+def plan(request: Request) -> list[PlannedRun]:
+    """The runs that `request` asks for, in the order of the table, with their state and estimated seconds."""
+    for option, value in (("jobs", request.jobs), ("n", request.n)):
+        if value is not None and value < 1:
+            raise RequestError(f"{option}: expected at least 1, got {value}")
+    device = find_device(request.device)
+    chosen = chosen_runs(request)
+    planned = [planned_run(request, run, seed) for run in chosen for seed in seeds_of(request, run)]
+    if all(run.recipe is None for run in planned):
+        raise RequestError(f"{request.table}: none of these rows can be trained: {planned[0].paper.reason}")
+    return [with_estimate(run, request.data, device) for run in planned]
+
+
+def chosen_runs(request: Request) -> list[PaperRun]:
+    runs = paper_runs(request.table)
+    wanted = (request.method or "").lower()
+    chosen = [
+        run
+        for run in runs
+        if (not request.sigmas or run.sigma in request.sigmas)
+        and (wanted in run.label.lower() or wanted in run.name)
+        and (request.table != SEEDS_TABLE or not request.seeds or (run.recipe and run.recipe.seed in request.seeds))
+    ]
+    if not chosen:
+        sigmas = ", ".join(f"{sigma:g}" for sigma in sorted({run.sigma for run in runs}))
+        labels = ", ".join(dict.fromkeys(run.label for run in runs))
+        raise RequestError(
+            f"{request.table}: no row has the sigma, method and seed asked for; sigmas: {sigmas}; methods: {labels}"
+        )
+    return chosen
+
+
+def seeds_of(request: Request, run: PaperRun) -> Sequence[int | None]:
+    """The seeds to train a row with; None where the row's recipe tells."""
+    return (None,) if run.table == SEEDS_TABLE or not request.seeds else request.seeds
+
+
+def planned_run(request: Request, run: PaperRun, seed: int | None) -> PlannedRun:
+    """The run in its folder, as far as it has come."""
+    recipe = recipe_of(request, run, seed)
+    folder = request.out / (request.prefix + run.name + (f"-seed{seed}" if seed else ""))
+    dataset = recipe.dataset if recipe else ""
+    skip = (QUICK_SKIP if request.quick else SKIP).get(dataset, 1) if request.skip is None else request.skip
+    n = (QUICK_VOTES if request.quick else VOTES) if request.n is None else request.n
+    fresh = PlannedRun(run, folder, recipe, n, skip, request.max_images, 0)
+    if recipe is None:
+        return fresh
+    indices = chosen_images(sizes_of(recipe.dataset, request.data)[1], skip, request.max_images)
+    fresh = replace(fresh, images=len(indices))
+    if not (folder / RECIPE).exists():
+        return fresh
+    refuse_other_recipe(load_train_recipe(folder / RECIPE), recipe, folder)
+    path, wanted = fresh.certificates, set(indices)
+    try:
+        epochs = load_run(folder).epoch if (folder / MODEL).exists() else 0
+        images = sum(row.index in wanted for row in read_certificates(path).rows) if path.exists() else 0
+    except WorkError as error:
+        return replace(fresh, problem=str(error))
+    return replace(fresh, epochs_done=epochs, images_done=images)
+
+
+def recipe_of(request: Request, run: PaperRun, seed: int | None) -> TrainRecipe | None:
+    """The paper's recipe, scaled down if the request is quick, with the request's own changes last."""
+    if run.recipe is None:
+        return None
+    changes = list(QUICK_CHANGES[run.recipe.dataset]) if request.quick else []
+    changes += ["model=resnet20"] if request.quick and run.recipe.model == "resnet110" else []
+    # An ablation varies what would be scaled down.
+    changes += cheaper(run.recipe.objective) if request.quick and "method" in run.row else []
+    changes += [f"seed={seed}"] if seed is not None else []
+    return with_overrides(run.recipe, [*changes, *request.overrides])
+
+
+def cheaper(objective: Objective) -> list[str]:
+    """Changes to fewer noises and attack steps; one long step leads as far as several short ones."""
+    adversary = getattr(objective, "adversary", None)
+    changes = [f"num_noise={min(objective.num_noise, 4 if isinstance(objective, Macer) else 2)}"]
+    if isinstance(objective, SmoothMix):
+        changes += ["steps=1", f"step_size={objective.steps * objective.step_size}"]
+        if objective.one_step and objective.one_step_radius is None:
+            changes.append(f"one_step_radius={objective.step_size}")
+    if isinstance(adversary, Adversary):
+        changes.append(f"adversary.steps={min(adversary.steps, 2)}")
+    return [f"objective.{change}" for change in changes]
+
+
+def sizes_of(dataset: str, data: Path | None) -> tuple[int, int]:
+    """Training and test images; a data set of one's own is read for them."""
+    if dataset in SIZES:
+        return SIZES[dataset]
+    return len(load_dataset(dataset, "train", data)), len(load_dataset(dataset, "test", data))
+
+
+def with_estimate(run: PlannedRun, data: Path | None, device: torch.device) -> PlannedRun:
+    if run.recipe is None or run.problem is not None or run.done:
+        return run
+    recipe, known = run.recipe, DATASETS.get(run.recipe.dataset)
+    spec = (
+        InputSpec(known.shape, known.num_classes, known.normalization)
+        if known
+        else InputSpec.of(load_dataset(recipe.dataset, "train", data))
+    )
+    images, _ = sizes_of(recipe.dataset, data)
+    seconds = training_seconds(recipe, spec, images, recipe.epochs - run.epochs_done, device)
+    votes = (run.images - run.images_done) * (run.n + N0)
+    return replace(run, seconds=seconds + certification_seconds(recipe.model, spec, votes, device))

@@ -1,0 +1,26 @@
+"""Half-spaces as subjects of the analyses; small run folders."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from half_space import SCORES, SIGMA, HalfSpace, untrained_run
+
+from smoothcert.analysis.subjects import Subject, Subjects
+from smoothcert.data import ImageData
+from smoothcert.noise import Gaussian
+
+
+@pytest.fixture(scope="session")
+def half_spaces() -> Subjects:
+    """Two half-spaces with the same boundary, the second three times as steep, on four grey images."""
+    greys = torch.tensor([255 * (0.5 + score / 4) for score in SCORES]).round().to(torch.uint8)
+    images = greys.view(-1, 1, 1, 1).expand(-1, 1, 4, 4).clone()
+    data = ImageData(images, torch.ones(len(SCORES), dtype=torch.int64), 2, "greys", "test")
+    runs = (Subject("flat", HalfSpace(1.0)), Subject("steep", HalfSpace(3.0)))
+    return Subjects(runs, data, Gaussian(SIGMA), torch.device("cpu"))
+
+
+@pytest.fixture
+def two_runs(tmp_path: Path) -> list[Path]:
+    return [untrained_run(tmp_path / f"run{seed}", seed=seed) for seed in (0, 1)]

@@ -1,0 +1,118 @@
+"""`smoothcert analyze`: every sub-command writes its figure and its numbers, and refuses in one line."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from half_space import untrained_run
+from typer.testing import CliRunner
+
+from smoothcert.analysis.output import parse_formats
+from smoothcert.cli.analyzing import analyze
+from smoothcert.errors import RequestError
+
+
+def call(*arguments: object) -> str:
+    """What the command printed; its error where it failed."""
+    result = CliRunner().invoke(analyze, [str(argument) for argument in arguments])
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+def check(out: Path, name: str) -> list[dict[str, str]]:
+    """The rows of the csv file, if there is a picture too."""
+    assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    with (out / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_margins(two_runs: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    text = call("margins", *two_runs, "--index", 7, "--n", 60, "--out", out)
+    assert f"wrote {out / 'margins.csv'}" in text.replace("\n", "")
+    rows = check(out, "margins")
+    assert len(rows) == 60
+    below = sum(float(row["run0"]) < 0 for row in rows) / 60
+    assert f"{below:.2%}" in text
+    assert set(out.iterdir()) == {out / "margins.csv", out / "margins.png"}
+
+
+def test_the_same_command_writes_the_same_files(tmp_path: Path) -> None:
+    for out in ("a", "b"):
+        call("input-dependent-noise", "--max-dimension", 10, "--format", "png,pdf,svg", "--out", tmp_path / out)
+    first = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    starts = {"csv": b"dimension,", "png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
+    assert set(first) == {f"input-dependent-noise.{kind}" for kind in starts}
+    assert all(first[f"input-dependent-noise.{kind}"].startswith(start) for kind, start in starts.items())
+    assert first == {path.name: path.read_bytes() for path in (tmp_path / "b").iterdir()}
+
+
+def test_interpolate(two_runs: list[Path], tmp_path: Path) -> None:
+    options = ("--points", 3, "--n", 5, "--num-noise", 2, "--steps", 1, "--step-size", 0.5, "--votes")
+    text = call("interpolate", *two_runs, "--index", 3, *options, "--out", tmp_path)
+    rows = check(tmp_path, "interpolation")
+    assert [row["ratio"] for row in rows] == ["0", "0.5", "1"] * 2
+    # Clamping to [0, 1] only shortens the step.
+    assert all(0 < float(row["distance"]) < 0.51 for row in rows[2::3])
+    assert "equal confidence at" in text
+
+
+def test_mixing(two_runs: list[Path], tmp_path: Path) -> None:
+    options = ("--n", 4, "--num-noise", 2, "--steps", 1, "--skip", 3, "--max-images", 2)
+    call("mixing", *two_runs, *options, "--out", tmp_path)
+    rows = check(tmp_path, "mixing")
+    assert [(row["run"], row["index"]) for row in rows] == [("run0", "0"), ("run0", "3"), ("run1", "0"), ("run1", "3")]
+
+
+def test_cost(two_runs: list[Path], tmp_path: Path) -> None:
+    text = call("cost", *two_runs, "--out", tmp_path / "out")
+    assert [row["seconds"] for row in check(tmp_path / "out", "cost")] == ["3", "3"]
+    assert "1.5 s" in text
+    assert "peak memory" not in text
+    assert (tmp_path / "out" / "cost.md").read_text().startswith("# Training cost\n\n| run |")
+
+
+def test_input_dependent_noise(tmp_path: Path) -> None:
+    options = ("--p", 0.99, "--sigma", 0.5, "--other-sigma", 0.55, "--max-dimension", 5000)
+    text = call("input-dependent-noise", *options, "--out", tmp_path)
+    rows = check(tmp_path, "input-dependent-noise")
+    assert all(float(row["exact"]) <= float(row["bound"]) for row in rows)
+    assert "CIFAR-10" in text
+    assert "< 1e-300" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("margins", "RUN", "--index", 2000), "index: expected 0 to 1999, the images of mnist-sample, got 2000"),
+        (("margins", "RUN", "--format", "gif"), "format: expected some of png, pdf, svg by commas, got 'gif'"),
+        (("margins", "RUN", "--device", "tpu"), "device: expected auto, cpu or cuda"),
+        (("margins", "RUN", "--sigma", 0), "sigma: expected a number > 0"),
+        (("margins", "nowhere"), "no such run folder"),
+        (("interpolate", "RUN", "--steps", 0), "steps: expected a number > 0, got 0"),
+        (("mixing", "RUN", "--step-size", -1), "step-size: expected a number > 0, got -1"),
+        (("cost", "nowhere"), "expected a run folder"),
+        (("input-dependent-noise", "--p", 1.5), "probability: expected a number between 0 and 1"),
+        (("input-dependent-noise", "--max-dimension", 10, "--out", "RUN/recipe.yaml"), "expected a folder to write to"),
+    ],
+)
+def test_a_wrong_request_costs_one_line(two_runs: list[Path], arguments: tuple[object, ...], message: str) -> None:
+    given = [str(argument).replace("RUN", str(two_runs[0])) for argument in arguments]
+    with pytest.raises(RequestError) as caught:
+        call(*given)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_refused_request_writes_nothing(two_runs: list[Path], tmp_path: Path) -> None:
+    other = untrained_run(tmp_path / "other", sigma=1.0)
+    with pytest.raises(RequestError, match="--sigma"):
+        call("margins", two_runs[0], other, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_formats() -> None:
+    assert parse_formats("png, svg,png") == ["png", "svg"]
+    with pytest.raises(RequestError, match="got ''"):
+        parse_formats("")

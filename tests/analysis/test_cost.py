@@ -1,0 +1,144 @@
+"""The cost table says what the files of a run say."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from half_space import untrained_run
+
+from smoothcert.analysis.cost import (
+    GIB,
+    Cost,
+    cost_cells,
+    cost_csv,
+    cost_markdown,
+    draw_cost,
+    duration,
+    training_costs,
+)
+from smoothcert.certificates import HEADER
+from smoothcert.checkpoint import METRICS, MODEL
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.objectives import Adversary, Consistency, Gaussian
+from smoothcert.result_file import write_settings
+
+ROWS = "0\t7\t7\t0.5\t1\t0:00:01\n1\t2\t3\t0.9\t0\t0:00:01\n2\t1\t-1\t0.0\t0\t0:00:01\n3\t4\t4\t1.5\t1\t0:00:01\n"
+
+
+def certify(run: Path, name: str, rows: str, sigma: float) -> None:
+    path = run / "certificates" / f"{name}.tsv"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\t".join(HEADER.split("\t")[:6]) + "\n" + rows)
+    write_settings(path, {"sigma": sigma}, {})
+
+
+def append(run: Path, text: str) -> None:
+    with (run / METRICS).open("a") as file:
+        file.write(text)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Five epochs of 7, 1, 2, 3 and 1 seconds, the last two with their memory, and a torn line."""
+    folder = untrained_run(tmp_path / "a", (7.0, 1.0, 2.0), epochs=5, objective=Consistency(weight=5))
+    append(folder, json.dumps({"epoch": 3, "seconds": 3.0, "peak_memory_bytes": 3 * GIB}) + "\n")
+    append(folder, json.dumps({"epoch": 4, "seconds": 1.0, "peak_memory_bytes": 2 * GIB}) + '\n{"epoch": 5, "sec')
+    return folder
+
+
+def test_times_memory_and_device(run: Path) -> None:
+    (cost,) = training_costs([run])
+    assert (cost.seconds_per_epoch, cost.seconds, cost.epochs, cost.epochs_planned) == (2.0, 14.0, 5, 5)
+    assert (cost.peak_memory, cost.device) == (3 * GIB, "cuda (a card)")
+    assert (cost.run, cost.method, cost.sigma, cost.acr) == ("a", "consistency", 0.5, None)
+    assert cost.hyperparameters["weight"] == 5
+    assert "adversary" not in cost.hyperparameters
+
+
+def test_acr_is_that_of_the_largest_file_at_the_training_sigma(run: Path) -> None:
+    certify(run, "whole", ROWS, 0.5)
+    certify(run, "part", ROWS.splitlines(keepends=True)[0], 0.5)
+    certify(run, "another-sigma", ROWS + "5\t4\t4\t9.0\t1\t0:00:01\n", 0.25)
+    (cost,) = training_costs([run])
+    assert cost.acr == pytest.approx((0.5 + 1.5) / 4)
+    assert cost.certified_images == 4
+
+
+def test_a_run_without_weights_still_has_its_times(run: Path) -> None:
+    (run / MODEL).unlink()
+    (cost,) = training_costs([run])
+    assert cost.device is None
+    assert cost.seconds == 14
+
+
+def published(folder: Path, **changes: object) -> tuple[float | None, float | None]:
+    (cost,) = training_costs([untrained_run(folder, **changes)])
+    return cost.published_hours, cost.published_memory
+
+
+def test_published_costs_stand_beside_the_network_they_are_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # ResNet-110 on CIFAR-10 without building one: the table reads recipes, not networks.
+    monkeypatch.setattr("half_space.new_model", lambda recipe, spec: torch.nn.Linear(1, 1))
+    theirs = {"model": "resnet110", "dataset": "cifar10"}
+    assert published(tmp_path / "a", **theirs, objective=Consistency()) == (8.7, 2.9)
+    assert published(tmp_path / "b", **theirs, objective=Gaussian()) == (4.6, 2.9)
+    assert published(tmp_path / "c", **theirs, objective=Consistency(num_noise=4, adversary=Adversary())) == (
+        None,
+        None,
+    )
+    assert published(tmp_path / "d", dataset="cifar10", model="resnet20") == (None, None)
+    assert published(tmp_path / "e") == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "–"), (1.26, "1.3 s"), (42.4, "42 s"), (59.7, "1 min 0 s"), (260, "4 min 20 s"), (31_320, "8 h 42 min")],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_tables(run: Path, tmp_path: Path) -> None:
+    unfinished = untrained_run(tmp_path / "b|c", (2.0,))
+    costs = training_costs([run, unfinished])
+    rows = list(csv.DictReader(io.StringIO(cost_csv(costs))))
+    assert [row["seconds"] for row in rows] == ["14", "2"]
+    assert rows[0]["hyperparameters"].startswith("num_noise 2, weight 5.0")
+    assert rows[1]["peak_memory_bytes"] == ""
+    titles, cells = cost_cells(costs)
+    assert cells[1][titles.index("epochs")] == "1 of 2"
+    assert not any("published" in title for title in titles)
+    assert r"| b\|c | gaussian |" in cost_markdown(costs)
+
+
+def cost_of(seconds: float, **fields: object) -> Cost:
+    known = {"run": "a", "dataset": "cifar10", "model": "resnet110", "method": "gaussian", "hyperparameters": {}}
+    rest = {"sigma": 0.5, "epochs": 2, "epochs_planned": 2, "seconds_per_epoch": seconds / 2, "seconds": seconds}
+    unknown = {"peak_memory": None, "device": None, "acr": None, "certified_images": None}
+    return Cost(**{**known, **rest, **unknown, **fields})
+
+
+def test_bars_are_as_long_as_the_times(run: Path) -> None:
+    short = draw_cost([cost_of(30.0), cost_of(90.0, run="b")])
+    assert [bar.get_width() for bar in short.axes[0].patches] == [0.5, 1.5]
+    long = draw_cost([cost_of(7200.0, peak_memory=2 * GIB, published_hours=4.6, published_memory=2.9)])
+    times, memory = ([bar.get_width() for bar in axes.patches] for axes in long.axes)
+    assert times == [2, 4.6]
+    assert memory == [2, pytest.approx(2.9e9 / GIB)]
+    assert "published" in cost_markdown([cost_of(7200.0, published_hours=4.6)])
+
+
+def test_wrong_requests(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"expected a run folder with recipe.yaml"):
+        training_costs([tmp_path / "nothing"])
+    with pytest.raises(RequestError, match="expected each run once"):
+        training_costs([run, run])
+    (run / MODEL).write_bytes(b"damaged")
+    with pytest.raises(WorkError, match="damaged"):
+        training_costs([run])
+    (run / METRICS).unlink()
+    with pytest.raises(RequestError, match=r"expected metrics.jsonl"):
+        training_costs([run])

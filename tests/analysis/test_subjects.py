@@ -1,0 +1,107 @@
+"""What is compared must be comparable: the same images, the same noise; and what is smoothed is a mean."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from half_space import untrained_run
+
+from smoothcert.analysis.subjects import (
+    NOISE_BLOCK,
+    Subjects,
+    UnrestrictedAttack,
+    adversarial_examples,
+    default_attack,
+    distinct_names,
+    load_subjects,
+    smoothed,
+)
+from smoothcert.attacks import smoothed_pgd
+from smoothcert.data import mnist_sample
+from smoothcert.errors import RequestError
+
+CPU = torch.device("cpu")
+
+
+def test_runs_are_loaded_with_their_noise_and_names(two_runs: list[Path]) -> None:
+    subjects = load_subjects(two_runs, CPU)
+    assert [run.name for run in subjects.runs] == ["run0", "run1"]
+    assert (subjects.noise.sigma, subjects.data.name, subjects.data.split) == (0.5, "mnist-sample", "test")
+    assert load_subjects(two_runs, CPU, sigma=0.25).noise.sigma == 0.25
+    first, second = (run.classifier(torch.zeros(1, 1, 28, 28)) for run in subjects.runs)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sigma": 1.0}, "expected sigma 0.5 .* got sigma 1.0; choose the noise level of the comparison with --sigma"),
+        ({"dataset": "mnist"}, "expected dataset mnist-sample .* got dataset mnist"),
+        ({"noise": "laplace"}, "expected noise gaussian .* got noise laplace"),
+    ],
+)
+def test_runs_that_do_not_compare_are_refused(
+    two_runs: list[Path], tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    other = untrained_run(tmp_path / "other", **change)
+    with pytest.raises(RequestError, match=message):
+        load_subjects([*two_runs, other], CPU)
+
+
+def test_another_sigma_is_fine_where_one_is_chosen(two_runs: list[Path], tmp_path: Path) -> None:
+    other = untrained_run(tmp_path / "other", sigma=1.0)
+    assert load_subjects([*two_runs, other], CPU, sigma=0.5).noise.sigma == 0.5
+
+
+def test_names_are_distinct(tmp_path: Path) -> None:
+    folders = [tmp_path / "a" / "x", tmp_path / "b" / "x", tmp_path / "y"]
+    assert distinct_names(folders) == [str(folders[0]), str(folders[1]), "y"]
+    with pytest.raises(RequestError, match="each run once"):
+        distinct_names([tmp_path / "y", tmp_path / "a" / ".." / "y"])
+
+
+@pytest.mark.parametrize(("sigma", "expected"), [(0.25, (2, 1.0)), (0.5, (4, 1.0)), (1.0, (8, 1.0))])
+def test_the_attack_is_by_default_that_of_the_paper(sigma: float, expected: tuple[int, float]) -> None:
+    assert default_attack(mnist_sample.load("test"), sigma) == expected
+
+
+def test_other_data_are_attacked_as_cifar10(half_spaces: Subjects) -> None:
+    assert default_attack(half_spaces.data, 0.5) == (4, 1.0)
+
+
+def test_noise_depends_on_image_seed_and_stage_alone(half_spaces: Subjects) -> None:
+    def noise(indices: list[int], n: int = 50, seed: int = 0, stage: str = "estimate") -> torch.Tensor:
+        return torch.cat(list(half_spaces.noise_blocks(indices, n, seed, stage)))  # type: ignore[arg-type]
+
+    both = noise([3, 1])
+    assert both.shape == (50, 2, 1, 4, 4)
+    assert torch.equal(both[:, 1], noise([1])[:, 0])
+    assert torch.equal(both[: 2 * NOISE_BLOCK], noise([3, 1], 2 * NOISE_BLOCK))
+    for other in (noise([3, 1], seed=1), noise([3, 1], stage="select"), noise([1, 3])):
+        assert not (both == other).any()
+    flat = both.flatten()
+    assert len(flat.unique()) > 0.99 * len(flat)
+
+
+def test_smoothed_is_the_mean_over_noises(half_spaces: Subjects) -> None:
+    images, _ = half_spaces.images([0, 1])
+    blocks = list(half_spaces.noise_blocks([0, 1], 50, 0, "estimate"))
+    network = half_spaces.runs[0].classifier
+    confidence, votes = smoothed(network, images, blocks)
+    for i in range(2):
+        logits = [network(images[i : i + 1] + noise)[0] for noise in torch.cat(blocks)[:, i]]
+        mean = sum(z.softmax(0) for z in logits) / 50
+        torch.testing.assert_close(confidence[i], mean.double(), atol=1e-6, rtol=0)
+        chosen = [int(z.argmax()) for z in logits]
+        assert votes[i].tolist() == [chosen.count(0) / 50, chosen.count(1) / 50]
+
+
+def test_adversarial_examples_are_the_last_iterates(half_spaces: Subjects, monkeypatch: pytest.MonkeyPatch) -> None:
+    attack = UnrestrictedAttack(steps=2, step_size=0.4, num_noise=8)
+    run = half_spaces.runs[1]
+    images, labels = half_spaces.images([0, 1, 3])
+    noise = torch.cat(list(half_spaces.noise_blocks([0, 1, 3], 8, 5, "select")))
+    *_, expected = smoothed_pgd(run.classifier, images, labels, noise, steps=2, step_size=0.4)
+    monkeypatch.setattr("smoothcert.analysis.subjects.GRADIENT_BATCH", 16)  # two images at once
+    found = adversarial_examples(half_spaces, run, [0, 1, 3], attack, 5)
+    torch.testing.assert_close(found, expected)

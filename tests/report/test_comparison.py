@@ -1,0 +1,182 @@
+"""Published rows beside runs, and what is said about the differences in protocol."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from smoothcert.errors import RequestError
+from smoothcert.papers import paper_table, paper_table_names
+from smoothcert.report import Published, summarize, terminal_report, write_report
+from smoothcert.report.comparison import AS_PUBLISHED, certified_otherwise, dataset_of
+
+from .conftest import MakeRun, image
+from .test_summary import as_file
+
+TABLE = "smoothmix/table2"
+ROW = Published(TABLE, "SmoothMix (eta=5)", 0.3, {0.0: 60.0, 0.5: 19.9, 1.0: 12.0}, ("epochs 2, the paper's 90",))
+
+
+def only(name: str, row: Published = ROW) -> Any:
+    """A matcher that finds `row` for the run called `name`."""
+    return lambda path: row if path.parent.parent.name == name else None
+
+
+def test_published_row_and_difference_in_every_format(make_run: MakeRun, tmp_path: Path) -> None:
+    runs, out = [make_run("mine", objective="smoothmix"), make_run("other")], tmp_path / "out"
+    report = write_report(runs, out, ["md", "csv", "tex"], published=only("mine"))
+    assert list(report.summaries[0].accuracy_at) == [0.0, 0.5, 1.0], "the columns of the paper"
+    text = (out / "report.md").read_text()
+    assert "| mine | SmoothMix (eta=5) | **0.320** | **60.0** | **20.0** | **10.0** |" in text
+    assert "|  | *published* |  | *0.300* | *60.0* | *19.9* | *12.0* |  |  |" in text
+    assert "|  | *difference* |  | *+0.020* | *0.0* | *+0.1* | *−2.0* |  |  |" in text
+    assert text.count("*published*") == 1
+    assert "| other | gaussian |" in text
+    assert (
+        "- **mine**: epochs 2, the paper's 90; 10 images, the paper's 10,000; n = 1,000, the paper's 100,000;" in text
+    )
+    assert "- **other**: not in smoothmix/table2\n" in text
+    latex = (out / "report.tex").read_text()
+    assert r"\textit{published} &  & \textit{0.300}" in latex
+    assert r"\textit{$-$2.0}" in latex
+    assert "mine: epochs 2, the paper's 90; 10 images" in latex.split(r"\end{tabular}")[1]
+    first, second = csv.DictReader((out / "report.csv").open(newline=""))
+    assert (first["method"], first["published_table"], first["published_row"]) == ("smoothmix", TABLE, ROW.label)
+    for key, published, own in (("acr", 0.3, 0.31999), ("0.50", 19.9, 20), ("1.00", 12, 10)):
+        assert float(first[f"published_{key}"]) == published
+        assert float(first[f"{key}_difference"]) == pytest.approx(own - published)
+    assert {value for key, value in second.items() if "published" in key or "difference" in key} == {""}
+
+
+def test_in_a_terminal(make_run: MakeRun, tmp_path: Path) -> None:
+    report = write_report([make_run("mine"), make_run("other")], tmp_path / "out", ["csv"], published=only("mine"))
+    console = Console(width=80, record=True)
+    for shown in terminal_report(report.contents, 80):
+        console.print(shown)
+    text = console.export_text()
+    lines = [line.split("│") for line in text.splitlines()]
+    assert [line[2].strip() for line in lines if len(line) > 3] == ["mine", "published", "difference", "other"]
+    assert "+0.020" in text
+    assert "other: not in smoothmix/table2" in text
+    assert "mine: epochs 2, the paper's 90; 10 images" in text
+    assert "…" not in text
+
+
+def test_without_a_paper_nothing_is_said_of_it(make_run: MakeRun, tmp_path: Path) -> None:
+    write_report([make_run("a")], tmp_path / "out", ["md", "csv", "tex"])
+    for path in (tmp_path / "out").iterdir():
+        text = path.read_text()
+        assert "ublished" not in text
+        assert "difference" not in text
+
+
+def test_numbers_as_printed(make_run: MakeRun, tmp_path: Path) -> None:
+    """ImageNet's accuracies have no decimals, and some rows have no ACR or not all radii."""
+    row = replace(ROW, acr=None, accuracy_at={0.0: 57.0, 0.5: 46.0})
+    write_report([make_run("a")], tmp_path / "out", ["md"], radii=[0.0, 0.5, 0.7], published=only("a", row))
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "| *published* |  | *–* | *57* | *46* | *–* |" in text
+    assert "| *difference* |  | *–* | *+3.0* | *−26.0* | *–* |" in text
+
+
+def test_given_radii_win_and_a_row_without_any_leaves_the_default(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("a")
+    report = write_report([run], tmp_path / "out", ["csv"], radii=[0.5], published=only("a"))
+    assert list(report.summaries[0].accuracy_at) == [0.5]
+    report = write_report([run], tmp_path / "out", ["csv"], published=only("a", replace(ROW, accuracy_at={})))
+    assert list(report.summaries[0].accuracy_at) == [0.0, 0.25, 0.5, 0.75, 1.0]
+
+
+PAPERS = {"dataset": "mnist", "split": "test", "n": 100_000, "n0": 100, "alpha": 0.001, "precision": "fp32"}
+
+
+def differences(images: int = 10_000, table: str = TABLE, n: int = 100_000, n0: int = 100, **changes: Any) -> list[str]:
+    rows = [image(i, 1, 1, 0.5, n=n, n0=n0) for i in range(images)]
+    settings = {k: v for k, v in {**PAPERS, "n": n, "n0": n0, **changes}.items() if v is not None}
+    return certified_otherwise(summarize(as_file(rows, **settings), "x", []), table)
+
+
+def test_the_papers_own_protocol() -> None:
+    assert differences() == []
+    assert differences(500, "smoothmix/table4", dataset="imagenet") == []
+    assert differences(table="consistency/table1", dataset="cifar10") == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"images": 9_999}, "9,999 images, the paper's 10,000"),
+        ({"n": 1000}, "n = 1,000, the paper's 100,000"),
+        ({"n0": 10}, "n0 = 10, the paper's 100"),
+        ({"alpha": 0.01}, "alpha = 0.01, the paper's 0.001"),
+        ({"alpha": None}, "alpha not recorded"),
+        ({"split": "train"}, "split train, the paper's test"),
+        ({"dataset": "mnist-sample"}, "certified on mnist-sample, the paper's mnist"),
+        ({"dataset": None}, "data set not recorded"),
+        ({"precision": "bf16"}, "votes in bf16"),
+        ({"bound": "two-sided"}, "two-sided bound"),
+        ({"noise": "laplace"}, "laplace noise, radii in L1"),
+        ({"label_aware": True}, "label-aware: wrong images were not sampled, for benchmarks only"),
+        (
+            {"dataset": "cifar10 (not the official files)", "table": "consistency/table1"},
+            "certified on cifar10 (not the official files), the paper's cifar10",
+        ),
+        ({"images": 10_000, "table": "smoothmix/table4", "dataset": "imagenet"}, "10,000 images, the paper's 500"),
+    ],
+    ids=str,
+)
+def test_each_difference_is_told_alone(changes: dict[str, Any], expected: str) -> None:
+    assert differences(**changes) == [expected]
+
+
+def test_a_file_of_another_tool_and_mixed_votes() -> None:
+    theirs = summarize(as_file([image(i, 1, 1, 0.5, n=0, n0=0) for i in range(10_000)]), "x", [])
+    assert certified_otherwise(theirs, TABLE) == ["n, n0, alpha not recorded", "data set not recorded"]
+    rows = [image(i, 1, 1, 0.5, n=100_000 if i else 50_000, n0=100) for i in range(10_000)]
+    told = certified_otherwise(summarize(as_file(rows, **PAPERS), "x", []), TABLE)
+    assert told[0] == "n not the same for all images, the paper's 100,000"
+
+
+def test_runs_that_differ_alike_share_a_line(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("a"), make_run("b")]
+    contents = write_report(runs, tmp_path / "out", ["csv"], published=lambda path: ROW).contents
+    assert list(contents.notes.values()) == [["a", "b"]]
+    whole = [image(i, 1, 1, 0.5, n=100_000, n0=100) for i in range(10_000)]
+    run = make_run("c", whole, n=100_000, n0=100)
+    row = replace(ROW, differences=())
+    contents = write_report([run], tmp_path / "out", ["csv"], published=lambda path: row).contents
+    assert contents.notes == {AS_PUBLISHED: ["c"]}
+
+
+def test_the_data_set_of_every_table() -> None:
+    """As the best accuracy at radius 0 tells: MNIST above 85%, CIFAR-10 below, ImageNet printed without decimals."""
+    for table in paper_table_names():
+        printed = [row.get("0.00", row.get("0.0")) for row in paper_table(table)]
+        clean = max((text for text in printed if text is not None), key=float, default=None)
+        if clean is not None:
+            kind = "mnist" if float(clean) > 85 else "cifar10" if "." in clean else "imagenet"
+            assert dataset_of(table) == kind, table
+    assert dataset_of("consistency/table3") == "cifar10", "training cost; its ACR are those of table 1"
+    assert dataset_of("mnist/acr-over-5-seeds") == "mnist"
+
+
+def test_no_run_of_the_table(make_run: MakeRun, tmp_path: Path) -> None:
+    with pytest.raises(
+        RequestError, match=r"^a, b: expected a run that the paper's table has.*another table"
+    ) as caught:
+        write_report([make_run("a"), make_run("b")], tmp_path / "out", published=lambda path: None)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_certificates_at_another_sigma_than_the_training(make_run: MakeRun, tmp_path: Path) -> None:
+    good, bad = make_run("a", training_sigma=0.5), make_run("b", training_sigma=1.0)
+    expected = r"b/certificates/test\.tsv: expected certificates at the sigma of training, 1\.0, .*--sigma 1\.0"
+    with pytest.raises(RequestError, match=expected) as caught:
+        write_report([good, bad], tmp_path / "out", published=lambda path: ROW)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+    write_report([good, bad], tmp_path / "out", ["csv"], published=only("a")), "what is not compared may differ"

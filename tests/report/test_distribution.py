@@ -1,0 +1,189 @@
+"""The distribution of p is that of the votes, and says where it is a bound or cannot be told."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from smoothcert.certificates import ABSTAIN, Certificate, CertificatesFile, CertifiedImage, read_certificates
+from smoothcert.errors import RequestError
+from smoothcert.report.distribution import (
+    LEAST_SHOWN,
+    Distribution,
+    _figure,
+    _spread,
+    cumulative,
+    distribution_of,
+    draw_distribution,
+)
+from smoothcert.report.figures import looks_of, panels_of
+
+from .conftest import SETTINGS
+
+NORMAL = NormalDist()
+# Votes for the label (class 3) out of 1000.
+RIGHT_VOTES = (1000, 1000, 999, 980, 800, 501, 500, 300, 4, 0)
+
+
+def voted(index: int, votes: int, n: int = 1000) -> CertifiedImage:
+    """An image of class 3 with `votes` of its n votes for that class; its radius is no part of what is drawn."""
+    pairs = tuple(sorted(((c, k) for c, k in ((3, votes), (5, n - votes)) if k), key=lambda pair: -pair[1]))
+    return CertifiedImage(index, 3, Certificate(pairs[0][0], 0.1, 10, n, pairs[0][1], pairs), 0.5)
+
+
+def bare(index: int, predict: int, radius: float) -> CertifiedImage:
+    return CertifiedImage(index, 3, Certificate(predict, radius, 0, 0, 0, ()), 0.5)
+
+
+def file(rows: Sequence[CertifiedImage], **settings: object) -> CertificatesFile:
+    return CertificatesFile(Path("f.tsv"), tuple(rows), {**SETTINGS, **settings}, {})
+
+
+def voted_file(votes: Sequence[int] = RIGHT_VOTES, n: int = 1000, **settings: object) -> CertificatesFile:
+    return file([voted(i, k, n) for i, k in enumerate(votes)], **settings)
+
+
+def only(stored: CertificatesFile) -> Distribution | None:
+    return distribution_of(panels_of([("a", stored)])[0][0])
+
+
+def drawn(files: Sequence[tuple[str, CertificatesFile]]) -> Figure:
+    members = panels_of(files)
+    panels = [[d for m in panel if (d := distribution_of(m)) is not None] for panel in members]
+    return _figure(panels, looks_of(m.label for panel in members for m in panel), [])
+
+
+def held(x: np.ndarray, y: np.ndarray, at: float) -> float:  # type: ignore[type-arg]
+    return float(y[np.flatnonzero(x <= at)[-1]])
+
+
+def test_the_curve_is_the_share_of_images_with_at_most_that_vote_share() -> None:
+    distribution = only(voted_file())
+    assert distribution is not None
+    assert not distribution.bounded
+    x, y = cumulative(distribution, 9.0)
+    assert x[0] == pytest.approx(NORMAL.inv_cdf(LEAST_SHOWN))
+    assert (np.diff(x) >= 0).all()
+    for p in (0.0101, 0.25, 0.3001, 0.4999, 0.5001, 0.5011, 0.79, 0.81, 0.979, 0.981, 0.9989, 0.9991, 0.999999):
+        counted = sum(votes / 1000 <= p for votes in RIGHT_VOTES) / len(RIGHT_VOTES)
+        assert held(x, y, NORMAL.inv_cdf(p)) == pytest.approx(counted)
+    assert held(x, y, NORMAL.inv_cdf(0.3) + 1e-9) == pytest.approx(0.3), "the image at p itself counts"
+    assert held(x, y, NORMAL.inv_cdf(0.3) - 1e-9) == pytest.approx(0.2)
+    assert y[-1] == 1
+    assert x[-1] == 9.0
+    assert distribution.agreed == pytest.approx(0.2)
+
+
+def test_a_wrong_image_counts_by_its_label_not_by_the_winner() -> None:
+    unanimous_for_another = only(voted_file([0, 0, 1000]))
+    assert unanimous_for_another is not None
+    assert unanimous_for_another.agreed == pytest.approx(1 / 3)
+    assert (unanimous_for_another.probits[:2] == -math.inf).all()
+
+
+def test_radii_stand_in_for_votes_as_lower_bounds() -> None:
+    rows = [bare(0, 3, 0.5), bare(1, 3, 0.25), bare(2, 5, 0.9), bare(3, ABSTAIN, 0.0), bare(4, 3, 0.0)]
+    distribution = only(file(rows))
+    assert distribution is not None
+    assert distribution.bounded
+    x, y = cumulative(distribution, 9.0)
+    assert x[0] == 0, "nothing is known below p = 1/2"
+    for radius, at_most in ((0.001, 3), (0.24, 3), (0.26, 4), (0.49, 4), (0.51, 5)):
+        assert held(x, y, NORMAL.inv_cdf(NORMAL.cdf(radius / 0.5))) == pytest.approx(at_most / 5)
+    partly = only(file([*rows, voted(5, 900)]))
+    assert partly is not None
+    assert partly.bounded, "votes of some images only tell less than the radii of all"
+
+
+@pytest.mark.parametrize("settings", [{"sigma": None}, {"noise": "laplace"}])
+def test_files_that_do_not_tell_p_are_named_and_not_drawn(settings: dict[str, object], tmp_path: Path) -> None:
+    silent = file([bare(0, 3, 0.5)], **settings)
+    picture = tmp_path / "d.svg"
+    assert only(silent) is None
+    assert not draw_distribution([("silent", silent)], [picture])
+    assert not picture.exists()
+    assert draw_distribution([("silent", silent), ("loud", voted_file())], [picture])
+    assert "not drawn" in picture.read_text()
+    assert draw_distribution([("loud", voted_file())], [picture])
+    assert "not drawn" not in picture.read_text()
+
+
+def test_what_is_drawn_is_the_curve_in_percent_and_the_share_at_one() -> None:
+    (axes, *_) = drawn([("a", voted_file())]).axes
+    (curve,) = [x for x in axes.lines if x.get_label() == "gaussian"]
+    distribution = only(voted_file())
+    assert distribution is not None
+    x, y = cumulative(distribution, float(np.asarray(curve.get_xdata())[-1]))
+    np.testing.assert_allclose(np.asarray(curve.get_xdata()), x)
+    np.testing.assert_allclose(np.asarray(curve.get_ydata()), 100 * y)
+    assert curve.get_drawstyle() == "steps-post"
+    assert "20.0%" in [text.get_text() for text in axes.texts]
+    last_resolved = NORMAL.inv_cdf(1 - 1 / 1000)
+    assert last_resolved < x[-1] < axes.get_xlim()[1]
+    assert (x[:-1] <= last_resolved + 1e-9).all(), "only the images whose votes all agree are in the strip"
+    none_agree = drawn([("a", voted_file([999, 10]))]).axes[0]
+    assert not [text for text in none_agree.texts if "%" in text.get_text() or "p = 1" in text.get_text()]
+
+
+def test_ticks_are_where_p_is() -> None:
+    (axes, *_) = drawn([("a", voted_file(n=100_000, votes=[99_999, 100_000]))]).axes
+    labels = {text.get_text(): x for x, text in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)}
+    assert list(labels) == ["0.01", "0.1", "0.5", "0.9", "0.99", "0.9999", "1"]
+    for label in list(labels)[:-1]:
+        assert NORMAL.cdf(labels[label]) == pytest.approx(float(label))
+
+
+def test_the_upper_axis_is_the_radius_of_gaussian_noise() -> None:
+    figure = drawn([("a", voted_file(sigma=0.5))])
+    figure.draw_without_rendering()
+    (top,) = figure.axes[0].child_axes
+    low, high = figure.axes[0].get_xlim()
+    assert top.get_xlim() == pytest.approx((0.5 * low, 0.5 * high))
+    assert min(top.get_xticks()) == 0, "no radius below p = 1/2"
+    assert not drawn([("a", voted_file(noise="laplace"))]).axes[0].child_axes
+    assert not drawn([("a", voted_file(sigma=None))]).axes[0].child_axes
+
+
+def test_one_panel_a_sigma_and_the_looks_of_the_other_figures() -> None:
+    runs = [
+        (f"{method}-{sigma}", voted_file(sigma=sigma, objective=method))
+        for sigma in (1.0, 0.25)
+        for method in ("gaussian", "smoothmix")
+    ]
+    figure = drawn(runs)
+    assert [axes.get_title() for axes in figure.axes] == ["σ = 0.25", "σ = 1.00"]
+    for axes in figure.axes:
+        named = [line for line in axes.lines if str(line.get_label())[0] != "_"]
+        assert [line.get_label() for line in named] == ["gaussian", "smoothmix"]
+        assert [line.get_color() for line in named] == ["#0072B2", "#D55E00"]
+
+
+def test_marks_in_the_margin_do_not_overlap() -> None:
+    assert _spread([50, 49, 80, 51], top=92, gap=6) == pytest.approx([45, 39, 80, 51])
+    assert _spread([99, 98], top=92, gap=6) == pytest.approx([92, 86])
+
+
+def test_pictures_are_reproducible(field_file: Path, tmp_path: Path) -> None:
+    paths = [tmp_path / "new" / "d.svg"]
+    theirs = read_certificates(field_file)
+    runs = [("$a_b$", voted_file()), ("theirs", CertificatesFile(theirs.path, theirs.rows, {"sigma": 0.5}, {}))]
+    assert draw_distribution(runs, paths)
+    first = [path.read_bytes() for path in paths]
+    assert b"(lower bounds)" in first[0]
+    with rc_context({"text.usetex": True}):
+        assert draw_distribution(runs, paths)
+    assert [path.read_bytes() for path in paths] == first, "whatever the reader's matplotlib is set to"
+    assert sorted((tmp_path / "new").iterdir()) == sorted(paths)
+
+
+def test_wrong_requests(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="at least one"):
+        draw_distribution([], [tmp_path / "d.png"])
+    with pytest.raises(RequestError, match=r"d\.gif.*\.png"):
+        draw_distribution([("a", voted_file())], [tmp_path / "d.gif"])
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,300 @@
+"""The page says what the certificates say, whatever the names of runs, and holds all that it needs."""
+
+import base64
+import hashlib
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from fractions import Fraction
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from smoothcert.certificates import ABSTAIN, Certificate, CertificatesFile, CertifiedImage, read_certificates
+from smoothcert.errors import RequestError
+from smoothcert.report import certified_accuracy, summarize
+from smoothcert.report.comparison import Published
+from smoothcert.report.html import html_page
+from smoothcert.report.html_gallery import (
+    NOT_ASKED,
+    NOT_RECORDED,
+    OTHER_LABELS,
+    PER_KIND,
+    Gallery,
+    Pictures,
+    kinds_of,
+    rounded_down,
+)
+from smoothcert.report.tables import intervals_layout, layout
+
+from .conftest import PLAIN, SETTINGS, MakeRun, image, images
+
+HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)">'
+RADII = (0.0, 0.25, 0.5)
+VOID = {"meta", "link", "img", "br", "line", "path"}
+
+
+class Seen(HTMLParser):
+    """The elements and texts of a page, as a browser would take them apart; it must be well nested."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self.texts.setdefault(tag, []).append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, text: str) -> None:
+        for tag in set(self.open):
+            self.texts[tag][-1] += text
+
+    def count(self, tag: str) -> int:
+        return len(self.texts.get(tag, []))
+
+
+def file(rows: Sequence[CertifiedImage] | None = None, **settings: object) -> CertificatesFile:
+    kept = {key: value for key, value in {**SETTINGS, **settings}.items() if value is not None}
+    return CertificatesFile(Path("f.tsv"), tuple(images() if rows is None else rows), kept, {})
+
+
+def page(*runs: tuple[str, CertificatesFile], title: str = "Title", gallery: Gallery | None = None, **more: Any) -> str:
+    return html_page(title, runs, [summarize(run, name, RADII) for name, run in runs], gallery, **more)
+
+
+def embedded(text: str) -> dict[str, Any]:
+    found = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.DOTALL)
+    assert len(found) == 1
+    data: dict[str, Any] = json.loads(found[0])
+    return data
+
+
+def test_nothing_is_read_as_html_or_script_that_is_not_the_pages_own(make_run: MakeRun) -> None:
+    run = make_run("a", dataset=HOSTILE, objective=HOSTILE, precision=HOSTILE)
+    (run / "recipe.yaml").write_text(HOSTILE)
+    hostile = read_certificates(run / "certificates" / "test.tsv")
+    asked = Pictures({0: b"\x89PNG"}, {}, (HOSTILE,) * 10)
+    told = {"notes": {HOSTILE: [HOSTILE]}, "published": {HOSTILE: Published(HOSTILE, HOSTILE, 1.0, {}, ())}}
+    text = page((HOSTILE, hostile), ("b", file()), title=HOSTILE, gallery=lambda *_: asked, **told)
+    seen, plain = Seen(text), Seen(page(("a", file()), ("b", file()), title="t"))
+    assert seen.count("script") == plain.count("script") == 2
+    assert seen.count("img") == 0
+    assert not [name for _, attributes in seen.elements for name in attributes if name.startswith("on")]
+    assert seen.texts["title"] == seen.texts["h1"] == [HOSTILE]
+    assert HOSTILE in seen.texts["pre"]
+    assert embedded(text)["gallery"]["runs"][0]["name"] == HOSTILE
+    assert embedded(text)["gallery"]["runs"][0]["kinds"][0]["images"][0]["label"] == HOSTILE
+
+
+def test_only_the_script_of_the_page_may_run_and_nothing_is_fetched() -> None:
+    text = page(("a", file()))
+    seen = Seen(text)
+    (policy,) = [a["content"] or "" for tag, a in seen.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    digest = base64.b64encode(hashlib.sha256(seen.texts["script"][1].encode()).digest()).decode()
+    assert rules["script-src"] == f"'sha256-{digest}'"
+    places = [attributes.get(name) for _, attributes in seen.elements for name in ("src", "href")]
+    assert all(place.startswith(("data:", "#")) for place in places if place is not None)
+    assert "{{" not in text
+    assert "url(" not in text
+
+
+def test_the_table_is_that_of_the_other_formats() -> None:
+    runs = [("a", file()), ("b", file(objective=None)), ("c", file([image(0, 1, 1, 0.3)], sigma=None))]
+    summaries = [summarize(run, name, RADII) for name, run in runs]
+    published = {"a": Published("t/1", "Gaussian", 0.7, {0.25: 55.0}, ())}
+    expected = layout(summaries, published).for_reading()
+    intervals = intervals_layout(summaries).for_reading()
+    text = page(*runs, published=published, more=[("Intervals", intervals)], notes={"few images": ["a", "b"]})
+    tables = re.findall(r'<table class="results">(.*?)</table>', text, flags=re.DOTALL)
+    for table, content in zip(tables, (expected, intervals), strict=True):
+        seen = Seen(table)
+        assert seen.texts["button"] == [column.title for column in content.columns]
+        rows = [row for group in content.groups for row in group]
+        shown = re.findall(r"<tbody>(.*)</tbody>", table, flags=re.DOTALL)[0]
+        assert Seen(shown).texts["td"] == [cell.text for row in rows for cell in row]
+        marked = [" best" in (attributes["class"] or "") for tag, attributes in Seen(shown).elements if tag == "td"]
+        assert marked == [cell.best for row in rows for cell in row]
+    assert text.count('<tr class="aside">') == 2
+    assert "<b>a, b</b>: few images" in text
+
+
+def test_the_curves_have_every_step_of_the_data() -> None:
+    rows = {"a": images(), "b": [image(i, 1, 1, math.sqrt(i)) for i in range(50)]}
+    data = embedded(page(*((name, file(some, objective=None)) for name, some in rows.items())))
+    (panel,) = data["panels"]
+    assert panel["title"] == "σ = 0.50"
+    for run in panel["runs"]:
+        some = rows[run["name"]]
+        for radius in (0.0, 0.1, 0.3, 0.5001, 0.7498, 0.75, 2.3, 6.99, 7.01):
+            above = [r for r in run["radii"] if radius == 0 or r > radius]
+            assert len(above) / run["images"] == certified_accuracy(some, radius)
+        assert run["radii"] == sorted(run["radii"])
+    summary = summarize(file(), "a", ())
+    assert panel["ceilings"] == [[summary.ceiling, 1000]]
+
+
+def test_a_panel_for_each_sigma_and_data_set_and_one_look_a_method() -> None:
+    runs = [
+        (f"{method}-{sigma}", file(sigma=sigma, objective=method)) for sigma in (1.0, 0.25) for method in ("x", "y")
+    ]
+    panels = embedded(page(*runs, ("theirs", file(sigma=None, dataset="cifar10", objective=None))))["panels"]
+    assert [panel["title"] for panel in panels] == ["mnist, σ = 0.25", "mnist, σ = 1.00", "cifar10, σ not recorded"]
+    assert [[(run["label"], run["look"]) for run in panel["runs"]] for panel in panels] == [
+        [("x", 0), ("y", 1)],
+        [("x", 0), ("y", 1)],
+        [("theirs", 2)],
+    ]
+    twice = embedded(page(("one", file()), ("two", file())))["panels"]
+    assert [run["label"] for run in twice[0]["runs"]] == ["one", "two"]
+
+
+@given(st.floats(0, 100), st.sampled_from([3, 6]))
+@example(math.nextafter(0.117, 0), 3)  # times 1000 this is rounded up to 117
+@example(math.nextafter(0.00002, 0), 6)
+def test_no_radius_is_shown_larger_than_it_was_certified(radius: float, decimals: int) -> None:
+    shown = rounded_down(radius, decimals)
+    assert Fraction(radius) - Fraction(11, 10 ** (decimals + 1)) < Fraction(shown) <= Fraction(radius)
+    assert float(f"{shown:.{decimals}f}") == shown
+
+
+def test_radii_are_rounded_down_in_curves_and_cards() -> None:
+    data = embedded(page(("a", file([image(0, 1, 1, 0.1239999)]))))
+    assert data["panels"][0]["runs"][0]["radii"] == [0.123999]
+    assert data["gallery"]["runs"][0]["kinds"][0]["images"][0]["radius"] == "0.123"
+
+
+def test_every_image_is_right_wrong_or_abstained_and_the_extremes_come_first() -> None:
+    rows = images()
+    kinds = kinds_of(rows)
+    assert sorted(kinds) == ["abstained", "largest radius", "smallest radius", "wrong"]
+    assert [row.index for row in kinds["smallest radius"]] == [0, 1, 4, 5, 9, 7]
+    assert [row.index for row in kinds["largest radius"]] == [7, 9, 4, 5, 1, 0]
+    assert [row.index for row in kinds["wrong"]] == [2, 6]
+    assert [row.index for row in kinds["abstained"]] == [3, 8]
+    assert len(PLAIN) == 10
+
+
+def test_a_card_tells_the_classes_the_votes_and_the_radius() -> None:
+    votes = ((2, 600), (0, 300), (1, 60), (4, 40))
+    rows = [CertifiedImage(7, 0, Certificate(2, 0.12399, 10, 1000, 600, votes), 0.1)]
+    rows += [CertifiedImage(9, 1, Certificate(ABSTAIN, 0.0, 10, 0, 0, ()), 0.1)]
+    names = ("cat", "dog", "frog")
+    data = embedded(page(("a", file(rows)), gallery=lambda *_: Pictures({7: b"\x89PNGx"}, {7: 0, 9: 1}, names)))
+    assert data["gallery"]["pictures"] == ["data:image/png;base64," + base64.b64encode(b"\x89PNGx").decode()]
+    kinds = {kind["title"]: kind for kind in data["gallery"]["runs"][0]["kinds"]}
+    assert kinds["wrong"]["images"] == [
+        {
+            "index": 7,
+            "label": "cat",
+            "predict": "frog",
+            "right": False,
+            "radius": "0.123",
+            "n": 1000,
+            "votes": [["frog", 600, False], ["cat", 300, True], ["dog", 60, False]],
+            "picture": 0,
+        }
+    ]
+    (silent,) = kinds["abstained"]["images"]
+    assert (silent["predict"], silent["votes"], silent["picture"]) == (None, [], None)
+    assert kinds["smallest radius"] == {"title": "smallest radius", "total": 0, "images": []}
+
+
+def test_pictures_are_asked_for_once_and_shared_by_runs_on_the_same_images() -> None:
+    rows = [image(i, 1, 1, i / 100) for i in range(100)]
+    asked: list[tuple[str, str, list[int]]] = []
+
+    def gallery(dataset: str, split: str, indices: Sequence[int]) -> Pictures:
+        asked.append((dataset, split, list(indices)))
+        return Pictures({i: f"{dataset} {i}".encode() for i in indices}, dict.fromkeys(indices, 1))
+
+    runs = [("a", file(rows)), ("b", file(rows, objective="x")), ("c", file(rows[:1], dataset="other"))]
+    data = embedded(page(*runs, gallery=gallery))["gallery"]
+    extremes = [*range(PER_KIND), *range(100 - PER_KIND, 100)]
+    assert sorted(asked) == [("mnist", "test", extremes), ("other", "test", [0])]
+    assert len(data["pictures"]) == 2 * PER_KIND + 1
+    for run, dataset in zip(
+        sorted(data["runs"], key=lambda run: run["name"]), ("mnist", "mnist", "other"), strict=True
+    ):
+        assert run["note"] is None
+        for card in (card for kind in run["kinds"] for card in kind["images"]):
+            stored = data["pictures"][card["picture"]].removeprefix("data:image/jpeg;base64,")
+            assert base64.b64decode(stored).decode() == f"{dataset} {card['index']}"
+    assert data["runs"][0]["kinds"][0]["total"] == 100
+
+
+@pytest.mark.parametrize(
+    ("gallery", "settings", "reason"),
+    [
+        (None, {}, NOT_ASKED),
+        (lambda *_: "No pictures: not there.", {}, "No pictures: not there."),
+        (lambda *_: Pictures({}, {}), {"dataset": None}, NOT_RECORDED),
+        (lambda *_: Pictures({0: b"x"}, {0: 9}, ("name",) * 10), {}, OTHER_LABELS),
+    ],
+)
+def test_without_pictures_the_rows_stay_and_the_reason_is_told(
+    gallery: Gallery | None, settings: dict[str, Any], reason: str
+) -> None:
+    (run,) = embedded(page(("a", file(**settings)), gallery=gallery))["gallery"]["runs"]
+    assert run["note"] == reason
+    cards = [card for kind in run["kinds"] for card in kind["images"]]
+    assert len(cards) == 16
+    assert {card["picture"] for card in cards} == {None}
+    assert cards[0]["label"] == "3"
+
+
+def test_recipe_settings_and_provenance_of_each_run_are_in_the_page(make_run: MakeRun, field_file: Path) -> None:
+    run = make_run("a", noise="gaussian", radii=[0.5, 1.0])
+    (run / "recipe.yaml").write_text("epochs: 90\nobjective:\n  name: gaussian\n")
+    stored = read_certificates(run / "certificates" / "test.tsv")
+    told = CertificatesFile(stored.path, stored.rows, stored.settings, {"versions": {"torch": "2.13"}, "seeds": [1, 2]})
+    text = page(("a", told), ("theirs", read_certificates(field_file)))
+    ours, theirs = re.findall(r"<details>(.*?)</details>", text, flags=re.DOTALL)
+    assert "<pre>epochs: 90\nobjective:\n  name: gaussian\n</pre>" in ours
+    facts = dict(re.findall(r"<tr><th>(.*?)</th><td>(.*?)</td></tr>", ours))
+    assert facts == {
+        **{key: value if isinstance(value, str) else json.dumps(value) for key, value in stored.settings.items()},
+        "versions.torch": "2.13",
+        "seeds": "[1, 2]",
+    }
+    assert "say nothing more" in theirs
+    assert "<pre>" not in theirs
+
+
+def test_the_same_certificates_give_the_same_page() -> None:
+    assert page(("a", file()), ("b", file())) == page(("a", file()), ("b", file()))
+
+
+def test_runs_that_cannot_be_told_apart_are_refused() -> None:
+    summary = summarize(file(), "a", RADII)
+    for runs in ([("a", file()), ("a", file())], [("b", file())]):
+        with pytest.raises(RequestError, match="rename"):
+            html_page("t", runs, [summary])
+
+
+def test_text_that_no_file_can_hold_is_written_all_the_same(tmp_path: Path) -> None:
+    text = page(("a", file(precision="half \ud800")), title="broken \udcff")
+    (tmp_path / "page.html").write_text(text, encoding="utf-8")
+
+
+def test_the_page_is_written_without_torch() -> None:
+    check = "import sys, smoothcert.report.html; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

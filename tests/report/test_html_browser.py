@@ -1,0 +1,239 @@
+"""The page in a real browser: it loads without a complaint, sorts, reads out its curves, and shows its pictures."""
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from smoothcert.certificates import CertificatesFile, CertifiedImage
+from smoothcert.report import certified_accuracy, summarize
+from smoothcert.report.comparison import Published
+from smoothcert.report.html import html_page
+from smoothcert.report.html_gallery import Pictures
+
+from .browser import PROGRAM, Browser
+from .conftest import SETTINGS, image, images
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine: install Debian's chromium")
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+def spread(scale: float, wrong: int) -> list[CertifiedImage]:
+    return [image(i, 1, 1 if i >= wrong else 0, scale * (i + 1) / 40) for i in range(40)]
+
+
+RUNS: dict[str, tuple[list[CertifiedImage], dict[str, object]]] = {
+    "run 10": (spread(1.2, 4), {"objective": "b"}),
+    "run 9": (spread(0.9, 2), {"objective": "c"}),
+    HOSTILE: (images(), {"objective": None}),
+    "other sigma": (spread(2.0, 0), {"sigma": 1.0, "objective": "b"}),
+    "field": ([*spread(0.7, 20), image(40, 1, 1, 0.0)], {"sigma": None, "objective": None, "dataset": None}),
+}
+
+
+def gallery(dataset: str, split: str, indices: Sequence[int]) -> Pictures:
+    file = io.BytesIO()
+    Image.new("L", (28, 28), 128).save(file, "PNG")
+    return Pictures(dict.fromkeys(indices, file.getvalue()), {})
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    files = [
+        (name, CertificatesFile(Path("f.tsv"), tuple(rows), {k: v for k, v in (SETTINGS | other).items() if v}, {}))
+        for name, (rows, other) in RUNS.items()
+    ]
+    summaries = [summarize(file, name, (0.0, 0.5)) for name, file in files]
+    published = {"run 9": Published("t/1", "C", 0.4, {}, ())}
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(html_page("Report", files, summaries, gallery, published=published), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def opened(browser: Browser, page: Path) -> Iterator[Browser]:
+    """The page, newly loaded; whatever a test does with it, nothing may complain."""
+    browser.complaints.clear()
+    browser.open(page)
+    yield browser
+    assert settled(browser).complaints == []
+
+
+def settled(browser: Browser) -> Browser:
+    browser.value("new Promise(done => setTimeout(done, 30))")
+    return browser
+
+
+def texts(browser: Browser, selector: str) -> list[str]:
+    found: list[str] = browser.value(f"[...document.querySelectorAll({selector!r})].map(e => e.textContent)")
+    return found
+
+
+def column(browser: Browser, number: int) -> list[str]:
+    return texts(browser, f".results tbody tr:not(.aside) td:nth-child({number})")
+
+
+def readout(browser: Browser, panel: int) -> tuple[float, dict[str, float]]:
+    """The radius and the accuracies in percent that a panel shows at the cursor, by label."""
+    lines = texts(browser, f".panel:nth-child({panel}) .readout:not([hidden]) p")
+    values = (re.fullmatch(r"(.*?)(\d+\.\d) %", line) for line in lines[1:])
+    return float(lines[0].removeprefix("radius ")), {match[1]: float(match[2]) for match in values if match}
+
+
+def test_complaints_are_heard(browser: Browser, tmp_path: Path) -> None:
+    """What the other tests rely on: errors, messages and requests are noticed."""
+    for number, body in enumerate(
+        ("<script>missing()</script>", "<script>console.error('x')</script>", "<img src=http://localhost:9/x.png>")
+    ):
+        browser.complaints.clear()
+        bad = tmp_path / f"{number}.html"
+        bad.write_text(f"<!doctype html><title>t</title>{body}")
+        browser.open(bad)
+        assert settled(browser).complaints != [], body
+
+
+def test_the_page_loads_whole_and_runs_no_script_but_its_own(opened: Browser) -> None:
+    assert texts(opened, "h1") == ["Report"]
+    assert opened.value("document.scripts.length") == 2
+    assert HOSTILE in texts(opened, ".results tbody td")
+    assert HOSTILE in texts(opened, ".panel:first-child .chip span")
+    assert HOSTILE in texts(opened, "select option")
+    assert opened.value("document.querySelectorAll('img:not(.card img)').length") == 0
+
+
+def test_a_click_on_a_heading_sorts(opened: Browser) -> None:
+    heads = texts(opened, ".results thead tr:last-child th")
+    acr, name, method = (heads.index(title) + 1 for title in ("ACR", "run", "method"))
+    before = column(opened, name)
+    acrs = [float(text) for text in column(opened, acr)]
+    assert acrs != sorted(acrs)
+    button = ".results thead tr:last-child th:nth-child({}) button".format
+    opened.click(button(acr))
+    assert [float(text) for text in column(opened, acr)] == sorted(acrs, reverse=True)
+    assert opened.value("document.querySelector('th[aria-sort]').getAttribute('aria-sort')") == "descending"
+    opened.click(button(acr))
+    assert [float(text) for text in column(opened, acr)] == sorted(acrs)
+    opened.click(button(acr))
+    assert column(opened, name) == before
+    opened.click(button(name))
+    sorted_names = column(opened, name)
+    assert sorted_names.index("run 9") < sorted_names.index("run 10"), "numbers in names count as numbers"
+    for _ in range(2):
+        opened.click(button(method))
+        assert column(opened, method)[-2:] == ["–", "–"], "the unknown stays last"
+
+
+def test_published_rows_stay_under_their_run(opened: Browser) -> None:
+    heads = texts(opened, ".results thead tr:last-child th")
+    for _ in range(2):
+        opened.click(f".results thead tr:last-child th:nth-child({heads.index('ACR') + 1}) button")
+        names = texts(opened, f".results tbody td:nth-child({heads.index('run') + 1})")
+        at = names.index("run 9")
+        assert names[at + 1 : at + 3] == ["published", "difference"]
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.35, 0.6, 0.85])
+def test_the_read_out_is_the_certified_accuracy_of_every_run(opened: Browser, fraction: float) -> None:
+    opened.hover(".panel:first-child svg", fraction)
+    radius, shown = readout(opened, 1)
+    labels = {"b": "run 10", "c": "run 9", HOSTILE: HOSTILE}
+    assert shown.keys() == labels.keys()
+    for label, name in labels.items():
+        rows = RUNS[name][0]
+        # The radius has three decimals: the curve may step in between.
+        ends = sorted(100 * certified_accuracy(rows, radius + change) for change in (-0.001, 0.001))
+        assert ends[0] - 0.05 <= shown[label] <= ends[1] + 0.05
+    assert texts(opened, ".panel:nth-child(2) .readout:not([hidden])") == []
+
+
+def test_the_line_is_under_the_pointer_and_goes_with_it(opened: Browser) -> None:
+    svg = ".panel:first-child svg"
+    for fraction in (0.3, 0.7):
+        opened.hover(svg, fraction)
+        line = opened.value("document.querySelector('.cursor').getBoundingClientRect().left")
+        assert line == pytest.approx(opened.centre(svg, fraction)[0], abs=1.5)
+        assert opened.value("document.querySelectorAll('.cursor').length") == 1
+    opened.hover("h1")
+    assert texts(opened, ".readout:not([hidden])") == []
+    assert opened.value("document.querySelectorAll('.cursor, .dot').length") == 0
+
+
+def test_the_left_end_counts_all_right_images(opened: Browser) -> None:
+    opened.hover(".panel:first-child svg", 0.005)
+    radius, shown = readout(opened, 1)
+    assert radius == 0
+    assert shown == {"b": 90.0, "c": 95.0, HOSTILE: 60.0}
+    opened.hover(".panel:nth-child(3) svg", 0.005)
+    assert readout(opened, 3) == (0, {"field": 51.2}), "21 of 41, one of them with radius 0"
+
+
+def test_a_curve_has_a_step_for_each_right_image(opened: Browser) -> None:
+    paths = opened.value("[...document.querySelectorAll('.panel:first-child .curve')].map(p => p.getAttribute('d'))")
+    assert [path.count("V") for path in paths] == [36, 38, 6]
+
+
+def test_a_click_on_a_name_hides_and_shows_a_run(opened: Browser) -> None:
+    chip, curves = ".panel:first-child .chip", ".panel:first-child .curve"
+    count = f"document.querySelectorAll({curves!r}).length"
+    assert opened.value(count) == 3
+    opened.click(chip)
+    assert opened.value(count) == 2
+    assert opened.value(f"document.querySelector({chip!r}).getAttribute('aria-pressed')") == "false"
+    opened.hover(".panel:first-child svg")
+    assert sorted(readout(opened, 1)[1]) == [HOSTILE, "c"]
+    opened.click(chip)
+    assert opened.value(count) == 3
+
+
+def test_the_keys_move_the_line(opened: Browser) -> None:
+    opened.value("document.querySelector('.panel:nth-child(2) svg').focus()")
+    opened.press("ArrowRight")
+    first, _ = readout(opened, 2)
+    opened.press("ArrowRight")
+    second, shown = readout(opened, 2)
+    assert 0 < first < second
+    assert second == pytest.approx(2 * first, abs=0.002)
+    assert shown["b"] == pytest.approx(100 * certified_accuracy(RUNS["other sigma"][0], second), abs=2.6)
+    opened.press("End")
+    assert readout(opened, 2)[1] == {"b": 0.0}
+    opened.press("Escape")
+    assert texts(opened, ".readout:not([hidden])") == []
+
+
+def test_the_gallery_shows_the_chosen_run_and_kind(opened: Browser) -> None:
+    assert texts(opened, ".card .radius")[:2] == ["radius 0.150", "radius 0.180"]
+    assert (
+        opened.value("Promise.all([...document.images].map(i => i.decode())).then(() => document.images.length)") == 24
+    )
+    opened.click(".kinds button:nth-child(2)")
+    assert texts(opened, ".card .radius")[0] == "radius 1.200"
+    opened.click(".kinds button:nth-child(3)")
+    assert len(texts(opened, ".card")) == 4
+    assert "predicted 0 ✗" in texts(opened, ".card")[0]
+    choose = "(i => { const s = document.querySelector('select'); s.value = i; s.dispatchEvent(new Event('change')); })"
+    opened.value(f"{choose}(2)")
+    assert [text.split("n = ")[1] for text in texts(opened, ".card")] == ["1,000"] * 2
+    opened.click(".kinds button:nth-child(4)")
+    assert all("abstained" in text for text in texts(opened, ".card"))
+    opened.value(f"{choose}(4)")
+    assert len(texts(opened, ".card")) == 21, "a kind that a run has none of gives way to one that it has"
+    assert texts(opened, ".reason:not([hidden])") != []
+    assert opened.value("document.images.length") == 0
+
+
+def test_a_narrow_window_needs_no_sideways_scrolling(opened: Browser) -> None:
+    opened.call("Emulation.setDeviceMetricsOverride", width=360, height=700, deviceScaleFactor=1, mobile=True)
+    opened.hover(".panel:first-child svg", 0.45)
+    settled(opened)
+    assert opened.value("document.documentElement.scrollWidth") <= 360
+    opened.call("Emulation.clearDeviceMetricsOverride")

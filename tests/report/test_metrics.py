@@ -1,0 +1,93 @@
+"""What a run folder tells about its training, whole or torn."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from smoothcert.certificates import read_certificates
+from smoothcert.errors import WorkError
+from smoothcert.report.locate import find_certificates
+from smoothcert.report.metrics import further_terms, learning_rate_drops, read_metrics, read_run, training_runs
+from smoothcert.training import append_metrics
+
+from .conftest import MakeRun
+
+ENTRIES = [
+    {"epoch": e, "learning_rate": 0.01 * 0.1 ** (e // 2), "loss": 1.0 / (e + 1), "noisy_accuracy": 0.5 + 0.1 * e}
+    for e in range(5)
+]
+
+
+def test_reads_what_training_appends(tmp_path: Path) -> None:
+    for entry in ENTRIES:
+        append_metrics(tmp_path / "metrics.jsonl", entry)
+    assert read_metrics(tmp_path) == ENTRIES
+    assert read_metrics(tmp_path / "elsewhere") == []
+
+
+def test_a_torn_last_line_is_ignored_wherever_it_was_cut(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    whole = "".join(json.dumps(entry) + "\n" for entry in ENTRIES[:2])
+    last = json.dumps(ENTRIES[2])
+    for cut in range(len(last)):
+        path.write_text(whole + last[:cut])
+        assert read_metrics(tmp_path) == ENTRIES[:2]
+    path.write_text(whole + last)
+    assert read_metrics(tmp_path) == ENTRIES[:3], "only the newline was lost"
+
+
+@pytest.mark.parametrize("line", ['{"epoch": 1, "lo', "[1, 2]", '{"loss": 1.0}', '{"epoch": null}', "7"])
+def test_other_damage_is_named(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f"{json.dumps(ENTRIES[0])}\n{line}\n{json.dumps(ENTRIES[1])}\n")
+    with pytest.raises(WorkError, match=r"metrics\.jsonl, line 2: damaged"):
+        read_metrics(tmp_path)
+
+
+def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
+    append_metrics(tmp_path / "metrics.jsonl", {"epoch": 0, "loss": 0.5, "device": "cpu", "note": None})
+    assert read_metrics(tmp_path) == [{"epoch": 0, "loss": 0.5}]
+
+
+def test_drops_are_the_first_epochs_at_a_lower_rate() -> None:
+    assert learning_rate_drops(ENTRIES) == [2, 4]
+    assert learning_rate_drops(ENTRIES[:2]) == []
+    rising = [{"epoch": 0.0, "learning_rate": 0.1}, {"epoch": 1.0, "learning_rate": 0.2}]
+    assert learning_rate_drops(rising) == []
+
+
+def test_terms_are_what_is_not_known_otherwise() -> None:
+    entry = {"epoch": 0.0, "learning_rate": 0.1, "loss": 1.0, "noisy_accuracy": 0.5, "cross_entropy": 0.4, "kl": 0.1}
+    assert further_terms([entry, {**entry, "entropy": 0.2, "seconds": 3.0}]) == ["kl", "entropy"]
+    assert further_terms([{**entry, "natural": 1.0, "robust": 0.5}]) == ["kl", "robust"]
+
+
+def test_a_run_is_described_by_its_recipe_where_it_has_one(tmp_path: Path) -> None:
+    append_metrics(tmp_path / "metrics.jsonl", ENTRIES[0])
+    run = read_run("a", tmp_path)
+    assert (run.sigma, run.dataset, run.method) == (None, None, None)
+    (tmp_path / "recipe.yaml").write_text("sigma: 0.5\ndataset: mnist\nobjective:\n  name: consistency\n")
+    run = read_run("a", tmp_path)
+    assert (run.sigma, run.dataset, run.method, run.metrics) == (0.5, "mnist", "consistency", ENTRIES[:1])
+    for odd in ("", "- 1\n", "sigma: [\n", "sigma: wide\n"):
+        (tmp_path / "recipe.yaml").write_text(odd)
+        assert read_run("a", tmp_path).sigma is None
+
+
+def test_each_run_once_under_its_own_name(make_run: MakeRun, field_file: Path) -> None:
+    one, two = make_run("one"), make_run("two")
+    make_run("two", file="other")
+    files = [(name, read_certificates(path)) for name, path in find_certificates([one, two, field_file])]
+    assert [name for name, _ in files] == ["one", "two/other", "two/test", "noise_0.25"]
+    assert training_runs(files) == [("one", one.resolve()), ("two", two.resolve())]
+
+
+def test_runs_of_one_folder_name_keep_names_apart(make_run: MakeRun) -> None:
+    runs = [make_run(folder) for folder in ("x/a", "y/a")]
+    for folder in ("x/a", "y/a"):
+        make_run(folder, file=f"other-{folder[0]}")
+        make_run(folder, file=f"third-{folder[0]}")
+    files = [(name, read_certificates(path)) for name, path in find_certificates(runs)]
+    names = [name for name, _ in training_runs(files)]
+    assert len(set(names)) == len(runs)

@@ -1,0 +1,89 @@
+"""`smoothcert report` as a user calls it, on certificates files only."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from smoothcert import cli
+from smoothcert.papers import published_acr
+
+from .conftest import MakeRun
+
+Report = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Report:
+    """Calls `smoothcert report` in an empty folder; exit code, output, errors."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["smoothcert", "report", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        told = capsys.readouterr()
+        assert isinstance(caught.value.code, int)
+        return caught.value.code, told.out, told.err
+
+    return call
+
+
+def test_runs_beside_a_papers_table(report: Report, make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("mine")
+    code, out, err = report(run, "--paper", "smoothmix/table2", "--format", "md", "--out", tmp_path / "out")
+    assert (code, err) == (0, "")
+    acr = published_acr("smoothmix/table2", sigma=0.5, method="Gaussian")
+    assert acr is not None
+    for text in (out, (tmp_path / "out" / "report.md").read_text()):
+        assert "published" in text
+        assert f"{acr:.3f}" in text
+        assert f"{acr - 0.31999:.3f}" in text.replace("−", ""), "ours is less by this"
+        assert "10 images, the paper's 10,000" in text
+
+
+def test_the_plain_report(report: Report, make_run: MakeRun, field_file: Path) -> None:
+    code, out, err = report(make_run("mine"), field_file, "--radii", "0,0.5")
+    assert (code, err) == (0, "")
+    assert "published" not in out
+    written = ["curves.png", "distribution.png", "report.csv", "report.html", "report.md"]
+    assert sorted(path.name for path in Path("report").iterdir()) == written
+
+
+def test_a_wrong_request_costs_one_line_and_writes_nothing(report: Report, make_run: MakeRun, tmp_path: Path) -> None:
+    run, trained, other = make_run("mine"), tmp_path / "trained", tmp_path / "notes.txt"
+    trained.mkdir()
+    (trained / "recipe.yaml").write_text("sigma: 0.5\n")
+    other.write_text("dear diary\n")
+    moved = make_run("moved", training_sigma=0.5, sigma=0.25)
+    for arguments, code, expected in (
+        ([run, trained], 2, f"{trained}: expected certificates (*.tsv), got none; make them with `smoothcert certify"),
+        ([run, tmp_path / "nowhere"], 2, f"{tmp_path / 'nowhere'}: no such file or folder; give a run folder"),
+        ([run, other], 1, f"{other}: not a certificates file: expected the columns"),
+        ([run, "--paper", "smoothmix/table22"], 2, "expected the name of a paper's table, got 'smoothmix/table22'"),
+        ([run, "--paper", "smoothmix/table6"], 2, "mine: expected a run that the paper's table has"),
+        ([run, "--format", "docx"], 2, "expected report formats out of md, csv, tex"),
+        ([run, "--radii", "much"], 2, "radii: expected numbers"),
+        ([moved, run, "--paper", "smoothmix/table2"], 2, f"{moved}/certificates/test.tsv: expected certificates at"),
+    ):
+        got, _, err = report(*arguments)
+        assert (got, err.count("\n")) == (code, 1), err
+        assert err.startswith(f"smoothcert: {expected}"), err
+        assert list(Path().iterdir()) == []
+
+
+def test_figures_that_an_earlier_report_drew_and_this_one_cannot_are_removed(
+    report: Report, make_run: MakeRun, field_file: Path
+) -> None:
+    run = make_run("mine")
+    lines = [{"epoch": i, "learning_rate": 0.1, "loss": 2.0 - i, "noisy_accuracy": 0.5, "seconds": 1.0} for i in (0, 1)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert report(run, "--format", "md,png")[0] == 0
+    assert "](training.png)" in Path("report/report.md").read_text()
+    assert report(field_file, "--format", "md,png")[0] == 0
+    assert not Path("report/training.png").exists()
+    assert "training.png" not in Path("report/report.md").read_text()

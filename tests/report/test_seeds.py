@@ -1,0 +1,174 @@
+"""Mean and spread over seeds against numpy, and which runs are put together."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from rich.console import Console
+
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.report import Published, terminal_report, write_report
+from smoothcert.report.seeds import SeedMean
+from smoothcert.report.summary import summarize
+
+from .conftest import MakeRun, image
+from .test_summary import as_file
+
+RECIPE = {"dataset": "mnist", "sigma": 0.5, "objective": {"name": "gaussian", "num_noise": 1}, "epochs": 90, "seed": 0}
+
+
+def seeded(make_run: MakeRun, name: str, seed: int, scale: float = 1.0, **changes: Any) -> Path:
+    """A run of training seed `seed`: radii scale/20, 2 scale/20, ..., all of them right."""
+    settings = {"weights_sha256": name, "seed": hash(name) % 1000, **changes.pop("settings", {})}
+    rows = changes.pop("rows", [image(i, 1, 1, scale * (i + 1) / 20) for i in range(20)])
+    run = make_run(name, rows, **settings)
+    (run / "recipe.yaml").write_text(yaml.safe_dump({**RECIPE, "seed": seed, **changes}))
+    return run
+
+
+def names(paths: list[Path], out: Path) -> list[list[str]]:
+    means = write_report(paths, out, ["csv"]).contents.seeds
+    return [[summary.name for summary in mean.members] for mean in means]
+
+
+def test_mean_and_sd_of_three_seeds(make_run: MakeRun, tmp_path: Path) -> None:
+    scales = {"gaussian-seed0": 1.0, "gaussian-seed1": 1.3, "gaussian-seed2": 0.8}
+    runs = [seeded(make_run, name, i, scale) for i, (name, scale) in enumerate(scales.items())]
+    out = tmp_path / "out"
+    report = write_report(runs, out, ["md", "csv", "tex"], radii=[0.0, 0.5])
+    assert [p.name for p in report.written] == ["report.md", "report.csv", "report-seeds.csv", "report.tex"]
+    radii = [scale * np.arange(1, 21) / 20 for scale in scales.values()]
+    acr = [np.mean(r) for r in radii]
+    right = [100 * np.mean(r > 0.5) for r in radii]
+    (row,) = csv.DictReader((out / "report-seeds.csv").open(newline=""))
+    assert (row["name"], row["seeds"], row["method"], row["images"]) == ("gaussian-seed*", "3", "gaussian", "20")
+    assert float(row["acr"]) == pytest.approx(np.mean(acr))
+    assert float(row["acr_sd"]) == pytest.approx(np.std(acr, ddof=1))
+    assert float(row["0.50"]) == pytest.approx(np.mean(right))
+    assert float(row["0.50_sd"]) == pytest.approx(np.std(right, ddof=1))
+    assert (row["0.00"], row["0.00_sd"]) == ("100", "0")
+    cells = f"{np.mean(acr):.4f} ± {np.std(acr, ddof=1):.4f}", f"{np.mean(right):.1f} ± {np.std(right, ddof=1):.1f}"
+    text = (out / "report.md").read_text()
+    assert f"| 0.50 | gaussian-seed\\* | gaussian | 3 | {cells[0]} | 100.0 ± 0.0 | {cells[1]} | 20 |" in text
+    assert all(f"| {name} |" in text for name in scales), "the runs keep their rows"
+    latex = (out / "report.tex").read_text()
+    assert latex.count(r"\begin{tabular}") == 2
+    assert cells[0].replace("±", r"$\pm$") in latex
+    console = Console(width=80, record=True)
+    for shown in terminal_report(report.contents, 80):
+        console.print(shown)
+    assert cells[0] in console.export_text()
+
+
+def test_the_best_mean_is_marked(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [seeded(make_run, f"a{seed}", seed, 1.0 + 0.1 * seed) for seed in range(2)]
+    runs += [seeded(make_run, f"b{seed}", seed, 2.0 + 0.1 * seed, epochs=3) for seed in range(2)]
+    write_report(runs, tmp_path / "out", ["md"], radii=[0.0])
+    lines = (tmp_path / "out" / "report.md").read_text().split("Mean ± sd")[1].splitlines()
+    assert [("a\\*" in line, line.count("**")) for line in lines if "\\*" in line] == [(True, 2), (False, 4)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epochs": 2},
+        {"objective": {"name": "gaussian", "num_noise": 2}},
+        {"settings": {"sigma": 1.0}},
+        {"settings": {"alpha": 0.01}},
+        {"settings": {"precision": "bf16"}},
+        {"settings": {"label_aware": True}},
+        {"settings": {"dataset": "mnist-sample"}},
+        {"rows": [image(i, 1, 1, 0.5) for i in range(19)]},
+        {"rows": [image(i + 1, 1, 1, 0.5) for i in range(20)]},
+    ],
+    ids=str,
+)
+def test_runs_that_differ_by_more_than_the_seed_stay_apart(
+    make_run: MakeRun, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    runs = [seeded(make_run, "a", 0), seeded(make_run, "b", 1), seeded(make_run, "c", 2, **change)]
+    assert names(runs, tmp_path / "out") == [["a", "b"]]
+
+
+def test_what_does_not_change_the_measurement_is_not_compared(make_run: MakeRun, tmp_path: Path) -> None:
+    elsewhere = {"device": "cuda", "batch_size": 7, "noise_block": 3, "sound": False, "radii": None}
+    runs = [seeded(make_run, "a", 0), seeded(make_run, "b", 1, settings=elsewhere, image_size=None)]
+    assert names(runs, tmp_path / "out") == [["a", "b"]]
+
+
+def test_a_seed_counts_once(make_run: MakeRun, tmp_path: Path) -> None:
+    first = seeded(make_run, "a", 0)
+    make_run("a", [image(i, 1, 1, 0.9) for i in range(20)], file="again", weights_sha256="a", seed=9)
+    assert names([first], tmp_path / "one") == []
+    assert names([first, seeded(make_run, "b", 1)], tmp_path / "two") == [["a/again", "b"]]
+
+
+def test_files_without_a_seed_are_left_out(make_run: MakeRun, field_file: Path, tmp_path: Path) -> None:
+    plain = [make_run("a"), make_run("b"), field_file]
+    (tmp_path / "b" / "recipe.yaml").write_text("dataset: mnist\nsource: theirs.pth\n")
+    assert names(plain, tmp_path / "out") == []
+
+
+def test_a_table_over_seeds_does_not_outlive_its_report(make_run: MakeRun, tmp_path: Path) -> None:
+    runs, out = [seeded(make_run, "a", 0), seeded(make_run, "b", 1)], tmp_path / "out"
+    write_report(runs, out, ["csv"])
+    assert (out / "report-seeds.csv").exists()
+    report = write_report(runs[:1], out, ["csv"])
+    assert [path.name for path in out.iterdir()] == ["report.csv"] == [path.name for path in report.written]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (("m-seed0", "m-seed1"), "m-seed*"),
+        (("seed0/m-0.5", "seed1/m-0.5"), "seed*/m-0.5"),
+        (("m", "m-2"), "m*"),
+        (("x1", "x11"), "x1*"),
+        (("one", "two"), "*"),
+    ],
+)
+def test_names_with_a_star(given: tuple[str, ...], expected: str) -> None:
+    members = [summarize(as_file([image(0, 1, 1, 0.5)]), name, []) for name in given]
+    assert SeedMean(tuple(members)).name == expected
+
+
+def test_mixed_sigmas_have_no_mean() -> None:
+    members = [summarize(as_file([image(0, 1, 1, 0.5)], sigma=sigma), "x", []) for sigma in (0.5, 1.0)]
+    with pytest.raises(RequestError, match=r"one sigma.*some\.tsv \(sigma 0\.5.*leave the others out"):
+        SeedMean(tuple(members))
+
+
+@pytest.mark.parametrize("content", ["a: [", "just text\n", "", "\x00"])
+def test_a_damaged_recipe_is_named(make_run: MakeRun, tmp_path: Path, content: str) -> None:
+    run = make_run("a")
+    (run / "recipe.yaml").write_text(content)
+    with pytest.raises(
+        WorkError, match=r"a/recipe\.yaml: expected the recipe of a run.*restore or remove it"
+    ) as caught:
+        write_report([run], tmp_path / "out", ["md"])
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_published_row_of_all_seeds(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [seeded(make_run, f"a{seed}", seed, 1.0 + 0.2 * seed) for seed in range(2)]
+    row = Published("mnist/acr-over-5-seeds", "Gaussian (5 seeds)", 0.5676, {}, ())
+    write_report(runs, tmp_path / "out", ["csv", "md"], radii=[0.0], published=lambda path: row)
+    (line,) = csv.DictReader((tmp_path / "out" / "report-seeds.csv").open(newline=""))
+    mean = np.mean([(1.0 + 0.2 * seed) * 21 / 40 for seed in range(2)])
+    assert (line["method"], line["published_row"]) == ("gaussian", "Gaussian (5 seeds)")
+    assert float(line["published_acr"]) == 0.5676
+    assert float(line["acr_difference"]) == pytest.approx(mean - 0.5676)
+    text = (tmp_path / "out" / "report.md").read_text().split("Mean ± sd")[1]
+    assert "| a\\* | Gaussian (5 seeds) | 2 |" in text
+    assert "| *published* |  |  | *0.5676* |" in text
+    assert f"| *difference* |  |  | *+{mean - 0.5676:.4f}* |" in text
+
+    def other(path: Path) -> Published | None:
+        return row if "a0" in str(path) else None
+
+    write_report(runs, tmp_path / "half", ["md"], published=other)
+    assert "*published*" not in (tmp_path / "half" / "report.md").read_text().split("Mean ± sd")[1]

@@ -1,0 +1,190 @@
+"""Training curves show the numbers of metrics.jsonl, by sigma, with the drops of the learning rate."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.report import training_curves
+from smoothcert.report.training_curves import draw_training_curves
+
+MakeTraining = Callable[..., tuple[str, Path]]
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> MakeTraining:
+    """training(name, epochs=..., sigma=..., method=..., scale=..., terms=...) writes a run folder of falling losses."""
+
+    def make(
+        name: str,
+        epochs: int = 6,
+        sigma: float | None = 0.5,
+        method: str = "gaussian",
+        scale: float = 1.0,
+        terms: Mapping[str, float] | None = None,
+    ) -> tuple[str, Path]:
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        if sigma is not None:
+            (folder / "recipe.yaml").write_text(f"sigma: {sigma}\ndataset: mnist\nobjective:\n  name: {method}\n")
+        lines = []
+        for epoch in range(epochs):
+            loss = scale * 0.5**epoch
+            entry = {"epoch": epoch, "learning_rate": 0.1 if epoch < 3 else 0.01, "loss": loss}
+            entry |= {"noisy_accuracy": 1 - 0.4 * scale * 0.8**epoch, "cross_entropy": loss / 2, "seconds": 1.0}
+            entry |= {term: weight * loss for term, weight in (terms or {}).items()}
+            lines.append(json.dumps(entry) + "\n")
+        (folder / "metrics.jsonl").write_text("".join(lines))
+        return name, folder
+
+    return make
+
+
+@pytest.fixture
+def figure_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Figure]:
+    """The figure that `draw_training_curves` would write."""
+    figures: list[Figure] = []
+    monkeypatch.setattr(training_curves, "write_pictures", lambda draw, paths: figures.append(draw()))
+
+    def draw(*runs: tuple[str, Path]) -> Figure:
+        assert draw_training_curves(runs, [])
+        return figures[-1]
+
+    return draw
+
+
+def curves(axes: Axes) -> dict[str, Line2D]:
+    return {str(line.get_label()): line for line in axes.lines if str(line.get_label())[0] != "_"}
+
+
+def names(axes: Axes) -> list[str]:
+    return sorted(text.get_text() for text in axes.texts if not text.get_rotation())
+
+
+def test_lines_are_the_metrics(training: MakeTraining, figure_of: Callable[..., Figure]) -> None:
+    figure = figure_of(training("a"), training("b", method="smoothmix", scale=0.5))
+    loss, accuracy = figure.axes
+    assert list(curves(loss)) == list(curves(accuracy)) == ["gaussian", "smoothmix"]
+    for label, scale in (("gaussian", 1.0), ("smoothmix", 0.5)):
+        epochs = np.arange(6)
+        np.testing.assert_array_equal(curves(loss)[label].get_xdata(), epochs)
+        np.testing.assert_allclose(np.asarray(curves(loss)[label].get_ydata()), scale * 0.5**epochs)
+        expected = 100 * (1 - 0.4 * scale * 0.8**epochs)
+        np.testing.assert_allclose(np.asarray(curves(accuracy)[label].get_ydata()), expected)
+    assert [axes.get_xlabel() for axes in figure.axes] == ["epoch", "epoch"]
+    assert "loss" in loss.get_ylabel()
+    assert "%" in accuracy.get_ylabel()
+    assert names(loss) == ["gaussian", "smoothmix"], "named at the curves"
+    assert not figure.legends
+
+
+def test_drops_of_the_learning_rate_are_marked(training: MakeTraining, figure_of: Callable[..., Figure]) -> None:
+    figure = figure_of(training("a"), training("b", method="smoothmix", scale=0.5))
+    for axes in figure.axes:
+        marked = [line for line in axes.lines if line.get_linewidth() < 1 and line.get_label() == "_behind"]
+        assert [list(np.asarray(line.get_xdata())) for line in marked] == [[3, 3]]
+    assert "learning rate drops" in [text.get_text().strip() for text in figure.axes[0].texts]
+    short = figure_of(training("c", epochs=3))
+    assert not [line for axes in short.axes for line in axes.lines if line.get_label() == "_behind"]
+
+
+def test_names_may_be_written_over_the_marks(training: MakeTraining, figure_of: Callable[..., Figure]) -> None:
+    runs = [training("a run of a long name"), training("another of a long name", scale=0.2)]
+    for _, folder in runs:
+        path = folder / "metrics.jsonl"
+        entries = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps({**e, "learning_rate": 0.1 ** e["epoch"]}) + "\n" for e in entries))
+    figure = figure_of(*runs)
+    assert names(figure.axes[0]) == ["a run of a long name", "another of a long name"]
+    assert not figure.legends
+
+
+def test_a_column_a_sigma_and_one_look_a_method(training: MakeTraining, figure_of: Callable[..., Figure]) -> None:
+    runs = [
+        training(f"{method}-{sigma}", sigma=sigma, method=method, scale=scale)
+        for sigma in (1.0, 0.25)
+        for method, scale in (("gaussian", 1.0), ("smoothmix", 0.4))
+    ]
+    figure = figure_of(*runs)
+    assert [axes.get_title() for axes in figure.axes] == ["σ = 0.25", "σ = 1.00", "", ""]
+    for axes in figure.axes:
+        assert {label: line.get_color() for label, line in curves(axes).items()} == {
+            "gaussian": "#0072B2",
+            "smoothmix": "#D55E00",
+        }
+
+
+def test_further_terms_have_a_panel_and_their_runs_colour(
+    training: MakeTraining, figure_of: Callable[..., Figure]
+) -> None:
+    plain = training("plain")
+    consistency = training("c", method="consistency", scale=3.0, terms={"kl": 0.1, "entropy": 0.9})
+    loss, _, terms = figure_of(plain, consistency).axes
+    assert list(curves(terms)) == ["kl", "entropy"]
+    assert {line.get_color() for line in curves(terms).values()} == {curves(loss)["consistency"].get_color()}
+    assert len({str(line.get_linestyle()) for line in curves(terms).values()}) == 2
+    np.testing.assert_allclose(np.asarray(curves(terms)["kl"].get_ydata()), 0.3 * 0.5 ** np.arange(6))
+    other = training("s", method="stability", scale=0.3, terms={"kl": 1.0, "stability": 2.0})
+    _, _, terms = figure_of(plain, consistency, other).axes
+    assert list(curves(terms)) == ["consistency: kl", "entropy", "stability: kl", "stability: stability"]
+
+
+def test_a_single_run_is_named_in_the_title(training: MakeTraining, figure_of: Callable[..., Figure]) -> None:
+    figure = figure_of(training("a", method="macer", terms={"robust": 0.0}))
+    assert figure.get_suptitle() == "macer, σ = 0.50"
+    assert [names(axes) for axes in figure.axes] == [[], [], ["robust"]]
+    assert [axes.get_yscale() for axes in figure.axes] == ["log", "linear", "linear"], "no logarithm of 0"
+
+
+def test_one_epoch_is_a_dot_and_what_is_not_finite_is_left_out(
+    training: MakeTraining, figure_of: Callable[..., Figure]
+) -> None:
+    name, folder = training("a", epochs=1)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 1, "loss": NaN, "noisy_accuracy": 0.5}\n')
+    loss, accuracy = figure_of((name, folder)).axes
+    assert curves(loss)["gaussian"].get_marker() == "o"
+    np.testing.assert_array_equal(curves(loss)["gaussian"].get_xdata(), [0])
+    np.testing.assert_array_equal(curves(accuracy)["gaussian"].get_xdata(), [0, 1])
+
+
+def test_runs_without_metrics_are_left_out(
+    training: MakeTraining, figure_of: Callable[..., Figure], tmp_path: Path
+) -> None:
+    picture = tmp_path / "t.png"
+    assert not draw_training_curves([("bare", tmp_path), ("gone", tmp_path / "gone")], [picture])
+    assert not draw_training_curves([], [picture])
+    assert not picture.exists()
+    unknown = training("unknown", sigma=None)
+    figure = figure_of(("bare", tmp_path), unknown)
+    assert list(curves(figure.axes[0])) == ["unknown"]
+    assert "σ not recorded" in figure.get_suptitle()
+
+
+def test_pictures_are_reproducible_and_names_are_text(training: MakeTraining, tmp_path: Path) -> None:
+    paths = [tmp_path / "new" / "t.svg"]
+    runs = [training("a_$b^{$"), training("other", scale=0.3)]
+    assert draw_training_curves(runs, paths)
+    first = [path.read_bytes() for path in paths]
+    assert b"a_$b^{$" in first[0]
+    assert draw_training_curves(runs, paths)
+    assert [path.read_bytes() for path in paths] == first
+    assert sorted((tmp_path / "new").iterdir()) == sorted(paths)
+
+
+def test_wrong_requests(training: MakeTraining, tmp_path: Path) -> None:
+    run = training("a")
+    with pytest.raises(RequestError, match=r"t\.gif.*\.png"):
+        draw_training_curves([run], [tmp_path / "t.gif"])
+    with pytest.raises(RequestError, match="one name twice"):
+        draw_training_curves([run, run], [tmp_path / "t.png"])
+    (run[1] / "metrics.jsonl").write_text("x\n\n")
+    with pytest.raises(WorkError, match="line 1: damaged"):
+        draw_training_curves([run], [tmp_path / "t.png"])
+    assert not (tmp_path / "t.png").exists()
