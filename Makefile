@@ -1,6 +1,7 @@
 # quickstart: everything once, on the bundled MNIST sample.   test: the whole suite.   check: lint, types, layers.
 PYTHON ?= python3
 BIN := .venv/bin
+WORKERS ?= 2
 
 .PHONY: quickstart test check fast clean
 
@@ -8,10 +9,10 @@ quickstart: .venv/.installed
 	$(BIN)/smoothcert quickstart
 
 test: .venv/.installed-dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 fast: .venv/.installed-dev
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .

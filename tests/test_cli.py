@@ -79,12 +79,13 @@ def test_train_and_resume(run_cli: Cli, tmp_path: Path) -> None:
     assert run_cli("train", "--out", tmp_path / "run", "--resume", "--device", "cpu")[0] == 0
 
 
-def test_predict(run_cli: Cli, run: Path, tmp_path: Path) -> None:
+def test_predict(run_cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = mnist_sample.load("test")
     rows = read_rows(run_cli, run)
     confident = max(rows, key=lambda row: row.radius_if_correct)
     path = tmp_path / "digit.png"
     Image.fromarray(data.images[confident.index, 0].numpy()).save(path)
+    monkeypatch.setenv("COLUMNS", "300")  # a long path is not folded
     code, out, _ = run_cli("predict", run, path, "--n", 500, "--device", "cpu")
     assert code == 0
     cells = [cell.strip() for cell in next(line for line in out.splitlines() if "digit.png" in line).split("│")]

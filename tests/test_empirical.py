@@ -368,7 +368,10 @@ def test_a_trained_network_falls_and_the_order_does_not_matter(trained_run: Path
         attack_run(run, digits, indices, chosen, tmp_path / f"{name}.tsv", CPU)
         for name, indices in (("a", [0, 1, 2, 3, 4]), ("b", [4, 3, 2, 1, 0]))
     ]
-    assert comparable(files[0]) == comparable(files[1])
+    one, other = comparable(files[0]), comparable(files[1])
+    for index, row in one.items():  # the place of an image in a batch may change its last digits
+        assert row.distance == pytest.approx(other[index].distance, rel=1e-5)
+        assert replace(row, distance=0.0) == replace(other[index], distance=0.0)
     assert not any(row.withstood for row in files[0].rows), "6 is farther than the next digit"
     assert any(row.radius == 6.0 for row in files[0].rows)
     assert len(files[0].settings["weights_sha256"]) == 64

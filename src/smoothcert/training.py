@@ -31,7 +31,7 @@ from smoothcert.noise import NOISES
 from smoothcert.objectives import Progress
 from smoothcert.processes import find_device
 from smoothcert.recipe import TrainRecipe, load_train_recipe
-from smoothcert.smoothing.precision import resolve_precision
+from smoothcert.smoothing.precision import Precision, fast_precision
 from smoothcert.training_step import CapturedStep, Sampling, Step, TrainingStep
 
 REPORT_SECONDS = 0.5
@@ -154,10 +154,10 @@ def training_steps(
         check_outputs(model, recipe.model, data.shape, data.num_classes)
     first_epoch, state = open_run(recipe, data, folder, accelerator, resume)
     data, spec = data.to(where), InputSpec.of(data)
-    precision = resolve_precision(recipe.precision, where)
+    precision = training_precision(recipe, where)
     with torch.random.fork_rng():
         torch.manual_seed(derived_seed(recipe.seed, 0))
-        model = (new_model(recipe, spec) if model is None else model).to(where)
+        model = on_device(new_model(recipe, spec) if model is None else model, where)
     optimizer = make_optimizer(model, recipe, where)
     if state is not None:
         restore(model, optimizer, state, folder)
@@ -256,6 +256,20 @@ def own_stream(device: torch.device) -> AbstractContextManager[object]:
     torch.cuda.synchronize(device)  # what was asked for before is there
     stream: AbstractContextManager[object] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     return torch.cuda.stream(stream)  # type: ignore[arg-type]
+
+
+def training_precision(recipe: TrainRecipe, device: torch.device) -> Precision:
+    """The recipe's; `auto` is bf16 on a GPU that has it, else fp32."""
+    if recipe.precision != "auto":
+        return recipe.precision
+    return fast_precision(device) if device.type == "cuda" else "fp32"
+
+
+def on_device(model: nn.Module, device: torch.device) -> nn.Module:
+    """`model` on `device`; on a GPU with channels last, as its matrix units read images."""
+    if device.type != "cuda":
+        return model.to(device)
+    return model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
 def make_optimizer(model: nn.Module, recipe: TrainRecipe, device: torch.device) -> torch.optim.Optimizer:
