@@ -93,7 +93,8 @@ def main() -> None:
     batch_size = arguments.batch_size or default_batch_size(device, shape)
     precisions = dict.fromkeys(resolve_precision(p, device) for p in arguments.precision.split(","))
     counters = {
-        p: VoteCounter(at_precision(model, p, device), Gaussian(SIGMA), 10, batch_size, DTYPES[p]) for p in precisions
+        p: VoteCounter(at_precision(model, p, device, shape), Gaussian(SIGMA), 10, batch_size, DTYPES[p])
+        for p in precisions
     }
     fast = list(counters)[-1]
     counters[f"{fast} sound"] = replace(counters[fast], sound=IntegerGaussian(SIGMA))

@@ -28,7 +28,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.recertification import recertify
 from smoothcert.recipe import CertifyRecipe, parse_recipe
 from smoothcert.result_file import alone
-from smoothcert.smoothing.precision import at_precision, has_batch_norm
+from smoothcert.smoothing.precision import at_precision, has_batch_norm, image_layout
 from smoothcert.smoothing.votes import default_batch_size, fitting_batch_size
 
 CPU = torch.device("cpu")
@@ -279,7 +279,7 @@ def test_batch_norm_is_folded_and_recorded(tmp_path: Path) -> None:
     )
     network[1].running_mean.normal_()
     network[1].running_var.uniform_(0.5, 2)
-    folded = at_precision(network, "fp32", CPU)
+    folded = at_precision(network, "fp32", CPU, (1, 8, 8))
     images = torch.rand(5, 1, 8, 8)
     assert not has_batch_norm(folded)
     assert torch.allclose(folded(images), network.eval()(images), atol=1e-5)
@@ -331,7 +331,7 @@ def test_folding_leaves_alone_what_it_would_change() -> None:
                 module.running_var.uniform_(0.5, 2)
         images = torch.rand(4, 1, 8, 8)
         expected = network.eval()(images)
-        assert torch.allclose(at_precision(network, "fp32", CPU)(images), expected, atol=1e-4)
+        assert torch.allclose(at_precision(network, "fp32", CPU, (1, 8, 8))(images), expected, atol=1e-4)
 
 
 def test_two_processes_cannot_write_one_file(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
@@ -350,3 +350,34 @@ def test_shards_with_seeds_of_their_own_merge(trained_run: Path, test_data: Imag
     merged = read_certificates(tmp_path / "whole.tsv")
     assert merged.settings["seed"] is None
     assert merged.provenance["seeds"] == [1, 2]
+
+
+class Viewing(torch.nn.Module):
+    """Flattens by `view`, as many networks do: that fails on channels-last activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.linear = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4 * 6 * 6, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        activations = self.convolution(images)
+        return self.linear(activations.view(len(activations), -1))
+
+
+def test_a_network_that_needs_contiguous_activations_is_certified(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = Viewing()
+    data = ImageData(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 2]), 3, "made", "test")
+    certify_own_model("mine", network, data, [0, 1], recipe(), tmp_path / "a.tsv", CPU)
+    assert len(read_certificates(tmp_path / "a.tsv").rows) == 2
+    assert image_layout(at_precision(network, "fp32", CPU, (3, 8, 8))) == torch.contiguous_format
+    SmoothedClassifier(network, sigma=0.5, num_classes=3).certify(torch.rand(1, 3, 8, 8), n=100)
+
+
+def test_other_networks_are_evaluated_with_channels_last() -> None:
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 3))
+    fast = at_precision(network, "fp32", CPU, (3, 8, 8))
+    assert image_layout(fast) == torch.channels_last
+    assert image_layout(network) == torch.contiguous_format, "the user's own network is left as it is"
+    images = torch.rand(5, 3, 8, 8)
+    assert torch.allclose(fast(images), network(images), atol=1e-5)

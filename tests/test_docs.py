@@ -1,21 +1,37 @@
-"""What the documentation shows is run: the new objective of the guide, and the README's Python."""
+"""What the documentation shows is run: the Python of the guide and the README; command lines are parsed."""
 
+import math
 import re
+import shlex
 import sys
 import types
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import typer
+from scipy.stats import beta, norm
 from tiny import tiny_recipe
 
+from smoothcert.certificates import ABSTAIN, Certificate
 from smoothcert.checkpoint import load_run
+from smoothcert.cli import app
 from smoothcert.data import ImageData
 from smoothcert.objectives import OBJECTIVES
 from smoothcert.recipe import with_overrides
 from smoothcert.training import train
 
 ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OPTIONS_OF_OTHER_TOOLS = {"--nproc-per-node"}
+
+
+def page_name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
 
 
 def python_blocks(path: Path) -> list[str]:
@@ -56,8 +72,136 @@ def test_the_tree_of_the_readme_names_every_module() -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
+def headings(path: Path) -> set[str]:
+    """The anchors of a page, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
 def test_links_lead_somewhere(path: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", path.read_text(encoding="utf-8")):
         if not target.startswith("http"):
-            assert (path.parent / target).exists(), target
+            page = path.parent / target if target else path
+            assert page.exists(), target
+            assert not anchor or anchor in headings(page), f"{target}#{anchor}"
+
+
+def test_the_figures_of_the_guide_are_small_and_all_shown() -> None:
+    figures = list((ROOT / "docs/figures").iterdir())
+    shown = {name for page in PAGES for name in re.findall(r"\(figures/([^)]+)\)", page.read_text(encoding="utf-8"))}
+    assert {figure.name for figure in figures} == shown
+    assert all(figure.stat().st_size < 150_000 for figure in figures)
+
+
+def command_lines(path: Path) -> list[str]:
+    """The lines of a page's code blocks that call smoothcert, without remarks."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    blocks = [block for language, block in found if not language]
+    lines = [line.partition(" # ")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line.partition("smoothcert ")[2] for line in lines if re.match(r"(torchrun .* -m )?smoothcert ", line)]
+
+
+@cache
+def top_command() -> Any:
+    return typer.main.get_command(app)
+
+
+def find_command(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that `words` call, and the words that are left for it."""
+    command = top_command()
+    while hasattr(command, "commands"):
+        assert words[0] in command.commands, " ".join(words)
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+def options_in(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text))
+
+
+def all_options(command: Any) -> Iterator[str]:
+    for parameter in command.params:
+        yield from (*parameter.opts, *parameter.secondary_opts)
+    for inner in getattr(command, "commands", {}).values():
+        yield from all_options(inner)
+
+
+def test_the_pages_have_command_lines() -> None:
+    assert sum(len(command_lines(page)) for page in PAGES) > 30
+
+
+@pytest.mark.parametrize("path", PAGES[1:], ids=page_name)
+def test_command_lines_of_the_guide_parse(path: Path) -> None:
+    """Parsed as the command line does, types and required arguments included; nothing is run."""
+    for line in command_lines(path):
+        command, words = find_command(shlex.split(line))
+        command.make_context(command.name, words)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_options_that_are_shown_exist(path: Path) -> None:
+    """In the README's one-line summaries too, whose brackets and bars do not parse, and in the text."""
+    text = path.read_text(encoding="utf-8")
+    for line in [*command_lines(path), *re.findall(r"`smoothcert ([^`]+)`", text)]:
+        assert options_in(line) <= {*all_options(top_command().commands[line.split()[0]])}, line
+    assert options_in(text) <= {*all_options(top_command()), *OPTIONS_OF_OTHER_TOOLS}
+
+
+def test_snippets_of_the_certificate_page_print_what_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "docs/reading-a-certificate.md").read_text(encoding="utf-8")
+    snippets = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", text, flags=re.DOTALL)
+    assert len(snippets) == 2
+    for source, shown in snippets:
+        exec(compile(source, "reading-a-certificate.md", "exec"), {})
+        assert capsys.readouterr().out == shown
+
+
+def test_the_row_of_the_certificate_page_is_in_the_results() -> None:
+    text = (ROOT / "docs/reading-a-certificate.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```text\n(idx.*?)```", text, flags=re.DOTALL)
+    rows = (ROOT / "results/mnist/consistency-0.5/certificates/test-n100000.tsv").read_text(encoding="utf-8")
+    for line in block.splitlines():
+        assert "\t".join(line.split()) in rows.splitlines()
+
+
+def test_the_own_model_of_the_guide_is_certified_truly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its network is linear, so its distance d from the boundary between any two classes is known exactly.
+
+    Under noise a rival beats the class with probability Phi(-d / sigma). The largest of these bounds the class's
+    probability from above, their sum from below, and no radius beyond the nearest boundary may be certified. The seed
+    is given, since fresh votes may fail with probability alpha each.
+    """
+    module, script, save = python_blocks(ROOT / "docs/your-own-model.md")
+    (tmp_path / "nearest_mean.py").write_text(module, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "nearest_mean", raising=False)
+    names: dict[str, Any] = {}
+    exec(compile(script.replace("n=10_000", "n=1_000, seed=0"), "your-own-model.md", "exec"), names)
+    monkeypatch.delitem(sys.modules, "nearest_mean")
+    certificates: list[Certificate] = names["certificates"]
+    normalize, linear = names["build"]()
+    weight = linear.weight.detach() / normalize.std.item()  # as a function of the image in [0, 1]
+    logits = linear(normalize(names["images"])).detach()
+    certified = [(c, logit) for c, logit in zip(certificates, logits, strict=True) if c.predict != ABSTAIN]
+    assert len(certificates) == 10
+    assert len(certified) >= 5
+    for certificate, logit in certified:
+        rivals = [c for c in range(10) if c != certificate.predict]
+        gaps = logit[certificate.predict] - logit[rivals]
+        distances = (gaps / (weight[certificate.predict] - weight[rivals]).norm(dim=1)).numpy()
+        beaten, four_deviations = norm.sf(distances / 0.5), 4 * 0.5 / math.sqrt(1000)
+        astray = 1 - certificate.count / 1000
+        assert beaten.max() - four_deviations < astray < beaten.sum() + four_deviations
+        bound = beta.ppf(0.999, 1000 - certificate.count + 1, certificate.count)
+        assert certificate.radius == pytest.approx(0.5 * norm.isf(bound))
+        assert certificate.radius < distances.min()
+
+    exec(compile(save, "your-own-model.md", "exec"), {})
+    with np.load("digits.npz") as saved:
+        assert saved["images"].shape == (2000, 1, 28, 28)
+        assert saved["labels"].shape == (2000,)

@@ -16,7 +16,14 @@ from smoothcert.checkpoint import METRICS, MODEL, STATE, load_run, weights_diges
 from smoothcert.data import ImageData, mnist_sample
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.models import LeNet
-from smoothcert.training import TrainingStatus, derived_seed, learning_rate, train
+from smoothcert.training import (
+    TrainingStatus,
+    derived_seed,
+    learning_rate,
+    start_accelerator,
+    train,
+    train_together,
+)
 
 ROOT = Path(__file__).parent.parent
 
@@ -226,3 +233,43 @@ def test_a_changed_network_is_refused_on_resume(tmp_path: Path, tiny_data: Image
         train(
             tiny_recipe(model="mine", epochs=1), tiny_data, tmp_path / "run", model=build(5), resume=True, device="cpu"
         )
+
+
+def test_one_process_may_train_on_several_devices_in_turn(tmp_path: Path, tiny_data: ImageData) -> None:
+    """accelerate remembers the device of a process; a run has its own."""
+    train(tiny_recipe(epochs=1), tiny_data, tmp_path / "first", device="cpu")
+    assert start_accelerator("cpu", own_network=False).device.type == "cpu"
+    train(tiny_recipe(epochs=1), tiny_data, tmp_path / "second", device="cpu")
+    assert digest(tmp_path / "first") == digest(tmp_path / "second")
+
+
+def test_runs_in_turn_give_what_they_give_alone(tmp_path: Path, tiny_data: ImageData) -> None:
+    recipes = [tiny_recipe(seed=seed) for seed in range(3)]
+    jobs = [(recipe, tiny_data, tmp_path / f"together{recipe.seed}") for recipe in recipes]
+    assert train_together(jobs, 2, device="cpu") == {}
+    for recipe in recipes:
+        train(recipe, tiny_data, tmp_path / f"alone{recipe.seed}", device="cpu")
+        assert digest(tmp_path / f"together{recipe.seed}") == digest(tmp_path / f"alone{recipe.seed}")
+
+
+def test_a_run_that_fails_does_not_keep_the_others_from_theirs(tmp_path: Path, tiny_data: ImageData) -> None:
+    (tmp_path / "blocked").write_text("a file where the run folder should be")
+    jobs = [
+        (tiny_recipe(batch_size=512), tiny_data, tmp_path / "large"),
+        (tiny_recipe(epochs=1), tiny_data, tmp_path / "blocked"),
+        (tiny_recipe(epochs=1), tiny_data, tmp_path / "good"),
+    ]
+    failures = train_together(jobs, 2, device="cpu")
+    assert set(failures) == {tmp_path / "large", tmp_path / "blocked"}
+    assert isinstance(failures[tmp_path / "large"], RequestError)
+    assert load_run(tmp_path / "good").finished
+    with pytest.raises(RequestError, match="at least 1, got 0"):
+        train_together(jobs, 0, device="cpu")
+
+
+def test_ruined_weights_do_not_replace_the_last_checkpoint(tmp_path: Path, tiny_data: ImageData) -> None:
+    """One step with an absurd rate: its own loss is still sound, the weights after it are not."""
+    data = tiny_data.subset(torch.arange(64))
+    with pytest.raises(WorkError, match="the weights diverged in epoch 0"):
+        train(tiny_recipe(learning_rate=1e15), data, tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run" / MODEL).exists()

@@ -160,7 +160,7 @@ def make_counter(
 ) -> tuple[VoteCounter, CertifyRecipe]:
     """The vote counter of a recipe, and the recipe with a batch size that fits into memory (a `stored` one does)."""
     dtype = DTYPES[recipe.precision]
-    evaluated = at_precision(model, recipe.precision, device) if isinstance(model, nn.Module) else model
+    evaluated = at_precision(model, recipe.precision, device, shape) if isinstance(model, nn.Module) else model
     if device.type == "cuda" and not stored:
         example = torch.zeros(shape, device=device, dtype=dtype)
         size = fitting_batch_size(evaluated, recipe.batch_size, example)

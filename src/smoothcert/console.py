@@ -34,6 +34,7 @@ def train_with_bar(
     *,
     resume: bool = False,
     device: str = "auto",
+    capture: bool | None = None,
     compiling: "Compiling" = "auto",
 ) -> None:
     """`train`, showing epoch, loss, noisy accuracy, images/s and the time left, and notes above the bar."""
@@ -59,6 +60,7 @@ def train_with_bar(
             *(recipe, data, folder),
             resume=resume,
             device=device,
+            capture=capture,
             compiling=compiling,
             on_progress=show,
             on_note=note,

@@ -335,8 +335,8 @@ def _claims(certificates: CertificatesFile | None, settings: Mapping[str, Any]) 
 def _attacker(model: Classifier, data: Images, recipe: AttackRecipe, device: torch.device) -> Attacker:
     voting = differentiated = model
     if isinstance(model, nn.Module):
-        voting = at_precision(model, recipe.precision, device)
-        differentiated = voting if recipe.precision == "fp32" else at_precision(model, "fp32", device)
+        voting = at_precision(model, recipe.precision, device, data.shape)
+        differentiated = voting if recipe.precision == "fp32" else at_precision(model, "fp32", device, data.shape)
     _check_differentiable(differentiated, data.shape, device)
     noise, dtype = Gaussian(recipe.sigma), DTYPES[recipe.precision]
     return Attacker(differentiated, VoteCounter(voting, noise, data.num_classes, recipe.batch_size, dtype), recipe)

@@ -50,8 +50,8 @@ class Meter:
             return
         terms = ", ".join(f"{n} {v:.4g}" for n, v in zip(self.names, self.bad_values.tolist(), strict=True))
         raise WorkError(
-            f"{folder}: the loss diverged in epoch {epoch}, step {step} ({terms}); the checkpoint of the last good "
-            "epoch is kept; lower learning_rate or the weight of the largest term"
+            f"{folder}: the loss diverged in epoch {epoch}, step {step} ({terms}); the last saved epoch is kept; "
+            "lower learning_rate or the weight of the largest term"
         )
 
     def so_far(self) -> tuple[float, float]:

@@ -1,12 +1,15 @@
 """The only training loop: one function, `train`, readable from top to bottom.
 
-Everything random in epoch e is drawn from a generator seeded with (seed, e), so a resumed run needs no generator
-state: it goes on at an epoch boundary exactly as the uninterrupted run did. Several processes draw the same
-order and noise and each computes its share of every step, so their number changes nothing but rounding.
+All that the loop draws in epoch e comes from a generator seeded with (seed, e), so a resumed run needs no generator
+state: it goes on at an epoch boundary exactly as the uninterrupted run did. Several processes draw the same order and
+noise and each computes its share of every step, so their number changes nothing but rounding. Two kinds of networks are
+outside these promises: those that draw for themselves (dropout), and, in several processes, those with batch norm,
+whose statistics are of a share.
 """
 
 import json
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
@@ -26,7 +29,7 @@ from smoothcert.data import Images
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.files import write_text_atomically
 from smoothcert.meter import Meter
-from smoothcert.models import check_outputs
+from smoothcert.models import check_outputs, is_code
 from smoothcert.noise import NOISES
 from smoothcert.objectives import Progress
 from smoothcert.processes import find_device
@@ -35,6 +38,7 @@ from smoothcert.smoothing.precision import Precision, fast_precision
 from smoothcert.training_step import CapturedStep, Sampling, Step, TrainingStep
 
 REPORT_SECONDS = 0.5
+WEIGHTS_DIVERGED = 1e8
 SAVE_SECONDS = 1.0
 """Shorter epochs are not all saved: on a GPU, writing a small network takes a third of the time of its epoch."""
 
@@ -61,7 +65,7 @@ def train(
     model: nn.Module | None = None,
     resume: bool = False,
     device: str = "auto",
-    capture: bool = True,
+    capture: bool | None = None,
     compiling: Compiling = "auto",
     on_progress: Callable[[TrainingStatus], None] = lambda status: None,
     on_note: Callable[[str], None] = lambda text: None,
@@ -70,8 +74,9 @@ def train(
     once a second, and can be resumed from there.
 
     A `model` of one's own is trained in place of the one that the recipe names; `load_run(folder, model=...)` loads it.
-    On one GPU a step is captured as a CUDA graph unless `capture` is off, and compiled if that pays (see
-    `training_step`). `on_note` hears of what a user may want to know.
+    On one GPU a step is captured as a CUDA graph, and compiled if that pays (see `training_step`). A user's own network
+    is captured only if `capture` says so: what it decides in Python, it would decide once. `on_note` hears of what a
+    user may want to know.
     """
     with training_device(find_device(device)):
         for _ in training_steps(
@@ -103,6 +108,8 @@ def train_together(
     The runs take turns, a step each. On a GPU each has a stream and a generator of its own, so that captured steps of
     small networks overlap. A run gives what it gives alone, but for its peak memory, which is that of all.
     """
+    if jobs < 1:
+        raise RequestError(f"jobs: expected at least 1, got {jobs}")
     where = find_device(device)
     waiting, failures = list(runs), dict[Path, Exception]()
     active: list[tuple[Path, Iterator[None], AbstractContextManager[object]]] = []
@@ -128,8 +135,10 @@ def train_together(
                         next(steps)
                 except StopIteration:
                     active.remove(run)
-                except (RequestError, WorkError, RuntimeError) as error:
-                    failures[folder] = error
+                except (RequestError, WorkError, OSError, RuntimeError) as error:
+                    # Its traceback would keep the run's model and data in memory.
+                    traceback.clear_frames(error.__traceback__)
+                    failures[folder] = error.with_traceback(None)
                     active.remove(run)
     return failures
 
@@ -142,22 +151,26 @@ def training_steps(
     model: nn.Module | None = None,
     resume: bool = False,
     device: str = "auto",
-    capture: bool = True,
+    capture: bool | None = None,
     compiling: Compiling = "auto",
     on_progress: Callable[[TrainingStatus], None] = lambda status: None,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> Iterator[None]:
     """The loop: what `train` does, handing over after each step."""
-    accelerator = start_accelerator(device)
+    own_network = model is not None or is_code(recipe.model)
+    accelerator = start_accelerator(device, own_network)
     where = accelerator.device
     if model is not None:
         check_outputs(model, recipe.model, data.shape, data.num_classes)
     first_epoch, state = open_run(recipe, data, folder, accelerator, resume)
     data, spec = data.to(where), InputSpec.of(data)
     precision = training_precision(recipe, where)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
         torch.manual_seed(derived_seed(recipe.seed, 0))
-        model = on_device(new_model(recipe, spec) if model is None else model, where)
+        model = new_model(recipe, spec) if model is None else model
+    # Channels last, as a GPU's matrix units read images; a user's network may count on another order.
+    layout = torch.channels_last if where.type == "cuda" and not own_network else torch.preserve_format
+    model = model.to(where, memory_format=layout)  # type: ignore[call-overload]
     optimizer = make_optimizer(model, recipe, where)
     if state is not None:
         restore(model, optimizer, state, folder)
@@ -173,6 +186,8 @@ def training_steps(
     progress = Progress(recipe.sigma, torch.zeros((), device=where), torch.zeros((), device=where), torch.empty(0))
     run_step = TrainingStep(step_module, optimizer, accelerator.backward, sampling, progress, meter)
     captured = None
+    if capture is None:
+        capture = not own_network
     if capture and where.type == "cuda" and accelerator.num_processes == 1:
         keep_compiled_kernels()
         steps_left = (recipe.epochs - first_epoch) * steps
@@ -216,6 +231,7 @@ def training_steps(
                 "captured": captured is not None and captured.graph is not None,
                 "compiled": captured is not None and bool(captured.compiled),
             }
+            stop_if_weights_diverged(model, epoch, folder)
             # The model first: a kill in between costs this epoch, which is then trained again.
             save_model(folder, model, recipe, spec, epoch + 1, provenance)
             save_state(folder, {"epoch": epoch + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()})
@@ -223,11 +239,15 @@ def training_steps(
         accelerator.wait_for_everyone()
 
 
-def start_accelerator(device: str) -> Accelerator:
+def start_accelerator(device: str, own_network: bool) -> Accelerator:
     """Devices and processes, by accelerate. An earlier run of this Python process may have had others."""
     cpu = find_device(device).type == "cpu"
-    AcceleratorState._reset_state()
-    return Accelerator(mixed_precision="no", cpu=cpu)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    # A user's network may have parameters that a loss does not reach.
+    handlers = [DistributedDataParallelKwargs(find_unused_parameters=own_network)]
+    accelerator = Accelerator(mixed_precision="no", cpu=cpu, kwargs_handlers=handlers)
+    assert (accelerator.device.type == "cpu") == cpu
+    return accelerator
 
 
 @contextmanager
@@ -263,13 +283,6 @@ def training_precision(recipe: TrainRecipe, device: torch.device) -> Precision:
     if recipe.precision != "auto":
         return recipe.precision
     return fast_precision(device) if device.type == "cuda" else "fp32"
-
-
-def on_device(model: nn.Module, device: torch.device) -> nn.Module:
-    """`model` on `device`; on a GPU with channels last, as its matrix units read images."""
-    if device.type != "cuda":
-        return model.to(device)
-    return model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
 def make_optimizer(model: nn.Module, recipe: TrainRecipe, device: torch.device) -> torch.optim.Optimizer:
@@ -330,6 +343,8 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str,
         optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": own})
         for parameter, kept in optimizer.state.items():
             kept.update({k: torch.empty_like(parameter).copy_(v) for k, v in kept.items() if isinstance(v, Tensor)})
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:160]
         raise RequestError(f"{folder}: its weights do not fit the network ({reason}); choose another --out") from error
@@ -350,6 +365,16 @@ def derived_seed(seed: int, *parts: int) -> int:
 def learning_rate(recipe: TrainRecipe, epoch: int) -> float:
     """Step decay: divided by 10 at each drop."""
     return float(recipe.learning_rate * 0.1 ** sum(epoch >= drop for drop in recipe.learning_rate_drops))
+
+
+def stop_if_weights_diverged(model: nn.Module, epoch: int, folder: Path) -> None:
+    """A step may ruin the weights after a loss that was still sound: they do not replace the last checkpoint."""
+    largest = torch.stack([parameter.detach().abs().max() for parameter in model.parameters()]).max()
+    if not float(largest) < WEIGHTS_DIVERGED:
+        raise WorkError(
+            f"{folder}: the weights diverged in epoch {epoch} (one is {float(largest):.3g}); the last saved epoch is "
+            "kept; lower learning_rate"
+        )
 
 
 def fill_progress(progress: Progress, recipe: TrainRecipe, epoch: int) -> None:

@@ -34,7 +34,11 @@ class Step(nn.Module):
 
     def compiled(self, wanted: bool) -> None:
         """Whether torch.compile works on the loss: attack steps and the rest are compiled once each."""
-        self.loss = torch.compile(self.objective.loss, dynamic=False) if wanted else self.objective.loss
+        self.loss = self.objective.loss
+        if wanted:
+            # Runs of one process share the compiler, and each kind of run is compiled for itself.
+            torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+            self.loss = torch.compile(self.objective.loss, dynamic=False)
 
     def forward(self, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress) -> LossTerms:
         with torch.autocast(self.device_type, torch.bfloat16, enabled=self.bf16):
@@ -128,14 +132,24 @@ class CapturedStep:
             self._capture(images, labels)
 
     def _run_plain(self, images: Tensor, labels: Tensor) -> None:
+        if not self.compiled:
+            self.plain(images, labels)
+            return
+        generator = self.plain.sampling.generator
+        state, buffers = generator.get_state(), [buffer.clone() for buffer in self.loss.buffers()]
         try:
             self.plain(images, labels)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
-            if not self.compiled:
-                raise
             self.note(f"the loss cannot be compiled ({_first_line(error)}); training goes on without")
             self.compiled = False
             self.loss.compiled(False)
+            # The same step again, from what it began with.
+            self.plain.optimizer.zero_grad()
+            generator.set_state(state)
+            for buffer, before in zip(self.loss.buffers(), buffers, strict=True):
+                buffer.copy_(before)
             self.plain(images, labels)
 
     def _capture(self, images: Tensor, labels: Tensor) -> None:

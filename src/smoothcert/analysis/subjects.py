@@ -111,7 +111,7 @@ def load_subjects(
     for run in runs:
         run.refuse_other_images(images)
     named = zip(distinct_names(folders), runs, strict=True)
-    ready = tuple(Subject(name, at_precision(run.model, "fp32", device)) for name, run in named)
+    ready = tuple(Subject(name, at_precision(run.model, "fp32", device, run.spec.shape)) for name, run in named)
     return Subjects(ready, images, NOISES[first.noise](first.sigma if sigma is None else sigma), device)
 
 

@@ -178,7 +178,7 @@ def predict(
     batch = read_image_files(images, spec.shape, resize=resize).to(where)
     kind = resolve_precision(precision, where)
     smoothed = SmoothedClassifier(
-        at_precision(loaded.model, kind, where),
+        at_precision(loaded.model, kind, where, spec.shape),
         sigma=loaded.recipe.sigma,
         num_classes=spec.num_classes,
         noise=loaded.recipe.noise,

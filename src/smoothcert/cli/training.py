@@ -22,6 +22,9 @@ def train(
     set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of the recipe.")] = [],  # noqa: B006
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     compile_: Annotated[str, typer.Option("--compile", help="auto (if it pays), always or never; on a GPU.")] = "auto",
+    capture: Annotated[
+        bool | None, typer.Option(help="Steps as CUDA graphs; on a GPU.", show_default="not for your own network")
+    ] = None,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
@@ -46,7 +49,8 @@ def train(
     overrides += [f"model={model}"] if model is not None else []
     final = with_overrides(chosen, overrides)
     images = load_dataset(final.dataset, "train", data, image_size=final.image_size)
-    train_with_bar(final, images, out, resume=resume, device=device, compiling=check_compiling(compile_))
+    compiling = check_compiling(compile_)
+    train_with_bar(final, images, out, resume=resume, device=device, capture=capture, compiling=compiling)
     console.print(f"trained {out}; next: smoothcert certify {out}", soft_wrap=True)
 
 

@@ -4,9 +4,10 @@ import copy
 from typing import Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from smoothcert.errors import RequestError
+from smoothcert.modes import Classifier
 
 Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -59,10 +60,13 @@ def fold_batch_norm(model: nn.Module) -> nn.Module:
         return model
 
 
-def at_precision(model: nn.Module, precision: Precision, device: torch.device) -> nn.Module:
-    """A copy of `model` in eval mode, channels-last, on `device`, whose weights have `precision`.
+def at_precision(
+    model: nn.Module, precision: Precision, device: torch.device, shape: tuple[int, int, int]
+) -> nn.Module:
+    """A copy of `model` (for images of `shape`, (c, h, w)) in eval mode on `device`, with weights of `precision`.
 
-    Batch norm is folded into the convolutions in front of it where the model can be traced.
+    Batch norm is folded into the convolutions in front of it where the model can be traced; weights have their channels
+    last where the model computes with them so.
     """
     try:
         own = copy.deepcopy(model)
@@ -71,5 +75,31 @@ def at_precision(model: nn.Module, precision: Precision, device: torch.device) -
         raise RequestError(
             f"model: {type(model).__name__} cannot be copied ({reason}); remove what stands in the way"
         ) from error
-    evaluated = fold_batch_norm(own.eval()).requires_grad_(False)
-    return evaluated.to(device, DTYPES[precision], memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+    evaluated = fold_batch_norm(own.eval()).requires_grad_(False).to(device, DTYPES[precision])
+    return with_channels_last(evaluated, torch.zeros(2, *shape, device=device, dtype=DTYPES[precision]))
+
+
+def with_channels_last(model: nn.Module, images: Tensor) -> nn.Module:
+    """`model` with its weights laid out channels last, which is faster, if it can compute `images` so; else as it was.
+
+    A network that flattens by `view` cannot.
+    """
+    try:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        with torch.no_grad():
+            model(images.contiguous(memory_format=torch.channels_last))
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    return model
+
+
+def image_layout(classifier: Classifier) -> torch.memory_format:
+    """How images are best laid out for `classifier`: as its weights are."""
+    weights = classifier.parameters() if isinstance(classifier, nn.Module) else ()
+    last = any(
+        weight.ndim == 4 and weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+        for weight in weights
+    )
+    return torch.channels_last if last else torch.contiguous_format

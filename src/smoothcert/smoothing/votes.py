@@ -15,14 +15,16 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from smoothcert.errors import RequestError
 from smoothcert.modes import Classifier as Classifier
 from smoothcert.modes import evaluating
 from smoothcert.noise import Noise
+from smoothcert.smoothing.precision import image_layout
 from smoothcert.smoothing.sound import IntegerGaussian, pixels
 
+Vote = Callable[[Tensor, Tensor, Tensor | None, torch.memory_format], Tensor]
 Stage = Literal["select", "estimate", "predict"]
 STAGES: dict[Stage, int] = {"select": 0, "estimate": 1, "predict": 2}
 NOISE_BLOCK = {"cpu": 250, "cuda": 2000}
@@ -104,10 +106,11 @@ class VoteCounter:
         table = None if self.sound is None else self.sound.table(device=images.device)
         fill = self.noise.fill if self.sound is None else self.sound.fill
         counts = torch.zeros(len(images) * self.num_classes, dtype=torch.int64, device=images.device)
+        layout = image_layout(self.classifier)
         with evaluating(self.classifier), _each_slot(images.device) as each_slot:
             for batch in range(len(owner)):
                 each_slot(fill, noisy, keys[batch * slots : (batch + 1) * slots])
-                top = self._top_classes(noisy, base[owner[batch]].unsqueeze(1), table)
+                top = self._top_classes(noisy, base[owner[batch]].unsqueeze(1), table, layout)
                 counted = (position < size[batch].unsqueeze(1)).long()
                 counts.scatter_add_(
                     0, (top + owner[batch].unsqueeze(1) * self.num_classes).flatten(), counted.flatten()
@@ -115,26 +118,23 @@ class VoteCounter:
         return counts.view(len(images), self.num_classes).cpu().numpy()
 
     @cached_property
-    def _top_classes(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    def _top_classes(self) -> Vote:
         if not self.compiled:
             return self._vote
-        compiled: Callable[[Tensor, Tensor, Tensor | None], Tensor] = torch.compile(
-            self._vote, dynamic=False, mode="max-autotune-no-cudagraphs"
-        )
+        compiled: Vote = torch.compile(self._vote, dynamic=False, mode="max-autotune-no-cudagraphs")
         return compiled
 
-    def _vote(self, noise: Tensor, images: Tensor, table: Tensor | None) -> Tensor:
+    def _vote(self, noise: Tensor, images: Tensor, table: Tensor | None, layout: torch.memory_format) -> Tensor:
         """The class of each noisy image [slots, block]; `noise` [slots, block, c, h, w] may be overwritten, `images`
         are [slots, 1, c, h, w]. The sound path adds integers and looks floats up in `table`."""
         if self.sound is None or table is None:
             inputs = noise.add_(images)
         else:
             inputs = self.sound.noisy_floats(images, noise, table)
-        return self._logits(inputs.flatten(0, 1)).argmax(1).view(inputs.shape[:2])
+        return self._logits(inputs.flatten(0, 1), layout).argmax(1).view(inputs.shape[:2])
 
-    def _logits(self, batch: Tensor) -> Tensor:
+    def _logits(self, batch: Tensor, layout: torch.memory_format) -> Tensor:
         """Logits [batch_size, num_classes]; the noise was added in float32 whatever the network's precision."""
-        layout = torch.channels_last if isinstance(self.classifier, nn.Module) else torch.contiguous_format
         logits = self.classifier(batch.to(self.dtype, memory_format=layout))
         expected = (len(batch), self.num_classes)
         if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
