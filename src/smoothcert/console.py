@@ -22,8 +22,12 @@ if TYPE_CHECKING:  # each command loads what it needs: certifying starts without
 def _bar() -> Iterator[Progress]:
     """On a terminal the bar lives; elsewhere its last state is printed once. Of several processes one shows it."""
     quiet = os.environ.get("RANK", "0") != "0"
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=10), TextColumn("{task.fields[now]}"))
-    with Progress(*columns, console=Console(), disable=quiet) as bar:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=10),
+        TextColumn("{task.fields[now]}", markup=False),
+    )
+    with Progress(*columns, console=Console(markup=False), disable=quiet) as bar:
         yield bar
 
 
@@ -54,7 +58,7 @@ def train_with_bar(
             bar.update(task, total=status.epochs * status.steps, completed=done, now=now)
 
         def note(text: str) -> None:
-            bar.console.print(f"note: {text}", style="yellow", soft_wrap=True, markup=False)
+            bar.console.print(f"note: {text}", style="yellow", soft_wrap=True)
 
         train(
             *(recipe, data, folder),

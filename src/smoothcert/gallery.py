@@ -3,7 +3,7 @@
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
 import numpy as np
 import torch
@@ -37,6 +37,8 @@ def pictures(dataset: str, split: str, indices: Sequence[int], folder: Path | No
     images are PNG files with exactly their pixels, larger ones JPEG files of at most 96 pixels a side. Indices that the
     split does not have are left out.
     """
+    if split not in get_args(Split):
+        return f"No pictures: {dataset} has no split called {split}."
     try:
         data = _loaded(dataset, cast(Split, split), default_folder() if folder is None else folder)
         if data is None:

@@ -35,7 +35,7 @@ def quickstart_recipe(name: str) -> TrainRecipe:
 
 def run_quickstart(out: Path) -> None:
     """Train, certify and report under `out`; what an earlier, interrupted call finished is not done again."""
-    console = Console()
+    console = Console(markup=False)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train_data, test_data = (load_dataset("mnist-sample", split) for split in ("train", "test"))
     indices = chosen_images(len(test_data), SKIP, None)

@@ -17,7 +17,7 @@ def test_run_folder_certificates_folder_and_file(make_run: MakeRun, field_file: 
     assert found == [
         ("c", c / "certificates" / "test.tsv"),
         ("a", a / "certificates" / "test.tsv"),
-        ("test", b / "certificates" / "test.tsv"),
+        ("b", b / "certificates" / "test.tsv"),
         ("noise_0.25", field_file),
     ]
 
@@ -28,6 +28,9 @@ def test_several_files_in_a_run(make_run: MakeRun) -> None:
     (run / "certificates" / ".hidden.tsv").write_text("")
     assert [name for name, _ in find_certificates([run])] == ["a/more", "a/test"]
     assert [path.name for _, path in find_certificates([run / "certificates"])] == ["more.tsv", "test.tsv"]
+    one, other = run / "certificates" / "test.tsv", run / "certificates" / "more.tsv"
+    assert find_certificates([one]) == [("a", one)]
+    assert find_certificates([one, other]) == [("a/test", one), ("a/more", other)]
 
 
 def test_a_folder_of_tables_is_named_after_itself(tmp_path: Path) -> None:

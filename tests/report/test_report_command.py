@@ -1,6 +1,8 @@
 """`smoothcert report` as a user calls it, on certificates files only."""
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -87,3 +89,44 @@ def test_figures_that_an_earlier_report_drew_and_this_one_cannot_are_removed(
     assert report(field_file, "--format", "md,png")[0] == 0
     assert not Path("report/training.png").exists()
     assert "training.png" not in Path("report/report.md").read_text()
+
+
+def test_damaged_metrics_are_told_before_anything_is_written(report: Report, make_run: MakeRun) -> None:
+    run = make_run("mine")
+    (run / "metrics.jsonl").write_text('nonsense\n{"epoch": 0, "loss": 1.0}\n')
+    code, _, err = report(run)
+    assert code == 1
+    assert "metrics.jsonl" in err
+    assert not Path("report").exists()
+
+
+@pytest.mark.parametrize("name", ["o[/x]", "o[old]"])
+def test_brackets_in_a_path_are_text(report: Report, make_run: MakeRun, name: str) -> None:
+    code, out, err = report(make_run("mine"), "--out", name, "--format", "md")
+    assert (code, err) == (0, "")
+    assert f"wrote {name}/report.md" in out
+
+
+def test_a_name_that_is_not_utf8(report: Report, make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("mine").rename(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xffname"))
+    assert report(run, "--format", "md,csv,tex,html")[0] == 0
+    assert "bad?name" in Path("report/report.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"), [({"split": "val"}, 0), ({"n": "many"}, 1), ({"radii": 3}, 0), ({"radii": ["a"]}, 0)]
+)
+def test_settings_of_other_tools(report: Report, make_run: MakeRun, settings: dict[str, object], code: int) -> None:
+    found, _, err = report(make_run("mine", **settings), "--format", "md,html")
+    assert found == code
+    assert "Traceback" not in err
+
+
+def test_a_full_disk_is_failed_work(report: Report, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("smoothcert.report.write_text_atomically", full)
+    code, _, err = report(make_run("mine"), "--format", "md")
+    assert code == 1
+    assert "No space left on device" in err

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from smoothcert.errors import RequestError
 
-console = Console()
+console = Console(markup=False)  # paths and messages are text, whatever brackets are in them
 
 Data = Annotated[
     Path | None,

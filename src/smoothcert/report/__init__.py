@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from smoothcert.certificates import CertificatesFile, read_certificates
-from smoothcert.errors import RequestError
+from smoothcert.errors import RequestError, write_error
 from smoothcert.files import write_text_atomically
 from smoothcert.palette import PICTURE_FORMATS
 from smoothcert.report.comparison import Published, comparison_notes, published_rows
@@ -15,7 +15,7 @@ from smoothcert.report.distribution import draw_distribution
 from smoothcert.report.document import TEXTS, Contents, terminal_report
 from smoothcert.report.html_gallery import Gallery
 from smoothcert.report.locate import find_certificates
-from smoothcert.report.metrics import training_runs
+from smoothcert.report.metrics import read_metrics, training_runs
 from smoothcert.report.seeds import SeedMean, over_seeds
 from smoothcert.report.summary import (
     Summary,
@@ -100,9 +100,7 @@ def write_report(
             else:
                 write_text_atomically(path, text)
     except OSError as error:
-        raise RequestError(
-            f"{out}: expected a folder to write to, got '{error.strerror or error}'; choose another folder"
-        ) from error
+        raise write_error(out, error) from error
     return Report(contents, [*(path for path, text in texts.items() if text is not None), *pictures])
 
 
@@ -135,6 +133,8 @@ def _contents(
     """All that a report of `paths` says, read and computed."""
     chosen = None if radii is None else _checked_radii(radii)
     files = [_marked(name, read_certificates(path)) for name, path in find_certificates(paths)]
+    for _, folder in training_runs(files):
+        read_metrics(folder)  # damage is told before anything is written
     rows = {} if published is None else published_rows(files, published)
     if chosen is None:
         chosen = sorted({radius for row in rows.values() for radius in row.accuracy_at})

@@ -116,11 +116,10 @@ def _printed(column: Column, row: Published) -> float | None:
 
 
 def _as_printed(column: Column, row: Published, value: float) -> str:
-    """With the digits of the paper: ACR 3 or 4 decimals, accuracies 1, or none where the whole row has none."""
+    """With the digits of the paper: ACR 3 decimals (4 over seeds), accuracies 1 (none on ImageNet)."""
     if column.radius is None:
-        return f"{value:.3f}" if round(value, 3) == value else f"{value:.4f}"
-    whole = all(percent == int(percent) for percent in row.accuracy_at.values())
-    return f"{value:.0f}" if whole else f"{value:.1f}"
+        return f"{value:.4f}" if row.table.endswith("over-5-seeds") else f"{value:.3f}"
+    return f"{value:.0f}" if dataset_of(row.table) == "imagenet" else f"{value:.1f}"
 
 
 def _signed(difference: float, decimals: int) -> str:

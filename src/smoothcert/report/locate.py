@@ -26,7 +26,9 @@ def _files_of(path: Path) -> tuple[Path, list[Path]]:
             f"{path}: no such file or folder; give a run folder or a certificates file (`smoothcert certify RUN`)"
         )
     if not path.is_dir():
-        return path, [path]
+        folder = path.resolve().parent
+        of_a_run = folder.name == "certificates" and path.suffix == ".tsv"
+        return (folder.parent if of_a_run else path), [path]
     if files := _tables(path / "certificates"):
         return path.resolve(), files
     if files := _tables(path):
@@ -69,22 +71,22 @@ def _distinct(names: list[str], owners: list[Path]) -> list[str]:
 def find_certificates(paths: Sequence[Path]) -> list[tuple[str, Path]]:
     """(name, certificates file) for each file that `paths` name, in the order given; names are distinct.
 
-    A path is a run folder (it holds `certificates/*.tsv`), a folder of `*.tsv` files, or a file of any name. A file is
-    named after its run folder, with `/<stem>` where the run has several; a bare file after itself. A file that is
-    named twice is listed once. Files are not opened.
+    A path is a run folder (it holds `certificates/*.tsv`), a folder of `*.tsv` files, or a file of any name. A file of
+    a run is named after the run's folder, with `/<stem>` where several of that run are named; any other after itself.
+    A file that is named twice is listed once. Files are not opened.
     """
     if not paths:
         raise RequestError("expected at least one run folder or certificates file, got none; give one to report on")
-    names: list[str] = []
-    owners: list[Path] = []
+    owners: dict[Path, Path] = {}
     files: dict[Path, Path] = {}
     for path in map(Path, paths):
         owner, found = _files_of(path)
         for file in found:
-            if file.resolve() in files:
-                continue
-            files[file.resolve()] = file
-            base = _stem(owner) if owner == file else owner.name
-            names.append(f"{base}/{_stem(file)}" if len(found) > 1 else base)
-            owners.append(owner)
-    return list(zip(_distinct(names, owners), files.values(), strict=True))
+            files.setdefault(file.resolve(), file)
+            owners.setdefault(file.resolve(), owner)
+    counts = Counter(owners.values())
+    names = []
+    for key, owner in owners.items():
+        stem = _stem(files[key])
+        names.append(stem if owner == files[key] else f"{owner.name}/{stem}" if counts[owner] > 1 else owner.name)
+    return list(zip(_distinct(names, list(owners.values())), files.values(), strict=True))

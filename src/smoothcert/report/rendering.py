@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from smoothcert.report.layout import UNKNOWN, Cell, Layout, fitting
+from smoothcert.report.layout import UNKNOWN, Cell, Layout, Value, fitting
 
 
 def one_line(text: str) -> str:
@@ -66,8 +66,15 @@ def comma_separated(content: Layout) -> str:
     writer.writerow(column.key for column in table.columns)
     for group in table.groups:
         for row in group:
-            writer.writerow(f"{c.value:.10g}" if isinstance(c.value, float) else c.value for c in row)
+            writer.writerow(_for_programs(cell.value) for cell in row)
     return out.getvalue()
+
+
+def _for_programs(value: Value) -> Value:
+    """Text without what cannot be written: a folder's name may hold any bytes."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    return f"{value:.10g}" if isinstance(value, float) else value
 
 
 def latex(content: Layout) -> str:

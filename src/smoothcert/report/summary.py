@@ -192,12 +192,13 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
 
 def _remarks(file: CertificatesFile) -> tuple[str, ...]:
     """How the file's votes were spent, where that is not n for each image under Gaussian noise in floats."""
-    told = file.settings
+    told, n = file.settings, _number(file, "n")
     radii = told.get("radii") or ()
+    radii = ", ".join(map(str, radii)) if isinstance(radii, list | tuple) else str(radii)
     spent = sum(row.certificate.n0 + row.certificate.n for row in file.rows)
-    most = sum(row.certificate.n0 + (told.get("n") or row.certificate.n) for row in file.rows)
+    most = sum(row.certificate.n0 + (n or row.certificate.n) for row in file.rows)
     found = {
-        f"sampled until radius {', '.join(f'{r:g}' for r in radii)} was decided": bool(radii),
+        f"sampled until radius {radii} was decided": bool(radii),
         f"two-stage, about {told.get('radius_loss')} sigma of radius given up": told.get("radius_loss") is not None,
         "label-aware: wrong images were not sampled, for benchmarks only": bool(told.get("label_aware")),
         "two-sided bound": told.get("bound") == "two-sided",
