@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from smoothcert.objectives import Consistency, Gaussian, Macer, SmoothAdv, SmoothMix
-from smoothcert.paper_runs import PaperRun, paper_runs, published, published_for
+from smoothcert.paper_runs import PaperRun, differences_from, paper_runs, published, published_for
 from smoothcert.papers import paper_table, paper_table_names
 from smoothcert.presets import PRESETS, preset
 from smoothcert.recipe import TrainRecipe, with_overrides
@@ -128,7 +128,7 @@ def test_published_numbers_as_printed() -> None:
     assert len(run.accuracy_at) == 12
 
 
-def certificates(folder: Path, recipe: TrainRecipe | None, epoch: int | None = None, **settings: object) -> Path:
+def certificates(folder: Path, recipe: TrainRecipe | None, epoch: object = None, **settings: object) -> Path:
     """An empty certificates file in a run folder, with its settings."""
     path = folder / "certificates" / "test.tsv"
     path.parent.mkdir(parents=True)
@@ -179,6 +179,36 @@ def test_changed_hyper_parameters_are_told_of_a_run_whose_row_is_known(tmp_path:
     assert row.differences == ("num_noise 2, the paper's 4", "adversary.steps 2, the paper's 10")
 
 
+def test_every_setting_of_a_training_that_changes_its_result_is_told() -> None:
+    """All fields of a recipe, but for the seed and the precision, which the file of the model knows better."""
+    paper = preset("mnist/gaussian", 0.5)
+    others = {
+        "dataset": "mnist-sample",
+        "image_size": 28,
+        "model": "resnet20",
+        "sigma": 0.3,
+        "noise": "laplace",
+        "objective": "macer",
+        "epochs": 2,
+        "batch_size": 32,
+        "learning_rate": 0.5,
+        "learning_rate_drops": "[1]",
+        "momentum": 0.5,
+        "weight_decay": 0.5,
+    }
+    assert set(others) == set(TrainRecipe.model_fields) - {"seed", "precision"}
+    for field, value in others.items():
+        assert differences_from(paper, with_overrides(paper, [f"{field}={value}"])), field
+    assert differences_from(paper, with_overrides(paper, ["sigma=0.3"])) == ["sigma 0.3, the paper's 0.5"]
+
+
+@pytest.mark.parametrize("epoch", ["x", None, [1], 90])
+def test_an_epoch_that_tells_nothing_is_not_compared(epoch: object, tmp_path: Path) -> None:
+    row = published_for("smoothmix/table2")(certificates(tmp_path / "a", preset("mnist/gaussian", 0.5), epoch))
+    assert row is not None
+    assert row.differences == ()
+
+
 @pytest.mark.parametrize(
     ("asked", "trained", "told"),
     [("auto", "bf16", True), ("auto", "fp32", False), ("bf16", None, True), ("fp32", None, False)],
@@ -204,6 +234,25 @@ def test_networks_count_where_the_table_compares_them(tmp_path: Path) -> None:
     assert elsewhere is not None
     assert elsewhere.differences == ("network densenet40, the paper's resnet110",)
     assert published_for("consistency/table4")(certificates(tmp_path / "b", preset("cifar10/gaussian", 0.5))) is None
+
+
+def test_a_row_is_not_reproduced_on_another_data_set(tmp_path: Path) -> None:
+    """The two main tables have rows of the same objective and sigma, one on CIFAR-10, the other on MNIST."""
+    cifar10, mnist = published_for("smoothmix/table1"), published_for("smoothmix/table2")
+    recipe = preset("mnist/gaussian", 0.5)
+    for name, dataset, found in (("a", "mnist", True), ("b", "mnist-sample", True), ("c", "npz:mnist", False)):
+        path = certificates(tmp_path / name, with_overrides(recipe, [f"dataset={dataset}"]))
+        assert cifar10(path) is None
+        assert (mnist(path) is not None) == found
+    assert mnist(certificates(tmp_path / "d", preset("cifar10/gaussian", 0.5))) is None
+    for name, dataset in (("e", "cifar10"), ("f", "cifar10 (not the official files)"), ("g", None)):
+        told = {} if dataset is None else {"dataset": dataset}
+        path = certificates(tmp_path / name, None, objective="gaussian", sigma=0.5, **told)
+        row = cifar10(path)
+        assert row is not None
+        assert (row.table, row.label) == ("smoothmix/table1", "Gaussian")
+        assert (mnist(path) is None) == (dataset is not None)
+    assert cifar10(certificates(tmp_path / "h", None, objective="gaussian", sigma=0.5, dataset="mnist")) is None
 
 
 def test_without_a_recipe_the_settings_decide_where_one_row_fits(tmp_path: Path) -> None:

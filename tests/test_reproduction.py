@@ -1,5 +1,7 @@
 """A table reproduced: planned, trained and certified where missing, reported; interrupted and failed work is kept."""
 
+import csv
+import io
 import signal
 import subprocess
 import sys
@@ -10,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from rich.console import Console
 from tiny import tiny_recipe
 
-from smoothcert import cli
-from smoothcert.certificates import read_certificates
+from smoothcert import cli, reproduction
+from smoothcert.certificates import Certificate, CertifiedImage, read_certificates, write_certificates
 from smoothcert.checkpoint import InputSpec, load_run
 from smoothcert.cli.several import split
 from smoothcert.data import mnist_sample
@@ -22,8 +25,9 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.objectives import Adversary, Consistency, Gaussian, Macer, Objective, SmoothAdv, SmoothMix, Stability
 from smoothcert.paper_runs import paper_runs
 from smoothcert.recipe import load_train_recipe
-from smoothcert.reproduction import PlannedRun, Request, duration, plan, plan_table, work
+from smoothcert.reproduction import PlannedRun, Request, duration, missing, outcomes, plan, plan_table, title_of, work
 from smoothcert.reproduction import estimate as estimates
+from smoothcert.reproduction.planning import sizes_of, with_estimate
 
 CPU = torch.device("cpu")
 Cli = Callable[..., tuple[int, str, str]]
@@ -72,6 +76,10 @@ def test_a_plan_has_the_rows_asked_for(tmp_path: Path) -> None:
         ("macer-0.5", 0),
         ("macer-0.5-seed3", 3),
     ]
+    assert names(plan(request(out=tmp_path, sigmas=(0.5, 0.5), method="macer", seeds=(1, 0, 1)))) == [
+        "macer-0.5-seed1",
+        "macer-0.5",
+    ]
     table = plan(request(out=tmp_path, table="mnist/acr-over-5-seeds", seeds=(1, 4), method="macer", sigmas=(0.25,)))
     assert names(table) == ["macer-0.25-seed1", "macer-0.25-seed4"]
     imagenet = plan(request(out=tmp_path, table="smoothmix/table4"))
@@ -84,6 +92,11 @@ def test_wrong_requests_cost_one_line(tmp_path: Path) -> None:
         plan(request(out=tmp_path, sigmas=(0.3,)))
     with pytest.raises(RequestError, match="none of these rows can be trained: the paper does not tell"):
         plan(request(out=tmp_path, table="consistency/table1", method="SmoothAdv + Consistency"))
+    with pytest.raises(RequestError, match=r"sigma: expected 0\.5 .*, got 0\.3; choose rows with --sigma"):
+        plan(request(out=tmp_path, sigmas=(0.5,), method="macer", overrides=("sigma=0.3",)))
+    assert len(plan(request(out=tmp_path, sigmas=(0.5,), method="macer", overrides=("sigma=0.5",)))) == 1
+    with pytest.raises(RequestError, match="image_size: expected none for mnist"):
+        plan(request(out=tmp_path, method="macer", overrides=("image_size=8",)))
     with pytest.raises(RequestError, match="jobs: expected at least 1, got 0"):
         plan(request(out=tmp_path, jobs=0))
     with pytest.raises(RequestError, match="smoothmix/table2"):
@@ -213,6 +226,125 @@ def test_two_rows_end_to_end(run_cli: Cli, sample: Path, tmp_path: Path) -> None
     assert contents(second) == before[1]
 
 
+def finished_in(out: Path, table: str = "smoothmix/table2", seeds: tuple[int, ...] = (0,)) -> list[PlannedRun]:
+    """The row of Gaussian training at sigma 0.5, trained and certified with each seed, as far as its files tell."""
+    (paper,) = [run for run in paper_runs(table) if run.name == "gaussian-0.5"]
+    assert paper.recipe is not None
+    runs = []
+    for seed in seeds:
+        recipe = paper.recipe.model_copy(update={"seed": seed})
+        folder = out / (paper.name + (f"-seed{seed}" if seed else ""))
+        runs.append(PlannedRun(paper, folder, recipe, 40, 1, 1, 1, epochs_done=90, images_done=1))
+        recipe.save(folder / "recipe.yaml")
+        certify_in(folder, "test-n40", 40)
+    return runs
+
+
+def certify_in(folder: Path, name: str, n: int) -> None:
+    row = CertifiedImage(0, 7, Certificate(7, 0.5, 100, n, n, ((7, n),)), 0.1)
+    write_certificates(folder / "certificates" / f"{name}.tsv", [row], {"sigma": 0.5, "n": n}, {})
+
+
+@pytest.fixture
+def texts_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without figures, which take their time."""
+    monkeypatch.setattr(reproduction, "FORMATS", ("md", "csv"))
+
+
+def reproduced(asked: Request, planned: list[PlannedRun]) -> str:
+    """What `reproduce` prints."""
+    shown = io.StringIO()
+    reproduction.reproduce(asked, planned, Console(file=shown, width=200))
+    return shown.getvalue()
+
+
+@pytest.mark.usefixtures("texts_only")
+def test_a_report_has_each_run_once_by_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    """Not what the run was certified to before, nor what somebody else put beside it."""
+    planned = finished_in(tmp_path, seeds=(0, 3))
+    certify_in(planned[0].folder, "test-n20", 20)
+    (planned[0].folder / "certificates" / "mine.tsv").write_text("not certificates")
+    reproduced(request(out=tmp_path), planned)
+    with (tmp_path / "report" / "report.csv").open() as file:
+        rows = [(row["name"], row["n"], row["published_row"]) for row in csv.DictReader(file)]
+    assert rows == [("gaussian-0.5", "40", "Gaussian"), ("gaussian-0.5-seed3", "40", "Gaussian")]
+
+
+@pytest.mark.usefixtures("texts_only")
+def test_runs_of_the_table_are_counted_once_whatever_the_seeds(tmp_path: Path) -> None:
+    asked = request(out=tmp_path, seeds=(0, 3, 4))
+    planned = finished_in(tmp_path, seeds=asked.seeds)
+    shown = reproduced(asked, planned)
+    assert "smoothmix/table2 (reproduced; seeds: 0, 3, 4; 1 of 27 runs)" in shown
+    assert "not in this table: 26 of the paper's 27 runs, not asked for" in shown
+    rows = outcomes(asked, planned, {planned[1].folder: "torn", planned[2].folder: "torn"})
+    assert title_of(asked, rows) == "smoothmix/table2 (reproduced; seeds: 0, 3, 4; 1 of 27 runs; 2 failed)"
+    assert missing(rows) == [
+        "not in this table: 26 of the paper's 27 runs, not asked for",
+        "not in this table: 2 of 3 runs tried, failed: torn",
+    ]
+    done = [row for row in rows if row[1] == "gaussian-0.5"]
+    assert title_of(request(), done) == "smoothmix/table2 (reproduced)"
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_a_row_that_cannot_be_trained_is_planned_once(tmp_path: Path) -> None:
+    asked = request(out=tmp_path, table="consistency/table1", sigmas=(0.5,), seeds=(1, 2))
+    planned = plan(asked)
+    unknown = [run.folder.name for run in planned if run.recipe is None]
+    assert unknown == ["smoothadv-consistency-lambda5-0.5"]
+    assert len(planned) == 2 * len({run.paper.name for run in planned}) - 1
+
+
+@pytest.mark.usefixtures("texts_only")
+@pytest.mark.parametrize("name", ["o[/x]", "o[old]"])
+def test_brackets_in_a_path_are_printed(name: str, tmp_path: Path) -> None:
+    out = tmp_path / name
+    good, bad = finished_in(out, seeds=(0, 3))
+    bad = replace(bad, problem=f"{bad.folder}: torn")
+    plan_shown = io.StringIO()
+    Console(file=plan_shown, width=400).print(plan_table(request(out=out), [good, bad]))
+    assert f"damaged: {bad.problem}" in plan_shown.getvalue()
+    report = io.StringIO()
+    with pytest.raises(WorkError):
+        reproduction.reproduce(request(out=out), [good, bad], Console(file=report, width=400))
+    assert f"runs tried, failed: {bad.problem}" in report.getvalue()
+    assert f"wrote {out / 'report' / 'report.md'}" in report.getvalue()
+
+
+def test_runs_that_failed_are_told_even_if_the_report_fails(tmp_path: Path) -> None:
+    good, bad = finished_in(tmp_path, seeds=(0, 3))
+    (good.folder / "metrics.jsonl").write_text("torn\n{}\n")
+    with pytest.raises(WorkError, match=r"metrics\.jsonl") as alone:
+        reproduced(request(out=tmp_path), [good])
+    with pytest.raises(WorkError, match=r"1 of 2 runs failed.*gaussian-0\.5-seed3: no weights.*metrics\.jsonl") as both:
+        reproduced(request(out=tmp_path), [good, replace(bad, problem="no weights")])
+    assert str(both.value).endswith(str(alone.value))
+
+
+@pytest.mark.usefixtures("no_clock")
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_images_are_scaled_to_the_image_size_of_the_recipe(jobs: int, tmp_path: Path) -> None:
+    """Files of many sizes, which cannot be read without one; the second recipe's is not what its network takes."""
+    for number in range(8):
+        picture = tmp_path / "pictures" / str(number % 2) / f"{number}.png"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (36 + number, 40)).save(picture)
+    recipe = tiny_recipe(dataset=f"folder:{tmp_path / 'pictures'}", epochs=1, batch_size=8)
+    right, wrong = (
+        replace(run, recipe=recipe.model_copy(update={"image_size": size}), n=10, max_images=2)
+        for run, size in zip(runs_in(tmp_path / "out", 2), (28, 20), strict=True)
+    )
+    assert sizes_of(work.recipe_of(right), None) == (8, 8)
+    assert with_estimate(right, None, CPU).seconds > 0
+    failed = work.train_runs([right, wrong], workshop(jobs))
+    assert list(failed) == [wrong.folder]
+    assert "the data has (1, 20, 20)" in failed[wrong.folder]
+    assert load_run(right.folder).spec.shape == (1, 28, 28)
+    assert work.certify_runs([right], workshop(jobs)) == {}
+    assert [row.index for row in read_certificates(right.certificates).rows] == [0, 1]
+
+
 def runs_in(folder: Path, count: int) -> list[PlannedRun]:
     (paper,) = [run for run in paper_runs("smoothmix/table2") if run.name == "gaussian-0.5"]
     return [PlannedRun(paper, folder / str(number), paper.recipe, 100, 1, None, 10) for number in range(count)]
@@ -254,6 +386,20 @@ def test_processes_that_fail_are_told_and_the_others_finish(tmp_path: Path, monk
     assert len(started) == 4
     threads = int((tmp_path / "0" / work.LOG).read_text())
     assert threads == max(1, torch.get_num_threads() // 2)
+
+
+def test_a_run_that_cannot_be_started_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are in place of all folders but one."""
+    runs = runs_in(tmp_path, 4)
+    for run in (runs[0], runs[1], runs[3]):
+        run.folder.write_text("in the way")
+    with pytest.raises(FileExistsError):
+        work.commands(runs[0], workshop(2))
+    python_in_place_of_smoothcert(monkeypatch, {"2": "print('done')"})
+    failed = work.at_once(runs, workshop(2))
+    assert set(failed) == {runs[0].folder, runs[1].folder, runs[3].folder}
+    assert all(str(folder) in reason for folder, reason in failed.items())
+    assert (runs[2].folder / work.LOG).read_text() == "done\n"
 
 
 def test_no_more_than_the_jobs_run_at_once_and_none_outlives_an_interrupt(

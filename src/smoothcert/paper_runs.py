@@ -78,6 +78,7 @@ DIFFERENCES = {
     "dataset": "data",
     "image_size": "image size",
     "model": "network",
+    "sigma": "sigma",
     "noise": "noise",
     "epochs": "epochs",
     "batch_size": "batch size",
@@ -197,9 +198,9 @@ def _slug(label: str) -> str:
 def published_for(table: str) -> Callable[[Path], Published | None]:
     """A function from a certificates file to the row of `table` that its run reproduces, None where there is none.
 
-    A run reproduces a row with the same objective and sigma (and network, where the table compares networks);
-    whatever else differs is told. Without a recipe beside it, a file is matched by the method that its settings
-    name, where that singles a row out.
+    A run reproduces a row with the same data set (or a sample of it), objective and sigma (and network, where the
+    table compares networks); whatever else differs is told. Without a recipe beside it, a file is matched by the
+    method that its settings name, where that singles a row out.
     """
     runs = paper_runs(table)
 
@@ -220,8 +221,8 @@ def published(run: PaperRun, recipe: TrainRecipe, path: Path) -> Published:
     precision = _precision(recipe, path.resolve().parent.parent / "model.safetensors")
     if precision not in (None, "fp32"):
         differences.append(f"precision {precision}, the paper's fp32")
-    trained = read_settings(path)["provenance"].get("epoch", recipe.epochs) if settings_path(path).exists() else None
-    if trained is not None and trained < recipe.epochs:
+    trained = read_settings(path)["provenance"].get("epoch") if settings_path(path).exists() else None
+    if isinstance(trained, int) and trained < recipe.epochs:
         differences.append(f"certified after {trained} of its epochs")
     return _published(run, differences)
 
@@ -270,20 +271,29 @@ def recipe_beside(path: Path) -> TrainRecipe | None:
         return None
 
 
+def _of_its_data_set(name: str, run: PaperRun) -> bool:
+    """Whether `name` is the data set of the run's table: its sample and its files from elsewhere count as it."""
+    return name.partition(" (")[0].removesuffix("-sample") == TABLES[run.table][0]
+
+
 def _reproduces(recipe: TrainRecipe, run: PaperRun) -> bool:
-    if run.recipe is None:
+    if run.recipe is None or not _of_its_data_set(recipe.dataset, run):
         return False
     same = (recipe.objective, recipe.sigma) == (run.recipe.objective, run.recipe.sigma)
     return same and ("architecture" not in run.row or recipe.model == run.recipe.model)
 
 
 def _only_row(runs: list[PaperRun], settings: Mapping[str, Any]) -> PaperRun | None:
-    """The run of the one row whose method is called as `settings` call theirs, at their sigma; else None."""
-    called = str(settings.get("objective", "")).lower()
+    """The run of the one row whose method is called as `settings` call theirs, at their sigma; else None.
+
+    Settings that tell no data set may be of any.
+    """
+    called, dataset = str(settings.get("objective", "")).lower(), settings.get("dataset")
     fitting = {
         (run.label, run.sigma): run
         for run in runs
         if run.sigma == settings.get("sigma")
+        and (dataset is None or _of_its_data_set(str(dataset), run))
         and (
             called == run.label.lower() or (run.recipe.method == called if run.recipe else called in run.label.lower())
         )

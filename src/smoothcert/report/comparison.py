@@ -57,8 +57,8 @@ def published_rows(
     if not rows:
         names = ", ".join(name for name, _ in found)
         raise RequestError(
-            f"{names}: expected a run that the paper's table has, got none with the method, sigma and hyper-parameters "
-            "of a row; choose another table or leave --paper out"
+            f"{names}: expected a run that the paper's table has, got none with the data set, method, sigma and "
+            "hyper-parameters of a row; choose another table or leave --paper out"
         )
     for name, file in found:
         trained, certified = file.settings.get("training_sigma"), file.settings.get("sigma")

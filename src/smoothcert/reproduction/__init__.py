@@ -3,14 +3,16 @@
 Everything is found again in the folders: the same request goes on where it was left, and finished work is not redone.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
-from smoothcert.errors import WorkError
+from smoothcert.errors import RequestError, WorkError
 from smoothcert.files import write_text_atomically
 from smoothcert.gallery import pictures
 from smoothcert.paper_runs import PaperRun, paper_runs, published
@@ -23,7 +25,10 @@ __all__ = ["QUICK", "PlannedRun", "Request", "plan", "plan_table", "reproduce"]
 
 QUICK = "quick, scaled-down: not the paper's protocol"
 FORMATS = ("md", "csv", "tex", "html", "png")
-NOT_ASKED, DONE = "not asked for", "done"
+NOT_ASKED, DONE, FAILED = "not asked for", "done", "failed: "
+
+Outcome = tuple[PaperRun, str, str]
+"""A run of the table, the name of its folder, what became of it."""
 
 
 def plan_table(request: Request, planned: Sequence[PlannedRun]) -> Table:
@@ -39,7 +44,7 @@ def plan_table(request: Request, planned: Sequence[PlannedRun]) -> Table:
     )
     for run in planned:
         acr = "" if run.paper.acr is None else f"{run.paper.acr:.3f}"
-        table.add_row(run.folder.name, acr, run.state, duration(run.seconds) if run.seconds else "-")
+        table.add_row(run.folder.name, acr, Text(run.state), duration(run.seconds) if run.seconds else "-")
     return table
 
 
@@ -54,24 +59,32 @@ def duration(seconds: float) -> str:
 def reproduce(request: Request, planned: Sequence[PlannedRun], console: Console) -> None:
     """Train and certify what is missing of `planned`, then write the report with the published rows.
 
-    A run that fails is named in the WorkError at the end, after the others have been finished and reported.
+    A run that fails is named in the WorkError at the end, after the others have been finished and reported, and so is
+    what kept them from being reported.
     """
     workshop = Workshop(request.jobs, request.device, request.data, console)
     runs = [run for run in planned if run.recipe is not None]
     failed = {run.folder: run.problem for run in runs if run.problem is not None}
     failed |= finish_runs([run for run in runs if run.folder not in failed], workshop)
     finished = [run for run in runs if run.folder not in failed]
-    if finished:
-        show_report(request, finished, outcomes(request, planned, failed), console)
+    reasons = "; ".join(f"{folder.name}: {reason}" for folder, reason in failed.items())
+    told = f"{len(failed)} of {len(runs)} runs failed, the same command tries them again ({reasons})"
+    try:
+        if finished:
+            show_report(request, finished, outcomes(request, planned, failed), console)
+    except (RequestError, WorkError, OSError) as error:
+        if not failed:
+            raise
+        raise WorkError(f"{told}; the others could not be reported: {error}") from error
     if failed:
-        reasons = "; ".join(f"{folder.name}: {reason}" for folder, reason in failed.items())
-        raise WorkError(f"{len(failed)} of {len(runs)} runs failed, the same command tries them again ({reasons})")
+        raise WorkError(told)
 
 
-def outcomes(
-    request: Request, planned: Sequence[PlannedRun], failed: Mapping[Path, str]
-) -> list[tuple[PaperRun, str, str]]:
-    """(run of the table, name of its folder, what became of it), for all that the table has and was asked for."""
+def outcomes(request: Request, planned: Sequence[PlannedRun], failed: Mapping[Path, str]) -> list[Outcome]:
+    """(run of the table, name of its folder, what became of it), for all that the table has and was asked for.
+
+    A run of the table that was asked for with several seeds is there once for each.
+    """
     by_name: dict[str, list[PlannedRun]] = {}
     for run in planned:
         by_name.setdefault(run.paper.name, []).append(run)
@@ -79,24 +92,18 @@ def outcomes(
     for paper in paper_runs(request.table):
         for run in by_name.get(paper.name, []):
             state = run.state if run.recipe is None else DONE
-            state = f"failed: {failed[run.folder]}" if run.folder in failed else state
+            state = FAILED + failed[run.folder] if run.folder in failed else state
             found.append((paper, run.folder.name, state))
         if paper.name not in by_name:
             found.append((paper, "", NOT_ASKED))
     return found
 
 
-def show_report(
-    request: Request, finished: Sequence[PlannedRun], rows: Sequence[tuple[PaperRun, str, str]], console: Console
-) -> None:
+def show_report(request: Request, finished: Sequence[PlannedRun], rows: Sequence[Outcome], console: Console) -> None:
     """Write report and rows.md into the report folder, and print the table, what is missing in it, and the files."""
-    missing = [row for row in rows if row[2] != DONE]
-    how = QUICK if request.quick else "reproduced"
-    part = f"; {len(rows) - len(missing)} of {len(rows)} runs" if missing else ""
-    out = request.out / f"{request.prefix}report"
-    title = f"{request.table} ({how}{part})"
+    out, title = request.out / f"{request.prefix}report", title_of(request, rows)
     report = write_report(
-        [run.folder for run in finished],
+        [run.certificates for run in finished],
         out,
         FORMATS,
         title=title,
@@ -104,28 +111,51 @@ def show_report(
         gallery=partial(pictures, folder=request.data),
     )
     write_text_atomically(out / "rows.md", rows_page(title, rows))
-    console.print(title, style="bold", soft_wrap=True)
+    console.print(title, style="bold", soft_wrap=True, markup=False)
     for shown in terminal_report(report.contents, console.width):
         console.print(shown)
-    counts = {state: sum(row[2] == state for row in missing) for state in dict.fromkeys(row[2] for row in missing)}
-    for state, count in counts.items():
-        console.print(f"not in this table: {count} of the paper's {len(rows)} runs, {state}", soft_wrap=True)
-    for path in (*report.written, out / "rows.md"):
-        console.print(f"wrote {path}", soft_wrap=True)
+    for line in (*missing(rows), *(f"wrote {path}" for path in (*report.written, out / "rows.md"))):
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def title_of(request: Request, rows: Sequence[Outcome]) -> str:
+    """The table, how it was reproduced, and how much of it where that is not all."""
+    seeds = ", ".join(map(str, dict.fromkeys(request.seeds)))
+    runs = {paper.name for paper, _, _ in rows}
+    done = {paper.name for paper, _, state in rows if state == DONE}
+    failed = sum(state.startswith(FAILED) for _, _, state in rows)
+    parts = [
+        QUICK if request.quick else "reproduced",
+        f"seeds: {seeds}" if seeds else "",
+        f"{len(done)} of {len(runs)} runs" if done < runs else "",
+        f"{failed} failed" if failed else "",
+    ]
+    return f"{request.table} ({'; '.join(part for part in parts if part)})"
+
+
+def missing(rows: Sequence[Outcome]) -> list[str]:
+    """A line for each reason that keeps runs out of the table; seeds that fail count by themselves."""
+    runs = f"the paper's {len({paper.name for paper, _, _ in rows})} runs"
+    tried = f"{sum(state == DONE or state.startswith(FAILED) for _, _, state in rows)} runs tried"
+    counts = Counter(state for _, _, state in rows if state != DONE)
+    return [
+        f"not in this table: {count} of {tried if state.startswith(FAILED) else runs}, {state}"
+        for state, count in counts.items()
+    ]
 
 
 def beside(finished: Sequence[PlannedRun]) -> Callable[[Path], Published | None]:
     """From a certificates file to the row that its run was planned for, whatever its recipe has come to be."""
-    by_folder = {run.folder.resolve(): run for run in finished}
+    by_file = {run.certificates.resolve(): run for run in finished}
 
     def find(path: Path) -> Published | None:
-        run = by_folder.get(path.resolve().parent.parent)
+        run = by_file.get(path.resolve())
         return None if run is None or run.recipe is None else published(run.paper, run.recipe, path)
 
     return find
 
 
-def rows_page(title: str, rows: Sequence[tuple[PaperRun, str, str]]) -> str:
+def rows_page(title: str, rows: Sequence[Outcome]) -> str:
     """Markdown: what became of each run of the table."""
     lines = ["| row | σ | published ACR | run | state |", "|---|---|---|---|---|"]
     for paper, folder, state in rows:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -136,8 +137,9 @@ def chosen_runs(request: Request) -> list[PaperRun]:
 
 
 def seeds_of(request: Request, run: PaperRun) -> Sequence[int | None]:
-    """The seeds to train a row with; None where the row's recipe tells."""
-    return (None,) if run.table == SEEDS_TABLE or not request.seeds else request.seeds
+    """The seeds to train a row with, each once; None where the row's recipe tells, or there is none."""
+    told = run.table == SEEDS_TABLE or run.recipe is None or not request.seeds
+    return (None,) if told else tuple(dict.fromkeys(request.seeds))
 
 
 def planned_run(request: Request, run: PaperRun, seed: int | None) -> PlannedRun:
@@ -150,14 +152,14 @@ def planned_run(request: Request, run: PaperRun, seed: int | None) -> PlannedRun
     fresh = PlannedRun(run, folder, recipe, n, skip, request.max_images, 0)
     if recipe is None:
         return fresh
-    indices = chosen_images(sizes_of(recipe.dataset, request.data)[1], skip, request.max_images)
+    indices = chosen_images(sizes_of(recipe, request.data)[1], skip, request.max_images)
     fresh = replace(fresh, images=len(indices))
     if not (folder / RECIPE).exists():
         return fresh
     refuse_other_recipe(load_train_recipe(folder / RECIPE), recipe, folder)
     path, wanted = fresh.certificates, set(indices)
     try:
-        epochs = load_run(folder).epoch if (folder / MODEL).exists() else 0
+        epochs = load_run(folder, recipe.model).epoch if (folder / MODEL).exists() else 0
         images = sum(row.index in wanted for row in read_certificates(path).rows) if path.exists() else 0
     except WorkError as error:
         return replace(fresh, problem=str(error))
@@ -165,7 +167,10 @@ def planned_run(request: Request, run: PaperRun, seed: int | None) -> PlannedRun
 
 
 def recipe_of(request: Request, run: PaperRun, seed: int | None) -> TrainRecipe | None:
-    """The paper's recipe, scaled down if the request is quick, with the request's own changes last."""
+    """The paper's recipe, scaled down if the request is quick, with the request's own changes last.
+
+    Its sigma is always the row's: numbers at another one have no place beside the row.
+    """
     if run.recipe is None:
         return None
     changes = list(QUICK_CHANGES[run.recipe.dataset]) if request.quick else []
@@ -173,7 +178,13 @@ def recipe_of(request: Request, run: PaperRun, seed: int | None) -> TrainRecipe 
     # An ablation varies what would be scaled down.
     changes += cheaper(run.recipe.objective) if request.quick and "method" in run.row else []
     changes += [f"seed={seed}"] if seed is not None else []
-    return with_overrides(run.recipe, [*changes, *request.overrides])
+    recipe = with_overrides(run.recipe, [*changes, *request.overrides])
+    if recipe.sigma != run.sigma:
+        raise RequestError(
+            f"--set sigma: expected {run.sigma:g} beside the row {run.name}, got {recipe.sigma:g}; "
+            "choose rows with --sigma"
+        )
+    return recipe
 
 
 def cheaper(objective: Objective) -> list[str]:
@@ -189,11 +200,12 @@ def cheaper(objective: Objective) -> list[str]:
     return [f"objective.{change}" for change in changes]
 
 
-def sizes_of(dataset: str, data: Path | None) -> tuple[int, int]:
+def sizes_of(recipe: TrainRecipe, data: Path | None) -> tuple[int, int]:
     """Training and test images; a data set of one's own is read for them."""
-    if dataset in SIZES:
-        return SIZES[dataset]
-    return len(load_dataset(dataset, "train", data)), len(load_dataset(dataset, "test", data))
+    if recipe.dataset in SIZES and recipe.image_size is None:
+        return SIZES[recipe.dataset]
+    load = partial(load_dataset, recipe.dataset, folder=data, image_size=recipe.image_size)
+    return len(load("train")), len(load("test"))
 
 
 def with_estimate(run: PlannedRun, data: Path | None, device: torch.device) -> PlannedRun:
@@ -203,9 +215,9 @@ def with_estimate(run: PlannedRun, data: Path | None, device: torch.device) -> P
     spec = (
         InputSpec(known.shape, known.num_classes, known.normalization)
         if known
-        else InputSpec.of(load_dataset(recipe.dataset, "train", data))
+        else InputSpec.of(load_dataset(recipe.dataset, "train", data, image_size=recipe.image_size))
     )
-    images, _ = sizes_of(recipe.dataset, data)
+    images, _ = sizes_of(recipe, data)
     seconds = training_seconds(recipe, spec, images, recipe.epochs - run.epochs_done, device)
     votes = (run.images - run.images_done) * (run.n + N0)
     return replace(run, seconds=seconds + certification_seconds(recipe.model, spec, votes, device))

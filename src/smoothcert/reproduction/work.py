@@ -18,6 +18,7 @@ from smoothcert.checkpoint import RECIPE, load_run
 from smoothcert.console import certification_bar, train_with_bar
 from smoothcert.data import load_dataset
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.models import is_code
 from smoothcert.processes import find_device
 from smoothcert.recipe import TrainRecipe
 from smoothcert.reproduction.planning import PlannedRun
@@ -56,8 +57,10 @@ def train_runs(planned: Sequence[PlannedRun], workshop: Workshop) -> Failures:
     """
     if workshop.jobs == 1:
         return in_turn(planned, lambda run: train_here(run, workshop))
-    load = cache(lambda dataset: load_dataset(dataset, "train", workshop.data))
-    runs = [(recipe_of(run), load(recipe_of(run).dataset), run.folder) for run in planned]
+    load = cache(lambda dataset, size: load_dataset(dataset, "train", workshop.data, image_size=size))
+    recipes = [recipe_of(run) for run in planned]
+    data = [load(recipe.dataset, recipe.image_size) for recipe in recipes]
+    runs = list(zip(recipes, data, (run.folder for run in planned), strict=True))
     with Progress(console=workshop.console) as bar:
         tasks = {run.folder: bar.add_task(f"train {run.folder.name}", total=None, visible=False) for run in planned}
 
@@ -76,18 +79,18 @@ def certify_runs(planned: Sequence[PlannedRun], workshop: Workshop) -> Failures:
 
 def train_here(run: PlannedRun, workshop: Workshop) -> None:
     recipe = recipe_of(run)
-    data = load_dataset(recipe.dataset, "train", workshop.data)
+    data = load_dataset(recipe.dataset, "train", workshop.data, image_size=recipe.image_size)
     train_with_bar(recipe, data, run.folder, resume=(run.folder / RECIPE).exists(), device=workshop.device)
 
 
 def certify_here(run: PlannedRun, workshop: Workshop) -> None:
     recipe, device = recipe_of(run), find_device(workshop.device)
-    data = load_dataset(recipe.dataset, "test", workshop.data)
+    data = load_dataset(recipe.dataset, "test", workshop.data, image_size=recipe.image_size)
     indices = chosen_images(len(data), run.skip, run.max_images)
     fields = {"sigma": recipe.sigma, "noise": recipe.noise, "n": run.n}
     settings = complete_recipe(fields, run.certificates, device, data.shape)
     with certification_bar(run.folder.name, len(indices)) as show:
-        certify_run(load_run(run.folder), data, indices, settings, run.certificates, device, show)
+        certify_run(load_run(run.folder, recipe.model), data, indices, settings, run.certificates, device, show)
 
 
 def recipe_of(run: PlannedRun) -> TrainRecipe:
@@ -111,23 +114,30 @@ def at_once(planned: Sequence[PlannedRun], workshop: Workshop) -> Failures:
 
     What a process prints is in a log in its run's folder. None outlives this call, whatever ends it.
     """
-    waiting, failed, finished = list(planned), Failures(), 0
+    waiting, failed = list(planned), Failures()
     running: dict[subprocess.Popen[bytes], tuple[PlannedRun, float]] = {}
     threads = max(1, torch.get_num_threads() // workshop.jobs)
+
+    def end(run: PlannedRun, started: float, problem: str | None) -> None:
+        if problem is not None:
+            failed[run.folder] = problem
+        word = "finished" if problem is None else "failed"
+        count = f"{len(planned) - len(waiting) - len(running)} of {len(planned)}"
+        shown = f"{word} {run.folder.name} ({count}, {time.perf_counter() - started:.0f} s)"
+        workshop.console.print(shown, soft_wrap=True, markup=False)
+
     try:
         while waiting or running:
             while waiting and len(running) < workshop.jobs:
-                run = waiting.pop(0)
-                running[start(commands(run, workshop), run.folder, threads)] = run, time.perf_counter()
+                run, started = waiting.pop(0), time.perf_counter()
+                try:
+                    running[start(commands(run, workshop), run.folder, threads)] = run, started
+                except OSError as error:  # as where a file is in place of its folder
+                    end(run, started, " ".join(str(error).split()))
             time.sleep(POLL_SECONDS)
             for process in [process for process in running if process.poll() is not None]:
                 run, started = running.pop(process)
-                finished += 1
-                if process.returncode:
-                    failed[run.folder] = last_words(run.folder, process.returncode)
-                word = "failed" if process.returncode else "finished"
-                count, seconds = f"{finished} of {len(planned)}", f"{time.perf_counter() - started:.0f} s"
-                workshop.console.print(f"{word} {run.folder.name} ({count}, {seconds})", soft_wrap=True)
+                end(run, started, last_words(run.folder, process.returncode) if process.returncode else None)
     finally:
         for process in running:
             process.terminate()
@@ -141,7 +151,9 @@ def commands(run: PlannedRun, workshop: Workshop) -> list[str]:
     options = ["--device", workshop.device, *(["--data", str(workshop.data)] if workshop.data else [])]
     most = [] if run.max_images is None else ["--max-images", str(run.max_images)]
     chosen = ["--n", str(run.n), "--skip", str(run.skip), *most, "--name", run.certificates.stem]
-    certify = ["certify", str(run.folder), *chosen, *options]
+    # A user's own network, which --set named, may be opened.
+    code = ["--model", recipe_of(run).model] if is_code(recipe_of(run).model) else []
+    certify = ["certify", str(run.folder), *chosen, *code, *options]
     if run.trained:
         return certify
     if not (run.folder / RECIPE).exists():
