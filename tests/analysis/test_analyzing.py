@@ -1,15 +1,19 @@
 """`smoothcert analyze`: every sub-command writes its figure and its numbers, and refuses in one line."""
 
 import csv
+import errno
+import io
+import os
 from pathlib import Path
 
 import pytest
 from half_space import untrained_run
+from rich.console import Console
 from typer.testing import CliRunner
 
-from smoothcert.analysis.output import parse_formats
+from smoothcert.analysis.output import parse_formats, write_analysis
 from smoothcert.cli.analyzing import analyze
-from smoothcert.errors import RequestError
+from smoothcert.errors import RequestError, WorkError
 
 
 def call(*arguments: object) -> str:
@@ -89,10 +93,20 @@ def test_input_dependent_noise(tmp_path: Path) -> None:
         (("margins", "RUN", "--format", "gif"), "format: expected some of png, pdf, svg by commas, got 'gif'"),
         (("margins", "RUN", "--device", "tpu"), "device: expected auto, cpu or cuda"),
         (("margins", "RUN", "--sigma", 0), "sigma: expected a number > 0"),
+        (("margins", "RUN", "--sigma", "1e200"), "sigma: expected at most 1,000,000, got 1e+200"),
         (("margins", "nowhere"), "no such run folder"),
         (("interpolate", "RUN", "--steps", 0), "steps: expected a number > 0, got 0"),
         (("mixing", "RUN", "--step-size", -1), "step-size: expected a number > 0, got -1"),
+        (("mixing", "RUN", "--step-size", "inf"), "step-size: expected at most 1,000,000, got inf"),
+        (("interpolate", "RUN", "--step-size", "1e300"), "step-size: expected at most 1,000,000, got 1e+300"),
+        (("interpolate", "RUN", "--step-size", "nan"), "step-size: expected a number > 0, got nan"),
+        (("margins", "RUN", "--seed", 10**23), f"seed: expected 0 to {2**63 - 1}, got {10**23}"),
+        (("mixing", "RUN", "--seed", 2**63), f"seed: expected 0 to {2**63 - 1}, got {2**63}"),
         (("cost", "nowhere"), "expected a run folder"),
+        (("input-dependent-noise", "--sigma", "1e200"), "other-sigma: expected sigma 1e+200 times"),
+        (("input-dependent-noise", "--radius", "1e200"), "radius: expected at most 1e+06 times sigma 0.5"),
+        (("input-dependent-noise", "--max-dimension", 10**12), "max-dimension: expected 1 to 1000000000"),
+        (("input-dependent-noise", "--max-dimension", 10**23), "max-dimension: expected 1 to 1000000000"),
         (("input-dependent-noise", "--p", 1.5), "probability: expected a number between 0 and 1"),
         (("input-dependent-noise", "--max-dimension", 10, "--out", "RUN/recipe.yaml"), "expected a folder to write to"),
     ],
@@ -112,7 +126,54 @@ def test_a_refused_request_writes_nothing(two_runs: list[Path], tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
+def test_names_are_shown_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=200)
+    monkeypatch.setattr("smoothcert.cli.analyzing.console", terminal)
+    run, out = untrained_run(tmp_path / "[" / "red]"), tmp_path / "[" / "bold]"
+    closing = untrained_run(tmp_path / "other" / "red]")  # two of a name: both are called by their whole paths
+    options = ("--n", 2, "--num-noise", 1, "--steps", 1, "--max-images", 1, "--out", out)
+    call("mixing", run, closing, *options)
+    shown = terminal.file.getvalue()  # type: ignore[attr-defined]
+    assert f"wrote {out / 'mixing.csv'}" in shown
+    assert f"mixing {run}" in shown
+
+
+def test_names_that_are_not_text(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    try:
+        run, out = untrained_run(folder / "r\udce9n\x1b"), folder / "out"
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names alone")
+    assert "caf\\udce9" in call("cost", run, "--out", out)
+    assert "r\\udce9n\\x1b" in (out / "cost.csv").read_text(encoding="utf-8")
+    assert "r\\udce9n\\x1b" in (out / "cost.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        *((getattr(errno, name), WorkError) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO")),
+        *((getattr(errno, name), RequestError) for name in ("EACCES", "EROFS", "ENOTDIR", "EEXIST", "ENAMETOOLONG")),
+    ],
+)
+def test_a_full_disk_is_not_a_wrong_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception]
+) -> None:
+    def fail(path: Path, text: str) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("smoothcert.analysis.output.write_text_atomically", fail)
+    with pytest.raises(kind, match=os.strerror(code)) as caught:
+        write_analysis(tmp_path, "numbers", None, (), {"csv": "a\n"})
+    assert str(tmp_path) in str(caught.value)
+
+
 def test_formats() -> None:
     assert parse_formats("png, svg,png") == ["png", "svg"]
     with pytest.raises(RequestError, match="got ''"):
         parse_formats("")
+
+
+def test_text_that_is_not_utf8_is_written_escaped(tmp_path: Path) -> None:
+    (path,) = write_analysis(tmp_path, "numbers", None, (), {"csv": "é\ud800\n"})
+    assert path.read_bytes() == "é\\ud800\n".encode()

@@ -22,7 +22,7 @@ from smoothcert.analysis.cost import (
 from smoothcert.certificates import HEADER
 from smoothcert.checkpoint import METRICS, MODEL
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.objectives import Adversary, Consistency, Gaussian
+from smoothcert.objectives import Adversary, Consistency, Gaussian, Macer, SmoothAdv, SmoothMix
 from smoothcert.result_file import write_settings
 
 ROWS = "0\t7\t7\t0.5\t1\t0:00:01\n1\t2\t3\t0.9\t0\t0:00:01\n2\t1\t-1\t0.0\t0\t0:00:01\n3\t4\t4\t1.5\t1\t0:00:01\n"
@@ -67,6 +67,41 @@ def test_acr_is_that_of_the_largest_file_at_the_training_sigma(run: Path) -> Non
     assert cost.certified_images == 4
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\xff\xfe\x00binary",
+        b"not json",
+        b"[1, 2]",
+        b'{"epoch": 5}',
+        b'{"epoch": 5, "seconds": "x"}',
+        b'{"epoch": 5, "seconds": NaN}',
+        b'{"epoch": 5, "seconds": 1e999}',
+        b'{"epoch": 5, "seconds": 1' + b"0" * 400 + b"}",
+        b'{"epoch": 5, "seconds": -1}',
+        b'{"epoch": 5, "seconds": 1, "peak_memory_bytes": "x"}',
+        b'{"epoch": 5, "seconds": 1, "peak_memory_bytes": Infinity}',
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
+    run = untrained_run(tmp_path / "a", (7.0, 1.0))
+    whole = (run / METRICS).read_bytes()
+    (run / METRICS).write_bytes(whole + line + b"\n" + whole)
+    with pytest.raises(WorkError) as caught:
+        training_costs([run])
+    assert str(caught.value) == f"{run / METRICS}, line 3: damaged; repair the line or move the file"
+    # At the end and without its newline it is what a kill left of a line.
+    (run / METRICS).write_bytes(whole + line)
+    assert training_costs([run])[0].seconds == 8
+
+
+def test_metrics_that_cannot_be_read_are_named(run: Path) -> None:
+    (run / METRICS).unlink()
+    (run / METRICS).mkdir()
+    with pytest.raises(WorkError, match=r"metrics.jsonl: cannot be read"):
+        training_costs([run])
+
+
 def test_a_run_without_weights_still_has_its_times(run: Path) -> None:
     (run / MODEL).unlink()
     (cost,) = training_costs([run])
@@ -82,15 +117,35 @@ def published(folder: Path, **changes: object) -> tuple[float | None, float | No
 def test_published_costs_stand_beside_the_network_they_are_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # ResNet-110 on CIFAR-10 without building one: the table reads recipes, not networks.
     monkeypatch.setattr("half_space.new_model", lambda recipe, spec: torch.nn.Linear(1, 1))
-    theirs = {"model": "resnet110", "dataset": "cifar10"}
-    assert published(tmp_path / "a", **theirs, objective=Consistency()) == (8.7, 2.9)
-    assert published(tmp_path / "b", **theirs, objective=Gaussian()) == (4.6, 2.9)
-    assert published(tmp_path / "c", **theirs, objective=Consistency(num_noise=4, adversary=Adversary())) == (
-        None,
-        None,
-    )
-    assert published(tmp_path / "d", dataset="cifar10", model="resnet20") == (None, None)
-    assert published(tmp_path / "e") == (None, None)
+    theirs = {"model": "resnet110", "dataset": "cifar10", "epochs": 150, "batch_size": 256}
+    assert published(tmp_path / "a", **theirs, objective=Consistency(weight=20)) == (8.7, 2.9)
+    assert published(tmp_path / "b", **theirs, objective=Gaussian(), sigma=0.25) == (4.6, 2.9)
+    assert published(tmp_path / "c", **theirs, objective=SmoothAdv(num_noise=2)) == (23.1, 3.0)
+    assert published(tmp_path / "d", **theirs, objective=Macer()) == (14.1, 9.4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "resnet20"},
+        {"dataset": "mnist-sample"},
+        {"epochs": 30},
+        {"batch_size": 128},
+        {"objective": Consistency(num_noise=4)},
+        {"objective": Consistency(adversary=Adversary())},
+        {"objective": SmoothAdv(num_noise=8)},
+        {"objective": SmoothAdv(num_noise=2, adversary=Adversary(steps=2))},
+        {"objective": SmoothAdv(num_noise=2, adversary=Adversary(attack="ddn"))},
+        {"objective": Macer(num_noise=8)},
+        {"objective": SmoothMix(num_noise=2)},
+    ],
+)
+def test_other_work_has_no_published_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, object]
+) -> None:
+    monkeypatch.setattr("half_space.new_model", lambda recipe, spec: torch.nn.Linear(1, 1))
+    theirs = {"model": "resnet110", "dataset": "cifar10", "epochs": 150, "batch_size": 256, "objective": Gaussian()}
+    assert published(tmp_path / "a", **theirs | change) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from matplotlib.figure import Figure
 from scipy.special import ndtr, ndtri
 
 from smoothcert.analysis.input_dependent_noise import (
+    LARGEST_DIMENSION,
+    LARGEST_MEAN,
     TwoScales,
     bound_constant,
     default_dimensions,
@@ -120,6 +122,11 @@ def test_equal_scales_have_no_such_bound() -> None:
         ((0.9, 0.5, -1.0, 0.1), "other-sigma"),
         ((0.9, 0.5, 0.6, -0.1), "radius"),
         ((0.9, 0.5, float("nan"), 0.1), "other-sigma"),
+        ((0.9, 1e200, 0.55, 0.1), "other-sigma"),
+        ((0.9, 0.5, 1e200, 0.1), "other-sigma"),
+        ((0.9, 1e-300, 1e300, 0.1), "other-sigma"),
+        ((0.9, 0.5, 0.55, 1e200), "radius"),
+        ((0.9, 1e-200, 2e-200, 1e200), "radius"),
     ],
 )
 def test_wrong_requests(fields: tuple[float, float, float, float], message: str) -> None:
@@ -127,9 +134,50 @@ def test_wrong_requests(fields: tuple[float, float, float, float], message: str)
         TwoScales(*fields)
 
 
-def test_scales_too_close_to_compute_are_refused() -> None:
-    with pytest.raises(RequestError, match="too close"):
-        worst_case(TwoScales(0.9, 0.5, 0.5 * (1 + 1e-8), 0.5), 100)
+@pytest.mark.parametrize("other_sigma", [0.35, 0.8, 0.5])
+@pytest.mark.parametrize("unit", [1e-200, 1e-3, 1e200])
+def test_the_unit_of_length_does_not_matter(other_sigma: float, unit: float) -> None:
+    first, second = (TwoScales(0.9, 0.5 * u, other_sigma * u, 0.6 * u) for u in (1.0, unit))
+    assert worst_case(second, 40) == pytest.approx(worst_case(first, 40), rel=1e-9)
+    assert bound_constant(second) == pytest.approx(bound_constant(first), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("other_sigma", "radius", "dimension"),
+    [
+        (0.50001, 10.0, 784),
+        (0.49999, 10.0, 784),
+        (0.5 * (1 + 1e-8), 0.5, 100),
+        (0.5 * (1 - 1e-8), 0.5, 100),  # scipy gives 0.676 here, more than the 0.611 of equal scales
+        (0.55, 4e5, 10**6),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_with_all_that_it_depends_on(
+    other_sigma: float, radius: float, dimension: int
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        worst_case(TwoScales(0.9, 0.5, other_sigma, radius), dimension)
+    expected = f"sigma 0.5 and other-sigma {other_sigma} at radius {radius} in dimension {dimension}: beyond"
+    assert str(caught.value).startswith(expected)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize("radius", [0.25, 1.0, 2.5])
+def test_what_is_computed_is_right_up_to_the_limit(sign: int, radius: float) -> None:
+    # The nearest scales that are allowed, by the non-centrality (r s0 / (s1^2 - s0^2))^2; equal ones are known exactly.
+    scales = TwoScales(0.9, 0.5, math.sqrt(0.25 + sign * radius * 0.5 / math.sqrt(0.99 * LARGEST_MEAN)), radius)
+    assert worst_case(scales, 1) == pytest.approx(scales.same_scale, rel=1e-3)
+
+
+@BOTH_WAYS
+def test_the_largest_dimension(other_sigma: float) -> None:
+    scales = TwoScales(0.99, 0.5, other_sigma, 0.25)
+    assert worst_cases(scales, default_dimensions(LARGEST_DIMENSION)).exact[-1] == 0
+    for wrong in (0, LARGEST_DIMENSION + 1, 10**23):
+        with pytest.raises(RequestError, match=f"^max-dimension: expected 1 to 1000000000, got {wrong}$"):
+            default_dimensions(wrong)
+        with pytest.raises(RequestError, match=f"^dimension: expected 1 to 1000000000, got {wrong}$"):
+            worst_case(scales, wrong)
 
 
 def test_csv_and_figure_show_the_numbers() -> None:

@@ -1,6 +1,7 @@
 """What training cost: time, memory and hyper-parameters of runs (table 3 of https://arxiv.org/abs/2006.04062)."""
 
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,15 +19,16 @@ from smoothcert.checkpoint import METRICS, MODEL, RECIPE
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.palette import COLOURS, GREY, new_figure, plain, quiet_axes
 from smoothcert.papers import paper_table
+from smoothcert.presets import preset
 from smoothcert.recipe import TrainRecipe, load_train_recipe
 
 PUBLISHED = {
-    "gaussian": "Gaussian",
-    "consistency": "Gaussian + Consistency",
-    "smoothadv": "SmoothAdv",
-    "macer": "MACER",
+    "Gaussian": "cifar10/gaussian",
+    "Gaussian + Consistency": "cifar10/consistency",
+    "SmoothAdv": "cifar10/smoothadv-best",
+    "MACER": "cifar10/macer",
 }
-"""Method -> its row in the paper's table, which is for ResNet-110 on CIFAR-10 at sigma 0.5."""
+"""Row of the paper's table -> the preset behind it, at sigma 0.5; its ACR tells which SmoothAdv is meant."""
 GIB = 2**30
 UNKNOWN = "–"
 
@@ -74,7 +76,7 @@ def _cost(name: str, folder: Path) -> Cost:
         raise RequestError(f"{folder}: expected {METRICS} of a training, got none; leave this run out")
     recipe = load_train_recipe(folder / RECIPE)
     lines = read_metrics(folder / METRICS)
-    seconds = [float(line["seconds"]) for line in lines]
+    seconds = [line["seconds"] for line in lines]
     peaks = [int(line["peak_memory_bytes"]) for line in lines if line.get("peak_memory_bytes")]
     acr, images = _certified(folder, recipe.sigma)
     published = _published(recipe)
@@ -98,16 +100,30 @@ def _cost(name: str, folder: Path) -> Cost:
     )
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file that give the time of an epoch; a line torn by a kill is left out."""
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """`seconds` of each epoch in a metrics file, and its `peak_memory_bytes` where that is written.
+
+    A last line that was torn by a kill is ignored, as training does when it resumes; other damage is refused.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise WorkError(f"{path}: cannot be read ({error.strerror}); repair the file or move it") from error
     found = []
-    for text in path.read_text(encoding="utf-8").splitlines():
-        try:
-            line = json.loads(text)
-            float(line["seconds"])
-        except (ValueError, KeyError, TypeError):
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
             continue
-        found.append(line)
+        try:
+            entry = json.loads(line.decode("utf-8"))
+            numbers = {"seconds": entry["seconds"], "peak_memory_bytes": entry.get("peak_memory_bytes", 0)}
+            if not all(isinstance(value, int | float) and 0 <= value < math.inf for value in numbers.values()):
+                raise ValueError(f"expected finite numbers >= 0, got {numbers}")
+            found.append({key: float(value) for key, value in numbers.items()})
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            # Whole lines end with a newline, so the piece after the last one is what a kill left.
+            if number == len(lines):
+                break
+            raise WorkError(f"{path}, line {number}: damaged; repair the line or move the file") from error
     return found
 
 
@@ -131,12 +147,17 @@ def _certified(folder: Path, sigma: float) -> tuple[float | None, int | None]:
 
 
 def _published(recipe: TrainRecipe) -> dict[str, str] | None:
-    """The paper's row for the method; its table is of one network on one data set."""
+    """The row of the paper's table whose training does the same work, None where there is none."""
+    work, rows = _work(recipe), paper_table("consistency/table3")
+    return next((row for row in rows if _work(preset(PUBLISHED[row["method"]], 0.5)) == work), None)
+
+
+def _work(recipe: TrainRecipe) -> tuple[object, ...]:
+    """All that time and memory depend on; noise levels, weights and attack radii change neither."""
     adversary = getattr(recipe.objective, "adversary", None)
-    if (recipe.model, recipe.dataset) != ("resnet110", "cifar10") or adversary is not None:
-        return None
-    row = PUBLISHED.get(recipe.method)
-    return next((r for r in paper_table("consistency/table3") if r["method"] == row), None)
+    attack = (adversary.attack, adversary.steps) if adversary is not None else None
+    training = (recipe.dataset, recipe.image_size, recipe.model, recipe.epochs, recipe.batch_size)
+    return (*training, recipe.method, recipe.objective.num_noise, attack)
 
 
 def duration(seconds: float | None) -> str:

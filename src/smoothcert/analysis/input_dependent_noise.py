@@ -21,6 +21,11 @@ from smoothcert.palette import COLOURS, GREY, new_figure, quiet_axes
 Floats = NDArray[np.float64]
 SMALLEST_SHOWN = 1e-12
 """The lower end of the figure's axis; the CSV file has every digit."""
+LARGEST_DIMENSION = 10**9
+LARGEST_RATIO = 1e6
+"""Of the two noise levels, and of the radius to the noise level at x."""
+LARGEST_MEAN = 5e9
+"""Of a chi-square variable: further out scipy's quantiles and tails lose their digits, or are NaN."""
 IMAGES = {"MNIST": 28 * 28, "CIFAR-10": 3 * 32 * 32, "ImageNet": 3 * 224 * 224}
 
 
@@ -41,11 +46,30 @@ class TwoScales:
                 raise RequestError(f"{name}: expected a number > 0, got {value}")
         if not (math.isfinite(self.radius) and self.radius >= 0):
             raise RequestError(f"radius: expected a number >= 0, got {self.radius}")
+        if not 1 / LARGEST_RATIO <= self.ratio <= LARGEST_RATIO:
+            raise RequestError(
+                f"other-sigma: expected sigma {self.sigma} times 1e-06 to 1e+06, got {self.other_sigma}; "
+                "give sigmas nearer to each other"
+            )
+        if self.shift > LARGEST_RATIO:
+            raise RequestError(
+                f"radius: expected at most 1e+06 times sigma {self.sigma}, got {self.radius}; give a smaller one"
+            )
+
+    @property
+    def ratio(self) -> float:
+        """s1 / s0; with the next, all that matters: the unit of length does not."""
+        return self.other_sigma / self.sigma
+
+    @property
+    def shift(self) -> float:
+        """r / s0."""
+        return self.radius / self.sigma
 
     @property
     def same_scale(self) -> float:
         """Phi(Phi^-1(p) - r / s0): the smallest probability at x' if the noise there were that at x."""
-        return float(special.ndtr(special.ndtri(self.probability) - self.radius / self.sigma))
+        return float(special.ndtr(special.ndtri(self.probability) - self.shift))
 
 
 @dataclass(frozen=True)
@@ -68,24 +92,31 @@ def worst_case(scales: TwoScales, dimension: int) -> float:
     outside of one. |z - m|^2 / s^2 is chi-square with d degrees of freedom and non-centrality
         |m|^2 / s0^2 = (r s0 / (s1^2 - s0^2))^2 at x,    |delta - m|^2 / s1^2 = (r s1 / (s1^2 - s0^2))^2 at x'.
     """
-    if dimension < 1:
-        raise RequestError(f"dimension: expected at least 1, got {dimension}")
-    p, s0, s1 = scales.probability, scales.sigma, scales.other_sigma
-    if s0 == s1:
+    _refuse_dimension("dimension", dimension)
+    p, ratio = scales.probability, scales.ratio
+    if ratio == 1:
         return scales.same_scale
-    difference = s1**2 - s0**2
-    here, there = ((scales.radius * s / difference) ** 2 for s in (s0, s1))
-    rho = (s0 / s1) ** 2
-    if s1 > s0:
-        value = float(stats.ncx2.cdf(rho * stats.ncx2.ppf(p, dimension, here), dimension, there))
-    else:
-        value = float(stats.ncx2.sf(rho * stats.ncx2.isf(p, dimension, here), dimension, there))
+    here = (scales.shift / (ratio**2 - 1)) ** 2
+    there = here * ratio**2
+    rho = ratio**-2
+    value = math.nan
+    if dimension + max(here, there) <= LARGEST_MEAN:
+        if ratio > 1:
+            value = float(stats.ncx2.cdf(rho * stats.ncx2.ppf(p, dimension, here), dimension, there))
+        else:
+            value = float(stats.ncx2.sf(rho * stats.ncx2.isf(p, dimension, here), dimension, there))
     if math.isnan(value):
         raise RequestError(
-            f"other-sigma: {s1} is too close to sigma {s0} for the chi-square computation; give sigmas at least 0.001% "
-            "apart, or equal ones"
+            f"sigma {scales.sigma} and other-sigma {scales.other_sigma} at radius {scales.radius} in dimension "
+            f"{dimension}: beyond the precision of the chi-square computation; give a smaller radius or dimension, or "
+            "sigmas further apart or equal"
         )
     return value
+
+
+def _refuse_dimension(name: str, dimension: int) -> None:
+    if not 1 <= dimension <= LARGEST_DIMENSION:
+        raise RequestError(f"{name}: expected 1 to {LARGEST_DIMENSION}, got {dimension}")
 
 
 def bound_constant(scales: TwoScales) -> float:
@@ -107,17 +138,18 @@ def bound_constant(scales: TwoScales) -> float:
     s1 < s0: let A be the outside of the ball around x' of squared radius s0^2 (d + l - k sqrt(2 (d + 2 l))), now with
     l = (r / s0)^2. In the same way C = 2 ((1 + rho k sqrt(1 + 2 l)) / (rho - 1))^2.
     """
-    rho = (scales.sigma / scales.other_sigma) ** 2
+    rho = scales.ratio**-2
     if rho == 1:
         return math.inf
     k = math.sqrt(scales.probability / (1 - scales.probability))
-    spread = math.sqrt(1 + 2 * (scales.radius / max(scales.sigma, scales.other_sigma)) ** 2)
+    spread = math.sqrt(1 + 2 * (scales.shift / max(1, scales.ratio)) ** 2)
     top = spread + rho * k if rho < 1 else 1 + rho * k * spread
     return 2 * (top / (1 - rho)) ** 2
 
 
 def default_dimensions(largest: int = 10**6) -> tuple[int, ...]:
     """Whole numbers from 1 to `largest`, about 25 a decade."""
+    _refuse_dimension("max-dimension", largest)
     grid = np.geomspace(1, largest, 1 + round(25 * math.log10(largest))) if largest > 1 else np.ones(1)
     return tuple(sorted({int(d) for d in grid.round()}))
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from smoothcert.analysis.output import csv_text
-from smoothcert.analysis.subjects import Subjects
+from smoothcert.analysis.subjects import Subjects, refuse_wrong_seed
 from smoothcert.errors import RequestError
 from smoothcert.modes import evaluating
 from smoothcert.palette import GREY, PALE, look, new_figure, plain, quiet_axes
@@ -49,6 +49,7 @@ def margins_under_noise(subjects: Subjects, index: int, n: int = 10_000, seed: i
     """Margins of the test image `index` under `n` noises, the same ones for every run."""
     if n < 1:
         raise RequestError(f"n: expected at least 1 noise, got {n}")
+    refuse_wrong_seed(seed)
     images, labels = subjects.images([index])
     label = int(labels[0])
     generator = torch.Generator(subjects.device).manual_seed(seed)

@@ -1,15 +1,24 @@
 """Where an analysis goes: a figure in the formats asked for, and its numbers as CSV."""
 
 import csv
+import errno
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from smoothcert.errors import RequestError
+from smoothcert.errors import RequestError, WorkError
 from smoothcert.files import write_text_atomically
 from smoothcert.palette import PICTURE_FORMATS, save_figure
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""The disk failed or is full: no fault of the request."""
+
+
+def printable(text: str) -> str:
+    """`text` with escapes such as \\udcff for what no terminal, font or UTF-8 file takes: names need not be text."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def parse_formats(text: str) -> list[str]:
@@ -38,10 +47,12 @@ def write_analysis(
     pictures = [out / f"{name}.{kind}" for kind in formats] if figure is not None else []
     try:
         for path, text in zip(written, texts.values(), strict=True):
-            write_text_atomically(path, text)
+            write_text_atomically(path, text.encode("utf-8", "backslashreplace").decode())
         if figure is not None:
             save_figure(figure, pictures)
     except OSError as error:
+        if error.errno in DISK_ERRORS:
+            raise WorkError(f"{out}: writing failed, '{error.strerror}'; make room or choose another --out") from error
         raise RequestError(
             f"{out}: expected a folder to write to, got '{error.strerror or error}'; choose another --out"
         ) from error

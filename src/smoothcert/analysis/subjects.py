@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from smoothcert.analysis.output import printable
 from smoothcert.attacks import smoothed_pgd
 from smoothcert.checkpoint import Run, load_run
 from smoothcert.data import Images, load_dataset
@@ -24,6 +25,9 @@ NOISE_BLOCK = 20
 """Noises of an image that are in memory at once."""
 GRADIENT_BATCH = 256
 """Noisy images whose gradient is computed at once."""
+LARGEST_SEED = 2**63 - 1
+LARGEST_LENGTH = 1e6
+"""Of a noise level or an attack step: far more than the diagonal of any image, far less than float32 can hold."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class Subjects:
         It depends on image, seed and stage alone: all runs see the same, whatever stands beside an image. "select"
         is for finding adversarial examples, "estimate" for looking at them: fresh, so that they are not flattered.
         """
+        refuse_wrong_seed(seed)
         blocks = -(-num_noise // NOISE_BLOCK)
         keys = [block_keys((seed, index), stage, blocks) for index in indices]
         for block in range(blocks):
@@ -84,6 +89,18 @@ class UnrestrictedAttack:
         for name, value in (("steps", self.steps), ("step-size", self.step_size), ("num-noise", self.num_noise)):
             if not value > 0:
                 raise RequestError(f"{name}: expected a number > 0, got {value}")
+        _refuse_length("step-size", self.step_size)
+
+
+def _refuse_length(name: str, value: float) -> None:
+    if value > LARGEST_LENGTH:
+        raise RequestError(f"{name}: expected at most {LARGEST_LENGTH:,.0f}, got {value}")
+
+
+def refuse_wrong_seed(seed: int) -> None:
+    """Generators take 63 bits."""
+    if not 0 <= seed <= LARGEST_SEED:
+        raise RequestError(f"seed: expected 0 to {LARGEST_SEED}, got {seed}")
 
 
 def load_subjects(
@@ -107,12 +124,14 @@ def load_subjects(
     if sigma is None:
         _refuse_other(runs, "sigma", "choose the noise level of the comparison with --sigma")
     first = runs[0].recipe
+    level = first.sigma if sigma is None else sigma
+    _refuse_length("sigma", level)
     images = load_dataset(first.dataset, "test", data, image_size=first.image_size)
     for run in runs:
         run.refuse_other_images(images)
     named = zip(distinct_names(folders), runs, strict=True)
     ready = tuple(Subject(name, at_precision(run.model, "fp32", device, run.spec.shape)) for name, run in named)
-    return Subjects(ready, images, NOISES[first.noise](first.sigma if sigma is None else sigma), device)
+    return Subjects(ready, images, NOISES[first.noise](level), device)
 
 
 def _refuse_other(runs: Sequence[Run], key: str, remedy: str) -> None:
@@ -125,11 +144,11 @@ def _refuse_other(runs: Sequence[Run], key: str, remedy: str) -> None:
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """The last part of each path, or the whole path where that part stands for several."""
-    last = [folder.resolve().name for folder in folders]
+    """The last part of each path, or the whole path where that part stands for several; printable."""
+    whole, last = [printable(str(folder)) for folder in folders], [printable(f.resolve().name) for f in folders]
     if repeated := [folder for folder, times in Counter(folder.resolve() for folder in folders).items() if times > 1]:
         raise RequestError(f"{repeated[0]}: expected each run once, got it twice; leave one out")
-    return [name if last.count(name) == 1 else str(folder) for name, folder in zip(last, folders, strict=True)]
+    return [name if last.count(name) == 1 else path for name, path in zip(last, whole, strict=True)]
 
 
 def default_attack(data: Images, sigma: float) -> tuple[int, float]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import Progress
+from rich.progress import Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -212,7 +212,9 @@ def _attack(subjects: "Subjects", steps: int | None, step_size: float | None, nu
 @contextmanager
 def _bar() -> Iterator[Progress]:
     """On a terminal alone, and gone when done: what it counts is in the table that follows."""
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+    description = TextColumn("{task.description}", markup=False)  # names of runs are shown as they are
+    columns = (description, *Progress.get_default_columns()[1:])
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield bar
 
 
@@ -225,5 +227,7 @@ def _show(titles: list[str], rows: list[list[str]]) -> None:
 
 
 def _tell(written: list[Path]) -> None:
+    from smoothcert.analysis.output import printable
+
     for path in written:
-        console.print(f"wrote {path}", soft_wrap=True, markup=False)
+        console.print(f"wrote {printable(str(path))}", soft_wrap=True, markup=False)
