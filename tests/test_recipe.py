@@ -46,7 +46,7 @@ def test_overrides_change_what_they_name() -> None:
         ("learning_rat=3", "did you mean learning_rate"),
         ("sigma=-1", "sigma: expected greater than 0, got -1"),
         ("sigma=.nan", "sigma: expected a finite number"),
-        ("precision=fp8", "precision: expected 'fp32' or 'bf16', got 'fp8'"),
+        ("precision=fp8", "precision: expected 'auto', 'fp32' or 'bf16', got 'fp8'"),
         ("objective=gausian", "did you mean gaussian"),
         ("objective={name: [gaussian]}", "objective: unknown method"),
         ("objective.num_noises=2", "objective.num_noises: unknown key; did you mean objective.num_noise"),

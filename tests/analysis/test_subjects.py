@@ -55,7 +55,8 @@ def test_another_sigma_is_fine_where_one_is_chosen(two_runs: list[Path], tmp_pat
 
 def test_names_are_distinct(tmp_path: Path) -> None:
     folders = [tmp_path / "a" / "x", tmp_path / "b" / "x", tmp_path / "y"]
-    assert distinct_names(folders) == [str(folders[0]), str(folders[1]), "y"]
+    assert distinct_names(folders) == ["a/x", "b/x", f"{tmp_path.name}/y"]
+    assert distinct_names(folders[1:]) == ["x", "y"]
     with pytest.raises(RequestError, match="each run once"):
         distinct_names([tmp_path / "y", tmp_path / "a" / ".." / "y"])
 

@@ -144,11 +144,16 @@ def _refuse_other(runs: Sequence[Run], key: str, remedy: str) -> None:
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """The last part of each path, or the whole path where that part stands for several; printable."""
-    whole, last = [printable(str(folder)) for folder in folders], [printable(f.resolve().name) for f in folders]
-    if repeated := [folder for folder, times in Counter(folder.resolve() for folder in folders).items() if times > 1]:
+    """The last parts of each path, as many as tell them all apart; printable."""
+    whole = [folder.resolve() for folder in folders]
+    if repeated := [folder for folder, times in Counter(whole).items() if times > 1]:
         raise RequestError(f"{repeated[0]}: expected each run once, got it twice; leave one out")
-    return [name if last.count(name) == 1 else path for name, path in zip(last, whole, strict=True)]
+    names: list[str] = []
+    for parts in range(1, max((len(folder.parts) for folder in whole), default=0) + 1):
+        names = [printable(str(Path(*folder.parts[-parts:]))) for folder in whole]
+        if len(set(names)) == len(names):
+            break
+    return names
 
 
 def default_attack(data: Images, sigma: float) -> tuple[int, float]:
