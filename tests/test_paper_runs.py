@@ -281,3 +281,16 @@ def test_an_imported_model_has_no_training_recipe(tmp_path: Path) -> None:
     row = published_for("smoothmix/table2")(path)
     assert row is not None
     assert row.label == "Gaussian"
+
+
+def test_the_cross_entropy_rows_are_printed_with_the_numbers_of_another_form() -> None:
+    """The paper's table of loss forms repeats rows of its other tables there: the run says that it trains the form."""
+    rows = {
+        run.row["lambda"]: run for run in paper_runs("consistency/supp-table4") if run.row["loss"] == "cross-entropy"
+    }
+    elsewhere = {run.row["lambda"]: run for run in paper_runs("consistency/supp-table6")}
+    assert set(rows) == {"5", "20"}
+    for weight, run in rows.items():
+        assert abs(run.acr - elsewhere[weight].acr) < 1e-9
+        assert run.recipe.objective.form == "xent"
+        assert "prints the numbers of" in run.remark

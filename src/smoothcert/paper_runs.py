@@ -71,6 +71,7 @@ ABLATED = {"consistency": "Consistency", "smoothmix": "SmoothMix"}
 # The main tables of the Consistency paper come from its first version.
 FIRST_VERSION = ("consistency/table1", "consistency/table2", "consistency/table3", "consistency/table4")
 SECOND_SOFTMAX = "entropy of the averaged probabilities, the paper's table after a second softmax"
+OTHER_FORM = "lambda (KL + H), where the paper prints the numbers of lambda KL + H / 2 from its other tables"
 ATTACK_NOT_TOLD = "the paper does not tell the attack (epsilon, number of noises) that this row stands on"
 
 # What a run may have otherwise than the paper and still reproduce a row; the seed is not worth telling.
@@ -163,6 +164,7 @@ def _run(table: str, row: Row, meant: Row, sigma: float, seed: int | None) -> Pa
     changes += [f"seed={seed}"] if seed is not None else []
     recipe = with_overrides(preset(f"{dataset}/{source}", sigma), changes)
     remark = SECOND_SOFTMAX if table in FIRST_VERSION and source == "consistency" else None
+    remark = OTHER_FORM if row.get("loss") == "cross-entropy" else remark
     return PaperRun(table, label, row, name, sigma, recipe, None, remark)
 
 
