@@ -35,6 +35,7 @@ def train(
     from smoothcert.presets import preset as find_preset
     from smoothcert.recipe import load_train_recipe, with_overrides
 
+    compiling = check_compiling(compile_)
     if preset is not None and recipe is not None:
         raise RequestError("give --preset or --recipe, not both")
     if preset is not None:
@@ -49,7 +50,6 @@ def train(
     overrides += [f"model={model}"] if model is not None else []
     final = with_overrides(chosen, overrides)
     images = load_dataset(final.dataset, "train", data, image_size=final.image_size)
-    compiling = check_compiling(compile_)
     train_with_bar(final, images, out, resume=resume, device=device, capture=capture, compiling=compiling)
     console.print(f"trained {out}; next: smoothcert certify {out}", soft_wrap=True)
 
