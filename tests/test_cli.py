@@ -131,7 +131,7 @@ def test_one_preset_and_one_objective_in_full(run_cli: Cli) -> None:
         (["train", "--out", "x", "--preset", "mnist/gaussian", "--sigma", "much"], "Invalid value for '--sigma'"),
         (["train", "--out", "x", "--preset", "a", "--recipe", "b"], "not both"),
         (["train", "--out", "x", "--recipe", "missing.yaml"], "missing.yaml: cannot be read"),
-        (["train", "--out", "x", "--preset", "mnist/gaussian", "--compile", "sometimes"], "expected one of auto, always"),
+        (["train", "--out", "x", "--preset", "mnist/gaussian", "--compile", "maybe"], "expected one of auto, always"),
         (["train"], "Missing option '--out'"),
         (["certfy", "x"], "No such command 'certfy'"),
         (["report", "nowhere"], "nowhere"),
