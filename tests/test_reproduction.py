@@ -24,7 +24,7 @@ from smoothcert.data import mnist_sample
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.objectives import Adversary, Consistency, Gaussian, Macer, Objective, SmoothAdv, SmoothMix, Stability
 from smoothcert.paper_runs import paper_runs
-from smoothcert.recipe import load_train_recipe
+from smoothcert.recipe import CertifyRecipe, load_train_recipe
 from smoothcert.reproduction import PlannedRun, Request, duration, missing, outcomes, plan, plan_table, title_of, work
 from smoothcert.reproduction import estimate as estimates
 from smoothcert.reproduction.planning import sizes_of, with_estimate
@@ -456,6 +456,8 @@ def test_a_process_trains_only_where_epochs_are_missing(tmp_path: Path) -> None:
     assert certify[:4] == both[both.index("then") + 1 :][:4] == ["certify", str(run.folder), "--n", "100"]
     assert certify[4:] == ["--skip", "3", "--max-images", "7", "--name", "test-n100", "--device", "cpu"]
     assert split(both) == [both[:6], both[7:]]
+    assert "--compile" in work.commands(run, replace(workshop(2), compile=True))
+    assert "--compile" not in both
 
 
 def test_a_process_ends_with_the_one_that_started_it() -> None:
@@ -468,3 +470,18 @@ def test_a_process_ends_with_the_one_that_started_it() -> None:
         assert process.poll() is None
         process.stdin.close()
         assert process.wait(timeout=30) == 1
+
+
+def test_votes_are_compiled_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+
+    def certified(run: object, data: object, indices: object, recipe: CertifyRecipe, *rest: object) -> None:
+        seen.append(recipe.compile)
+
+    monkeypatch.setattr(work, "certify_run", certified)
+    monkeypatch.setattr(work, "load_run", lambda folder, code: None)
+    monkeypatch.setattr(work, "load_dataset", lambda *names, **options: mnist_sample.load("test"))
+    (run,) = runs_in(tmp_path, 1)
+    for wanted in (False, True):
+        work.certify_here(run, replace(workshop(1), compile=wanted))
+    assert seen == [False, True]

@@ -62,7 +62,7 @@ def reproduce(request: Request, planned: Sequence[PlannedRun], console: Console)
     A run that fails is named in the WorkError at the end, after the others have been finished and reported, and so is
     what kept them from being reported.
     """
-    workshop = Workshop(request.jobs, request.device, request.data, console)
+    workshop = Workshop(request.jobs, request.device, request.data, console, request.compile)
     runs = [run for run in planned if run.recipe is not None]
     failed = {run.folder: run.problem for run in runs if run.problem is not None}
     failed |= finish_runs([run for run in runs if run.folder not in failed], workshop)

@@ -55,6 +55,8 @@ class Request:
     data: Path | None = None
     device: str = "auto"
     jobs: int = 1
+    compile: bool = False
+    """Whether votes are compiled; training decides for itself."""
 
     @property
     def prefix(self) -> str:

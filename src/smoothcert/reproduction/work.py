@@ -36,6 +36,8 @@ class Workshop:
     device: str
     data: Path | None
     console: Console
+    compile: bool = False
+    """Whether votes are compiled."""
 
 
 Failures = dict[Path, str]
@@ -87,7 +89,7 @@ def certify_here(run: PlannedRun, workshop: Workshop) -> None:
     recipe, device = recipe_of(run), find_device(workshop.device)
     data = load_dataset(recipe.dataset, "test", workshop.data, image_size=recipe.image_size)
     indices = chosen_images(len(data), run.skip, run.max_images)
-    fields = {"sigma": recipe.sigma, "noise": recipe.noise, "n": run.n}
+    fields = {"sigma": recipe.sigma, "noise": recipe.noise, "n": run.n, "compile": workshop.compile}
     settings = complete_recipe(fields, run.certificates, device, data.shape)
     with certification_bar(run.folder.name, len(indices)) as show:
         certify_run(load_run(run.folder, recipe.model), data, indices, settings, run.certificates, device, show)
@@ -153,7 +155,8 @@ def commands(run: PlannedRun, workshop: Workshop) -> list[str]:
     chosen = ["--n", str(run.n), "--skip", str(run.skip), *most, "--name", run.certificates.stem]
     # A user's own network, which --set named, may be opened.
     code = ["--model", recipe_of(run).model] if is_code(recipe_of(run).model) else []
-    certify = ["certify", str(run.folder), *chosen, *code, *options]
+    fast = ["--compile"] if workshop.compile else []
+    certify = ["certify", str(run.folder), *chosen, *code, *fast, *options]
     if run.trained:
         return certify
     if not (run.folder / RECIPE).exists():
