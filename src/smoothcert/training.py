@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -57,40 +57,31 @@ class TrainingStatus:
     seconds_left: float
 
 
-def train(
-    recipe: TrainRecipe,
-    data: Images,
-    folder: Path,
-    *,
-    model: nn.Module | None = None,
-    resume: bool = False,
-    device: str = "auto",
-    capture: bool | None = None,
-    compiling: Compiling = "auto",
-    on_progress: Callable[[TrainingStatus], None] = lambda status: None,
-    on_note: Callable[[str], None] = lambda text: None,
-) -> None:
-    """Train `recipe` on `data` into the run folder `folder`. It is saved after each epoch, though at most
-    once a second, and can be resumed from there.
+class Options(TypedDict, total=False):
+    """How a run is trained, besides its recipe."""
 
-    A `model` of one's own is trained in place of the one that the recipe names; `load_run(folder, model=...)` loads it.
-    On one GPU a step is captured as a CUDA graph, and compiled if that pays (see `training_step`). A user's own network
-    is captured only if `capture` says so: what it decides in Python, it would decide once. `on_note` hears of what a
-    user may want to know.
+    model: nn.Module | None
+    """A network of one's own, in place of the one that the recipe names; `load_run(folder, model=...)` loads it."""
+    resume: bool
+    device: str
+    """auto, cpu or cuda."""
+    capture: bool | None
+    """Whether steps are captured as CUDA graphs, on one GPU. By default all but a user's own network: what that decides
+    in Python, it would decide once."""
+    compiling: Compiling
+    on_progress: Callable[[TrainingStatus], None]
+    on_note: Callable[[str], None]
+    """Hears of what a user may want to know."""
+
+
+def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Unpack[Options]) -> None:
+    """Train `recipe` on `data` into the run folder `folder`.
+
+    It is saved after each epoch, though at most once a second, and can be resumed from there. On one GPU a step is
+    captured as a CUDA graph, and compiled if that pays (see `training_step`).
     """
-    with training_device(find_device(device)):
-        for _ in training_steps(
-            recipe,
-            data,
-            folder,
-            model=model,
-            resume=resume,
-            device=device,
-            capture=capture,
-            compiling=compiling,
-            on_progress=on_progress,
-            on_note=on_note,
-        ):
+    with training_device(find_device(options.get("device", "auto"))):
+        for _ in training_steps(recipe, data, folder, **options):
             pass
 
 
