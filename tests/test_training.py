@@ -20,10 +20,10 @@ from smoothcert.training import (
     TrainingStatus,
     derived_seed,
     learning_rate,
-    start_accelerator,
     train,
     train_together,
 )
+from smoothcert.training_setup import start_accelerator
 
 ROOT = Path(__file__).parent.parent
 

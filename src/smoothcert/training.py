@@ -11,7 +11,7 @@ import json
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,22 +19,29 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
-from accelerate.state import AcceleratorState
-from torch import Tensor, nn
+from accelerate import Accelerator
+from torch import nn
 
-from smoothcert.checkpoint import METRICS, RECIPE, InputSpec, load_state, new_model, save_model, save_state, versions
+from smoothcert.checkpoint import METRICS, RECIPE, InputSpec, new_model, save_model, save_state, versions
 from smoothcert.compiling import Compiling, compile_pays, keep_compiled_kernels
 from smoothcert.data import Images
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.files import write_text_atomically
 from smoothcert.meter import Meter
 from smoothcert.models import check_outputs, is_code
 from smoothcert.noise import NOISES
 from smoothcert.objectives import Progress
 from smoothcert.processes import find_device
-from smoothcert.recipe import TrainRecipe, load_train_recipe
-from smoothcert.smoothing.precision import Precision, fast_precision
+from smoothcert.recipe import TrainRecipe
+from smoothcert.training_setup import (
+    make_optimizer,
+    open_run,
+    own_stream,
+    restore,
+    set_learning_rate,
+    start_accelerator,
+    training_device,
+    training_precision,
+)
 from smoothcert.training_step import CapturedStep, Sampling, Step, TrainingStep
 
 REPORT_SECONDS = 0.5
@@ -230,124 +237,6 @@ def training_steps(
         accelerator.wait_for_everyone()
 
 
-def start_accelerator(device: str, own_network: bool) -> Accelerator:
-    """Devices and processes, by accelerate. An earlier run of this Python process may have had others."""
-    cpu = find_device(device).type == "cpu"
-    AcceleratorState._reset_state(reset_partial_state=True)
-    # A user's network may have parameters that a loss does not reach.
-    handlers = [DistributedDataParallelKwargs(find_unused_parameters=own_network)]
-    accelerator = Accelerator(mixed_precision="no", cpu=cpu, kwargs_handlers=handlers)
-    assert (accelerator.device.type == "cpu") == cpu
-    return accelerator
-
-
-@contextmanager
-def training_device(device: torch.device) -> Iterator[None]:
-    """On a GPU: a stream of one's own, as captured steps need, the fastest convolutions, and TF32 for products too."""
-    if device.type != "cuda":
-        yield
-        return
-    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
-    saved = cudnn.benchmark, products.fp32_precision
-    cudnn.benchmark, products.fp32_precision = True, "tf32"
-    torch.cuda.init()  # type: ignore[no-untyped-call]
-    torch.cuda.reset_peak_memory_stats(device)
-    try:
-        with torch.cuda.device(device), own_stream(device):
-            yield
-    finally:
-        torch.cuda.synchronize(device)
-        cudnn.benchmark, products.fp32_precision = saved
-
-
-def own_stream(device: torch.device) -> AbstractContextManager[object]:
-    """Work inside goes to a new stream, which may be entered again and again; nothing on a CPU."""
-    if device.type != "cuda":
-        return nullcontext()
-    torch.cuda.synchronize(device)  # what was asked for before is there
-    stream: AbstractContextManager[object] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return torch.cuda.stream(stream)  # type: ignore[arg-type]
-
-
-def training_precision(recipe: TrainRecipe, device: torch.device) -> Precision:
-    """The recipe's; `auto` is bf16 on a GPU that has it, else fp32."""
-    if recipe.precision != "auto":
-        return recipe.precision
-    return fast_precision(device) if device.type == "cuda" else "fp32"
-
-
-def make_optimizer(model: nn.Module, recipe: TrainRecipe, device: torch.device) -> torch.optim.Optimizer:
-    """Nesterov SGD. On a GPU in one kernel, which reads the learning rate from a tensor: a captured step sees it."""
-    gpu = device.type == "cuda"
-    return torch.optim.SGD(
-        model.parameters(),
-        lr=torch.full((), recipe.learning_rate, device=device) if gpu else recipe.learning_rate,
-        momentum=recipe.momentum,
-        nesterov=recipe.momentum > 0,
-        weight_decay=recipe.weight_decay,
-        fused=True if gpu else None,
-    )
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
-
-
-def open_run(
-    recipe: TrainRecipe, data: Images, folder: Path, accelerator: Accelerator, resume: bool
-) -> tuple[int, dict[str, Any] | None]:
-    """Check the request, make or reopen the folder; the first epoch to train and the state to start from."""
-    if len(data) < recipe.batch_size:
-        raise RequestError(f"batch_size: expected at most the {len(data)} training images, got {recipe.batch_size}")
-    if recipe.images_per_step % accelerator.num_processes:
-        raise RequestError(
-            f"batch_size: a step of {recipe.images_per_step} images does not divide among "
-            f"{accelerator.num_processes} processes; choose another batch_size"
-        )
-    exists = (folder / RECIPE).exists()
-    if exists and not resume:
-        raise RequestError(f"{folder}: holds a run already; continue it with --resume or choose another --out")
-    if exists:
-        refuse_other_recipe(load_train_recipe(folder / RECIPE), recipe, folder)
-    state = load_state(folder)
-    first_epoch = 0 if state is None else int(state["epoch"])
-    # All processes have looked before the main one writes.
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        if not exists:
-            recipe.save(folder / RECIPE)
-        keep_metrics_before(folder / METRICS, first_epoch)
-    accelerator.wait_for_everyone()
-    return first_epoch, state
-
-
-def restore(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], folder: Path) -> None:
-    """Load the state of a run; a network that has changed since is refused."""
-    try:
-        model.load_state_dict(state["model"])
-        # The settings are the recipe's and this device's; the momentum is the run's, laid out as the parameters are.
-        own = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": own})
-        for parameter, kept in optimizer.state.items():
-            kept.update({k: torch.empty_like(parameter).copy_(v) for k, v in kept.items() if isinstance(v, Tensor)})
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())[:160]
-        raise RequestError(f"{folder}: its weights do not fit the network ({reason}); choose another --out") from error
-
-
-def refuse_other_recipe(stored: TrainRecipe, wanted: TrainRecipe, folder: Path) -> None:
-    before, now = stored.to_mapping(), wanted.to_mapping()
-    differing = [f"{key}: the run has {before[key]}, the request {now[key]}" for key in now if before[key] != now[key]]
-    if differing:
-        raise RequestError(f"{folder}: holds a run of another recipe ({'; '.join(differing)}); choose another --out")
-
-
 def derived_seed(seed: int, *parts: int) -> int:
     """An independent seed for each purpose of a run."""
     return int(np.random.SeedSequence([seed, *parts]).generate_state(1, np.uint64)[0] >> np.uint64(1))
@@ -414,17 +303,3 @@ def status_of(
 def append_metrics(path: Path, line: dict[str, Any]) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
-
-
-def keep_metrics_before(path: Path, epoch: int) -> None:
-    """Drop lines of epochs that will be trained again: a kill may fall between the metrics and the checkpoint."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            if json.loads(line)["epoch"] < epoch:
-                kept.append(line + "\n")
-        except (ValueError, KeyError, TypeError):
-            continue  # a line torn by a kill
-    write_text_atomically(path, "".join(kept))

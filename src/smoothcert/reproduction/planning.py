@@ -17,7 +17,7 @@ from smoothcert.paper_runs import SEEDS_TABLE, PaperRun, paper_runs
 from smoothcert.processes import find_device
 from smoothcert.recipe import TrainRecipe, load_train_recipe, with_overrides
 from smoothcert.reproduction.estimate import certification_seconds, training_seconds
-from smoothcert.training import refuse_other_recipe
+from smoothcert.training_setup import refuse_other_recipe
 
 QUICK_CHANGES = {
     "mnist": ("dataset=mnist-sample", "epochs=2", "batch_size=128", "learning_rate=0.05", "learning_rate_drops=[1]"),
