@@ -22,9 +22,10 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from smoothcert.checkpoint import METRICS, InputSpec, new_model
+from smoothcert.checkpoint import InputSpec, new_model
 from smoothcert.compiling import Compiling
 from smoothcert.data import DATASETS, ImageData
+from smoothcert.metrics_file import METRICS
 from smoothcert.objectives import Progress
 from smoothcert.presets import preset
 from smoothcert.recipe import TrainRecipe, with_overrides

@@ -1,11 +1,14 @@
 """What several test files share: a small part of the MNIST sample and a run trained on it."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from tiny import tiny_recipe
 
+from smoothcert import cli
 from smoothcert.data import ImageData, mnist_sample
 from smoothcert.training import train
 
@@ -22,3 +25,20 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = mnist_sample.load("train").subset(torch.arange(2048))
     train(tiny_recipe(), data, folder, device="cpu")
     return folder
+
+
+@pytest.fixture
+def run_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Calls `smoothcert` with the arguments given; exit code, output, errors."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["smoothcert", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        captured = capsys.readouterr()
+        code = caught.value.code
+        assert isinstance(code, int)
+        return code, captured.out, captured.err
+
+    return call

@@ -2,7 +2,6 @@
 
 import dataclasses
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,27 +10,12 @@ import torch
 from PIL import Image
 from tiny import tiny_recipe
 
-from smoothcert import RequestError, cli
+from smoothcert import RequestError
 from smoothcert.certificates import read_certificates
 from smoothcert.checkpoint import load_run
 from smoothcert.data import DATASETS, Images, mnist_sample
 
 Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["smoothcert", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        captured = capsys.readouterr()
-        code = caught.value.code
-        assert isinstance(code, int)
-        return code, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture

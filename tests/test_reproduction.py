@@ -16,7 +16,7 @@ from PIL import Image
 from rich.console import Console
 from tiny import tiny_recipe
 
-from smoothcert import cli, reproduction
+from smoothcert import reproduction
 from smoothcert.certificates import Certificate, CertifiedImage, read_certificates, write_certificates
 from smoothcert.checkpoint import InputSpec, load_run
 from smoothcert.cli.several import split
@@ -31,20 +31,6 @@ from smoothcert.reproduction.planning import sizes_of, with_estimate
 
 CPU = torch.device("cpu")
 Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["smoothcert", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        captured = capsys.readouterr()
-        assert isinstance(caught.value.code, int)
-        return caught.value.code, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture

@@ -12,9 +12,10 @@ import pytest
 import torch
 from tiny import tiny_recipe
 
-from smoothcert.checkpoint import METRICS, MODEL, STATE, load_run, weights_digest
+from smoothcert.checkpoint import MODEL, STATE, load_run, weights_digest
 from smoothcert.data import ImageData, mnist_sample
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.metrics_file import METRICS
 from smoothcert.models import LeNet
 from smoothcert.training import (
     TrainingStatus,

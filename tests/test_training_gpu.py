@@ -10,8 +10,9 @@ import torch
 from tiny import tiny_recipe
 from torch import Tensor, nn
 
-from smoothcert.checkpoint import METRICS, load_run
+from smoothcert.checkpoint import load_run
 from smoothcert.data import ImageData
+from smoothcert.metrics_file import METRICS
 from smoothcert.models import LeNet
 from smoothcert.objectives import (
     Adversary,

@@ -27,7 +27,7 @@ from smoothcert.models import build_model, is_code
 from smoothcert.recipe import ImportRecipe, TrainRecipe, parse_recipe
 from smoothcert.version import __version__
 
-RECIPE, MODEL, STATE, METRICS = "recipe.yaml", "model.safetensors", "state.pt", "metrics.jsonl"
+RECIPE, MODEL, STATE = "recipe.yaml", "model.safetensors", "state.pt"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How every figure looks: colours, line styles, and files that are the same for the same numbers."""
+"""How every figure looks: colours, line styles, text on one line, and files that are the same for the same numbers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,10 +34,14 @@ def look(index: int) -> tuple[str, Style]:
     return COLOURS[index % len(COLOURS)], STYLES[index % len(STYLES)]
 
 
+def one_line(text: str) -> str:
+    """`text` with every run of white space and control characters as one space: it cannot break a row."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
 def plain(text: str) -> str:
     """`text` on one line, for a figure: a dollar sign would start a formula."""
-    shown = "".join(character if character.isprintable() else " " for character in text)
-    return " ".join(shown.split()).replace("$", r"\$")
+    return one_line(text).replace("$", r"\$")
 
 
 def new_figure(width: float, height: float) -> Figure:

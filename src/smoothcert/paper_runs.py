@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from smoothcert.errors import RequestError
-from smoothcert.papers import paper_table
+from smoothcert.papers import dataset_of, paper_table
 from smoothcert.presets import preset
 from smoothcert.recipe import TrainRecipe, load_train_recipe, with_overrides
 from smoothcert.report.comparison import Published
@@ -18,17 +18,8 @@ from smoothcert.result_file import read_settings, settings_path, stored_settings
 
 Row = Mapping[str, str]
 
-# Data set of each table, and its sigma where no column tells.
-TABLES: dict[str, tuple[str, float | None]] = {
-    **dict.fromkeys(("consistency/table1", "consistency/supp-table7"), ("cifar10", None)),
-    **dict.fromkeys(("consistency/table3", "consistency/table4"), ("cifar10", 0.5)),
-    **dict.fromkeys(("smoothmix/table1", "smoothmix/table3"), ("cifar10", None)),
-    **dict.fromkeys(("consistency/table2", "smoothmix/table4"), ("imagenet", None)),
-    "consistency/supp-table4": ("mnist", 1.0),
-    **dict.fromkeys((f"consistency/supp-table{number}" for number in (2, 5, 6)), ("mnist", None)),
-    **dict.fromkeys((f"smoothmix/table{number}" for number in (2, 6, 7, 8, 9)), ("mnist", None)),
-    "mnist/acr-over-5-seeds": ("mnist", None),
-}
+SIGMAS = {"consistency/table3": 0.5, "consistency/table4": 0.5, "consistency/supp-table4": 1.0}
+"""Of the tables whose rows do not print it."""
 SEEDS_TABLE, SEEDS = "mnist/acr-over-5-seeds", range(5)
 # Method as printed, without its lambda -> preset of the data set.
 METHODS = {
@@ -130,9 +121,8 @@ def _runs_of(table: str, row: Row) -> list[PaperRun]:
 
 
 def _sigmas(table: str, row: Row) -> list[float]:
-    fixed = TABLES[table][1]
-    if fixed is not None:
-        return [fixed]
+    if table in SIGMAS:
+        return [SIGMAS[table]]
     if "sigma" in row:
         return [float(row["sigma"])]
     return [float(column.removeprefix("acr_")) for column in row if column.startswith("acr_")]
@@ -153,7 +143,7 @@ def _meant(table: str, row: Row) -> list[Row]:
 
 def _run(table: str, row: Row, meant: Row, sigma: float, seed: int | None) -> PaperRun:
     """The run of `row`; `meant` is the row with the one method that is trained."""
-    dataset, source = TABLES[table][0], _preset_of(table, meant)
+    dataset, source = dataset_of(table), _preset_of(table, meant)
     name = f"{_slug(_label(table, meant))}-{sigma}" + ("" if seed is None else f"-seed{seed}")
     label = _label(table, row)
     if source == "smoothadv-consistency" and dataset != "mnist":
@@ -275,7 +265,7 @@ def recipe_beside(path: Path) -> TrainRecipe | None:
 
 def _of_its_data_set(name: str, run: PaperRun) -> bool:
     """Whether `name` is the data set of the run's table: its sample and its files from elsewhere count as it."""
-    return name.partition(" (")[0].removesuffix("-sample") == TABLES[run.table][0]
+    return name.partition(" (")[0].removesuffix("-sample") == dataset_of(run.table)
 
 
 def _reproduces(recipe: TrainRecipe, run: PaperRun) -> bool:

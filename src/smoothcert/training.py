@@ -7,7 +7,6 @@ outside these promises: those that draw for themselves (dropout), and, in severa
 whose statistics are of a share.
 """
 
-import json
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -15,18 +14,19 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import nn
 
-from smoothcert.checkpoint import METRICS, RECIPE, InputSpec, new_model, save_model, save_state, versions
+from smoothcert.checkpoint import RECIPE, InputSpec, new_model, save_model, save_state, versions
 from smoothcert.compiling import Compiling, compile_pays, keep_compiled_kernels
 from smoothcert.data import Images
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.meter import Meter
+from smoothcert.metrics_file import METRICS, append_metrics
 from smoothcert.models import check_outputs, is_code
 from smoothcert.noise import NOISES
 from smoothcert.objectives import Progress
@@ -298,8 +298,3 @@ def status_of(
         images_per_second=(step + 1) * recipe.images_per_step / max(epoch_seconds, 1e-9),
         seconds_left=(time.perf_counter() - started) / done * left,
     )
-
-
-def append_metrics(path: Path, line: dict[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")

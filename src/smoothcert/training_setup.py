@@ -1,6 +1,5 @@
 """What a training run starts with: processes, device, precision, optimizer, its folder and the state in it."""
 
-import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -11,10 +10,10 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
-from smoothcert.checkpoint import METRICS, RECIPE, load_state
+from smoothcert.checkpoint import RECIPE, load_state
 from smoothcert.data import Images
 from smoothcert.errors import RequestError
-from smoothcert.files import write_text_atomically
+from smoothcert.metrics_file import METRICS, keep_metrics_before
 from smoothcert.processes import find_device
 from smoothcert.recipe import TrainRecipe, load_train_recipe
 from smoothcert.smoothing.precision import Precision, fast_precision
@@ -136,17 +135,3 @@ def refuse_other_recipe(stored: TrainRecipe, wanted: TrainRecipe, folder: Path) 
     differing = [f"{key}: the run has {before[key]}, the request {now[key]}" for key in now if before[key] != now[key]]
     if differing:
         raise RequestError(f"{folder}: holds a run of another recipe ({'; '.join(differing)}); choose another --out")
-
-
-def keep_metrics_before(path: Path, epoch: int) -> None:
-    """Drop lines of epochs that will be trained again: a kill may fall between the metrics and the checkpoint."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            if json.loads(line)["epoch"] < epoch:
-                kept.append(line + "\n")
-        except (ValueError, KeyError, TypeError):
-            continue  # a line torn by a kill
-    write_text_atomically(path, "".join(kept))

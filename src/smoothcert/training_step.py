@@ -160,7 +160,7 @@ class CapturedStep:
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(generator)
         try:
-            # thread_local: other runs of this process may allocate memory meanwhile.
+            # thread_local: the threads that load images may pin memory meanwhile.
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
                 self.plain(self.images, self.labels)
             self.graph = graph

@@ -20,8 +20,9 @@ from smoothcert.analysis.cost import (
     training_costs,
 )
 from smoothcert.certificates import HEADER
-from smoothcert.checkpoint import METRICS, MODEL
+from smoothcert.checkpoint import MODEL
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.metrics_file import METRICS
 from smoothcert.objectives import Adversary, Consistency, Gaussian, Macer, SmoothAdv, SmoothMix
 from smoothcert.result_file import write_settings
 

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from smoothcert.errors import RequestError
-from smoothcert.papers import paper_table, paper_table_names
+from smoothcert.papers import dataset_of, paper_table, paper_table_names
 from smoothcert.report import Published, summarize, terminal_report, write_report
-from smoothcert.report.comparison import AS_PUBLISHED, certified_otherwise, dataset_of
+from smoothcert.report.comparison import AS_PUBLISHED, certified_otherwise
 
 from .conftest import MakeRun, image
 from .test_summary import as_file

@@ -3,13 +3,12 @@
 import errno
 import json
 import os
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from smoothcert import cli
 from smoothcert.papers import published_acr
 
 from .conftest import MakeRun
@@ -18,21 +17,13 @@ Report = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Report:
+def report(run_cli: Report, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Report:
     """Calls `smoothcert report` in an empty folder; exit code, output, errors."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
 
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["smoothcert", "report", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        told = capsys.readouterr()
-        assert isinstance(caught.value.code, int)
-        return caught.value.code, told.out, told.err
-
-    return call
+    return partial(run_cli, "report")
 
 
 def test_runs_beside_a_papers_table(report: Report, make_run: MakeRun, tmp_path: Path) -> None:

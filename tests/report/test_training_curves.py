@@ -1,7 +1,7 @@
 """Training curves show the numbers of metrics.jsonl, by sigma, with the drops of the learning rate."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.report import training_curves
+from smoothcert.report.metrics import TrainedRun, read_run
 from smoothcert.report.training_curves import draw_training_curves
 
 MakeTraining = Callable[..., tuple[str, Path]]
@@ -46,6 +47,10 @@ def training(tmp_path: Path) -> MakeTraining:
     return make
 
 
+def read(runs: Sequence[tuple[str, Path]]) -> list[TrainedRun]:
+    return [read_run(name, folder) for name, folder in runs]
+
+
 @pytest.fixture
 def figure_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Figure]:
     """The figure that `draw_training_curves` would write."""
@@ -53,7 +58,7 @@ def figure_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Figure]:
     monkeypatch.setattr(training_curves, "write_pictures", lambda draw, paths: figures.append(draw()))
 
     def draw(*runs: tuple[str, Path]) -> Figure:
-        assert draw_training_curves(runs, [])
+        assert draw_training_curves(read(runs), [])
         return figures[-1]
 
     return draw
@@ -158,7 +163,7 @@ def test_runs_without_metrics_are_left_out(
     training: MakeTraining, figure_of: Callable[..., Figure], tmp_path: Path
 ) -> None:
     picture = tmp_path / "t.png"
-    assert not draw_training_curves([("bare", tmp_path), ("gone", tmp_path / "gone")], [picture])
+    assert not draw_training_curves(read([("bare", tmp_path), ("gone", tmp_path / "gone")]), [picture])
     assert not draw_training_curves([], [picture])
     assert not picture.exists()
     unknown = training("unknown", sigma=None)
@@ -170,10 +175,10 @@ def test_runs_without_metrics_are_left_out(
 def test_pictures_are_reproducible_and_names_are_text(training: MakeTraining, tmp_path: Path) -> None:
     paths = [tmp_path / "new" / "t.svg"]
     runs = [training("a_$b^{$"), training("other", scale=0.3)]
-    assert draw_training_curves(runs, paths)
+    assert draw_training_curves(read(runs), paths)
     first = [path.read_bytes() for path in paths]
     assert b"a_$b^{$" in first[0]
-    assert draw_training_curves(runs, paths)
+    assert draw_training_curves(read(runs), paths)
     assert [path.read_bytes() for path in paths] == first
     assert sorted((tmp_path / "new").iterdir()) == sorted(paths)
 
@@ -181,10 +186,10 @@ def test_pictures_are_reproducible_and_names_are_text(training: MakeTraining, tm
 def test_wrong_requests(training: MakeTraining, tmp_path: Path) -> None:
     run = training("a")
     with pytest.raises(RequestError, match=r"t\.gif.*\.png"):
-        draw_training_curves([run], [tmp_path / "t.gif"])
+        draw_training_curves(read([run]), [tmp_path / "t.gif"])
     with pytest.raises(RequestError, match="one name twice"):
-        draw_training_curves([run, run], [tmp_path / "t.png"])
+        draw_training_curves(read([run, run]), [tmp_path / "t.png"])
     (run[1] / "metrics.jsonl").write_text("x\n\n")
     with pytest.raises(WorkError, match="line 1: damaged"):
-        draw_training_curves([run], [tmp_path / "t.png"])
+        draw_training_curves(read([run]), [tmp_path / "t.png"])
     assert not (tmp_path / "t.png").exists()

@@ -15,8 +15,9 @@ from safetensors import SafetensorError, safe_open
 from smoothcert.analysis.output import csv_text
 from smoothcert.analysis.subjects import distinct_names
 from smoothcert.certificates import read_certificates
-from smoothcert.checkpoint import METRICS, MODEL, RECIPE
+from smoothcert.checkpoint import MODEL, RECIPE
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.metrics_file import METRICS, read_epochs
 from smoothcert.palette import COLOURS, GREY, new_figure, plain, quiet_axes
 from smoothcert.papers import paper_table
 from smoothcert.presets import preset
@@ -75,7 +76,7 @@ def _cost(name: str, folder: Path) -> Cost:
     if not (folder / METRICS).exists():
         raise RequestError(f"{folder}: expected {METRICS} of a training, got none; leave this run out")
     recipe = load_train_recipe(folder / RECIPE)
-    lines = read_metrics(folder / METRICS)
+    lines = read_epochs(folder / METRICS, _time_and_memory)
     seconds = [line["seconds"] for line in lines]
     peaks = [int(line["peak_memory_bytes"]) for line in lines if line.get("peak_memory_bytes")]
     acr, images = _certified(folder, recipe.sigma)
@@ -100,31 +101,12 @@ def _cost(name: str, folder: Path) -> Cost:
     )
 
 
-def read_metrics(path: Path) -> list[dict[str, float]]:
-    """`seconds` of each epoch in a metrics file, and its `peak_memory_bytes` where that is written.
-
-    A last line that was torn by a kill is ignored, as training does when it resumes; other damage is refused.
-    """
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise WorkError(f"{path}: cannot be read ({error.strerror}); repair the file or move it") from error
-    found = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line.decode("utf-8"))
-            numbers = {"seconds": entry["seconds"], "peak_memory_bytes": entry.get("peak_memory_bytes", 0)}
-            if not all(isinstance(value, int | float) and 0 <= value < math.inf for value in numbers.values()):
-                raise ValueError(f"expected finite numbers >= 0, got {numbers}")
-            found.append({key: float(value) for key, value in numbers.items()})
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-            # Whole lines end with a newline, so the piece after the last one is what a kill left.
-            if number == len(lines):
-                break
-            raise WorkError(f"{path}, line {number}: damaged; repair the line or move the file") from error
-    return found
+def _time_and_memory(entry: Mapping[str, Any]) -> dict[str, float]:
+    """`seconds` of an epoch, and its `peak_memory_bytes`, 0 where that is not written."""
+    numbers = {"seconds": entry["seconds"], "peak_memory_bytes": entry.get("peak_memory_bytes", 0)}
+    if not all(isinstance(value, int | float) and 0 <= value < math.inf for value in numbers.values()):
+        raise ValueError(f"expected finite numbers >= 0, got {numbers}")
+    return {key: float(value) for key, value in numbers.items()}
 
 
 def _device(path: Path) -> str | None:

@@ -1,19 +1,15 @@
 """Where an analysis goes: a figure in the formats asked for, and its numbers as CSV."""
 
 import csv
-import errno
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from smoothcert.errors import RequestError, WorkError
+from smoothcert.errors import RequestError, write_error
 from smoothcert.files import write_text_atomically
 from smoothcert.palette import PICTURE_FORMATS, save_figure
-
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""The disk failed or is full: no fault of the request."""
 
 
 def printable(text: str) -> str:
@@ -51,9 +47,5 @@ def write_analysis(
         if figure is not None:
             save_figure(figure, pictures)
     except OSError as error:
-        if error.errno in DISK_ERRORS:
-            raise WorkError(f"{out}: writing failed, '{error.strerror}'; make room or choose another --out") from error
-        raise RequestError(
-            f"{out}: expected a folder to write to, got '{error.strerror or error}'; choose another --out"
-        ) from error
+        raise write_error(out, error) from error
     return [*written, *pictures]

@@ -15,7 +15,18 @@ from types import MappingProxyType
 
 from smoothcert.errors import RequestError
 
-__all__ = ["paper_table", "paper_table_names", "published_acr"]
+__all__ = ["dataset_of", "paper_table", "paper_table_names", "published_acr"]
+
+_CIFAR10 = ("consistency/table1", "consistency/table3", "consistency/table4", "consistency/supp-table7")
+_DATASETS = {
+    **dict.fromkeys((*_CIFAR10, "smoothmix/table1", "smoothmix/table3"), "cifar10"),
+    **dict.fromkeys(("consistency/table2", "smoothmix/table4"), "imagenet"),
+}
+
+
+def dataset_of(table: str) -> str:
+    """The data set of a paper's table; all that are not of CIFAR-10 or ImageNet are of MNIST."""
+    return _DATASETS.get(table, "mnist")
 
 
 def _names_of(stem: str) -> list[str]:

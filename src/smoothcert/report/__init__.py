@@ -15,7 +15,7 @@ from smoothcert.report.distribution import draw_distribution
 from smoothcert.report.document import TEXTS, Contents, terminal_report
 from smoothcert.report.html_gallery import Gallery
 from smoothcert.report.locate import find_certificates
-from smoothcert.report.metrics import read_metrics, training_runs
+from smoothcert.report.metrics import read_run, training_runs
 from smoothcert.report.seeds import SeedMean, over_seeds
 from smoothcert.report.summary import (
     Summary,
@@ -114,7 +114,7 @@ def _draw(contents: Contents, out: Path, kinds: Sequence[str]) -> list[Path]:
     draw_curves(contents.files, curves)
     drawn = {
         tuple(distribution): draw_distribution(contents.files, distribution),
-        tuple(training): draw_training_curves(training_runs(contents.files), training),
+        tuple(training): draw_training_curves(contents.trained, training),
     }
     for pictures, written in drawn.items():
         if not written:  # what an earlier report left there
@@ -133,8 +133,6 @@ def _contents(
     """All that a report of `paths` says, read and computed."""
     chosen = None if radii is None else _checked_radii(radii)
     files = [_marked(name, read_certificates(path)) for name, path in find_certificates(paths)]
-    for _, folder in training_runs(files):
-        read_metrics(folder)  # damage is told before anything is written
     rows = {} if published is None else published_rows(files, published)
     if chosen is None:
         chosen = sorted({radius for row in rows.values() for radius in row.accuracy_at})
@@ -147,6 +145,7 @@ def _contents(
         seeds=over_seeds([file for _, file in files], summaries),
         published=rows,
         notes=comparison_notes(by_sigma(summaries), rows),
+        trained=[read_run(name, folder) for name, folder in training_runs(files)],
         gallery=gallery,
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from smoothcert.certificates import CertificatesFile
 from smoothcert.errors import RequestError
+from smoothcert.papers import dataset_of
 from smoothcert.report.layout import UNKNOWN, Cell, Column, Row
 from smoothcert.report.summary import Summary
 
@@ -34,16 +35,6 @@ AS_PUBLISHED = "trained and certified as in the paper, as far as the files tell"
 # Both papers: Cohen et al.'s CERTIFY on the whole test set, on ImageNet every 100th image of the validation set.
 _VOTES = {"n": 100_000, "n0": 100, "alpha": 0.001}
 _IMAGES = {"mnist": 10_000, "cifar10": 10_000, "imagenet": 500}
-_CIFAR10 = ("consistency/table1", "consistency/table3", "consistency/table4", "consistency/supp-table7")
-_DATASETS = {
-    **dict.fromkeys((*_CIFAR10, "smoothmix/table1", "smoothmix/table3"), "cifar10"),
-    **dict.fromkeys(("consistency/table2", "smoothmix/table4"), "imagenet"),
-}
-
-
-def dataset_of(table: str) -> str:
-    """The data set of a paper's table; all that are not of CIFAR-10 or ImageNet are of MNIST."""
-    return _DATASETS.get(table, "mnist")
 
 
 def published_rows(

@@ -11,6 +11,7 @@ from smoothcert.certificates import CertificatesFile
 from smoothcert.report.comparison import Published
 from smoothcert.report.html import html_page
 from smoothcert.report.html_gallery import Gallery
+from smoothcert.report.metrics import TrainedRun
 from smoothcert.report.rendering import comma_separated, escape_latex, escape_markdown, latex, markdown, terminal
 from smoothcert.report.seeds import SEEDS_CAPTION, SeedMean, seeds_layout
 from smoothcert.report.summary import Summary
@@ -38,6 +39,8 @@ class Contents:
     """Name of a run -> the row of a paper's table that it reproduces."""
     notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """How runs differ from the paper's -> their names."""
+    trained: Sequence[TrainedRun] = ()
+    """The runs of the files with what they tell of their training."""
     gallery: Gallery | None = None
     """Where the pictures of the HTML page come from."""
     pictures: Sequence[Path] = ()

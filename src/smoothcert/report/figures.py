@@ -43,7 +43,7 @@ def short_labels(runs: Iterable[tuple[str, str | None, object]]) -> dict[str, st
         raise RequestError("expected a different name for each curve, got one name twice; rename one of them")
     repeated = {method for (method, _), count in Counter((m, panel) for _, m, panel in runs).items() if count > 1}
     repeated |= {name for name, method, _ in runs if method != name}
-    return {name: plain(method if method and method not in repeated else name) for name, method, _ in runs}
+    return {name: method if method and method not in repeated else name for name, method, _ in runs}
 
 
 def panels_of(files: Sequence[tuple[str, CertificatesFile]]) -> list[list[Member]]:
@@ -54,7 +54,7 @@ def panels_of(files: Sequence[tuple[str, CertificatesFile]]) -> list[list[Member
     labels = short_labels((s.name, s.method, s.group) for s in summaries)
     named = dict(files)
     groups = groupby(by_sigma(summaries), key=lambda summary: summary.group)
-    return [[Member(labels[s.name], s, named[s.name]) for s in members] for _, members in groups]
+    return [[Member(plain(labels[s.name]), s, named[s.name]) for s in members] for _, members in groups]
 
 
 def looks_of(labels: Iterable[str]) -> dict[str, Look]:

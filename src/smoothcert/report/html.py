@@ -9,7 +9,6 @@ import base64
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files as package_files
@@ -18,10 +17,12 @@ from typing import Any
 
 from smoothcert.certificates import CertificatesFile
 from smoothcert.errors import RequestError
+from smoothcert.palette import one_line
 from smoothcert.report.comparison import Published
+from smoothcert.report.figures import short_labels
 from smoothcert.report.html_gallery import Gallery, gallery_data, rounded_down
 from smoothcert.report.summary import Summary, counted_radii
-from smoothcert.report.tables import Cell, Column, Layout, by_sigma, decimals_needed, layout, one_line
+from smoothcert.report.tables import Cell, Column, Layout, by_sigma, decimals_needed, layout
 from smoothcert.version import __version__
 
 _SCRIPTS = ("page.js", "table.js", "curves.js", "gallery.js")
@@ -55,7 +56,7 @@ def html_page(
         raise RequestError("expected one summary for each run and names that differ, got others; rename the runs")
     ordered = by_sigma(summaries)
     panels = [list(members) for _, members in groupby(ordered, key=lambda summary: summary.group)]
-    labels = curve_labels(panels)
+    labels = {k: one_line(v) for k, v in short_labels((s.name, s.method, s.group) for s in ordered).items()}
     looks = {label: look for look, label in enumerate(dict.fromkeys(labels[summary.name] for summary in ordered))}
     colours = {name: looks[label] for name, label in labels.items()}
     data = {
@@ -91,21 +92,6 @@ def _shown(text: str) -> str:
 def _embedded(data: Mapping[str, Any]) -> str:
     """JSON that may stand inside a script element: without `<`, nothing in it can end the element or open another."""
     return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def curve_labels(panels: Sequence[Sequence[Summary]]) -> dict[str, str]:
-    """Name of a run -> that of its curve: its method where no panel has two runs of that method, else its name.
-
-    So a method looks the same in all panels.
-    """
-    counts = Counter((summary.method, index) for index, panel in enumerate(panels) for summary in panel)
-    taken = {method for (method, _), count in counts.items() if count > 1}
-    taken |= {summary.name for panel in panels for summary in panel if summary.method != summary.name}
-    return {
-        summary.name: one_line(summary.method if summary.method and summary.method not in taken else summary.name)
-        for panel in panels
-        for summary in panel
-    }
 
 
 def _panels(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smoothcert.certificates import ABSTAIN, CertificatesFile, CertifiedImage
-from smoothcert.report.tables import one_line
+from smoothcert.palette import one_line
 
 PER_KIND = 24
 _TOP_VOTES = 3

@@ -1,6 +1,5 @@
 """What a run folder tells about its training: metrics.jsonl, an entry an epoch, and the names in its recipe."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,9 +11,8 @@ from typing import Any
 import yaml
 
 from smoothcert.certificates import CertificatesFile
-from smoothcert.errors import WorkError
+from smoothcert.metrics_file import METRICS, Metrics, read_epochs
 
-METRICS = "metrics.jsonl"
 # What is not a term of its own: the book-keeping, and the part of the loss that classifies.
 _NOT_TERMS = (
     "epoch",
@@ -26,7 +24,6 @@ _NOT_TERMS = (
     "natural",
     "peak_memory_bytes",
 )
-Metrics = list[dict[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,31 +43,13 @@ class TrainedRun:
 
 
 def read_metrics(folder: Path) -> Metrics:
-    """The numbers of each epoch that the run in `folder` has trained; [] where it has no metrics.
+    """The numbers of each epoch that the run in `folder` has trained; [] where it has no metrics."""
+    return read_epochs(folder / METRICS, _numbers)
 
-    A last line that was torn by a kill is ignored, as training does when it resumes; other damage is refused.
-    """
-    path = folder / METRICS
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        return []
-    except (OSError, UnicodeDecodeError) as error:
-        raise WorkError(f"{path}: cannot be read ({error}); repair the file or move it") from error
-    found: Metrics = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-            numbers = {key: float(value) for key, value in entry.items() if isinstance(value, int | float)}
-            found.append({**numbers, "epoch": int(entry["epoch"])})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            # Whole lines end with a newline, so the piece after the last one is what a kill left.
-            if number == len(lines):
-                break
-            raise WorkError(f"{path}, line {number}: damaged; repair the line or move the file") from error
-    return found
+
+def _numbers(entry: Mapping[str, Any]) -> dict[str, float]:
+    numbers = {key: float(value) for key, value in entry.items() if isinstance(value, int | float)}
+    return {**numbers, "epoch": int(entry["epoch"])}
 
 
 def training_runs(files: Sequence[tuple[str, CertificatesFile]]) -> list[tuple[str, Path]]:

@@ -8,12 +8,8 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from smoothcert.palette import one_line
 from smoothcert.report.layout import UNKNOWN, Cell, Layout, Value, fitting
-
-
-def one_line(text: str) -> str:
-    """`text` with every run of white space and control characters as one space: it cannot break a row."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def escape_markdown(text: str) -> str:

@@ -25,7 +25,6 @@ from smoothcert.report.rendering import (
     escape_markdown,
     latex,
     markdown,
-    one_line,
     terminal,
 )
 from smoothcert.report.summary import Summary
@@ -47,7 +46,6 @@ __all__ = [
     "latex_table",
     "layout",
     "markdown_table",
-    "one_line",
     "terminal_table",
 ]
 

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
+from smoothcert.metrics_file import Metrics
 from smoothcert.palette import GREY, look, new_figure, plain, quiet_axes
 from smoothcert.report.figures import (
     AXIS_SIZE,
@@ -23,7 +24,7 @@ from smoothcert.report.figures import (
     write_pictures,
 )
 from smoothcert.report.labels import BEHIND, name_curves
-from smoothcert.report.metrics import Metrics, TrainedRun, further_terms, learning_rate_drops, read_run
+from smoothcert.report.metrics import TrainedRun, further_terms, learning_rate_drops
 
 _ALWAYS = {"loss": "training loss", "noisy_accuracy": "accuracy under noise (%)"}
 _TERMS = "further terms of the loss"
@@ -129,8 +130,8 @@ def _figure(runs: Sequence[TrainedRun], labels: Mapping[str, str], looks: Mappin
     return figure
 
 
-def draw_training_curves(runs: Sequence[tuple[str, Path]], pictures: Sequence[Path]) -> bool:
-    """Draw the metrics of (name, run folder) pairs: training loss, accuracy under noise and further terms by epoch.
+def draw_training_curves(runs: Sequence[TrainedRun], pictures: Sequence[Path]) -> bool:
+    """Draw the metrics of runs: training loss, accuracy under noise and further terms by epoch.
 
     One column of panels a sigma and data set; each point is a mean over an epoch, on training images under noise. A
     dotted line marks an epoch that starts with a lower learning rate. Losses of different objectives are different
@@ -139,10 +140,9 @@ def draw_training_curves(runs: Sequence[tuple[str, Path]], pictures: Sequence[Pa
     Runs without metrics are left out. False, and nothing written, where no run has any. Pictures are PNG, PDF or SVG
     by their endings, replaced atomically.
     """
-    found = [read_run(name, folder) for name, folder in runs]
-    labels = short_labels((run.name, run.method, run.group) for run in found)
-    looks = looks_of(labels[run.name] for run in sorted(found, key=lambda run: run.group))
-    trained = [run for run in found if run.metrics]
+    labels = {k: plain(v) for k, v in short_labels((run.name, run.method, run.group) for run in runs).items()}
+    looks = looks_of(labels[run.name] for run in sorted(runs, key=lambda run: run.group))
+    trained = [run for run in runs if run.metrics]
     if not trained:
         return False
     write_pictures(lambda: _figure(trained, labels, looks), pictures)
