@@ -6,7 +6,7 @@ no digits left. Every bound is rounded to the safe side.
 
 import math
 
-from scipy import special, stats
+from scipy import special
 
 # scipy's inverse incomplete beta is good to a few ulp. One part in 1e12 covers that many times over and
 # costs less than 1e-12 of a radius.
@@ -39,8 +39,10 @@ def top_two_p_value(count1: int, count2: int) -> float:
     """Two-sided binomial test of `count1` out of `count1 + count2` against 1/2, for count1 >= count2."""
     if count1 < count2 or count2 < 0:
         raise ValueError(f"expected count1 >= count2 >= 0, got {count1} and {count2}")
-    # The null distribution is symmetric, so the two-sided p-value is twice the upper tail.
-    return min(1.0, 2.0 * float(stats.binom.sf(count1 - 1, count1 + count2, 0.5)))
+    if count1 == 0:
+        return 1.0
+    # The null distribution is symmetric, so the two-sided p-value is twice the upper tail P(X >= count1).
+    return min(1.0, 2.0 * float(special.betainc(count1, count2 + 1, 0.5)))
 
 
 def smallest_error_bound(n: int, alpha: float) -> float:

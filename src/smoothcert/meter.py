@@ -1,4 +1,4 @@
-"""Sums over an epoch of training, kept on the device: adding never waits for it."""
+"""The losses of an epoch of training, kept on the device: adding never waits for it."""
 
 from pathlib import Path
 
@@ -14,41 +14,35 @@ DIVERGED = 1e4
 
 
 class Meter:
-    """Sums of the loss, the noisy accuracy and the objective's terms, and the first bad step, since `restart`.
+    """The loss, the noisy accuracy and the objective's terms of each step since `restart`, at most `steps` of them.
 
-    All in place: a captured step adds to the same tensors.
+    All in place, in few kernels: a captured step adds to the same tensors.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, steps: int) -> None:
         self.names: list[str] = []
-        self.sums = torch.zeros(0, device=device)
-        self.steps = torch.zeros((), device=device)
-        self.bad_step = torch.full((), -1.0, device=device)
-        self.bad_values = torch.zeros(0, device=device)
+        self.values = torch.zeros((steps, 0), device=device)
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
 
     def restart(self) -> None:
-        for tensor in (self.sums, self.steps, self.bad_values):
-            tensor.zero_()
-        self.bad_step.fill_(-1)
+        self.step.zero_()
 
     def add(self, terms: LossTerms, labels: Tensor) -> None:
-        accuracy = (terms.noisy_logits.argmax(-1) == labels).float().mean()
+        accuracy = (terms.noisy_logits.argmax(-1) == labels).mean(dtype=torch.float32)
         values = torch.stack([v.detach().float() for v in (terms.loss, accuracy, *terms.terms.values())])
         if not self.names:
             self.names = ["loss", "noisy_accuracy", *terms.terms]
-            self.sums, self.bad_values = torch.zeros_like(values), torch.zeros_like(values)
-        # Remember the first bad step without asking the device about it now.
-        first = ~(values[0].abs() < DIVERGED) & (self.bad_step < 0)
-        self.bad_values.copy_(torch.where(first, values, self.bad_values))
-        self.bad_step.copy_(torch.where(first, self.steps, self.bad_step))
-        self.sums += values
-        self.steps += 1
+            self.values = self.values.new_zeros((len(self.values), len(values)))
+        self.values.index_copy_(0, self.step, values.unsqueeze(0))
+        self.step += 1
 
     def stop_if_diverged(self, epoch: int, folder: Path) -> None:
-        step = int(self.bad_step)
-        if step < 0:
+        values = self._so_far()
+        bad_steps = (~(values[:, 0].abs() < DIVERGED)).nonzero().flatten().tolist()
+        if not bad_steps:
             return
-        terms = ", ".join(f"{n} {v:.4g}" for n, v in zip(self.names, self.bad_values.tolist(), strict=True))
+        step = bad_steps[0]
+        terms = ", ".join(f"{n} {v:.4g}" for n, v in zip(self.names, values[step].tolist(), strict=True))
         raise WorkError(
             f"{folder}: the loss diverged in epoch {epoch}, step {step} ({terms}); the last saved epoch is kept; "
             "lower learning_rate or the weight of the largest term"
@@ -56,10 +50,14 @@ class Meter:
 
     def so_far(self) -> tuple[float, float]:
         """Mean loss and noisy accuracy of this process's share."""
-        loss, accuracy = (self.sums[:2] / self.steps).tolist()
+        loss, accuracy = self._so_far()[:, :2].mean(0).tolist()
         return loss, accuracy
 
     def means(self, accelerator: Accelerator) -> dict[str, float]:
         """Means over the epoch, and over all processes."""
-        values = accelerator.reduce(self.sums / self.steps, reduction="mean").tolist()
+        values = accelerator.reduce(self._so_far().mean(0), reduction="mean").tolist()
         return dict(zip(self.names, values, strict=True))
+
+    def _so_far(self) -> Tensor:
+        """Waits for the device."""
+        return self.values[: int(self.step)]

@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import special
 
 from smoothcert.bounds import error_upper_bound
 from smoothcert.files import replaced_atomically
@@ -90,6 +90,8 @@ class _Counts:
 
 def _binomial(n: int, q: float, cut: float) -> tuple[_Counts, float]:
     """Binomial(n, q) without tails that weigh at most `cut` each, and the weight of what was left out."""
+    from scipy import stats  # takes most of a second, which only sequential runs need
+
     whole = _Counts(stats.binom.pmf(np.arange(n + 1), n, q), 0)
     _, below, rest = whole.split_low(cut)
     _, above, rest = rest.split_high(cut)

@@ -7,6 +7,7 @@ outside these promises: those that draw for themselves (dropout), and, in severa
 whose statistics are of a share.
 """
 
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -104,7 +105,8 @@ def train_together(
     """Train or continue `runs` (recipe, data, folder), `jobs` at a time in this process; the failures, by folder.
 
     The runs take turns, a step each. On a GPU each has a stream and a generator of its own, so that captured steps of
-    small networks overlap. A run gives what it gives alone, but for its peak memory, which is that of all.
+    small networks overlap. A run gives what it gives alone, but for its peak memory, which is that of all, and is saved
+    as much more rarely as there are runs.
     """
     if jobs < 1:
         raise RequestError(f"jobs: expected at least 1, got {jobs}")
@@ -124,6 +126,8 @@ def train_together(
                     compiling=compiling,
                     on_progress=partial(on_progress, folder),
                     on_note=on_note,
+                    # All wait while one is saved.
+                    save_seconds=SAVE_SECONDS * jobs,
                 )
                 active.append((folder, steps, own_stream(where)))
             for run in list(active):
@@ -153,6 +157,7 @@ def training_steps(
     compiling: Compiling = "auto",
     on_progress: Callable[[TrainingStatus], None] = lambda status: None,
     on_note: Callable[[str], None] = lambda text: None,
+    save_seconds: float = SAVE_SECONDS,
 ) -> Iterator[None]:
     """The loop: what `train` does, handing over after each step."""
     own_network = model is not None or is_code(recipe.model)
@@ -178,7 +183,7 @@ def training_steps(
     per_step = recipe.images_per_step
     steps = len(data) // recipe.batch_size * (recipe.batch_size // per_step)
     share = slice_of_process(per_step, accelerator)
-    generator, meter = torch.Generator(where), Meter(where)
+    generator, meter = torch.Generator(where), Meter(where, steps)
     noise = NOISES[recipe.noise](recipe.sigma)
     sampling = Sampling(noise, recipe.objective.num_noise, per_step, share, generator)
     progress = Progress(recipe.sigma, torch.zeros((), device=where), torch.zeros((), device=where), torch.empty(0))
@@ -190,7 +195,7 @@ def training_steps(
         keep_compiled_kernels()
         steps_left = (recipe.epochs - first_epoch) * steps
         captured = CapturedStep(run_step, loss, steps_left, compile_pays(model, compiling), on_note)
-    started, last_save = time.perf_counter(), -SAVE_SECONDS
+    started, last_save = time.perf_counter(), -math.inf
 
     for epoch in range(first_epoch, recipe.epochs):
         epoch_started = last_report = time.perf_counter()
@@ -220,7 +225,7 @@ def training_steps(
             line = {"epoch": epoch, "learning_rate": learning_rate(recipe, epoch), **metrics, "seconds": seconds}
             append_metrics(folder / METRICS, line | peak_memory(where))
         if accelerator.is_main_process and (
-            epoch + 1 == recipe.epochs or time.perf_counter() - last_save > SAVE_SECONDS
+            epoch + 1 == recipe.epochs or time.perf_counter() - last_save > save_seconds
         ):
             provenance = {
                 "versions": versions(where),

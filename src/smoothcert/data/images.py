@@ -1,5 +1,6 @@
 """Images and labels of one split, held as tensors on one device and cut into batches there."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
@@ -12,6 +13,9 @@ from smoothcert.errors import RequestError
 Split = Literal["train", "test"]
 Augment = Callable[[Tensor, Tensor], Tensor]
 """(images float [b, c, h, w] in [0, 1], uniform [b, 3] in [0, 1)) -> images of the same shape, on their device."""
+
+STEPS_AT_ONCE, PIXELS_AT_ONCE = 16, 2**23
+"""How many batches are put together at once: for small ones a GPU would wait for the host to ask for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +141,14 @@ class ImageData:
     def batches(self, order: Tensor, share: slice, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         """See `Images.batches`. One generator draws for whole rows, so that a share changes nothing."""
         generator = torch.Generator(self.images.device).manual_seed(seed)
-        for row in order:
-            images, labels = self.batch(row[share])
+        row = order.shape[1]
+        for rows in order.split(max(1, min(STEPS_AT_ONCE, PIXELS_AT_ONCE // (row * math.prod(self.shape))))):
+            chosen = rows[:, share]
+            images, labels = self.batch(chosen.flatten())
             if self.augment is not None:
-                uniform = torch.rand((len(row), 3), generator=generator, device=self.images.device)
-                images = self.augment(images, uniform[share])
-            yield images, labels
+                uniform = torch.rand((*rows.shape, 3), generator=generator, device=self.images.device)
+                images = self.augment(images, uniform[:, share].flatten(0, 1))
+            yield from zip(images.split(chosen.shape[1]), labels.split(chosen.shape[1]), strict=True)
 
     def subset(self, indices: Tensor) -> "ImageData":
         """The images and labels at `indices` (int64 [m]), in that order, as data of their own."""

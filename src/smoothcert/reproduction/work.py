@@ -70,7 +70,10 @@ def train_runs(planned: Sequence[PlannedRun], workshop: Workshop) -> Failures:
             done, total = status.epoch * status.steps + status.step, status.epochs * status.steps
             bar.update(tasks[folder], completed=done, total=total, visible=True)
 
-        failures = train_together(runs, workshop.jobs, device=workshop.device, on_progress=show)
+        def note(text: str) -> None:
+            bar.console.print(f"note: {text}", style="yellow", soft_wrap=True, markup=False)
+
+        failures = train_together(runs, workshop.jobs, device=workshop.device, on_progress=show, on_note=note)
     return {folder: " ".join(str(error).split()) for folder, error in failures.items()}
 
 
