@@ -20,7 +20,7 @@ from typing import TypedDict, Unpack
 import numpy as np
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 
 from smoothcert.checkpoint import RECIPE, InputSpec, new_model, save_model, save_state, versions
 from smoothcert.compiling import Compiling, compile_pays, keep_compiled_kernels
@@ -178,7 +178,10 @@ def training_steps(
     if state is not None:
         restore(model, optimizer, state, folder)
     loss = Step(model, recipe.objective, device_type=where.type, bf16=precision == "bf16")
-    step_module, optimizer = accelerator.prepare(loss, optimizer)
+    step_module, backward = loss, Tensor.backward
+    if accelerator.num_processes > 1:  # one process needs none of this, nor the seconds that its imports take
+        step_module, optimizer = accelerator.prepare(loss, optimizer)
+        backward = accelerator.backward
 
     per_step = recipe.images_per_step
     steps = len(data) // recipe.batch_size * (recipe.batch_size // per_step)
@@ -187,7 +190,7 @@ def training_steps(
     noise = NOISES[recipe.noise](recipe.sigma)
     sampling = Sampling(noise, recipe.objective.num_noise, per_step, share, generator)
     progress = Progress(recipe.sigma, torch.zeros((), device=where), torch.zeros((), device=where), torch.empty(0))
-    run_step = TrainingStep(step_module, optimizer, accelerator.backward, sampling, progress, meter)
+    run_step = TrainingStep(step_module, optimizer, backward, sampling, progress, meter)
     captured = None
     if capture is None:
         capture = not own_network

@@ -142,13 +142,15 @@ class ImageData:
         """See `Images.batches`. One generator draws for whole rows, so that a share changes nothing."""
         generator = torch.Generator(self.images.device).manual_seed(seed)
         row = order.shape[1]
-        for rows in order.split(max(1, min(STEPS_AT_ONCE, PIXELS_AT_ONCE // (row * math.prod(self.shape))))):
+        together = max(1, min(STEPS_AT_ONCE, PIXELS_AT_ONCE // (row * math.prod(self.shape))))
+        for rows in torch.split(order, together):
             chosen = rows[:, share]
             images, labels = self.batch(chosen.flatten())
             if self.augment is not None:
                 uniform = torch.rand((*rows.shape, 3), generator=generator, device=self.images.device)
                 images = self.augment(images, uniform[:, share].flatten(0, 1))
-            yield from zip(images.split(chosen.shape[1]), labels.split(chosen.shape[1]), strict=True)
+            each = chosen.shape[1]
+            yield from zip(torch.split(images, each), torch.split(labels, each), strict=True)
 
     def subset(self, indices: Tensor) -> "ImageData":
         """The images and labels at `indices` (int64 [m]), in that order, as data of their own."""
