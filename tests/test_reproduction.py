@@ -55,18 +55,20 @@ def test_a_plan_has_the_rows_asked_for(tmp_path: Path) -> None:
     assert {run.state for run in everything} == {"missing"}
     assert {(run.n, run.skip, run.images) for run in everything} == {(100_000, 1, 10_000)}
     assert all(run.recipe == run.paper.recipe for run in everything)
-    some = plan(request(out=tmp_path, sigmas=(0.5, 1.0), method="one-STEP"))
+    some = plan(request(out=tmp_path, sigmas=(0.5, 1.0), methods=("one-STEP",)))
     assert names(some) == [f"smoothmix-eta{eta}-one-step-adversary-{sigma}" for sigma in (0.5, 1.0) for eta in (1, 5)]
-    seeds = plan(request(out=tmp_path, sigmas=(0.5,), method="macer", seeds=(0, 3)))
+    seeds = plan(request(out=tmp_path, sigmas=(0.5,), methods=("macer",), seeds=(0, 3)))
     assert [(run.folder.name, run.recipe and run.recipe.seed) for run in seeds] == [
         ("macer-0.5", 0),
         ("macer-0.5-seed3", 3),
     ]
-    assert names(plan(request(out=tmp_path, sigmas=(0.5, 0.5), method="macer", seeds=(1, 0, 1)))) == [
+    assert names(plan(request(out=tmp_path, sigmas=(0.5, 0.5), methods=("macer",), seeds=(1, 0, 1)))) == [
         "macer-0.5-seed1",
         "macer-0.5",
     ]
-    table = plan(request(out=tmp_path, table="mnist/acr-over-5-seeds", seeds=(1, 4), method="macer", sigmas=(0.25,)))
+    table = plan(
+        request(out=tmp_path, table="mnist/acr-over-5-seeds", seeds=(1, 4), methods=("macer",), sigmas=(0.25,))
+    )
     assert names(table) == ["macer-0.25-seed1", "macer-0.25-seed4"]
     imagenet = plan(request(out=tmp_path, table="smoothmix/table4"))
     assert {(run.skip, run.images) for run in imagenet} == {(100, 500)}
@@ -77,24 +79,24 @@ def test_wrong_requests_cost_one_line(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"no row has the sigma.*sigmas: 0.25, 0.5, 1; methods: Gaussian, "):
         plan(request(out=tmp_path, sigmas=(0.3,)))
     with pytest.raises(RequestError, match="none of these rows can be trained: the paper does not tell"):
-        plan(request(out=tmp_path, table="consistency/table1", method="SmoothAdv + Consistency"))
+        plan(request(out=tmp_path, table="consistency/table1", methods=("SmoothAdv + Consistency",)))
     with pytest.raises(RequestError, match=r"sigma: expected 0\.5 .*, got 0\.3; choose rows with --sigma"):
-        plan(request(out=tmp_path, sigmas=(0.5,), method="macer", overrides=("sigma=0.3",)))
-    assert len(plan(request(out=tmp_path, sigmas=(0.5,), method="macer", overrides=("sigma=0.5",)))) == 1
+        plan(request(out=tmp_path, sigmas=(0.5,), methods=("macer",), overrides=("sigma=0.3",)))
+    assert len(plan(request(out=tmp_path, sigmas=(0.5,), methods=("macer",), overrides=("sigma=0.5",)))) == 1
     with pytest.raises(RequestError, match="image_size: expected none for mnist"):
-        plan(request(out=tmp_path, method="macer", overrides=("image_size=8",)))
+        plan(request(out=tmp_path, methods=("macer",), overrides=("image_size=8",)))
     with pytest.raises(RequestError, match="jobs: expected at least 1, got 0"):
         plan(request(out=tmp_path, jobs=0))
     with pytest.raises(RequestError, match="smoothmix/table2"):
         plan(request(out=tmp_path, table="smoothmix/table20"))
     tiny_recipe().save(tmp_path / "gaussian-0.5" / "recipe.yaml")
     with pytest.raises(RequestError, match=r"gaussian-0\.5: holds a run of another recipe"):
-        plan(request(out=tmp_path, method="gaussian"))
+        plan(request(out=tmp_path, methods=("gaussian",)))
 
 
 @pytest.mark.usefixtures("no_clock")
 def test_quick_says_so_and_keeps_what_an_ablation_varies(tmp_path: Path) -> None:
-    (run,) = plan(request(out=tmp_path, quick=True, sigmas=(1.0,), method="SmoothMix (eta=5) + one"))
+    (run,) = plan(request(out=tmp_path, quick=True, sigmas=(1.0,), methods=("SmoothMix (eta=5) + one",)))
     assert run.folder.name.startswith("quick-")
     assert run.recipe is not None
     assert (run.recipe.dataset, run.recipe.epochs, run.n, run.images) == ("mnist-sample", 2, 1000, 100)
@@ -132,7 +134,7 @@ def test_inputs_are_counted_as_the_formulas_say(objective: Objective, inputs: in
 @pytest.mark.usefixtures("no_clock")
 def test_an_estimate_is_inputs_times_seconds(tmp_path: Path) -> None:
     """Batches of 256 leave 96 of MNIST's 60,000 images out of an epoch."""
-    (run,) = plan(request(out=tmp_path, sigmas=(0.5,), method="Consistency", n=400, skip=2, max_images=10))
+    (run,) = plan(request(out=tmp_path, sigmas=(0.5,), methods=("Consistency",), n=400, skip=2, max_images=10))
     assert run.seconds == 90 * (60_000 - 96) * 2 + 1000 * 10 * (400 + 100)
     shown = str(plan_table(request(), [replace(run, seconds=9_350), replace(run, seconds=9_350)]).caption)
     assert shown == "estimate for all, one after the other: 5.2 h"

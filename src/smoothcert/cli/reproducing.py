@@ -14,7 +14,7 @@ Number = TypeVar("Number", int, float)
 def reproduce(
     table: Annotated[str, typer.Argument(help="Paper and table, as in smoothmix/table2.")],
     sigma: Annotated[str | None, typer.Option(help="Rows of these noise levels, by commas.")] = None,
-    method: Annotated[str | None, typer.Option(help="Rows whose label or run name has this in it.")] = None,
+    method: Annotated[list[str], typer.Option(help="Rows whose label or run name has this in it; may repeat.")] = [],  # noqa: B006
     seeds: Annotated[str | None, typer.Option(help="Train each row with these seeds, by commas.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Scaled down: few epochs, images and votes.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and the estimate only.")] = False,
@@ -38,7 +38,7 @@ def reproduce(
         table=table,
         out=Path("reproduced") / table.replace("/", "-") if out is None else out,
         sigmas=parse_numbers("sigma", sigma, float),
-        method=method,
+        methods=tuple(method),
         seeds=parse_numbers("seeds", seeds, int),
         quick=quick,
         overrides=tuple(set_),

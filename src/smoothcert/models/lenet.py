@@ -4,7 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from smoothcert.models.small_convolutions import aligned_linear, convolve_windows, multiply_windows
+from smoothcert.models.small_convolutions import aligned_linear, convolve_windows
+
+try:
+    from smoothcert.models.pooled_convolution import pooled_convolution
+except ImportError:  # torch's builds for CPUs come without Triton
+    pooled_convolution = None  # type: ignore[assignment]
 
 
 class LeNet(nn.Module):
@@ -18,32 +23,35 @@ class LeNet(nn.Module):
         self.fc2 = nn.Linear(500, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        # ReLU and maximum commute: ReLU after the pooling gives the same numbers for a quarter of the work.
-        x = F.relu(convolve_and_halve(images, self.conv1))
-        x = F.relu(convolve_and_halve(x, self.conv2))
+        x = convolve_and_halve(convolve_and_halve(images, self.conv1), self.conv2)
         x = torch.flatten(x, 1)
-        if on_matrix_units(x):
+        if x.device.type == "cuda" and torch.compiler.is_compiling() and torch.is_grad_enabled():
+            # In a compiled step what looks like more work is less time.
             return aligned_linear(F.relu(aligned_linear(x, self.fc1)), self.fc2)[:, : self.fc2.out_features]
         logits: Tensor = self.fc2(F.relu(self.fc1(x)))
         return logits
 
 
-def on_matrix_units(x: Tensor) -> bool:
-    """Whether a compiled step trains on a GPU: there what looks like more work is less time."""
-    return x.device.type == "cuda" and torch.compiler.is_compiling() and torch.is_grad_enabled()
-
-
 def convolve_and_halve(x: Tensor, convolution: nn.Conv2d) -> Tensor:
-    """max_pool2d(convolution(x), 2), up to rounding, for odd kernels and even sizes: the fastest way on x's device."""
-    if on_matrix_units(x):
-        return multiply_windows(x, convolution)
-    if x.device.type == "cuda" and not torch.is_grad_enabled():
-        return convolve_windows(x, convolution)
-    if x.device.type == "cpu" and not torch.is_grad_enabled():
-        if x.dtype == torch.bfloat16 and convolution.in_channels == 1:
-            return convolve_windows(x, convolution)
-        # Two elementwise maxima, which CPUs vectorise: votes are counted twice as fast.
-        y: Tensor = convolution(x)
-        y = torch.maximum(y[:, :, ::2], y[:, :, 1::2])
-        return torch.maximum(y[..., ::2], y[..., 1::2])
-    return F.max_pool2d(convolution(x), 2)
+    """relu(max_pool2d(convolution(x), 2)), up to rounding, for odd kernels and even sizes: the fastest way on x's
+    device."""
+    dtype = half_precision(x)
+    if x.device.type == "cuda" and dtype is not None and pooled_convolution is not None:
+        return pooled_convolution(x, convolution, dtype)
+    # ReLU and maximum commute: ReLU after the pooling gives the same numbers for a quarter of the work.
+    if torch.is_grad_enabled():
+        return F.relu(F.max_pool2d(convolution(x), 2))
+    if x.device.type == "cuda" or (x.dtype == torch.bfloat16 and convolution.in_channels == 1):
+        return F.relu(convolve_windows(x, convolution))
+    # Two elementwise maxima, which CPUs vectorise: votes are counted twice as fast.
+    y: Tensor = convolution(x)
+    y = torch.maximum(y[:, :, ::2], y[:, :, 1::2])
+    return F.relu(torch.maximum(y[..., ::2], y[..., 1::2]))
+
+
+def half_precision(x: Tensor) -> torch.dtype | None:
+    """The type of 16 bits that a convolution of x computes in, if it does."""
+    dtype = x.dtype
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+    return dtype if dtype in (torch.bfloat16, torch.float16) else None

@@ -39,13 +39,14 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Request:
-    """Which rows of a table to reproduce, how, where and with what. Empty `sigmas` and `seeds`: all of the table."""
+    """Which rows of a table to reproduce, how, where and with what. What is empty chooses all
+    of the table."""
 
     table: str
     out: Path
     sigmas: tuple[float, ...] = ()
-    method: str | None = None
-    """A part of the printed label or of the folder's name."""
+    methods: tuple[str, ...] = ()
+    """Parts of the printed label or of the folder's name, any of which is enough."""
     seeds: tuple[int, ...] = ()
     quick: bool = False
     overrides: tuple[str, ...] = ()
@@ -121,12 +122,12 @@ def plan(request: Request) -> list[PlannedRun]:
 
 def chosen_runs(request: Request) -> list[PaperRun]:
     runs = paper_runs(request.table)
-    wanted = (request.method or "").lower()
+    methods = [part.lower() for part in request.methods or ("",)]
     chosen = [
         run
         for run in runs
         if (not request.sigmas or run.sigma in request.sigmas)
-        and (wanted in run.label.lower() or wanted in run.name)
+        and any(part in run.label.lower() or part in run.name for part in methods)
         and (request.table != SEEDS_TABLE or not request.seeds or (run.recipe and run.recipe.seed in request.seeds))
     ]
     if not chosen:
