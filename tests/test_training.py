@@ -24,7 +24,7 @@ from smoothcert.training import (
     train,
     train_together,
 )
-from smoothcert.training_setup import start_accelerator
+from smoothcert.training_setup import STEPS_AHEAD, Pace, start_accelerator
 
 ROOT = Path(__file__).parent.parent
 
@@ -274,3 +274,35 @@ def test_ruined_weights_do_not_replace_the_last_checkpoint(tmp_path: Path, tiny_
     with pytest.raises(WorkError, match="the weights diverged in epoch 0"):
         train(tiny_recipe(learning_rate=1e15), data, tmp_path / "run", device="cpu")
     assert not (tmp_path / "run" / MODEL).exists()
+
+
+def test_the_host_stays_a_few_steps_ahead_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Event:
+        done = False
+
+        def record(self) -> None:
+            events.append(self)
+
+        def query(self) -> bool:
+            return self.done
+
+        def synchronize(self) -> None:
+            self.done = True
+
+    events: list[Event] = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    pace, on_cpu = Pace(torch.device("cuda")), Pace(torch.device("cpu"))
+    for step in range(STEPS_AHEAD):
+        assert not pace.far_ahead(), step
+        pace.stepped()
+        on_cpu.stepped()
+    assert pace.far_ahead()
+    assert not on_cpu.far_ahead()
+    pace.wait()
+    assert events[0].done, "the oldest is waited for"
+    assert not pace.far_ahead()
+    pace.stepped()
+    assert pace.far_ahead()
+    for event in events[1:2]:
+        event.done = True
+    assert not pace.far_ahead(), "one step done, one may be asked for"

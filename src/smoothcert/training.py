@@ -34,6 +34,7 @@ from smoothcert.objectives import Progress
 from smoothcert.processes import find_device
 from smoothcert.recipe import TrainRecipe
 from smoothcert.training_setup import (
+    Pace,
     make_optimizer,
     open_run,
     own_stream,
@@ -104,15 +105,16 @@ def train_together(
 ) -> dict[Path, Exception]:
     """Train or continue `runs` (recipe, data, folder), `jobs` at a time in this process; the failures, by folder.
 
-    The runs take turns, a step each. On a GPU each has a stream and a generator of its own, so that captured steps of
-    small networks overlap. A run gives what it gives alone, but for its peak memory, which is that of all, and is saved
-    as much more rarely as there are runs.
+    The runs take turns, a step each, but for those whose last steps are still on the way: quick ones need not wait for
+    slow ones. On a GPU each has a stream and a generator of its own, so that captured steps of small networks overlap.
+    A run gives what it gives alone, but for its peak memory, which is that of all, and is saved as much more rarely as
+    there are runs.
     """
     if jobs < 1:
         raise RequestError(f"jobs: expected at least 1, got {jobs}")
     where = find_device(device)
     waiting, failures = list(runs), dict[Path, Exception]()
-    active: list[tuple[Path, Iterator[None], AbstractContextManager[object]]] = []
+    active: list[tuple[Path, Iterator[None], AbstractContextManager[object], Pace]] = []
     with training_device(where):
         while waiting or active:
             while waiting and len(active) < jobs:
@@ -129,12 +131,16 @@ def train_together(
                     # All wait while one is saved.
                     save_seconds=SAVE_SECONDS * jobs,
                 )
-                active.append((folder, steps, own_stream(where)))
-            for run in list(active):
-                folder, steps, stream = run
+                active.append((folder, steps, own_stream(where), Pace(where)))
+            ready = [run for run in active if not run[3].far_ahead()]
+            if not ready:
+                active[0][3].wait()
+            for run in ready:
+                folder, steps, stream, pace = run
                 try:
                     with stream:
                         next(steps)
+                        pace.stepped()
                 except StopIteration:
                     active.remove(run)
                 except (RequestError, WorkError, OSError, RuntimeError) as error:
@@ -171,8 +177,9 @@ def training_steps(
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
         torch.manual_seed(derived_seed(recipe.seed, 0))
         model = new_model(recipe, spec) if model is None else model
-    # Channels last, as a GPU's matrix units read images; a user's network may count on another order.
-    layout = torch.channels_last if where.type == "cuda" and not own_network else torch.preserve_format
+    # Channels last, as a GPU's matrix units read images, and faster on CPUs too; a user's network may count on another
+    # order.
+    layout = torch.preserve_format if own_network else torch.channels_last
     model = model.to(where, memory_format=layout)  # type: ignore[call-overload]
     optimizer = make_optimizer(model, recipe, where)
     if state is not None:

@@ -1,5 +1,6 @@
 """What a training run starts with: processes, device, precision, optimizer, its folder and the state in it."""
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -17,6 +18,9 @@ from smoothcert.metrics_file import METRICS, keep_metrics_before
 from smoothcert.processes import find_device
 from smoothcert.recipe import TrainRecipe, load_train_recipe
 from smoothcert.smoothing.precision import Precision, fast_precision
+
+STEPS_AHEAD = 8
+"""Steps that a run may have asked for and not seen done: enough to keep a GPU busy, few to wait for."""
 
 
 def start_accelerator(device: str, own_network: bool) -> Accelerator:
@@ -56,6 +60,29 @@ def own_stream(device: torch.device) -> AbstractContextManager[object]:
     torch.cuda.synchronize(device)  # what was asked for before is there
     stream: AbstractContextManager[object] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     return torch.cuda.stream(stream)  # type: ignore[arg-type]
+
+
+class Pace:
+    """How far the host is ahead of a GPU's stream: it asks for a step and goes on. Nothing on a CPU, which waits."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.under_way: deque[torch.cuda.Event] = deque(maxlen=STEPS_AHEAD)
+
+    def stepped(self) -> None:
+        """To be called in the stream, after a step was asked for."""
+        if self.device.type == "cuda":
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            self.under_way.append(event)
+
+    def far_ahead(self) -> bool:
+        """Whether none of the last STEPS_AHEAD steps is done."""
+        return len(self.under_way) == STEPS_AHEAD and not self.under_way[0].query()  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        """Until it is no longer far ahead."""
+        self.under_way[0].synchronize()
 
 
 def training_precision(recipe: TrainRecipe, device: torch.device) -> Precision:
