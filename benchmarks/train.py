@@ -1,7 +1,7 @@
 """Seconds per epoch of training: the usual loop and ours, one after the other in one process.
 
     python benchmarks/train.py [--run lenet|resnet110] [--methods gaussian,consistency,smoothmix] [--epochs 3]
-                               [--usual-steps 100] [--no-usual] [--precision auto] [--jobs 1,4]
+                               [--usual-steps 100] [--no-usual] [--precision auto] [--jobs 1,4] [--images 60000]
 
 The usual loop: a DataLoader with worker processes, batches cut into one chunk a noise, float32 (TF32 convolutions)
 without capture, SGD, and the loss and accuracy read by the host after each step. It runs `--usual-steps` steps, from
@@ -105,6 +105,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--jobs", default="")
+    parser.add_argument("--images", type=int, help="fewer than the data set has, for CPUs")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
@@ -112,7 +113,7 @@ def main() -> None:
     print(f"{date.today()}  torch {torch.__version__}  {device.type} {hardware}  {arguments.run}")
     compiling: Compiling = "always" if arguments.compile else "never"
     dataset, sigma, count = RUNS[arguments.run]
-    data = random_images(dataset, count)
+    data = random_images(dataset, arguments.images or count)
     changes = [f"epochs={arguments.epochs}", f"model={arguments.run}", f"precision={arguments.precision}"]
     changes += ["learning_rate=1e-4"]  # random labels: nothing is to be learnt, nothing may diverge
     for method in arguments.methods.split(","):

@@ -163,7 +163,7 @@ def test_snippets_of_the_certificate_page_print_what_is_shown(
 def test_the_row_of_the_certificate_page_is_in_the_results() -> None:
     text = (ROOT / "docs/reading-a-certificate.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```text\n(idx.*?)```", text, flags=re.DOTALL)
-    rows = (ROOT / "results/mnist/consistency-0.5/certificates/test-n100000.tsv").read_text(encoding="utf-8")
+    rows = (ROOT / "results/float32/consistency-0.5/certificates/test-n100000.tsv").read_text(encoding="utf-8")
     for line in block.splitlines():
         assert "\t".join(line.split()) in rows.splitlines()
 

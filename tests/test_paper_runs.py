@@ -5,14 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from smoothcert.objectives import Consistency, Gaussian, Macer, SmoothAdv, SmoothMix
 from smoothcert.paper_runs import PaperRun, differences_from, paper_runs, published, published_for
 from smoothcert.papers import paper_table, paper_table_names
 from smoothcert.presets import PRESETS, preset
 from smoothcert.recipe import TrainRecipe, with_overrides
+from smoothcert.result_file import read_settings, write_settings
 
 EVERY_RUN = [run for table in paper_table_names() for run in paper_runs(table)]
 
@@ -180,7 +179,7 @@ def test_changed_hyper_parameters_are_told_of_a_run_whose_row_is_known(tmp_path:
 
 
 def test_every_setting_of_a_training_that_changes_its_result_is_told() -> None:
-    """All fields of a recipe, but for the seed and the precision, which the file of the model knows better."""
+    """All fields of a recipe, but for the seed and the precision, which the provenance knows better."""
     paper = preset("mnist/gaussian", 0.5)
     others = {
         "dataset": "mnist-sample",
@@ -216,9 +215,9 @@ def test_an_epoch_that_tells_nothing_is_not_compared(epoch: object, tmp_path: Pa
 def test_the_precision_of_training_is_told(asked: str, trained: str | None, told: bool, tmp_path: Path) -> None:
     recipe = with_overrides(preset("mnist/gaussian", 0.5), [f"precision={asked}"])
     path = certificates(tmp_path / "a", recipe)
-    if trained is not None:
-        about = json.dumps({"provenance": {"precision": trained}})
-        save_file({"weight": torch.zeros(1)}, tmp_path / "a" / "model.safetensors", metadata={"smoothcert": about})
+    stored = read_settings(path)
+    training = {} if trained is None else {"training": {"precision": trained}}
+    write_settings(path, stored["settings"], {**stored["provenance"], **training})
     row = published_for("smoothmix/table2")(path)
     assert row is not None
     assert row.differences == (("precision bf16, the paper's fp32",) if told else ())
@@ -294,3 +293,10 @@ def test_the_cross_entropy_rows_are_printed_with_the_numbers_of_another_form() -
         assert abs(run.acr - elsewhere[weight].acr) < 1e-9
         assert run.recipe.objective.form == "xent"
         assert "prints the numbers of" in run.remark
+
+
+def test_a_run_knows_its_row_and_all_rows_of_the_table(tmp_path: Path) -> None:
+    row = published_for("smoothmix/table2")(certificates(tmp_path / "a", preset("mnist/macer", 0.5)))
+    assert row is not None
+    assert row.row == "macer-0.5"
+    assert row.rows == tuple(run.name for run in paper_runs("smoothmix/table2"))

@@ -233,7 +233,8 @@ def certify_run(
 ) -> None:
     """`certify_dataset` for a run folder: the file says which model it was and how it was trained."""
     run.refuse_other_images(data)
-    provenance = {"versions": versions(device), "threads": torch.get_num_threads(), "epoch": run.epoch}
+    computed = {"versions": versions(device), "threads": torch.get_num_threads(), "epoch": run.epoch}
+    provenance = {**computed, "training": dict(run.provenance)}
     certify_dataset(
         run.model,
         data,

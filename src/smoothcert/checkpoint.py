@@ -8,8 +8,10 @@ import hashlib
 import json
 import pickle
 import platform
+import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +86,26 @@ class Run:
             )
 
 
+@cache
+def source_commit() -> dict[str, str]:
+    """{"commit": ...} where the package is a git checkout's, marked if it has changes; {} where that is not known."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return {}
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {"commit": said} if said else {}
+
+
 def versions(device: torch.device) -> dict[str, str]:
     """What a result was computed with."""
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     packages = {
         "smoothcert": __version__,
+        **source_commit(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "scipy": scipy.__version__,

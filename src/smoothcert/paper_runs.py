@@ -1,13 +1,11 @@
 """The papers' tables as runs: which recipe each printed row stands for, and which row a finished run reproduces."""
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
-
-from safetensors import SafetensorError, safe_open
 
 from smoothcert.errors import RequestError
 from smoothcert.papers import dataset_of, paper_table
@@ -210,29 +208,34 @@ def published_for(table: str) -> Callable[[Path], Published | None]:
 def published(run: PaperRun, recipe: TrainRecipe, path: Path) -> Published:
     """The row of `run` for the certificates file `path` of a model that was trained by `recipe`."""
     differences = differences_from(run.recipe, recipe) if run.recipe is not None else []
-    precision = _precision(recipe, path.resolve().parent.parent / "model.safetensors")
+    told = read_settings(path)["provenance"] if settings_path(path).exists() else {}
+    precision = _precision(recipe, told)
     if precision not in (None, "fp32"):
         differences.append(f"precision {precision}, the paper's fp32")
-    trained = read_settings(path)["provenance"].get("epoch") if settings_path(path).exists() else None
+    trained = told.get("epoch")
     if isinstance(trained, int) and trained < recipe.epochs:
         differences.append(f"certified after {trained} of its epochs")
     return _published(run, differences)
 
 
-def _precision(recipe: TrainRecipe, model: Path) -> str | None:
-    """What the run was trained in: the file of the model knows what `auto` came to; None where it is not there."""
+def _precision(recipe: TrainRecipe, told: Mapping[str, Any]) -> str | None:
+    """What the run was trained in: its provenance knows what `auto` came to; None where that is not told."""
     if recipe.precision != "auto":
         return recipe.precision
-    try:
-        with safe_open(model, framework="numpy") as file:
-            return str(json.loads(file.metadata()["smoothcert"])["provenance"]["precision"])
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
-        return None
+    training = told.get("training")
+    found = training.get("precision") if isinstance(training, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def _published(run: PaperRun, differences: list[str]) -> Published:
     remarks = [run.remark] if run.remark else []
-    return Published(run.table, run.label, run.acr, run.accuracy_at, (*differences, *remarks))
+    told = (*differences, *remarks)
+    return Published(run.table, run.label, run.acr, run.accuracy_at, told, run.name, _names(run.table))
+
+
+@cache
+def _names(table: str) -> tuple[str, ...]:
+    return tuple(run.name for run in paper_runs(table))
 
 
 def differences_from(paper: TrainRecipe, recipe: TrainRecipe) -> list[str]:

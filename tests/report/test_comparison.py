@@ -183,3 +183,21 @@ def test_certificates_at_another_sigma_than_the_training(make_run: MakeRun, tmp_
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
     write_report([good, bad], tmp_path / "out", ["csv"], published=only("a")), "what is not compared may differ"
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (("a", "b", "c"), "- **a**, **c**: in smoothmix/table2, missing here\n"),
+        (("b",), None),
+        (tuple("b" * i for i in range(1, 19)), "**bbbbbbbbbbbbbbbb**, **2 more**: in smoothmix/table2, missing here\n"),
+    ],
+)
+def test_rows_of_the_table_that_no_run_is_beside(
+    rows: tuple[str, ...], told: str | None, make_run: MakeRun, tmp_path: Path
+) -> None:
+    row = replace(ROW, row="b", rows=rows)
+    write_report([make_run("mine"), make_run("other")], tmp_path / "out", ["md"], published=only("mine", row))
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert ("missing here" in text) == (told is not None)
+    assert told is None or told in text

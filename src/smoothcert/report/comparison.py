@@ -25,11 +25,16 @@ class Published:
     """Radius -> certified accuracy in percent."""
     differences: tuple[str, ...]
     """How the run was trained otherwise than the paper's, as in "epochs 2, the paper's 90"."""
+    row: str = ""
+    """The row among `rows`."""
+    rows: tuple[str, ...] = ()
+    """All rows of the table, top to bottom, each by a name of its own."""
 
 
 PublishedOf = Callable[[Any], Published | None]
 """From what a row is about (a run, a mean over seeds) to its published row; None where the table has none."""
 
+MISSING_NAMED = 15
 AS_PUBLISHED = "trained and certified as in the paper, as far as the files tell"
 
 # Both papers: Cohen et al.'s CERTIFY on the whole test set, on ImageNet every 100th image of the validation set.
@@ -87,7 +92,7 @@ def certified_otherwise(summary: Summary, table: str) -> list[str]:
 
 def comparison_notes(summaries: Sequence[Summary], published: Mapping[str, Published]) -> dict[str, list[str]]:
     """What to say under a comparison -> the runs of which it holds: how they differ from the paper's, or that the
-    table does not have them. Empty where nothing is compared."""
+    table does not have them; and the rows of the table that no run is beside. Empty where nothing is compared."""
     notes: dict[str, list[str]] = {}
     tables = ", ".join(dict.fromkeys(row.table for row in published.values()))
     for summary in summaries if published else ():
@@ -97,6 +102,11 @@ def comparison_notes(summaries: Sequence[Summary], published: Mapping[str, Publi
         else:
             note = "; ".join([*row.differences, *certified_otherwise(summary, row.table)]) or AS_PUBLISHED
         notes.setdefault(note, []).append(summary.name)
+    there = {row.row for row in published.values()}
+    missing = [name for name in dict.fromkeys(n for row in published.values() for n in row.rows) if name not in there]
+    if missing:
+        more = [f"{len(missing) - MISSING_NAMED} more"] if len(missing) > MISSING_NAMED else []
+        notes[f"in {tables}, missing here"] = [*missing[:MISSING_NAMED], *more]
     return notes
 
 

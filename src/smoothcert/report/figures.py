@@ -33,17 +33,26 @@ class Member:
     file: CertificatesFile
 
 
-def short_labels(runs: Iterable[tuple[str, str | None, object]]) -> dict[str, str]:
-    """Name -> label for (name, method, panel) triples with distinct names.
+def short_labels(runs: Iterable[tuple[str, str | None, tuple[float, str]]]) -> dict[str, str]:
+    """Name -> label for (name, method, group) triples with distinct names; a group (sigma, data set) is a panel.
 
-    A run is labelled by its method where no panel has two runs of that method: then it looks the same in all panels.
+    What is one thing at several sigmas gets one label, and so looks the same in all panels: a run is labelled by its
+    method where no panel has two runs of that method, else by its name without the sigma at its end.
     """
     runs = list(runs)
     if len({name for name, _, _ in runs}) < len(runs):
         raise RequestError("expected a different name for each curve, got one name twice; rename one of them")
     repeated = {method for (method, _), count in Counter((m, panel) for _, m, panel in runs).items() if count > 1}
     repeated |= {name for name, method, _ in runs if method != name}
-    return {name: method if method and method not in repeated else name for name, method, _ in runs}
+    taken = {text for name, method, _ in runs for text in (name, method)}
+
+    def label(name: str, method: str | None, sigma: float) -> str:
+        if method and method not in repeated:
+            return method
+        stem = name.removesuffix(f"-{sigma}")
+        return name if stem in taken else stem
+
+    return {name: label(name, method, sigma) for name, method, (sigma, _) in runs}
 
 
 def panels_of(files: Sequence[tuple[str, CertificatesFile]]) -> list[list[Member]]:

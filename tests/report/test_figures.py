@@ -1,0 +1,29 @@
+"""Labels of runs in figures."""
+
+from smoothcert.report.figures import short_labels
+
+LOW, HIGH = (0.5, "mnist"), (1.0, "mnist")
+
+
+def test_what_is_one_thing_at_several_sigmas_has_one_label() -> None:
+    runs = [
+        ("gaussian-0.5", "gaussian", LOW),
+        ("eta1-0.5", "smoothmix", LOW),
+        ("eta5-0.5", "smoothmix", LOW),
+        ("gaussian-1.0", "gaussian", HIGH),
+        ("eta5-1.0", "smoothmix", HIGH),
+        ("mine-2", "smoothmix", HIGH),
+    ]
+    assert short_labels(runs) == {
+        "gaussian-0.5": "gaussian",
+        "gaussian-1.0": "gaussian",
+        "eta1-0.5": "eta1",
+        "eta5-0.5": "eta5",
+        "eta5-1.0": "eta5",
+        "mine-2": "mine-2",
+    }
+
+
+def test_a_name_without_its_sigma_is_not_taken_from_another_run() -> None:
+    runs = [("a-0.5", "m", LOW), ("a", "m", LOW), ("m-0.5", "other", LOW), ("n", "other", LOW)]
+    assert short_labels(runs) == {"a-0.5": "a-0.5", "a": "a", "m-0.5": "m-0.5", "n": "n"}
