@@ -106,7 +106,7 @@ def test_settings_say_what_was_certified_and_how(trained_run: Path, test_data: I
     assert stored.settings["dataset"] == "mnist-sample"
     assert len(stored.settings["weights_sha256"]) == 64
     assert stored.provenance["versions"]["torch"] == torch.__version__
-    assert stored.provenance["training"] == load_run(trained_run).provenance
+    assert stored.provenance["model"] == load_run(trained_run).provenance
 
 
 @pytest.mark.slow

@@ -5,13 +5,15 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from smoothcert.objectives import Consistency, Gaussian, Macer, SmoothAdv, SmoothMix
 from smoothcert.paper_runs import PaperRun, differences_from, paper_runs, published, published_for
 from smoothcert.papers import paper_table, paper_table_names
 from smoothcert.presets import PRESETS, preset
 from smoothcert.recipe import TrainRecipe, with_overrides
-from smoothcert.result_file import read_settings, write_settings
+from smoothcert.result_file import write_settings
 
 EVERY_RUN = [run for table in paper_table_names() for run in paper_runs(table)]
 
@@ -208,16 +210,21 @@ def test_an_epoch_that_tells_nothing_is_not_compared(epoch: object, tmp_path: Pa
     assert row.differences == ()
 
 
+@pytest.mark.parametrize("where", ["certificates", "model"])
 @pytest.mark.parametrize(
     ("asked", "trained", "told"),
     [("auto", "bf16", True), ("auto", "fp32", False), ("bf16", None, True), ("fp32", None, False)],
 )
-def test_the_precision_of_training_is_told(asked: str, trained: str | None, told: bool, tmp_path: Path) -> None:
+def test_the_precision_of_training_is_told(
+    asked: str, trained: str | None, told: bool, where: str, tmp_path: Path
+) -> None:
     recipe = with_overrides(preset("mnist/gaussian", 0.5), [f"precision={asked}"])
     path = certificates(tmp_path / "a", recipe)
-    stored = read_settings(path)
-    training = {} if trained is None else {"training": {"precision": trained}}
-    write_settings(path, stored["settings"], {**stored["provenance"], **training})
+    if trained is not None and where == "certificates":
+        write_settings(path, {}, {"model": {"precision": trained}})
+    elif trained is not None:
+        about = json.dumps({"provenance": {"precision": trained}})
+        save_file({"weight": torch.zeros(1)}, tmp_path / "a" / "model.safetensors", metadata={"smoothcert": about})
     row = published_for("smoothmix/table2")(path)
     assert row is not None
     assert row.differences == (("precision bf16, the paper's fp32",) if told else ())
@@ -300,3 +307,11 @@ def test_a_run_knows_its_row_and_all_rows_of_the_table(tmp_path: Path) -> None:
     assert row is not None
     assert row.row == "macer-0.5"
     assert row.rows == tuple(run.name for run in paper_runs("smoothmix/table2"))
+
+
+def test_rows_that_cannot_be_trained_are_not_missed(tmp_path: Path) -> None:
+    recipe = only("consistency/table1", "Gaussian", 0.5).recipe
+    row = published_for("consistency/table1")(certificates(tmp_path / "a", recipe))
+    assert row is not None
+    assert set(row.rows) == {run.name for run in paper_runs("consistency/table1") if run.recipe is not None}
+    assert len(row.rows) < len(paper_runs("consistency/table1"))

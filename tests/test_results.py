@@ -30,7 +30,7 @@ def test_each_result_has_its_recipe_and_provenance() -> None:
         recipe, ((_, path),) = load_train_recipe(folder / "recipe.yaml"), find_certificates([folder])
         file = read_certificates(path)
         assert (file.settings["training_sigma"], file.settings["objective"]) == (recipe.sigma, recipe.objective.name)
-        assert {"versions", "precision"} <= file.provenance["training"].keys()
+        assert {"versions", "precision"} <= file.provenance["model"].keys()
         assert len((folder / "metrics.jsonl").read_text().splitlines()) == recipe.epochs == file.provenance["epoch"]
 
 

@@ -286,9 +286,6 @@ def test_the_host_stays_a_few_steps_ahead_of_a_stream(monkeypatch: pytest.Monkey
         def query(self) -> bool:
             return self.done
 
-        def synchronize(self) -> None:
-            self.done = True
-
     events: list[Event] = []
     monkeypatch.setattr(torch.cuda, "Event", Event)
     pace, on_cpu = Pace(torch.device("cuda")), Pace(torch.device("cpu"))
@@ -298,11 +295,40 @@ def test_the_host_stays_a_few_steps_ahead_of_a_stream(monkeypatch: pytest.Monkey
         on_cpu.stepped()
     assert pace.far_ahead()
     assert not on_cpu.far_ahead()
-    pace.wait()
-    assert events[0].done, "the oldest is waited for"
+    events[-1].done = True
+    assert pace.far_ahead(), "streams do their work in order: only the oldest counts"
+    events[0].done = True
     assert not pace.far_ahead()
     pace.stepped()
     assert pace.far_ahead()
-    for event in events[1:2]:
-        event.done = True
+    events[1].done = True
     assert not pace.far_ahead(), "one step done, one may be asked for"
+
+
+def test_quick_runs_do_not_wait_for_a_slow_first_one(
+    tmp_path: Path, tiny_data: ImageData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run is far ahead until the other has ended."""
+    recipe, ended = tiny_recipe(epochs=2), []
+
+    class SlowFirst:
+        made = 0
+
+        def __init__(self, device: torch.device) -> None:
+            self.slow, self.steps = SlowFirst.made == 0, 0
+            SlowFirst.made += 1
+
+        def far_ahead(self) -> bool:
+            return self.slow and self.steps > 0 and "quick" not in ended
+
+        def stepped(self) -> None:
+            self.steps += 1
+
+    def look(folder: Path, status: TrainingStatus) -> None:
+        if (status.epoch + 1, status.step) == (status.epochs, status.steps):
+            ended.append(folder.name)
+
+    monkeypatch.setattr("smoothcert.training.Pace", SlowFirst)
+    runs = [(recipe, tiny_data, tmp_path / name) for name in ("slow", "quick")]
+    assert train_together(runs, 2, device="cpu", on_progress=look) == {}
+    assert ended == ["quick", "slow"]

@@ -234,7 +234,7 @@ def certify_run(
     """`certify_dataset` for a run folder: the file says which model it was and how it was trained."""
     run.refuse_other_images(data)
     computed = {"versions": versions(device), "threads": torch.get_num_threads(), "epoch": run.epoch}
-    provenance = {**computed, "training": dict(run.provenance)}
+    provenance = {**computed, "model": dict(run.provenance)}
     certify_dataset(
         run.model,
         data,

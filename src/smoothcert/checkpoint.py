@@ -6,6 +6,7 @@
 
 import hashlib
 import json
+import os
 import pickle
 import platform
 import subprocess
@@ -25,11 +26,12 @@ from torch import Tensor, nn
 from smoothcert.data import Images, Normalization
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.files import replaced_atomically
+from smoothcert.model_provenance import MODEL as MODEL
 from smoothcert.models import build_model, is_code
 from smoothcert.recipe import ImportRecipe, TrainRecipe, parse_recipe
 from smoothcert.version import __version__
 
-RECIPE, MODEL, STATE = "recipe.yaml", "model.safetensors", "state.pt"
+RECIPE, STATE = "recipe.yaml", "state.pt"
 
 
 @dataclass(frozen=True)
@@ -87,14 +89,15 @@ class Run:
 
 
 @cache
-def source_commit() -> dict[str, str]:
+def source_commit(root: Path = Path(__file__).parents[2]) -> dict[str, str]:
     """{"commit": ...} where the package is a git checkout's, marked if it has changes; {} where that is not known."""
-    root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return {}
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    # Variables that git sets for its hooks would lead to another repository.
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True, env=clean).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return {}
     return {"commit": said} if said else {}

@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from smoothcert.errors import RequestError
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.model_provenance import model_provenance
 from smoothcert.papers import dataset_of, paper_table
 from smoothcert.presets import preset
 from smoothcert.recipe import TrainRecipe, load_train_recipe, with_overrides
@@ -209,7 +210,7 @@ def published(run: PaperRun, recipe: TrainRecipe, path: Path) -> Published:
     """The row of `run` for the certificates file `path` of a model that was trained by `recipe`."""
     differences = differences_from(run.recipe, recipe) if run.recipe is not None else []
     told = read_settings(path)["provenance"] if settings_path(path).exists() else {}
-    precision = _precision(recipe, told)
+    precision = _precision(recipe, told.get("model"), path.resolve().parent.parent)
     if precision not in (None, "fp32"):
         differences.append(f"precision {precision}, the paper's fp32")
     trained = told.get("epoch")
@@ -218,12 +219,14 @@ def published(run: PaperRun, recipe: TrainRecipe, path: Path) -> Published:
     return _published(run, differences)
 
 
-def _precision(recipe: TrainRecipe, told: Mapping[str, Any]) -> str | None:
+def _precision(recipe: TrainRecipe, told: object, folder: Path) -> str | None:
     """What the run was trained in: its provenance knows what `auto` came to; None where that is not told."""
     if recipe.precision != "auto":
         return recipe.precision
-    training = told.get("training")
-    found = training.get("precision") if isinstance(training, dict) else None
+    try:
+        found = (told if isinstance(told, dict) else model_provenance(folder)).get("precision")
+    except WorkError:  # a damaged model: the certificates are none the worse
+        return None
     return found if isinstance(found, str) else None
 
 
@@ -235,7 +238,8 @@ def _published(run: PaperRun, differences: list[str]) -> Published:
 
 @cache
 def _names(table: str) -> tuple[str, ...]:
-    return tuple(run.name for run in paper_runs(table))
+    """The rows that can be trained."""
+    return tuple(run.name for run in paper_runs(table) if run.recipe is not None)
 
 
 def differences_from(paper: TrainRecipe, recipe: TrainRecipe) -> list[str]:

@@ -47,6 +47,8 @@ from smoothcert.training_setup import (
 from smoothcert.training_step import CapturedStep, Sampling, Step, TrainingStep
 
 REPORT_SECONDS = 0.5
+LOOK_AGAIN_SECONDS = 1e-4
+"""Shorter than a step: how long the host rests when all streams have enough to do."""
 WEIGHTS_DIVERGED = 1e8
 SAVE_SECONDS = 1.0
 """Shorter epochs are not all saved: on a GPU, writing a small network takes a third of the time of its epoch."""
@@ -107,8 +109,8 @@ def train_together(
 
     The runs take turns, a step each, but for those whose last steps are still on the way: quick ones need not wait for
     slow ones. On a GPU each has a stream and a generator of its own, so that captured steps of small networks overlap.
-    A run gives what it gives alone, but for its peak memory, which is that of all, and is saved as much more rarely as
-    there are runs.
+    A run gives what it gives alone, but for its peak memory, which is that of all, and is saved at most once in `jobs`
+    seconds.
     """
     if jobs < 1:
         raise RequestError(f"jobs: expected at least 1, got {jobs}")
@@ -134,7 +136,7 @@ def train_together(
                 active.append((folder, steps, own_stream(where), Pace(where)))
             ready = [run for run in active if not run[3].far_ahead()]
             if not ready:
-                active[0][3].wait()
+                time.sleep(LOOK_AGAIN_SECONDS)
             for run in ready:
                 folder, steps, stream, pace = run
                 try:
@@ -205,6 +207,7 @@ def training_steps(
         keep_compiled_kernels()
         steps_left = (recipe.epochs - first_epoch) * steps
         captured = CapturedStep(run_step, loss, steps_left, compile_pays(model, compiling), on_note)
+    computed_with = versions(where)
     started, last_save = time.perf_counter(), -math.inf
 
     for epoch in range(first_epoch, recipe.epochs):
@@ -238,7 +241,7 @@ def training_steps(
             epoch + 1 == recipe.epochs or time.perf_counter() - last_save > save_seconds
         ):
             provenance = {
-                "versions": versions(where),
+                "versions": computed_with,
                 "processes": accelerator.num_processes,
                 "precision": precision,
                 "captured": captured is not None and captured.graph is not None,

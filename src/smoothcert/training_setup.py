@@ -80,10 +80,6 @@ class Pace:
         """Whether none of the last STEPS_AHEAD steps is done."""
         return len(self.under_way) == STEPS_AHEAD and not self.under_way[0].query()  # type: ignore[no-untyped-call]
 
-    def wait(self) -> None:
-        """Until it is no longer far ahead."""
-        self.under_way[0].synchronize()
-
 
 def training_precision(recipe: TrainRecipe, device: torch.device) -> Precision:
     """The recipe's; `auto` is bf16 on a GPU that has it, else fp32."""

@@ -1,4 +1,4 @@
-"""One step of training: noise, attack, loss, backward, update, sums. On a GPU it is captured once as a CUDA graph.
+"""One step of training: noise, attack, loss, backward, update, log. On a GPU it is captured once as a CUDA graph.
 
 A small network keeps a GPU busy for microseconds a kernel: launching them one by one from Python takes several times
 longer than computing them. A captured step is launched as a whole. Nothing in it waits for the device, and what
@@ -56,7 +56,7 @@ class Sampling(NamedTuple):
 
 
 class TrainingStep:
-    """Calls `step` on a batch, backpropagates, updates, and adds to the sums of `meter`."""
+    """Calls `step` on a batch, backpropagates, updates, and adds to the log of `meter`."""
 
     def __init__(
         self,
@@ -174,6 +174,7 @@ class CapturedStep:
     def _replay_and_decide(self, graph: torch.cuda.CUDAGraph) -> None:
         """Time a few replays; then compile, warm up and capture again, if that pays."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()  # the work of other runs on this GPU is not this one's
         start.record()
         graph.replay()
         end.record()

@@ -190,7 +190,10 @@ def test_certificates_at_another_sigma_than_the_training(make_run: MakeRun, tmp_
     [
         (("a", "b", "c"), "- **a**, **c**: in smoothmix/table2, missing here\n"),
         (("b",), None),
-        (tuple("b" * i for i in range(1, 19)), "**bbbbbbbbbbbbbbbb**, **2 more**: in smoothmix/table2, missing here\n"),
+        (
+            tuple("b" * i for i in range(1, 19)),
+            "**bbbbbbbbbbbbbbbb**: in smoothmix/table2, missing here, as are 2 more\n",
+        ),
     ],
 )
 def test_rows_of_the_table_that_no_run_is_beside(

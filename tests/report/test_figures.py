@@ -25,5 +25,10 @@ def test_what_is_one_thing_at_several_sigmas_has_one_label() -> None:
 
 
 def test_a_name_without_its_sigma_is_not_taken_from_another_run() -> None:
-    runs = [("a-0.5", "m", LOW), ("a", "m", LOW), ("m-0.5", "other", LOW), ("n", "other", LOW)]
-    assert short_labels(runs) == {"a-0.5": "a-0.5", "a": "a", "m-0.5": "m-0.5", "n": "n"}
+    runs = [("a-0.5", "m", LOW), ("a", "m", LOW), ("n-0.5", "other", LOW), ("g", "n", LOW), ("-0.5", "other", LOW)]
+    assert short_labels(runs) == {"a-0.5": "a-0.5", "a": "a", "n-0.5": "n-0.5", "g": "n", "-0.5": "-0.5"}
+
+
+def test_a_method_that_names_several_runs_may_be_what_one_of_them_is_called() -> None:
+    runs = [("mix-0.5", "mix", LOW), ("mix-one-step-0.5", "mix", LOW), ("mix-1", "mix", HIGH)]
+    assert short_labels(runs) == {"mix-0.5": "mix", "mix-one-step-0.5": "mix-one-step", "mix-1": "mix"}

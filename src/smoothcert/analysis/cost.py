@@ -1,6 +1,5 @@
 """What training cost: time, memory and hyper-parameters of runs (table 3 of https://arxiv.org/abs/2006.04062)."""
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -10,14 +9,14 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from safetensors import SafetensorError, safe_open
 
 from smoothcert.analysis.output import csv_text
 from smoothcert.analysis.subjects import distinct_names
 from smoothcert.certificates import read_certificates
-from smoothcert.checkpoint import MODEL, RECIPE
-from smoothcert.errors import RequestError, WorkError
+from smoothcert.checkpoint import RECIPE
+from smoothcert.errors import RequestError
 from smoothcert.metrics_file import METRICS, read_epochs
+from smoothcert.model_provenance import model_provenance
 from smoothcert.palette import COLOURS, GREY, new_figure, plain, quiet_axes
 from smoothcert.papers import paper_table
 from smoothcert.presets import preset
@@ -93,7 +92,7 @@ def _cost(name: str, folder: Path) -> Cost:
         seconds_per_epoch=statistics.median(seconds) if seconds else None,
         seconds=sum(seconds) if seconds else None,
         peak_memory=max(peaks, default=None),
-        device=_device(folder / MODEL),
+        device=_device(folder),
         acr=acr,
         certified_images=images,
         published_hours=float(published["hours"]) if published else None,
@@ -109,16 +108,11 @@ def _time_and_memory(entry: Mapping[str, Any]) -> dict[str, float]:
     return {key: float(value) for key, value in numbers.items()}
 
 
-def _device(path: Path) -> str | None:
-    """What the run was trained on, from the metadata of its weights; the weights are not read."""
-    if not path.exists():
-        return None
-    try:
-        with safe_open(path, framework="np") as file:
-            about = json.loads((file.metadata() or {})["smoothcert"])
-        return str(about["provenance"]["versions"]["device"])
-    except (SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
-        raise WorkError(f"{path}: damaged or not a smoothcert model; restore it, or leave this run out") from error
+def _device(folder: Path) -> str | None:
+    """What the run was trained on, where its files tell."""
+    versions = model_provenance(folder).get("versions")
+    device = versions.get("device") if isinstance(versions, dict) else None
+    return device if isinstance(device, str) else None
 
 
 def _certified(folder: Path, sigma: float) -> tuple[float | None, int | None]:

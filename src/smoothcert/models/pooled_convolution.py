@@ -1,6 +1,8 @@
 """relu(max_pool2d(conv2d(x), 2)) in one kernel on a GPU, with its gradients: operators that autograd and torch.compile
 know. The kernels themselves are in `pooled_kernels`."""
 
+import warnings
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,19 +23,20 @@ def pooled(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple
     cells = out.numel() // outputs
     small = cells * outputs < 2**19
     block = 32 if small else 64
-    pooled_kernels.pooled[(triton.cdiv(cells, block),)](
-        x.contiguous(),
-        weight.contiguous(),
-        bias,
-        out,
-        which,
-        cells,
-        *(height, width, channels, outputs, size),
-        block_cells=block,
-        block_outputs=_block(outputs),
-        block_taps=min(64, _block(size * size * channels)),
-        num_stages=3 if small else 2,
-    )
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # where Triton launches
+        pooled_kernels.pooled[(triton.cdiv(cells, block),)](
+            x.contiguous(),
+            weight.contiguous(),
+            bias,
+            out,
+            which,
+            cells,
+            *(height, width, channels, outputs, size),
+            block_cells=block,
+            block_outputs=_block(outputs),
+            block_taps=min(64, _block(size * size * channels)),
+            num_stages=3 if small else 2,
+        )
     return out, which
 
 
@@ -51,22 +54,22 @@ def input_gradient(gradient: Tensor, which: Tensor, weight: Tensor, height: int,
     out: Tensor = _empty_input(gradient, which, weight, height, width)
     cells, window = which.numel() // outputs, (size + 1) ** 2 * channels
     windows = gradient.new_empty((cells, window))
-    block_cells, block_numbers = 64, min(128, _block(window))
-    pooled_kernels.window_gradient[(triton.cdiv(cells, block_cells), triton.cdiv(window, block_numbers))](
-        gradient.contiguous(),
-        which,
-        weight.contiguous(),
-        windows,
-        cells,
-        *(channels, outputs, size),
-        block_cells=block_cells,
-        block_outputs=_block(outputs),
-        block_numbers=block_numbers,
-    )
-    block = 512
-    pooled_kernels.overlap[(triton.cdiv(out.numel(), block),)](
-        windows, out, out.numel(), *(height, width, channels, size), block=block
-    )
+    block_cells, block_numbers, block = 64, min(128, _block(window)), 512
+    with torch.cuda.device_of(gradient):  # type: ignore[no-untyped-call]  # where Triton launches
+        pooled_kernels.window_gradient[(triton.cdiv(cells, block_cells), triton.cdiv(window, block_numbers))](
+            gradient.contiguous(),
+            which,
+            weight.contiguous(),
+            windows,
+            cells,
+            *(channels, outputs, size),
+            block_cells=block_cells,
+            block_outputs=_block(outputs),
+            block_numbers=block_numbers,
+        )
+        pooled_kernels.overlap[(triton.cdiv(out.numel(), block),)](
+            windows, out, out.numel(), *(height, width, channels, size), block=block
+        )
     return out
 
 
@@ -80,25 +83,27 @@ def weight_gradient(gradient: Tensor, which: Tensor, x: Tensor, size: int) -> tu
     """The gradients with respect to weight [o, k, k, c] and bias [o], float32. Sums in a fixed order."""
     (_, height, width, channels), outputs = x.shape, gradient.shape[-1]
     taps, cells = size * size * channels, gradient.numel() // outputs
+    assert cells > 0, "an empty batch has no gradient"
     block, block_taps = 32, min(128, _block(taps))
     chunks = triton.cdiv(taps, block_taps)
-    blocks_a_part = triton.cdiv(cells, block * (PROGRAMS // chunks))
+    blocks_a_part = triton.cdiv(cells, block * max(1, PROGRAMS // chunks))
     parts = triton.cdiv(cells, block * blocks_a_part)
     sums = gradient.new_empty((parts, outputs, taps), dtype=torch.float32)
     bias_sums = gradient.new_empty((parts, outputs), dtype=torch.float32)
-    pooled_kernels.weight_gradient[(chunks, parts)](
-        gradient.contiguous(),
-        which,
-        x.contiguous(),
-        sums,
-        bias_sums,
-        cells,
-        block * blocks_a_part,
-        *(height, width, channels, outputs, size),
-        block_cells=block,
-        block_outputs=_block(outputs),
-        block_taps=block_taps,
-    )
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # where Triton launches
+        pooled_kernels.weight_gradient[(chunks, parts)](
+            gradient.contiguous(),
+            which,
+            x.contiguous(),
+            sums,
+            bias_sums,
+            cells,
+            block * blocks_a_part,
+            *(height, width, channels, outputs, size),
+            block_cells=block,
+            block_outputs=_block(outputs),
+            block_taps=block_taps,
+        )
     return sums.sum(0).view(outputs, size, size, channels), bias_sums.sum(0)
 
 
@@ -112,6 +117,28 @@ def _empty_weight(gradient: Tensor, which: Tensor, x: Tensor, size: int) -> tupl
 def _block(size: int) -> int:
     """The least size of a block that holds `size` and that matrix units take."""
     return max(16, int(triton.next_power_of_2(size)))
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def kernels_work(gpu: int) -> bool:
+    """Whether Triton can build the kernels here, for which it needs a C compiler, and that GPU can run them."""
+    return _tried(gpu)
+
+
+@cache
+def _tried(gpu: int) -> bool:
+    if torch.cuda.get_device_capability(gpu) < (8, 0):
+        return False
+    x = torch.zeros(256, 28, 28, 1, device=f"cuda:{gpu}")  # as LeNet's first layer, whose kernel is then built
+    try:
+        pooled(x, x.new_zeros(20, 5, 5, 1), x.new_zeros(20), torch.bfloat16)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        warnings.warn(f"LeNet runs without its own kernels, slower: Triton cannot build them ({reason})", stacklevel=2)
+        return False
+    return True
 
 
 class PooledConvolution(torch.autograd.Function):

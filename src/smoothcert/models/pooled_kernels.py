@@ -48,12 +48,10 @@ def pooled(
         second = tl.dot(tl.load(at + channels, inside, other=0.0).to(number), kernels, second)
         third = tl.dot(tl.load(at + width * channels, inside, other=0.0).to(number), kernels, third)
         fourth = tl.dot(tl.load(at + (width + 1) * channels, inside, other=0.0).to(number), kernels, fourth)
-    winner = tl.where(second > first, 1, 0)
-    largest = tl.where(second > first, second, first)
-    winner = tl.where(third > largest, 2, winner)
-    largest = tl.where(third > largest, third, largest)
-    winner = tl.where(fourth > largest, 3, winner)
-    largest = tl.where(fourth > largest, fourth, largest)
+    winner, largest = tl.zeros_like(first).to(tl.int32), first
+    winner, largest = _larger(second, 1, winner, largest)
+    winner, largest = _larger(third, 2, winner, largest)
+    winner, largest = _larger(fourth, 3, winner, largest)
     value = largest + tl.load(bias + output, output < outputs, other=0.0).to(tl.float32)[None, :]
     dead = value <= 0  # not "> 0 lives": a value that is no number stays one
     to = cell[:, None].to(tl.int64) * outputs + output[None, :]
@@ -175,6 +173,13 @@ def weight_gradient(
     tl.store(parts + to, total, (output < outputs)[:, None] & (tap < taps)[None, :])
     if tl.program_id(0) == 0:
         tl.store(bias_parts + part * outputs + output, bias_total, output < outputs)
+
+
+@triton.jit
+def _larger(candidate, position: tl.constexpr, winner, largest):
+    """The larger of `largest` and `candidate`, the first of equals; what is no number wins, as in torch."""
+    better = (candidate > largest) | (candidate != candidate)
+    return tl.where(better, position, winner), tl.where(better, candidate, largest)
 
 
 @triton.jit

@@ -105,8 +105,8 @@ def comparison_notes(summaries: Sequence[Summary], published: Mapping[str, Publi
     there = {row.row for row in published.values()}
     missing = [name for name in dict.fromkeys(n for row in published.values() for n in row.rows) if name not in there]
     if missing:
-        more = [f"{len(missing) - MISSING_NAMED} more"] if len(missing) > MISSING_NAMED else []
-        notes[f"in {tables}, missing here"] = [*missing[:MISSING_NAMED], *more]
+        more = f", as are {len(missing) - MISSING_NAMED} more" if len(missing) > MISSING_NAMED else ""
+        notes[f"in {tables}, missing here{more}"] = missing[:MISSING_NAMED]
     return notes
 
 

@@ -44,15 +44,22 @@ def short_labels(runs: Iterable[tuple[str, str | None, tuple[float, str]]]) -> d
         raise RequestError("expected a different name for each curve, got one name twice; rename one of them")
     repeated = {method for (method, _), count in Counter((m, panel) for _, m, panel in runs).items() if count > 1}
     repeated |= {name for name, method, _ in runs if method != name}
-    taken = {text for name, method, _ in runs for text in (name, method)}
+    taken = {name for name, _, _ in runs} | {method for _, method, _ in runs if method and method not in repeated}
 
     def label(name: str, method: str | None, sigma: float) -> str:
         if method and method not in repeated:
             return method
-        stem = name.removesuffix(f"-{sigma}")
-        return name if stem in taken else stem
+        stem, _, end = name.rpartition("-")
+        return stem if stem and stem not in taken and _is_number(end, sigma) else name
 
     return {name: label(name, method, sigma) for name, method, (sigma, _) in runs}
+
+
+def _is_number(text: str, number: float) -> bool:
+    try:
+        return float(text) == number
+    except ValueError:
+        return False
 
 
 def panels_of(files: Sequence[tuple[str, CertificatesFile]]) -> list[list[Member]]:

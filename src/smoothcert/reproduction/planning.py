@@ -130,7 +130,8 @@ def chosen_runs(request: Request) -> list[PaperRun]:
         and any(part in run.label.lower() or part in run.name for part in methods)
         and (request.table != SEEDS_TABLE or not request.seeds or (run.recipe and run.recipe.seed in request.seeds))
     ]
-    if not chosen:
+    unknown = [part for part in methods if not any(part in run.label.lower() or part in run.name for run in runs)]
+    if not chosen or unknown:
         sigmas = ", ".join(f"{sigma:g}" for sigma in sorted({run.sigma for run in runs}))
         labels = ", ".join(dict.fromkeys(run.label for run in runs))
         raise RequestError(
