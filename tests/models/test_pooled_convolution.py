@@ -12,7 +12,8 @@ pytest.importorskip("triton", reason="torch's builds for CPUs come without Trito
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 
-from smoothcert.models.pooled_convolution import pooled_convolution
+from smoothcert.models import LeNet
+from smoothcert.models.pooled_convolution import kernels_work, pooled_convolution
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(5, 1, 20, 28, 5), (3, 20, 50, 12, 5), (4, 3, 4, 8, 3), (70, 2, 17, 6, 3)]
@@ -81,3 +82,23 @@ def test_sums_are_the_same_each_time() -> None:
         return [x.grad, convolution.weight.grad]
 
     assert all(torch.equal(one, other) for one, other in zip(gradients(), gradients(), strict=True))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_lenet_with_and_without_them(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    network, images = LeNet(10).to(DEVICE), torch.rand(64, 1, 28, 28, device=DEVICE)
+
+    def logits_and_gradients() -> list[Tensor]:
+        network.zero_grad()
+        with torch.autocast("cuda", dtype):
+            logits = network(images)
+        logits.square().mean().backward()
+        return [logits.detach(), *(p.grad.clone() for p in network.parameters() if p.grad is not None)]
+
+    assert kernels_work(0)
+    ours = logits_and_gradients()
+    monkeypatch.setattr("smoothcert.models.lenet.kernels_work", lambda gpu: False)
+    for mine, theirs in zip(ours, logits_and_gradients(), strict=True):
+        assert float((mine.float() - theirs.float()).norm()) <= 0.03 * float(theirs.float().norm())
