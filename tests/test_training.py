@@ -332,3 +332,4 @@ def test_quick_runs_do_not_wait_for_a_slow_first_one(
     runs = [(recipe, tiny_data, tmp_path / name) for name in ("slow", "quick")]
     assert train_together(runs, 2, device="cpu", on_progress=look) == {}
     assert ended == ["quick", "slow"]
+    assert load_run(tmp_path / "slow").provenance["runs_at_once"] == 2

@@ -109,17 +109,17 @@ def train_together(
 
     The runs take turns, a step each, but for those whose last steps are still on the way: quick ones need not wait for
     slow ones. On a GPU each has a stream and a generator of its own, so that captured steps of small networks overlap.
-    A run gives what it gives alone, but for its peak memory, which is that of all, and is saved at most once in `jobs`
-    seconds.
+    A run gives what it gives alone, but for its peak memory, which is that of all, and of n runs each is saved at most
+    once in n seconds.
     """
     if jobs < 1:
         raise RequestError(f"jobs: expected at least 1, got {jobs}")
-    where = find_device(device)
+    where, at_once = find_device(device), min(jobs, len(runs))
     waiting, failures = list(runs), dict[Path, Exception]()
     active: list[tuple[Path, Iterator[None], AbstractContextManager[object], Pace]] = []
     with training_device(where):
         while waiting or active:
-            while waiting and len(active) < jobs:
+            while waiting and len(active) < at_once:
                 recipe, data, folder = waiting.pop(0)
                 steps = training_steps(
                     recipe,
@@ -131,7 +131,8 @@ def train_together(
                     on_progress=partial(on_progress, folder),
                     on_note=on_note,
                     # All wait while one is saved.
-                    save_seconds=SAVE_SECONDS * jobs,
+                    save_seconds=SAVE_SECONDS * at_once,
+                    runs_at_once=at_once,
                 )
                 active.append((folder, steps, own_stream(where), Pace(where)))
             ready = [run for run in active if not run[3].far_ahead()]
@@ -166,6 +167,7 @@ def training_steps(
     on_progress: Callable[[TrainingStatus], None] = lambda status: None,
     on_note: Callable[[str], None] = lambda text: None,
     save_seconds: float = SAVE_SECONDS,
+    runs_at_once: int = 1,
 ) -> Iterator[None]:
     """The loop: what `train` does, handing over after each step."""
     own_network = model is not None or is_code(recipe.model)
@@ -244,6 +246,7 @@ def training_steps(
                 "versions": computed_with,
                 "processes": accelerator.num_processes,
                 "precision": precision,
+                "runs_at_once": runs_at_once,
                 "captured": captured is not None and captured.graph is not None,
                 "compiled": captured is not None and bool(captured.compiled),
             }

@@ -173,7 +173,7 @@ def test_tables(run: Path, tmp_path: Path) -> None:
 def cost_of(seconds: float, **fields: object) -> Cost:
     known = {"run": "a", "dataset": "cifar10", "model": "resnet110", "method": "gaussian", "hyperparameters": {}}
     rest = {"sigma": 0.5, "epochs": 2, "epochs_planned": 2, "seconds_per_epoch": seconds / 2, "seconds": seconds}
-    unknown = {"peak_memory": None, "device": None, "acr": None, "certified_images": None}
+    unknown = {"peak_memory": None, "device": None, "runs_at_once": 1, "acr": None, "certified_images": None}
     return Cost(**{**known, **rest, **unknown, **fields})
 
 
@@ -198,3 +198,15 @@ def test_wrong_requests(run: Path, tmp_path: Path) -> None:
     (run / METRICS).unlink()
     with pytest.raises(RequestError, match=r"expected metrics.jsonl"):
         training_costs([run])
+
+
+def test_runs_that_shared_a_device_say_so(run: Path) -> None:
+    (run / MODEL).unlink()
+    certify(run, "test", "", 0.5)
+    write_settings(run / "certificates" / "test.tsv", {"sigma": 0.5}, {"model": {"runs_at_once": 18}})
+    (cost,) = training_costs([run])
+    assert cost.runs_at_once == 18
+    titles, ((*cells,),) = cost_cells([cost])
+    assert cells[titles.index("total")] == "14 s, 18 at once"
+    assert "times and memory are those of all" in cost_markdown([cost])
+    assert "at once" not in cost_markdown([cost_of(3.0)])

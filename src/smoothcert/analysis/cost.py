@@ -53,6 +53,8 @@ class Cost:
     peak_memory: int | None
     """Bytes."""
     device: str | None
+    runs_at_once: int
+    """How many shared the device: time and memory are those of all."""
     acr: float | None
     certified_images: int | None
     published_hours: float | None = None
@@ -79,7 +81,7 @@ def _cost(name: str, folder: Path) -> Cost:
     seconds = [line["seconds"] for line in lines]
     peaks = [int(line["peak_memory_bytes"]) for line in lines if line.get("peak_memory_bytes")]
     acr, images = _certified(folder, recipe.sigma)
-    published = _published(recipe)
+    published, provenance = _published(recipe), model_provenance(folder)
     return Cost(
         run=name,
         dataset=recipe.dataset,
@@ -92,7 +94,8 @@ def _cost(name: str, folder: Path) -> Cost:
         seconds_per_epoch=statistics.median(seconds) if seconds else None,
         seconds=sum(seconds) if seconds else None,
         peak_memory=max(peaks, default=None),
-        device=_device(folder),
+        device=_device(provenance),
+        runs_at_once=_runs_at_once(provenance),
         acr=acr,
         certified_images=images,
         published_hours=float(published["hours"]) if published else None,
@@ -108,11 +111,16 @@ def _time_and_memory(entry: Mapping[str, Any]) -> dict[str, float]:
     return {key: float(value) for key, value in numbers.items()}
 
 
-def _device(folder: Path) -> str | None:
+def _device(provenance: Mapping[str, Any]) -> str | None:
     """What the run was trained on, where its files tell."""
-    versions = model_provenance(folder).get("versions")
+    versions = provenance.get("versions")
     device = versions.get("device") if isinstance(versions, dict) else None
     return device if isinstance(device, str) else None
+
+
+def _runs_at_once(provenance: Mapping[str, Any]) -> int:
+    number = provenance.get("runs_at_once")
+    return number if isinstance(number, int) and number > 1 else 1
 
 
 def _certified(folder: Path, sigma: float) -> tuple[float | None, int | None]:
@@ -151,12 +159,12 @@ def duration(seconds: float | None) -> str:
 def cost_csv(costs: Sequence[Cost]) -> str:
     """One row a run, times in seconds, memory in bytes."""
     header = ["run", "dataset", "model", "method", "hyperparameters", "sigma", "epochs", "epochs_planned"]
-    header += ["seconds_per_epoch", "seconds", "peak_memory_bytes", "device", "acr", "certified_images"]
-    header += ["published_hours", "published_memory_gb"]
+    header += ["seconds_per_epoch", "seconds", "peak_memory_bytes", "device", "runs_at_once", "acr"]
+    header += ["certified_images", "published_hours", "published_memory_gb"]
     rows = (
         [
             *(c.run, c.dataset, c.model, c.method, _listed(c.hyperparameters), c.sigma, c.epochs, c.epochs_planned),
-            *(c.seconds_per_epoch, c.seconds, c.peak_memory, c.device, c.acr, c.certified_images),
+            *(c.seconds_per_epoch, c.seconds, c.peak_memory, c.device, c.runs_at_once, c.acr, c.certified_images),
             *(c.published_hours, c.published_memory),
         ]
         for c in costs
@@ -182,9 +190,10 @@ def cost_cells(costs: Sequence[Cost]) -> tuple[list[str], list[list[str]]]:
 
 def _cells(c: Cost) -> list[str]:
     epochs = str(c.epochs) if c.epochs == c.epochs_planned else f"{c.epochs} of {c.epochs_planned}"
+    together = f", {c.runs_at_once} at once" if c.runs_at_once > 1 else ""
     return [
         *(c.run, c.method, _listed(c.hyperparameters), f"{c.sigma:g}", epochs),
-        *(duration(c.seconds_per_epoch), duration(c.seconds)),
+        *(duration(c.seconds_per_epoch), duration(c.seconds) + together),
         UNKNOWN if c.peak_memory is None else f"{c.peak_memory / GIB:.2f} GiB",
         c.device or UNKNOWN,
         UNKNOWN if c.acr is None else f"{c.acr:.3f}",
@@ -201,6 +210,8 @@ def cost_markdown(costs: Sequence[Cost]) -> str:
         return f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |\n"
 
     notes = "Per epoch: the median. Total: the sum over the recorded epochs. ACR: average certified radius.\n"
+    if any(c.runs_at_once > 1 for c in costs):
+        notes += "\nAt once: so many runs shared the device; their times and memory are those of all.\n"
     if len(titles) > len(TITLES):
         notes += "\nPublished: consistency/table3, ResNet-110 on CIFAR-10 at σ = 0.5, on the paper's hardware.\n"
     table = "".join(map(line, [titles, ["---"] * len(titles), *rows]))
