@@ -195,6 +195,7 @@ def test_two_rows_end_to_end(run_cli: Cli, sample: Path, tmp_path: Path) -> None
         assert "epochs 1, the paper's 90" in text
         assert all(acr in text for acr in ("1.553", "1.657"))
     assert "not in this table: 16 of the paper's 18 runs, not asked for" in shown
+    assert "missing here" not in shown, "told once"
     rows = (out / "quick-report" / "rows.md").read_text()
     assert (rows.count("| done |"), rows.count("| not asked for |")) == (2, 16)
 

@@ -5,6 +5,7 @@ Everything is found again in the folders: the same request goes on where it was 
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -145,12 +146,17 @@ def missing(rows: Sequence[Outcome]) -> list[str]:
 
 
 def beside(finished: Sequence[PlannedRun]) -> Callable[[Path], Published | None]:
-    """From a certificates file to the row that its run was planned for, whatever its recipe has come to be."""
+    """From a certificates file to the row that its run was planned for, whatever its recipe has come to be.
+
+    The rows that are missing are told elsewhere, with the reason.
+    """
     by_file = {run.certificates.resolve(): run for run in finished}
 
     def find(path: Path) -> Published | None:
         run = by_file.get(path.resolve())
-        return None if run is None or run.recipe is None else published(run.paper, run.recipe, path)
+        if run is None or run.recipe is None:
+            return None
+        return replace(published(run.paper, run.recipe, path), rows=())
 
     return find
 
