@@ -68,7 +68,7 @@ def test_a_plan_has_the_rows_asked_for(tmp_path: Path) -> None:
     ]
     two = plan(request(out=tmp_path, sigmas=(0.5,), methods=("macer", "STAB")))
     assert names(two) == ["stability-0.5", "macer-0.5"]
-    with pytest.raises(RequestError, match="no row has the sigma, method and seed asked for"):
+    with pytest.raises(RequestError, match=r"table2: no row has the method 'gausian'; sigmas: 0.25.*methods: Gaussian"):
         plan(request(out=tmp_path, sigmas=(0.5,), methods=("macer", "gausian")))
     table = plan(
         request(out=tmp_path, table="mnist/acr-over-5-seeds", seeds=(1, 4), methods=("macer",), sigmas=(0.25,))

@@ -164,7 +164,9 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
     if not folder.is_dir():
         raise RequestError(f"{folder}: no such run folder; `smoothcert train --out {folder}` makes one")
     if not path.exists():
-        raise RequestError(f"{folder}: holds no {MODEL}: its first epoch has not finished; train it with --resume")
+        raise RequestError(
+            f"{folder}: holds no {MODEL}: no epoch has finished, or it was left out; train it with --resume"
+        )
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["smoothcert"])

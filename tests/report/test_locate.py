@@ -33,6 +33,15 @@ def test_several_files_in_a_run(make_run: MakeRun) -> None:
     assert find_certificates([one, other]) == [("a/test", one), ("a/more", other)]
 
 
+def test_a_folder_of_runs_is_all_that_are_certified(make_run: MakeRun, field_file: Path) -> None:
+    b, a = make_run("b"), make_run("a")
+    (a.parent / "trained-only").mkdir()
+    (a.parent / "report.md").write_text("not a run")
+    expected = [(run.name, run / "certificates" / "test.tsv") for run in (a, b)]
+    assert find_certificates([a.parent]) == expected
+    assert find_certificates([b, a.parent]) == expected[::-1], "named once"
+
+
 def test_a_folder_of_tables_is_named_after_itself(tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
     folder.mkdir()

@@ -19,6 +19,13 @@ def _stem(path: Path) -> str:
     return path.stem if path.suffix in _ENDINGS else path.name
 
 
+def _runs_in(path: Path) -> list[Path]:
+    """The certified runs of a folder of runs; anything else is what it is."""
+    if not path.is_dir() or _tables(path / "certificates") or _tables(path):
+        return [path]
+    return sorted(run for run in path.iterdir() if _tables(run / "certificates")) or [path]
+
+
 def _files_of(path: Path) -> tuple[Path, list[Path]]:
     """What the files are named after, and the files. Raises RequestError where there are none."""
     if not path.exists():
@@ -71,15 +78,16 @@ def _distinct(names: list[str], owners: list[Path]) -> list[str]:
 def find_certificates(paths: Sequence[Path]) -> list[tuple[str, Path]]:
     """(name, certificates file) for each file that `paths` name, in the order given; names are distinct.
 
-    A path is a run folder (it holds `certificates/*.tsv`), a folder of `*.tsv` files, or a file of any name. A file of
-    a run is named after the run's folder, with `/<stem>` where several of that run are named; any other after itself.
+    A path is a run folder (it holds `certificates/*.tsv`), a folder of such folders (those in it that have none are
+    passed over), a folder of `*.tsv` files, or a file of any name. A file of a run is named after the run's folder,
+    with `/<stem>` where several of that run are named; any other after itself.
     A file that is named twice is listed once. Files are not opened.
     """
     if not paths:
         raise RequestError("expected at least one run folder or certificates file, got none; give one to report on")
     owners: dict[Path, Path] = {}
     files: dict[Path, Path] = {}
-    for path in map(Path, paths):
+    for path in [run for given in paths for run in _runs_in(Path(given))]:
         owner, found = _files_of(path)
         for file in found:
             files.setdefault(file.resolve(), file)

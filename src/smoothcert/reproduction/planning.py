@@ -132,11 +132,10 @@ def chosen_runs(request: Request) -> list[PaperRun]:
     ]
     unknown = [part for part in methods if not any(part in run.label.lower() or part in run.name for run in runs)]
     if not chosen or unknown:
+        asked = f"the method {unknown[0]!r}" if unknown else "the sigma, method and seed asked for"
         sigmas = ", ".join(f"{sigma:g}" for sigma in sorted({run.sigma for run in runs}))
         labels = ", ".join(dict.fromkeys(run.label for run in runs))
-        raise RequestError(
-            f"{request.table}: no row has the sigma, method and seed asked for; sigmas: {sigmas}; methods: {labels}"
-        )
+        raise RequestError(f"{request.table}: no row has {asked}; sigmas: {sigmas}; methods: {labels}")
     return chosen
 
 
