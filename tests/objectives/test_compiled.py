@@ -46,3 +46,21 @@ def test_compiled_equals_plain(objective: Objective, graphs: int, calls: int) ->
     for expected, parameter in zip(plain.parameters(), compiled.parameters(), strict=True):
         assert torch.allclose(expected.grad, parameter.grad, rtol=1e-4, atol=1e-7)
     assert all(module.training for module in compiled.modules())
+
+
+@pytest.mark.parametrize("one_step", [False, True])
+def test_runs_that_differ_in_sigma_and_attack_steps_share_what_is_compiled(one_step: bool) -> None:
+    torch._dynamo.reset()
+    graphs: list[fx.GraphModule] = []
+
+    def backend(graph: fx.GraphModule, examples: list[Tensor]):
+        graphs.append(graph)
+        return graph.forward
+
+    for sigma, steps in ((0.25, 2), (0.5, 4), (1.0, 8)):
+        objective = SmoothMix(num_noise=2, steps=steps, one_step=one_step)
+        step = Step(LeNet(10).train(), objective, device_type="cpu", bf16=False)
+        step.loss = torch.compile(objective.loss, dynamic=False, backend=backend)
+        progress = Progress(sigma, torch.ones(()), torch.ones(()), torch.rand(4))
+        step(torch.rand(4, 1, 28, 28), torch.randint(10, (4,)), torch.randn(2, 4, 1, 28, 28), progress)
+    assert len(graphs) == 2, "the attack's step and the rest, once each"

@@ -47,11 +47,11 @@ class SmoothMix(Objective):
     def loss(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
     ) -> LossTerms:
-        iterates = self._attack(classifier, images, labels, noise)
-        clean, adversarial = images, iterates[-1]
+        first, adversarial = self._attack(classifier, images, labels, noise)
+        clean = images
         if self.one_step:
             radius = self.step_size if self.one_step_radius is None else self.one_step_radius
-            clean = project(iterates[0], images, radius * progress.warmup)
+            clean = project(first, images, radius * progress.warmup)
 
         noisy_logits = logits_under_noise(classifier, clean, noise)
         cross_entropy = cross_entropy_under_noise(noisy_logits, labels)
@@ -67,13 +67,14 @@ class SmoothMix(Objective):
         loss = cross_entropy + self.eta * progress.warmup * mix
         return LossTerms(loss, {"cross_entropy": cross_entropy, "mix": mix}, noisy_logits)
 
-    def _attack(self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor) -> list[Tensor]:
-        """x_1, ..., x_T."""
-        return list(
+    def _attack(self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """x_1 and x_T: not all iterates, since what follows would be compiled anew for each T."""
+        iterates = list(
             smoothed_pgd(
                 classifier, images, labels, noise, steps=self.steps, step_size=self.step_size, max_norm=self.max_norm
             )
         )
+        return iterates[0], iterates[-1]
 
 
 def _between(first: Tensor, second: Tensor, ratio: Tensor) -> Tensor:
