@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,11 @@ def _bar() -> Iterator[Progress]:
         yield bar
 
 
+def print_note(console: Console, text: str) -> None:
+    """What a user may want to know, above the bars of `console`."""
+    console.print(f"note: {text}", style="yellow", soft_wrap=True, markup=False)
+
+
 def train_with_bar(
     recipe: "TrainRecipe",
     data: "Images",
@@ -57,9 +63,6 @@ def train_with_bar(
             done = status.epoch * status.steps + status.step
             bar.update(task, total=status.epochs * status.steps, completed=done, now=now)
 
-        def note(text: str) -> None:
-            bar.console.print(f"note: {text}", style="yellow", soft_wrap=True)
-
         train(
             *(recipe, data, folder),
             resume=resume,
@@ -67,7 +70,7 @@ def train_with_bar(
             capture=capture,
             compiling=compiling,
             on_progress=show,
-            on_note=note,
+            on_note=partial(print_note, bar.console),
         )
 
 

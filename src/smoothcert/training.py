@@ -130,8 +130,6 @@ def train_together(
                     compiling=compiling,
                     on_progress=partial(on_progress, folder),
                     on_note=on_note,
-                    # All wait while one is saved.
-                    save_seconds=SAVE_SECONDS * at_once,
                     runs_at_once=at_once,
                 )
                 active.append((folder, steps, own_stream(where), Pace(where)))
@@ -166,7 +164,6 @@ def training_steps(
     compiling: Compiling = "auto",
     on_progress: Callable[[TrainingStatus], None] = lambda status: None,
     on_note: Callable[[str], None] = lambda text: None,
-    save_seconds: float = SAVE_SECONDS,
     runs_at_once: int = 1,
 ) -> Iterator[None]:
     """The loop: what `train` does, handing over after each step."""
@@ -210,6 +207,7 @@ def training_steps(
         steps_left = (recipe.epochs - first_epoch) * steps
         captured = CapturedStep(run_step, loss, steps_left, compile_pays(model, compiling), on_note)
     computed_with = versions(where)
+    save_seconds = SAVE_SECONDS * runs_at_once  # all wait while one is saved
     started, last_save = time.perf_counter(), -math.inf
 
     for epoch in range(first_epoch, recipe.epochs):

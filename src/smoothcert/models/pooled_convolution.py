@@ -19,7 +19,7 @@ PROGRAMS = 256
 def pooled(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """x [n, h, w, c], weight [o, k, k, c] and bias [o] -> the pooled [n, h', w', o] of `dtype`, and which won."""
     (_, height, width, channels), (outputs, size, _, _) = x.shape, weight.shape
-    out, which = _empty_outputs(x, weight, dtype)
+    out, which = _empty_outputs(x, weight, bias, dtype)
     cells = out.numel() // outputs
     small = cells * outputs < 2**19
     block = 32 if small else 64
@@ -41,10 +41,10 @@ def pooled(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple
 
 
 @pooled.register_fake
-def _empty_outputs(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _empty_outputs(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     (images, height, width, _), (outputs, size, _, _) = x.shape, weight.shape
     shape = (images, (height - size + 1) // 2, (width - size + 1) // 2, outputs)
-    return x.new_empty(shape, dtype=rest[-1]), x.new_empty(shape, dtype=torch.uint8)
+    return x.new_empty(shape, dtype=dtype), x.new_empty(shape, dtype=torch.uint8)
 
 
 @torch.library.custom_op("smoothcert::pooled_convolution_input_gradient", mutates_args=())

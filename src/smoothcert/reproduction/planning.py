@@ -127,16 +127,20 @@ def chosen_runs(request: Request) -> list[PaperRun]:
         run
         for run in runs
         if (not request.sigmas or run.sigma in request.sigmas)
-        and any(part in run.label.lower() or part in run.name for part in methods)
+        and any(_is_called(run, part) for part in methods)
         and (request.table != SEEDS_TABLE or not request.seeds or (run.recipe and run.recipe.seed in request.seeds))
     ]
-    unknown = [part for part in methods if not any(part in run.label.lower() or part in run.name for run in runs)]
+    unknown = [part for part in methods if not any(_is_called(run, part) for run in runs)]
     if not chosen or unknown:
         asked = f"the method {unknown[0]!r}" if unknown else "the sigma, method and seed asked for"
         sigmas = ", ".join(f"{sigma:g}" for sigma in sorted({run.sigma for run in runs}))
         labels = ", ".join(dict.fromkeys(run.label for run in runs))
         raise RequestError(f"{request.table}: no row has {asked}; sigmas: {sigmas}; methods: {labels}")
     return chosen
+
+
+def _is_called(run: PaperRun, part: str) -> bool:
+    return part in run.label.lower() or part in run.name
 
 
 def seeds_of(request: Request, run: PaperRun) -> Sequence[int | None]:

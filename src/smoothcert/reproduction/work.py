@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from smoothcert.certification import certify_run, chosen_images, complete_recipe
 from smoothcert.checkpoint import RECIPE, load_run
-from smoothcert.console import certification_bar, train_with_bar
+from smoothcert.console import certification_bar, print_note, train_with_bar
 from smoothcert.data import load_dataset
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.models import is_code
@@ -70,9 +70,7 @@ def train_runs(planned: Sequence[PlannedRun], workshop: Workshop) -> Failures:
             done, total = status.epoch * status.steps + status.step, status.epochs * status.steps
             bar.update(tasks[folder], completed=done, total=total, visible=True)
 
-        def note(text: str) -> None:
-            bar.console.print(f"note: {text}", style="yellow", soft_wrap=True, markup=False)
-
+        note = partial(print_note, bar.console)
         failures = train_together(runs, workshop.jobs, device=workshop.device, on_progress=show, on_note=note)
     return {folder: " ".join(str(error).split()) for folder, error in failures.items()}
 
