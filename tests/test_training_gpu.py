@@ -10,7 +10,7 @@ import torch
 from tiny import tiny_recipe
 from torch import Tensor, nn
 
-from smoothcert.checkpoint import load_run
+from smoothcert.checkpoint import InputSpec, load_run
 from smoothcert.data import ImageData
 from smoothcert.metrics_file import METRICS
 from smoothcert.models import LeNet
@@ -24,6 +24,8 @@ from smoothcert.objectives import (
     SmoothMix,
     Stability,
 )
+from smoothcert.reproduction.estimate import training_seconds
+from smoothcert.smoothing.precision import Precision
 from smoothcert.training import TrainingStatus, train, train_together
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -120,3 +122,13 @@ def test_runs_side_by_side_give_what_they_give_alone(tmp_path: Path, tiny_data: 
         together, alone = (losses(tmp_path / f"{kind}{recipe.seed}") for kind in ("together", "alone"))
         assert torch.allclose(together, alone, rtol=1e-3)
         assert load_run(tmp_path / f"together{recipe.seed}").provenance["captured"]
+
+
+@pytest.mark.parametrize(("model", "shape"), [("lenet", (1, 28, 28)), ("resnet20", (3, 32, 32))])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_is_estimated_by_captured_steps(model: str, shape: tuple[int, int, int], precision: Precision) -> None:
+    recipe = tiny_recipe(model=model, precision=precision)
+    spec, device = InputSpec(shape, 10), torch.device("cuda")
+    one, ten = (training_seconds(recipe, spec, 640, epochs, device) for epochs in (1, 10))
+    assert 0 < one < 600
+    assert ten == pytest.approx(10 * one)

@@ -10,14 +10,17 @@ from torch import Tensor, nn
 
 from smoothcert.certification import make_counter
 from smoothcert.checkpoint import InputSpec
-from smoothcert.models import build_model
+from smoothcert.models import build_model, is_code
 from smoothcert.objectives import Objective, Progress
 from smoothcert.recipe import CertifyRecipe, TrainRecipe
 from smoothcert.smoothing.precision import resolve_precision
 from smoothcert.smoothing.votes import default_batch_size
+from smoothcert.training_setup import training_device, training_precision
 
 LONG_ENOUGH = 0.3
 """Seconds that make a measurement worth believing."""
+CAPTURED_STEPS = 50
+"""Of which one measurement is made on a GPU: a single one is too short."""
 
 
 def training_seconds(recipe: TrainRecipe, spec: InputSpec, images: int, epochs: int, device: torch.device) -> float:
@@ -25,6 +28,9 @@ def training_seconds(recipe: TrainRecipe, spec: InputSpec, images: int, epochs: 
     used = images // recipe.batch_size * recipe.batch_size
     inputs = epochs * used * inputs_per_image(recipe.objective)
     at_once = recipe.images_per_step * recipe.objective.num_noise
+    if device.type == "cuda" and not is_code(recipe.model):
+        bf16 = training_precision(recipe, device) == "bf16"
+        return inputs * _seconds_per_captured_input(recipe.model, spec, at_once, bf16, device)
     return inputs * _seconds_per_trained_input(recipe.model, spec, at_once, device)
 
 
@@ -60,6 +66,23 @@ def _seconds_per_trained_input(name: str, spec: InputSpec, most: int, device: to
         model(torch.randn(size, *spec.shape, device=device)).logsumexp(1).sum().backward()
 
     return _seconds_per_input(step, most, device)
+
+
+@cache
+def _seconds_per_captured_input(name: str, spec: InputSpec, size: int, bf16: bool, device: torch.device) -> float:
+    """The same in batches of `size`, as training on a GPU does it: uncaptured it would take several times as long."""
+    model = _network(name, spec).to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    images = torch.randn(size, *spec.shape, device=device)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            captured(images).logsumexp(1).sum().backward()
+
+    # What autocast keeps between calls must not outlive a capture.
+    with training_device(device), torch.autocast("cuda", torch.bfloat16, enabled=bf16, cache_enabled=False):
+        captured: nn.Module = torch.cuda.make_graphed_callables(model, (images,))
+        steps(1)
+        return min(_timed(steps, CAPTURED_STEPS, device) for _ in range(2)) / (CAPTURED_STEPS * size)
 
 
 @cache
