@@ -154,6 +154,18 @@ def test_other_noise_trains_and_is_remembered(tmp_path: Path, tiny_data: ImageDa
     assert digest(tmp_path / noise) != digest(tmp_path / "gaussian")
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # where the processor does without bf16
+@pytest.mark.parametrize(("amx", "precision"), [(True, "bf16"), (False, "fp32")])
+def test_precision_is_what_the_processor_is_fast_in(
+    tmp_path: Path, tiny_data: ImageData, monkeypatch: pytest.MonkeyPatch, amx: bool, precision: str
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    train(tiny_recipe(precision="auto", epochs=1), tiny_data, tmp_path, device="cpu")
+    run = load_run(tmp_path)
+    assert run.provenance["precision"] == precision
+    assert all(weight.dtype == torch.float32 for weight in run.model.parameters())
+
+
 def test_learning_rate_drops() -> None:
     recipe = tiny_recipe(learning_rate=0.1, learning_rate_drops=(3, 5), epochs=9)
     assert [round(learning_rate(recipe, e), 9) for e in range(7)] == [0.1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001]

@@ -33,6 +33,7 @@ from smoothcert.noise import NOISES
 from smoothcert.objectives import Progress
 from smoothcert.processes import find_device
 from smoothcert.recipe import TrainRecipe
+from smoothcert.smoothing.precision import resolve_precision
 from smoothcert.training_setup import (
     Pace,
     make_optimizer,
@@ -42,7 +43,6 @@ from smoothcert.training_setup import (
     set_learning_rate,
     start_accelerator,
     training_device,
-    training_precision,
 )
 from smoothcert.training_step import CapturedStep, Sampling, Step, TrainingStep
 
@@ -174,7 +174,7 @@ def training_steps(
         check_outputs(model, recipe.model, data.shape, data.num_classes)
     first_epoch, state = open_run(recipe, data, folder, accelerator, resume)
     data, spec = data.to(where), InputSpec.of(data)
-    precision = training_precision(recipe, where)
+    precision = resolve_precision(recipe.precision, where)
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
         torch.manual_seed(derived_seed(recipe.seed, 0))
         model = new_model(recipe, spec) if model is None else model

@@ -17,7 +17,6 @@ from smoothcert.errors import RequestError
 from smoothcert.metrics_file import METRICS, keep_metrics_before
 from smoothcert.processes import find_device
 from smoothcert.recipe import TrainRecipe, load_train_recipe
-from smoothcert.smoothing.precision import Precision, fast_precision
 
 STEPS_AHEAD = 8
 """Steps that a run may have asked for and not seen done: enough to keep a GPU busy, few to wait for."""
@@ -79,13 +78,6 @@ class Pace:
     def far_ahead(self) -> bool:
         """Whether none of the last STEPS_AHEAD steps is done."""
         return len(self.under_way) == STEPS_AHEAD and not self.under_way[0].query()  # type: ignore[no-untyped-call]
-
-
-def training_precision(recipe: TrainRecipe, device: torch.device) -> Precision:
-    """The recipe's; `auto` is bf16 on a GPU that has it, else fp32."""
-    if recipe.precision != "auto":
-        return recipe.precision
-    return fast_precision(device) if device.type == "cuda" else "fp32"
 
 
 def make_optimizer(model: nn.Module, recipe: TrainRecipe, device: torch.device) -> torch.optim.Optimizer:

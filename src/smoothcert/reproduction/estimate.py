@@ -15,12 +15,13 @@ from smoothcert.objectives import Objective, Progress
 from smoothcert.recipe import CertifyRecipe, TrainRecipe
 from smoothcert.smoothing.precision import resolve_precision
 from smoothcert.smoothing.votes import default_batch_size
-from smoothcert.training_setup import training_device, training_precision
+from smoothcert.training_setup import training_device
+from smoothcert.training_step import WARM_UP_STEPS
 
 LONG_ENOUGH = 0.3
 """Seconds that make a measurement worth believing."""
-CAPTURED_STEPS = 50
-"""Of which one measurement is made on a GPU: a single one is too short."""
+REPLAYS = 50
+"""Captured steps in one measurement: a single one is too short."""
 
 
 def training_seconds(recipe: TrainRecipe, spec: InputSpec, images: int, epochs: int, device: torch.device) -> float:
@@ -28,10 +29,8 @@ def training_seconds(recipe: TrainRecipe, spec: InputSpec, images: int, epochs: 
     used = images // recipe.batch_size * recipe.batch_size
     inputs = epochs * used * inputs_per_image(recipe.objective)
     at_once = recipe.images_per_step * recipe.objective.num_noise
-    if device.type == "cuda" and not is_code(recipe.model):
-        bf16 = training_precision(recipe, device) == "bf16"
-        return inputs * _seconds_per_captured_input(recipe.model, spec, at_once, bf16, device)
-    return inputs * _seconds_per_trained_input(recipe.model, spec, at_once, device)
+    bf16 = resolve_precision(recipe.precision, device) == "bf16"
+    return inputs * _seconds_per_trained_input(recipe.model, spec, at_once, bf16, device)
 
 
 def certification_seconds(model: str, spec: InputSpec, votes: int, device: torch.device) -> float:
@@ -58,31 +57,30 @@ def inputs_per_image(objective: Objective) -> int:
 
 
 @cache
-def _seconds_per_trained_input(name: str, spec: InputSpec, most: int, device: torch.device) -> float:
-    """A forward and a backward pass of the network, in batches of up to `most` inputs."""
-    model = _network(name, spec).to(device).train()
+def _seconds_per_trained_input(name: str, spec: InputSpec, most: int, bf16: bool, device: torch.device) -> float:
+    """A forward and a backward pass of the network, in batches of up to `most` inputs; on a GPU of `most`, captured."""
+    model = _network(name, spec).to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
 
     def step(size: int) -> None:
-        model(torch.randn(size, *spec.shape, device=device)).logsumexp(1).sum().backward()
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            loss = model(torch.randn(size, *spec.shape, device=device)).logsumexp(1).sum()
+        loss.backward()
+        model.zero_grad()
 
-    return _seconds_per_input(step, most, device)
+    if device.type != "cuda" or is_code(name):  # a user's network is not captured
+        return _seconds_per_input(step, most, device)
+    with training_device(device):
+        for _ in range(WARM_UP_STEPS):
+            step(most)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            step(most)
 
+        def replay(count: int) -> None:
+            for _ in range(count):
+                graph.replay()
 
-@cache
-def _seconds_per_captured_input(name: str, spec: InputSpec, size: int, bf16: bool, device: torch.device) -> float:
-    """The same in batches of `size`, as training on a GPU does it: uncaptured it would take several times as long."""
-    model = _network(name, spec).to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-    images = torch.randn(size, *spec.shape, device=device)
-
-    def steps(count: int) -> None:
-        for _ in range(count):
-            captured(images).logsumexp(1).sum().backward()
-
-    # What autocast keeps between calls must not outlive a capture.
-    with training_device(device), torch.autocast("cuda", torch.bfloat16, enabled=bf16, cache_enabled=False):
-        captured: nn.Module = torch.cuda.make_graphed_callables(model, (images,))
-        steps(1)
-        return min(_timed(steps, CAPTURED_STEPS, device) for _ in range(2)) / (CAPTURED_STEPS * size)
+        return min(_timed(replay, REPLAYS, device) for _ in range(2)) / (REPLAYS * most)
 
 
 @cache
