@@ -51,6 +51,13 @@ def test_published_row_and_difference_in_every_format(make_run: MakeRun, tmp_pat
     assert {value for key, value in second.items() if "published" in key or "difference" in key} == {""}
 
 
+def test_runs_come_in_the_order_of_the_table(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run(name) for name in ("unknown", "second", "first")]
+    published = {name: replace(ROW, row=name, rows=("first", "missing", "second")) for name in ("first", "second")}
+    report = write_report(runs, tmp_path, ["csv"], published=lambda path: published.get(path.parent.parent.name))
+    assert [summary.name for summary in report.summaries] == ["first", "second", "unknown"]
+
+
 def test_in_a_terminal(make_run: MakeRun, tmp_path: Path) -> None:
     report = write_report([make_run("mine"), make_run("other")], tmp_path / "out", ["csv"], published=only("mine"))
     console = Console(width=80, record=True)

@@ -11,7 +11,7 @@ import pytest
 
 from smoothcert.papers import published_acr
 
-from .conftest import MakeRun
+from .conftest import MakeRun, images
 
 Report = Callable[..., tuple[int, str, str]]
 
@@ -121,3 +121,13 @@ def test_a_full_disk_is_failed_work(report: Report, make_run: MakeRun, monkeypat
     code, _, err = report(make_run("mine"), "--format", "md")
     assert code == 1
     assert "No space left on device" in err
+
+
+def test_runs_on_different_images_are_told_apart(report: Report, make_run: MakeRun) -> None:
+    runs, hint = [make_run("all"), make_run("some", images()[::2])], "compare them with --same-images"
+    code, out, _ = report(*runs, "--format", "csv")
+    assert code == 0
+    assert hint in out
+    code, out, _ = report(*runs, "--format", "csv", "--same-images")
+    assert code == 0
+    assert hint not in out

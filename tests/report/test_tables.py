@@ -122,6 +122,12 @@ def test_runs_that_cannot_be_compared_are_not_ranked() -> None:
     assert "**" not in markdown_table([summary("a", None, 1.0), summary("b", None, 2.0)])
 
 
+def test_runs_on_more_and_on_fewer_images_are_not_ranked() -> None:
+    alike = [summary("a", 0.5, 1.0, images=20), summary("b", 0.5, 2.0, images=20)]
+    assert "**2.000**" in markdown_table(alike)
+    assert "**" not in markdown_table([alike[0], summary("b", 0.5, 2.0, images=10)])
+
+
 def test_radii_that_a_run_lacks_are_not_shown_as_zero() -> None:
     text = markdown_table([summary("a", 0.5, 1.0), summary("b", 0.5, 2.0, accuracy_at={0.0: 1.0})])
     assert "| **100.0** | – | – |" in text

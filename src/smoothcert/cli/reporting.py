@@ -18,12 +18,15 @@ def report(
     paper: Annotated[
         str | None, typer.Option(metavar="TABLE", help="Published rows beside the runs, as in smoothmix/table2.")
     ] = None,
+    same_images: Annotated[
+        bool, typer.Option("--same-images", help="Count only the images that all runs of a data set have.")
+    ] = False,
     data: Data = None,
 ) -> None:
     """Tables, figures and an HTML page from certificates."""
     from functools import partial
 
-    from smoothcert.report import terminal_report, write_report
+    from smoothcert.report import on_the_same_images, terminal_report, write_report
 
     published = None
     if paper is not None:
@@ -36,9 +39,13 @@ def report(
         from smoothcert.gallery import pictures
 
         gallery = partial(pictures, folder=data)
-    written = write_report(runs, out, formats, parse_radii(radii), published=published, gallery=gallery)
+    written = write_report(
+        runs, out, formats, parse_radii(radii), published=published, gallery=gallery, same_images=same_images
+    )
     for shown in terminal_report(written.contents, console.width):
         console.print(shown)
+    if not on_the_same_images(written.contents.files):
+        console.print("not all runs are on the same images: compare them with --same-images")
     for path in written.written:
         console.print(f"wrote {path}", soft_wrap=True)
 

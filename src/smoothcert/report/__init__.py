@@ -9,7 +9,7 @@ from smoothcert.certificates import CertificatesFile, read_certificates
 from smoothcert.errors import RequestError, write_error
 from smoothcert.files import write_text_atomically
 from smoothcert.palette import PICTURE_FORMATS
-from smoothcert.report.comparison import Published, comparison_notes, published_rows
+from smoothcert.report.comparison import Published, comparison_notes, place_in_table, published_rows
 from smoothcert.report.curves import draw_curves
 from smoothcert.report.distribution import draw_distribution
 from smoothcert.report.document import TEXTS, Contents, terminal_report
@@ -17,6 +17,7 @@ from smoothcert.report.html_gallery import Gallery
 from smoothcert.report.locate import find_certificates
 from smoothcert.report.metrics import read_run, training_runs
 from smoothcert.report.seeds import SeedMean, over_seeds
+from smoothcert.report.shared_images import on_shared_images, on_the_same_images
 from smoothcert.report.summary import (
     Summary,
     abstention_rate,
@@ -46,6 +47,7 @@ __all__ = [
     "largest_certifiable_radius",
     "latex_table",
     "markdown_table",
+    "on_the_same_images",
     "summarize",
     "terminal_report",
     "terminal_table",
@@ -65,7 +67,7 @@ class Report:
 
     @property
     def summaries(self) -> list[Summary]:
-        """The numbers of each run, in the order given."""
+        """The numbers of each run, in the order given, or that of the paper's table."""
         return list(self.contents.summaries)
 
 
@@ -77,18 +79,20 @@ def write_report(
     title: str = "Certified robustness",
     published: PublishedFor | None = None,
     gallery: Gallery | None = None,
+    same_images: bool = False,
 ) -> Report:
     """Tabulate and draw the certificates that `paths` name (see `find_certificates`) into the folder `out`.
 
     Writes report.md, report.csv, report.tex and report.html and, as png, pdf or svg, curves, distribution and training
     (the last two where the files tell enough), as `formats` asks, each replaced atomically; with runs that differ by
     their training seed only, report-seeds.csv too. Everything is read and checked before the first file is written.
-    `published` gives for a certificates file the row of a paper's table to set beside it, or None. `radii` are the
-    columns of the tables, by default those of the paper's table, else of `default_radii`. `gallery` has the pictures
-    of the HTML page.
+    `published` gives for a certificates file the row of a paper's table to set beside it, or None; runs then come in
+    the order of the table. `radii` are the columns of the tables, by default those of the paper's table, else of
+    `default_radii`. `gallery` has the pictures of the HTML page. With `same_images` only the images count that all
+    files of a data set have.
     """
     formats = _checked_formats(formats)
-    contents = _contents(paths, radii, title, published, gallery)
+    contents = _contents(paths, radii, title, published, gallery, same_images)
     try:
         out.mkdir(parents=True, exist_ok=True)
         pictures = _draw(contents, out, [kind for kind in formats if kind in PICTURE_FORMATS])
@@ -129,11 +133,14 @@ def _contents(
     title: str,
     published: PublishedFor | None,
     gallery: Gallery | None,
+    same_images: bool,
 ) -> Contents:
     """All that a report of `paths` says, read and computed."""
     chosen = None if radii is None else _checked_radii(radii)
     files = [_marked(name, read_certificates(path)) for name, path in find_certificates(paths)]
+    files = on_shared_images(files) if same_images else files
     rows = {} if published is None else published_rows(files, published)
+    files = sorted(files, key=lambda found: place_in_table(rows.get(found[0])))
     if chosen is None:
         chosen = sorted({radius for row in rows.values() for radius in row.accuracy_at})
     columns = chosen or default_radii([file for _, file in files])

@@ -1,5 +1,6 @@
 """A run beside the row of a paper's table that it reproduces, and what was done otherwise than in the paper."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,11 @@ def published_rows(
                 f"got sigma {certified}; certify with --sigma {trained} or leave this file out"
             )
     return rows
+
+
+def place_in_table(row: Published | None) -> float:
+    """Rows in the order of the paper's table, others after them."""
+    return row.rows.index(row.row) if row is not None and row.row in row.rows else math.inf
 
 
 def certified_otherwise(summary: Summary, table: str) -> list[str]:

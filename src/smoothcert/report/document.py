@@ -29,7 +29,7 @@ BESIDE = "the published row under each run, and the difference: run minus publis
 
 @dataclass(frozen=True)
 class Contents:
-    """All that a report says, in whatever format; runs in the order given."""
+    """All that a report says, in whatever format; runs in the order in which they are shown, but for sigma."""
 
     title: str
     files: Sequence[tuple[str, CertificatesFile]]

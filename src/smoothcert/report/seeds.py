@@ -54,6 +54,10 @@ class SeedMean:
         return self.members[0].group
 
     @property
+    def images(self) -> int:
+        return self.members[0].images
+
+    @property
     def acr(self) -> tuple[float, float]:
         """Mean and sample standard deviation."""
         return _mean_and_sd([summary.acr for summary in self.members])

@@ -60,6 +60,8 @@ class Grouped(Protocol):
     def sigma(self) -> float | None: ...
     @property
     def group(self) -> tuple[float, str]: ...
+    @property
+    def images(self) -> int: ...
 
 
 Subject = TypeVar("Subject", bound=Grouped)
@@ -170,12 +172,13 @@ def _columns(summaries: Sequence[Summary], published_of: PublishedOf) -> tuple[C
 
 def arranged(columns: Sequence[Column], subjects: Sequence[Subject], published_of: PublishedOf) -> Layout:
     """The rows of `subjects` in groups by sigma (unknown last), then in the given order, the best of each group marked,
-    published rows under those that have one. Runs that do not tell their sigma may have different ones: not ranked."""
+    published rows under those that have one. Runs that do not tell their sigma may have different ones: not ranked. Nor
+    are those on more and on fewer images: which images are taken can matter more than how the network was trained."""
     groups = []
     for _, members in groupby(by_sigma(subjects), key=lambda subject: subject.group):
         group = list(members)
         rows = [row_of(columns, subject) for subject in group]
-        if group[0].sigma is not None:
+        if group[0].sigma is not None and len({subject.images for subject in group}) == 1:
             rows = with_best_marked(columns, rows)
         found = [published_of(subject) for subject in group]
         groups.append(

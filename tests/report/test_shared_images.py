@@ -1,0 +1,39 @@
+"""Runs that were certified on different images, compared on those that they share."""
+
+import csv
+import statistics
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from smoothcert.errors import RequestError
+from smoothcert.report import write_report
+
+from .conftest import MakeRun, images
+
+ROWS = images()
+COUNTED = [0.1, 0.25, 0.0, 0.0, 0.5, 0.5, 0.0, 1.1, 0.0, 0.7499]
+
+
+def acrs(folder: Path) -> dict[str, tuple[int, float]]:
+    with (folder / "report.csv").open(newline="") as file:
+        return {row["name"]: (int(row["images"]), float(row["acr"])) for row in csv.DictReader(file)}
+
+
+def test_only_the_images_that_all_have_count(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("all"), make_run("every-second", ROWS[::2]), make_run("other", ROWS[1:], dataset="cifar10")]
+    write = partial(write_report, runs, tmp_path, ["csv"])
+    write()
+    every = {"all": (10, COUNTED), "every-second": (5, COUNTED[::2]), "other": (9, COUNTED[1:])}
+    assert acrs(tmp_path) == {name: (n, pytest.approx(statistics.fmean(r))) for name, (n, r) in every.items()}
+    write(same_images=True)
+    shared = every | {"all": every["every-second"]}
+    assert acrs(tmp_path) == {name: (n, pytest.approx(statistics.fmean(r))) for name, (n, r) in shared.items()}
+
+
+def test_runs_without_a_common_image_are_refused(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("even", ROWS[::2]), make_run("odd", ROWS[1::2])]
+    with pytest.raises(RequestError, match="even, odd: expected images that all of these have, got none"):
+        write_report(runs, tmp_path / "out", ["csv"], same_images=True)
+    assert not (tmp_path / "out").exists()
