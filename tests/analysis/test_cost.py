@@ -166,6 +166,10 @@ def test_tables(run: Path, tmp_path: Path) -> None:
     assert rows[1]["peak_memory_bytes"] == ""
     titles, cells = cost_cells(costs)
     assert cells[1][titles.index("epochs")] == "1 of 2"
+    assert cells[1][titles.index("total")] == "about 4.0 s"
+    assert [row["seconds_planned"] for row in rows] == ["14", "4"]
+    assert "About:" in cost_markdown(costs)
+    assert "About:" not in cost_markdown(costs[:1])
     assert not any("published" in title for title in titles)
     assert r"| b\|c | gaussian |" in cost_markdown(costs)
 
@@ -180,6 +184,8 @@ def cost_of(seconds: float, **fields: object) -> Cost:
 def test_bars_are_as_long_as_the_times(run: Path) -> None:
     short = draw_cost([cost_of(30.0), cost_of(90.0, run="b")])
     assert [bar.get_width() for bar in short.axes[0].patches] == [0.5, 1.5]
+    begun = draw_cost([cost_of(30.0, epochs_planned=10)])
+    assert [bar.get_width() for bar in begun.axes[0].patches] == [(30 + 8 * 15) / 60]
     long = draw_cost([cost_of(7200.0, peak_memory=2 * GIB, published_hours=4.6, published_memory=2.9)])
     times, memory = ([bar.get_width() for bar in axes.patches] for axes in long.axes)
     assert times == [2, 4.6]

@@ -61,6 +61,13 @@ class Cost:
     published_memory: float | None = None
     """GB, as printed."""
 
+    @property
+    def seconds_planned(self) -> float | None:
+        """Of the whole run: what was recorded, and the median for each epoch that is still to come."""
+        if self.seconds is None or self.seconds_per_epoch is None:
+            return None
+        return self.seconds + max(0, self.epochs_planned - self.epochs) * self.seconds_per_epoch
+
 
 def training_costs(folders: Sequence[Path]) -> list[Cost]:
     """The costs of the runs in `folders`, from their files alone: no model is loaded."""
@@ -159,13 +166,13 @@ def duration(seconds: float | None) -> str:
 def cost_csv(costs: Sequence[Cost]) -> str:
     """One row a run, times in seconds, memory in bytes."""
     header = ["run", "dataset", "model", "method", "hyperparameters", "sigma", "epochs", "epochs_planned"]
-    header += ["seconds_per_epoch", "seconds", "peak_memory_bytes", "device", "runs_at_once", "acr"]
-    header += ["certified_images", "published_hours", "published_memory_gb"]
+    header += ["seconds_per_epoch", "seconds", "seconds_planned", "peak_memory_bytes", "device", "runs_at_once"]
+    header += ["acr", "certified_images", "published_hours", "published_memory_gb"]
     rows = (
         [
             *(c.run, c.dataset, c.model, c.method, _listed(c.hyperparameters), c.sigma, c.epochs, c.epochs_planned),
-            *(c.seconds_per_epoch, c.seconds, c.peak_memory, c.device, c.runs_at_once, c.acr, c.certified_images),
-            *(c.published_hours, c.published_memory),
+            *(c.seconds_per_epoch, c.seconds, c.seconds_planned, c.peak_memory, c.device, c.runs_at_once),
+            *(c.acr, c.certified_images, c.published_hours, c.published_memory),
         ]
         for c in costs
     )
@@ -189,11 +196,13 @@ def cost_cells(costs: Sequence[Cost]) -> tuple[list[str], list[list[str]]]:
 
 
 def _cells(c: Cost) -> list[str]:
-    epochs = str(c.epochs) if c.epochs == c.epochs_planned else f"{c.epochs} of {c.epochs_planned}"
+    done = c.epochs >= c.epochs_planned
+    epochs = str(c.epochs) if done else f"{c.epochs} of {c.epochs_planned}"
+    total = duration(c.seconds) if done or c.seconds is None else f"about {duration(c.seconds_planned)}"
     together = f", {c.runs_at_once} at once" if c.runs_at_once > 1 else ""
     return [
         *(c.run, c.method, _listed(c.hyperparameters), f"{c.sigma:g}", epochs),
-        *(duration(c.seconds_per_epoch), duration(c.seconds) + together),
+        *(duration(c.seconds_per_epoch), total + together),
         UNKNOWN if c.peak_memory is None else f"{c.peak_memory / GIB:.2f} GiB",
         c.device or UNKNOWN,
         UNKNOWN if c.acr is None else f"{c.acr:.3f}",
@@ -209,7 +218,9 @@ def cost_markdown(costs: Sequence[Cost]) -> str:
     def line(cells: Sequence[str]) -> str:
         return f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |\n"
 
-    notes = "Per epoch: the median. Total: the sum over the recorded epochs. ACR: average certified radius.\n"
+    notes = "Per epoch: the median. Total: the sum over the epochs. ACR: average certified radius.\n"
+    if any(c.epochs < c.epochs_planned for c in costs):
+        notes += "\nAbout: the recorded epochs, and the median for each of the others.\n"
     if any(c.runs_at_once > 1 for c in costs):
         notes += "\nAt once: so many runs shared the device; their times and memory are those of all.\n"
     if len(titles) > len(TITLES):
@@ -219,12 +230,13 @@ def cost_markdown(costs: Sequence[Cost]) -> str:
 
 
 def draw_cost(costs: Sequence[Cost]) -> Figure:
-    """Bars: training time of each run, and peak memory where it is known; hollow bars are the published values."""
+    """Bars: training time of each run, the whole of it, and peak memory where it is known; hollow bars are the
+    published values."""
     with_memory = any(c.peak_memory is not None for c in costs)
     figure = new_figure(6.4 if with_memory else 4.8, 1.0 + 0.42 * len(costs))
     panels: list[Axes] = figure.subplots(1, 1 + with_memory, sharey=True, squeeze=False).ravel().tolist()
-    hours = [None if c.seconds is None else c.seconds / 3600 for c in costs]
-    texts = [_cells(c)[6] + ("" if c.epochs == c.epochs_planned else " so far") for c in costs]
+    hours = [None if c.seconds_planned is None else c.seconds_planned / 3600 for c in costs]
+    texts = [_cells(c)[6] for c in costs]
     unit, factor = ("hours", 1.0) if max((h or 0 for h in hours), default=0) >= 1 else ("minutes", 60.0)
     paper = [None if c.published_hours is None else c.published_hours * factor for c in costs]
     _bars(panels[0], [None if h is None else h * factor for h in hours], paper, texts, f"training time ({unit})")
