@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 from tiny import tiny_recipe
+from torch import Tensor, nn
 
 from smoothcert import reproduction
 from smoothcert.certificates import Certificate, CertifiedImage, read_certificates, write_certificates
@@ -143,6 +144,24 @@ def test_an_estimate_is_inputs_times_seconds(tmp_path: Path) -> None:
     shown = str(plan_table(request(), [replace(run, seconds=9_350), replace(run, seconds=9_350)]).caption)
     assert shown == "estimate for all, one after the other: 5.2 h"
     assert [duration(s) for s in (12, 150, 20_000, 400_000)] == ["12 s", "2.5 min", "5.6 h", "4.6 days"]
+
+
+class Viewing(nn.Module):
+    """A network that counts on its images lying row by row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.linear = nn.Conv2d(1, 4, 5), nn.Linear(4 * 24 * 24, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.linear(self.convolution(images).view(len(images), -1))
+        return logits
+
+
+def test_a_users_network_is_measured_as_it_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimates, "_network", lambda name, spec: Viewing())
+    recipe = tiny_recipe(model="theirs:Viewing")
+    assert estimates.training_seconds(recipe, InputSpec((1, 28, 28), 10), 640, 1, CPU) > 0
 
 
 def test_a_measurement_grows_with_the_work() -> None:

@@ -52,7 +52,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_times_memory_and_device(run: Path) -> None:
     (cost,) = training_costs([run])
-    assert (cost.seconds_per_epoch, cost.seconds, cost.epochs, cost.epochs_planned) == (2.0, 14.0, 5, 5)
+    assert (cost.seconds_per_epoch, cost.seconds, cost.epochs, cost.epochs_planned) == (1.5, 14.0, 5, 5)
     assert (cost.peak_memory, cost.device) == (3 * GIB, "cuda (a card)")
     assert (cost.run, cost.method, cost.sigma, cost.acr) == ("a", "consistency", 0.5, None)
     assert cost.hyperparameters["weight"] == 5
@@ -158,16 +158,17 @@ def test_durations(seconds: float | None, text: str) -> None:
 
 
 def test_tables(run: Path, tmp_path: Path) -> None:
-    unfinished = untrained_run(tmp_path / "b|c", (2.0,))
-    costs = training_costs([run, unfinished])
+    unfinished = untrained_run(tmp_path / "b|c", (9.0, 2.0), epochs=4)
+    begun = untrained_run(tmp_path / "d", (2.0,))
+    costs = training_costs([run, unfinished, begun])
     rows = list(csv.DictReader(io.StringIO(cost_csv(costs))))
-    assert [row["seconds"] for row in rows] == ["14", "2"]
+    assert [row["seconds"] for row in rows] == ["14", "11", "2"]
     assert rows[0]["hyperparameters"].startswith("num_noise 2, weight 5.0")
     assert rows[1]["peak_memory_bytes"] == ""
     titles, cells = cost_cells(costs)
-    assert cells[1][titles.index("epochs")] == "1 of 2"
-    assert cells[1][titles.index("total")] == "about 4.0 s"
-    assert [row["seconds_planned"] for row in rows] == ["14", "4"]
+    assert [cell[titles.index("epochs")] for cell in cells] == ["5", "2 of 4", "1 of 2"]
+    assert [cell[titles.index("total")] for cell in cells] == ["14 s", "about 15 s", "2.0 s so far"]
+    assert [row["seconds_planned"] for row in rows] == ["14", "15", ""]
     assert "About:" in cost_markdown(costs)
     assert "About:" not in cost_markdown(costs[:1])
     assert not any("published" in title for title in titles)

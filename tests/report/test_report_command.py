@@ -131,3 +131,6 @@ def test_runs_on_different_images_are_told_apart(report: Report, make_run: MakeR
     code, out, _ = report(*runs, "--format", "csv", "--same-images")
     assert code == 0
     assert hint not in out
+    assert "counted: the images that all runs of a data set have" in out
+    code, out, _ = report(runs[0], make_run("other", images()[::2], sigma=1.0), "--format", "csv")
+    assert hint not in out, "they are not compared"

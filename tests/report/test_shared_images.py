@@ -32,6 +32,29 @@ def test_only_the_images_that_all_have_count(make_run: MakeRun, tmp_path: Path) 
     assert acrs(tmp_path) == {name: (n, pytest.approx(statistics.fmean(r))) for name, (n, r) in shared.items()}
 
 
+def test_a_run_that_was_cut_says_so(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("all"), make_run("some", ROWS[::2])]
+    write_report(runs, tmp_path, ["md"], same_images=True)
+    told = {line.split("**")[1]: line for line in (tmp_path / "report.md").read_text().splitlines() if "- **" in line}
+    assert "5 images" in told["all"]
+    assert "of its 10 images those that all runs have" in told["all"]
+    assert "those that all" not in told["some"]
+
+
+def test_a_file_that_does_not_tell_its_data_set_counts_with_the_others(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("ours"), make_run("theirs", ROWS[::2], dataset=None)]
+    write_report(runs, tmp_path, ["csv"], same_images=True)
+    assert {images for images, _ in acrs(tmp_path).values()} == {5}
+    with pytest.raises(RequestError, match="theirs: expected to be told its data set, got none"):
+        write_report([*runs, make_run("more", dataset="cifar10")], tmp_path, ["csv"], same_images=True)
+
+
+def test_a_run_without_images_is_refused_as_ever(make_run: MakeRun, tmp_path: Path) -> None:
+    for same_images in (False, True):
+        with pytest.raises(RequestError, match="expected at least one certified image, got none; go on with"):
+            write_report([make_run("empty", [])], tmp_path / "out", ["csv"], same_images=same_images)
+
+
 def test_runs_without_a_common_image_are_refused(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("even", ROWS[::2]), make_run("odd", ROWS[1::2])]
     with pytest.raises(RequestError, match="even, odd: expected images that all of these have, got none"):

@@ -4,6 +4,7 @@ import csv
 import io
 import re
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,10 +123,13 @@ def test_runs_that_cannot_be_compared_are_not_ranked() -> None:
     assert "**" not in markdown_table([summary("a", None, 1.0), summary("b", None, 2.0)])
 
 
-def test_runs_on_more_and_on_fewer_images_are_not_ranked() -> None:
-    alike = [summary("a", 0.5, 1.0, images=20), summary("b", 0.5, 2.0, images=20)]
-    assert "**2.000**" in markdown_table(alike)
-    assert "**" not in markdown_table([alike[0], summary("b", 0.5, 2.0, images=10)])
+def test_runs_on_different_images_are_not_ranked(make_run: MakeRun, tmp_path: Path) -> None:
+    even, odd = (make_run(name, images()[first::2]) for name, first in (("even", 0), ("odd", 1)))
+    others = [make_run("better", [replace(row, label=row.certificate.predict) for row in images()]), make_run("all")]
+    for runs, ranked in ((others, True), ([even, odd], False), ([even, *others], False)):
+        write_report(runs, tmp_path / "out", ["md"], radii=[0.0])
+        table = (tmp_path / "out" / "report.md").read_text().partition("\n\nCertified")[0]
+        assert ("**" in table) == ranked
 
 
 def test_radii_that_a_run_lacks_are_not_shown_as_zero() -> None:

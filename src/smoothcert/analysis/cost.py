@@ -47,7 +47,7 @@ class Cost:
     """Epochs with a recorded time."""
     epochs_planned: int
     seconds_per_epoch: float | None
-    """The median: the first epoch also pays for starting up."""
+    """The median without the first epoch, which also pays for starting up."""
     seconds: float | None
     """Sum over the recorded epochs."""
     peak_memory: int | None
@@ -63,10 +63,13 @@ class Cost:
 
     @property
     def seconds_planned(self) -> float | None:
-        """Of the whole run: what was recorded, and the median for each epoch that is still to come."""
-        if self.seconds is None or self.seconds_per_epoch is None:
+        """Of the whole run: what was recorded, and the median for each epoch that is still to come. None where a first
+        epoch alone is recorded."""
+        if self.epochs >= self.epochs_planned:
+            return self.seconds
+        if self.seconds is None or self.seconds_per_epoch is None or self.epochs < 2:
             return None
-        return self.seconds + max(0, self.epochs_planned - self.epochs) * self.seconds_per_epoch
+        return self.seconds + (self.epochs_planned - self.epochs) * self.seconds_per_epoch
 
 
 def training_costs(folders: Sequence[Path]) -> list[Cost]:
@@ -98,7 +101,7 @@ def _cost(name: str, folder: Path) -> Cost:
         sigma=recipe.sigma,
         epochs=len(seconds),
         epochs_planned=recipe.epochs,
-        seconds_per_epoch=statistics.median(seconds) if seconds else None,
+        seconds_per_epoch=statistics.median(seconds[1:] or seconds) if seconds else None,
         seconds=sum(seconds) if seconds else None,
         peak_memory=max(peaks, default=None),
         device=_device(provenance),
@@ -198,7 +201,9 @@ def cost_cells(costs: Sequence[Cost]) -> tuple[list[str], list[list[str]]]:
 def _cells(c: Cost) -> list[str]:
     done = c.epochs >= c.epochs_planned
     epochs = str(c.epochs) if done else f"{c.epochs} of {c.epochs_planned}"
-    total = duration(c.seconds) if done or c.seconds is None else f"about {duration(c.seconds_planned)}"
+    total = duration(c.seconds)
+    if not done and c.seconds is not None:
+        total = f"{total} so far" if c.seconds_planned is None else f"about {duration(c.seconds_planned)}"
     together = f", {c.runs_at_once} at once" if c.runs_at_once > 1 else ""
     return [
         *(c.run, c.method, _listed(c.hyperparameters), f"{c.sigma:g}", epochs),
@@ -218,7 +223,7 @@ def cost_markdown(costs: Sequence[Cost]) -> str:
     def line(cells: Sequence[str]) -> str:
         return f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |\n"
 
-    notes = "Per epoch: the median. Total: the sum over the epochs. ACR: average certified radius.\n"
+    notes = "Per epoch: the median after the first. Total: the sum over the epochs. ACR: average certified radius.\n"
     if any(c.epochs < c.epochs_planned for c in costs):
         notes += "\nAbout: the recorded epochs, and the median for each of the others.\n"
     if any(c.runs_at_once > 1 for c in costs):
@@ -235,7 +240,8 @@ def draw_cost(costs: Sequence[Cost]) -> Figure:
     with_memory = any(c.peak_memory is not None for c in costs)
     figure = new_figure(6.4 if with_memory else 4.8, 1.0 + 0.42 * len(costs))
     panels: list[Axes] = figure.subplots(1, 1 + with_memory, sharey=True, squeeze=False).ravel().tolist()
-    hours = [None if c.seconds_planned is None else c.seconds_planned / 3600 for c in costs]
+    seconds = [c.seconds_planned or c.seconds for c in costs]
+    hours = [None if s is None else s / 3600 for s in seconds]
     texts = [_cells(c)[6] for c in costs]
     unit, factor = ("hours", 1.0) if max((h or 0 for h in hours), default=0) >= 1 else ("minutes", 60.0)
     paper = [None if c.published_hours is None else c.published_hours * factor for c in costs]

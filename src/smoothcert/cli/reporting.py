@@ -19,7 +19,7 @@ def report(
         str | None, typer.Option(metavar="TABLE", help="Published rows beside the runs, as in smoothmix/table2.")
     ] = None,
     same_images: Annotated[
-        bool, typer.Option("--same-images", help="Count only the images that all runs of a data set have.")
+        bool, typer.Option("--same-images", help="Count only images that all runs of a data set have.")
     ] = False,
     data: Data = None,
 ) -> None:
@@ -44,7 +44,9 @@ def report(
     )
     for shown in terminal_report(written.contents, console.width):
         console.print(shown)
-    if not on_the_same_images(written.contents.files):
+    if same_images:
+        console.print("counted: the images that all runs of a data set have, whatever their σ")
+    elif not on_the_same_images(written.summaries):
         console.print("not all runs are on the same images: compare them with --same-images")
     for path in written.written:
         console.print(f"wrote {path}", soft_wrap=True)

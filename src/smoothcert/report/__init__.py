@@ -17,7 +17,7 @@ from smoothcert.report.html_gallery import Gallery
 from smoothcert.report.locate import find_certificates
 from smoothcert.report.metrics import read_run, training_runs
 from smoothcert.report.seeds import SeedMean, over_seeds
-from smoothcert.report.shared_images import on_shared_images, on_the_same_images
+from smoothcert.report.shared_images import cut_to_shared_images
 from smoothcert.report.summary import (
     Summary,
     abstention_rate,
@@ -25,6 +25,7 @@ from smoothcert.report.summary import (
     certified_accuracy,
     default_radii,
     largest_certifiable_radius,
+    on_the_same_images,
     summarize,
 )
 from smoothcert.report.tables import by_sigma, csv_table, latex_table, markdown_table, terminal_table
@@ -138,13 +139,14 @@ def _contents(
     """All that a report of `paths` says, read and computed."""
     chosen = None if radii is None else _checked_radii(radii)
     files = [_marked(name, read_certificates(path)) for name, path in find_certificates(paths)]
-    files = on_shared_images(files) if same_images else files
+    found = dict(files)
+    files = cut_to_shared_images(files) if same_images else files
     rows = {} if published is None else published_rows(files, published)
     files = sorted(files, key=lambda found: place_in_table(rows.get(found[0])))
     if chosen is None:
         chosen = sorted({radius for row in rows.values() for radius in row.accuracy_at})
     columns = chosen or default_radii([file for _, file in files])
-    summaries = [summarize(file, name, columns) for name, file in files]
+    summaries = [_told_of_cut(summarize(file, name, columns), found[name]) for name, file in files]
     return Contents(
         title=title,
         files=files,
@@ -160,6 +162,14 @@ def _contents(
 def _marked(name: str, file: CertificatesFile) -> tuple[str, CertificatesFile]:
     """A label-aware file answers another question than the others: its name says so in every table and picture."""
     return (f"{name} (label-aware)" if file.settings.get("label_aware") else name), file
+
+
+def _told_of_cut(summary: Summary, file: CertificatesFile) -> Summary:
+    """With a remark where not all images of the file count."""
+    if summary.images == len(file.rows):
+        return summary
+    remark = f"of its {len(file.rows):,} images those that all runs have"
+    return replace(summary, remarks=(*summary.remarks, remark))
 
 
 def _checked_formats(formats: Sequence[str]) -> list[str]:

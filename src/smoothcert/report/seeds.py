@@ -54,8 +54,8 @@ class SeedMean:
         return self.members[0].group
 
     @property
-    def images(self) -> int:
-        return self.members[0].images
+    def indices(self) -> frozenset[int]:
+        return self.members[0].indices
 
     @property
     def acr(self) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """Numbers of a certificates file: average certified radius, certified accuracy, abstention."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ class Summary:
     precision: str | None = None
     ceiling: float | None = None
     """The radius of an image whose n votes all agree: no radius in the file can be larger."""
+    indices: frozenset[int] = frozenset()
+    """Of the images."""
     remarks: tuple[str, ...] = ()
     """What sets the file apart from plain CERTIFY: the rule that spent the votes, the noise, the arithmetic."""
 
@@ -63,6 +65,12 @@ class Summary:
     def group(self) -> tuple[float, str]:
         """Runs of one group can be compared: same sigma, same data set. Groups sort by sigma, the unknown last."""
         return (math.inf if self.sigma is None else self.sigma, self.dataset or "")
+
+
+def on_the_same_images(summaries: Collection[Summary]) -> bool:
+    """Whether the runs of each group are, so that they can be ranked."""
+    groups = {summary.group: summary.indices for summary in summaries}
+    return all(groups[summary.group] == summary.indices for summary in summaries)
 
 
 def wilson_interval(fraction: float, images: int) -> tuple[float, float]:
@@ -161,11 +169,8 @@ def _ceiling(file: CertificatesFile, sigma: float | None, n: int | None, alpha: 
 
 def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summary:
     """All numbers of `file`, with the certified accuracy at each of `radii`. A file without rows is refused."""
+    refuse_without_images(file)
     rows = file.rows
-    if not rows:
-        raise RequestError(
-            f"{file.path}: expected at least one certified image, got none; go on with `smoothcert certify RUN`"
-        )
     sigma, alpha = _number(file, "sigma"), _number(file, "alpha")
     n = _shared_count(file, "n", {row.certificate.n for row in rows})
     return Summary(
@@ -186,8 +191,16 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         n0=_shared_count(file, "n0", {row.certificate.n0 for row in rows}),
         precision=_text(file.settings, "precision"),
         ceiling=_ceiling(file, sigma, n, alpha),
+        indices=frozenset(row.index for row in rows),
         remarks=_remarks(file),
     )
+
+
+def refuse_without_images(file: CertificatesFile) -> None:
+    if not file.rows:
+        raise RequestError(
+            f"{file.path}: expected at least one certified image, got none; go on with `smoothcert certify RUN`"
+        )
 
 
 def _remarks(file: CertificatesFile) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ class Grouped(Protocol):
     @property
     def group(self) -> tuple[float, str]: ...
     @property
-    def images(self) -> int: ...
+    def indices(self) -> frozenset[int]: ...
 
 
 Subject = TypeVar("Subject", bound=Grouped)
@@ -173,12 +173,12 @@ def _columns(summaries: Sequence[Summary], published_of: PublishedOf) -> tuple[C
 def arranged(columns: Sequence[Column], subjects: Sequence[Subject], published_of: PublishedOf) -> Layout:
     """The rows of `subjects` in groups by sigma (unknown last), then in the given order, the best of each group marked,
     published rows under those that have one. Runs that do not tell their sigma may have different ones: not ranked. Nor
-    are those on more and on fewer images: which images are taken can matter more than how the network was trained."""
+    are those on different images: which are taken can matter more than how the network was trained."""
     groups = []
     for _, members in groupby(by_sigma(subjects), key=lambda subject: subject.group):
         group = list(members)
         rows = [row_of(columns, subject) for subject in group]
-        if group[0].sigma is not None and len({subject.images for subject in group}) == 1:
+        if group[0].sigma is not None and len({subject.indices for subject in group}) == 1:
             rows = with_best_marked(columns, rows)
         found = [published_of(subject) for subject in group]
         groups.append(
@@ -219,7 +219,7 @@ def intervals_layout(summaries: Sequence[Summary]) -> Layout:
 
 
 def markdown_table(summaries: Sequence[Summary], published: Mapping[str, Published] = NOTHING) -> str:
-    """A GitHub table; the best ACR and accuracies of each sigma are bold. Accuracies in percent."""
+    """A GitHub table; the best ACR and accuracies of each sigma are bold, if on the same images. Accuracies in %."""
     return markdown(layout(summaries, published))
 
 
@@ -229,7 +229,8 @@ def csv_table(summaries: Sequence[Summary], published: Mapping[str, Published] =
 
 
 def latex_table(summaries: Sequence[Summary], published: Mapping[str, Published] = NOTHING) -> str:
-    """A tabular for the booktabs package, a rule between sigmas; the best ACR and accuracies of each sigma are bold."""
+    """A tabular for the booktabs package, a rule between sigmas; the best ACR and accuracies of each sigma are bold,
+    if on the same images."""
     return latex(layout(summaries, published))
 
 

@@ -20,8 +20,8 @@ from smoothcert.training_step import WARM_UP_STEPS
 
 LONG_ENOUGH = 0.3
 """Seconds that make a measurement worth believing."""
-REPLAYS = 50
-"""Captured steps in one measurement: a single one is too short."""
+REPLAYS = 64
+"""The most captured steps in one measurement: a single one of a small network is too short."""
 
 
 def training_seconds(recipe: TrainRecipe, spec: InputSpec, images: int, epochs: int, device: torch.device) -> float:
@@ -59,7 +59,8 @@ def inputs_per_image(objective: Objective) -> int:
 @cache
 def _seconds_per_trained_input(name: str, spec: InputSpec, most: int, bf16: bool, device: torch.device) -> float:
     """A forward and a backward pass of the network, in batches of up to `most` inputs; on a GPU of `most`, captured."""
-    model = _network(name, spec).to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    layout = torch.preserve_format if is_code(name) else torch.channels_last  # as in training
+    model = _network(name, spec).to(device, memory_format=layout).train()  # type: ignore[call-overload]
 
     def step(size: int) -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
@@ -80,7 +81,7 @@ def _seconds_per_trained_input(name: str, spec: InputSpec, most: int, bf16: bool
             for _ in range(count):
                 graph.replay()
 
-        return min(_timed(replay, REPLAYS, device) for _ in range(2)) / (REPLAYS * most)
+        return _seconds_per_input(replay, REPLAYS, device) / most
 
 
 @cache
