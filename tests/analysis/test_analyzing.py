@@ -72,7 +72,7 @@ def test_mixing(two_runs: list[Path], tmp_path: Path) -> None:
 def test_cost(two_runs: list[Path], tmp_path: Path) -> None:
     text = call("cost", *two_runs, "--out", tmp_path / "out")
     assert [row["seconds"] for row in check(tmp_path / "out", "cost")] == ["3", "3"]
-    assert "1.5 s" in text
+    assert "1.0 s" in text
     assert "peak memory" not in text
     assert (tmp_path / "out" / "cost.md").read_text().startswith("# Training cost\n\n| run |")
 
