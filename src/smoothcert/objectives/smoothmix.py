@@ -53,8 +53,8 @@ class SmoothMix(Objective):
             radius = self.step_size if self.one_step_radius is None else self.one_step_radius
             clean = project(first, images, radius * progress.warmup)
 
-        # Without `one_step` this repeats the attack's first forward pass, 4% of a step with T = 8. Sharing it would make
-        # a compiled attack compute gradients of the weights too, and show batch norm these images once, not twice.
+        # Without `one_step` this repeats the attack's first forward pass, 4% of a step with T = 8. Sharing it would
+        # make a compiled attack compute gradients of the weights too, and show batch norm these images once, not twice.
         noisy_logits = logits_under_noise(classifier, clean, noise)
         cross_entropy = cross_entropy_under_noise(noisy_logits, labels)
         average = probabilities(noisy_logits).mean(0)
