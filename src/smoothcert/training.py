@@ -43,6 +43,7 @@ from smoothcert.training_setup import (
     set_learning_rate,
     start_accelerator,
     training_device,
+    weights_layout,
 )
 from smoothcert.training_step import CapturedStep, Sampling, Step, TrainingStep
 
@@ -178,10 +179,7 @@ def training_steps(
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
         torch.manual_seed(derived_seed(recipe.seed, 0))
         model = new_model(recipe, spec) if model is None else model
-    # Channels last, as a GPU's matrix units read images, and faster on CPUs too; a user's network may count on another
-    # order.
-    layout = torch.preserve_format if own_network else torch.channels_last
-    model = model.to(where, memory_format=layout)  # type: ignore[call-overload]
+    model = model.to(where, memory_format=weights_layout(own_network))  # type: ignore[call-overload]
     optimizer = make_optimizer(model, recipe, where)
     if state is not None:
         restore(model, optimizer, state, folder)

@@ -62,10 +62,14 @@ class Cost:
     """GB, as printed."""
 
     @property
+    def done(self) -> bool:
+        return self.epochs >= self.epochs_planned
+
+    @property
     def seconds_planned(self) -> float | None:
         """Of the whole run: what was recorded, and the median for each epoch that is still to come. None where a first
         epoch alone is recorded."""
-        if self.epochs >= self.epochs_planned:
+        if self.done:
             return self.seconds
         if self.seconds is None or self.seconds_per_epoch is None or self.epochs < 2:
             return None
@@ -199,10 +203,9 @@ def cost_cells(costs: Sequence[Cost]) -> tuple[list[str], list[list[str]]]:
 
 
 def _cells(c: Cost) -> list[str]:
-    done = c.epochs >= c.epochs_planned
-    epochs = str(c.epochs) if done else f"{c.epochs} of {c.epochs_planned}"
+    epochs = str(c.epochs) if c.done else f"{c.epochs} of {c.epochs_planned}"
     total = duration(c.seconds)
-    if not done and c.seconds is not None:
+    if not c.done and c.seconds is not None:
         total = f"{total} so far" if c.seconds_planned is None else f"about {duration(c.seconds_planned)}"
     together = f", {c.runs_at_once} at once" if c.runs_at_once > 1 else ""
     return [
@@ -224,7 +227,7 @@ def cost_markdown(costs: Sequence[Cost]) -> str:
         return f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |\n"
 
     notes = "Per epoch: the median after the first. Total: the sum over the epochs. ACR: average certified radius.\n"
-    if any(c.epochs < c.epochs_planned for c in costs):
+    if not all(c.done for c in costs):
         notes += "\nAbout: the recorded epochs, and the median for each of the others.\n"
     if any(c.runs_at_once > 1 for c in costs):
         notes += "\nAt once: so many runs shared the device; their times and memory are those of all.\n"

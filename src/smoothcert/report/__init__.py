@@ -25,10 +25,16 @@ from smoothcert.report.summary import (
     certified_accuracy,
     default_radii,
     largest_certifiable_radius,
-    on_the_same_images,
     summarize,
 )
-from smoothcert.report.tables import by_sigma, csv_table, latex_table, markdown_table, terminal_table
+from smoothcert.report.tables import (
+    by_sigma,
+    csv_table,
+    latex_table,
+    markdown_table,
+    on_the_same_images,
+    terminal_table,
+)
 from smoothcert.report.training_curves import draw_training_curves
 
 __all__ = [
@@ -138,15 +144,17 @@ def _contents(
 ) -> Contents:
     """All that a report of `paths` says, read and computed."""
     chosen = None if radii is None else _checked_radii(radii)
-    files = [_marked(name, read_certificates(path)) for name, path in find_certificates(paths)]
-    found = dict(files)
-    files = cut_to_shared_images(files) if same_images else files
-    rows = {} if published is None else published_rows(files, published)
-    files = sorted(files, key=lambda found: place_in_table(rows.get(found[0])))
+    given = [_marked(name, read_certificates(path)) for name, path in find_certificates(paths)]
+    rows = {} if published is None else published_rows(given, published)
+    given.sort(key=lambda named: place_in_table(rows.get(named[0])))
+    files = cut_to_shared_images(given) if same_images else given
     if chosen is None:
         chosen = sorted({radius for row in rows.values() for radius in row.accuracy_at})
     columns = chosen or default_radii([file for _, file in files])
-    summaries = [_told_of_cut(summarize(file, name, columns), found[name]) for name, file in files]
+    summaries = [
+        _told_of_cut(summarize(file, name, columns), whole)
+        for (name, file), (_, whole) in zip(files, given, strict=True)
+    ]
     return Contents(
         title=title,
         files=files,

@@ -15,12 +15,12 @@ def cut_to_shared_images(files: Files) -> list[tuple[str, CertificatesFile]]:
 
     Files that do not tell their data set are taken to be of the one that the others tell, and refused if these tell
     several."""
-    data = {name: (file.settings.get("dataset"), file.settings.get("split")) for name, file in files}
-    told = {known for known in data.values() if known[0] is not None}
-    for name, known in data.items():
-        if known[0] is None and len(told) > 1:
-            raise RequestError(f"{name}: expected to be told its data set, got none; report it without --same-images")
-        data[name] = next(iter(told)) if known[0] is None and told else known
+    told = {name: (file.settings.get("dataset"), file.settings.get("split")) for name, file in files}
+    known = {data for data in told.values() if data[0] is not None}
+    unknown = [name for name, data in told.items() if data[0] is None]
+    if unknown and len(known) > 1:
+        raise RequestError(f"{unknown[0]}: expected to be told its data set, got none; report it without --same-images")
+    data = told | (dict.fromkeys(unknown, next(iter(known))) if known else {})
     shared: dict[object, set[int]] = {}
     for name, file in files:
         refuse_without_images(file)

@@ -1,7 +1,7 @@
 """Numbers of a certificates file: average certified radius, certified accuracy, abstention."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,12 +65,6 @@ class Summary:
     def group(self) -> tuple[float, str]:
         """Runs of one group can be compared: same sigma, same data set. Groups sort by sigma, the unknown last."""
         return (math.inf if self.sigma is None else self.sigma, self.dataset or "")
-
-
-def on_the_same_images(summaries: Collection[Summary]) -> bool:
-    """Whether the runs of each group are, so that they can be ranked."""
-    groups = {summary.group: summary.indices for summary in summaries}
-    return all(groups[summary.group] == summary.indices for summary in summaries)
 
 
 def wilson_interval(fraction: float, images: int) -> tuple[float, float]:

@@ -72,6 +72,12 @@ def by_sigma(subjects: Sequence[Subject]) -> list[Subject]:
     return sorted(subjects, key=lambda subject: subject.group)
 
 
+def on_the_same_images(subjects: Sequence[Grouped]) -> bool:
+    """Whether those of each group are, so that they can be ranked."""
+    groups = {subject.group: subject.indices for subject in subjects}
+    return all(groups[subject.group] == subject.indices for subject in subjects)
+
+
 def compact(count: int) -> str:
     """A count in at most three digits and a letter, as in 100M; a dash where it is not known."""
     if not count:
@@ -178,7 +184,7 @@ def arranged(columns: Sequence[Column], subjects: Sequence[Subject], published_o
     for _, members in groupby(by_sigma(subjects), key=lambda subject: subject.group):
         group = list(members)
         rows = [row_of(columns, subject) for subject in group]
-        if group[0].sigma is not None and len({subject.indices for subject in group}) == 1:
+        if group[0].sigma is not None and on_the_same_images(group):
             rows = with_best_marked(columns, rows)
         found = [published_of(subject) for subject in group]
         groups.append(

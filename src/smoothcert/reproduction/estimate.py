@@ -15,7 +15,7 @@ from smoothcert.objectives import Objective, Progress
 from smoothcert.recipe import CertifyRecipe, TrainRecipe
 from smoothcert.smoothing.precision import resolve_precision
 from smoothcert.smoothing.votes import default_batch_size
-from smoothcert.training_setup import training_device
+from smoothcert.training_setup import training_device, weights_layout
 from smoothcert.training_step import WARM_UP_STEPS
 
 LONG_ENOUGH = 0.3
@@ -59,8 +59,9 @@ def inputs_per_image(objective: Objective) -> int:
 @cache
 def _seconds_per_trained_input(name: str, spec: InputSpec, most: int, bf16: bool, device: torch.device) -> float:
     """A forward and a backward pass of the network, in batches of up to `most` inputs; on a GPU of `most`, captured."""
-    layout = torch.preserve_format if is_code(name) else torch.channels_last  # as in training
-    model = _network(name, spec).to(device, memory_format=layout).train()  # type: ignore[call-overload]
+    own_network = is_code(name)
+    model = _network(name, spec).to(device, memory_format=weights_layout(own_network))  # type: ignore[call-overload]
+    model.train()
 
     def step(size: int) -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
@@ -68,7 +69,7 @@ def _seconds_per_trained_input(name: str, spec: InputSpec, most: int, bf16: bool
         loss.backward()
         model.zero_grad()
 
-    if device.type != "cuda" or is_code(name):  # a user's network is not captured
+    if device.type != "cuda" or own_network:  # which is not captured
         return _seconds_per_input(step, most, device)
     with training_device(device):
         for _ in range(WARM_UP_STEPS):
