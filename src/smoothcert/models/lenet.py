@@ -4,14 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from smoothcert.models.own_kernels import kernel_dtype
 from smoothcert.models.small_convolutions import aligned_linear, convolve_windows
-
-try:
-    from smoothcert.models.pooled_convolution import kernels_work, pooled_convolution
-except ImportError:  # torch's builds for CPUs come without Triton
-
-    def kernels_work(gpu: int) -> bool:
-        return False
 
 
 class LeNet(nn.Module):
@@ -37,7 +31,9 @@ class LeNet(nn.Module):
 def convolve_and_halve(x: Tensor, convolution: nn.Conv2d) -> Tensor:
     """relu(max_pool2d(convolution(x), 2)), up to rounding, for odd kernels and even sizes: the fastest way on x's
     device."""
-    if x.device.type == "cuda" and (dtype := half_precision(x)) is not None and kernels_work(x.device.index or 0):
+    if (dtype := kernel_dtype(x)) is not None:
+        from smoothcert.models.pooled_convolution import pooled_convolution  # needs Triton
+
         return pooled_convolution(x, convolution, dtype)
     # ReLU and maximum commute: ReLU after the pooling gives the same numbers for a quarter of the work.
     if torch.is_grad_enabled():
@@ -48,9 +44,3 @@ def convolve_and_halve(x: Tensor, convolution: nn.Conv2d) -> Tensor:
     y: Tensor = convolution(x)
     y = torch.maximum(y[:, :, ::2], y[:, :, 1::2])
     return F.relu(torch.maximum(y[..., ::2], y[..., 1::2]))
-
-
-def half_precision(x: Tensor) -> torch.dtype | None:
-    """The type of 16 bits that a convolution of x, on a GPU, computes in, if it does."""
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-    return dtype if dtype in (torch.bfloat16, torch.float16) else None

@@ -1,8 +1,6 @@
 """relu(max_pool2d(conv2d(x), 2)) in one kernel on a GPU, with its gradients: operators that autograd and torch.compile
 know. The kernels themselves are in `pooled_kernels`."""
 
-import warnings
-from functools import cache
 from typing import Any
 
 import torch
@@ -117,28 +115,6 @@ def _empty_weight(gradient: Tensor, which: Tensor, x: Tensor, size: int) -> tupl
 def _block(size: int) -> int:
     """The least size of a block that holds `size` and that matrix units take."""
     return max(16, int(triton.next_power_of_2(size)))
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def kernels_work(gpu: int) -> bool:
-    """Whether Triton can build the kernels here, for which it needs a C compiler, and that GPU can run them."""
-    return _tried(gpu)
-
-
-@cache
-def _tried(gpu: int) -> bool:
-    if torch.cuda.get_device_capability(gpu) < (8, 0):
-        return False
-    x = torch.zeros(256, 28, 28, 1, device=f"cuda:{gpu}")  # as LeNet's first layer, whose kernel is then built
-    try:
-        pooled(x, x.new_zeros(20, 5, 5, 1), x.new_zeros(20), torch.bfloat16)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        warnings.warn(f"LeNet runs without its own kernels, slower: Triton cannot build them ({reason})", stacklevel=2)
-        return False
-    return True
 
 
 class PooledConvolution(torch.autograd.Function):

@@ -1,0 +1,48 @@
+"""Where networks use Triton kernels of our own in place of torch's: on a GPU, in 16 bits, if Triton can build them."""
+
+import warnings
+from functools import cache
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # torch's builds for CPUs come without Triton
+    triton = None
+
+
+def kernel_dtype(x: Tensor) -> torch.dtype | None:
+    """The type of 16 bits that a layer with input x computes in, if our kernels are to do it; else None."""
+    if x.device.type != "cuda":
+        return None
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    return dtype if dtype in (torch.bfloat16, torch.float16) and kernels_work(x.device.index or 0) else None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def kernels_work(gpu: int) -> bool:
+    """Whether Triton can build kernels here, for which it needs a C compiler, and that GPU can run them."""
+    return triton is not None and _tried(gpu)
+
+
+@cache
+def _tried(gpu: int) -> bool:
+    if torch.cuda.get_device_capability(gpu) < (8, 0):
+        return False
+    try:
+        with torch.cuda.device(gpu):
+            triton.jit(_one)[(1,)](torch.empty(1, device="cuda"))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        warnings.warn(f"networks run without their own kernels, slower: Triton cannot build ({reason})", stacklevel=2)
+        return False
+    return True
+
+
+def _one(out):  # type: ignore[no-untyped-def]
+    """The least kernel."""
+    tl.store(out, 1.0)
