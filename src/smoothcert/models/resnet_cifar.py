@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from smoothcert.models.own_kernels import kernel_dtype
+from smoothcert.kernels import has_kernels, kernel_dtype
 
 
 class BasicBlock(nn.Module):
@@ -34,11 +34,10 @@ class BasicBlock(nn.Module):
 def normalised(x: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm2d, shortcut: Tensor | None = None) -> Tensor:
     """relu(norm(convolution(x)) + shortcut), up to rounding: in training the fastest way on x's device."""
     # Training is asked first: in evaluation the network can be traced, which knows no numbers.
-    if norm.training and (dtype := kernel_dtype(x)) is not None:
-        from smoothcert.models.normalised_convolution import fits, normalised_convolution  # needs Triton
+    if norm.training and has_kernels(convolution) and (dtype := kernel_dtype(x)) is not None:
+        from smoothcert.kernels.normalised_convolution import normalised_convolution  # needs Triton
 
-        if fits(convolution):
-            return normalised_convolution(x, convolution, norm, shortcut, dtype)
+        return normalised_convolution(x, convolution, norm, shortcut, dtype)
     y: Tensor = norm(convolution(x))
     return F.relu(y if shortcut is None else y + shortcut)
 

@@ -52,10 +52,12 @@ def fold_batch_norm(model: nn.Module) -> nn.Module:
     from torch.fx import symbolic_trace
     from torch.fx.experimental.optimization import fuse
 
+    from smoothcert.kernels.joined_convolution import join_convolutions
+
     try:
         calls = [node.target for node in symbolic_trace(model).graph.nodes if node.op == "call_module"]
         # A module that is called twice would have two batch norms folded into one weight.
-        return fuse(model) if len(calls) == len(set(calls)) else model
+        return join_convolutions(fuse(model)) if len(calls) == len(set(calls)) else model
     except Exception:  # whatever tracing trips over in a user's own forward: the model works as it is
         return model
 

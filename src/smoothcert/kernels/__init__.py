@@ -4,13 +4,26 @@ import warnings
 from functools import cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 try:
     import triton
     import triton.language as tl
 except ImportError:  # torch's builds for CPUs come without Triton
     triton = None
+
+
+CHANNELS = (16, 32, 64)
+"""Of the convolutions that there are kernels for."""
+
+
+def has_kernels(convolution: nn.Module) -> bool:
+    """Whether there are kernels for it: 3x3, one pixel at a time, as many channels out as in, and so many."""
+    if type(convolution) is not nn.Conv2d or convolution.groups != 1 or convolution.padding_mode != "zeros":
+        return False
+    steps = (convolution.kernel_size, convolution.stride, convolution.padding, convolution.dilation)
+    channels = (convolution.in_channels, convolution.out_channels)
+    return channels in [(c, c) for c in CHANNELS] and steps == ((3, 3), (1, 1), (1, 1), (1, 1))
 
 
 def kernel_dtype(x: Tensor) -> torch.dtype | None:

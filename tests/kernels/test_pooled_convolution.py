@@ -12,9 +12,9 @@ pytest.importorskip("triton", reason="torch's builds for CPUs come without Trito
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 
+from smoothcert.kernels import kernels_work
+from smoothcert.kernels.pooled_convolution import pooled_convolution
 from smoothcert.models import LeNet
-from smoothcert.models.own_kernels import kernels_work
-from smoothcert.models.pooled_convolution import pooled_convolution
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(5, 1, 20, 28, 5), (3, 20, 50, 12, 5), (4, 3, 4, 8, 3), (70, 2, 17, 6, 3)]

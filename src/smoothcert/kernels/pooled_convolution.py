@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor, nn
 
-from smoothcert.models import pooled_kernels
+from smoothcert.kernels import pooled_kernels
 
 PROGRAMS = 256
 """About how many programs sum the gradients of the kernels: they keep a GPU busy, and their sums are few."""

@@ -26,7 +26,30 @@ def convolution(
     """x [pixels, c], weight [c, 3, 3, c] -> out [pixels, c], and sums [programs, 2, c] of out and its squares.
 
     `flipped` is the transposed convolution, which takes gradients back, and sums nothing."""
-    pixel = tl.program_id(0) * block + tl.arange(0, block)
+    pixel, output = tl.program_id(0) * block + tl.arange(0, block), tl.arange(0, channels)
+    total = _nine_taps(x, weight, pixel, pixels, height, width, channels, flipped, block)
+    rounded = total.to(out.dtype.element_ty)
+    tl.store(out + pixel[:, None] * channels + output[None, :], rounded, (pixel < pixels)[:, None])
+    if not flipped:
+        rounded = rounded.to(tl.float32)  # 0 beyond the last pixel
+        to = sums + tl.program_id(0) * (2 * channels) + output
+        tl.store(to, tl.sum(rounded, 0))
+        tl.store(to + channels, tl.sum(rounded * rounded, 0))
+
+
+@triton.jit
+def _nine_taps(
+    x,
+    weight,
+    pixel,
+    pixels,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    channels: tl.constexpr,
+    flipped: tl.constexpr,
+    block: tl.constexpr,
+):
+    """The convolution at `pixel` [block]: float32 [block, channels], 0 beyond the last pixel."""
     column, row = pixel % width, pixel // width % height
     channel, output = tl.arange(0, channels), tl.arange(0, channels)
     total = tl.zeros((block, channels), tl.float32)
@@ -40,13 +63,31 @@ def convolution(
         else:
             kernels = tl.load(weight + (output[None, :] * 9 + tap) * channels + channel[:, None])
         total = tl.dot(values, kernels.to(values.dtype), total)
-    rounded = total.to(out.dtype.element_ty)
-    tl.store(out + pixel[:, None] * channels + output[None, :], rounded, (pixel < pixels)[:, None])
-    if not flipped:
-        rounded = rounded.to(tl.float32)  # 0 beyond the last pixel
-        to = sums + tl.program_id(0) * (2 * channels) + output
-        tl.store(to, tl.sum(rounded, 0))
-        tl.store(to + channels, tl.sum(rounded * rounded, 0))
+    return total
+
+
+@triton.jit
+def evaluation(
+    x,
+    weight,
+    bias,
+    shortcut,
+    out,
+    pixels,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    channels: tl.constexpr,
+    added: tl.constexpr,
+    block: tl.constexpr,
+):
+    """relu(convolution + bias [+ shortcut]), for a network whose batch norm is in its weights."""
+    pixel, output = tl.program_id(0) * block + tl.arange(0, block), tl.arange(0, channels)
+    value = _nine_taps(x, weight, pixel, pixels, height, width, channels, False, block)
+    value += tl.load(bias + output).to(tl.float32)[None, :]
+    at, there = pixel[:, None] * channels + output[None, :], (pixel < pixels)[:, None]
+    if added:
+        value += tl.load(shortcut + at, there, other=0.0).to(tl.float32)
+    tl.store(out + at, tl.where(value <= 0, 0.0, value).to(out.dtype.element_ty), there)  # NaN stays
 
 
 @triton.jit

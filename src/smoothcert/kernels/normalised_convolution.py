@@ -7,24 +7,18 @@ import torch
 import triton
 from torch import Tensor, nn
 
-from smoothcert.models import normalised_kernels
+from smoothcert.kernels import normalised_kernels
 
 CONVOLUTION = {16: (128, 4, 1), 32: (128, 4, 1), 64: (64, 4, 3)}
 """Channels -> block of pixels, warps, stages."""
+EVALUATION = {16: (128, 4, 1), 32: (128, 4, 1), 64: (128, 4, 3)}
+"""The same for many images, in evaluation."""
 WEIGHT_GRADIENT = {16: (128, 512, 4, 3), 32: (64, 512, 4, 3), 64: (64, 256, 8, 3)}
 """Channels -> block of pixels, pixels of a program, warps, stages."""
 PROGRAMS = 512
 """About how many programs sum over all pixels: they keep a GPU busy, and their sums are few."""
 BLOCK = 1024
 """Numbers of a program where each is by itself."""
-
-
-def fits(convolution: nn.Conv2d) -> bool:
-    """Whether there are kernels for it: 3x3, one pixel at a time, and as many channels out as in."""
-    same = convolution.in_channels == convolution.out_channels and convolution.in_channels in CONVOLUTION
-    plain = convolution.bias is None and convolution.groups == 1 and convolution.padding_mode == "zeros"
-    steps = (convolution.kernel_size, convolution.stride, convolution.padding, convolution.dilation)
-    return same and plain and steps == ((3, 3), (1, 1), (1, 1), (1, 1))
 
 
 @torch.library.custom_op("smoothcert::small_convolution", mutates_args=())
@@ -235,8 +229,8 @@ class NormalisedConvolution(torch.autograd.Function):
 def normalised_convolution(
     x: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm2d, shortcut: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """relu(norm(convolution(x)) + shortcut), as in training, for x [n, c, h, w] and a convolution that `fits`; computed
-    in `dtype` (bf16 or fp16), summed in float32; channels last."""
+    """relu(norm(convolution(x)) + shortcut), as in training, for x [n, c, h, w] and a convolution with kernels here and
+    without a bias; computed in `dtype` (bf16 or fp16), summed in float32; channels last."""
     out: Tensor = NormalisedConvolution.apply(  # type: ignore[no-untyped-call]
         x.permute(0, 2, 3, 1).to(dtype),
         convolution.weight.permute(0, 2, 3, 1),
@@ -246,4 +240,29 @@ def normalised_convolution(
         *(norm.running_mean, norm.running_var, norm.num_batches_tracked),
         *(norm.momentum, norm.eps),
     )
+    return out.permute(0, 3, 1, 2)
+
+
+def evaluated_convolution(x: Tensor, convolution: nn.Conv2d, shortcut: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """relu(convolution(x) + shortcut) without gradients, for a convolution that has kernels; otherwise as above."""
+    images, weight = x.permute(0, 2, 3, 1).to(dtype).contiguous(), convolution.weight.permute(0, 2, 3, 1)
+    bias = weight.new_zeros(len(weight)) if convolution.bias is None else convolution.bias
+    added = images if shortcut is None else shortcut.permute(0, 2, 3, 1).to(dtype).contiguous()
+    _, height, width, channels = images.shape
+    block, warps, stages = EVALUATION[channels]
+    out = torch.empty_like(images)
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        normalised_kernels.evaluation[(triton.cdiv(_pixels(images), block),)](
+            images,
+            weight.contiguous(),
+            bias,
+            added,
+            out,
+            _pixels(images),
+            *(height, width, channels),
+            added=shortcut is not None,
+            block=block,
+            num_warps=warps,
+            num_stages=stages,
+        )
     return out.permute(0, 3, 1, 2)

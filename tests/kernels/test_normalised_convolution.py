@@ -12,9 +12,9 @@ pytest.importorskip("triton", reason="torch's builds for CPUs come without Trito
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 
+from smoothcert.kernels import has_kernels, kernels_work
+from smoothcert.kernels.normalised_convolution import evaluated_convolution, normalised_convolution
 from smoothcert.models import build_model
-from smoothcert.models.normalised_convolution import fits, normalised_convolution
-from smoothcert.models.own_kernels import kernels_work
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(9, 16, 8, 8), (2, 32, 6, 10), (3, 64, 4, 4), (40, 16, 12, 12)]
@@ -25,7 +25,7 @@ def layer(channels: int) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
     convolution, norm = nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)
     nn.init.uniform_(norm.weight, 0.5, 1.5)
     nn.init.normal_(norm.bias)
-    assert fits(convolution)
+    assert has_kernels(convolution)
     return convolution.to(DEVICE), norm.to(DEVICE)
 
 
@@ -83,15 +83,17 @@ def test_sums_are_the_same_each_time() -> None:
         assert torch.equal(one, other)
 
 
-def test_other_convolutions_are_left_to_torch() -> None:
-    others = [
-        nn.Conv2d(16, 32, 3, padding=1, bias=False),
-        nn.Conv2d(16, 16, 3, 2, padding=1, bias=False),
-        nn.Conv2d(16, 16, 1, bias=False),
-        nn.Conv2d(16, 16, 3, padding=1),
-        nn.Conv2d(48, 48, 3, padding=1, bias=False),
-    ]
-    assert not any(map(fits, others))
+@pytest.mark.parametrize("with_shortcut", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_evaluation(shape: tuple[int, ...], with_shortcut: bool) -> None:
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(shape[1], shape[1], 3, padding=1).to(DEVICE, torch.float16)
+    x, shortcut = (torch.randn(shape, device=DEVICE, dtype=torch.float16) for _ in range(2))
+    with torch.no_grad():
+        found = evaluated_convolution(x, convolution, shortcut if with_shortcut else None, torch.float16)
+        expected = copy.deepcopy(convolution).cpu().double()(x.cpu().double())
+        expected += shortcut.cpu().double() if with_shortcut else 0
+    assert_close(found, F.relu(expected), 2 * torch.finfo(torch.float16).eps)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
