@@ -102,16 +102,18 @@ def test_resnet_with_and_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     network = build_model("resnet20", (3, 32, 32), 10).to(DEVICE, memory_format=torch.channels_last).train()
     images = torch.rand(64, 3, 32, 32, device=DEVICE)
 
-    def numbers() -> list[Tensor]:
+    def numbers(bf16: bool) -> list[Tensor]:
         again = copy.deepcopy(network)
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
             logits = again(images)
         logits.square().mean().backward()
         gradients = [p.grad for p in again.parameters() if p.grad is not None]
         return [logits.detach(), *gradients, *(b.float() for b in again.buffers())]
 
     assert kernels_work(0)
-    ours = numbers()
+    exact, ours = numbers(bf16=False), numbers(bf16=True)
     monkeypatch.setattr("smoothcert.models.resnet_cifar.kernel_dtype", lambda x: None)
-    for mine, theirs in zip(ours, numbers(), strict=True):
-        assert float((mine - theirs).norm()) <= 0.1 * float(theirs.norm()) + 1e-6
+    for right, mine, theirs in zip(exact, ours, numbers(bf16=True), strict=True):
+        # Twenty layers of 16 bits add up: as near to float32 as torch's are.
+        error, other = ((found - right).norm() / (right.norm() + 1e-6) for found in (mine, theirs))
+        assert float(error) <= 1.5 * float(other) + 0.01
