@@ -18,7 +18,7 @@ def joined_convolution(x: Tensor, convolution: nn.Conv2d, shortcut: Tensor | Non
     # A compiler joins them itself, and chooses its kernels by measuring.
     plain = not torch.compiler.is_compiling() and not torch.is_grad_enabled() and x.numel() < 2**31
     if plain and (dtype := kernel_dtype(x)) is not None:
-        from smoothcert.kernels.normalised_convolution import evaluated_convolution  # needs Triton
+        from smoothcert.kernels.residual_layers import evaluated_convolution  # needs Triton
 
         return evaluated_convolution(x, convolution, shortcut, dtype)
     y: Tensor = convolution(x)

@@ -8,8 +8,9 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import Proxy
 
-from smoothcert.kernels import has_kernels, kernel_dtype
+from smoothcert.kernels import kernel_dtype
 
 
 class BasicBlock(nn.Module):
@@ -27,19 +28,33 @@ class BasicBlock(nn.Module):
             self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = normalised(x, self.conv1, self.bn1)
-        return normalised(y, self.conv2, self.bn2, x if self.downsample is None else self.downsample(x))
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))) + shortcut)
 
 
-def normalised(x: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm2d, shortcut: Tensor | None = None) -> Tensor:
-    """relu(norm(convolution(x)) + shortcut), up to rounding: in training the fastest way on x's device."""
-    # Training is asked first: in evaluation the network can be traced, which knows no numbers.
-    if norm.training and has_kernels(convolution) and (dtype := kernel_dtype(x)) is not None:
-        from smoothcert.kernels.normalised_convolution import normalised_convolution  # needs Triton
+class Stage(nn.Sequential):
+    """Blocks of one size, one after the other: the fastest way on the device of their input."""
 
-        return normalised_convolution(x, convolution, norm, shortcut, dtype)
-    y: Tensor = norm(convolution(x))
-    return F.relu(y if shortcut is None else y + shortcut)
+    def forward(self, x: Tensor) -> Tensor:
+        if not self._differentiated(x) or (dtype := kernel_dtype(x)) is None:
+            for block in self:
+                x = block(x)
+            return x
+        from smoothcert.kernels.residual_layers import residual_layers  # needs Triton
+
+        blocks = [block for block in self if isinstance(block, BasicBlock)]
+        layers = [layer for block in blocks for layer in ((block.conv1, block.bn1), (block.conv2, block.bn2))]
+        if (downsample := blocks[0].downsample) is None:
+            return residual_layers(x, None, layers, dtype)
+        convolution, norm = layers[0]
+        return residual_layers(F.relu(norm(convolution(x))), downsample(x), layers[1:], dtype)
+
+    def _differentiated(self, x: Tensor) -> bool:
+        """Whether gradients are wanted that the kernels know: of all in training, else of x alone."""
+        if self.training:
+            return True
+        traced = isinstance(x, Proxy) or torch.compiler.is_compiling()
+        return not traced and x.requires_grad and not any(parameter.requires_grad for parameter in self.parameters())
 
 
 class CifarResNet(nn.Module):
@@ -61,9 +76,9 @@ class CifarResNet(nn.Module):
                 nn.init.normal_(module.weight, 0, math.sqrt(2 / fan_out))
 
     @staticmethod
-    def _stage(channels_in: int, channels: int, blocks: int, stride: int) -> nn.Sequential:
+    def _stage(channels_in: int, channels: int, blocks: int, stride: int) -> Stage:
         first = BasicBlock(channels_in, channels, stride)
-        return nn.Sequential(first, *(BasicBlock(channels, channels, 1) for _ in range(blocks - 1)))
+        return Stage(first, *(BasicBlock(channels, channels, 1) for _ in range(blocks - 1)))
 
     def forward(self, images: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.conv1(images)))

@@ -1,0 +1,345 @@
+"""relu(batch_norm(conv2d(x)) + shortcut) for 3x3 convolutions of few channels, and its gradients, as Triton kernels;
+`residual_layers` launches them.
+
+Images lie pixel by pixel, channels last; a program takes a block of pixels, `wide` of them to a row of its matrices.
+With few channels the time goes into reading and writing, so what torch does in a kernel each is done here while the
+numbers are in registers: statistics and sums with the convolution before them, normalisation with shortcut and ReLU.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def convolution(
+    x,
+    weight,
+    out,
+    sums,
+    pixels,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    channels: tl.constexpr,
+    wide: tl.constexpr,
+    rows: tl.constexpr,
+):
+    """x [pixels, c], weight [c, 3, 3, c] -> out [pixels, c], and sums [programs, 2, c] of out and its squares."""
+    pixel, number = _places(pixels, channels, wide, rows)
+    total = _nine_taps(x, weight, weight, pixel, pixels, height, width, channels, False, False, wide, rows)
+    at, there = pixel[:, None] * channels + number[None, :], (pixel < pixels)[:, None]
+    rounded = total.to(out.dtype.element_ty)
+    tl.store(out + at, rounded, there)
+    rounded = rounded.to(tl.float32)  # 0 beyond the last pixel
+    _store_sums(sums, rounded, rounded * rounded, channels, wide)
+
+
+@triton.jit
+def evaluation(
+    x,
+    weight,
+    gamma,
+    beta,
+    mean,
+    variance,
+    shortcut,
+    out,
+    pixels,
+    epsilon,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    channels: tl.constexpr,
+    normalised: tl.constexpr,
+    added: tl.constexpr,
+    wide: tl.constexpr,
+    rows: tl.constexpr,
+):
+    """relu(batch norm of the convolution [+ shortcut]) by running statistics; not `normalised`, beta is added alone."""
+    pixel, number = _places(pixels, channels, wide, rows)
+    value = _nine_taps(x, weight, weight, pixel, pixels, height, width, channels, False, False, wide, rows)
+    channel = number % channels
+    if normalised:
+        factor = _factor(gamma, variance, channel, epsilon)
+        value = value * factor[None, :] - (tl.load(mean + channel) * factor)[None, :]
+    value += tl.load(beta + channel).to(tl.float32)[None, :]
+    at, there = pixel[:, None] * channels + number[None, :], (pixel < pixels)[:, None]
+    if added:
+        value += tl.load(shortcut + at, there, other=0.0).to(tl.float32)
+    tl.store(out + at, tl.where(value <= 0, 0.0, value).to(out.dtype.element_ty), there)  # NaN stays
+
+
+@triton.jit
+def convolution_gradient(
+    gradient,
+    weight,
+    gamma,
+    variance,
+    carried,
+    below,
+    y,
+    statistic,
+    out,
+    sums,
+    pixels,
+    epsilon,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    channels: tl.constexpr,
+    evaluated: tl.constexpr,
+    added: tl.constexpr,
+    masked: tl.constexpr,
+    summed: tl.constexpr,
+    wide: tl.constexpr,
+    rows: tl.constexpr,
+):
+    """The gradient with respect to a layer's input: of its convolution, after batch norm by running statistics if
+    `evaluated`; with what a shortcut has `carried`, if `added`; what the ReLU `below` lets through, if `masked`; and if
+    `summed`, sums [programs, 2, c] of that and of its product with the normalised y of the layer below."""
+    pixel, number = _places(pixels, channels, wide, rows)
+    factor = gamma
+    if evaluated:
+        source = tl.arange(0, channels if wide == 1 else 4 * channels) % channels
+        factor = _factor(gamma, variance, source, epsilon)
+    value = _nine_taps(gradient, weight, factor, pixel, pixels, height, width, channels, True, evaluated, wide, rows)
+    at, there = pixel[:, None] * channels + number[None, :], (pixel < pixels)[:, None]
+    if added:
+        value += tl.load(carried + at, there, other=0.0).to(tl.float32)
+    if masked:
+        value = tl.where(tl.load(below + at, there, other=0.0) > 0, value, 0.0)
+    rounded = value.to(out.dtype.element_ty)
+    tl.store(out + at, rounded, there)
+    if summed:
+        rounded = rounded.to(tl.float32)
+        _store_sums(sums, rounded, rounded * _normal(y, statistic, at, there, number, channels), channels, wide)
+
+
+@triton.jit
+def masked_gradient(
+    gradient,
+    out,
+    y,
+    statistic,
+    passed,
+    sums,
+    pixels,
+    channels: tl.constexpr,
+    summed: tl.constexpr,
+    rows: tl.constexpr,
+):
+    """What the ReLU of out [pixels, c] lets through of the gradient; sums as above."""
+    pixel, number = _places(pixels, channels, 1, rows)
+    at, there = pixel[:, None] * channels + number[None, :], (pixel < pixels)[:, None]
+    value = tl.load(gradient + at, there, other=0.0)
+    value = tl.where(tl.load(out + at, there, other=0.0) > 0, value, 0.0)
+    tl.store(passed + at, value, there)
+    if summed:
+        value = value.to(tl.float32)
+        _store_sums(sums, value, value * _normal(y, statistic, at, there, number, channels), channels, 1)
+
+
+@triton.jit
+def _places(pixels, channels: tl.constexpr, wide: tl.constexpr, rows: tl.constexpr):
+    """Of this program: the first pixel of each row, and the numbers of a row."""
+    return (tl.program_id(0) * rows + tl.arange(0, rows)) * wide, tl.arange(0, wide * channels)
+
+
+@triton.jit
+def _nine_taps(
+    x,
+    weight,
+    factor,
+    pixel,
+    pixels,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    channels: tl.constexpr,
+    flipped: tl.constexpr,
+    scaled: tl.constexpr,
+    wide: tl.constexpr,
+    rows: tl.constexpr,
+):
+    """The convolution at `pixel` [rows] and, if `wide` is 2, the pixel after it: float32 [rows, wide * c], 0 beyond the
+    last pixel. `flipped` is the transposed convolution, which takes gradients back; `scaled` multiplies its input by
+    `factor`.
+
+    Two pixels side by side need four of a row: one product with a weight that has 0 where a tap does not reach, in
+    place of three products with less to do."""
+    reach: tl.constexpr = 1 if wide == 1 else 4  # pixels side by side in a product
+    along: tl.constexpr = 3 if wide == 1 else 1  # products in a row of taps
+    column, row = pixel % width, pixel // width % height
+    source, output = tl.arange(0, reach * channels), tl.arange(0, wide * channels)
+    total = tl.zeros((rows, wide * channels), tl.float32)
+    for product in tl.static_range(3 * along):
+        down, start = product // along, product % along
+        beside = column[:, None] + (source // channels + start - 1)[None, :]
+        there = (pixel < pixels) & (row + down >= 1) & (row + down <= height)
+        inside = there[:, None] & (beside >= 0) & (beside < width)
+        at = (pixel + (down - 1) * width + start - 1)[:, None] * channels + source[None, :]
+        values = tl.load(x + at, inside, other=0.0)
+        tap = (source // channels)[:, None] - (output // channels)[None, :] + start
+        place = down * 3 + tap
+        channel, target = (source % channels)[:, None], (output % channels)[None, :]
+        if flipped:
+            channel, target, place = target, channel, 8 - place
+        kernels = tl.load(weight + (target * 9 + place) * channels + channel, (tap >= 0) & (tap <= 2), other=0.0)
+        if scaled:
+            kernels *= factor[:, None]
+        total = tl.dot(values, kernels.to(values.dtype), total)
+    return total
+
+
+@triton.jit
+def _factor(gamma, variance, channel, epsilon):
+    return tl.load(gamma + channel) / tl.sqrt(tl.load(variance + channel) + epsilon)
+
+
+@triton.jit
+def _normal(y, statistic, at, there, number, channels: tl.constexpr):
+    """y at those places, less its mean, over its standard deviation."""
+    channel = number % channels
+    centred = tl.load(y + at, there, other=0.0).to(tl.float32) - tl.load(statistic + channel)[None, :]
+    return centred * tl.load(statistic + channels + channel)[None, :]
+
+
+@triton.jit
+def _store_sums(sums, first, second, channels: tl.constexpr, wide: tl.constexpr):
+    to = sums + tl.program_id(0) * (2 * channels) + tl.arange(0, channels)
+    tl.store(to, tl.sum(tl.reshape(tl.sum(first, 0), (wide, channels)), 0))
+    tl.store(to + channels, tl.sum(tl.reshape(tl.sum(second, 0), (wide, channels)), 0))
+
+
+@triton.jit
+def _added_up(sums, parts, channels: tl.constexpr, block: tl.constexpr):
+    """sums [parts, 2, c] -> two of [c], added in the same order each time."""
+    channel, part = tl.arange(0, channels), tl.arange(0, block)
+    first = tl.zeros((block, channels), tl.float32)
+    second = tl.zeros((block, channels), tl.float32)
+    for start in range(0, parts, block):
+        at = sums + (start + part)[:, None] * (2 * channels) + channel[None, :]
+        there = (start + part < parts)[:, None]
+        first += tl.load(at, there, other=0.0)
+        second += tl.load(at + channels, there, other=0.0)
+    return tl.sum(first, 0), tl.sum(second, 0)
+
+
+@triton.jit
+def totals(sums, out, parts, channels: tl.constexpr, block: tl.constexpr):
+    """sums [parts, 2, c] -> out [2, c]."""
+    first, second = _added_up(sums, parts, channels, block)
+    tl.store(out + tl.arange(0, channels), first)
+    tl.store(out + channels + tl.arange(0, channels), second)
+
+
+@triton.jit
+def statistics(
+    sums,
+    gamma,
+    beta,
+    running_mean,
+    running_variance,
+    batches,
+    out,
+    parts,
+    pixels,
+    momentum,
+    epsilon,
+    channels: tl.constexpr,
+    block: tl.constexpr,
+):
+    """sums [parts, 2, c] -> out [4, c]: mean, 1 / standard deviation, and the factor and summand of the normalisation.
+
+    Updates the running statistics in place."""
+    channel = tl.arange(0, channels)
+    first, second = _added_up(sums, parts, channels, block)
+    mean = first / pixels
+    variance = tl.maximum(second / pixels - mean * mean, 0.0)
+    inverse = 1 / tl.sqrt(variance + epsilon)
+    factor = tl.load(gamma + channel) * inverse
+    tl.store(out + channel, mean)
+    tl.store(out + channels + channel, inverse)
+    tl.store(out + 2 * channels + channel, factor)
+    tl.store(out + 3 * channels + channel, tl.load(beta + channel) - mean * factor)
+    old = tl.load(running_mean + channel)
+    tl.store(running_mean + channel, old + momentum * (mean - old))
+    old = tl.load(running_variance + channel)
+    unbiased = variance * (pixels / (pixels - 1))
+    tl.store(running_variance + channel, old + momentum * (unbiased - old))
+    tl.store(batches, tl.load(batches) + 1)
+
+
+@triton.jit
+def normalisation(
+    y,
+    statistic,
+    shortcut,
+    out,
+    numbers,
+    channels: tl.constexpr,
+    added: tl.constexpr,
+    block: tl.constexpr,
+):
+    """relu(factor * y + summand [+ shortcut]) for y [pixels, c]."""
+    number = tl.program_id(0) * block + tl.arange(0, block)
+    there, channel = number < numbers, number % channels
+    value = tl.load(y + number, there, other=0.0).to(tl.float32)
+    value = value * tl.load(statistic + 2 * channels + channel) + tl.load(statistic + 3 * channels + channel)
+    if added:
+        value += tl.load(shortcut + number, there, other=0.0).to(tl.float32)
+    tl.store(out + number, tl.where(value <= 0, 0.0, value).to(out.dtype.element_ty), there)  # NaN stays
+
+
+@triton.jit
+def normalisation_gradient(
+    gradient,
+    y,
+    statistic,
+    sums,
+    out,
+    numbers,
+    pixels,
+    channels: tl.constexpr,
+    block: tl.constexpr,
+):
+    """The gradient with respect to y [pixels, c], from that of the normalised y and its sums [2, c]."""
+    number = tl.program_id(0) * block + tl.arange(0, block)
+    there, channel = number < numbers, number % channels
+    given = tl.load(gradient + number, there, other=0.0).to(tl.float32)
+    centred = tl.load(y + number, there, other=0.0).to(tl.float32) - tl.load(statistic + channel)
+    normal = centred * tl.load(statistic + channels + channel)
+    rest = tl.load(sums + channel) + normal * tl.load(sums + channels + channel)
+    value = tl.load(statistic + 2 * channels + channel) * (given - rest / pixels)
+    tl.store(out + number, value.to(out.dtype.element_ty), there)
+
+
+@triton.jit
+def weight_gradient(
+    x,
+    gradient,
+    sums,
+    pixels,
+    part,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    channels: tl.constexpr,
+    wide: tl.constexpr,
+    rows: tl.constexpr,
+):
+    """Program (part, row of taps): sums [parts, wide, c, 3, 3, c] of gradient[p] x[p + tap] over `part` pixels, those
+    of each place in a row by themselves."""
+    start, down = tl.program_id(0) * part, tl.program_id(1)
+    source, output = tl.arange(0, 4 * channels), tl.arange(0, wide * channels)
+    along = source // channels - 1  # three or four pixels in a row lie side by side
+    total = tl.zeros((4 * channels, wide * channels), tl.float32)
+    for offset in range(0, part, rows * wide):
+        pixel = start + offset + tl.arange(0, rows) * wide
+        column, row = pixel % width, pixel // width % height
+        there = (pixel < pixels) & (row + down >= 1) & (row + down <= height)
+        beside = column[:, None] + along[None, :]
+        inside = there[:, None] & (beside >= 0) & (beside < width) & (along <= wide)[None, :]
+        values = tl.load(x + (pixel + (down - 1) * width - 1)[:, None] * channels + source[None, :], inside, other=0.0)
+        at = gradient + pixel[:, None] * channels + output[None, :]
+        share = tl.load(at, (pixel < pixels)[:, None], other=0.0)
+        total = tl.dot(tl.trans(values), share, total)
+    tap = (source // channels)[:, None] - (output // channels)[None, :]
+    to = (tl.program_id(0) * (wide * channels) + output)[None, :] * (9 * channels)
+    to += (down * 3 + tap) * channels + (source % channels)[:, None]
+    tl.store(sums + to, total, (tap >= 0) & (tap <= 2))

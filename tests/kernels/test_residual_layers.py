@@ -1,0 +1,197 @@
+"""The Triton kernels beside torch in float64: on a GPU, or on a CPU with TRITON_INTERPRET=1 (fp16 alone)."""
+
+import copy
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+pytest.importorskip("triton", reason="torch's builds for CPUs come without Triton")
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
+
+from smoothcert.kernels import has_kernels, kernels_work
+from smoothcert.kernels.residual_layers import evaluated_convolution, residual_layers
+from smoothcert.models import build_model
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SHAPES = [(9, 16, 8, 8), (2, 32, 6, 10), (3, 64, 4, 4), (40, 16, 12, 12), (2, 16, 5, 7), (3, 32, 4, 5)]
+"""Images, channels, height, width."""
+Layers = list[tuple[nn.Conv2d, nn.BatchNorm2d]]
+
+
+def new_layers(channels: int, number: int) -> Layers:
+    convolutions = [nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(number)]
+    norms = [nn.BatchNorm2d(channels) for _ in range(number)]
+    for norm in norms:
+        nn.init.uniform_(norm.weight, 0.5, 1.5)
+        nn.init.normal_(norm.bias)
+        nn.init.normal_(norm.running_mean)  # type: ignore[arg-type]
+        nn.init.uniform_(norm.running_var, 0.5, 1.5)  # type: ignore[arg-type]
+    assert all(map(has_kernels, convolutions))
+    return [(c.to(DEVICE), n.to(DEVICE)) for c, n in zip(convolutions, norms, strict=True)]
+
+
+def by_torch(x: Tensor, shortcut: Tensor | None, layers: Layers) -> tuple[Tensor, Tensor]:
+    """The same layers, and how near to 0 each number of the last came before a ReLU, of the last or of one before."""
+    entry, nearest = shortcut, None
+    for number, (convolution, norm) in enumerate(layers):
+        adds = number % 2 == (0 if shortcut is not None else 1)
+        before = norm(convolution(x)) + (entry if adds else 0)
+        entry = x
+        x, nearest = F.relu(before), before.abs() if nearest is None else torch.minimum(nearest, before.abs())
+    assert nearest is not None
+    return x, nearest
+
+
+def rounded(layers: Layers, dtype: torch.dtype) -> Layers:
+    for convolution, _ in layers:
+        convolution.weight.data = convolution.weight.data.to(dtype).float()
+    return layers
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_values_gradients_and_statistics(
+    shape: tuple[int, ...], dtype: torch.dtype, number: int, training: bool
+) -> None:
+    if dtype == torch.bfloat16 and DEVICE == "cpu":
+        pytest.skip("Triton's interpreter does not know bfloat16")
+    torch.manual_seed(0)
+    layers = rounded(new_layers(shape[1], number), dtype)
+    with_shortcut = number % 2 == 1
+    x, shortcut = (torch.randn(shape, device=DEVICE).to(dtype).float().requires_grad_() for _ in range(2))
+    theirs = [tuple(copy.deepcopy(module).cpu().double() for module in layer) for layer in layers]
+    leaves = [tensor.detach().cpu().double().requires_grad_() for tensor in (x, shortcut)]
+    for modules in (*layers, *theirs):
+        modules[1].train(training)
+    found = residual_layers(x, shortcut if with_shortcut else None, layers, dtype)
+    expected, _ = by_torch(leaves[0], leaves[1] if with_shortcut else None, theirs)  # type: ignore[arg-type]
+    unit = torch.finfo(dtype).eps
+    assert largest_error(found, expected) <= 2 * number * unit
+    for (_, mine), (_, other) in zip(layers, theirs, strict=True):
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            assert largest_error(getattr(mine, name), getattr(other, name)) <= 2 * number * unit
+
+    gradient = torch.randn(shape, dtype=torch.float64).to(dtype)
+    wanted = [(x, leaves[0]), *([(shortcut, leaves[1])] if with_shortcut else [])]
+    if training:
+        for (c, n), (c2, n2) in zip(layers, theirs, strict=True):
+            wanted += [(c.weight, c2.weight), (n.weight, n2.weight), (n.bias, n2.bias)]  # type: ignore[list-item]
+    mine_all = torch.autograd.grad(found, [mine for mine, _ in wanted], gradient.to(DEVICE, dtype))
+    other_all = torch.autograd.grad(expected, [other for _, other in wanted], gradient.double())
+    for mine, other in zip(mine_all, other_all, strict=True):
+        assert mine.dtype == torch.float32
+        # Rounding decides about a few numbers near 0 whether ReLU lets them through.
+        error = float((mine.cpu().double() - other).norm() / other.norm())
+        assert error <= 32 * number * unit
+
+
+def largest_error(found: Tensor, expected: Tensor) -> float:
+    largest = max(float(expected.detach().abs().max()), 1e-30)
+    return float((found.detach().cpu().double() - expected.detach()).abs().max()) / largest
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gradients_where_relu_is_certain(shape: tuple[int, ...], training: bool) -> None:
+    """Far from 0 a ReLU passes what it passes in float64."""
+    torch.manual_seed(0)
+    layers = new_layers(shape[1], 2)
+    for convolution, norm in layers:
+        norm.train(training)
+        nn.init.constant_(norm.bias, 20.0)
+        convolution.weight.data *= 0.05
+    rounded(layers, torch.float16)
+    x = torch.randn(shape, device=DEVICE).half().float().requires_grad_()
+    theirs = [tuple(copy.deepcopy(module).cpu().double() for module in layer) for layer in layers]
+    leaf = x.detach().cpu().double().requires_grad_()
+    expected, nearest = by_torch(leaf, None, theirs)  # type: ignore[arg-type]
+    assert float(nearest.detach().min()) > 1
+    gradient = torch.randn(shape).half()
+    found = residual_layers(x, None, layers, torch.float16)
+    ours, others = [x], [leaf]
+    if training:
+        ours += [p for layer in layers for module in layer for p in module.parameters()]
+        others += [p for layer in theirs for module in layer for p in module.parameters()]
+    given = torch.autograd.grad(found, ours, gradient.to(DEVICE))
+    wanted = torch.autograd.grad(expected, others, gradient.double())
+    for mine, other in zip(given, wanted, strict=True):
+        assert largest_error(mine, other) <= 8 * torch.finfo(torch.float16).eps
+
+
+def test_what_is_no_number_stays_one() -> None:
+    layers = new_layers(16, 2)
+    x = torch.rand(2, 16, 4, 4, device=DEVICE)
+    x[0, 3, 1, 1] = torch.nan
+    assert residual_layers(x, None, layers, torch.float16).isnan().all(), "as batch norm's"
+
+
+def test_sums_are_the_same_each_time() -> None:
+    def gradients() -> list[Tensor]:
+        torch.manual_seed(0)
+        layers = new_layers(32, 2)
+        x = torch.randn(40, 32, 8, 8, device=DEVICE, requires_grad=True)
+        parameters = [p for layer in layers for module in layer for p in module.parameters()]
+        return list(torch.autograd.grad(residual_layers(x, None, layers, torch.float16).sum(), [x, *parameters]))
+
+    for one, other in zip(gradients(), gradients(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_two_passes_before_one_gradient() -> None:
+    """As an objective has it that sees clean and mixed images."""
+    torch.manual_seed(0)
+    layers = new_layers(16, 2)
+    x, other = (torch.randn(3, 16, 8, 8, device=DEVICE) for _ in range(2))
+    parameters = [p for layer in layers for module in layer for p in module.parameters()]
+
+    def total(images: Tensor) -> Tensor:
+        return residual_layers(images, None, layers, torch.float16).sum()
+
+    together = torch.autograd.grad(total(x) + total(other), parameters)
+    apart = [torch.autograd.grad(total(images), parameters) for images in (x, other)]
+    for found, one, two in zip(together, *apart, strict=True):
+        torch.testing.assert_close(found, one + two, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("with_shortcut", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_evaluation(shape: tuple[int, ...], with_shortcut: bool) -> None:
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(shape[1], shape[1], 3, padding=1).to(DEVICE, torch.float16)
+    x, shortcut = (torch.randn(shape, device=DEVICE, dtype=torch.float16) for _ in range(2))
+    with torch.no_grad():
+        found = evaluated_convolution(x, convolution, shortcut if with_shortcut else None, torch.float16)
+        expected = copy.deepcopy(convolution).cpu().double()(x.cpu().double())
+        expected += shortcut.cpu().double() if with_shortcut else 0
+    assert largest_error(found, F.relu(expected)) <= 2 * torch.finfo(torch.float16).eps
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("training", [True, False])
+def test_resnet_with_and_without_them(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
+    torch.manual_seed(0)
+    network = build_model("resnet20", (3, 32, 32), 10).to(DEVICE, memory_format=torch.channels_last)
+    images = torch.rand(64, 3, 32, 32, device=DEVICE)
+
+    def numbers(bf16: bool) -> list[Tensor]:
+        again, given = copy.deepcopy(network).train(training), images.clone().requires_grad_()
+        again.requires_grad_(training)
+        with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
+            logits = again(given)
+        logits.square().mean().backward()
+        gradients = [p.grad for p in (given, *again.parameters()) if p.grad is not None]
+        return [logits.detach(), *gradients, *(b.float() for b in again.buffers())]
+
+    assert kernels_work(0)
+    exact, ours = numbers(bf16=False), numbers(bf16=True)
+    monkeypatch.setattr("smoothcert.models.resnet_cifar.kernel_dtype", lambda x: None)
+    for right, mine, theirs in zip(exact, ours, numbers(bf16=True), strict=True):
+        # Twenty layers of 16 bits add up: as near to float32 as torch's are.
+        error, other = ((found - right).norm() / (right.norm() + 1e-6) for found in (mine, theirs))
+        assert float(error) <= 1.5 * float(other) + 0.01
