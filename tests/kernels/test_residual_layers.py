@@ -88,7 +88,7 @@ def test_values_gradients_and_statistics(
         assert mine.dtype == torch.float32
         # Rounding decides about a few numbers near 0 whether ReLU lets them through.
         error = float((mine.cpu().double() - other).norm() / other.norm())
-        assert error <= 32 * number * unit
+        assert error <= 64 * number * unit
 
 
 def largest_error(found: Tensor, expected: Tensor) -> float:

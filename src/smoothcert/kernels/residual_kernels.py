@@ -22,10 +22,11 @@ def convolution(
     channels: tl.constexpr,
     wide: tl.constexpr,
     rows: tl.constexpr,
+    stages: tl.constexpr,
 ):
-    """x [pixels, c], weight [c, 3, 3, c] -> out [pixels, c], and sums [programs, 2, c] of out and its squares."""
+    """x [pixels, c], weight as in `_nine_taps` -> out [pixels, c], and sums [programs, 2, c] of out and its squares."""
     pixel, number = _places(pixels, channels, wide, rows)
-    total = _nine_taps(x, weight, weight, pixel, pixels, height, width, channels, False, False, wide, rows)
+    total = _nine_taps(x, weight, pixel, pixels, height, width, channels, wide, rows, stages)
     at, there = pixel[:, None] * channels + number[None, :], (pixel < pixels)[:, None]
     rounded = total.to(out.dtype.element_ty)
     tl.store(out + at, rounded, there)
@@ -37,30 +38,22 @@ def convolution(
 def evaluation(
     x,
     weight,
-    gamma,
-    beta,
-    mean,
-    variance,
+    bias,
     shortcut,
     out,
     pixels,
-    epsilon,
     height: tl.constexpr,
     width: tl.constexpr,
     channels: tl.constexpr,
-    normalised: tl.constexpr,
     added: tl.constexpr,
     wide: tl.constexpr,
     rows: tl.constexpr,
+    stages: tl.constexpr,
 ):
-    """relu(batch norm of the convolution [+ shortcut]) by running statistics; not `normalised`, beta is added alone."""
+    """relu(convolution + bias [+ shortcut]), where a batch norm is in weight and bias."""
     pixel, number = _places(pixels, channels, wide, rows)
-    value = _nine_taps(x, weight, weight, pixel, pixels, height, width, channels, False, False, wide, rows)
-    channel = number % channels
-    if normalised:
-        factor = _factor(gamma, variance, channel, epsilon)
-        value = value * factor[None, :] - (tl.load(mean + channel) * factor)[None, :]
-    value += tl.load(beta + channel).to(tl.float32)[None, :]
+    value = _nine_taps(x, weight, pixel, pixels, height, width, channels, wide, rows, stages)
+    value += tl.load(bias + number % channels).to(tl.float32)[None, :]
     at, there = pixel[:, None] * channels + number[None, :], (pixel < pixels)[:, None]
     if added:
         value += tl.load(shortcut + at, there, other=0.0).to(tl.float32)
@@ -71,8 +64,6 @@ def evaluation(
 def convolution_gradient(
     gradient,
     weight,
-    gamma,
-    variance,
     carried,
     below,
     y,
@@ -80,26 +71,21 @@ def convolution_gradient(
     out,
     sums,
     pixels,
-    epsilon,
     height: tl.constexpr,
     width: tl.constexpr,
     channels: tl.constexpr,
-    evaluated: tl.constexpr,
     added: tl.constexpr,
     masked: tl.constexpr,
     summed: tl.constexpr,
     wide: tl.constexpr,
     rows: tl.constexpr,
+    stages: tl.constexpr,
 ):
-    """The gradient with respect to a layer's input: of its convolution, after batch norm by running statistics if
-    `evaluated`; with what a shortcut has `carried`, if `added`; what the ReLU `below` lets through, if `masked`; and if
-    `summed`, sums [programs, 2, c] of that and of its product with the normalised y of the layer below."""
+    """The gradient with respect to a layer's input, by the weight of the transposed convolution: with what a shortcut
+    has `carried`, if `added`; what the ReLU `below` lets through, if `masked`; and if `summed`, sums [programs, 2, c]
+    of that and of its product with the normalised y of the layer below."""
     pixel, number = _places(pixels, channels, wide, rows)
-    factor = gamma
-    if evaluated:
-        source = tl.arange(0, channels if wide == 1 else 4 * channels) % channels
-        factor = _factor(gamma, variance, source, epsilon)
-    value = _nine_taps(gradient, weight, factor, pixel, pixels, height, width, channels, True, evaluated, wide, rows)
+    value = _nine_taps(gradient, weight, pixel, pixels, height, width, channels, wide, rows, stages)
     at, there = pixel[:, None] * channels + number[None, :], (pixel < pixels)[:, None]
     if added:
         value += tl.load(carried + at, there, other=0.0).to(tl.float32)
@@ -146,50 +132,34 @@ def _places(pixels, channels: tl.constexpr, wide: tl.constexpr, rows: tl.constex
 def _nine_taps(
     x,
     weight,
-    factor,
     pixel,
     pixels,
     height: tl.constexpr,
     width: tl.constexpr,
     channels: tl.constexpr,
-    flipped: tl.constexpr,
-    scaled: tl.constexpr,
     wide: tl.constexpr,
     rows: tl.constexpr,
+    stages: tl.constexpr,
 ):
     """The convolution at `pixel` [rows] and, if `wide` is 2, the pixel after it: float32 [rows, wide * c], 0 beyond the
-    last pixel. `flipped` is the transposed convolution, which takes gradients back; `scaled` multiplies its input by
-    `factor`.
-
-    Two pixels side by side need four of a row: one product with a weight that has 0 where a tap does not reach, in
-    place of three products with less to do."""
+    last pixel. weight [9, c, c]: of each tap, from channels in to channels out. Two pixels side by side need four of
+    a row: weight [3, 4 * c, 2 * c] has 0 where a tap does not reach."""
     reach: tl.constexpr = 1 if wide == 1 else 4  # pixels side by side in a product
     along: tl.constexpr = 3 if wide == 1 else 1  # products in a row of taps
     column, row = pixel % width, pixel // width % height
     source, output = tl.arange(0, reach * channels), tl.arange(0, wide * channels)
+    matrix = weight + source[:, None] * (wide * channels) + output[None, :]
     total = tl.zeros((rows, wide * channels), tl.float32)
-    for product in tl.static_range(3 * along):
+    for product in tl.range(0, 3 * along, num_stages=stages):
         down, start = product // along, product % along
         beside = column[:, None] + (source // channels + start - 1)[None, :]
         there = (pixel < pixels) & (row + down >= 1) & (row + down <= height)
         inside = there[:, None] & (beside >= 0) & (beside < width)
         at = (pixel + (down - 1) * width + start - 1)[:, None] * channels + source[None, :]
         values = tl.load(x + at, inside, other=0.0)
-        tap = (source // channels)[:, None] - (output // channels)[None, :] + start
-        place = down * 3 + tap
-        channel, target = (source % channels)[:, None], (output % channels)[None, :]
-        if flipped:
-            channel, target, place = target, channel, 8 - place
-        kernels = tl.load(weight + (target * 9 + place) * channels + channel, (tap >= 0) & (tap <= 2), other=0.0)
-        if scaled:
-            kernels *= factor[:, None]
-        total = tl.dot(values, kernels.to(values.dtype), total)
+        kernels = tl.load(matrix + product * (reach * wide * channels * channels))
+        total = tl.dot(values, kernels, total)
     return total
-
-
-@triton.jit
-def _factor(gamma, variance, channel, epsilon):
-    return tl.load(gamma + channel) / tl.sqrt(tl.load(variance + channel) + epsilon)
 
 
 @triton.jit
@@ -249,21 +219,22 @@ def statistics(
 
     Updates the running statistics in place."""
     channel = tl.arange(0, channels)
+    scale, shift = tl.load(gamma + channel), tl.load(beta + channel)  # early: nothing waits for them then
+    old_mean, old_variance = tl.load(running_mean + channel), tl.load(running_variance + channel)
+    seen = tl.load(batches)
     first, second = _added_up(sums, parts, channels, block)
     mean = first / pixels
     variance = tl.maximum(second / pixels - mean * mean, 0.0)
     inverse = 1 / tl.sqrt(variance + epsilon)
-    factor = tl.load(gamma + channel) * inverse
+    factor = scale * inverse
     tl.store(out + channel, mean)
     tl.store(out + channels + channel, inverse)
     tl.store(out + 2 * channels + channel, factor)
-    tl.store(out + 3 * channels + channel, tl.load(beta + channel) - mean * factor)
-    old = tl.load(running_mean + channel)
-    tl.store(running_mean + channel, old + momentum * (mean - old))
-    old = tl.load(running_variance + channel)
+    tl.store(out + 3 * channels + channel, shift - mean * factor)
+    tl.store(running_mean + channel, old_mean + momentum * (mean - old_mean))
     unbiased = variance * (pixels / (pixels - 1))
-    tl.store(running_variance + channel, old + momentum * (unbiased - old))
-    tl.store(batches, tl.load(batches) + 1)
+    tl.store(running_variance + channel, old_variance + momentum * (unbiased - old_variance))
+    tl.store(batches, seen + 1)
 
 
 @triton.jit

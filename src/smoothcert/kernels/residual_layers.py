@@ -4,7 +4,7 @@ Each second layer adds what the layer before it was given. They are differentiat
 convolution, a shortcut, a ReLU and the sums of a batch norm in one kernel. The kernels are in `residual_kernels`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from smoothcert.kernels import residual_kernels
 
-CONVOLUTION = {16: (256, 4), 32: (128, 4), 64: (128, 8)}
-"""Channels -> pixels of a program, warps."""
-EVALUATION = {16: (256, 4), 32: (128, 4), 64: (256, 4)}
+CONVOLUTION = {16: (256, 4, 1), 32: (256, 4, 1), 64: (128, 4, 3)}
+"""Channels -> pixels of a program, warps, stages."""
+MANY = {16: (256, 4, 1), 32: (256, 4, 1), 64: (256, 4, 3)}
 """The same for many images, in evaluation."""
-WEIGHT_GRADIENT = {16: (256, 128, 4, 3), 32: (128, 128, 4, 3), 64: (32, 64, 8, 3)}
+WEIGHT_GRADIENT = {16: (256, 64, 4, 3), 32: (128, 64, 4, 3), 64: (32, 64, 4, 3)}
 """Channels -> into how many parts the pixels go, pixels at a time, warps, stages."""
 NUMBERS = 16384
 """That are added up at a time by one program."""
@@ -114,27 +114,30 @@ class EvaluatedLayers(torch.autograd.Function):
         running: list[Running],
         epsilon: float,
     ) -> Tensor:
-        outs = x.new_empty((len(parameters), *x.shape))
+        weight, gamma, beta = (torch.stack(tensors) for tensors in zip(*parameters, strict=True))
+        mean, variance, _ = (torch.stack(tensors) for tensors in zip(*running, strict=True))
+        factor = gamma / (variance + epsilon).sqrt()
+        weight, bias = weight * factor[:, :, None, None, None], beta - mean * factor
+        matrices, outs = _matrices(weight, x), x.new_empty((len(parameters), *x.shape))
         with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-            for number, (mine, seen) in enumerate(zip(parameters, running, strict=True)):
+            for number in range(len(outs)):
                 added = _added(number, x, shortcut, outs)
-                _evaluation(_input(number, x, outs), mine, seen, added, outs[number], epsilon)
-        ctx.save_for_backward(outs)
-        ctx.parameters, ctx.running, ctx.epsilon, ctx.has_shortcut = parameters, running, epsilon, shortcut is not None
+                _evaluation(_input(number, x, outs), matrices[number], bias[number], added, outs[number], CONVOLUTION)
+        ctx.save_for_backward(outs, weight)
+        ctx.has_shortcut = shortcut is not None
         return outs[-1]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (outs,) = ctx.saved_tensors
+        outs, weight = ctx.saved_tensors
+        matrices = _matrices(_transposed(weight), outs[0])
         with torch.cuda.device_of(outs):  # type: ignore[no-untyped-call]
             carried = gradient = _masked_gradient(gradients[0].contiguous(), outs[-1], None)[0]
             for number in reversed(range(len(outs))):
-                weight, gamma, _ = ctx.parameters[number]
-                norm = (gamma, ctx.running[number].variance, ctx.epsilon)
                 adds = _adds(number, ctx.has_shortcut)
                 carried = gradient if adds else carried
                 below = outs[number - 1] if number else None
-                gradient, _ = _convolution_gradient(gradient, weight, norm, None if adds else carried, below, None)
+                gradient, _ = _convolution_gradient(gradient, matrices[number], None if adds else carried, below, None)
         return gradient, carried if ctx.has_shortcut else None, None, None, None
 
 
@@ -166,11 +169,13 @@ def trained(
     """x [n, h, w, c] -> of each layer its output and convolution, [layers, n, h, w, c] both, and statistics
     [layers, 4, c]. The running statistics are updated as batch norm does."""
     outs, ys, statistics = _trained_like(x, shortcut, parameters, running, momentum, epsilon)
+    matrices = _matrices(torch.stack(parameters[::3]), x)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # where Triton launches
         for number in range(len(outs)):
-            mine, seen = Parameters(*parameters[3 * number : 3 * number + 3]), running[3 * number : 3 * number + 3]
-            sums = _convolution(_input(number, x, outs), mine.weight, ys[number])
-            _statistics(sums, mine, Running(*seen), statistics[number], _pixels(x), momentum, epsilon)
+            _, gamma, beta = parameters[3 * number : 3 * number + 3]
+            seen = Running(*running[3 * number : 3 * number + 3])
+            sums = _convolution(_input(number, x, outs), matrices[number], ys[number])
+            _statistics(sums, gamma, beta, seen, statistics[number], _pixels(x), momentum, epsilon)
             _normalisation(ys[number], statistics[number], _added(number, x, shortcut, outs), outs[number])
     return outs, ys, statistics
 
@@ -201,14 +206,14 @@ def trained_gradient(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients with respect to x, the shortcut (or nothing), the weights [layers, c, 3, 3, c], and beta and gamma
     together [layers, 2, c]."""
-    channels = x.shape[3]
-    parts = _parts(x)
+    channels, parts = x.shape[3], _parts(x)
+    matrices = _matrices(_transposed(torch.stack(weights)), x)
     for_weights = x.new_empty((len(weights), parts[0] * _wide(x), channels, 3, 3, channels), dtype=torch.float32)
     totals = statistics.new_empty((len(weights), 2, channels))
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         gradient, sums = _masked_gradient(gradient.contiguous(), outs[-1], (ys[-1], statistics[-1]))
         carried = gradient
-        for number, weight in reversed(list(enumerate(weights))):
+        for number in reversed(range(len(weights))):
             adds = _adds(number, has_shortcut)
             carried = gradient if adds else carried
             _totals(sums, totals[number])
@@ -216,7 +221,7 @@ def trained_gradient(
             _weight_gradient(_input(number, x, outs), for_y, for_weights[number], parts[1])
             below = (ys[number - 1], statistics[number - 1]) if number else None
             gradient, sums = _convolution_gradient(
-                for_y, weight, None, None if adds else carried, outs[number - 1] if number else None, below
+                for_y, matrices[number], None if adds else carried, outs[number - 1] if number else None, below
             )
     return gradient, carried if has_shortcut else x.new_empty(0), for_weights.sum(1), totals
 
@@ -243,71 +248,76 @@ def _trained_gradient_like(
 def evaluated_convolution(x: Tensor, convolution: nn.Conv2d, shortcut: Tensor | None, dtype: torch.dtype) -> Tensor:
     """relu(convolution(x) + shortcut) for x [n, c, h, w], without gradients, for a convolution that has kernels."""
     images = x.permute(0, 2, 3, 1).to(dtype).contiguous()
-    weight = convolution.weight.permute(0, 2, 3, 1)
-    bias = weight.new_zeros(len(weight)) if convolution.bias is None else convolution.bias
+    matrix = _matrices(convolution.weight.permute(0, 2, 3, 1)[None], images)[0]
+    bias = matrix.new_zeros(images.shape[3]) if convolution.bias is None else convolution.bias
     added = None if shortcut is None else shortcut.permute(0, 2, 3, 1).to(dtype).contiguous()
     out = torch.empty_like(images)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-        _evaluation(images, Parameters(weight, bias, bias), Running(bias, bias, bias), added, out, None)
+        _evaluation(images, matrix, bias, added, out, MANY)
     return out.permute(0, 3, 1, 2)
 
 
-# Launches. Images are [n, h, w, c] and contiguous.
+def _transposed(weights: Tensor) -> Tensor:
+    """The weights [layers, c, 3, 3, c] that take gradients back."""
+    return weights.flip(2, 3).transpose(1, 4)
 
 
-def _convolution(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+def _matrices(weights: Tensor, x: Tensor) -> Tensor:
+    """weights [layers, c, 3, 3, c] as the kernels multiply images like x with them, in the type of x."""
+    taps = weights.permute(0, 2, 3, 4, 1)  # rows and columns of taps, channels in, channels out
+    layers, _, _, channels, _ = taps.shape
+    if _wide(x) == 1:
+        return taps.to(x.dtype).reshape(layers, 9, channels, channels).contiguous()
+    matrices = x.new_zeros((layers, 3, 4, channels, 2, channels))
+    matrices[:, :, :3, :, 0] = taps
+    matrices[:, :, 1:, :, 1] = taps
+    return matrices
+
+
+# Launches. Images are [n, h, w, c] and contiguous, a matrix is that of a layer.
+
+
+def _convolution(x: Tensor, matrix: Tensor, out: Tensor) -> Tensor:
     """Writes out; sums [programs, 2, c] of it and its squares."""
     grid, blocks = _blocks(x, CONVOLUTION)
     sums = x.new_empty((*grid, 2, x.shape[3]), dtype=torch.float32)
-    residual_kernels.convolution[grid](x, weight.contiguous(), out, sums, _pixels(x), *x.shape[1:], **blocks)
+    residual_kernels.convolution[grid](x, matrix, out, sums, _pixels(x), *x.shape[1:], **blocks)
     return sums
 
 
 def _evaluation(
-    x: Tensor, mine: Parameters, seen: Running, added: Tensor | None, out: Tensor, epsilon: float | None
+    x: Tensor, matrix: Tensor, bias: Tensor, shortcut: Tensor | None, out: Tensor, chosen: Mapping[int, tuple[int, ...]]
 ) -> None:
-    """Writes out, by running statistics; without an epsilon there is no batch norm, and beta is added alone."""
-    grid, blocks = _blocks(x, EVALUATION)
+    """Writes out."""
+    grid, blocks = _blocks(x, chosen)
+    added = x if shortcut is None else shortcut
     residual_kernels.evaluation[grid](
-        x,
-        mine.weight.contiguous(),
-        *(mine.gamma, mine.beta, seen.mean, seen.variance),
-        x if added is None else added,
-        out,
-        *(_pixels(x), epsilon or 0.0),
-        *x.shape[1:],
-        normalised=epsilon is not None,
-        added=added is not None,
-        **blocks,
+        x, matrix, bias, added, out, _pixels(x), *x.shape[1:], added=shortcut is not None, **blocks
     )
 
 
 def _convolution_gradient(
     gradient: Tensor,
-    weight: Tensor,
-    norm: tuple[Tensor, Tensor, float] | None,
+    matrix: Tensor,
     carried: Tensor | None,
     below: Tensor | None,
     normal: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Through `norm` (gamma, running variance, epsilon), if given, and the convolution; with what a shortcut carried,
-    where the ReLU below lets it through; and its sums with the normalised (y, statistics) of the layer below."""
+    """Through the convolution; with what a shortcut carried, where the ReLU below lets it through; and its sums with
+    the normalised (y, statistics) of the layer below."""
     grid, blocks = _blocks(gradient, CONVOLUTION)
     out = torch.empty_like(gradient)
-    sums = weight.new_empty((*grid, 2, gradient.shape[3]) if normal else 0, dtype=torch.float32)
-    gamma, variance, epsilon = norm or (sums, sums, 0.0)
+    sums = out.new_empty((*grid, 2, gradient.shape[3]) if normal else 0, dtype=torch.float32)
     residual_kernels.convolution_gradient[grid](
         gradient,
-        weight.contiguous(),
-        *(gamma, variance),
+        matrix,
         gradient if carried is None else carried,
         gradient if below is None else below,
         *(normal or (gradient, sums)),
         out,
         sums,
-        *(_pixels(gradient), epsilon),
+        _pixels(gradient),
         *gradient.shape[1:],
-        evaluated=norm is not None,
         added=carried is not None,
         masked=below is not None,
         summed=normal is not None,
@@ -338,11 +348,19 @@ def _masked_gradient(gradient: Tensor, out: Tensor, normal: tuple[Tensor, Tensor
 
 
 def _statistics(
-    sums: Tensor, mine: Parameters, seen: Running, out: Tensor, pixels: int, momentum: float, epsilon: float
+    sums: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    seen: Running,
+    out: Tensor,
+    pixels: int,
+    momentum: float,
+    epsilon: float,
 ) -> None:
+    """Writes out [4, c] and what is seen."""
     residual_kernels.statistics[(1,)](
         sums,
-        *(mine.gamma, mine.beta, *seen),
+        *(gamma, beta, *seen),
         out,
         *(len(sums), pixels, momentum, epsilon),
         channels=sums.shape[2],
@@ -400,10 +418,11 @@ def _parts(x: Tensor) -> tuple[int, int]:
     return triton.cdiv(_pixels(x), part), part
 
 
-def _blocks(x: Tensor, chosen: dict[int, tuple[int, int]]) -> tuple[tuple[int], dict[str, int]]:
+def _blocks(x: Tensor, chosen: Mapping[int, tuple[int, ...]]) -> tuple[tuple[int], dict[str, int]]:
     """Programs, and what each takes."""
-    (pixels, warps), wide = chosen[x.shape[3]], _wide(x)
-    return (triton.cdiv(_pixels(x), pixels),), {"wide": wide, "rows": pixels // wide, "num_warps": warps}
+    (pixels, warps, stages), wide = chosen[x.shape[3]], _wide(x)
+    blocks = {"wide": wide, "rows": pixels // wide, "stages": stages, "num_warps": warps}
+    return (triton.cdiv(_pixels(x), pixels),), blocks
 
 
 def _wide(x: Tensor) -> int:
