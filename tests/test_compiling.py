@@ -22,6 +22,12 @@ def test_a_deep_network_needs_a_longer_run() -> None:
     assert deep(1000)
 
 
+def test_blocks_that_are_kernels_leave_nothing_to_compile() -> None:
+    assert not compile_pays(CifarResNet(110, 10), "auto", by_kernels=True)(1e9)
+    assert compile_pays(CifarResNet(110, 10), "always", by_kernels=True)(0)
+    assert compile_pays(LeNet(10), "auto", by_kernels=True)(60), "where compiling joins what lies between the kernels"
+
+
 def test_the_user_has_the_last_word() -> None:
     assert compile_pays(LeNet(10), "always")(0)
     assert not compile_pays(LeNet(10), "never")(1e9)

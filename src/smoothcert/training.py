@@ -26,6 +26,7 @@ from smoothcert.checkpoint import RECIPE, InputSpec, new_model, save_model, save
 from smoothcert.compiling import Compiling, compile_pays, keep_compiled_kernels
 from smoothcert.data import Images
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.kernels import kernels_work
 from smoothcert.meter import Meter
 from smoothcert.metrics_file import METRICS, append_metrics
 from smoothcert.models import check_outputs, is_code
@@ -203,7 +204,8 @@ def training_steps(
     if capture and where.type == "cuda" and accelerator.num_processes == 1:
         keep_compiled_kernels()
         steps_left = (recipe.epochs - first_epoch) * steps
-        captured = CapturedStep(run_step, loss, steps_left, compile_pays(model, compiling), on_note)
+        pays = compile_pays(model, compiling, by_kernels=precision == "bf16" and kernels_work(where.index or 0))
+        captured = CapturedStep(run_step, loss, steps_left, pays, on_note)
     computed_with = versions(where)
     save_seconds = SAVE_SECONDS * runs_at_once  # all wait while one is saved
     started, last_save = time.perf_counter(), -math.inf

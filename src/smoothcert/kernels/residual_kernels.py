@@ -11,6 +11,34 @@ import triton.language as tl
 
 
 @triton.jit
+def matrices(
+    weight,
+    factor,
+    out,
+    channels: tl.constexpr,
+    transposed: tl.constexpr,
+    scaled: tl.constexpr,
+    wide: tl.constexpr,
+):
+    """Program (layer, product): weight [layers, c, 3, 3, c], the first of them channels out, as `_nine_taps` wants it;
+    `scaled` times factor [layers, c] of the channels out; `transposed`, it takes gradients back."""
+    layer, product = tl.program_id(0), tl.program_id(1)
+    reach: tl.constexpr = 1 if wide == 1 else 4
+    along: tl.constexpr = 3 if wide == 1 else 1
+    source, output = tl.arange(0, reach * channels)[:, None], tl.arange(0, wide * channels)[None, :]
+    tap = source // channels - output // channels + product % along
+    place, channel, target = product // along * 3 + tap, source % channels, output % channels
+    if transposed:
+        place, channel, target = 8 - place, target, channel
+    at = ((layer * channels + target) * 9 + place) * channels + channel
+    values = tl.load(weight + at, (tap >= 0) & (tap <= 2), other=0.0).to(tl.float32)
+    if scaled:
+        values *= tl.load(factor + layer * channels + target)
+    to = ((layer * (3 * along) + product) * (reach * channels) + source) * (wide * channels) + output
+    tl.store(out + to, values.to(out.dtype.element_ty))
+
+
+@triton.jit
 def convolution(
     x,
     weight,

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from smoothcert.kernels import residual_kernels
 
-CONVOLUTION = {16: (256, 4, 1), 32: (256, 4, 1), 64: (128, 4, 3)}
+CONVOLUTION = {16: (512, 4, 1), 32: (256, 4, 3), 64: (128, 8, 4)}
 """Channels -> pixels of a program, warps, stages."""
-MANY = {16: (256, 4, 1), 32: (256, 4, 1), 64: (256, 4, 3)}
+MANY = {16: (256, 4, 1), 32: (256, 4, 3), 64: (128, 4, 2)}
 """The same for many images, in evaluation."""
 WEIGHT_GRADIENT = {16: (256, 64, 4, 3), 32: (128, 64, 4, 3), 64: (32, 64, 4, 3)}
 """Channels -> into how many parts the pixels go, pixels at a time, warps, stages."""
@@ -117,21 +117,21 @@ class EvaluatedLayers(torch.autograd.Function):
         weight, gamma, beta = (torch.stack(tensors) for tensors in zip(*parameters, strict=True))
         mean, variance, _ = (torch.stack(tensors) for tensors in zip(*running, strict=True))
         factor = gamma / (variance + epsilon).sqrt()
-        weight, bias = weight * factor[:, :, None, None, None], beta - mean * factor
-        matrices, outs = _matrices(weight, x), x.new_empty((len(parameters), *x.shape))
+        bias, outs = beta - mean * factor, x.new_empty((len(parameters), *x.shape))
         with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+            matrices = _matrices(weight, x, factor=factor)
             for number in range(len(outs)):
                 added = _added(number, x, shortcut, outs)
                 _evaluation(_input(number, x, outs), matrices[number], bias[number], added, outs[number], CONVOLUTION)
-        ctx.save_for_backward(outs, weight)
+        ctx.save_for_backward(outs, weight, factor)
         ctx.has_shortcut = shortcut is not None
         return outs[-1]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        outs, weight = ctx.saved_tensors
-        matrices = _matrices(_transposed(weight), outs[0])
+        outs, weight, factor = ctx.saved_tensors
         with torch.cuda.device_of(outs):  # type: ignore[no-untyped-call]
+            matrices = _matrices(weight, outs[0], factor=factor, transposed=True)
             carried = gradient = _masked_gradient(gradients[0].contiguous(), outs[-1], None)[0]
             for number in reversed(range(len(outs))):
                 adds = _adds(number, ctx.has_shortcut)
@@ -169,8 +169,8 @@ def trained(
     """x [n, h, w, c] -> of each layer its output and convolution, [layers, n, h, w, c] both, and statistics
     [layers, 4, c]. The running statistics are updated as batch norm does."""
     outs, ys, statistics = _trained_like(x, shortcut, parameters, running, momentum, epsilon)
-    matrices = _matrices(torch.stack(parameters[::3]), x)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # where Triton launches
+        matrices = _matrices(torch.stack(parameters[::3]), x)
         for number in range(len(outs)):
             _, gamma, beta = parameters[3 * number : 3 * number + 3]
             seen = Running(*running[3 * number : 3 * number + 3])
@@ -207,10 +207,10 @@ def trained_gradient(
     """The gradients with respect to x, the shortcut (or nothing), the weights [layers, c, 3, 3, c], and beta and gamma
     together [layers, 2, c]."""
     channels, parts = x.shape[3], _parts(x)
-    matrices = _matrices(_transposed(torch.stack(weights)), x)
-    for_weights = x.new_empty((len(weights), parts[0] * _wide(x), channels, 3, 3, channels), dtype=torch.float32)
+    for_weights = x.new_empty((len(weights), parts[0] * _wide(x, 32), channels, 3, 3, channels), dtype=torch.float32)
     totals = statistics.new_empty((len(weights), 2, channels))
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        matrices = _matrices(torch.stack(weights), x, transposed=True)
         gradient, sums = _masked_gradient(gradient.contiguous(), outs[-1], (ys[-1], statistics[-1]))
         carried = gradient
         for number in reversed(range(len(weights))):
@@ -248,33 +248,33 @@ def _trained_gradient_like(
 def evaluated_convolution(x: Tensor, convolution: nn.Conv2d, shortcut: Tensor | None, dtype: torch.dtype) -> Tensor:
     """relu(convolution(x) + shortcut) for x [n, c, h, w], without gradients, for a convolution that has kernels."""
     images = x.permute(0, 2, 3, 1).to(dtype).contiguous()
-    matrix = _matrices(convolution.weight.permute(0, 2, 3, 1)[None], images)[0]
-    bias = matrix.new_zeros(images.shape[3]) if convolution.bias is None else convolution.bias
+    bias = images.new_zeros(images.shape[3]) if convolution.bias is None else convolution.bias
     added = None if shortcut is None else shortcut.permute(0, 2, 3, 1).to(dtype).contiguous()
     out = torch.empty_like(images)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        (matrix,) = _matrices(convolution.weight.permute(0, 2, 3, 1)[None], images)
         _evaluation(images, matrix, bias, added, out, MANY)
     return out.permute(0, 3, 1, 2)
 
 
-def _transposed(weights: Tensor) -> Tensor:
-    """The weights [layers, c, 3, 3, c] that take gradients back."""
-    return weights.flip(2, 3).transpose(1, 4)
-
-
-def _matrices(weights: Tensor, x: Tensor) -> Tensor:
-    """weights [layers, c, 3, 3, c] as the kernels multiply images like x with them, in the type of x."""
-    taps = weights.permute(0, 2, 3, 4, 1)  # rows and columns of taps, channels in, channels out
-    layers, _, _, channels, _ = taps.shape
-    if _wide(x) == 1:
-        return taps.to(x.dtype).reshape(layers, 9, channels, channels).contiguous()
-    matrices = x.new_zeros((layers, 3, 4, channels, 2, channels))
-    matrices[:, :, :3, :, 0] = taps
-    matrices[:, :, 1:, :, 1] = taps
-    return matrices
-
-
 # Launches. Images are [n, h, w, c] and contiguous, a matrix is that of a layer.
+
+
+def _matrices(weights: Tensor, x: Tensor, *, factor: Tensor | None = None, transposed: bool = False) -> Tensor:
+    """weights [layers, c, 3, 3, c], times factor [layers, c], as the kernels multiply images like x with them."""
+    layers, channels, wide = len(weights), x.shape[3], _wide(x)
+    shape = (9, channels, channels) if wide == 1 else (3, 4 * channels, 2 * channels)
+    out = x.new_empty((layers, *shape))
+    residual_kernels.matrices[(layers, shape[0])](
+        weights.contiguous(),
+        weights if factor is None else factor,
+        out,
+        channels=channels,
+        transposed=transposed,
+        scaled=factor is not None,
+        wide=wide,
+    )
+    return out
 
 
 def _convolution(x: Tensor, matrix: Tensor, out: Tensor) -> Tensor:
@@ -397,7 +397,7 @@ def _normalisation_gradient(gradient: Tensor, y: Tensor, statistics: Tensor, tot
 def _weight_gradient(x: Tensor, gradient: Tensor, sums: Tensor, part: int) -> None:
     """Writes sums [parts * wide, c, 3, 3, c], of `part` pixels each."""
     _, pixels, warps, stages = WEIGHT_GRADIENT[x.shape[3]]
-    wide = _wide(x)
+    wide = _wide(x, 32)
     residual_kernels.weight_gradient[(len(sums) // wide, 3)](
         x,
         gradient,
@@ -425,9 +425,9 @@ def _blocks(x: Tensor, chosen: Mapping[int, tuple[int, ...]]) -> tuple[tuple[int
     return (triton.cdiv(_pixels(x), pixels),), blocks
 
 
-def _wide(x: Tensor) -> int:
+def _wide(x: Tensor, few: int = 16) -> int:
     """Pixels of a row that are taken together: two where channels are few, if rows are even."""
-    return 2 if x.shape[3] <= 32 and x.shape[2] % 2 == 0 else 1
+    return 2 if x.shape[3] <= few and x.shape[2] % 2 == 0 else 1
 
 
 def _pixels(x: Tensor) -> int:
