@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from smoothcert.certification import (
     chosen_images,
     complete_recipe,
     images_at_once,
+    missing_classes,
     unreachable_radius,
 )
 from smoothcert.checkpoint import load_run
@@ -153,6 +155,20 @@ def test_chosen_images() -> None:
     for skip, most in ((0, None), (1, 0)):
         with pytest.raises(RequestError, match="expected at least 1"):
             chosen_images(10, skip, most)
+
+
+def test_images_of_few_classes_are_warned_about() -> None:
+    """Every 20th image, where classes repeat every ten."""
+    labels = torch.arange(1000) % 10
+    data = ImageData(torch.zeros(1000, 1, 2, 2, dtype=torch.uint8), labels, 10, "interleaved", "test")
+    warning = missing_classes(data, chosen_images(1000, 20, None))
+    assert "the 50 chosen images have only 1 of the 10 classes (0)" in str(warning)
+    assert "5 of the 10 classes (0, 2, 4, 6, 8)" in str(missing_classes(data, chosen_images(1000, 2, None)))
+    assert missing_classes(data, chosen_images(1000, 21, None)) is None, "too few to tell"
+    assert missing_classes(data, chosen_images(1000, 3, None)) is None
+    by_class = replace(data, labels=labels.sort().values)
+    assert missing_classes(by_class, chosen_images(1000, 20, None)) is None
+    assert "1 of the 10" in str(missing_classes(by_class, chosen_images(1000, 1, 100)))
 
 
 @pytest.mark.parametrize(("n", "images"), [(100_000, 1), (1_000, 5), (5_000, 2)])

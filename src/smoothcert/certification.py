@@ -40,6 +40,8 @@ from smoothcert.smoothing.votes import (
 
 BATCHES_AT_ONCE = 20
 """Forward passes, about, between two writes to the file: what a kill can cost when n is small."""
+IMAGES_A_CLASS = 5
+"""So many on average, chosen by chance, leave out one of ten classes in one case of twenty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,18 @@ def chosen_images(total: int, skip: int, max_images: int | None, shard: tuple[in
     if not 1 <= part <= parts:
         raise RequestError(f"shard: expected i/k with 1 <= i <= k, got {part}/{parts}")
     return list(range(0, total, skip))[:max_images][part - 1 :: parts]
+
+
+def missing_classes(data: Images, indices: Sequence[int]) -> str | None:
+    """A warning when the chosen images lack classes that so many would have, had the order nothing to do with them."""
+    there, chosen = set(data.labels.tolist()), set(data.labels[list(indices)].tolist())
+    if len(indices) < IMAGES_A_CLASS * len(there) or chosen == there:
+        return None
+    some = ", ".join(map(str, sorted(chosen)[:5])) + (", ..." if len(chosen) > 5 else "")
+    return (
+        f"the {len(indices):,} chosen images have only {len(chosen)} of the {len(there)} classes ({some}), for such is "
+        f"the order of {data.name}; ACR and accuracies are of these alone: choose another --skip"
+    )
 
 
 def complete_recipe(

@@ -103,8 +103,10 @@ def test_given_radii_win_and_a_row_without_any_leaves_the_default(make_run: Make
 PAPERS = {"dataset": "mnist", "split": "test", "n": 100_000, "n0": 100, "alpha": 0.001, "precision": "fp32"}
 
 
-def differences(images: int = 10_000, table: str = TABLE, n: int = 100_000, n0: int = 100, **changes: Any) -> list[str]:
-    rows = [image(i, 1, 1, 0.5, n=n, n0=n0) for i in range(images)]
+def differences(
+    images: int = 10_000, table: str = TABLE, n: int = 100_000, n0: int = 100, classes: int = 10, **changes: Any
+) -> list[str]:
+    rows = [image(i, i % classes, i % classes, 0.5, n=n, n0=n0) for i in range(images)]
     settings = {k: v for k, v in {**PAPERS, "n": n, "n0": n0, **changes}.items() if v is not None}
     return certified_otherwise(summarize(as_file(rows, **settings), "x", []), table)
 
@@ -128,6 +130,7 @@ def test_the_papers_own_protocol() -> None:
         ({"dataset": None}, "data set not recorded"),
         ({"precision": "bf16"}, "votes in bf16"),
         ({"bound": "two-sided"}, "two-sided bound"),
+        ({"classes": 1}, "all images of class 0, so its ACR alone"),
         ({"noise": "laplace"}, "laplace noise, radii in L1"),
         ({"label_aware": True}, "label-aware: wrong images were not sampled, for benchmarks only"),
         (
@@ -143,9 +146,9 @@ def test_each_difference_is_told_alone(changes: dict[str, Any], expected: str) -
 
 
 def test_a_file_of_another_tool_and_mixed_votes() -> None:
-    theirs = summarize(as_file([image(i, 1, 1, 0.5, n=0, n0=0) for i in range(10_000)]), "x", [])
+    theirs = summarize(as_file([image(i, i % 2, i % 2, 0.5, n=0, n0=0) for i in range(10_000)]), "x", [])
     assert certified_otherwise(theirs, TABLE) == ["n, n0, alpha not recorded", "data set not recorded"]
-    rows = [image(i, 1, 1, 0.5, n=100_000 if i else 50_000, n0=100) for i in range(10_000)]
+    rows = [image(i, i % 2, i % 2, 0.5, n=100_000 if i else 50_000, n0=100) for i in range(10_000)]
     told = certified_otherwise(summarize(as_file(rows, **PAPERS), "x", []), TABLE)
     assert told[0] == "n not the same for all images, the paper's 100,000"
 
@@ -154,7 +157,7 @@ def test_runs_that_differ_alike_share_a_line(make_run: MakeRun, tmp_path: Path) 
     runs = [make_run("a"), make_run("b")]
     contents = write_report(runs, tmp_path / "out", ["csv"], published=lambda path: ROW).contents
     assert list(contents.notes.values()) == [["a", "b"]]
-    whole = [image(i, 1, 1, 0.5, n=100_000, n0=100) for i in range(10_000)]
+    whole = [image(i, i % 2, i % 2, 0.5, n=100_000, n0=100) for i in range(10_000)]
     run = make_run("c", whole, n=100_000, n0=100)
     row = replace(ROW, differences=())
     contents = write_report([run], tmp_path / "out", ["csv"], published=lambda path: row).contents

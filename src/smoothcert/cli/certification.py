@@ -49,6 +49,7 @@ def certify(
         certify_run,
         chosen_images,
         complete_recipe,
+        missing_classes,
         unreachable_radius,
     )
     from smoothcert.checkpoint import load_run
@@ -93,6 +94,8 @@ def certify(
         for asked in [radius] if radius is not None else recipe.radii[-1:]:
             if group.leads and (warning := unreachable_radius(recipe, asked)):
                 console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
+        if group.leads and (warning := missing_classes(images, chosen_images(len(images), skip, max_images))):
+            console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
         indices = chosen_images(len(images), skip, max_images, part)
         network = own_model(str(model), images.num_classes) if loaded is None else None
         with certification_bar(folder.name, len(indices)) as show:

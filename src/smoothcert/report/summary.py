@@ -12,6 +12,7 @@ from smoothcert.certificates import ABSTAIN, CertificatesFile, CertifiedImage
 from smoothcert.errors import RequestError, WorkError
 
 MAX_RADII = 12
+MANY_IMAGES = 20
 _NORMAL_95 = float(ndtri(0.975))
 
 
@@ -212,8 +213,14 @@ def _remarks(file: CertificatesFile) -> tuple[str, ...]:
         "sound integer noise": bool(told.get("sound")),
         f"{told.get('noise')} noise, radii in L1": told.get("noise") in ("laplace", "uniform"),
         f"{most / max(spent, 1):.1f} times fewer votes than n for each image": most > spent,
+        f"all images of class {file.rows[0].label}, so its ACR alone": _of_one_class(file),
     }
     return tuple(remark for remark, holds in found.items() if holds)
+
+
+def _of_one_class(file: CertificatesFile) -> bool:
+    """Whether all images have one label, and are too many for that to be chance."""
+    return len(file.rows) >= MANY_IMAGES and len({row.label for row in file.rows}) == 1
 
 
 def default_radii(files: Sequence[CertificatesFile]) -> list[float]:

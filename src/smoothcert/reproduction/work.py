@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from smoothcert.certification import certify_run, chosen_images, complete_recipe
+from smoothcert.certification import certify_run, chosen_images, complete_recipe, missing_classes
 from smoothcert.checkpoint import RECIPE, load_run
 from smoothcert.console import certification_bar, print_note, train_with_bar
 from smoothcert.data import load_dataset
@@ -90,6 +90,8 @@ def certify_here(run: PlannedRun, workshop: Workshop) -> None:
     recipe, device = recipe_of(run), find_device(workshop.device)
     data = load_dataset(recipe.dataset, "test", workshop.data, image_size=recipe.image_size)
     indices = chosen_images(len(data), run.skip, run.max_images)
+    if warning := missing_classes(data, indices):
+        print_note(workshop.console, warning)
     fields = {"sigma": recipe.sigma, "noise": recipe.noise, "n": run.n, "compile": workshop.compile}
     settings = complete_recipe(fields, run.certificates, device, data.shape)
     with certification_bar(run.folder.name, len(indices)) as show:
