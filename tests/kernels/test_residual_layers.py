@@ -2,6 +2,7 @@
 
 import copy
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 from smoothcert.kernels import has_kernels, kernels_work
 from smoothcert.kernels.residual_layers import evaluated_convolution, residual_layers
 from smoothcert.models import build_model
+from smoothcert.smoothing.precision import fold_batch_norm
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(9, 16, 8, 8), (2, 32, 6, 10), (3, 64, 4, 4), (40, 16, 12, 12), (2, 16, 5, 7), (3, 32, 4, 5)]
@@ -170,6 +172,31 @@ def test_evaluation(shape: tuple[int, ...], with_shortcut: bool) -> None:
         expected = copy.deepcopy(convolution).cpu().double()(x.cpu().double())
         expected += shortcut.cpu().double() if with_shortcut else 0
     assert largest_error(found, F.relu(expected)) <= 2 * torch.finfo(torch.float16).eps
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_compiler_takes_them_as_they_are(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
+    """A ResNet in training, and folded for evaluation: traced without a break, and the same numbers."""
+    for module in ("smoothcert.models.resnet_cifar", "smoothcert.kernels.joined_convolution"):
+        monkeypatch.setattr(f"{module}.kernel_dtype", lambda x: torch.float16)
+    torch.manual_seed(0)
+    network = build_model("resnet20", (3, 32, 32), 10).to(DEVICE).train(training)
+    network = network if training else fold_batch_norm(network)
+    images = torch.rand(2, 3, 32, 32, device=DEVICE)
+
+    def loss(images: Tensor) -> Tensor:
+        with torch.autocast(DEVICE, torch.float16):
+            return network(images).float().square().mean()
+
+    def numbers(loss: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        with torch.set_grad_enabled(training):
+            value = loss(images)
+        gradients = torch.autograd.grad(value, list(network.parameters())) if training else ()
+        return [value.detach(), *gradients]
+
+    plain, compiled = numbers(loss), numbers(torch.compile(loss, backend="aot_eager", fullgraph=True))
+    for one, other in zip(plain, compiled, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")

@@ -26,7 +26,7 @@ def reproduce(
     skip: Annotated[int | None, typer.Option(help="Every SKIP-th image.", show_default="the paper's")] = None,
     max_images: Annotated[int | None, typer.Option(help="Certify at most so many images.")] = None,
     set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of every recipe.")] = [],  # noqa: B006
-    compile_: Annotated[bool, typer.Option("--compile", help="torch.compile the votes; pays for ResNets.")] = False,
+    compile_: Annotated[bool, typer.Option("--compile", help="torch.compile the votes.")] = False,
     data: Data = None,
     device: Device = "auto",
 ) -> None:

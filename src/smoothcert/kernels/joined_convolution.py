@@ -15,9 +15,7 @@ from smoothcert.kernels import has_kernels, kernel_dtype
 
 def joined_convolution(x: Tensor, convolution: nn.Conv2d, shortcut: Tensor | None = None) -> Tensor:
     """relu(convolution(x) + shortcut), up to rounding: the fastest way on x's device."""
-    # A compiler joins them itself, and chooses its kernels by measuring.
-    plain = not torch.compiler.is_compiling() and not torch.is_grad_enabled() and x.numel() < 2**31
-    if plain and (dtype := kernel_dtype(x)) is not None:
+    if not torch.is_grad_enabled() and x.numel() < 2**31 and (dtype := kernel_dtype(x)) is not None:
         from smoothcert.kernels.residual_layers import evaluated_convolution  # needs Triton
 
         return evaluated_convolution(x, convolution, shortcut, dtype)

@@ -248,13 +248,25 @@ def _trained_gradient_like(
 def evaluated_convolution(x: Tensor, convolution: nn.Conv2d, shortcut: Tensor | None, dtype: torch.dtype) -> Tensor:
     """relu(convolution(x) + shortcut) for x [n, c, h, w], without gradients, for a convolution that has kernels."""
     images = x.permute(0, 2, 3, 1).to(dtype).contiguous()
-    bias = images.new_zeros(images.shape[3]) if convolution.bias is None else convolution.bias
     added = None if shortcut is None else shortcut.permute(0, 2, 3, 1).to(dtype).contiguous()
-    out = torch.empty_like(images)
-    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-        (matrix,) = _matrices(convolution.weight.permute(0, 2, 3, 1)[None], images)
-        _evaluation(images, matrix, bias, added, out, MANY)
+    bias = images.new_zeros(images.shape[3]) if convolution.bias is None else convolution.bias
+    out: Tensor = evaluated(images, convolution.weight.permute(0, 2, 3, 1), bias, added)
     return out.permute(0, 3, 1, 2)
+
+
+@torch.library.custom_op("smoothcert::evaluated", mutates_args=())
+def evaluated(x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None) -> Tensor:
+    """relu(convolution + bias [+ shortcut]) for x [n, h, w, c] and weight [c, 3, 3, c]."""
+    out = torch.empty_like(x)
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        (matrix,) = _matrices(weight[None], x)
+        _evaluation(x, matrix, bias, shortcut, out, MANY)
+    return out
+
+
+@evaluated.register_fake
+def _evaluated_like(x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None) -> Tensor:
+    return torch.empty_like(x)
 
 
 # Launches. Images are [n, h, w, c] and contiguous, a matrix is that of a layer.
