@@ -1,9 +1,10 @@
 # quickstart: everything once, on the bundled MNIST sample.   test: the whole suite.   check: lint, types, layers.
+# kernels: those for GPUs, on a CPU, in Triton's interpreter (downloads Triton, 260 MB).
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: quickstart test check fast clean
+.PHONY: quickstart test check fast kernels clean
 
 quickstart: .venv/.installed
 	$(BIN)/smoothcert quickstart
@@ -13,6 +14,9 @@ test: .venv/.installed-dev
 
 fast: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+
+kernels: .venv/.installed-dev .venv/.triton
+	PYTHONPATH=.venv/triton TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/kernels
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .
@@ -30,6 +34,11 @@ check: .venv/.installed-dev
 
 .venv/.installed-dev: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+# In a folder of its own: torch's builds for CPUs come without Triton, and the suite is to see them as users do.
+.venv/.triton: .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv/triton triton==3.9.0
 	touch $@
 
 clean:
