@@ -26,7 +26,7 @@ Layers = list[tuple[nn.Conv2d, nn.BatchNorm2d]]
 
 def new_layers(channels: int, number: int) -> Layers:
     convolutions = [nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(number)]
-    norms = [nn.BatchNorm2d(channels) for _ in range(number)]
+    norms = [nn.BatchNorm2d(channels, eps=0.1, momentum=0.3) for _ in range(number)]
     for norm in norms:
         nn.init.uniform_(norm.weight, 0.5, 1.5)
         nn.init.normal_(norm.bias)
@@ -124,6 +124,18 @@ def test_gradients_where_relu_is_certain(shape: tuple[int, ...], training: bool)
     wanted = torch.autograd.grad(expected, others, gradient.double())
     for mine, other in zip(given, wanted, strict=True):
         assert largest_error(mine, other) <= 8 * torch.finfo(torch.float16).eps
+
+
+def test_running_statistics_of_few_pixels() -> None:
+    """Where a variance over n and one over n - 1 are far apart."""
+    torch.manual_seed(0)
+    layers = new_layers(16, 1)
+    convolution, norm = (copy.deepcopy(module).cpu().double() for module in layers[0])
+    x = torch.randn(1, 16, 2, 3, device=DEVICE).half().float()
+    residual_layers(x, x, layers, torch.float16)
+    norm(convolution(x.cpu().double()))
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        assert largest_error(getattr(layers[0][1], name), getattr(norm, name)) <= 2 * torch.finfo(torch.float16).eps
 
 
 def test_what_is_no_number_stays_one() -> None:
