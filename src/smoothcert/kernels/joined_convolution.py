@@ -4,6 +4,7 @@ The kernels have no gradients. Where they do not apply, the operator does what t
 """
 
 import operator
+from collections import Counter
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,9 @@ from smoothcert.kernels import has_kernels, kernel_dtype
 
 def joined_convolution(x: Tensor, convolution: nn.Conv2d, shortcut: Tensor | None = None) -> Tensor:
     """relu(convolution(x) + shortcut), up to rounding: the fastest way on x's device."""
-    if not torch.is_grad_enabled() and x.numel() < 2**31 and (dtype := kernel_dtype(x)) is not None:
+    # A network of one's own may add something of another shape, which torch would repeat, or a number.
+    fits = x.ndim == 4 and (shortcut is None or (isinstance(shortcut, Tensor) and shortcut.shape == x.shape))
+    if fits and not torch.is_grad_enabled() and (dtype := kernel_dtype(x)) is not None:
         from smoothcert.kernels.residual_layers import evaluated_convolution  # needs Triton
 
         return evaluated_convolution(x, convolution, shortcut, dtype)
@@ -35,39 +38,35 @@ class JoinedConvolution(nn.Module):
 
 
 def join_convolutions(traced: nn.Module) -> nn.Module:
-    """`traced` with each relu(convolution) and relu(convolution + shortcut) that has kernels as one call; in place."""
+    """`traced` with F.relu(convolution) and F.relu(convolution + shortcut) as one call each, where there are kernels;
+    in place."""
     assert isinstance(traced, GraphModule)
+    calls = Counter(node.target for node in traced.graph.nodes if node.op == "call_module")
+
+    def is_convolution(node: Node) -> bool:
+        """With kernels, called once, and its result needed by nobody but what follows."""
+        alone = node.op == "call_module" and calls[node.target] == 1 and len(node.users) == 1 and len(node.args) == 1
+        return alone and has_kernels(traced.get_submodule(str(node.target)))
+
+    def summands(node: object) -> list[Node]:
+        """The two tensors of a sum that nobody else needs; else `node` alone."""
+        if isinstance(node, Node) and node.target in (operator.add, torch.add) and len(node.users) == 1:
+            tensors = [summand for summand in node.args if isinstance(summand, Node)]
+            return tensors if len(tensors) == 2 and not node.kwargs else []
+        return [node] if isinstance(node, Node) else []
+
     for node in list(traced.graph.nodes):
-        if node.op != "call_function" or node.target not in (F.relu, torch.relu) or node.kwargs.get("inplace"):
+        if node.op != "call_function" or node.target not in (F.relu, torch.relu) or not node.args:
             continue
-        (before,) = node.args[:1]
-        name, shortcut = _convolution_and_shortcut(traced, before)
-        if name is None:
+        found = summands(node.args[0])
+        convolution = next(filter(is_convolution, found), None)
+        if convolution is None:
             continue
-        convolution = traced.get_submodule(name)
-        x = next(n for n in traced.graph.nodes if n.op == "call_module" and n.target == name).args[0]
-        joined = f"{name.replace('.', '_')}_joined"
-        traced.add_submodule(joined, JoinedConvolution(convolution))  # type: ignore[arg-type]
+        added = [summand for summand in found if summand is not convolution]
+        name = str(convolution.target)
+        traced.set_submodule(name, JoinedConvolution(traced.get_submodule(name)))  # type: ignore[arg-type]
         with traced.graph.inserting_before(node):
-            node.replace_all_uses_with(traced.graph.call_module(joined, (x, shortcut)))
+            node.replace_all_uses_with(traced.graph.call_module(name, (convolution.args[0], *added)))
     traced.graph.eliminate_dead_code()
-    traced.delete_all_unused_submodules()
     traced.recompile()
     return traced
-
-
-def _convolution_and_shortcut(traced: GraphModule, node: object) -> tuple[str | None, Node | None]:
-    """The name of the convolution that `node` is, or adds something to, if nobody else needs it; and what is added."""
-
-    def convolution(node: object) -> str | None:
-        alone = isinstance(node, Node) and node.op == "call_module" and len(node.users) == 1
-        return str(node.target) if alone and has_kernels(traced.get_submodule(str(node.target))) else None  # type: ignore[attr-defined]
-
-    if (name := convolution(node)) is not None:
-        return name, None
-    if isinstance(node, Node) and node.target in (operator.add, torch.add) and len(node.users) == 1 and not node.kwargs:
-        first, second = node.args
-        for one, other in ((first, second), (second, first)):
-            if (name := convolution(one)) is not None and isinstance(other, Node):
-                return name, other
-    return None, None

@@ -26,31 +26,27 @@ BLOCK = 1024
 """Numbers of a program where each is by itself."""
 
 
-class Parameters(NamedTuple):
-    """Of a convolution and its batch norm: weight [c, 3, 3, c], the others [c]."""
+class Layers(NamedTuple):
+    """The tensors of all layers, by kind: weights [c, 3, 3, c], numbers of batches seen, and the others [c]."""
 
-    weight: Tensor
-    gamma: Tensor
-    beta: Tensor
+    weights: list[Tensor]
+    gammas: list[Tensor]
+    betas: list[Tensor]
+    means: list[Tensor]
+    variances: list[Tensor]
+    batches: list[Tensor]
 
-
-class Running(NamedTuple):
-    """The running statistics of a batch norm [c], and how many batches they have seen."""
-
-    mean: Tensor
-    variance: Tensor
-    batches: Tensor
-
-
-def parameters_of(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> Parameters:
-    return Parameters(convolution.weight.permute(0, 2, 3, 1), norm.weight, norm.bias)
-
-
-def running_of(norm: nn.BatchNorm2d) -> Running:
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    assert norm.num_batches_tracked is not None
-    return Running(norm.running_mean, norm.running_var, norm.num_batches_tracked)
+    @classmethod
+    def of(cls, layers: Sequence[tuple[nn.Conv2d, nn.BatchNorm2d]]) -> "Layers":
+        norms = [norm for _, norm in layers]
+        return cls(
+            [convolution.weight.permute(0, 2, 3, 1) for convolution, _ in layers],
+            [norm.weight for norm in norms],
+            [norm.bias for norm in norms],
+            [norm.get_buffer("running_mean") for norm in norms],
+            [norm.get_buffer("running_var") for norm in norms],
+            [norm.get_buffer("num_batches_tracked") for norm in norms],
+        )
 
 
 def residual_layers(
@@ -58,35 +54,34 @@ def residual_layers(
 ) -> Tensor:
     """All `layers` on x [n, c, h, w], computed in `dtype` (bf16 or fp16) and summed in float32; channels last.
 
-    The convolutions have kernels and no bias. With a shortcut the first layer adds it, and each second after that adds
-    the input of the layer before it; without, the second layer is the first that does. In training as batch norm has
-    it, with all gradients; else by running statistics, with gradients for x and shortcut alone.
+    They are layers of which `apply_to` says yes. With a shortcut the first layer adds it, and each second after that
+    adds the input of the layer before it; without, the second layer is the first that does. In training as batch norm
+    has it, with all gradients; else by running statistics, with gradients for x and shortcut alone.
     """
     assert _adds(len(layers) - 1, shortcut is not None), "the last layer adds a shortcut"
     norm = layers[0][1]
     images = x.permute(0, 2, 3, 1).to(dtype).contiguous()
     beside = None if shortcut is None else shortcut.permute(0, 2, 3, 1).to(dtype).contiguous()
-    parameters, running = [parameters_of(*layer) for layer in layers], [running_of(norm) for _, norm in layers]
+    tensors = Layers.of(layers)
     out: Tensor
     if norm.training:
-        flat = chain(*parameters, *running)
-        out = TrainedLayers.apply(images, beside, norm.momentum, norm.eps, *flat)  # type: ignore[no-untyped-call]
+        out = TrainedLayers.apply(images, beside, norm.momentum, norm.eps, *chain(*tensors))  # type: ignore[no-untyped-call]
     else:
-        out = EvaluatedLayers.apply(images, beside, parameters, running, norm.eps)  # type: ignore[no-untyped-call]
+        out = EvaluatedLayers.apply(images, beside, tensors, norm.eps)  # type: ignore[no-untyped-call]
     return out.permute(0, 3, 1, 2)
 
 
 class TrainedLayers(torch.autograd.Function):
-    """Images [n, h, w, c]; `tensors` are the parameters of the layers, then their running statistics."""
+    """Images [n, h, w, c]; `tensors` are those of `Layers`, kind after kind."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, shortcut: Tensor | None, momentum: float, epsilon: float, *tensors: Tensor
     ) -> Tensor:
-        half = len(tensors) // 2
-        parameters, running = tensors[:half], tensors[half:]
-        outs, ys, statistics = trained(x, shortcut, list(parameters), list(running), momentum, epsilon)
-        ctx.save_for_backward(x, outs, ys, statistics, *parameters[:: len(Parameters._fields)])
+        number = len(tensors) // len(Layers._fields)
+        layers = Layers(*(list(tensors[start : start + number]) for start in range(0, len(tensors), number)))
+        outs, ys, statistics = trained(x, shortcut, *layers, momentum, epsilon)
+        ctx.save_for_backward(x, outs, ys, statistics, *layers.weights)
         ctx.has_shortcut = shortcut is not None
         out: Tensor = outs[-1]
         return out
@@ -97,27 +92,19 @@ class TrainedLayers(torch.autograd.Function):
         for_x, for_shortcut, for_weights, sums = trained_gradient(
             gradients[0], x, outs, ys, statistics, weights, ctx.has_shortcut
         )
-        parameters = [(weight, gamma, beta) for weight, (beta, gamma) in zip(for_weights, sums, strict=True)]
-        running = [None] * (3 * len(weights))
-        return for_x, for_shortcut if ctx.has_shortcut else None, None, None, *chain(*parameters), *running
+        shortcut = for_shortcut if ctx.has_shortcut else None
+        parameters = (*for_weights, *sums[:, 1], *sums[:, 0])
+        return for_x, shortcut, None, None, *parameters, *[None] * len(parameters)
 
 
 class EvaluatedLayers(torch.autograd.Function):
     """By running statistics; gradients for x and shortcut alone."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        shortcut: Tensor | None,
-        parameters: list[Parameters],
-        running: list[Running],
-        epsilon: float,
-    ) -> Tensor:
-        weight, gamma, beta = (torch.stack(tensors) for tensors in zip(*parameters, strict=True))
-        mean, variance, _ = (torch.stack(tensors) for tensors in zip(*running, strict=True))
+    def forward(ctx: Any, x: Tensor, shortcut: Tensor | None, layers: Layers, epsilon: float) -> Tensor:
+        weight, gamma, beta, mean, variance = (torch.stack(tensors) for tensors in layers[:5])
         factor = gamma / (variance + epsilon).sqrt()
-        bias, outs = beta - mean * factor, x.new_empty((len(parameters), *x.shape))
+        bias, outs = beta - mean * factor, x.new_empty((len(weight), *x.shape))
         with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
             matrices = _matrices(weight, x, factor=factor)
             for number in range(len(outs)):
@@ -129,6 +116,8 @@ class EvaluatedLayers(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # they would be wrong, and nothing would say so
+            raise RuntimeError("these kernels have no second derivatives; set precision=fp32 for them")
         outs, weight, factor = ctx.saved_tensors
         with torch.cuda.device_of(outs):  # type: ignore[no-untyped-call]
             matrices = _matrices(weight, outs[0], factor=factor, transposed=True)
@@ -138,7 +127,7 @@ class EvaluatedLayers(torch.autograd.Function):
                 carried = gradient if adds else carried
                 below = outs[number - 1] if number else None
                 gradient, _ = _convolution_gradient(gradient, matrices[number], None if adds else carried, below, None)
-        return gradient, carried if ctx.has_shortcut else None, None, None, None
+        return gradient, carried if ctx.has_shortcut else None, None, None
 
 
 def _adds(number: int, has_shortcut: bool) -> bool:
@@ -157,25 +146,28 @@ def _added(number: int, x: Tensor, shortcut: Tensor | None, outs: Tensor) -> Ten
     return shortcut if number == 0 else _input(number - 1, x, outs)
 
 
-@torch.library.custom_op("smoothcert::trained", mutates_args=("running",))
+@torch.library.custom_op("smoothcert::trained", mutates_args=("means", "variances", "batches"))
 def trained(
     x: Tensor,
     shortcut: Tensor | None,
-    parameters: list[Tensor],
-    running: list[Tensor],
+    weights: list[Tensor],
+    gammas: list[Tensor],
+    betas: list[Tensor],
+    means: list[Tensor],
+    variances: list[Tensor],
+    batches: list[Tensor],
     momentum: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x [n, h, w, c] -> of each layer its output and convolution, [layers, n, h, w, c] both, and statistics
     [layers, 4, c]. The running statistics are updated as batch norm does."""
-    outs, ys, statistics = _trained_like(x, shortcut, parameters, running, momentum, epsilon)
+    layers = Layers(weights, gammas, betas, means, variances, batches)
+    outs, ys, statistics = _trained_like(x, shortcut, *layers, momentum, epsilon)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # where Triton launches
-        matrices = _matrices(torch.stack(parameters[::3]), x)
-        for number in range(len(outs)):
-            _, gamma, beta = parameters[3 * number : 3 * number + 3]
-            seen = Running(*running[3 * number : 3 * number + 3])
+        matrices = _matrices(torch.stack(weights), x)
+        for number, (_, *norm) in enumerate(zip(*layers, strict=True)):
             sums = _convolution(_input(number, x, outs), matrices[number], ys[number])
-            _statistics(sums, gamma, beta, seen, statistics[number], _pixels(x), momentum, epsilon)
+            _statistics(sums, norm, statistics[number], _pixels(x), momentum, epsilon)
             _normalisation(ys[number], statistics[number], _added(number, x, shortcut, outs), outs[number])
     return outs, ys, statistics
 
@@ -184,13 +176,16 @@ def trained(
 def _trained_like(
     x: Tensor,
     shortcut: Tensor | None,
-    parameters: list[Tensor],
-    running: list[Tensor],
+    weights: list[Tensor],
+    gammas: list[Tensor],
+    betas: list[Tensor],
+    means: list[Tensor],
+    variances: list[Tensor],
+    batches: list[Tensor],
     momentum: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    layers = len(parameters) // len(Parameters._fields)
-    shape, statistics = (layers, *x.shape), (layers, 4, x.shape[3])
+    shape, statistics = (len(weights), *x.shape), (len(weights), 4, x.shape[3])
     return x.new_empty(shape), x.new_empty(shape), x.new_empty(statistics, dtype=torch.float32)
 
 
@@ -207,6 +202,7 @@ def trained_gradient(
     """The gradients with respect to x, the shortcut (or nothing), the weights [layers, c, 3, 3, c], and beta and gamma
     together [layers, 2, c]."""
     channels, parts = x.shape[3], _parts(x)
+    # Those of all layers are added up at once: a sum for each would take as long as half of what it sums.
     for_weights = x.new_empty((len(weights), parts[0] * _wide(x, 32), channels, 3, 3, channels), dtype=torch.float32)
     totals = statistics.new_empty((len(weights), 2, channels))
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
@@ -360,19 +356,12 @@ def _masked_gradient(gradient: Tensor, out: Tensor, normal: tuple[Tensor, Tensor
 
 
 def _statistics(
-    sums: Tensor,
-    gamma: Tensor,
-    beta: Tensor,
-    seen: Running,
-    out: Tensor,
-    pixels: int,
-    momentum: float,
-    epsilon: float,
+    sums: Tensor, norm: Sequence[Tensor], out: Tensor, pixels: int, momentum: float, epsilon: float
 ) -> None:
-    """Writes out [4, c] and what is seen."""
+    """Writes out [4, c], and the running statistics among `norm`, which is gamma, beta, mean, variance, batches."""
     residual_kernels.statistics[(1,)](
         sums,
-        *(gamma, beta, *seen),
+        *norm,
         out,
         *(len(sums), pixels, momentum, epsilon),
         channels=sums.shape[2],

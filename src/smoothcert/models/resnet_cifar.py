@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from smoothcert.kernels import kernel_dtype
+from smoothcert.kernels import apply_to, is_plain, kernel_dtype
 
 
 class BasicBlock(nn.Module):
@@ -36,25 +36,21 @@ class Stage(nn.Sequential):
     """Blocks of one size, one after the other: the fastest way on the device of their input."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self._differentiated(x) or (dtype := kernel_dtype(x)) is None:
+        blocks = [block for block in self if isinstance(block, BasicBlock) and is_plain(block)]
+        layers = [layer for block in blocks for layer in ((block.conv1, block.bn1), (block.conv2, block.bn2))]
+        downsample = blocks[0].downsample if blocks else None
+        own = layers if downsample is None else layers[1:]  # a convolution with a stride is left to torch
+        traced = isinstance(x, Proxy)
+        if traced or len(blocks) < len(self) or not apply_to(own, x) or (dtype := kernel_dtype(x)) is None:
             for block in self:
                 x = block(x)
             return x
         from smoothcert.kernels.residual_layers import residual_layers  # needs Triton
 
-        blocks = [block for block in self if isinstance(block, BasicBlock)]
-        layers = [layer for block in blocks for layer in ((block.conv1, block.bn1), (block.conv2, block.bn2))]
-        if (downsample := blocks[0].downsample) is None:
-            return residual_layers(x, None, layers, dtype)
+        if downsample is None:
+            return residual_layers(x, None, own, dtype)
         convolution, norm = layers[0]
-        return residual_layers(F.relu(norm(convolution(x))), downsample(x), layers[1:], dtype)
-
-    def _differentiated(self, x: Tensor) -> bool:
-        """Whether gradients are wanted that the kernels know: of all in training, else of x alone."""
-        if self.training:
-            return True
-        traced = isinstance(x, Proxy) or torch.compiler.is_compiling()
-        return not traced and x.requires_grad and not any(parameter.requires_grad for parameter in self.parameters())
+        return residual_layers(F.relu(norm(convolution(x))), downsample(x), own, dtype)
 
 
 class CifarResNet(nn.Module):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothcert.errors import RequestError
+from smoothcert.kernels import is_plain
 from smoothcert.modes import Classifier
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -38,15 +39,9 @@ def has_batch_norm(model: object) -> bool:
     )
 
 
-def _is_plain(module: nn.Module) -> bool:
-    """Without hooks or computed weights, which folding would lose or misplace."""
-    computed = isinstance(module, nn.Conv2d) and not isinstance(module._parameters.get("weight"), nn.Parameter)
-    return not (module._forward_hooks or module._forward_pre_hooks or computed)
-
-
 def fold_batch_norm(model: nn.Module) -> nn.Module:
     """`model` (in eval mode) with the same outputs up to rounding, faster; itself where it cannot be traced."""
-    if not has_batch_norm(model) or not all(_is_plain(module) for module in model.modules()):
+    if not has_batch_norm(model) or not all(is_plain(module) for module in model.modules()):
         return model
     # Imported here: it takes a while, and few models need it.
     from torch.fx import symbolic_trace
