@@ -2,7 +2,6 @@
 
 import copy
 import os
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ pytest.importorskip("triton", reason="torch's builds for CPUs come without Trito
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 
+import smoothcert.kernels.residual_layers as residual_layers_module
 from smoothcert.kernels import has_kernels, kernels_work
 from smoothcert.kernels.residual_layers import evaluated_convolution, residual_layers
 from smoothcert.models import build_model
@@ -21,6 +21,8 @@ from smoothcert.smoothing.precision import fold_batch_norm
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(9, 16, 8, 8), (2, 32, 6, 10), (3, 64, 4, 4), (8, 16, 12, 12), (2, 16, 5, 7), (3, 32, 4, 5)]
 """Images, channels, height, width."""
+TYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16]
+"""Triton's interpreter does not know bfloat16."""
 Layers = list[tuple[nn.Conv2d, nn.BatchNorm2d]]
 
 
@@ -57,12 +59,10 @@ def rounded(layers: Layers, dtype: torch.dtype) -> Layers:
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_values_gradients_and_statistics(
     shape: tuple[int, ...], dtype: torch.dtype, number: int, training: bool
 ) -> None:
-    if dtype == torch.bfloat16 and DEVICE == "cpu":
-        pytest.skip("Triton's interpreter does not know bfloat16")
     torch.manual_seed(0)
     layers = rounded(new_layers(shape[1], number), dtype)
     with_shortcut = number % 2 == 1
@@ -90,7 +90,7 @@ def test_values_gradients_and_statistics(
         assert mine.dtype == torch.float32
         # Rounding decides about a few numbers near 0 whether ReLU lets them through.
         error = float((mine.cpu().double() - other).norm() / other.norm())
-        assert error <= 64 * number * unit
+        assert error <= min(0.3, 64 * number * unit)
 
 
 def largest_error(found: Tensor, expected: Tensor) -> float:
@@ -100,7 +100,8 @@ def largest_error(found: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_gradients_where_relu_is_certain(shape: tuple[int, ...], training: bool) -> None:
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_gradients_where_relu_is_certain(shape: tuple[int, ...], dtype: torch.dtype, training: bool) -> None:
     """Far from 0 a ReLU passes what it passes in float64."""
     torch.manual_seed(0)
     layers = new_layers(shape[1], 2)
@@ -108,14 +109,14 @@ def test_gradients_where_relu_is_certain(shape: tuple[int, ...], training: bool)
         norm.train(training)
         nn.init.constant_(norm.bias, 20.0)
         convolution.weight.data *= 0.05
-    rounded(layers, torch.float16)
-    x = torch.randn(shape, device=DEVICE).half().float().requires_grad_()
+    rounded(layers, dtype)
+    x = torch.randn(shape, device=DEVICE).to(dtype).float().requires_grad_()
     theirs = [tuple(copy.deepcopy(module).cpu().double() for module in layer) for layer in layers]
     leaf = x.detach().cpu().double().requires_grad_()
     expected, nearest = by_torch(leaf, None, theirs)  # type: ignore[arg-type]
     assert float(nearest.detach().min()) > 1
-    gradient = torch.randn(shape).half()
-    found = residual_layers(x, None, layers, torch.float16)
+    gradient = torch.randn(shape).to(dtype)
+    found = residual_layers(x, None, layers, dtype)
     ours, others = [x], [leaf]
     if training:
         ours += [p for layer in layers for module in layer for p in module.parameters()]
@@ -123,7 +124,7 @@ def test_gradients_where_relu_is_certain(shape: tuple[int, ...], training: bool)
     given = torch.autograd.grad(found, ours, gradient.to(DEVICE))
     wanted = torch.autograd.grad(expected, others, gradient.double())
     for mine, other in zip(given, wanted, strict=True):
-        assert largest_error(mine, other) <= 8 * torch.finfo(torch.float16).eps
+        assert largest_error(mine, other) <= 8 * torch.finfo(dtype).eps
 
 
 def test_running_statistics_of_few_pixels() -> None:
@@ -136,6 +137,38 @@ def test_running_statistics_of_few_pixels() -> None:
     norm(convolution(x.cpu().double()))
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         assert largest_error(getattr(layers[0][1], name), getattr(norm, name)) <= 2 * torch.finfo(torch.float16).eps
+
+
+@pytest.mark.parametrize("shape", [(37, 9, 8, 64), (130, 8, 8, 32), (20, 30, 30, 16)], ids=str)
+def test_weight_gradient_of_many_pixels(shape: tuple[int, ...]) -> None:
+    """Of more pixels than there are parts at one time: each part goes round several times."""
+    torch.manual_seed(0)
+    x, gradient = (torch.randn(shape, device=DEVICE, dtype=torch.float16) for _ in range(2))
+    parts, part = residual_layers_module._parts(x)
+    assert part > residual_layers_module.WEIGHT_GRADIENT[shape[3]][1]
+    wide, channels = residual_layers_module._wide(x, 32), shape[3]
+    sums = torch.full((parts * wide, channels, 3, 3, channels), torch.nan, device=DEVICE)
+    residual_layers_module._weight_gradient(x, gradient, sums, part)
+    images, given = (tensor.cpu().double().permute(0, 3, 1, 2) for tensor in (x, gradient))
+    of_torch = torch.nn.grad.conv2d_weight(images, (channels, channels, 3, 3), given, padding=1)
+    assert largest_error(sums.sum(0).permute(0, 3, 1, 2), of_torch) <= 1e-5
+
+
+def test_sums_of_many_parts() -> None:
+    torch.manual_seed(0)
+    sums, out = torch.randn(3000, 2, 16, device=DEVICE), torch.empty(2, 16, device=DEVICE)
+    residual_layers_module._totals(sums, out)
+    assert largest_error(out, sums.cpu().double().sum(0)) <= 1e-5
+
+
+def test_no_second_derivatives_rather_than_wrong_ones() -> None:
+    layers = new_layers(16, 2)
+    for _, norm in layers:
+        norm.eval()
+    x = torch.randn(2, 16, 4, 4, device=DEVICE, requires_grad=True)
+    total = residual_layers(x, None, layers, torch.float16).square().sum()
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.grad(total, x, create_graph=True)
 
 
 def test_what_is_no_number_stays_one() -> None:
@@ -196,18 +229,19 @@ def test_a_compiler_takes_them_as_they_are(monkeypatch: pytest.MonkeyPatch, trai
     network = network if training else fold_batch_norm(network)
     images = torch.rand(4, 3, 8, 8, device=DEVICE)
 
-    def loss(images: Tensor) -> Tensor:
-        with torch.autocast(DEVICE, torch.float16):
-            return network(images).float().square().mean()
+    def numbers(compiled: bool) -> list[Tensor]:
+        mine = copy.deepcopy(network)
 
-    def numbers(loss: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        def loss(images: Tensor) -> Tensor:
+            with torch.autocast(DEVICE, torch.float16):
+                return mine(images).float().square().mean()
+
         with torch.set_grad_enabled(training):
-            value = loss(images)
-        gradients = torch.autograd.grad(value, list(network.parameters())) if training else ()
-        return [value.detach(), *gradients]
+            value = (torch.compile(loss, backend="aot_eager", fullgraph=True) if compiled else loss)(images)
+        gradients = torch.autograd.grad(value, list(mine.parameters())) if training else ()
+        return [value.detach(), *gradients, *mine.buffers()]
 
-    plain, compiled = numbers(loss), numbers(torch.compile(loss, backend="aot_eager", fullgraph=True))
-    for one, other in zip(plain, compiled, strict=True):
+    for one, other in zip(numbers(compiled=False), numbers(compiled=True), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
