@@ -162,13 +162,27 @@ def test_images_of_few_classes_are_warned_about() -> None:
     labels = torch.arange(1000) % 10
     data = ImageData(torch.zeros(1000, 1, 2, 2, dtype=torch.uint8), labels, 10, "interleaved", "test")
     warning = missing_classes(data, chosen_images(1000, 20, None))
-    assert "the 50 chosen images have only 1 of the 10 classes (0)" in str(warning)
-    assert "5 of the 10 classes (0, 2, 4, 6, 8)" in str(missing_classes(data, chosen_images(1000, 2, None)))
-    assert missing_classes(data, chosen_images(1000, 21, None)) is None, "too few to tell"
+    assert warning is None, "too few to tell"
+    warning = missing_classes(data, chosen_images(1000, 10, None))
+    assert "the 100 chosen images have none of 9 of the 10 classes (1, 2, 3, 4, 5, ...)" in str(warning)
+    assert "5 of the 10 classes (1, 3, 5, 7, 9)" in str(missing_classes(data, chosen_images(1000, 2, None)))
     assert missing_classes(data, chosen_images(1000, 3, None)) is None
     by_class = replace(data, labels=labels.sort().values)
     assert missing_classes(by_class, chosen_images(1000, 20, None)) is None
-    assert "1 of the 10" in str(missing_classes(by_class, chosen_images(1000, 1, 100)))
+    assert "9 of the 10" in str(missing_classes(by_class, chosen_images(1000, 1, 100)))
+
+
+def test_images_that_lack_a_class_by_chance_are_not() -> None:
+    """Of 200 random orders of a hundred classes, and of ten of which one is rare."""
+    torch.manual_seed(0)
+    many, rare = torch.arange(10_000) % 100, torch.cat([torch.arange(9950) % 9, torch.full((50,), 9)])
+    for labels, skip in ((many, 20), (many, 17), (rare, 50), (rare, 10)):
+        warned = 0
+        for _ in range(200):
+            order = labels[torch.randperm(10_000)]
+            data = ImageData(torch.zeros(10_000, 1, 1, 1, dtype=torch.uint8), order, 100, "shuffled", "test")
+            warned += missing_classes(data, chosen_images(10_000, skip, None)) is not None
+        assert warned <= 0.1 * 200
 
 
 @pytest.mark.parametrize(("n", "images"), [(100_000, 1), (1_000, 5), (5_000, 2)])

@@ -40,8 +40,6 @@ from smoothcert.smoothing.votes import (
 
 BATCHES_AT_ONCE = 20
 """Forward passes, about, between two writes to the file: what a kill can cost when n is small."""
-IMAGES_A_CLASS = 5
-"""So many on average, chosen by chance, leave out one of ten classes in one case of twenty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +70,19 @@ def chosen_images(total: int, skip: int, max_images: int | None, shard: tuple[in
 
 
 def missing_classes(data: Images, indices: Sequence[int]) -> str | None:
-    """A warning when the chosen images lack classes that so many would have, had the order nothing to do with them."""
-    there, chosen = set(data.labels.tolist()), set(data.labels[list(indices)].tolist())
-    if len(indices) < IMAGES_A_CLASS * len(there) or chosen == there:
+    """A warning when the chosen images lack a class that so many, had they been drawn, would have had.
+
+    Of one draw in twenty it would be wrong."""
+    counts = torch.bincount(data.labels.cpu(), minlength=data.num_classes)
+    chosen = torch.bincount(data.labels.cpu()[list(indices)], minlength=data.num_classes)
+    expected, classes = counts * (len(indices) / len(data)), int((counts > 0).sum())
+    missing = ((chosen == 0) & (expected >= math.log(20 * classes))).nonzero().flatten().tolist()
+    if not missing:
         return None
-    some = ", ".join(map(str, sorted(chosen)[:5])) + (", ..." if len(chosen) > 5 else "")
+    some = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
     return (
-        f"the {len(indices):,} chosen images have only {len(chosen)} of the {len(there)} classes ({some}), for such is "
-        f"the order of {data.name}; ACR and accuracies are of these alone: choose another --skip"
+        f"the {len(indices):,} chosen images have none of {len(missing)} of the {classes} classes ({some}), "
+        f"for such is the order of {data.name}; ACR and accuracies are those of the others: choose another --skip"
     )
 
 

@@ -13,6 +13,7 @@ from smoothcert.errors import RequestError, WorkError
 
 MAX_RADII = 12
 MANY_IMAGES = 20
+"""So many of one class are no chance."""
 _NORMAL_95 = float(ndtri(0.975))
 
 
@@ -199,7 +200,7 @@ def refuse_without_images(file: CertificatesFile) -> None:
 
 
 def _remarks(file: CertificatesFile) -> tuple[str, ...]:
-    """How the file's votes were spent, where that is not n for each image under Gaussian noise in floats."""
+    """What is not as usual: n votes for each image of several classes, under Gaussian noise in floats."""
     told, n = file.settings, _number(file, "n")
     radii = told.get("radii") or ()
     radii = ", ".join(map(str, radii)) if isinstance(radii, list | tuple) else str(radii)
