@@ -121,6 +121,8 @@ def test_where_kernels_give_all_that_is_asked() -> None:
         for name, value in change.items():
             setattr(other[1][1], name, value)
         assert not apply_to(other, images)
+    biased = [(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16))]
+    assert not apply_to(biased, images)
     hooked = layers(1)
     hooked[0][0].register_forward_hook(lambda *_: None)
     assert not apply_to(hooked, images)

@@ -38,8 +38,9 @@ def apply_to(layers: Sequence[tuple[nn.Module, nn.Module]], x: Tensor) -> bool:
     gradients of everything in training; else of x alone, not while compiling."""
     norms = [norm for _, norm in layers if type(norm) is nn.BatchNorm2d and norm.affine and norm.track_running_stats]
     alike = len(norms) == len(layers) and len({(norm.training, norm.eps, norm.momentum) for norm in norms}) == 1
-    plain = all(has_kernels(convolution) and is_plain(convolution) and is_plain(norm) for convolution, norm in layers)
-    if not (alike and plain) or norms[0].momentum is None:
+    plain = all(is_plain(module) for layer in layers for module in layer)
+    known = all(has_kernels(convolution) and convolution.bias is None for convolution, _ in layers)
+    if not (alike and plain and known) or norms[0].momentum is None:
         return False
     if norms[0].training:
         return x.numel() > 4 * x.shape[1]  # one number a channel has no variance, and a stride may come first
