@@ -158,7 +158,7 @@ def test_chosen_images() -> None:
 
 
 def test_images_of_few_classes_are_warned_about() -> None:
-    """Every 20th image, where classes repeat every ten."""
+    """Where classes repeat every ten images, and where they come one after the other."""
     labels = torch.arange(1000) % 10
     data = ImageData(torch.zeros(1000, 1, 2, 2, dtype=torch.uint8), labels, 10, "interleaved", "test")
     warning = missing_classes(data, chosen_images(1000, 20, None))

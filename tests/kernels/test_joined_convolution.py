@@ -130,7 +130,8 @@ def test_where_kernels_give_all_that_is_asked() -> None:
 
 def test_a_stage_with_something_else_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that are not ours, or are listened to, are called one by one."""
-    monkeypatch.setattr("smoothcert.models.resnet_cifar.kernel_dtype", lambda x: pytest.fail("kernels asked for"))
+    monkeypatch.setattr("smoothcert.models.resnet_cifar.kernel_dtype", lambda x: torch.float16)
+    monkeypatch.setattr("smoothcert.models.resnet_cifar.apply_to", lambda *_: pytest.fail("kernels asked for"))
     network, called = CifarResNet(20, 10), []
     for stage in (network.layer1, network.layer2):
         stage[1] = nn.Sequential(stage[1], nn.Identity())

@@ -60,8 +60,7 @@ def residual_layers(
     """
     assert _adds(len(layers) - 1, shortcut is not None), "the last layer adds a shortcut"
     norm = layers[0][1]
-    images = x.permute(0, 2, 3, 1).to(dtype).contiguous()
-    beside = None if shortcut is None else shortcut.permute(0, 2, 3, 1).to(dtype).contiguous()
+    images, beside = _channels_last(x, dtype), None if shortcut is None else _channels_last(shortcut, dtype)
     tensors = Layers.of(layers)
     out: Tensor
     if norm.training:
@@ -130,6 +129,11 @@ class EvaluatedLayers(torch.autograd.Function):
         return gradient, carried if ctx.has_shortcut else None, None, None
 
 
+def _channels_last(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """[n, c, h, w] -> [n, h, w, c], as the kernels read it."""
+    return x.permute(0, 2, 3, 1).to(dtype).contiguous()
+
+
 def _adds(number: int, has_shortcut: bool) -> bool:
     """Whether that layer adds a shortcut."""
     return number % 2 == (0 if has_shortcut else 1)
@@ -162,7 +166,7 @@ def trained(
     """x [n, h, w, c] -> of each layer its output and convolution, [layers, n, h, w, c] both, and statistics
     [layers, 4, c]. The running statistics are updated as batch norm does."""
     layers = Layers(weights, gammas, betas, means, variances, batches)
-    outs, ys, statistics = _trained_like(x, shortcut, *layers, momentum, epsilon)
+    outs, ys, statistics = _trained_like(x, shortcut, weights)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # where Triton launches
         matrices = _matrices(torch.stack(weights), x)
         for number, (_, *norm) in enumerate(zip(*layers, strict=True)):
@@ -174,16 +178,7 @@ def trained(
 
 @trained.register_fake
 def _trained_like(
-    x: Tensor,
-    shortcut: Tensor | None,
-    weights: list[Tensor],
-    gammas: list[Tensor],
-    betas: list[Tensor],
-    means: list[Tensor],
-    variances: list[Tensor],
-    batches: list[Tensor],
-    momentum: float,
-    epsilon: float,
+    x: Tensor, shortcut: Tensor | None, weights: list[Tensor], *_: object
 ) -> tuple[Tensor, Tensor, Tensor]:
     shape, statistics = (len(weights), *x.shape), (len(weights), 4, x.shape[3])
     return x.new_empty(shape), x.new_empty(shape), x.new_empty(statistics, dtype=torch.float32)
@@ -243,8 +238,7 @@ def _trained_gradient_like(
 
 def evaluated_convolution(x: Tensor, convolution: nn.Conv2d, shortcut: Tensor | None, dtype: torch.dtype) -> Tensor:
     """relu(convolution(x) + shortcut) for x [n, c, h, w], without gradients, for a convolution that has kernels."""
-    images = x.permute(0, 2, 3, 1).to(dtype).contiguous()
-    added = None if shortcut is None else shortcut.permute(0, 2, 3, 1).to(dtype).contiguous()
+    images, added = _channels_last(x, dtype), None if shortcut is None else _channels_last(shortcut, dtype)
     bias = images.new_zeros(images.shape[3]) if convolution.bias is None else convolution.bias
     out: Tensor = evaluated(images, convolution.weight.permute(0, 2, 3, 1), bias, added)
     return out.permute(0, 3, 1, 2)
