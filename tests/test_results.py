@@ -11,21 +11,28 @@ from smoothcert.recipe import load_train_recipe
 from smoothcert.report import average_certified_radius, find_certificates, write_report
 
 RESULTS = Path(__file__).parent.parent / "results"
+CIFAR10 = {
+    "smoothmix/table1": ["cifar10/consistency-0.5", "cifar10/smoothmix-one-step-adversary-0.5"],
+    "consistency/table4": ["cifar10/resnet-20-gaussian-0.5", "cifar10/resnet-20-gaussian-consistency-lambda20-0.5"],
+}
 
 
 @pytest.mark.parametrize(
     ("name", "runs", "table", "formats", "same_images"),
     [
-        ("mnist", "mnist", "smoothmix/table2", ("md", "csv", "png"), False),
-        ("mnist-same-images", "mnist", "smoothmix/table2", ("md", "csv"), True),
-        ("mnist-consistency-paper", "mnist", "consistency/supp-table2", ("md", "csv"), False),
-        ("float32", "float32", "smoothmix/table2", ("md", "csv", "png"), False),
+        ("mnist", ["mnist"], "smoothmix/table2", ("md", "csv", "png"), False),
+        ("mnist-same-images", ["mnist"], "smoothmix/table2", ("md", "csv"), True),
+        ("mnist-consistency-paper", ["mnist"], "consistency/supp-table2", ("md", "csv"), False),
+        ("float32", ["float32"], "smoothmix/table2", ("md", "csv", "png"), False),
+        ("cifar10", CIFAR10["smoothmix/table1"], "smoothmix/table1", ("md", "csv", "png"), False),
+        ("cifar10-resnet20", CIFAR10["consistency/table4"], "consistency/table4", ("md", "csv", "png"), False),
     ],
 )
 def test_the_tables_are_rendered_from_their_certificates(
-    name: str, runs: str, table: str, formats: tuple[str, ...], same_images: bool, tmp_path: Path
+    name: str, runs: list[str], table: str, formats: tuple[str, ...], same_images: bool, tmp_path: Path
 ) -> None:
-    report = write_report([RESULTS / runs], tmp_path, formats, published=published_for(table), same_images=same_images)
+    folders, beside = [RESULTS / run for run in runs], published_for(table)
+    report = write_report(folders, tmp_path, formats, published=beside, same_images=same_images)
     assert report.written
     for path in report.written:
         committed = RESULTS / name / path.name
@@ -50,8 +57,11 @@ def test_all_rows_are_there_and_in_the_published_order(table: str, tmp_path: Pat
     assert wrong == []
 
 
-def test_each_result_has_its_recipe_and_provenance() -> None:
-    for folder in (path for path in (RESULTS / "mnist").iterdir() if path.is_dir()):
+@pytest.mark.parametrize(("name", "runs"), [("mnist", 30), ("cifar10", 4)])
+def test_each_result_has_its_recipe_and_provenance(name: str, runs: int) -> None:
+    folders = [path for path in (RESULTS / name).iterdir() if path.is_dir()]
+    assert len(folders) == runs
+    for folder in folders:
         recipe, ((_, path),) = load_train_recipe(folder / "recipe.yaml"), find_certificates([folder])
         file = read_certificates(path)
         assert (file.settings["training_sigma"], file.settings["objective"]) == (recipe.sigma, recipe.objective.name)
@@ -59,10 +69,15 @@ def test_each_result_has_its_recipe_and_provenance() -> None:
         assert len((folder / "metrics.jsonl").read_text().splitlines()) == recipe.epochs == file.provenance["epoch"]
 
 
+def table_from(path: Path, title: str) -> list[str]:
+    """The lines of the table whose first begins with `title`, which no other does."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    (start,) = (i for i, line in enumerate(lines) if line.startswith(title))
+    return list(takewhile(lambda line: line.startswith("|"), lines[start:]))
+
+
 def test_the_first_table_of_the_readme_is_that_of_the_results() -> None:
-    lines = (RESULTS.parent / "README.md").read_text(encoding="utf-8").splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("|"))
-    table = list(takewhile(lambda line: line.startswith("|"), lines[start:]))
+    table = table_from(RESULTS.parent / "README.md", "| MNIST")
     expected: dict[str, list[str]] = {}
     for run in paper_runs("smoothmix/table2"):
         ((_, path),) = find_certificates([RESULTS / "mnist" / run.name])
@@ -70,3 +85,20 @@ def test_the_first_table_of_the_readme_is_that_of_the_results() -> None:
         some = "" if len(rows) == 10_000 else "*"
         expected.setdefault(run.label, []).extend([f"{average_certified_radius(rows):.3f}{some}", f"{run.acr:.3f}"])
     assert table[2:] == [f"| {' | '.join([label, *cells])} |" for label, cells in expected.items()]
+
+
+def test_the_cifar10_tables_are_those_of_the_results() -> None:
+    short, long = [], []
+    for table, network in (("consistency/table4", "ResNet-20"), ("smoothmix/table1", "ResNet-110")):
+        for run in paper_runs(table):
+            if f"cifar10/{run.name}" in CIFAR10[table]:
+                ((_, path),) = find_certificates([RESULTS / "cifar10" / run.name])
+                acr, method = (
+                    average_certified_radius(read_certificates(path).rows),
+                    run.label.removeprefix("ResNet-20, "),
+                )
+                difference = f"{acr - (run.acr or 0):+.3f}".replace("-", "−")
+                short.append(f"| {network}, {method} | {acr:.3f} | {run.acr:.3f} |")
+                long.append(f"| {network} | {method} | {acr:.3f} | {run.acr:.3f} | {difference} |")
+    assert table_from(RESULTS.parent / "README.md", "| CIFAR-10")[2:] == short
+    assert table_from(RESULTS / "cifar10" / "README.md", "| network")[2:] == long
