@@ -3,13 +3,14 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from smoothcert.errors import WorkError
 from smoothcert.files import write_text_atomically
 
 METRICS = "metrics.jsonl"
 Metrics = list[dict[str, float]]
+Epoch = TypeVar("Epoch")
 
 
 def append_metrics(path: Path, line: dict[str, Any]) -> None:
@@ -31,10 +32,10 @@ def keep_metrics_before(path: Path, epoch: int) -> None:
     write_text_atomically(path, "".join(kept))
 
 
-def read_epochs(path: Path, numbers_of: Callable[[Any], dict[str, float]]) -> Metrics:
-    """What `numbers_of` takes from each line; [] where there is no file.
+def read_epochs(path: Path, taken_from: Callable[[Any], Epoch]) -> list[Epoch]:
+    """What `taken_from` takes from each line; [] where there is no file.
 
-    A last line that was torn by a kill is ignored, as training does when it resumes; other damage, which `numbers_of`
+    A last line that was torn by a kill is ignored, as training does when it resumes; other damage, which `taken_from`
     tells by a ValueError or by stumbling over it, is refused with a WorkError that names the line.
     """
     try:
@@ -43,12 +44,12 @@ def read_epochs(path: Path, numbers_of: Callable[[Any], dict[str, float]]) -> Me
         return []
     except OSError as error:
         raise WorkError(f"{path}: cannot be read ({error.strerror}); repair the file or move it") from error
-    found: Metrics = []
+    found: list[Epoch] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            found.append(numbers_of(json.loads(line.decode("utf-8"))))
+            found.append(taken_from(json.loads(line.decode("utf-8"))))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             # Whole lines end with a newline, so the piece after the last one is what a kill left.
             if number == len(lines):

@@ -236,7 +236,9 @@ def training_steps(
         seconds = time.perf_counter() - epoch_started
         if accelerator.is_main_process:
             line = {"epoch": epoch, "learning_rate": learning_rate(recipe, epoch), **metrics, "seconds": seconds}
-            append_metrics(folder / METRICS, line | peak_memory(where))
+            # What the seconds depend on: a run may go on elsewhere, or beside others.
+            conditions = {"device": computed_with["device"], "runs_at_once": runs_at_once, **peak_memory(where)}
+            append_metrics(folder / METRICS, line | conditions)
         if accelerator.is_main_process and (
             epoch + 1 == recipe.epochs or time.perf_counter() - last_save > save_seconds
         ):

@@ -82,6 +82,7 @@ def test_acr_is_that_of_the_largest_file_at_the_training_sigma(run: Path) -> Non
         b'{"epoch": 5, "seconds": -1}',
         b'{"epoch": 5, "seconds": 1, "peak_memory_bytes": "x"}',
         b'{"epoch": 5, "seconds": 1, "peak_memory_bytes": Infinity}',
+        b'{"epoch": 5, "seconds": 1, "runs_at_once": "x"}',
     ],
 )
 def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
@@ -205,6 +206,18 @@ def test_wrong_requests(run: Path, tmp_path: Path) -> None:
     (run / METRICS).unlink()
     with pytest.raises(RequestError, match=r"expected metrics.jsonl"):
         training_costs([run])
+
+
+def test_each_epoch_says_what_its_seconds_depend_on(run: Path) -> None:
+    """A run that began beside others and ended alone on another device was not alone, nor on that device only."""
+    (run / METRICS).write_text(
+        "".join(
+            json.dumps({"epoch": epoch, "seconds": 1.0, "device": device, "runs_at_once": number}) + "\n"
+            for epoch, (device, number) in enumerate([("cuda (one)", 1), ("cuda (one)", 4), ("cuda (other)", 1)])
+        )
+    )
+    (cost,) = training_costs([run])
+    assert (cost.device, cost.runs_at_once) == ("cuda (one), cuda (other)", 4)
 
 
 def test_runs_that_shared_a_device_say_so(run: Path) -> None:

@@ -53,8 +53,9 @@ class Cost:
     peak_memory: int | None
     """Bytes."""
     device: str | None
+    """Several, by commas, where it went on elsewhere."""
     runs_at_once: int
-    """How many shared the device: time and memory are those of all."""
+    """How many shared the device, at most: time and memory are those of all."""
     acr: float | None
     certified_images: int | None
     published_hours: float | None = None
@@ -91,11 +92,10 @@ def _cost(name: str, folder: Path) -> Cost:
     if not (folder / METRICS).exists():
         raise RequestError(f"{folder}: expected {METRICS} of a training, got none; leave this run out")
     recipe = load_train_recipe(folder / RECIPE)
-    lines = read_epochs(folder / METRICS, _time_and_memory)
-    seconds = [line["seconds"] for line in lines]
-    peaks = [int(line["peak_memory_bytes"]) for line in lines if line.get("peak_memory_bytes")]
+    epochs, provenance = read_epochs(folder / METRICS, _epoch), model_provenance(folder)
+    seconds = [epoch.seconds for epoch in epochs]
     acr, images = _certified(folder, recipe.sigma)
-    published, provenance = _published(recipe), model_provenance(folder)
+    published = _published(recipe)
     return Cost(
         run=name,
         dataset=recipe.dataset,
@@ -107,9 +107,9 @@ def _cost(name: str, folder: Path) -> Cost:
         epochs_planned=recipe.epochs,
         seconds_per_epoch=statistics.median(seconds[1:] or seconds) if seconds else None,
         seconds=sum(seconds) if seconds else None,
-        peak_memory=max(peaks, default=None),
-        device=_device(provenance),
-        runs_at_once=_runs_at_once(provenance),
+        peak_memory=max((epoch.peak_memory for epoch in epochs), default=0) or None,
+        device=", ".join(dict.fromkeys(epoch.device for epoch in epochs if epoch.device)) or _device(provenance),
+        runs_at_once=max((epoch.runs_at_once for epoch in epochs), default=0) or _runs_at_once(provenance),
         acr=acr,
         certified_images=images,
         published_hours=float(published["hours"]) if published else None,
@@ -117,16 +117,26 @@ def _cost(name: str, folder: Path) -> Cost:
     )
 
 
-def _time_and_memory(entry: Mapping[str, Any]) -> dict[str, float]:
-    """`seconds` of an epoch, and its `peak_memory_bytes`, 0 where that is not written."""
-    numbers = {"seconds": entry["seconds"], "peak_memory_bytes": entry.get("peak_memory_bytes", 0)}
-    if not all(isinstance(value, int | float) and 0 <= value < math.inf for value in numbers.values()):
+@dataclass(frozen=True)
+class _Epoch:
+    """What a line of metrics tells; 0 and "" where it does not."""
+
+    seconds: float
+    peak_memory: int
+    runs_at_once: int
+    device: str
+
+
+def _epoch(entry: Mapping[str, Any]) -> _Epoch:
+    numbers = [entry["seconds"], entry.get("peak_memory_bytes", 0), entry.get("runs_at_once", 0)]
+    if not all(isinstance(value, int | float) and 0 <= value < math.inf for value in numbers):
         raise ValueError(f"expected finite numbers >= 0, got {numbers}")
-    return {key: float(value) for key, value in numbers.items()}
+    seconds, memory, at_once = numbers
+    return _Epoch(float(seconds), int(memory), int(at_once), str(entry.get("device", "")))
 
 
 def _device(provenance: Mapping[str, Any]) -> str | None:
-    """What the run was trained on, where its files tell."""
+    """What the run was last trained on, where that is told."""
     versions = provenance.get("versions")
     device = versions.get("device") if isinstance(versions, dict) else None
     return device if isinstance(device, str) else None

@@ -23,6 +23,7 @@ _NOT_TERMS = (
     "cross_entropy",
     "natural",
     "peak_memory_bytes",
+    "runs_at_once",
 )
 
 
