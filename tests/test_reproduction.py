@@ -26,7 +26,18 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.objectives import Adversary, Consistency, Gaussian, Macer, Objective, SmoothAdv, SmoothMix, Stability
 from smoothcert.paper_runs import paper_runs
 from smoothcert.recipe import CertifyRecipe, load_train_recipe
-from smoothcert.reproduction import PlannedRun, Request, duration, missing, outcomes, plan, plan_table, title_of, work
+from smoothcert.reproduction import (
+    PlannedRun,
+    Request,
+    duration,
+    missing,
+    outcomes,
+    plan,
+    plan_table,
+    share_runs,
+    title_of,
+    work,
+)
 from smoothcert.reproduction import estimate as estimates
 from smoothcert.reproduction.planning import sizes_of, with_estimate
 
@@ -266,7 +277,7 @@ def texts_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def reproduced(asked: Request, planned: list[PlannedRun]) -> str:
     """What `reproduce` prints."""
     shown = io.StringIO()
-    reproduction.reproduce(asked, planned, Console(file=shown, width=200))
+    reproduction.reproduce([(asked, planned)], Console(file=shown, width=200))
     return shown.getvalue()
 
 
@@ -300,6 +311,54 @@ def test_runs_of_the_table_are_counted_once_whatever_the_seeds(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("no_clock")
+def test_several_tables_share_the_runs_that_both_have(run_cli: Cli, tmp_path: Path) -> None:
+    """No weight of the consistency term is Gaussian training, as is none of SmoothMix's; T = 8 is in both of its."""
+    tables = ("smoothmix/table6", "smoothmix/table7", "consistency/supp-table6")
+    alone = [plan(request(out=tmp_path, table=table)) for table in tables]
+    eta, steps, weight = share_runs(alone)
+    assert eta == alone[0]
+    assert names(steps) == [*names(alone[1])[:3], "smoothmix-eta1-1.0"]
+    assert names(weight) == ["smoothmix-eta0-1.0", *names(alone[2])[1:]]
+    assert [run.paper for run in weight] == [run.paper for run in alone[2]]
+    assert (steps[3].recipe, steps[3].seconds) == (alone[1][3].recipe, 0)
+    assert weight[1:] == alone[2][1:]
+    code, shown, _ = run_cli("reproduce", *tables, "--out", tmp_path, "--device", "cpu", "--dry-run")
+    assert (code, shown.count("smoothmix-eta1-1.0"), shown.count("estimate for all")) == (0, 2, 3)
+    code, _, error = run_cli("reproduce", "smoothmix/table1", "smoothmix/table2", "--out", tmp_path, "--dry-run")
+    assert code == 2
+    assert "gaussian-0.25: expected one recipe, got those of smoothmix/table1 and smoothmix/table2" in error
+
+
+@pytest.mark.usefixtures("texts_only")
+def test_a_shared_run_is_worked_on_once_and_reported_in_each_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, worked_on = ("smoothmix/table2", "consistency/supp-table2"), []
+    plans = [
+        (request(out=tmp_path, table=table, report=f"report-{i}"), finished_in(tmp_path, table))
+        for i, table in enumerate(tables)
+    ]
+    monkeypatch.setattr(reproduction, "finish_runs", lambda runs, workshop: worked_on.extend(runs) or {})
+    shown = io.StringIO()
+    reproduction.reproduce(plans, Console(file=shown, width=200))
+    assert names(worked_on) == ["gaussian-0.5"]
+    for i, table in enumerate(tables):
+        assert f"{table} (reproduced; 1 of {(27, 18)[i]} runs)" in shown.getvalue()
+        with (tmp_path / f"report-{i}" / "report.csv").open() as file:
+            assert [row["published_table"] for row in csv.DictReader(file)] == [table]
+
+    def stumble(request: Request, *rest: object) -> None:
+        reports.append(request.table)
+        raise OSError(f"no room for {request.table}")
+
+    reports: list[str] = []
+    monkeypatch.setattr(reproduction, "show_report", stumble)
+    with pytest.raises(OSError, match=f"no room for {tables[0]}"):
+        reproduction.reproduce(plans, Console(file=shown))
+    assert reports == list(tables)
+
+
+@pytest.mark.usefixtures("no_clock")
 def test_a_row_that_cannot_be_trained_is_planned_once(tmp_path: Path) -> None:
     asked = request(out=tmp_path, table="consistency/table1", sigmas=(0.5,), seeds=(1, 2))
     planned = plan(asked)
@@ -319,7 +378,7 @@ def test_brackets_in_a_path_are_printed(name: str, tmp_path: Path) -> None:
     assert f"damaged: {bad.problem}" in plan_shown.getvalue()
     report = io.StringIO()
     with pytest.raises(WorkError):
-        reproduction.reproduce(request(out=out), [good, bad], Console(file=report, width=400))
+        reproduction.reproduce([(request(out=out), [good, bad])], Console(file=report, width=400))
     assert f"runs tried, failed: {bad.problem}" in report.getvalue()
     assert f"wrote {out / 'report' / 'report.md'}" in report.getvalue()
 

@@ -1,5 +1,6 @@
-"""`smoothcert reproduce`: a paper's table, trained, certified and set beside the published numbers."""
+"""`smoothcert reproduce`: papers' tables, trained, certified and set beside the published numbers."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -12,7 +13,7 @@ Number = TypeVar("Number", int, float)
 
 
 def reproduce(
-    table: Annotated[str, typer.Argument(help="Paper and table, as in smoothmix/table2.")],
+    tables: Annotated[list[str], typer.Argument(help="Papers and tables, as in smoothmix/table2.")],
     sigma: Annotated[str | None, typer.Option(help="Rows of these noise levels, by commas.")] = None,
     method: Annotated[list[str], typer.Option(help="Rows whose label or run name has this in it; may repeat.")] = [],  # noqa: B006
     seeds: Annotated[str | None, typer.Option(help="Train each row with these seeds, by commas.")] = None,
@@ -30,13 +31,15 @@ def reproduce(
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """A paper's table: train and certify what is missing, then report it beside the published numbers."""
-    from smoothcert.reproduction import Request, plan, plan_table
-    from smoothcert.reproduction import reproduce as reproduce_table
+    """A paper's table: train and certify what is missing, then report it beside the published numbers. Of several
+    tables, rows with the same recipe are one run."""
+    from smoothcert.reproduction import Request, plan, plan_table, share_runs
+    from smoothcert.reproduction import reproduce as reproduce_tables
 
-    request = Request(
-        table=table,
-        out=Path("reproduced") / table.replace("/", "-") if out is None else out,
+    names = {table: table.replace("/", "-") for table in tables}
+    first = Request(
+        table=tables[0],
+        out=Path("reproduced") / "+".join(names.values()) if out is None else out,
         sigmas=parse_numbers("sigma", sigma, float),
         methods=tuple(method),
         seeds=parse_numbers("seeds", seeds, int),
@@ -50,11 +53,13 @@ def reproduce(
         jobs=jobs,
         compile=compile_,
     )
-    planned = plan(request)
-    console.print(plan_table(request, planned))
-    if dry_run:
-        return
-    reproduce_table(request, planned, console)
+    requests = [replace(first, table=table, report=f"report-{name}") for table, name in names.items()]
+    requests = requests if len(requests) > 1 else [first]
+    plans = list(zip(requests, share_runs([plan(request) for request in requests]), strict=True))
+    for request, planned in plans:
+        console.print(plan_table(request, planned))
+    if not dry_run:
+        reproduce_tables(plans, console)
 
 
 def parse_numbers(option: str, text: str | None, kind: type[Number]) -> tuple[Number, ...]:

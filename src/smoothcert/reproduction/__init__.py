@@ -1,4 +1,4 @@
-"""A paper's table regenerated: planned as runs, trained and certified where missing, reported beside the paper's.
+"""The papers' tables regenerated: planned as runs, trained and certified where missing, reported beside the paper's.
 
 Everything is found again in the folders: the same request goes on where it was left, and finished work is not redone.
 """
@@ -19,10 +19,10 @@ from smoothcert.gallery import pictures
 from smoothcert.paper_runs import PaperRun, paper_runs, published
 from smoothcert.report import Published, terminal_report, write_report
 from smoothcert.report.rendering import escape_markdown
-from smoothcert.reproduction.planning import PlannedRun, Request, plan
+from smoothcert.reproduction.planning import PlannedRun, Request, plan, share_runs
 from smoothcert.reproduction.work import Workshop, finish_runs
 
-__all__ = ["QUICK", "PlannedRun", "Request", "plan", "plan_table", "reproduce"]
+__all__ = ["QUICK", "PlannedRun", "Request", "plan", "plan_table", "reproduce", "share_runs"]
 
 QUICK = "quick, scaled-down: not the paper's protocol"
 FORMATS = ("md", "csv", "tex", "html", "png")
@@ -57,26 +57,32 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def reproduce(request: Request, planned: Sequence[PlannedRun], console: Console) -> None:
-    """Train and certify what is missing of `planned`, then write the report with the published rows.
+def reproduce(plans: Sequence[tuple[Request, Sequence[PlannedRun]]], console: Console) -> None:
+    """Train and certify what is missing of the plans, then write a report for each, with the published rows.
 
-    A run that fails is named in the WorkError at the end, after the others have been finished and reported, and so is
-    what kept them from being reported.
+    The requests are for several tables (see `share_runs`), or for one, and alike otherwise. A run that fails is named
+    in the WorkError at the end, after the others have been finished and reported, and so is what kept them from being
+    reported.
     """
+    request = plans[0][0]
     workshop = Workshop(request.jobs, request.device, request.data, console, request.compile)
-    runs = [run for run in planned if run.recipe is not None]
-    failed = {run.folder: run.problem for run in runs if run.problem is not None}
-    failed |= finish_runs([run for run in runs if run.folder not in failed], workshop)
-    finished = [run for run in runs if run.folder not in failed]
+    runs = {run.folder: run for _, planned in plans for run in planned if run.recipe is not None}
+    failed = {run.folder: run.problem for run in runs.values() if run.problem is not None}
+    failed |= finish_runs([run for run in runs.values() if run.folder not in failed], workshop)
     reasons = "; ".join(f"{folder.name}: {reason}" for folder, reason in failed.items())
     told = f"{len(failed)} of {len(runs)} runs failed, the same command tries them again ({reasons})"
-    try:
-        if finished:
-            show_report(request, finished, outcomes(request, planned, failed), console)
-    except (RequestError, WorkError, OSError) as error:
-        if not failed:
-            raise
-        raise WorkError(f"{told}; the others could not be reported: {error}") from error
+    unreported: list[RequestError | WorkError | OSError] = []
+    for request, planned in plans:
+        finished = [run for run in planned if run.recipe is not None and run.folder not in failed]
+        try:
+            if finished:
+                show_report(request, finished, outcomes(request, planned, failed), console)
+        except (RequestError, WorkError, OSError) as error:
+            unreported.append(error)
+    if unreported and not failed:
+        raise unreported[0]
+    if unreported:
+        raise WorkError(f"{told}; the others could not be reported: {unreported[0]}") from unreported[0]
     if failed:
         raise WorkError(told)
 
@@ -102,7 +108,7 @@ def outcomes(request: Request, planned: Sequence[PlannedRun], failed: Mapping[Pa
 
 def show_report(request: Request, finished: Sequence[PlannedRun], rows: Sequence[Outcome], console: Console) -> None:
     """Write report and rows.md into the report folder, and print the table, what is missing in it, and the files."""
-    out, title = request.out / f"{request.prefix}report", title_of(request, rows)
+    out, title = request.out / f"{request.prefix}{request.report}", title_of(request, rows)
     report = write_report(
         [run.certificates for run in finished],
         out,

@@ -58,6 +58,8 @@ class Request:
     jobs: int = 1
     compile: bool = False
     """Whether votes are compiled; training decides for itself."""
+    report: str = "report"
+    """Folder of the report in `out`."""
 
     @property
     def prefix(self) -> str:
@@ -118,6 +120,31 @@ def plan(request: Request) -> list[PlannedRun]:
     if all(run.recipe is None for run in planned):
         raise RequestError(f"{request.table}: none of these rows can be trained: {planned[0].paper.reason}")
     return [with_estimate(run, request.data, device) for run in planned]
+
+
+def share_runs(plans: Sequence[Sequence[PlannedRun]]) -> list[list[PlannedRun]]:
+    """The plans of several tables, with rows of the same recipe as one run: the first of them, whose time counts there.
+
+    Rows of different recipes that would have one folder are refused.
+    """
+    known: list[PlannedRun] = []
+    return [[_shared(run, known) for run in planned] for planned in plans]
+
+
+def _shared(run: PlannedRun, known: list[PlannedRun]) -> PlannedRun:
+    """`run`, which `known` then has too, or the one of `known` that it is the same as, for its own row."""
+    if run.recipe is None:
+        return run
+    for other in known:
+        if other.recipe == run.recipe:
+            return replace(other, paper=run.paper, seconds=0.0)
+        if other.folder == run.folder:
+            raise RequestError(
+                f"{run.folder}: expected one recipe, got those of {other.paper.table} and {run.paper.table}, which "
+                "differ; reproduce these tables into folders of their own"
+            )
+    known.append(run)
+    return run
 
 
 def chosen_runs(request: Request) -> list[PaperRun]:
