@@ -322,6 +322,10 @@ def test_several_tables_share_the_runs_that_both_have(run_cli: Cli, tmp_path: Pa
     assert [run.paper for run in weight] == [run.paper for run in alone[2]]
     assert (steps[3].recipe, steps[3].seconds) == (alone[1][3].recipe, 0)
     assert weight[1:] == alone[2][1:]
+    begun = [replace(run, epochs_done=3, seconds=5.0) if run is alone[1][3] else run for run in alone[1]]
+    eta, steps, _ = share_runs([alone[0], begun, alone[2]])
+    assert eta[1].folder == steps[3].folder == begun[3].folder, "the one that has come furthest"
+    assert (eta[1].seconds, steps[3].seconds) == (5, 0)
     code, shown, _ = run_cli("reproduce", *tables, "--out", tmp_path, "--device", "cpu", "--dry-run")
     assert (code, shown.count("smoothmix-eta1-1.0"), shown.count("estimate for all")) == (0, 2, 3)
     code, _, error = run_cli("reproduce", "smoothmix/table1", "smoothmix/table2", "--out", tmp_path, "--dry-run")

@@ -123,28 +123,29 @@ def plan(request: Request) -> list[PlannedRun]:
 
 
 def share_runs(plans: Sequence[Sequence[PlannedRun]]) -> list[list[PlannedRun]]:
-    """The plans of several tables, with rows of the same recipe as one run: the first of them, whose time counts there.
+    """The plans of several tables, with rows of the same recipe as one run: of their folders the one that has come
+    furthest, else the first. Its time counts once.
 
     Rows of different recipes that would have one folder are refused.
     """
-    known: list[PlannedRun] = []
-    return [[_shared(run, known) for run in planned] for planned in plans]
-
-
-def _shared(run: PlannedRun, known: list[PlannedRun]) -> PlannedRun:
-    """`run`, which `known` then has too, or the one of `known` that it is the same as, for its own row."""
-    if run.recipe is None:
-        return run
-    for other in known:
-        if other.recipe == run.recipe:
-            return replace(other, paper=run.paper, seconds=0.0)
-        if other.folder == run.folder:
+    runs = [run for planned in plans for run in planned if run.recipe is not None]
+    for run in runs:
+        other = next((other for other in runs if other.folder == run.folder and other.recipe != run.recipe), None)
+        if other is not None:
             raise RequestError(
-                f"{run.folder}: expected one recipe, got those of {other.paper.table} and {run.paper.table}, which "
+                f"{run.folder}: expected one recipe, got those of {run.paper.table} and {other.paper.table}, which "
                 "differ; reproduce these tables into folders of their own"
             )
-    known.append(run)
-    return run
+    return [[_shared(run, runs) for run in planned] for planned in plans]
+
+
+def _shared(run: PlannedRun, runs: Sequence[PlannedRun]) -> PlannedRun:
+    """The row of `run`, with the folder that it shares with those of `runs` that have its recipe."""
+    if run.recipe is None:
+        return run
+    same = [other for other in runs if other.recipe == run.recipe]
+    furthest = max(same, key=lambda other: (other.epochs_done, other.images_done))
+    return replace(furthest, paper=run.paper, seconds=furthest.seconds if run is same[0] else 0.0)
 
 
 def chosen_runs(request: Request) -> list[PaperRun]:
