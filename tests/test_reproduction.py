@@ -326,6 +326,10 @@ def test_several_tables_share_the_runs_that_both_have(run_cli: Cli, tmp_path: Pa
     eta, steps, _ = share_runs([alone[0], begun, alone[2]])
     assert eta[1].folder == steps[3].folder == begun[3].folder, "the one that has come furthest"
     assert (eta[1].seconds, steps[3].seconds) == (5, 0)
+    changes = {"methods": ("eta",), "overrides": ("objective={name: gaussian}",)}
+    alike = plan(request(out=tmp_path, table=tables[0], **changes))
+    assert len({run.recipe for run in alike}) == 1
+    assert share_runs([alike]) == [alike], "each row of a table has a run of its own"
     code, shown, _ = run_cli("reproduce", *tables, "--out", tmp_path, "--device", "cpu", "--dry-run")
     assert (code, shown.count("smoothmix-eta1-1.0"), shown.count("estimate for all")) == (0, 2, 3)
     code, _, error = run_cli("reproduce", "smoothmix/table1", "smoothmix/table2", "--out", tmp_path, "--dry-run")

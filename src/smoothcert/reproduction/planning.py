@@ -126,7 +126,8 @@ def share_runs(plans: Sequence[Sequence[PlannedRun]]) -> list[list[PlannedRun]]:
     """The plans of several tables, with rows of the same recipe as one run: of their folders the one that has come
     furthest, else the first. Its time counts once.
 
-    Rows of different recipes that would have one folder are refused.
+    Rows of one table that a request's changes have made the same stay apart, each with its number in the report. Rows
+    of different recipes that would have one folder are refused.
     """
     runs = [run for planned in plans for run in planned if run.recipe is not None]
     for run in runs:
@@ -136,16 +137,28 @@ def share_runs(plans: Sequence[Sequence[PlannedRun]]) -> list[list[PlannedRun]]:
                 f"{run.folder}: expected one recipe, got those of {run.paper.table} and {other.paper.table}, which "
                 "differ; reproduce these tables into folders of their own"
             )
-    return [[_shared(run, runs) for run in planned] for planned in plans]
+    alike: dict[_Kind, list[PlannedRun]] = {}
+    for planned in plans:
+        for i, run in enumerate(planned):
+            alike.setdefault(_kind(planned, i), []).append(run)
+    return [[_shared(run, alike[_kind(planned, i)]) for i, run in enumerate(planned)] for planned in plans]
 
 
-def _shared(run: PlannedRun, runs: Sequence[PlannedRun]) -> PlannedRun:
-    """The row of `run`, with the folder that it shares with those of `runs` that have its recipe."""
+_Kind = tuple[TrainRecipe | None, int]
+"""A recipe, and how many rows of the table above have it too."""
+
+
+def _kind(planned: Sequence[PlannedRun], i: int) -> _Kind:
+    recipe = planned[i].recipe
+    return recipe, sum(run.recipe == recipe for run in planned[:i])
+
+
+def _shared(run: PlannedRun, alike: Sequence[PlannedRun]) -> PlannedRun:
+    """The row of `run`, in the folder that it shares with those that are `alike`."""
     if run.recipe is None:
         return run
-    same = [other for other in runs if other.recipe == run.recipe]
-    furthest = max(same, key=lambda other: (other.epochs_done, other.images_done))
-    return replace(furthest, paper=run.paper, seconds=furthest.seconds if run is same[0] else 0.0)
+    furthest = max(alike, key=lambda other: (other.epochs_done, other.images_done))
+    return replace(furthest, paper=run.paper, seconds=furthest.seconds if run is alike[0] else 0.0)
 
 
 def chosen_runs(request: Request) -> list[PaperRun]:
