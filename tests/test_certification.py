@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -403,6 +404,30 @@ def test_a_network_that_needs_contiguous_activations_is_certified(tmp_path: Path
     assert len(read_certificates(tmp_path / "a.tsv").rows) == 2
     assert image_layout(at_precision(network, "fp32", CPU, (3, 8, 8))) == torch.contiguous_format
     SmoothedClassifier(network, sigma=0.5, num_classes=3).certify(torch.rand(1, 3, 8, 8), n=100)
+
+
+def test_a_callable_that_has_become_another_does_not_go_on_in_the_same_file(tmp_path: Path) -> None:
+    """It has no weights to tell by, so the classes of some images do."""
+    data = ImageData(torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1) * 40, torch.zeros(6).long(), 2, "made", "test")
+
+    def above(threshold: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda images: torch.cat([threshold - images.flatten(1), images.flatten(1) - threshold], dim=1)
+
+    path = tmp_path / "a.tsv"
+    certify_own_model("mine", above(0.5), data, [0, 1], recipe(), path, CPU)
+    certify_own_model("mine", above(0.5), data, [0, 1, 2], recipe(), path, CPU)
+    before = path.read_bytes()
+    with pytest.raises(RequestError, match=r"other settings .classes_sha256"):
+        certify_own_model("mine", above(0.2), data, [0, 1, 2, 3], recipe(), path, CPU)
+    assert path.read_bytes() == before
+    assert len(read_certificates(path).rows) == 3
+
+
+def test_radii_that_cannot_be_tested_leave_no_file(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+    for radii in ((100.0,), (1e-20, 2e-20)):
+        with pytest.raises(RequestError, match="radii: "):
+            certify_run(load_run(trained_run), test_data, [0], recipe(radii=radii), tmp_path / "new" / "a.tsv", CPU)
+    assert not (tmp_path / "new").exists()
 
 
 def test_other_networks_are_evaluated_with_channels_last() -> None:

@@ -326,15 +326,40 @@ def test_several_tables_share_the_runs_that_both_have(run_cli: Cli, tmp_path: Pa
     eta, steps, _ = share_runs([alone[0], begun, alone[2]])
     assert eta[1].folder == steps[3].folder == begun[3].folder, "the one that has come furthest"
     assert (eta[1].seconds, steps[3].seconds) == (5, 0)
-    changes = {"methods": ("eta",), "overrides": ("objective={name: gaussian}",)}
-    alike = plan(request(out=tmp_path, table=tables[0], **changes))
-    assert len({run.recipe for run in alike}) == 1
-    assert share_runs([alike]) == [alike], "each row of a table has a run of its own"
+    changes = {"out": tmp_path, "overrides": ("objective={name: gaussian}",)}
+    alike = [plan(request(table=table, **changes)) for table in tables]
+    alike[1] = [replace(run, epochs_done=i) for i, run in enumerate(alike[1])]
+    assert len({run.recipe for planned in alike for run in planned}) == 1
+    assert share_runs(alike) == alike, "each row of a table has a run of its own"
     code, shown, _ = run_cli("reproduce", *tables, "--out", tmp_path, "--device", "cpu", "--dry-run")
     assert (code, shown.count("smoothmix-eta1-1.0"), shown.count("estimate for all")) == (0, 2, 3)
+    code, _, error = run_cli("reproduce", *tables, "--dry-run")
+    assert (code, "give --out DIR for the runs that 3 tables share" in error) == (2, True)
     code, _, error = run_cli("reproduce", "smoothmix/table1", "smoothmix/table2", "--out", tmp_path, "--dry-run")
     assert code == 2
     assert "gaussian-0.25: expected one recipe, got those of smoothmix/table1 and smoothmix/table2" in error
+
+
+@pytest.mark.usefixtures("no_clock")
+@pytest.mark.parametrize(
+    ("tables", "reports"),
+    [
+        (
+            ["smoothmix/table6", "consistency/supp-table6"],
+            ["report-smoothmix-table6", "report-consistency-supp-table6"],
+        ),
+        (["smoothmix/table6", "smoothmix/table6"], ["report"]),
+    ],
+)
+def test_each_table_has_a_report_of_its_own(
+    tables: list[str], reports: list[str], run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worked_on, written = [], []
+    monkeypatch.setattr(reproduction, "finish_runs", lambda runs, workshop: worked_on.extend(runs) or {})
+    monkeypatch.setattr(reproduction, "show_report", lambda request, *rest: written.append(request.report))
+    code, _, error = run_cli("reproduce", *tables, "--out", tmp_path, "--device", "cpu")
+    assert (code, error, written) == (0, "", reports)
+    assert len(names(worked_on)) == len(set(names(worked_on))) == (14 if len(reports) == 2 else 6)
 
 
 @pytest.mark.usefixtures("texts_only")
@@ -361,7 +386,7 @@ def test_a_shared_run_is_worked_on_once_and_reported_in_each_table(
 
     reports: list[str] = []
     monkeypatch.setattr(reproduction, "show_report", stumble)
-    with pytest.raises(OSError, match=f"no room for {tables[0]}"):
+    with pytest.raises(WorkError, match=f"{tables[0]} could not be .* for {tables[0]}; .* no room for {tables[1]}"):
         reproduction.reproduce(plans, Console(file=shown))
     assert reports == list(tables)
 

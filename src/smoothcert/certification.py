@@ -1,5 +1,6 @@
 """A data set through CERTIFY: which images, in which batches, by which process, into which file; resumed where left."""
 
+import hashlib
 import math
 import secrets
 import time
@@ -39,6 +40,7 @@ from smoothcert.smoothing.votes import (
 )
 
 BATCHES_AT_ONCE = 20
+TOLD_BY_IMAGES = 100
 """Forward passes, about, between two writes to the file: what a kill can cost when n is small."""
 
 
@@ -122,6 +124,7 @@ def certify_dataset(
     counter, recipe = make_counter(model, data.shape, data.num_classes, recipe, device, stored=path.exists())
     recipe = team.agree(recipe)
     counter = replace(counter, batch_size=recipe.batch_size)
+    make_rule(recipe, data.shape).errors_at_radii(counter.noise)  # refused before there is a file
     folded = has_batch_norm(model) and not has_batch_norm(counter.classifier)
     settings = {
         **about,
@@ -279,8 +282,11 @@ def certify_own_model(
 ) -> None:
     """`certify_dataset` for a user's own module or callable, called `name` in the file."""
     check_outputs(model, name, data.shape, data.num_classes)
-    weights = weights_digest(model.state_dict()) if isinstance(model, nn.Module) else None
-    about = {"model": name, "objective": name, "weights_sha256": weights}
+    about: dict[str, Any] = {"model": name, "objective": name}
+    if isinstance(model, nn.Module):
+        about["weights_sha256"] = weights_digest(model.state_dict())
+    else:
+        about |= {"weights_sha256": None, "classes_sha256": classes_digest(model, data, device)}
     provenance = {"versions": versions(device), "threads": torch.get_num_threads()}
     certify_dataset(
         model,
@@ -294,6 +300,16 @@ def certify_own_model(
         team=team,
         on_progress=on_progress,
     )
+
+
+def classes_digest(model: Classifier, data: Images, device: torch.device) -> str:
+    """SHA-256 of the classes that a callable gives to some of the images. All there is to tell by whether it is the one
+    that a file was begun with: two that differ elsewhere only are not told apart."""
+    count = min(TOLD_BY_IMAGES, len(data))
+    images, _ = data.batch(torch.arange(count) * len(data) // count)
+    with torch.no_grad():
+        classes = model(images.to(device)).argmax(1)
+    return hashlib.sha256(bytes(classes.to(torch.int64).cpu().numpy())).hexdigest()
 
 
 def images_at_once(recipe: CertifyRecipe) -> int:

@@ -135,7 +135,8 @@ class Gaussian(Noise):
     def radius_between(self, q: float, runner_up: float) -> float:
         """sigma / 2 * (Phi^-1(1 - q) - Phi^-1(runner_up)): what follows from p_A >= 1 - q and p_B <= runner_up.
 
-        Rounded toward zero; 0 where the two do not separate.
+        0 where the two do not separate. Where the two quantiles nearly cancel, their rounding can outweigh the last
+        digits that are taken off: it is for bounds that were raised by more than that, as those of `bounds` are.
         """
         if not (0 < q <= 1 and 0 < runner_up <= 1):
             raise ValueError(f"expected probabilities in (0, 1], got {q} and {runner_up}")

@@ -133,6 +133,7 @@ def train_together(
                     on_progress=partial(on_progress, folder),
                     on_note=on_note,
                     runs_at_once=at_once,
+                    running=lambda: len(active),
                 )
                 active.append((folder, steps, own_stream(where), Pace(where)))
             ready = [run for run in active if not run[3].far_ahead()]
@@ -167,8 +168,10 @@ def training_steps(
     on_progress: Callable[[TrainingStatus], None] = lambda status: None,
     on_note: Callable[[str], None] = lambda text: None,
     runs_at_once: int = 1,
+    running: Callable[[], int] = lambda: 1,
 ) -> Iterator[None]:
-    """The loop: what `train` does, handing over after each step."""
+    """The loop: what `train` does, handing over after each step to the other runs of `runs_at_once`, of which so many
+    are `running`."""
     own_network = model is not None or is_code(recipe.model)
     accelerator = start_accelerator(device, own_network)
     where = accelerator.device
@@ -212,6 +215,7 @@ def training_steps(
 
     for epoch in range(first_epoch, recipe.epochs):
         epoch_started = last_report = time.perf_counter()
+        shared_by = running()
         set_learning_rate(optimizer, learning_rate(recipe, epoch))
         fill_progress(progress, recipe, epoch)
         meter.restart()
@@ -225,6 +229,7 @@ def training_steps(
         for step, (images, labels) in enumerate(batches):
             (run_step if captured is None else captured)(images, labels)
             yield
+            shared_by = max(shared_by, running())
 
             if time.perf_counter() - last_report > REPORT_SECONDS or step + 1 == steps:
                 meter.stop_if_diverged(epoch, folder)
@@ -237,7 +242,7 @@ def training_steps(
         if accelerator.is_main_process:
             line = {"epoch": epoch, "learning_rate": learning_rate(recipe, epoch), **metrics, "seconds": seconds}
             # What the seconds depend on: a run may go on elsewhere, or beside others.
-            conditions = {"device": computed_with["device"], "runs_at_once": runs_at_once, **peak_memory(where)}
+            conditions = {"device": computed_with["device"], "runs_at_once": shared_by, **peak_memory(where)}
             append_metrics(folder / METRICS, line | conditions)
         if accelerator.is_main_process and (
             epoch + 1 == recipe.epochs or time.perf_counter() - last_save > save_seconds

@@ -243,8 +243,10 @@ def test_a_compiler_takes_them_as_they_are(monkeypatch: pytest.MonkeyPatch, trai
 
     # On a GPU sums are taken in no fixed order. In half precision a last digit decides which side of a ReLU a number
     # falls on: a change of the images by 1e-5 moves these gradients by a fifth. The interpreter repeats itself exactly.
-    within = 1e-3 if DEVICE == "cpu" else 0.5
-    for one, other in zip(numbers(compiled=False), numbers(compiled=True), strict=True):
+    eager, traced = numbers(compiled=False), numbers(compiled=True)
+    gradients = range(1, 1 + len(list(network.parameters())) * training)
+    for i, (one, other) in enumerate(zip(eager, traced, strict=True)):
+        within = 1e-3 if DEVICE == "cpu" else 0.5 if i in gradients else 1e-2
         assert (one - other).float().norm() <= within * one.float().norm() + 1e-5
 
 

@@ -141,6 +141,12 @@ def test_a_radius_that_no_vote_can_reach_is_refused() -> None:
         certify(Rule(n0=10, n=100, alpha=0.1, radii=(30.0,), slack=1e-10), at_distances(0.1))
 
 
+@pytest.mark.parametrize("radii", [(1e-20, 2e-20), (0.1, 0.2, np.nextafter(0.2, 1))])
+def test_radii_that_are_one_number_to_the_noise_are_refused(radii: tuple[float, ...]) -> None:
+    with pytest.raises(RequestError, match=r"radii: .* and .* cannot be told apart at sigma"):
+        certify(Rule(n0=10, n=100, alpha=0.1, radii=radii), at_distances(0.1))
+
+
 def test_fewer_votes_and_no_more_wrong_claims(tmp_path: Path) -> None:
     """On the threshold itself (p = t) at most alpha of many images may be claimed."""
     alpha, radius, images = 0.1, 0.2, 150

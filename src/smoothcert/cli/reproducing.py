@@ -21,7 +21,7 @@ def reproduce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and the estimate only.")] = False,
     jobs: Annotated[int, typer.Option(help="Runs at once.")] = 1,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for runs and report.", show_default="reproduced/PAPER-TABLE")
+        Path | None, typer.Option(help="Folder for runs and reports.", show_default="reproduced/PAPER-TABLE")
     ] = None,
     n: Annotated[int | None, typer.Option("--n", "--votes", help="Votes an image.", show_default="the paper's")] = None,
     skip: Annotated[int | None, typer.Option(help="Every SKIP-th image.", show_default="the paper's")] = None,
@@ -37,9 +37,11 @@ def reproduce(
     from smoothcert.reproduction import reproduce as reproduce_tables
 
     names = {table: table.replace("/", "-") for table in tables}
+    if out is None and len(names) > 1:
+        raise RequestError(f"give --out DIR for the runs that {len(names)} tables share")
     first = Request(
         table=tables[0],
-        out=Path("reproduced") / "+".join(names.values()) if out is None else out,
+        out=Path("reproduced") / names[tables[0]] if out is None else out,
         sigmas=parse_numbers("sigma", sigma, float),
         methods=tuple(method),
         seeds=parse_numbers("seeds", seeds, int),

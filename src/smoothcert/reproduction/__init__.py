@@ -71,20 +71,16 @@ def reproduce(plans: Sequence[tuple[Request, Sequence[PlannedRun]]], console: Co
     failed |= finish_runs([run for run in runs.values() if run.folder not in failed], workshop)
     reasons = "; ".join(f"{folder.name}: {reason}" for folder, reason in failed.items())
     told = f"{len(failed)} of {len(runs)} runs failed, the same command tries them again ({reasons})"
-    unreported: list[RequestError | WorkError | OSError] = []
+    unreported: list[str] = []
     for request, planned in plans:
         finished = [run for run in planned if run.recipe is not None and run.folder not in failed]
         try:
             if finished:
                 show_report(request, finished, outcomes(request, planned, failed), console)
         except (RequestError, WorkError, OSError) as error:
-            unreported.append(error)
-    if unreported and not failed:
-        raise unreported[0]
-    if unreported:
-        raise WorkError(f"{told}; the others could not be reported: {unreported[0]}") from unreported[0]
-    if failed:
-        raise WorkError(told)
+            unreported.append(f"{request.table} could not be reported: {error}")
+    if failed or unreported:
+        raise WorkError("; ".join([told] * bool(failed) + unreported))
 
 
 def outcomes(request: Request, planned: Sequence[PlannedRun], failed: Mapping[Path, str]) -> list[Outcome]:

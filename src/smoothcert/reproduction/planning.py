@@ -126,8 +126,8 @@ def share_runs(plans: Sequence[Sequence[PlannedRun]]) -> list[list[PlannedRun]]:
     """The plans of several tables, with rows of the same recipe as one run: of their folders the one that has come
     furthest, else the first. Its time counts once.
 
-    Rows of one table that a request's changes have made the same stay apart, each with its number in the report. Rows
-    of different recipes that would have one folder are refused.
+    Where a request's changes have made rows of one table the same, these keep their folders: a report has a row a file.
+    Rows of different recipes that would have one folder are refused.
     """
     runs = [run for planned in plans for run in planned if run.recipe is not None]
     for run in runs:
@@ -137,28 +137,16 @@ def share_runs(plans: Sequence[Sequence[PlannedRun]]) -> list[list[PlannedRun]]:
                 f"{run.folder}: expected one recipe, got those of {run.paper.table} and {other.paper.table}, which "
                 "differ; reproduce these tables into folders of their own"
             )
-    alike: dict[_Kind, list[PlannedRun]] = {}
-    for planned in plans:
-        for i, run in enumerate(planned):
-            alike.setdefault(_kind(planned, i), []).append(run)
-    return [[_shared(run, alike[_kind(planned, i)]) for i, run in enumerate(planned)] for planned in plans]
+    return [[_shared(run, [other for other in runs if other.recipe == run.recipe]) for run in p] for p in plans]
 
 
-_Kind = tuple[TrainRecipe | None, int]
-"""A recipe, and how many rows of the table above have it too."""
-
-
-def _kind(planned: Sequence[PlannedRun], i: int) -> _Kind:
-    recipe = planned[i].recipe
-    return recipe, sum(run.recipe == recipe for run in planned[:i])
-
-
-def _shared(run: PlannedRun, alike: Sequence[PlannedRun]) -> PlannedRun:
-    """The row of `run`, in the folder that it shares with those that are `alike`."""
-    if run.recipe is None:
+def _shared(run: PlannedRun, same: Sequence[PlannedRun]) -> PlannedRun:
+    """The row of `run`, in the folder that it shares with the other rows of the same recipe."""
+    tables = [other.paper.table for other in same]
+    if len(set(tables)) < len(tables) or not same:
         return run
-    furthest = max(alike, key=lambda other: (other.epochs_done, other.images_done))
-    return replace(furthest, paper=run.paper, seconds=furthest.seconds if run is alike[0] else 0.0)
+    furthest = max(same, key=lambda other: (other.epochs_done, other.images_done))
+    return replace(furthest, paper=run.paper, seconds=furthest.seconds if run is same[0] else 0.0)
 
 
 def chosen_runs(request: Request) -> list[PaperRun]:

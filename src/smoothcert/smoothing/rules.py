@@ -6,6 +6,7 @@ the question "is the radius at least r?" is answered. Every rule's certificates 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -99,13 +100,23 @@ class Rule:
             certificates.append(self._bounded(cls, votes, n0, counter.noise))
         return certificates
 
-    def grid(self, noise: Noise, look: int) -> tuple[GridTest, float]:
-        """The tests of the radii, and the alpha held back for Clopper-Pearson at n (0 if none is)."""
+    def errors_at_radii(self, noise: Noise) -> list[float]:
+        """The error probability that each of the radii stands for, falling; radii that cannot be tested are refused."""
         qs = [noise.error_at(radius * (1 + BEYOND)) - self.slack for radius in self.radii]
-        if min(qs) <= 0:
+        if qs and min(qs) <= 0:
             raise RequestError(
                 f"radii: {max(self.radii):g} can never be certified at sigma {noise.sigma:g}; ask for less"
             )
+        for (below, q), (above, smaller) in pairwise(zip(self.radii, qs, strict=True)):
+            if smaller >= q:
+                raise RequestError(
+                    f"radii: {below!r} and {above!r} cannot be told apart at sigma {noise.sigma:g}; ask for one of them"
+                )
+        return qs
+
+    def grid(self, noise: Noise, look: int) -> tuple[GridTest, float]:
+        """The tests of the radii, and the alpha held back for Clopper-Pearson at n (0 if none is)."""
+        qs = self.errors_at_radii(noise)
         alpha, held_back = split_alpha(self.alpha) if self.hold_back else (self.alpha, 0.0)
         return GridTest(qs, alpha, look, self.n, folder=self.boundaries_folder), held_back
 
