@@ -423,6 +423,28 @@ def test_a_callable_that_has_become_another_does_not_go_on_in_the_same_file(tmp_
     assert len(read_certificates(path).rows) == 3
 
 
+@pytest.mark.parametrize("change", ["one image more", "another label", "another image"])
+def test_images_of_ones_own_that_have_changed_do_not_go_on_in_the_same_file(change: str, tmp_path: Path) -> None:
+    images, labels = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1) * 40, torch.tensor([0, 0, 0, 1, 1, 1])
+
+    def bright(images: torch.Tensor) -> torch.Tensor:
+        return torch.cat([0.5 - images.flatten(1), images.flatten(1) - 0.5], dim=1)
+
+    path = tmp_path / "a.tsv"
+    certify_own_model("mine", bright, ImageData(images, labels, 2, "npz:a", "test"), [0, 1], recipe(), path, CPU)
+    if change == "one image more":
+        images, labels = torch.cat([images[:1], images]), torch.cat([labels[:1], labels])
+    elif change == "another label":
+        labels = torch.tensor([0, 0, 1, 1, 1, 1])
+    else:
+        images = images.clone()
+        images[5] += 9
+    changed, before = ImageData(images, labels, 2, "npz:a", "test"), path.read_bytes()
+    with pytest.raises(RequestError, match="images_sha256"):
+        certify_own_model("mine", bright, changed, [0, 1, 2], recipe(), path, CPU)
+    assert path.read_bytes() == before
+
+
 def test_radii_that_cannot_be_tested_leave_no_file(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
     for radii in ((100.0,), (1e-20, 2e-20)):
         with pytest.raises(RequestError, match="radii: "):

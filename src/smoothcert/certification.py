@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from smoothcert.bounds import smallest_error_bound, votes_needed
 from smoothcert.certificates import (
@@ -21,7 +21,7 @@ from smoothcert.certificates import (
     write_certificates,
 )
 from smoothcert.checkpoint import Run, versions, weights_digest
-from smoothcert.data import Images, default_folder
+from smoothcert.data import DATASETS, Images, default_folder
 from smoothcert.errors import RequestError
 from smoothcert.models import check_outputs
 from smoothcert.noise import NOISES
@@ -130,6 +130,8 @@ def certify_dataset(
         **about,
         "dataset": data.name,
         "split": data.split,
+        # A name in DATASETS stands for its images; what a folder or a file of one's own holds may have changed.
+        **({} if data.name in DATASETS else {"images_sha256": images_digest(data)}),
         **recipe.to_mapping(),
         "batch_norm_folded": folded,
         "noise_block": noise_block(device),
@@ -305,11 +307,27 @@ def certify_own_model(
 def classes_digest(model: Classifier, data: Images, device: torch.device) -> str:
     """SHA-256 of the classes that a callable gives to some of the images. All there is to tell by whether it is the one
     that a file was begun with: two that differ elsewhere only are not told apart."""
-    count = min(TOLD_BY_IMAGES, len(data))
-    images, _ = data.batch(torch.arange(count) * len(data) // count)
     with torch.no_grad():
-        classes = model(images.to(device)).argmax(1)
-    return hashlib.sha256(bytes(classes.to(torch.int64).cpu().numpy())).hexdigest()
+        classes = model(_some_images(data).to(device)).argmax(1)
+    return _digest(classes.to(torch.int64))
+
+
+def images_digest(data: Images) -> str:
+    """SHA-256 of all labels and of some of the images: an image more or less shows, one that was edited may not."""
+    return _digest(data.labels, (_some_images(data) * 255).round().to(torch.uint8))
+
+
+def _some_images(data: Images) -> Tensor:
+    """Float32 [n, c, h, w], spread over the data."""
+    count = min(TOLD_BY_IMAGES, len(data))
+    return data.batch(torch.arange(count) * len(data) // max(count, 1))[0]
+
+
+def _digest(*tensors: Tensor) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def images_at_once(recipe: CertifyRecipe) -> int:
