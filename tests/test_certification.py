@@ -213,7 +213,9 @@ def test_shards_merge_into_the_whole(trained_run: Path, test_data: ImageData, tm
     with pytest.raises(RequestError, match="exists already"):
         merge_certificates([tmp_path / "1.tsv"], tmp_path / "merged.tsv")
     certify(trained_run, test_data, tmp_path / "other.tsv", [1], alpha=0.01)
-    with pytest.raises(RequestError, match=r"alpha: the file has 0\.001"):
+    with pytest.raises(
+        RequestError, match=r"other\.tsv: has other settings than .*1\.tsv \(alpha: this has 0\.01, that 0\.001\)"
+    ):
         merge_certificates([tmp_path / "1.tsv", tmp_path / "other.tsv"], tmp_path / "x.tsv")
 
 
@@ -275,6 +277,10 @@ def test_recertify_refuses_what_it_cannot_do_soundly(trained_run: Path, test_dat
     (tmp_path / "theirs.tsv").write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n0\t1\t1\t0.5\t1\t0:00:01\n")
     with pytest.raises(RequestError, match="stores no votes"):
         recertify(tmp_path / "theirs.tsv", tmp_path / "x.tsv", alpha=0.01)
+    certify(trained_run, test_data, tmp_path / "bare.tsv", [0])
+    (tmp_path / "bare.json").unlink()
+    with pytest.raises(RequestError, match=r"bare\.tsv: expected its settings in bare\.json beside it"):
+        recertify(tmp_path / "bare.tsv", tmp_path / "x.tsv", alpha=0.01)
     certify(trained_run, test_data, tmp_path / "a.tsv", [0])
     for changes, message in (({"alpha": 2.0}, "alpha: expected"), ({"bound": "three"}, "bound: expected")):
         with pytest.raises(RequestError, match=message):

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from tiny import tiny_recipe
 
-from smoothcert import RequestError
+from smoothcert import RequestError, __version__
 from smoothcert.certificates import read_certificates
 from smoothcert.checkpoint import load_run
 from smoothcert.data import DATASETS, Images, mnist_sample
@@ -109,6 +109,35 @@ def test_one_preset_and_one_objective_in_full(run_cli: Cli) -> None:
     [
         (["certify", "nowhere"], "nowhere: no such run folder"),
         (["train", "--out", "x"], "give --preset NAME or --recipe FILE"),
+        (["train", "--out", "x", "--resume"], "x: holds no run to continue"),
+        (
+            [
+                "train",
+                "--out",
+                "x",
+                "--preset",
+                "mnist/gaussian",
+                "--set",
+                "dataset=mnist-sample",
+                "--model",
+                "lenett",
+            ],
+            "lenett",
+        ),
+        (
+            [
+                "train",
+                "--out",
+                "x",
+                "--preset",
+                "mnist/gaussian",
+                "--set",
+                "dataset=mnist-sample",
+                "--model",
+                "os:nope",
+            ],
+            "nope",
+        ),
         (["train", "--out", "x", "--preset", "mnist/gausian"], "did you mean mnist/gaussian"),
         (["train", "--out", "x", "--preset", "mnist/gaussian", "--set", "epoch=3"], "did you mean epochs"),
         (["train", "--out", "x", "--preset", "mnist/gaussian", "--sigma", "-1"], "sigma: expected a number > 0"),
@@ -150,6 +179,9 @@ def test_a_wrong_request_costs_one_line(
         (["--sigma", "0"], "sigma: expected greater than 0"),
         (["--batch-size", "0"], "batch_size: expected greater"),
         (["--seed", "-3"], "seed: expected greater"),
+        (["--radius", "nan"], "--radius: expected a number >= 0, got nan"),
+        (["--name", "../../x"], "--name: expected a file's name without folders, got ../../x"),
+        (["--out", "x"], "--out: expected none with a run folder"),
         pytest.param(
             ["--device", "cuda"],
             "torch sees no GPU",
@@ -170,6 +202,23 @@ def test_other_settings_for_a_file_are_refused(run_cli: Cli, run: Path) -> None:
     code, _, err = run_cli("certify", run, "--n", 200, "--max-images", 1, "--name", "mine", "--device", "cpu")
     assert code == 2
     assert "n: the file has 100, the request 200" in err
+
+
+def test_images_that_an_earlier_call_chose_are_told(run_cli: Cli, run: Path) -> None:
+    def certified(*options: object) -> str:
+        code, out, _ = run_cli("certify", run, "--n", 100, "--device", "cpu", *options)
+        assert code == 0
+        return out
+
+    assert "note:" not in certified("--skip", 3, "--max-images", 2)
+    assert "note:" not in certified("--skip", 1, "--max-images", 4), "more of the same is what was asked for"
+    assert "holds 3 images that an earlier call chose as well; a report is about all 5" in " ".join(
+        certified("--skip", 9, "--max-images", 2).split()
+    )
+
+
+def test_the_version(run_cli: Cli) -> None:
+    assert run_cli("--version") == (0, f"smoothcert {__version__}\n", "")
 
 
 def test_damaged_files_exit_with_1(run_cli: Cli, run: Path) -> None:

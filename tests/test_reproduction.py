@@ -341,6 +341,32 @@ def test_several_tables_share_the_runs_that_both_have(run_cli: Cli, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("no_clock")
+def test_a_run_that_another_table_has_made_is_found_by_its_recipe(tmp_path: Path) -> None:
+    (eta,) = plan(request(out=tmp_path, table="smoothmix/table6", methods=("eta=0",)))
+    assert eta.recipe is not None
+    eta.recipe.save(eta.folder / "recipe.yaml")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "recipe.yaml").write_text("nonsense")
+    weight = request(out=tmp_path, table="consistency/supp-table6")
+    assert names(plan(weight))[:2] == ["smoothmix-eta0-1.0", "consistency-lambda1-1.0"]
+    assert names(plan(replace(weight, seeds=(0, 1))))[:2] == ["smoothmix-eta0-1.0", "consistency-lambda0-1.0-seed1"]
+    own = tmp_path / "consistency-lambda0-1.0" / "recipe.yaml"
+    eta.recipe.save(own)
+    assert names(plan(weight))[0] == "consistency-lambda0-1.0", "its own, where it has one"
+    own.unlink()
+    changed = replace(weight, overrides=("objective={name: gaussian}",))
+    assert names(plan(changed)) == names(plan(replace(changed, out=tmp_path / "none"))), "rows that are alike"
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_a_method_may_be_of_another_table_of_the_call(tmp_path: Path) -> None:
+    asked = request(out=tmp_path, table="smoothmix/table6", methods=("eta=0", "lambda=0"))
+    with pytest.raises(RequestError, match="no row has the method 'lambda=0'"):
+        plan(asked)
+    assert names(plan(replace(asked, other_tables=("consistency/supp-table6",)))) == ["smoothmix-eta0-1.0"]
+
+
+@pytest.mark.usefixtures("no_clock")
 @pytest.mark.parametrize(
     ("tables", "reports"),
     [

@@ -317,6 +317,33 @@ def test_the_host_stays_a_few_steps_ahead_of_a_stream(monkeypatch: pytest.Monkey
     assert not pace.far_ahead(), "one step done, one may be asked for"
 
 
+def test_a_second_process_in_the_folder_is_refused(tmp_path: Path, tiny_data: ImageData) -> None:
+    recipe, folder = tiny_recipe(epochs=2), tmp_path / "run"
+
+    def second(status: TrainingStatus) -> None:
+        with pytest.raises(RequestError, match=r"another process is writing it; .* choose another --out"):
+            train(recipe, tiny_data, folder, device="cpu", resume=True)
+
+    train(recipe, tiny_data, folder, device="cpu", on_progress=second)
+    assert [line["epoch"] for line in metrics(folder)] == [0, 1]
+    train(recipe, tiny_data, tmp_path / "alone", device="cpu")
+    assert digest(folder) == digest(tmp_path / "alone")
+    assert not list(folder.glob(".*"))
+
+
+def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, tiny_data: ImageData) -> None:
+    (tmp_path / "file").write_text("mine")
+    for folder in ("file", "file/run"):
+        with pytest.raises(RequestError, match="expected a folder or none, got the file"):
+            train(tiny_recipe(), tiny_data, tmp_path / folder, device="cpu")
+    with pytest.raises(RequestError, match="batch_size"):
+        train(tiny_recipe(batch_size=10**6), tiny_data, tmp_path / "run", device="cpu")
+    with pytest.raises(RequestError, match="lenett"):
+        train(tiny_recipe(model="lenett"), tiny_data, tmp_path / "run", device="cpu")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_quick_runs_do_not_wait_for_a_slow_first_one(
     tmp_path: Path, tiny_data: ImageData, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -194,7 +194,8 @@ def merge_certificates(paths: Sequence[Path], out: Path) -> int:
     rows: dict[int, CertifiedImage] = {}
     for file in files:
         # Shards draw seeds of their own, which is as good as one: votes of different images are independent anyway.
-        if differences := differing_settings({**files[0].settings, "seed": None}, {**file.settings, "seed": None}):
+        first, own = {**files[0].settings, "seed": None}, {**file.settings, "seed": None}
+        if differences := differing_settings(own, first, ("this", "that")):
             raise RequestError(f"{file.path}: has other settings than {files[0].path} ({'; '.join(differences)})")
         for row in file.rows:
             known = rows.setdefault(row.index, row)

@@ -12,6 +12,7 @@ from smoothcert.certificates import (
 )
 from smoothcert.errors import RequestError
 from smoothcert.noise import NOISES, Noise
+from smoothcert.result_file import settings_path
 from smoothcert.smoothing.certify import certificate_of_class
 from smoothcert.smoothing.sound import SLACK
 
@@ -24,8 +25,10 @@ def recertify(path: Path, out: Path, *, alpha: float | None = None, bound: str |
     """
     file = read_certificates(path)
     settings = dict(file.settings)
-    if not settings or any(row.certificate.n == 0 and not settings.get("label_aware") for row in file.rows):
+    if any(row.certificate.n == 0 and not settings.get("label_aware") for row in file.rows):
         raise RequestError(f"{path}: stores no votes; recertify needs a certificates file that smoothcert wrote")
+    if not settings:
+        raise RequestError(f"{path}: expected its settings in {settings_path(path).name} beside it; put it back there")
     if settings.get("radii"):
         raise RequestError(
             f"{path}: its votes were stopped by a sequential test; certify again with the settings you want"

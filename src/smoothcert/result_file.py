@@ -45,29 +45,29 @@ def stored_settings(path: Path) -> dict[str, Any]:
     return read_settings(path)["settings"] if settings_path(path).exists() else {}
 
 
-def differing_settings(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """`field: stored X, wanted Y` for each field that differs."""
+def differing_settings(
+    stored: Mapping[str, Any], wanted: Mapping[str, Any], names: tuple[str, str] = ("the file", "the request")
+) -> list[str]:
+    """`field: the file has X, the request Y` for each field that differs, or with other `names` of the two."""
     normal = json.loads(json.dumps(dict(wanted)))
     keys = [*stored, *(k for k in normal if k not in stored)]
     return [
-        f"{k}: the file has {stored.get(k)!r}, the request {normal.get(k)!r}"
+        f"{k}: {names[0]} has {stored.get(k)!r}, {names[1]} {normal.get(k)!r}"
         for k in keys
         if stored.get(k) != normal.get(k)
     ]
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Refuses a second process that would write the result file `path` at the same time."""
+def alone(path: Path, otherwise: str = "choose another --name") -> Iterator[None]:
+    """Refuses a second process that would write the file `path` at the same time; the refusal ends in `otherwise`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.with_name(f".{path.name}.lock")
     with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise RequestError(
-                f"{path}: another process is writing it; wait for it, or choose another --name"
-            ) from error
+            raise RequestError(f"{path}: another process is writing it; wait for it, or {otherwise}") from error
         try:
             yield
         finally:

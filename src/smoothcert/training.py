@@ -11,7 +11,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,9 +34,11 @@ from smoothcert.noise import NOISES
 from smoothcert.objectives import Progress
 from smoothcert.processes import find_device
 from smoothcert.recipe import TrainRecipe
+from smoothcert.result_file import alone
 from smoothcert.smoothing.precision import resolve_precision
 from smoothcert.training_setup import (
     Pace,
+    check_request,
     make_optimizer,
     open_run,
     own_stream,
@@ -177,90 +179,98 @@ def training_steps(
     where = accelerator.device
     if model is not None:
         check_outputs(model, recipe.model, data.shape, data.num_classes)
-    first_epoch, state = open_run(recipe, data, folder, accelerator, resume)
-    data, spec = data.to(where), InputSpec.of(data)
-    precision = resolve_precision(recipe.precision, where)
+    check_request(recipe, data, folder, accelerator)
+    spec = InputSpec.of(data)
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
         torch.manual_seed(derived_seed(recipe.seed, 0))
         model = new_model(recipe, spec) if model is None else model
-    model = model.to(where, memory_format=weights_layout(own_network))  # type: ignore[call-overload]
-    optimizer = make_optimizer(model, recipe, where)
-    if state is not None:
-        restore(model, optimizer, state, folder)
-    loss = Step(model, recipe.objective, device_type=where.type, bf16=precision == "bf16")
-    step_module, backward = loss, Tensor.backward
-    if accelerator.num_processes > 1:  # one process needs none of this, nor the seconds that its imports take
-        step_module, optimizer = accelerator.prepare(loss, optimizer)
-        backward = accelerator.backward
+    # Only now is there a folder, and this process alone in it.
+    with alone(folder / METRICS, "choose another --out") if accelerator.is_main_process else nullcontext():
+        first_epoch, state = open_run(recipe, folder, accelerator, resume)
+        data = data.to(where)
+        precision = resolve_precision(recipe.precision, where)
+        model = model.to(where, memory_format=weights_layout(own_network))  # type: ignore[call-overload]
+        optimizer = make_optimizer(model, recipe, where)
+        if state is not None:
+            restore(model, optimizer, state, folder)
+        loss = Step(model, recipe.objective, device_type=where.type, bf16=precision == "bf16")
+        step_module, backward = loss, Tensor.backward
+        if accelerator.num_processes > 1:  # one process needs none of this, nor the seconds that its imports take
+            step_module, optimizer = accelerator.prepare(loss, optimizer)
+            backward = accelerator.backward
 
-    per_step = recipe.images_per_step
-    steps = len(data) // recipe.batch_size * (recipe.batch_size // per_step)
-    share = slice_of_process(per_step, accelerator)
-    generator, meter = torch.Generator(where), Meter(where, steps)
-    noise = NOISES[recipe.noise](recipe.sigma)
-    sampling = Sampling(noise, recipe.objective.num_noise, per_step, share, generator)
-    progress = Progress(recipe.sigma, torch.zeros((), device=where), torch.zeros((), device=where), torch.empty(0))
-    run_step = TrainingStep(step_module, optimizer, backward, sampling, progress, meter)
-    captured = None
-    if capture is None:
-        capture = not own_network
-    if capture and where.type == "cuda" and accelerator.num_processes == 1:
-        keep_compiled_kernels()
-        steps_left = (recipe.epochs - first_epoch) * steps
-        pays = compile_pays(model, compiling, by_kernels=precision == "bf16" and kernels_work(where.index or 0))
-        captured = CapturedStep(run_step, loss, steps_left, pays, on_note)
-    computed_with = versions(where)
-    save_seconds = SAVE_SECONDS * runs_at_once  # all wait while one is saved
-    started, last_save = time.perf_counter(), -math.inf
+        per_step = recipe.images_per_step
+        steps = len(data) // recipe.batch_size * (recipe.batch_size // per_step)
+        share = slice_of_process(per_step, accelerator)
+        generator, meter = torch.Generator(where), Meter(where, steps)
+        noise = NOISES[recipe.noise](recipe.sigma)
+        sampling = Sampling(noise, recipe.objective.num_noise, per_step, share, generator)
+        progress = Progress(recipe.sigma, torch.zeros((), device=where), torch.zeros((), device=where), torch.empty(0))
+        run_step = TrainingStep(step_module, optimizer, backward, sampling, progress, meter)
+        captured = None
+        if capture is None:
+            capture = not own_network
+        if capture and where.type == "cuda" and accelerator.num_processes == 1:
+            keep_compiled_kernels()
+            steps_left = (recipe.epochs - first_epoch) * steps
+            pays = compile_pays(model, compiling, by_kernels=precision == "bf16" and kernels_work(where.index or 0))
+            captured = CapturedStep(run_step, loss, steps_left, pays, on_note)
+        computed_with = versions(where)
+        save_seconds = SAVE_SECONDS * runs_at_once  # all wait while one is saved
+        started, last_save = time.perf_counter(), -math.inf
 
-    for epoch in range(first_epoch, recipe.epochs):
-        epoch_started = last_report = time.perf_counter()
-        shared_by = running()
-        set_learning_rate(optimizer, learning_rate(recipe, epoch))
-        fill_progress(progress, recipe, epoch)
-        meter.restart()
-        model.train()
-        generator = run_step.sampling.generator.manual_seed(derived_seed(recipe.seed, 1, epoch))
-        order = torch.randperm(len(data), generator=generator, device=where)
+        for epoch in range(first_epoch, recipe.epochs):
+            epoch_started = last_report = time.perf_counter()
+            shared_by = running()
+            set_learning_rate(optimizer, learning_rate(recipe, epoch))
+            fill_progress(progress, recipe, epoch)
+            meter.restart()
+            model.train()
+            generator = run_step.sampling.generator.manual_seed(derived_seed(recipe.seed, 1, epoch))
+            order = torch.randperm(len(data), generator=generator, device=where)
 
-        # The images that do not fill a last batch sit this epoch out: every step has the same shape.
-        order = order[: steps * per_step].view(steps, per_step)
-        batches = data.batches(order, share, derived_seed(recipe.seed, 2, epoch))
-        for step, (images, labels) in enumerate(batches):
-            (run_step if captured is None else captured)(images, labels)
-            yield
-            shared_by = max(shared_by, running())
+            # The images that do not fill a last batch sit this epoch out: every step has the same shape.
+            order = order[: steps * per_step].view(steps, per_step)
+            batches = data.batches(order, share, derived_seed(recipe.seed, 2, epoch))
+            for step, (images, labels) in enumerate(batches):
+                (run_step if captured is None else captured)(images, labels)
+                yield
+                shared_by = max(shared_by, running())
 
-            if time.perf_counter() - last_report > REPORT_SECONDS or step + 1 == steps:
-                meter.stop_if_diverged(epoch, folder)
-                last_report = now = time.perf_counter()
-                if accelerator.is_main_process:
-                    on_progress(status_of(meter, recipe, epoch, first_epoch, step, steps, started, now - epoch_started))
+                if time.perf_counter() - last_report > REPORT_SECONDS or step + 1 == steps:
+                    meter.stop_if_diverged(epoch, folder)
+                    last_report = now = time.perf_counter()
+                    if accelerator.is_main_process:
+                        on_progress(
+                            status_of(meter, recipe, epoch, first_epoch, step, steps, started, now - epoch_started)
+                        )
 
-        metrics = meter.means(accelerator)
-        seconds = time.perf_counter() - epoch_started
-        if accelerator.is_main_process:
-            line = {"epoch": epoch, "learning_rate": learning_rate(recipe, epoch), **metrics, "seconds": seconds}
-            # What the seconds depend on: a run may go on elsewhere, or beside others.
-            conditions = {"device": computed_with["device"], "runs_at_once": shared_by, **peak_memory(where)}
-            append_metrics(folder / METRICS, line | conditions)
-        if accelerator.is_main_process and (
-            epoch + 1 == recipe.epochs or time.perf_counter() - last_save > save_seconds
-        ):
-            provenance = {
-                "versions": computed_with,
-                "processes": accelerator.num_processes,
-                "precision": precision,
-                "runs_at_once": runs_at_once,
-                "captured": captured is not None and captured.graph is not None,
-                "compiled": captured is not None and bool(captured.compiled),
-            }
-            stop_if_weights_diverged(model, epoch, folder)
-            # The model first: a kill in between costs this epoch, which is then trained again.
-            save_model(folder, model, recipe, spec, epoch + 1, provenance)
-            save_state(folder, {"epoch": epoch + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()})
-            last_save = time.perf_counter()
-        accelerator.wait_for_everyone()
+            metrics = meter.means(accelerator)
+            seconds = time.perf_counter() - epoch_started
+            if accelerator.is_main_process:
+                line = {"epoch": epoch, "learning_rate": learning_rate(recipe, epoch), **metrics, "seconds": seconds}
+                # What the seconds depend on: a run may go on elsewhere, or beside others.
+                conditions = {"device": computed_with["device"], "runs_at_once": shared_by, **peak_memory(where)}
+                append_metrics(folder / METRICS, line | conditions)
+            if accelerator.is_main_process and (
+                epoch + 1 == recipe.epochs or time.perf_counter() - last_save > save_seconds
+            ):
+                provenance = {
+                    "versions": computed_with,
+                    "processes": accelerator.num_processes,
+                    "precision": precision,
+                    "runs_at_once": runs_at_once,
+                    "captured": captured is not None and captured.graph is not None,
+                    "compiled": captured is not None and bool(captured.compiled),
+                }
+                stop_if_weights_diverged(model, epoch, folder)
+                # The model first: a kill in between costs this epoch, which is then trained again.
+                save_model(folder, model, recipe, spec, epoch + 1, provenance)
+                save_state(
+                    folder, {"epoch": epoch + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                )
+                last_save = time.perf_counter()
+            accelerator.wait_for_everyone()
 
 
 def derived_seed(seed: int, *parts: int) -> int:

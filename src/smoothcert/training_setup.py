@@ -107,10 +107,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"] = rate
 
 
-def open_run(
-    recipe: TrainRecipe, data: Images, folder: Path, accelerator: Accelerator, resume: bool
-) -> tuple[int, dict[str, Any] | None]:
-    """Check the request, make or reopen the folder; the first epoch to train and the state to start from."""
+def check_request(recipe: TrainRecipe, data: Images, folder: Path, accelerator: Accelerator) -> None:
+    """Refuse what cannot be trained before anything is written."""
     if len(data) < recipe.batch_size:
         raise RequestError(f"batch_size: expected at most the {len(data)} training images, got {recipe.batch_size}")
     if recipe.images_per_step % accelerator.num_processes:
@@ -118,6 +116,15 @@ def open_run(
             f"batch_size: a step of {recipe.images_per_step} images does not divide among "
             f"{accelerator.num_processes} processes; choose another batch_size"
         )
+    there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    if there.exists() and not there.is_dir():
+        raise RequestError(f"{folder}: expected a folder or none, got the file {there}; choose another --out")
+
+
+def open_run(
+    recipe: TrainRecipe, folder: Path, accelerator: Accelerator, resume: bool
+) -> tuple[int, dict[str, Any] | None]:
+    """Make or reopen the folder; the first epoch to train and the state to start from."""
     exists = (folder / RECIPE).exists()
     if exists and not resume:
         raise RequestError(f"{folder}: holds a run already; continue it with --resume or choose another --out")

@@ -220,6 +220,24 @@ def test_each_epoch_says_what_its_seconds_depend_on(run: Path) -> None:
     assert (cost.device, cost.runs_at_once) == ("cuda (one), cuda (other)", 4)
 
 
+def test_the_acr_is_that_of_plain_certificates(run: Path) -> None:
+    """Not of other statistics of the same votes, nor of other noise, whatever their names and numbers of images."""
+    certify(run, "test-n100", ROWS, 0.5)
+    right = training_costs([run])[0]
+    certify(run, "test-n100-alpha0.1", ROWS.replace("0.5", "0.6"), 0.5)
+    for name, settings in (("a", {"noise": "laplace"}), ("b", {"radii": [0.5]}), ("c", {"label_aware": True})):
+        certify(run, name, ROWS + "4\t4\t4\t9.5\t1\t0:00:01\n", 0.5)
+        write_settings(run / "certificates" / f"{name}.tsv", {"sigma": 0.5, **settings}, {})
+    assert (right.acr, right.certified_images) == (0.5, 4)
+    assert training_costs([run]) == [right]
+
+
+def test_a_folder_of_runs_is_all_that_are_trained(run: Path, tmp_path: Path) -> None:
+    other = untrained_run(tmp_path / "b", (7.0, 1.0))
+    (tmp_path / "report").mkdir()
+    assert training_costs([tmp_path]) == training_costs([run, other])
+
+
 def test_runs_that_shared_a_device_say_so(run: Path) -> None:
     (run / MODEL).unlink()
     certify(run, "test", "", 0.5)

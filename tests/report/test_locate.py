@@ -42,6 +42,13 @@ def test_a_folder_of_runs_is_all_that_are_certified(make_run: MakeRun, field_fil
     assert find_certificates([b, a.parent]) == expected[::-1], "named once"
 
 
+def test_a_file_beside_runs_does_not_hide_them(make_run: MakeRun) -> None:
+    run = make_run("a")
+    (run.parent / "merged.tsv").write_text(FIELD_FILE)
+    expected = [("merged", run.parent / "merged.tsv"), ("a", run / "certificates" / "test.tsv")]
+    assert find_certificates([run.parent]) == expected
+
+
 def test_a_folder_of_tables_is_named_after_itself(tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
     folder.mkdir()

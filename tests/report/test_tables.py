@@ -14,6 +14,8 @@ from scipy.stats import binomtest, norm
 from smoothcert.certificates import read_certificates
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.report import Summary, csv_table, latex_table, markdown_table, terminal_table, write_report
+from smoothcert.report.document import terminal_report
+from smoothcert.report.figures import panels_of
 from smoothcert.report.tables import compact, decimals_needed, escape_latex, escape_markdown
 
 from .conftest import MakeRun, image, images
@@ -130,6 +132,18 @@ def test_runs_on_different_images_are_not_ranked(make_run: MakeRun, tmp_path: Pa
         write_report(runs, tmp_path / "out", ["md"], radii=[0.0])
         table = (tmp_path / "out" / "report.md").read_text().partition("\n\nCertified")[0]
         assert ("**" in table) == ranked
+
+
+def test_radii_in_different_norms_are_not_ranked(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("small", images([(3, 3, 0.1)] * 3)), make_run("large", images([(3, 3, 0.9)] * 3), noise="laplace")]
+    report = write_report(runs, tmp_path / "out", ["md", "png"], radii=[0.0])
+    assert "**" not in (tmp_path / "out" / "report.md").read_text().partition("\n\nCertified")[0]
+    shown = io.StringIO()
+    Console(file=shown, width=120).print(*terminal_report(report.contents, 120))
+    assert "large: radii in L1, not to be compared with those in L2" in shown.getvalue()
+    panels = panels_of([(run.name, read_certificates(run / "certificates" / "test.tsv")) for run in runs])
+    assert [[member.summary.name for member in panel] for panel in panels] == [["small"], ["large"]]
+    assert [panel[0].summary.compared_on for panel in panels] == ["mnist", "mnist in L1"]
 
 
 def test_radii_that_a_run_lacks_are_not_shown_as_zero() -> None:

@@ -78,10 +78,17 @@ class Cost:
 
 
 def training_costs(folders: Sequence[Path]) -> list[Cost]:
-    """The costs of the runs in `folders`, from their files alone: no model is loaded."""
+    """The costs of the runs in `folders`, or in the folders in these, from their files alone: no model is loaded."""
     if not folders:
         raise RequestError("expected at least one run folder, got none; give one")
+    folders = [run for folder in folders for run in _runs_in(folder)]
     return [_cost(name, folder) for name, folder in zip(distinct_names(folders), folders, strict=True)]
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The trained runs of a folder of runs; anything else is what it is."""
+    runs = [] if (folder / RECIPE).exists() else sorted(path.parent for path in folder.glob(f"*/{METRICS}"))
+    return runs or [folder]
 
 
 def _cost(name: str, folder: Path) -> Cost:
@@ -148,9 +155,19 @@ def _runs_at_once(provenance: Mapping[str, Any]) -> int:
 
 
 def _certified(folder: Path, sigma: float) -> tuple[float | None, int | None]:
-    """ACR and number of images of the run's certificates at `sigma`; of several files the one with most images."""
+    """ACR and number of images of the run's certificates at `sigma`; of several files the one with most images, then
+    with the shortest name: those of other rules and statistics have more in it. ACRs of another kind (radii in L1,
+    votes that stopped at a radius, wrong images left out) are not taken."""
     files = [read_certificates(path) for path in sorted((folder / "certificates").glob("*.tsv"))]
-    rows = max((file.rows for file in files if file.settings.get("sigma", sigma) == sigma), key=len, default=())
+    plain_files = [
+        file
+        for file in files
+        if file.settings.get("sigma", sigma) == sigma
+        and file.settings.get("noise", "gaussian") == "gaussian"
+        and not file.settings.get("radii")
+        and not file.settings.get("label_aware")
+    ]
+    rows = max(((len(file.rows), -len(file.path.name), file.rows) for file in plain_files), default=(0, 0, ()))[2]
     return (sum(row.radius_if_correct for row in rows) / len(rows), len(rows)) if rows else (None, None)
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -16,12 +16,12 @@ from smoothcert.cli.reporting import quickstart, report
 from smoothcert.cli.reproducing import reproduce
 from smoothcert.cli.training import import_, train
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.version import __version__
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Train image classifiers that can be certified by randomized smoothing, certify them, show the result.",
 )
 COMMANDS: dict[str, Callable[..., None]] = {
     "quickstart": quickstart,
@@ -42,6 +42,22 @@ COMMANDS: dict[str, Callable[..., None]] = {
 for name, command in COMMANDS.items():
     app.command(name)(command)
 app.add_typer(analyze, name="analyze")
+
+
+def print_version(asked: bool) -> None:
+    if asked:
+        print(f"smoothcert {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", callback=print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train image classifiers that can be certified by randomized smoothing, certify them, show the result."""
+
 
 # The base of all errors of the parser: typer brings its own or uses click, depending on its version.
 PARSER_ERROR: type[Exception] = typer.BadParameter.__mro__[2]

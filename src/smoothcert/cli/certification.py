@@ -1,6 +1,7 @@
 """`smoothcert certify`, `merge`, `recertify` and `predict`."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -64,8 +65,16 @@ def certify(
         raise RequestError("give a run folder, or --model package.module:function --dataset NAME --sigma S --out DIR")
     if folder is None:
         raise RequestError("give --out DIR for the certificates of --model")
+    if run is not None and out is not None:
+        raise RequestError(
+            f"--out: expected none with a run folder, whose certificates are in it, got {out}; use --name"
+        )
+    if name is not None and Path(name).name != name:
+        raise RequestError(f"--name: expected a file's name without folders, got {name}; leave the folders out")
     if until_radius is not None and radii is not None:
         raise RequestError("give --until-radius or --radii, not both")
+    if radius is not None and not 0 <= radius < math.inf:
+        raise RequestError(f"--radius: expected a number >= 0, got {radius}")
     if loaded is not None:
         if not loaded.finished:
             console.print(f"note: {run} has trained {loaded.epoch} of {loaded.recipe.epochs} epochs", style="yellow")
@@ -105,7 +114,23 @@ def certify(
                 certify_own_model(str(model), network, images, indices, recipe, path, where, show, group)
         if group.leads:
             console.print(spent_votes(path, recipe.n), soft_wrap=True)
-            console.print(f"wrote {path}; next: smoothcert report {folder}", soft_wrap=True)
+            report_others(path, indices)
+            onwards = f"report {folder}" if part[1] == 1 else f"merge the {part[1]} shards' files --out whole.tsv"
+            console.print(f"wrote {path}; next: smoothcert {onwards}", soft_wrap=True)
+
+
+def report_others(path: Path, indices: Sequence[int]) -> None:
+    """A note where a file holds images besides those of `indices`: tables are about all of them."""
+    from smoothcert.certificates import read_certificates
+
+    held = {row.index for row in read_certificates(path).rows}
+    if others := held.difference(indices):
+        console.print(
+            f"note: {path.name} holds {len(others):,} images that an earlier call chose as well; a report is about all "
+            f"{len(held):,}: choose another --name to keep them apart",
+            style="yellow",
+            soft_wrap=True,
+        )
 
 
 def spent_votes(path: Path, n: int) -> str:

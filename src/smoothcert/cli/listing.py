@@ -34,7 +34,8 @@ def datasets() -> None:
     """The data sets, one line each."""
     from smoothcert.data import DATASETS
 
-    show_registry({name: spec.description for name, spec in DATASETS.items()})
+    own = {"folder:PATH": "your own images, a folder for each class", "npz:PATH": "your own, as arrays"}
+    show_registry({name: spec.description for name, spec in DATASETS.items()} | own)
 
 
 def models() -> None:

@@ -55,7 +55,9 @@ def reproduce(
         jobs=jobs,
         compile=compile_,
     )
-    requests = [replace(first, table=table, report=f"report-{name}") for table, name in names.items()]
+    requests = [
+        replace(first, table=table, other_tables=tuple(names), report=f"report-{name}") for table, name in names.items()
+    ]
     requests = requests if len(requests) > 1 else [first]
     plans = list(zip(requests, share_runs([plan(request) for request in requests]), strict=True))
     for request, planned in plans:

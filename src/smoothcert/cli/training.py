@@ -44,6 +44,8 @@ def train(
         chosen = load_train_recipe(recipe)
     elif resume and (out / RECIPE).exists():
         chosen = load_train_recipe(out / RECIPE)
+    elif resume:
+        raise RequestError(f"{out}: holds no run to continue; name it by --out, or give --preset NAME for a new one")
     else:
         raise RequestError("give --preset NAME or --recipe FILE; `smoothcert presets` lists the presets")
     overrides = list(set_) if sigma is None or preset is not None else [f"sigma={sigma}", *set_]

@@ -144,7 +144,7 @@ def _figure(files: Sequence[tuple[str, CertificatesFile]]) -> Figure:
     looks = looks_of(curve.member.label for curve in curves)
     figure, grid = panel_grid(len(panels))
     first = [panel[0].member.summary for panel in panels]
-    titles = panel_titles([(summary.sigma, summary.dataset) for summary in first])
+    titles = panel_titles([(summary.sigma, summary.compared_on) for summary in first])
     for axes, panel, title in zip(grid, panels, titles, strict=True):
         _draw_panel(axes, panel, looks)
         axes.set_title(title, fontsize=TITLE_SIZE)

@@ -20,10 +20,11 @@ def _stem(path: Path) -> str:
 
 
 def _runs_in(path: Path) -> list[Path]:
-    """The certified runs of a folder of runs; anything else is what it is."""
-    if not path.is_dir() or _tables(path / "certificates") or _tables(path):
+    """The certified runs of a folder of runs, after the files that lie there; anything else is what it is."""
+    if not path.is_dir() or _tables(path / "certificates"):
         return [path]
-    return sorted(run for run in path.iterdir() if _tables(run / "certificates")) or [path]
+    runs = sorted(run for run in path.iterdir() if _tables(run / "certificates"))
+    return [*_tables(path), *runs] if runs else [path]
 
 
 def _files_of(path: Path) -> tuple[Path, list[Path]]:
@@ -79,8 +80,8 @@ def find_certificates(paths: Sequence[Path]) -> list[tuple[str, Path]]:
     """(name, certificates file) for each file that `paths` name, in the order given; names are distinct.
 
     A path is a run folder (it holds `certificates/*.tsv`), a folder of such folders (those in it that have none are
-    passed over), a folder of `*.tsv` files, or a file of any name. A file of a run is named after the run's folder,
-    with `/<stem>` where several of that run are named; any other after itself.
+    passed over, `*.tsv` files in it count too), a folder of `*.tsv` files, or a file of any name. A file of a run is
+    named after the run's folder, with `/<stem>` where several of that run are named; any other after itself.
     A file that is named twice is listed once. Files are not opened.
     """
     if not paths:

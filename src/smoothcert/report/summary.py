@@ -49,6 +49,8 @@ class Summary:
     """Of the images."""
     remarks: tuple[str, ...] = ()
     """What sets the file apart from plain CERTIFY: the rule that spent the votes, the noise, the arithmetic."""
+    norm: str = "L2"
+    """Of the radii."""
 
     @property
     def acr_interval(self) -> tuple[float, float] | None:
@@ -65,8 +67,14 @@ class Summary:
 
     @property
     def group(self) -> tuple[float, str]:
-        """Runs of one group can be compared: same sigma, same data set. Groups sort by sigma, the unknown last."""
-        return (math.inf if self.sigma is None else self.sigma, self.dataset or "")
+        """Runs of one group can be compared: same sigma, same data set, radii in the same norm. Groups sort by sigma,
+        the unknown last."""
+        return (math.inf if self.sigma is None else self.sigma, self.compared_on or "")
+
+    @property
+    def compared_on(self) -> str | None:
+        """The data set, and the norm where it is not the usual one."""
+        return self.dataset if self.norm == "L2" else f"{self.dataset or 'radii'} in {self.norm}"
 
 
 def wilson_interval(fraction: float, images: int) -> tuple[float, float]:
@@ -189,6 +197,7 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         ceiling=_ceiling(file, sigma, n, alpha),
         indices=frozenset(row.index for row in rows),
         remarks=_remarks(file),
+        norm="L1" if _in_l1(file) else "L2",
     )
 
 
@@ -212,11 +221,15 @@ def _remarks(file: CertificatesFile) -> tuple[str, ...]:
         "label-aware: wrong images were not sampled, for benchmarks only": bool(told.get("label_aware")),
         "two-sided bound": told.get("bound") == "two-sided",
         "sound integer noise": bool(told.get("sound")),
-        f"{told.get('noise')} noise, radii in L1": told.get("noise") in ("laplace", "uniform"),
+        f"{told.get('noise')} noise, radii in L1": _in_l1(file),
         f"{most / max(spent, 1):.1f} times fewer votes than n for each image": most > spent,
         f"all images of class {file.rows[0].label}, so its ACR alone": _of_one_class(file),
     }
     return tuple(remark for remark, holds in found.items() if holds)
+
+
+def _in_l1(file: CertificatesFile) -> bool:
+    return file.settings.get("noise") in ("laplace", "uniform")
 
 
 def _of_one_class(file: CertificatesFile) -> bool:

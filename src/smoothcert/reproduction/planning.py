@@ -1,6 +1,7 @@
 """A paper's table as a plan: which runs, in which folders, how far each has come, how long the rest may take."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,8 @@ class Request:
     sigmas: tuple[float, ...] = ()
     methods: tuple[str, ...] = ()
     """Parts of the printed label or of the folder's name, any of which is enough."""
+    other_tables: tuple[str, ...] = ()
+    """Those of the same call: a method may be theirs."""
     seeds: tuple[int, ...] = ()
     quick: bool = False
     overrides: tuple[str, ...] = ()
@@ -117,6 +120,7 @@ def plan(request: Request) -> list[PlannedRun]:
     device = find_device(request.device)
     chosen = chosen_runs(request)
     planned = [planned_run(request, run, seed) for run in chosen for seed in seeds_of(request, run)]
+    planned = found_elsewhere(request, planned)
     if all(run.recipe is None for run in planned):
         raise RequestError(f"{request.table}: none of these rows can be trained: {planned[0].paper.reason}")
     return [with_estimate(run, request.data, device) for run in planned]
@@ -159,7 +163,8 @@ def chosen_runs(request: Request) -> list[PaperRun]:
         and any(_is_called(run, part) for part in methods)
         and (request.table != SEEDS_TABLE or not request.seeds or (run.recipe and run.recipe.seed in request.seeds))
     ]
-    unknown = [part for part in methods if not any(_is_called(run, part) for run in runs)]
+    elsewhere = [run for table in request.other_tables for run in paper_runs(table)]
+    unknown = [part for part in methods if not any(_is_called(run, part) for run in (*runs, *elsewhere))]
     if not chosen or unknown:
         asked = f"the method {unknown[0]!r}" if unknown else "the sigma, method and seed asked for"
         sigmas = ", ".join(f"{sigma:g}" for sigma in sorted({run.sigma for run in runs}))
@@ -178,10 +183,29 @@ def seeds_of(request: Request, run: PaperRun) -> Sequence[int | None]:
     return (None,) if told else tuple(dict.fromkeys(request.seeds))
 
 
-def planned_run(request: Request, run: PaperRun, seed: int | None) -> PlannedRun:
-    """The run in its folder, as far as it has come."""
+def found_elsewhere(request: Request, planned: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """`planned`, where a row without a folder has that of a run with its recipe, which another table's row has made.
+
+    Rows of one table that a request's changes have made the same stay apart: a report has a row a file.
+    """
+    folders: dict[TrainRecipe, Path] = {}
+    for path in sorted(request.out.glob(f"*/{RECIPE}")):
+        with suppress(RequestError):  # of an imported model, or damaged: none of ours
+            folders.setdefault(load_train_recipe(path), path.parent)
+    recipes = [run.recipe for run in planned]
+
+    def found(run: PlannedRun) -> PlannedRun:
+        if run.recipe not in folders or recipes.count(run.recipe) > 1 or (run.folder / RECIPE).exists():
+            return run
+        return planned_run(request, run.paper, run.recipe.seed, folders[run.recipe])
+
+    return [run if run.recipe is None else found(run) for run in planned]
+
+
+def planned_run(request: Request, run: PaperRun, seed: int | None, folder: Path | None = None) -> PlannedRun:
+    """The run in its folder, which its row names where none is given, as far as it has come."""
     recipe = recipe_of(request, run, seed)
-    folder = request.out / (request.prefix + run.name + (f"-seed{seed}" if seed else ""))
+    folder = request.out / (request.prefix + run.name + (f"-seed{seed}" if seed else "")) if folder is None else folder
     dataset = recipe.dataset if recipe else ""
     skip = (QUICK_SKIP if request.quick else SKIP).get(dataset, 1) if request.skip is None else request.skip
     n = (QUICK_VOTES if request.quick else VOTES) if request.n is None else request.n
