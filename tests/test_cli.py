@@ -108,6 +108,7 @@ def test_one_preset_and_one_objective_in_full(run_cli: Cli) -> None:
     ("arguments", "message"),
     [
         (["certify", "nowhere"], "nowhere: no such run folder"),
+        (["certify", "."], ".: expected a run folder, got one without recipe.yaml and model.safetensors"),
         (["train", "--out", "x"], "give --preset NAME or --recipe FILE"),
         (["train", "--out", "x", "--resume"], "x: holds no run to continue"),
         (
@@ -180,6 +181,7 @@ def test_a_wrong_request_costs_one_line(
         (["--batch-size", "0"], "batch_size: expected greater"),
         (["--seed", "-3"], "seed: expected greater"),
         (["--radius", "nan"], "--radius: expected a number >= 0, got nan"),
+        (["--until-radius", "inf"], "--until-radius: expected a number >= 0, got inf"),
         (["--name", "../../x"], "--name: expected a file's name without folders, got ../../x"),
         (["--out", "x"], "--out: expected none with a run folder"),
         pytest.param(

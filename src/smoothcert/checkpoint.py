@@ -163,6 +163,8 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
     path = folder / MODEL
     if not folder.is_dir():
         raise RequestError(f"{folder}: no such run folder; `smoothcert train --out {folder}` makes one")
+    if not path.exists() and not (folder / RECIPE).exists():
+        raise RequestError(f"{folder}: expected a run folder, got one without {RECIPE} and {MODEL}; give another")
     if not path.exists():
         raise RequestError(
             f"{folder}: holds no {MODEL}: no epoch has finished, or it was left out; train it with --resume"

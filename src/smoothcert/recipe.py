@@ -201,7 +201,8 @@ def _describe(kind: type[BaseModel], error: Any, prefix: str) -> str:
     if error["type"] == "value_error":
         # Raised by a validator of ours, which names the field, the value and what is allowed.
         return str(error["msg"]).removeprefix("Value error, ")
-    return f"{field}: expected {str(error['msg']).removeprefix('Input should be ')}, got {error['input']!r}"
+    expected = str(error["msg"]).removeprefix("Input should be ").replace("a valid tuple", "a list, such as [30, 60]")
+    return f"{field}: expected {expected}, got {error['input']!r}"
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -215,7 +216,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
             f"{path}: not YAML ({' '.join(str(error).split())[:120]}); see `smoothcert presets NAME`"
         ) from error
     if not isinstance(content, dict):
-        raise RequestError(f"{path}: expected a mapping of recipe fields, got {type(content).__name__}")
+        given = "an empty file" if content is None else type(content).__name__
+        raise RequestError(f"{path}: expected a mapping of recipe fields, got {given}; see `smoothcert presets NAME`")
     return content
 
 

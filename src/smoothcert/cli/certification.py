@@ -73,8 +73,9 @@ def certify(
         raise RequestError(f"--name: expected a file's name without folders, got {name}; leave the folders out")
     if until_radius is not None and radii is not None:
         raise RequestError("give --until-radius or --radii, not both")
-    if radius is not None and not 0 <= radius < math.inf:
-        raise RequestError(f"--radius: expected a number >= 0, got {radius}")
+    for option, value in (("--radius", radius), ("--until-radius", until_radius)):
+        if value is not None and not 0 <= value < math.inf:
+            raise RequestError(f"{option}: expected a number >= 0, got {value}")
     if loaded is not None:
         if not loaded.finished:
             console.print(f"note: {run} has trained {loaded.epoch} of {loaded.recipe.epochs} epochs", style="yellow")

@@ -21,6 +21,8 @@ def _read(path: Path, shape: tuple[int, int, int], resize: bool) -> Tensor:
     try:
         with Image.open(path) as file:
             image = file.convert("L" if channels == 1 else "RGB")
+    except FileNotFoundError as error:
+        raise RequestError(f"{path}: no such file; give an image file") from error
     except (OSError, UnidentifiedImageError) as error:
         raise RequestError(f"{path}: expected an image file, got something else ({error})") from error
     if image.size != (width, height):
