@@ -16,6 +16,7 @@ from smoothcert.checkpoint import load_run
 from smoothcert.data import DATASETS, Images, mnist_sample
 
 Cli = Callable[..., tuple[int, str, str]]
+SAMPLE = ["--preset", "mnist/gaussian", "--set", "dataset=mnist-sample"]
 
 
 @pytest.fixture
@@ -111,34 +112,8 @@ def test_one_preset_and_one_objective_in_full(run_cli: Cli) -> None:
         (["certify", "."], ".: expected a run folder, got one without recipe.yaml and model.safetensors"),
         (["train", "--out", "x"], "give --preset NAME or --recipe FILE"),
         (["train", "--out", "x", "--resume"], "x: holds no run to continue"),
-        (
-            [
-                "train",
-                "--out",
-                "x",
-                "--preset",
-                "mnist/gaussian",
-                "--set",
-                "dataset=mnist-sample",
-                "--model",
-                "lenett",
-            ],
-            "lenett",
-        ),
-        (
-            [
-                "train",
-                "--out",
-                "x",
-                "--preset",
-                "mnist/gaussian",
-                "--set",
-                "dataset=mnist-sample",
-                "--model",
-                "os:nope",
-            ],
-            "nope",
-        ),
+        (["train", "--out", "x", *SAMPLE, "--model", "lenett"], "lenett"),
+        (["train", "--out", "x", *SAMPLE, "--model", "os:nope"], "nope"),
         (["train", "--out", "x", "--preset", "mnist/gausian"], "did you mean mnist/gaussian"),
         (["train", "--out", "x", "--preset", "mnist/gaussian", "--set", "epoch=3"], "did you mean epochs"),
         (["train", "--out", "x", "--preset", "mnist/gaussian", "--sigma", "-1"], "sigma: expected a number > 0"),
@@ -151,10 +126,7 @@ def test_one_preset_and_one_objective_in_full(run_cli: Cli) -> None:
         (["report", "nowhere"], "nowhere"),
         (["presets", "nothing"], "no preset is called nothing"),
         (["objectives", "nothing"], "expected one of"),
-        (
-            ["train", "--preset", "mnist/gaussian", "--set", "dataset=mnist-sample", "--out", "x", "--device", "tpu"],
-            "tpu",
-        ),
+        (["train", "--out", "x", *SAMPLE, "--device", "tpu"], "tpu"),
     ],
 )
 def test_a_wrong_request_costs_one_line(
@@ -324,7 +296,8 @@ def test_rules_from_the_command_line(run_cli: Cli, run: Path) -> None:
 def test_merge_and_recertify_commands(run_cli: Cli, run: Path, tmp_path: Path) -> None:
     fixed = ("certify", run, "--n", 200, "--max-images", 4, "--seed", 1, "--device", "cpu")
     for i in (1, 2):
-        run_cli(*fixed, "--shard", f"{i}/2")
+        _, out, _ = run_cli(*fixed, "--shard", f"{i}/2")
+        assert f"next: smoothcert merge {run / 'certificates'}/*of2.tsv --out merged.tsv" in out
     shards = [run / "certificates" / f"test-n200-shard{i}of2.tsv" for i in (1, 2)]
     assert run_cli("merge", *shards, "--out", tmp_path / "whole.tsv")[0] == 0
     assert [r.index for r in read_certificates(tmp_path / "whole.tsv").rows] == [0, 1, 2, 3]

@@ -116,8 +116,10 @@ def certify(
         if group.leads:
             console.print(spent_votes(path, recipe.n), soft_wrap=True)
             report_others(path, indices)
-            onwards = f"report {folder}" if part[1] == 1 else f"merge the {part[1]} shards' files --out whole.tsv"
-            console.print(f"wrote {path}; next: smoothcert {onwards}", soft_wrap=True)
+            shards = f"merge {path.parent}/*of{part[1]}.tsv --out merged.tsv, when all {part[1]} shards are done"
+            console.print(
+                f"wrote {path}; next: smoothcert {shards if part[1] > 1 else f'report {folder}'}", soft_wrap=True
+            )
 
 
 def report_others(path: Path, indices: Sequence[int]) -> None:
