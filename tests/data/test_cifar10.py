@@ -272,9 +272,10 @@ def test_another_archive_than_the_official_is_not_unpacked(tmp_path: Path, mirro
 @pytest.mark.parametrize("download", [True, False])
 def test_offline_and_absent_is_one_line_with_a_way_out(tmp_path: Path, dead_url: str, download: bool) -> None:
     with pytest.raises(RequestError) as raised:
-        load("train", tmp_path, download, urls=[dead_url + "cifar-10-binary.tar.gz"])
+        load("train", tmp_path / "misspelt", download, urls=[dead_url + "cifar-10-binary.tar.gz"])
+    assert list(tmp_path.iterdir()) == []
     message = str(raised.value)
     assert "\n" not in message
     reason = dead_url if download else "switched off"
-    for word in (str(tmp_path / "cifar-10-batches-bin"), reason, "put cifar-10-binary.tar.gz"):
+    for word in (str(tmp_path / "misspelt" / "cifar-10-batches-bin"), reason, "put cifar-10-binary.tar.gz"):
         assert word in message

@@ -18,7 +18,7 @@ import torch
 
 from smoothcert.data.augment import flip_and_crop
 from smoothcert.data.cifar10_files import NUM_CLASSES, Records, read_binary, read_python
-from smoothcert.data.download import Progress, UnreachableError, alone_in, download
+from smoothcert.data.download import Progress, UnreachableError, alone_in, download, made
 from smoothcert.data.images import ImageData, Normalization, Split
 from smoothcert.errors import RequestError, WorkError
 
@@ -129,8 +129,7 @@ def _unpack_official(split: Split, folder: Path, urls: Sequence[str], sha256: st
     if not urls and not mine.is_file():
         raise _absent(folder, "downloading is switched off")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with alone_in(folder):
+        with made(folder), alone_in(folder):
             if all(path.is_file() for path in BINARY.paths(folder, split)):
                 return  # another process of this run was first
             if mine.is_file():

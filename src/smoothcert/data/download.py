@@ -38,8 +38,7 @@ def download(urls: Sequence[str], destination: Path, sha256: str, progress: Prog
     _check_urls(urls)
     part = destination.with_name(destination.name + ".part")
     try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        with alone_in(destination.parent):
+        with made(destination.parent), alone_in(destination.parent):
             if _digest(destination) != sha256:
                 _fetch_from_any(urls, part, sha256, progress)
                 part.replace(destination)
@@ -158,6 +157,21 @@ def _opener() -> urllib.request.OpenerDirector:
     ):
         opener.add_handler(handler)
     return opener
+
+
+@contextmanager
+def made(folder: Path) -> Iterator[None]:
+    """Make `folder`; where what follows fails, what this made and is still empty goes again: a misspelt one does not
+    stay."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for path in new:
+            with suppress(OSError):
+                path.rmdir()
+        raise
 
 
 @contextmanager
