@@ -1,5 +1,8 @@
 """A data set through CERTIFY: resume, kills, independence of order and batching, agreement with the plain API."""
 
+import errno
+import fcntl
+import json
 import os
 import shutil
 import signal
@@ -9,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import pytest
 import torch
@@ -449,6 +453,52 @@ def test_images_of_ones_own_that_have_changed_do_not_go_on_in_the_same_file(chan
     with pytest.raises(RequestError, match="images_sha256"):
         certify_own_model("mine", bright, changed, [0, 1, 2], recipe(), path, CPU)
     assert path.read_bytes() == before
+
+
+def test_a_file_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    """It does not tell by what its images and its callable are known."""
+    data = ImageData(torch.zeros(4, 1, 1, 1, dtype=torch.uint8), torch.zeros(4).long(), 2, "npz:a", "test")
+    path, seen = tmp_path / "a.tsv", []
+
+    def dark(images: torch.Tensor) -> torch.Tensor:
+        seen.append(len(images))
+        return torch.cat([0.5 - images.flatten(1), images.flatten(1) - 0.5], dim=1)
+
+    certify_own_model("mine", dark, data, [0], recipe(batch_size=3), path, CPU)
+    assert max(seen) <= 3
+    stored = json.loads(path.with_suffix(".json").read_text())
+    for key in ("images_sha256", "classes_sha256"):
+        del stored["settings"][key]
+    path.with_suffix(".json").write_text(json.dumps(stored))
+    certify_own_model("mine", dark, data, [0, 1], recipe(batch_size=3), path, CPU)
+    assert len(read_certificates(path).rows) == 2
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS])
+def test_file_systems_without_locks_go_on_without(
+    error: int, trained_run: Path, test_data: ImageData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(file: object, operation: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    assert len(certify(trained_run, test_data, tmp_path / "a.tsv", [0])) == 1
+
+
+def test_a_lock_that_was_removed_in_between_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holder removes its file after the second process has opened it: that one must lock the next."""
+    path, lock, tries = tmp_path / "a.tsv", fcntl.flock, []
+
+    def removed_first(file: IO[str], operation: int) -> None:
+        if not tries:
+            (tmp_path / ".a.tsv.lock").unlink()
+        tries.append(1)
+        lock(file, operation)
+
+    monkeypatch.setattr("fcntl.flock", removed_first)
+    with alone(path), pytest.raises(RequestError, match="another process"), alone(path):
+        pass
+    assert len(tries) == 3
 
 
 def test_radii_that_cannot_be_tested_leave_no_file(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:

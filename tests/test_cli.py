@@ -297,7 +297,7 @@ def test_merge_and_recertify_commands(run_cli: Cli, run: Path, tmp_path: Path) -
     fixed = ("certify", run, "--n", 200, "--max-images", 4, "--seed", 1, "--device", "cpu")
     for i in (1, 2):
         _, out, _ = run_cli(*fixed, "--shard", f"{i}/2")
-        assert f"next: smoothcert merge {run / 'certificates'}/*of2.tsv --out merged.tsv" in out
+        assert f"next: smoothcert merge {run / 'certificates'}/test-n200-shard*of2.tsv --out merged.tsv" in out
     shards = [run / "certificates" / f"test-n200-shard{i}of2.tsv" for i in (1, 2)]
     assert run_cli("merge", *shards, "--out", tmp_path / "whole.tsv")[0] == 0
     assert [r.index for r in read_certificates(tmp_path / "whole.tsv").rows] == [0, 1, 2, 3]

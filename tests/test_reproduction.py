@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ from smoothcert.reproduction import (
     outcomes,
     plan,
     plan_table,
+    planning,
     share_runs,
     title_of,
     work,
@@ -341,7 +343,12 @@ def test_several_tables_share_the_runs_that_both_have(run_cli: Cli, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("no_clock")
-def test_a_run_that_another_table_has_made_is_found_by_its_recipe(tmp_path: Path) -> None:
+def test_a_run_that_another_table_has_made_is_found_by_its_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(folder: Path, model: str) -> None:
+        raise WorkError(f"{folder}: damaged")
+
     (eta,) = plan(request(out=tmp_path, table="smoothmix/table6", methods=("eta=0",)))
     assert eta.recipe is not None
     eta.recipe.save(eta.folder / "recipe.yaml")
@@ -350,10 +357,22 @@ def test_a_run_that_another_table_has_made_is_found_by_its_recipe(tmp_path: Path
     weight = request(out=tmp_path, table="consistency/supp-table6")
     assert names(plan(weight))[:2] == ["smoothmix-eta0-1.0", "consistency-lambda1-1.0"]
     assert names(plan(replace(weight, seeds=(0, 1))))[:2] == ["smoothmix-eta0-1.0", "consistency-lambda0-1.0-seed1"]
+    other = tmp_path / "another" / "recipe.yaml"
+    eta.recipe.save(other)
+    monkeypatch.setattr(planning, "load_run", lambda folder, model: SimpleNamespace(epoch=len(folder.name)))
+    (eta.folder / "model.safetensors").touch()
+    assert names(plan(weight))[0] == "smoothmix-eta0-1.0", "the one that has come furthest"
+    (other.parent / "model.safetensors").touch()
+    monkeypatch.setattr(planning, "load_run", damaged)
+    assert names(plan(weight))[0] == "consistency-lambda0-1.0", "none that is damaged"
     own = tmp_path / "consistency-lambda0-1.0" / "recipe.yaml"
     eta.recipe.save(own)
+    monkeypatch.setattr(planning, "load_run", lambda folder, model: SimpleNamespace(epoch=len(folder.name)))
     assert names(plan(weight))[0] == "consistency-lambda0-1.0", "its own, where it has one"
     own.unlink()
+    full = [f"{key}={value}" for key, value in eta.recipe.to_mapping().items() if isinstance(value, str | int | list)]
+    quick = replace(weight, quick=True, overrides=tuple(full), methods=("lambda=0",))
+    assert names(plan(quick)) == ["quick-consistency-lambda0-1.0"], "a full one is no quick one"
     changed = replace(weight, overrides=("objective={name: gaussian}",))
     assert names(plan(changed)) == names(plan(replace(changed, out=tmp_path / "none"))), "rows that are alike"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny import tiny_recipe
+from torch import Tensor, nn
 
 from smoothcert.checkpoint import MODEL, STATE, load_run, weights_digest
 from smoothcert.data import ImageData, mnist_sample
@@ -331,6 +332,35 @@ def test_a_second_process_in_the_folder_is_refused(tmp_path: Path, tiny_data: Im
     assert not list(folder.glob(".*"))
 
 
+def test_a_run_that_joins_within_an_epoch_counts(tmp_path: Path, tiny_data: ImageData) -> None:
+    """The first ends with the second's first epoch; the third takes its place after the second's next has begun."""
+    runs = [(tiny_recipe(epochs=epochs), tiny_data, tmp_path / str(i)) for i, epochs in enumerate((1, 2, 1))]
+    assert train_together(runs, 2, device="cpu") == {}
+    assert [line["runs_at_once"] for line in metrics(tmp_path / "1")] == [2, 2]
+
+
+def test_runs_side_by_side_leave_their_folders_when_interrupted(tmp_path: Path, tiny_data: ImageData) -> None:
+    runs = [(tiny_recipe(epochs=2, seed=seed), tiny_data, tmp_path / str(seed)) for seed in range(3)]
+
+    def interrupt(folder: Path, status: TrainingStatus) -> None:
+        if folder.name == "1":
+            raise KeyboardInterrupt
+
+    try:
+        train_together(runs, 3, device="cpu", on_progress=interrupt)
+    except KeyboardInterrupt:  # while it is alive, so are the frames that it went through
+        assert train_together(runs, 3, device="cpu") == {}
+    for seed in range(3):
+        assert [line["epoch"] for line in metrics(tmp_path / str(seed))] == [0, 1]
+
+
+class Ten(nn.Module):
+    """The same logits for every image, and nothing to learn."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.new_zeros(len(images), 10)
+
+
 def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, tiny_data: ImageData) -> None:
     (tmp_path / "file").write_text("mine")
     for folder in ("file", "file/run"):
@@ -338,6 +368,8 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, tiny_data: ImageD
             train(tiny_recipe(), tiny_data, tmp_path / folder, device="cpu")
     with pytest.raises(RequestError, match="batch_size"):
         train(tiny_recipe(batch_size=10**6), tiny_data, tmp_path / "run", device="cpu")
+    with pytest.raises(RequestError, match="has no parameters to train"):
+        train(tiny_recipe(), tiny_data, tmp_path / "run", device="cpu", model=Ten())
     with pytest.raises(RequestError, match="lenett"):
         train(tiny_recipe(model="lenett"), tiny_data, tmp_path / "run", device="cpu")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

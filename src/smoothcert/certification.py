@@ -21,7 +21,7 @@ from smoothcert.certificates import (
     write_certificates,
 )
 from smoothcert.checkpoint import Run, versions, weights_digest
-from smoothcert.data import DATASETS, Images, default_folder
+from smoothcert.data import DATASETS, ImageData, Images, default_folder
 from smoothcert.errors import RequestError
 from smoothcert.models import check_outputs
 from smoothcert.noise import NOISES
@@ -40,8 +40,9 @@ from smoothcert.smoothing.votes import (
 )
 
 BATCHES_AT_ONCE = 20
-TOLD_BY_IMAGES = 100
 """Forward passes, about, between two writes to the file: what a kill can cost when n is small."""
+TOLD_BY_IMAGES = 100
+"""By what so many test images are, and what classes they get, data and networks without a name or weights are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +132,14 @@ def certify_dataset(
         "dataset": data.name,
         "split": data.split,
         # A name in DATASETS stands for its images; what a folder or a file of one's own holds may have changed.
-        **({} if data.name in DATASETS else {"images_sha256": images_digest(data)}),
+        "images_sha256": None if data.name in DATASETS else images_digest(data),
         **recipe.to_mapping(),
         "batch_norm_folded": folded,
         "noise_block": noise_block(device),
         "draws": counter.noise.draws(device),
         "device": device.type,
     }
+    settings = told(settings, stored_settings(path))
     with alone(path) if team.leads else nullcontext():
         if team.leads:
             take_up_parts(path, settings, provenance)
@@ -148,6 +150,16 @@ def certify_dataset(
         team.wait()
         if team.leads and team.size > 1:
             take_up_parts(path, settings, provenance)
+
+
+def told(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings` without the digests that are not known, or that an earlier version did not write into the file."""
+    digests = ("images_sha256", "classes_sha256")
+    return {
+        key: value
+        for key, value in settings.items()
+        if key not in digests or (value is not None and (not stored or key in stored))
+    }
 
 
 def part_path(path: Path, team: Team) -> Path:
@@ -288,7 +300,7 @@ def certify_own_model(
     if isinstance(model, nn.Module):
         about["weights_sha256"] = weights_digest(model.state_dict())
     else:
-        about |= {"weights_sha256": None, "classes_sha256": classes_digest(model, data, device)}
+        about |= {"weights_sha256": None, "classes_sha256": classes_digest(model, data, device, recipe.batch_size)}
     provenance = {"versions": versions(device), "threads": torch.get_num_threads()}
     certify_dataset(
         model,
@@ -304,17 +316,21 @@ def certify_own_model(
     )
 
 
-def classes_digest(model: Classifier, data: Images, device: torch.device) -> str:
+def classes_digest(model: Classifier, data: Images, device: torch.device, batch_size: int) -> str:
     """SHA-256 of the classes that a callable gives to some of the images. All there is to tell by whether it is the one
     that a file was begun with: two that differ elsewhere only are not told apart."""
+    # Few at once: the memory that a callable takes has not been looked at yet.
+    batches = torch.split(_some_images(data), min(batch_size, 10))
     with torch.no_grad():
-        classes = model(_some_images(data).to(device)).argmax(1)
-    return _digest(classes.to(torch.int64))
+        classes = [model(batch.to(device)).argmax(1).to("cpu", torch.int64) for batch in batches]
+    return _digest(*classes)
 
 
 def images_digest(data: Images) -> str:
-    """SHA-256 of all labels and of some of the images: an image more or less shows, one that was edited may not."""
-    return _digest(data.labels, (_some_images(data) * 255).round().to(torch.uint8))
+    """SHA-256 of all labels and, where they are in memory, of some of the images: one more or less shows, one that was
+    edited may not."""
+    pixels = (_some_images(data) * 255).round().to(torch.uint8) if isinstance(data, ImageData) else data.labels[:0]
+    return _digest(data.labels, pixels)
 
 
 def _some_images(data: Images) -> Tensor:

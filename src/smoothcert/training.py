@@ -10,8 +10,8 @@ whose statistics are of a share.
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -120,8 +120,8 @@ def train_together(
         raise RequestError(f"jobs: expected at least 1, got {jobs}")
     where, at_once = find_device(device), min(jobs, len(runs))
     waiting, failures = list(runs), dict[Path, Exception]()
-    active: list[tuple[Path, Iterator[None], AbstractContextManager[object], Pace]] = []
-    with training_device(where):
+    active: list[tuple[Path, Generator[None, None, None], AbstractContextManager[object], Pace]] = []
+    with training_device(where), ExitStack() as opened:  # an exception must not leave their folders locked
         while waiting or active:
             while waiting and len(active) < at_once:
                 recipe, data, folder = waiting.pop(0)
@@ -137,6 +137,7 @@ def train_together(
                     runs_at_once=at_once,
                     running=lambda: len(active),
                 )
+                opened.enter_context(closing(steps))
                 active.append((folder, steps, own_stream(where), Pace(where)))
             ready = [run for run in active if not run[3].far_ahead()]
             if not ready:
@@ -171,7 +172,7 @@ def training_steps(
     on_note: Callable[[str], None] = lambda text: None,
     runs_at_once: int = 1,
     running: Callable[[], int] = lambda: 1,
-) -> Iterator[None]:
+) -> Generator[None, None, None]:
     """The loop: what `train` does, handing over after each step to the other runs of `runs_at_once`, of which so many
     are `running`."""
     own_network = model is not None or is_code(recipe.model)
@@ -184,6 +185,8 @@ def training_steps(
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
         torch.manual_seed(derived_seed(recipe.seed, 0))
         model = new_model(recipe, spec) if model is None else model
+    if next(model.parameters(), None) is None:
+        raise RequestError(f"model: {recipe.model} has no parameters to train; give a network that has some")
     # Only now is there a folder, and this process alone in it.
     with alone(folder / METRICS, "choose another --out") if accelerator.is_main_process else nullcontext():
         first_epoch, state = open_run(recipe, folder, accelerator, resume)

@@ -225,6 +225,7 @@ def test_the_acr_is_that_of_plain_certificates(run: Path) -> None:
     certify(run, "test-n100", ROWS, 0.5)
     right = training_costs([run])[0]
     certify(run, "test-n100-alpha0.1", ROWS.replace("0.5", "0.6"), 0.5)
+    certify(run, "test-n200", ROWS.replace("0.5", "0.7"), 0.5)
     for name, settings in (("a", {"noise": "laplace"}), ("b", {"radii": [0.5]}), ("c", {"label_aware": True})):
         certify(run, name, ROWS + "4\t4\t4\t9.5\t1\t0:00:01\n", 0.5)
         write_settings(run / "certificates" / f"{name}.tsv", {"sigma": 0.5, **settings}, {})

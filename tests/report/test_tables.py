@@ -13,9 +13,7 @@ from scipy.stats import binomtest, norm
 
 from smoothcert.certificates import read_certificates
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.report import Summary, csv_table, latex_table, markdown_table, terminal_table, write_report
-from smoothcert.report.document import terminal_report
-from smoothcert.report.figures import panels_of
+from smoothcert.report import Summary, csv_table, curves, latex_table, markdown_table, terminal_table, write_report
 from smoothcert.report.tables import compact, decimals_needed, escape_latex, escape_markdown
 
 from .conftest import MakeRun, image, images
@@ -136,14 +134,14 @@ def test_runs_on_different_images_are_not_ranked(make_run: MakeRun, tmp_path: Pa
 
 def test_radii_in_different_norms_are_not_ranked(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("small", images([(3, 3, 0.1)] * 3)), make_run("large", images([(3, 3, 0.9)] * 3), noise="laplace")]
-    report = write_report(runs, tmp_path / "out", ["md", "png"], radii=[0.0])
+    report = write_report(runs, tmp_path / "out", ["md", "csv", "html"], radii=[0.0])
     assert "**" not in (tmp_path / "out" / "report.md").read_text().partition("\n\nCertified")[0]
-    shown = io.StringIO()
-    Console(file=shown, width=120).print(*terminal_report(report.contents, 120))
-    assert "large: radii in L1, not to be compared with those in L2" in shown.getvalue()
-    panels = panels_of([(run.name, read_certificates(run / "certificates" / "test.tsv")) for run in runs])
-    assert [[member.summary.name for member in panel] for panel in panels] == [["small"], ["large"]]
-    assert [panel[0].summary.compared_on for panel in panels] == ["mnist", "mnist in L1"]
+    assert [summary.name for summary in report.summaries] == ["small", "large (L1)"]
+    files = [(run.name, read_certificates(run / "certificates" / "test.tsv")) for run in runs]
+    titles = [axes.get_title() for axes in curves._figure(files).axes]
+    assert titles == ["mnist, σ = 0.50", "mnist in L1, σ = 0.50"]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert all(f'"title":"{title}"' in page for title in ("mnist, \\u03c3 = 0.50", "mnist in L1, \\u03c3 = 0.50"))
 
 
 def test_radii_that_a_run_lacks_are_not_shown_as_zero() -> None:

@@ -167,7 +167,8 @@ def _certified(folder: Path, sigma: float) -> tuple[float | None, int | None]:
         and not file.settings.get("radii")
         and not file.settings.get("label_aware")
     ]
-    rows = max(((len(file.rows), -len(file.path.name), file.rows) for file in plain_files), default=(0, 0, ()))[2]
+    plainest = max(plain_files, key=lambda file: (len(file.rows), -len(file.path.name)), default=None)
+    rows = () if plainest is None else plainest.rows
     return (sum(row.radius_if_correct for row in rows) / len(rows), len(rows)) if rows else (None, None)
 
 

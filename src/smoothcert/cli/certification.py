@@ -116,10 +116,10 @@ def certify(
         if group.leads:
             console.print(spent_votes(path, recipe.n), soft_wrap=True)
             report_others(path, indices)
-            shards = f"merge {path.parent}/*of{part[1]}.tsv --out merged.tsv, when all {part[1]} shards are done"
-            console.print(
-                f"wrote {path}; next: smoothcert {shards if part[1] > 1 else f'report {folder}'}", soft_wrap=True
-            )
+            all_shards = path.with_name(path.name.replace(f"shard{part[0]}of", "shard*of"))
+            shards = f"merge {all_shards} --out merged.tsv, when all {part[1]} are done"
+            onwards = f"report {folder}" if all_shards == path else shards
+            console.print(f"wrote {path}; next: smoothcert {onwards}", soft_wrap=True)
 
 
 def report_others(path: Path, indices: Sequence[int]) -> None:

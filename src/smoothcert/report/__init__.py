@@ -24,6 +24,7 @@ from smoothcert.report.summary import (
     average_certified_radius,
     certified_accuracy,
     default_radii,
+    in_l1,
     largest_certifiable_radius,
     summarize,
 )
@@ -168,8 +169,10 @@ def _contents(
 
 
 def _marked(name: str, file: CertificatesFile) -> tuple[str, CertificatesFile]:
-    """A label-aware file answers another question than the others: its name says so in every table and picture."""
-    return (f"{name} (label-aware)" if file.settings.get("label_aware") else name), file
+    """A label-aware file answers another question than the others, as does one in L1: its name says so in every table
+    and picture."""
+    marks = {"label-aware": bool(file.settings.get("label_aware")), "L1": in_l1(file)}
+    return " ".join([name, *(f"({mark})" for mark, holds in marks.items() if holds)]), file
 
 
 def _told_of_cut(summary: Summary, file: CertificatesFile) -> Summary:

@@ -179,8 +179,6 @@ TEXTS: Mapping[str, Callable[[Contents], Mapping[str, str | None]]] = {
 def terminal_report(contents: Contents, width: int) -> list[RenderableType]:
     """What to print, one after the other, on a terminal of `width` columns: tables, and lines on what differs."""
     shown: list[RenderableType] = [terminal_table(contents.summaries, width, contents.published)]
-    if others := [summary.name for summary in contents.summaries if summary.norm != "L2"]:
-        shown.append(Text(f"{', '.join(others)}: radii in L1, not to be compared with those in L2"))
     if contents.published:
         shown.append(Text(f"beside {contents.tables}: {BESIDE}", style="italic"))
     shown += [Text(f"{', '.join(names)}: {note}") for note, names in contents.notes.items()]

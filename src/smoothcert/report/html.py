@@ -101,11 +101,11 @@ def _panels(
     looks: Mapping[str, int],
 ) -> list[dict[str, Any]]:
     """For each sigma and data set its runs, each with the ascending radii that count: all steps of its curve."""
-    several = len({panel[0].dataset for panel in panels} - {None}) > 1
+    several = len({panel[0].compared_on for panel in panels} - {None}) > 1
     decimals = decimals_needed([panel[0].sigma for panel in panels if panel[0].sigma is not None])
     found = []
     for panel in panels:
-        sigma, dataset = panel[0].sigma, panel[0].dataset
+        sigma, dataset = panel[0].sigma, panel[0].compared_on
         title = "σ not recorded" if sigma is None else f"σ = {sigma:.{decimals}f}"
         runs = [
             {

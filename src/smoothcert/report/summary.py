@@ -197,7 +197,7 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         ceiling=_ceiling(file, sigma, n, alpha),
         indices=frozenset(row.index for row in rows),
         remarks=_remarks(file),
-        norm="L1" if _in_l1(file) else "L2",
+        norm="L1" if in_l1(file) else "L2",
     )
 
 
@@ -221,14 +221,15 @@ def _remarks(file: CertificatesFile) -> tuple[str, ...]:
         "label-aware: wrong images were not sampled, for benchmarks only": bool(told.get("label_aware")),
         "two-sided bound": told.get("bound") == "two-sided",
         "sound integer noise": bool(told.get("sound")),
-        f"{told.get('noise')} noise, radii in L1": _in_l1(file),
+        f"{told.get('noise')} noise, radii in L1": in_l1(file),
         f"{most / max(spent, 1):.1f} times fewer votes than n for each image": most > spent,
         f"all images of class {file.rows[0].label}, so its ACR alone": _of_one_class(file),
     }
     return tuple(remark for remark, holds in found.items() if holds)
 
 
-def _in_l1(file: CertificatesFile) -> bool:
+def in_l1(file: CertificatesFile) -> bool:
+    """Whether the radii are in L1: those of Laplace and uniform noise."""
     return file.settings.get("noise") in ("laplace", "uniform")
 
 

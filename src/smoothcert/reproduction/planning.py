@@ -25,6 +25,7 @@ QUICK_CHANGES = {
     "cifar10": ("epochs=2", "learning_rate_drops=[1]"),
     "imagenet": ("epochs=1", "learning_rate_drops=[]"),
 }
+QUICK_PREFIX = "quick-"
 VOTES, QUICK_VOTES, N0 = 100_000, 1_000, 100
 # Every so many images of the test set; a quick reproduction certifies a hundred.
 SKIP = {"imagenet": 100}
@@ -67,7 +68,7 @@ class Request:
     @property
     def prefix(self) -> str:
         """Of all folders and files, so that no result of a quick reproduction is taken for a full one."""
-        return "quick-" if self.quick else ""
+        return QUICK_PREFIX if self.quick else ""
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,8 @@ def _shared(run: PlannedRun, same: Sequence[PlannedRun]) -> PlannedRun:
     tables = [other.paper.table for other in same]
     if len(set(tables)) < len(tables) or not same:
         return run
-    furthest = max(same, key=lambda other: (other.epochs_done, other.images_done))
-    return replace(furthest, paper=run.paper, seconds=furthest.seconds if run is same[0] else 0.0)
+    best = furthest(same) or run
+    return replace(best, paper=run.paper, seconds=best.seconds if run is same[0] else 0.0)
 
 
 def chosen_runs(request: Request) -> list[PaperRun]:
@@ -184,22 +185,30 @@ def seeds_of(request: Request, run: PaperRun) -> Sequence[int | None]:
 
 
 def found_elsewhere(request: Request, planned: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """`planned`, where a row without a folder has that of a run with its recipe, which another table's row has made.
+    """`planned`, where a row without a folder has that of a run with its recipe, which another table's row has made; of
+    several the one that has come furthest. Damaged ones are not taken, nor quick ones for full ones.
 
     Rows of one table that a request's changes have made the same stay apart: a report has a row a file.
     """
-    folders: dict[TrainRecipe, Path] = {}
+    folders: dict[TrainRecipe, list[Path]] = {}
     for path in sorted(request.out.glob(f"*/{RECIPE}")):
         with suppress(RequestError):  # of an imported model, or damaged: none of ours
-            folders.setdefault(load_train_recipe(path), path.parent)
+            if path.parent.name.startswith(QUICK_PREFIX) == request.quick:
+                folders.setdefault(load_train_recipe(path), []).append(path.parent)
     recipes = [run.recipe for run in planned]
 
     def found(run: PlannedRun) -> PlannedRun:
-        if run.recipe not in folders or recipes.count(run.recipe) > 1 or (run.folder / RECIPE).exists():
+        if run.recipe is None or recipes.count(run.recipe) > 1 or (run.folder / RECIPE).exists():
             return run
-        return planned_run(request, run.paper, run.recipe.seed, folders[run.recipe])
+        there = [planned_run(request, run.paper, run.recipe.seed, folder) for folder in folders.get(run.recipe, [])]
+        return furthest([other for other in there if other.problem is None]) or run
 
-    return [run if run.recipe is None else found(run) for run in planned]
+    return [found(run) for run in planned]
+
+
+def furthest(runs: Sequence[PlannedRun]) -> PlannedRun | None:
+    """The one that has come furthest, the first of those that are as far; None of none."""
+    return max(runs, key=lambda run: (run.epochs_done, run.images_done), default=None)
 
 
 def planned_run(request: Request, run: PaperRun, seed: int | None, folder: Path | None = None) -> PlannedRun:
