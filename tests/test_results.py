@@ -93,10 +93,8 @@ def test_the_cifar10_tables_are_those_of_the_results() -> None:
         for run in paper_runs(table):
             if f"cifar10/{run.name}" in CIFAR10[table]:
                 ((_, path),) = find_certificates([RESULTS / "cifar10" / run.name])
-                acr, method = (
-                    average_certified_radius(read_certificates(path).rows),
-                    run.label.removeprefix("ResNet-20, "),
-                )
+                acr = average_certified_radius(read_certificates(path).rows)
+                method = run.label.removeprefix("ResNet-20, ")
                 difference = f"{acr - (run.acr or 0):+.3f}".replace("-", "−")
                 short.append(f"| {network}, {method} | {acr:.3f} | {run.acr:.3f} |")
                 long.append(f"| {network} | {method} | {acr:.3f} | {run.acr:.3f} | {difference} |")

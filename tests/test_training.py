@@ -13,7 +13,7 @@ import torch
 from tiny import tiny_recipe
 from torch import Tensor, nn
 
-from smoothcert.checkpoint import MODEL, STATE, load_run, weights_digest
+from smoothcert.checkpoint import MODEL, STATE, load_run, tensors_digest
 from smoothcert.data import ImageData, mnist_sample
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.metrics_file import METRICS
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def digest(folder: Path) -> str:
-    return weights_digest(load_run(folder).model.state_dict())
+    return tensors_digest(load_run(folder).model.state_dict())
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:

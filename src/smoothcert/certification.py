@@ -1,6 +1,5 @@
 """A data set through CERTIFY: which images, in which batches, by which process, into which file; resumed where left."""
 
-import hashlib
 import math
 import secrets
 import time
@@ -20,7 +19,7 @@ from smoothcert.certificates import (
     read_certificates,
     write_certificates,
 )
-from smoothcert.checkpoint import Run, versions, weights_digest
+from smoothcert.checkpoint import Run, tensors_digest, versions
 from smoothcert.data import DATASETS, ImageData, Images, default_folder
 from smoothcert.errors import RequestError
 from smoothcert.models import check_outputs
@@ -298,7 +297,7 @@ def certify_own_model(
     check_outputs(model, name, data.shape, data.num_classes)
     about: dict[str, Any] = {"model": name, "objective": name}
     if isinstance(model, nn.Module):
-        about["weights_sha256"] = weights_digest(model.state_dict())
+        about["weights_sha256"] = tensors_digest(model.state_dict())
     else:
         about |= {"weights_sha256": None, "classes_sha256": classes_digest(model, data, device, recipe.batch_size)}
     provenance = {"versions": versions(device), "threads": torch.get_num_threads()}
@@ -322,28 +321,21 @@ def classes_digest(model: Classifier, data: Images, device: torch.device, batch_
     # Few at once: the memory that a callable takes has not been looked at yet.
     batches = torch.split(_some_images(data), min(batch_size, 10))
     with torch.no_grad():
-        classes = [model(batch.to(device)).argmax(1).to("cpu", torch.int64) for batch in batches]
-    return _digest(*classes)
+        classes = [model(batch.to(device)).argmax(1) for batch in batches]
+    return tensors_digest({"classes": torch.cat(classes) if classes else torch.empty(0)})
 
 
 def images_digest(data: Images) -> str:
     """SHA-256 of all labels and, where they are in memory, of some of the images: one more or less shows, one that was
     edited may not."""
-    pixels = (_some_images(data) * 255).round().to(torch.uint8) if isinstance(data, ImageData) else data.labels[:0]
-    return _digest(data.labels, pixels)
+    images = {"images": _some_images(data)} if isinstance(data, ImageData) else {}
+    return tensors_digest({"labels": data.labels, **images})
 
 
 def _some_images(data: Images) -> Tensor:
     """Float32 [n, c, h, w], spread over the data."""
     count = min(TOLD_BY_IMAGES, len(data))
     return data.batch(torch.arange(count) * len(data) // max(count, 1))[0]
-
-
-def _digest(*tensors: Tensor) -> str:
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def images_at_once(recipe: CertifyRecipe) -> int:

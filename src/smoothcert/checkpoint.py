@@ -76,7 +76,7 @@ class Run:
             "model": self.recipe.model,
             "objective": self.recipe.method,
             "training_sigma": self.recipe.sigma,
-            "weights_sha256": weights_digest(self.model.state_dict()),
+            "weights_sha256": tensors_digest(self.model.state_dict()),
         }
 
     def refuse_other_images(self, data: Images) -> None:
@@ -116,11 +116,11 @@ def versions(device: torch.device) -> dict[str, str]:
     return {**packages, "python": platform.python_version(), "device": f"{device.type} ({hardware})"}
 
 
-def weights_digest(state: Mapping[str, Tensor]) -> str:
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over names, types, shapes and bytes of all tensors, in order of names."""
     digest = hashlib.sha256()
-    for name in sorted(state):
-        tensor = state[name].detach().cpu().contiguous()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

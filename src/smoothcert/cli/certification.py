@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from smoothcert.certificates import ABSTAIN
+from smoothcert.certificates import ABSTAIN, CertifiedImage, read_certificates
 from smoothcert.cli.options import Data, Device, console, parse_radii
 from smoothcert.errors import RequestError
 
@@ -54,7 +54,7 @@ def certify(
         unreachable_radius,
     )
     from smoothcert.checkpoint import load_run
-    from smoothcert.console import certification_bar
+    from smoothcert.console import certification_bar, print_note
     from smoothcert.data import load_dataset
     from smoothcert.models import own_model
     from smoothcert.processes import find_device, team
@@ -114,33 +114,20 @@ def certify(
             elif network is not None:
                 certify_own_model(str(model), network, images, indices, recipe, path, where, show, group)
         if group.leads:
-            console.print(spent_votes(path, recipe.n), soft_wrap=True)
-            report_others(path, indices)
+            rows = read_certificates(path).rows
+            console.print(spent_votes(rows, recipe.n), soft_wrap=True)
+            if others := {row.index for row in rows}.difference(indices):
+                told = f"{path.name} holds {len(others):,} images that an earlier call chose as well"
+                apart = f"a report is about all {len(rows):,}: choose another --name to keep them apart"
+                print_note(console, f"{told}; {apart}")
             all_shards = path.with_name(path.name.replace(f"shard{part[0]}of", "shard*of"))
             shards = f"merge {all_shards} --out merged.tsv, when all {part[1]} are done"
             onwards = f"report {folder}" if all_shards == path else shards
             console.print(f"wrote {path}; next: smoothcert {onwards}", soft_wrap=True)
 
 
-def report_others(path: Path, indices: Sequence[int]) -> None:
-    """A note where a file holds images besides those of `indices`: tables are about all of them."""
-    from smoothcert.certificates import read_certificates
-
-    held = {row.index for row in read_certificates(path).rows}
-    if others := held.difference(indices):
-        console.print(
-            f"note: {path.name} holds {len(others):,} images that an earlier call chose as well; a report is about all "
-            f"{len(held):,}: choose another --name to keep them apart",
-            style="yellow",
-            soft_wrap=True,
-        )
-
-
-def spent_votes(path: Path, n: int) -> str:
-    """How many votes a file's images took, beside n for each."""
-    from smoothcert.certificates import read_certificates
-
-    rows = read_certificates(path).rows
+def spent_votes(rows: Sequence[CertifiedImage], n: int) -> str:
+    """How many votes the images took, beside n for each."""
     spent = sum(row.certificate.n0 + row.certificate.n for row in rows)
     most = sum(row.certificate.n0 + n for row in rows)
     return f"{spent:,} votes for {len(rows)} images" + (

@@ -32,10 +32,9 @@ def presets(
 
 def datasets() -> None:
     """The data sets, one line each."""
-    from smoothcert.data import DATASETS
+    from smoothcert.data import DATASETS, OWN_DATA
 
-    own = {"folder:PATH": "your own images, a folder for each class", "npz:PATH": "your own, as arrays"}
-    show_registry({name: spec.description for name, spec in DATASETS.items()} | own)
+    show_registry({name: spec.description for name, spec in DATASETS.items()} | dict(OWN_DATA))
 
 
 def models() -> None:

@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -15,6 +15,7 @@ from smoothcert.errors import RequestError
 
 __all__ = [
     "DATASETS",
+    "OWN_DATA",
     "DatasetSpec",
     "ImageData",
     "ImageFiles",
@@ -69,6 +70,13 @@ DATASETS: dict[str, DatasetSpec] = {
 }
 
 
+OWN_DATA: Mapping[str, str] = {
+    "folder:PATH": "your own images, a folder for each class",
+    "npz:PATH": "your own, as arrays",
+}
+"""Names for data of one's own, each with a description."""
+
+
 def default_folder() -> Path:
     """Where data sets are kept: $SMOOTHCERT_DATA, else `smoothcert` in $XDG_CACHE_HOME, else in ~/.cache."""
     if chosen := os.environ.get("SMOOTHCERT_DATA"):
@@ -88,7 +96,7 @@ def load_dataset(name: str, split: Split, folder: Path | None = None, *, image_s
     if not own and name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS)
         hint = f"did you mean {' or '.join(near)}?" if near else "choose one of these"
-        known = ", ".join([*DATASETS, "folder:PATH", "npz:PATH"])
+        known = ", ".join([*DATASETS, *OWN_DATA])
         raise RequestError(f"expected a data set among {known}, got {name!r}; {hint}")
     if split not in get_args(Split):
         raise RequestError(f"expected a split among {', '.join(get_args(Split))}, got {split!r}; choose one of these")

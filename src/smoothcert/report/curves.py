@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from smoothcert.attack_file import AttacksFile, read_attacks
 from smoothcert.certificates import CertificatesFile, CertifiedImage
-from smoothcert.palette import GREY, quiet_axes
+from smoothcert.palette import GREY, plain, quiet_axes
 from smoothcert.report.figures import (
     AXIS_SIZE,
     NOTE_SIZE,
@@ -144,7 +144,7 @@ def _figure(files: Sequence[tuple[str, CertificatesFile]]) -> Figure:
     looks = looks_of(curve.member.label for curve in curves)
     figure, grid = panel_grid(len(panels))
     first = [panel[0].member.summary for panel in panels]
-    titles = panel_titles([(summary.sigma, summary.compared_on) for summary in first])
+    titles = [plain(title) for title in panel_titles([(summary.sigma, summary.compared_on) for summary in first])]
     for axes, panel, title in zip(grid, panels, titles, strict=True):
         _draw_panel(axes, panel, looks)
         axes.set_title(title, fontsize=TITLE_SIZE)

@@ -179,7 +179,7 @@ def _draw_panel(axes: Axes, panel: Sequence[Distribution], looks: Mapping[str, L
 def _figure(panels: Sequence[Sequence[Distribution]], looks: Mapping[str, Look], left_out: Sequence[str]) -> Figure:
     figure, grid = panel_grid(len(panels), extra_height=0.5)
     first = [panel[0].member.summary for panel in panels]
-    titles = panel_titles([(summary.sigma, summary.compared_on) for summary in first])
+    titles = [plain(title) for title in panel_titles([(summary.sigma, summary.compared_on) for summary in first])]
     for axes, panel, title in zip(grid, panels, titles, strict=True):
         _draw_panel(axes, panel, looks)
         axes.set_title(title, fontsize=TITLE_SIZE)

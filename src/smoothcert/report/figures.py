@@ -86,7 +86,7 @@ def panel_titles(groups: Sequence[tuple[float | None, str | None]]) -> list[str]
 
     def title(sigma: float | None, dataset: str | None) -> str:
         text = "σ not recorded" if sigma is None else f"σ = {sigma:.{decimals}f}"
-        return f"{plain(dataset)}, {text}" if several and dataset else text
+        return f"{dataset}, {text}" if several and dataset else text
 
     return [title(sigma, dataset) for sigma, dataset in groups]
 

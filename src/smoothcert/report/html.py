@@ -19,10 +19,10 @@ from smoothcert.certificates import CertificatesFile
 from smoothcert.errors import RequestError
 from smoothcert.palette import one_line
 from smoothcert.report.comparison import Published
-from smoothcert.report.figures import short_labels
+from smoothcert.report.figures import panel_titles, short_labels
 from smoothcert.report.html_gallery import Gallery, gallery_data, rounded_down
 from smoothcert.report.summary import Summary, counted_radii
-from smoothcert.report.tables import Cell, Column, Layout, by_sigma, decimals_needed, layout
+from smoothcert.report.tables import Cell, Column, Layout, by_sigma, layout
 from smoothcert.version import __version__
 
 _SCRIPTS = ("page.js", "table.js", "curves.js", "gallery.js")
@@ -101,12 +101,9 @@ def _panels(
     looks: Mapping[str, int],
 ) -> list[dict[str, Any]]:
     """For each sigma and data set its runs, each with the ascending radii that count: all steps of its curve."""
-    several = len({panel[0].compared_on for panel in panels} - {None}) > 1
-    decimals = decimals_needed([panel[0].sigma for panel in panels if panel[0].sigma is not None])
+    titles = panel_titles([(panel[0].sigma, panel[0].compared_on) for panel in panels])
     found = []
-    for panel in panels:
-        sigma, dataset = panel[0].sigma, panel[0].compared_on
-        title = "σ not recorded" if sigma is None else f"σ = {sigma:.{decimals}f}"
+    for panel, title in zip(panels, titles, strict=True):
         runs = [
             {
                 "name": one_line(summary.name),
@@ -119,8 +116,7 @@ def _panels(
             for summary in panel
         ]
         ceilings = {(s.ceiling, s.n) for s in panel if s.ceiling is not None and s.n is not None}
-        title = f"{one_line(dataset)}, {title}" if several and dataset else title
-        found.append({"title": title, "runs": runs, "ceilings": sorted(ceilings)})
+        found.append({"title": one_line(title), "runs": runs, "ceilings": sorted(ceilings)})
     return found
 
 

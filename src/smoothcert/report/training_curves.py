@@ -123,7 +123,7 @@ def _figure(runs: Sequence[TrainedRun], labels: Mapping[str, str], looks: Mappin
             _mark_drops(axes, group, named=axes is grid[0][0])
         row[0].set_ylabel(title, fontsize=AXIS_SIZE)
 
-    titles = panel_titles([(group[0].sigma, group[0].dataset) for group in groups])
+    titles = [plain(title) for title in panel_titles([(group[0].sigma, group[0].dataset) for group in groups])]
     only = f"{next(iter(looks))}, " if len(looks) == 1 else ""
     _entitle(figure, grid, [only + title for title in titles])
     name_curves(figure, [axes for row in grid for axes in row], {**({} if only else looks), **dict(terms.values())})

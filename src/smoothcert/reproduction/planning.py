@@ -147,10 +147,9 @@ def share_runs(plans: Sequence[Sequence[PlannedRun]]) -> list[list[PlannedRun]]:
 
 def _shared(run: PlannedRun, same: Sequence[PlannedRun]) -> PlannedRun:
     """The row of `run`, in the folder that it shares with the other rows of the same recipe."""
-    tables = [other.paper.table for other in same]
-    if len(set(tables)) < len(tables) or not same:
+    tables, best = {other.paper.table for other in same}, furthest(same)
+    if best is None or len(tables) < len(same):
         return run
-    best = furthest(same) or run
     return replace(best, paper=run.paper, seconds=best.seconds if run is same[0] else 0.0)
 
 
@@ -214,7 +213,7 @@ def furthest(runs: Sequence[PlannedRun]) -> PlannedRun | None:
 def planned_run(request: Request, run: PaperRun, seed: int | None, folder: Path | None = None) -> PlannedRun:
     """The run in its folder, which its row names where none is given, as far as it has come."""
     recipe = recipe_of(request, run, seed)
-    folder = request.out / (request.prefix + run.name + (f"-seed{seed}" if seed else "")) if folder is None else folder
+    folder = folder or request.out / (request.prefix + run.name + (f"-seed{seed}" if seed else ""))
     dataset = recipe.dataset if recipe else ""
     skip = (QUICK_SKIP if request.quick else SKIP).get(dataset, 1) if request.skip is None else request.skip
     n = (QUICK_VOTES if request.quick else VOTES) if request.n is None else request.n
