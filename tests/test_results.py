@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from smoothcert.analysis.cost import cost_csv, cost_markdown, duration, training_costs
 from smoothcert.certificates import read_certificates
 from smoothcert.paper_runs import paper_runs, published_for
 from smoothcert.recipe import load_train_recipe
@@ -16,6 +17,27 @@ CIFAR10 = {
     "consistency/table4": ["cifar10/resnet-20-gaussian-0.5", "cifar10/resnet-20-gaussian-consistency-lambda20-0.5"],
 }
 
+GAUSSIAN, CONSISTENCY, SMOOTHMIX = "mnist/gaussian-1.0", "mnist/consistency-1.0", "mnist/smoothmix-eta1-1.0"
+# Table -> its runs, as globs under results/, in the order of the README there.
+ABLATIONS = {
+    "smoothmix/table6": [GAUSSIAN, SMOOTHMIX, "mnist-ablations/smoothmix-eta*"],
+    "smoothmix/table7": [SMOOTHMIX, "mnist-ablations/smoothmix-alpha-x-t*"],
+    "consistency/supp-table6": [GAUSSIAN, CONSISTENCY, "mnist-ablations/consistency-lambda*"],
+    "consistency/supp-table4": [
+        GAUSSIAN,
+        CONSISTENCY,
+        "mnist-ablations/consistency-lambda20-1.0",
+        "mnist-ablations/consistency-loss*",
+        "mnist-ablations/consistency-xent-*",
+    ],
+    "consistency/supp-table5": [CONSISTENCY, "mnist-ablations/consistency-m*"],
+}
+
+
+def runs_of(globs: list[str]) -> list[Path]:
+    """As a shell has them."""
+    return [folder for glob in globs for folder in sorted(RESULTS.glob(glob))]
+
 
 @pytest.mark.parametrize(
     ("name", "runs", "table", "formats", "same_images"),
@@ -26,12 +48,16 @@ CIFAR10 = {
         ("float32", ["float32"], "smoothmix/table2", ("md", "csv", "png"), False),
         ("cifar10", CIFAR10["smoothmix/table1"], "smoothmix/table1", ("md", "csv", "png"), False),
         ("cifar10-resnet20", CIFAR10["consistency/table4"], "consistency/table4", ("md", "csv", "png"), False),
+        *(
+            (f"mnist-ablations/report-{table.replace('/', '-')}", runs, table, ("md", "csv", "png"), True)
+            for table, runs in ABLATIONS.items()
+        ),
     ],
 )
 def test_the_tables_are_rendered_from_their_certificates(
     name: str, runs: list[str], table: str, formats: tuple[str, ...], same_images: bool, tmp_path: Path
 ) -> None:
-    folders, beside = [RESULTS / run for run in runs], published_for(table)
+    folders, beside = runs_of(runs), published_for(table)
     report = write_report(folders, tmp_path, formats, published=beside, same_images=same_images)
     assert report.written
     for path in report.written:
@@ -57,9 +83,9 @@ def test_all_rows_are_there_and_in_the_published_order(table: str, tmp_path: Pat
     assert wrong == []
 
 
-@pytest.mark.parametrize(("name", "runs"), [("mnist", 30), ("cifar10", 4)])
+@pytest.mark.parametrize(("name", "runs"), [("mnist", 30), ("cifar10", 4), ("mnist-ablations", 24)])
 def test_each_result_has_its_recipe_and_provenance(name: str, runs: int) -> None:
-    folders = [path for path in (RESULTS / name).iterdir() if path.is_dir()]
+    folders = [path for path in (RESULTS / name).iterdir() if path.is_dir() and not path.name.startswith("report-")]
     assert len(folders) == runs
     for folder in folders:
         recipe, ((_, path),) = load_train_recipe(folder / "recipe.yaml"), find_certificates([folder])
@@ -100,3 +126,35 @@ def test_the_cifar10_tables_are_those_of_the_results() -> None:
                 long.append(f"| {network} | {method} | {acr:.3f} | {run.acr:.3f} | {difference} |")
     assert table_from(RESULTS.parent / "README.md", "| CIFAR-10")[2:] == short
     assert table_from(RESULTS / "cifar10" / "README.md", "| network")[2:] == long
+
+
+def test_the_table_of_ablations_is_that_of_the_results(tmp_path: Path) -> None:
+    expected = []
+    for table, runs in ABLATIONS.items():
+        report = write_report(runs_of(runs), tmp_path, ["csv"], published=published_for(table), same_images=True)
+        published = report.contents.published
+        printed = {run.name: run for run in paper_runs(table) if run.sigma == 1.0}
+        assert {row.row for row in published.values()} == printed.keys(), "all rows of the table at this sigma"
+        for summary in report.summaries:
+            if summary.name in published:
+                run = printed[published[summary.name].row]
+                difference = f"{summary.acr - (run.acr or 0):+.3f}".replace("-", "−")
+                expected.append(f"| {table} | {run.label} | {summary.acr:.3f} | {run.acr:.3f} | {difference} |")
+    assert table_from(RESULTS / "mnist-ablations" / "README.md", "| table")[2:] == expected
+
+
+def test_the_cost_table_is_that_of_the_runs() -> None:
+    costs = training_costs([RESULTS / "cost"])
+    assert (RESULTS / "cost" / "cost.md").read_text(encoding="utf-8") == cost_markdown(costs)
+    assert (RESULTS / "cost" / "cost.csv").read_text(encoding="utf-8") == cost_csv(costs)
+    assert all(cost.published_hours and cost.runs_at_once == 1 for cost in costs)
+    cells = [
+        f"| {cost.run} | {cost.seconds_per_epoch:.2f} s | {duration(cost.seconds_planned)} | {cost.published_hours:g} h "
+        f"| {(cost.peak_memory or 0) / 1e9:.1f} GB | {cost.published_memory:g} GB |"
+        for cost in costs
+    ]
+    assert table_from(RESULTS / "cost" / "README.md", "| run")[2:] == cells
+
+
+def test_the_results_stay_small() -> None:
+    assert sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file()) < 30e6

@@ -249,3 +249,10 @@ def test_runs_that_shared_a_device_say_so(run: Path) -> None:
     assert cells[titles.index("total")] == "14 s, 18 at once"
     assert "times and memory are those of all" in cost_markdown([cost])
     assert "at once" not in cost_markdown([cost_of(3.0)])
+
+
+def test_nested_hyper_parameters_have_the_names_that_set_takes(tmp_path: Path) -> None:
+    run = untrained_run(tmp_path / "a", (1.0, 1.0), epochs=2, objective=SmoothAdv(num_noise=2, adversary=Adversary()))
+    titles, ((*cells,),) = cost_cells(training_costs([run]))
+    shown = cells[titles.index("hyper-parameters")]
+    assert shown == "num_noise 2, adversary.attack pgd, adversary.steps 10, adversary.epsilon 1.0"

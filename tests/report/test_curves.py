@@ -110,6 +110,18 @@ def test_names_at_the_curves_where_there_is_room_else_a_legend() -> None:
     assert [text.get_text() for text in same.legends[0].get_texts()] == ["one", "two"]
 
 
+def test_a_long_legend_takes_no_room_from_the_panel() -> None:
+    heights = []
+    for number in (2, 16):
+        names = [f"a run with a long name, number {i}" for i in range(number)]
+        figure = _figure([(name, file(spread(1.0), objective=None)) for name in names])
+        figure.draw_without_rendering()
+        (axes,), (legend,) = figure.axes, figure.legends
+        assert legend.get_window_extent().y1 < axes.get_tightbbox().y0
+        heights.append(axes.get_window_extent().height)
+    assert heights[1] > 0.9 * heights[0]
+
+
 def test_names_do_not_lie_on_a_curve() -> None:
     runs = [(name, file(spread(scale), objective=None)) for name, scale in (("low", 0.4), ("mid", 0.8), ("high", 1.2))]
     figure = _figure(runs)

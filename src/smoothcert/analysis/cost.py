@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -215,8 +215,13 @@ def cost_csv(costs: Sequence[Cost]) -> str:
 
 
 def _listed(hyperparameters: Mapping[str, Any]) -> str:
-    """Such as `num_noise 2, weight 5.0`."""
-    return ", ".join(f"{key} {value}" for key, value in hyperparameters.items())
+    """Such as `num_noise 2, adversary.attack pgd`: the names that --set takes, without its `objective.`."""
+
+    def named(values: Mapping[str, Any], before: str) -> Iterator[str]:
+        for key, value in values.items():
+            yield from named(value, f"{before}{key}.") if isinstance(value, Mapping) else [f"{before}{key} {value}"]
+
+    return ", ".join(named(hyperparameters, ""))
 
 
 TITLES = ("run", "method", "hyper-parameters", "σ", "epochs", "per epoch", "total", "peak memory", "device", "ACR")

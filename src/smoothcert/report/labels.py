@@ -13,6 +13,8 @@ from smoothcert.report.placement import Box, Panel, Place, place_labels
 BEHIND = "_behind"
 """Matplotlib's label for faint lines that a name may be written over."""
 _MARGIN_POINTS = 6.0
+_FREE_HEIGHT = 0.45
+"""Inches of a legend, two lines, that the panels make room for; more is added to the figure."""
 
 
 def _places(figure: Figure, axes: Axes, looks: Mapping[str, Look]) -> dict[str, Place]:
@@ -74,13 +76,13 @@ def name_curves(
 
 
 def legend_below(figure: Figure, entries: Sequence[tuple[str, Line2D]]) -> None:
-    """One legend below the panels; none where there is nothing to explain."""
+    """One legend below the panels, for which the figure grows; none where there is nothing to explain."""
     if not entries:
         return
     labels, handles = zip(*entries, strict=True)
     longest = max(map(len, labels))
     columns = max(1, min(len(labels), int(figure.get_figwidth() * 12 / (longest + 8))))
-    figure.legend(
+    legend = figure.legend(
         handles=handles,
         labels=labels,
         loc="outside lower center",
@@ -89,3 +91,5 @@ def legend_below(figure: Figure, entries: Sequence[tuple[str, Line2D]]) -> None:
         frameon=False,
         handlelength=3.2,
     )
+    inches = legend.get_window_extent().height / figure.dpi
+    figure.set_figheight(figure.get_figheight() + max(0.0, inches - _FREE_HEIGHT))
