@@ -194,6 +194,7 @@ def test_every_setting_of_a_training_that_changes_its_result_is_told() -> None:
         "batch_size": 32,
         "learning_rate": 0.5,
         "learning_rate_drops": "[1]",
+        "learning_rate_warm_up": 1,
         "momentum": 0.5,
         "weight_decay": 0.5,
     }
@@ -290,7 +291,7 @@ def test_an_imported_model_has_no_training_recipe(tmp_path: Path) -> None:
 
 
 def test_the_cross_entropy_rows_are_printed_with_the_numbers_of_another_form() -> None:
-    """The paper's table of loss forms repeats rows of its other tables there: those are trained, and the run says so."""
+    """The paper's table of loss forms repeats rows of its other tables there: those are trained, and a run says so."""
     rows = {
         run.row["lambda"]: run for run in paper_runs("consistency/supp-table4") if run.row["loss"] == "cross-entropy"
     }

@@ -54,6 +54,7 @@ def test_overrides_change_what_they_name() -> None:
         ("objective.num_noise=3", "batch_size: expected a multiple of objective.num_noise = 3, got 64"),
         ("objectiv.num_noise=3", "did you mean objective"),
         ("learning_rate_drops=[60, 30]", "learning_rate_drops: expected rising epochs"),
+        ("learning_rate_warm_up=1", "before the first drop and the last epoch, at most 0 epochs, got 1"),
         ("epochs=[", "not YAML"),
     ],
 )

@@ -149,8 +149,8 @@ def test_the_cost_table_is_that_of_the_runs() -> None:
     assert (RESULTS / "cost" / "cost.csv").read_text(encoding="utf-8") == cost_csv(costs)
     assert all(cost.published_hours and cost.runs_at_once == 1 for cost in costs)
     cells = [
-        f"| {cost.run} | {cost.seconds_per_epoch:.2f} s | {duration(cost.seconds_planned)} | {cost.published_hours:g} h "
-        f"| {(cost.peak_memory or 0) / 1e9:.1f} GB | {cost.published_memory:g} GB |"
+        f"| {cost.run} | {cost.seconds_per_epoch:.2f} s | {duration(cost.seconds_planned)} "
+        f"| {cost.published_hours:g} h | {(cost.peak_memory or 0) / 1e9:.1f} GB | {cost.published_memory:g} GB |"
         for cost in costs
     ]
     assert table_from(RESULTS / "cost" / "README.md", "| run")[2:] == cells

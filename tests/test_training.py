@@ -172,6 +172,36 @@ def test_learning_rate_drops() -> None:
     assert [round(learning_rate(recipe, e), 9) for e in range(7)] == [0.1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
 
 
+def test_learning_rate_warm_up(tmp_path: Path, tiny_data: ImageData) -> None:
+    recipe = tiny_recipe(learning_rate=0.1, learning_rate_drops=(3,), learning_rate_warm_up=2, epochs=4)
+    assert [round(learning_rate(recipe, e), 9) for e in range(4)] == [0.01, 0.01, 0.1, 0.01]
+    train(recipe, tiny_data, tmp_path / "run", device="cpu")
+    assert [round(line["learning_rate"], 9) for line in metrics(tmp_path / "run")] == [0.01, 0.01, 0.1, 0.01]
+
+
+class Constant(nn.Module):
+    """One class for all images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.eye(10)[3])
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.logits.expand(len(images), 10)
+
+
+@pytest.mark.parametrize(("epochs", "learning_rate", "noted"), [(6, 1e-9, True), (4, 1e-9, False), (6, 0.05, False)])
+def test_a_run_that_stays_at_chance_is_noted_once(
+    tmp_path: Path, tiny_data: ImageData, epochs: int, learning_rate: float, noted: bool
+) -> None:
+    notes: list[str] = []
+    model = Constant() if learning_rate < 1e-3 else LeNet(10)
+    others = tiny_data.subset((tiny_data.labels != 3).nonzero().flatten())
+    recipe = tiny_recipe(epochs=epochs, learning_rate=learning_rate, learning_rate_drops=())
+    train(recipe, others, tmp_path / "run", model=model, device="cpu", on_note=notes.append)
+    assert [("0.0%, no better than chance" in note, "\n" in note) for note in notes] == [(True, False)] * noted
+
+
 def test_progress_is_reported(tmp_path: Path, tiny_data: ImageData) -> None:
     seen: list[TrainingStatus] = []
     train(tiny_recipe(epochs=1), tiny_data, tmp_path / "run", device="cpu", on_progress=seen.append)

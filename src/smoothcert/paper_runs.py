@@ -77,6 +77,7 @@ DIFFERENCES = {
     "batch_size": "batch size",
     "learning_rate": "learning rate",
     "learning_rate_drops": "learning-rate drops",
+    "learning_rate_warm_up": "epochs of learning-rate warm-up",
     "momentum": "momentum",
     "weight_decay": "weight decay",
 }

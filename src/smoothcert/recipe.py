@@ -79,6 +79,9 @@ class TrainRecipe(Recipe):
     learning_rate_drops: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (30, 60), description="epochs at which the learning rate is divided by 10"
     )
+    learning_rate_warm_up: int = Field(
+        0, ge=0, description="first epochs with a tenth of the learning rate, without which deep networks may not start"
+    )
     momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum")
     weight_decay: float = Field(1e-4, ge=0, description="on every parameter")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="bf16: autocast; auto: where it is fast")
@@ -102,6 +105,12 @@ class TrainRecipe(Recipe):
             )
         if list(self.learning_rate_drops) != sorted(set(self.learning_rate_drops)):
             raise ValueError(f"learning_rate_drops: expected rising epochs, got {list(self.learning_rate_drops)}")
+        first_drop = min([self.epochs, *self.learning_rate_drops])
+        if self.learning_rate_warm_up >= first_drop:
+            raise ValueError(
+                f"learning_rate_warm_up: expected to end before the first drop and the last epoch, at most "
+                f"{first_drop - 1} epochs, got {self.learning_rate_warm_up}"
+            )
         return self
 
 

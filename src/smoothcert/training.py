@@ -54,6 +54,8 @@ REPORT_SECONDS = 0.5
 LOOK_AGAIN_SECONDS = 1e-4
 """Shorter than a step: how long the host rests when all streams have enough to do."""
 WEIGHTS_DIVERGED = 1e8
+LEARNT_BY = 5
+"""Epochs after which a run that is still at chance is worth a note."""
 SAVE_SECONDS = 1.0
 """Shorter epochs are not all saved: on a GPU, writing a small network takes a third of the time of its epoch."""
 
@@ -255,6 +257,8 @@ def training_steps(
                 # What the seconds depend on: a run may go on elsewhere, or beside others.
                 conditions = {"device": computed_with["device"], "runs_at_once": shared_by, **peak_memory(where)}
                 append_metrics(folder / METRICS, line | conditions)
+                if epoch + 1 == LEARNT_BY and metrics["noisy_accuracy"] < 1.1 / data.num_classes:
+                    on_note(f"{folder}: {at_chance(metrics['noisy_accuracy'])}")
             if accelerator.is_main_process and (
                 epoch + 1 == recipe.epochs or time.perf_counter() - last_save > save_seconds
             ):
@@ -282,8 +286,18 @@ def derived_seed(seed: int, *parts: int) -> int:
 
 
 def learning_rate(recipe: TrainRecipe, epoch: int) -> float:
-    """Step decay: divided by 10 at each drop."""
-    return float(recipe.learning_rate * 0.1 ** sum(epoch >= drop for drop in recipe.learning_rate_drops))
+    """Step decay: divided by 10 in the warm-up and at each drop."""
+    tenths = sum(epoch >= drop for drop in recipe.learning_rate_drops) + (epoch < recipe.learning_rate_warm_up)
+    return float(recipe.learning_rate * 0.1**tenths)
+
+
+def at_chance(noisy_accuracy: float) -> str:
+    """What to say of a run that has learnt nothing."""
+    return (
+        f"after {LEARNT_BY} epochs the accuracy under noise is {noisy_accuracy:.1%}, no better than chance; unless "
+        "this is expected, start again with --set learning_rate_warm_up=1, a lower learning_rate, less weight on the "
+        "objective's other terms or another seed"
+    )
 
 
 def stop_if_weights_diverged(model: nn.Module, epoch: int, folder: Path) -> None:
