@@ -118,6 +118,8 @@ def test_one_preset_and_one_objective_in_full(run_cli: Cli) -> None:
         (["train", "--out", "x", "--preset", "mnist/gaussian", "--set", "epoch=3"], "did you mean epochs"),
         (["train", "--out", "x", "--preset", "mnist/gaussian", "--sigma", "-1"], "sigma: expected a number > 0"),
         (["train", "--out", "x", "--preset", "mnist/gaussian", "--sigma", "much"], "Invalid value for '--sigma'"),
+        (["train", "--out", "x", "--preset", "mnist/gaussian", "--sigma", "much"], "much"),
+        (["certify", "x", "--n", "1e5"], "1e5"),
         (["train", "--out", "x", "--preset", "a", "--recipe", "b"], "not both"),
         (["train", "--out", "x", "--recipe", "missing.yaml"], "missing.yaml: cannot be read"),
         (["train", "--out", "x", "--preset", "mnist/gaussian", "--compile", "maybe"], "expected one of auto, always"),

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +71,8 @@ class CertificatesFile:
     rows: tuple[CertifiedImage, ...]
     settings: Mapping[str, Any]
     provenance: Mapping[str, Any]
+    torn: bool = False
+    """Whether a last row was left out that had not been written to its end."""
 
 
 def format_row(row: CertifiedImage) -> str:
@@ -113,15 +114,18 @@ def parse_row(line: str) -> CertifiedImage:
     return CertifiedImage(index, label, Certificate(predict, radius, n0, n, count, votes), _parse_seconds(cells[5]))
 
 
-def _parse_file(path: Path, *, drop_torn_line: bool) -> tuple[list[CertifiedImage], int]:
-    """Rows of `path` and the number of bytes that they and the header take up.
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read ({error.strerror or error}); give a certificates file") from error
+
+
+def _parse(content: bytes, path: Path, *, drop_torn_line: bool) -> tuple[list[CertifiedImage], int]:
+    """Rows of the file `path` and the number of bytes that they and the header take up.
 
     A last line without its newline was being written when the process died: it is dropped where that is allowed.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise RequestError(f"{path}: cannot be read ({error.strerror or error}); give a certificates file") from error
     lines = content.split(b"\n")
     torn = lines.pop()
     if not content or lines[:1] == []:
@@ -162,16 +166,20 @@ def read_certificates(path: str | Path) -> CertificatesFile:
     path = Path(path)
     # Other tools end a finished file without a newline at times; ours never do while a settings file is beside it.
     ours = settings_path(path).exists()
-    rows, _ = _parse_file(path, drop_torn_line=ours)
+    content = _content(path)
+    rows, size = _parse(content, path, drop_torn_line=ours)
     stored = read_settings(path) if ours else {"settings": {}, "provenance": {}}
-    return CertificatesFile(path, tuple(rows), stored["settings"], stored["provenance"])
+    return CertificatesFile(path, tuple(rows), stored["settings"], stored["provenance"], torn=size < len(content))
 
 
 def certificates_writer(
     path: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]
 ) -> ResultWriter[CertifiedImage]:
     """Opens or resumes the certificates file `path`."""
-    parse = partial(_parse_file, drop_torn_line=True)
+
+    def parse(path: Path) -> tuple[list[CertifiedImage], int]:
+        return _parse(_content(path), path, drop_torn_line=True)
+
     return ResultWriter(path, settings, provenance, header=HEADER, parse=parse, format_row=format_row)
 
 

@@ -4,6 +4,7 @@ import ast
 import math
 import random
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,13 @@ def test_mixed_n_is_unknown_and_has_no_ceiling() -> None:
 def test_ceiling_is_that_of_gaussian_noise_only() -> None:
     assert summarize(as_file(images(), **SETTINGS, noise="gaussian"), "x", []).ceiling is not None
     assert summarize(as_file(images(), **SETTINGS, noise="laplace"), "x", []).ceiling is None
+
+
+def test_a_torn_row_is_told() -> None:
+    whole = as_file(images(), **SETTINGS)
+    assert not any("left out" in remark for remark in summarize(whole, "x", []).remarks)
+    remarks = summarize(replace(whole, torn=True), "x", []).remarks
+    assert "a last row, not written to its end, is left out" in remarks
 
 
 def test_one_image_has_no_standard_error() -> None:

@@ -64,13 +64,23 @@ PARSER_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 INTERRUPTED = 130
 
 
+def parser_message(error: Exception) -> str:
+    """What the parser says, and the value that it could not read where it does not repeat that."""
+    from pydantic import ValidationError
+
+    message: str = getattr(error, "format_message", error.__str__)()
+    if isinstance(error.__cause__, ValidationError):
+        message += f", got {error.__cause__.errors()[0]['input']}"
+    return message
+
+
 def main() -> None:
     """Run a command; a wrong request or failed work costs one line, never a traceback."""
     code: object = 0
     try:
         code = app(standalone_mode=False)
     except PARSER_ERROR as error:
-        message = getattr(error, "format_message", error.__str__)()
+        message = parser_message(error)
         # Called without arguments: the help has been printed, or is the message.
         if not message or "\n" in message:
             print(message)

@@ -224,6 +224,7 @@ def _remarks(file: CertificatesFile) -> tuple[str, ...]:
         f"{told.get('noise')} noise, radii in L1": in_l1(file),
         f"{most / max(spent, 1):.1f} times fewer votes than n for each image": most > spent,
         f"all images of class {file.rows[0].label}, so its ACR alone": _of_one_class(file),
+        "a last row, not written to its end, is left out": file.torn,
     }
     return tuple(remark for remark, holds in found.items() if holds)
 
