@@ -47,6 +47,7 @@ def runs_of(globs: list[str]) -> list[Path]:
         ("mnist-consistency-paper", ["mnist"], "consistency/supp-table2", ("md", "csv"), False),
         ("float32", ["float32"], "smoothmix/table2", ("md", "csv", "png"), False),
         ("cifar10", CIFAR10["smoothmix/table1"], "smoothmix/table1", ("md", "csv", "png"), False),
+        ("cifar10-n10000", ["cifar10-n10000"], "smoothmix/table1", ("md", "csv"), False),
         ("cifar10-resnet20", CIFAR10["consistency/table4"], "consistency/table4", ("md", "csv", "png"), False),
         *(
             (f"mnist-ablations/report-{table.replace('/', '-')}", runs, table, ("md", "csv", "png"), True)
