@@ -20,6 +20,7 @@ from smoothcert.metrics_file import METRICS
 from smoothcert.models import LeNet
 from smoothcert.training import (
     TrainingStatus,
+    at_chance,
     derived_seed,
     learning_rate,
     train,
@@ -180,26 +181,46 @@ def test_learning_rate_warm_up(tmp_path: Path, tiny_data: ImageData) -> None:
 
 
 class Constant(nn.Module):
-    """One class for all images."""
+    """One class for all images, or what else `logits` say."""
 
-    def __init__(self) -> None:
+    def __init__(self, logits: Tensor) -> None:
         super().__init__()
-        self.logits = nn.Parameter(torch.eye(10)[3])
+        self.logits = nn.Parameter(logits)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.logits.expand(len(images), 10)
 
 
-@pytest.mark.parametrize(("epochs", "learning_rate", "noted"), [(6, 1e-9, True), (4, 1e-9, False), (6, 0.05, False)])
-def test_a_run_that_stays_at_chance_is_noted_once(
-    tmp_path: Path, tiny_data: ImageData, epochs: int, learning_rate: float, noted: bool
+@pytest.mark.parametrize(("epochs", "warm_up", "notes"), [(6, 0, 1), (6, 2, 1), (4, 0, 0)])
+def test_a_run_that_has_one_class_for_all_is_noted_once(
+    tmp_path: Path, tiny_data: ImageData, epochs: int, warm_up: int, notes: int
 ) -> None:
-    notes: list[str] = []
-    model = Constant() if learning_rate < 1e-3 else LeNet(10)
-    others = tiny_data.subset((tiny_data.labels != 3).nonzero().flatten())
-    recipe = tiny_recipe(epochs=epochs, learning_rate=learning_rate, learning_rate_drops=())
-    train(recipe, others, tmp_path / "run", model=model, device="cpu", on_note=notes.append)
-    assert [("0.0%, no better than chance" in note, "\n" in note) for note in notes] == [(True, False)] * noted
+    """The commonest one, which is right more often than one in ten times."""
+    heard: list[str] = []
+    counts = torch.bincount(tiny_data.labels)
+    recipe = tiny_recipe(
+        epochs=epochs, learning_rate=1e-9, learning_rate_drops=(), learning_rate_warm_up=warm_up, batch_size=256
+    )
+    model = Constant((counts == counts.max()).float())
+    train(recipe, tiny_data, tmp_path / "run", model=model, device="cpu", on_note=heard.append)
+    assert len(heard) == notes
+    for note in heard:
+        assert f"{int(counts.max()) / 256:.1%}, no better than one class for all images" in note
+        assert ("learning_rate_warm_up" in note) == (warm_up == 0)
+        assert "\n" not in note
+
+
+def test_what_is_at_chance() -> None:
+    labels = torch.tensor([0] * 60 + [1] * 40)
+    assert [at_chance(accuracy, labels) for accuracy in (0.0, 0.5, 0.6, 0.62, 0.64, 1.0)] == [True] * 4 + [False] * 2
+    assert not at_chance(1.0, torch.zeros(5, dtype=torch.int64)), "one class: nothing to learn"
+
+
+def test_a_run_that_learns_is_not_noted(tmp_path: Path, tiny_data: ImageData) -> None:
+    heard: list[str] = []
+    recipe = tiny_recipe(epochs=5, learning_rate_drops=())
+    train(recipe, tiny_data, tmp_path / "run", device="cpu", on_note=heard.append)
+    assert heard == []
 
 
 def test_progress_is_reported(tmp_path: Path, tiny_data: ImageData) -> None:

@@ -45,8 +45,8 @@ RUNTIME_ROWS = {
     "SmoothAdv": "SmoothAdv + hyperparameter search",
 }
 NETWORKS = {"ResNet-20": "resnet20", "DenseNet-40": "densenet40"}
-# A loss form as table 4 of the supplement prints it -> presets. Under cross-entropy it repeats, digit by digit, rows of
-# its tables 2 and 6, which are of another form: those are trained.
+# A loss form as table 4 of the supplement prints it -> the start of its presets' names. Under cross-entropy it repeats,
+# digit by digit, rows of its tables 2 and 6, which are of another form: those are trained.
 FORMS = {"MSE": "consistency-form/mse-", "KL": "consistency-form/kl-", "cross-entropy": "consistency-lambda/"}
 # A row of an ablation -> its preset.
 ABLATIONS: dict[str, Callable[[Row], str]] = {

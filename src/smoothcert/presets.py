@@ -1,7 +1,7 @@
-"""The papers' runs as recipes: `preset("mnist/smoothmix", sigma=0.5)`, each with its published ACR.
+"""The papers' runs as recipes: `preset("mnist/smoothmix", sigma=0.5)`, each with its published ACR where there is one.
 
 Hyper-parameters that the papers choose per sigma are written as {sigma: value}; at another sigma the nearest published
-one is taken. Where a paper's text and its published runs differ, these are the runs.
+one is taken. Where a paper's text and its published runs differ, these are the runs (`xent`, which is the text, apart).
 """
 
 import difflib
@@ -20,7 +20,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Preset:
-    """A published configuration. `published` maps a sigma to a paper's table and the columns that name its row."""
+    """A paper's configuration. `published` maps a sigma to a paper's table and the columns that name its row."""
 
     recipe: Callable[[float], TrainRecipe]
     sigmas: tuple[float, ...]
@@ -182,8 +182,8 @@ def consistency_noises(num_noise: int) -> Preset:
 def ablation_presets() -> dict[str, Preset]:
     """The papers' ablations, on MNIST and mostly at sigma 1.0: `mnist/ablation/<table>/<value>`."""
     found: dict[str, Preset] = {}
-    for weight in (5, 20, 50):
-        for form, printed in {"mse": "MSE", "kl": "KL"}.items():
+    for form, printed in {"mse": "MSE", "kl": "KL"}.items():
+        for weight in (5, 20, 50):
             found[f"consistency-form/{form}-{weight}"] = ablation_of(
                 Consistency.model_validate({"form": form, "weight": weight}),
                 "consistency/supp-table4",

@@ -97,7 +97,7 @@ class TrainRecipe(Recipe):
         return self.batch_size // self.objective.num_noise if self.objective.chunked else self.batch_size
 
     @model_validator(mode="after")
-    def _batch_cuts_into_chunks(self) -> "TrainRecipe":
+    def _fits_together(self) -> "TrainRecipe":
         if self.objective.chunked and self.batch_size % self.objective.num_noise:
             raise ValueError(
                 f"batch_size: expected a multiple of objective.num_noise = {self.objective.num_noise}, "
@@ -105,11 +105,11 @@ class TrainRecipe(Recipe):
             )
         if list(self.learning_rate_drops) != sorted(set(self.learning_rate_drops)):
             raise ValueError(f"learning_rate_drops: expected rising epochs, got {list(self.learning_rate_drops)}")
-        first_drop = min([self.epochs, *self.learning_rate_drops])
-        if self.learning_rate_warm_up >= first_drop:
+        end = min([self.epochs, *self.learning_rate_drops])
+        if self.learning_rate_warm_up >= end:
             raise ValueError(
                 f"learning_rate_warm_up: expected to end before the first drop and the last epoch, at most "
-                f"{first_drop - 1} epochs, got {self.learning_rate_warm_up}"
+                f"{end - 1} epochs, got {self.learning_rate_warm_up}"
             )
         return self
 

@@ -257,8 +257,8 @@ def training_steps(
                 # What the seconds depend on: a run may go on elsewhere, or beside others.
                 conditions = {"device": computed_with["device"], "runs_at_once": shared_by, **peak_memory(where)}
                 append_metrics(folder / METRICS, line | conditions)
-                if epoch + 1 == LEARNT_BY and metrics["noisy_accuracy"] < 1.1 / data.num_classes:
-                    on_note(f"{folder}: {at_chance(metrics['noisy_accuracy'])}")
+                if epoch + 1 == LEARNT_BY and at_chance(metrics["noisy_accuracy"], data.labels):
+                    on_note(f"{folder}: {nothing_learnt(recipe, metrics['noisy_accuracy'])}")
             if accelerator.is_main_process and (
                 epoch + 1 == recipe.epochs or time.perf_counter() - last_save > save_seconds
             ):
@@ -291,11 +291,18 @@ def learning_rate(recipe: TrainRecipe, epoch: int) -> float:
     return float(recipe.learning_rate * 0.1**tenths)
 
 
-def at_chance(noisy_accuracy: float) -> str:
-    """What to say of a run that has learnt nothing."""
+def at_chance(accuracy: float, labels: Tensor) -> bool:
+    """Whether one class for all images would be right about as often; never where there is one class only."""
+    commonest = float(torch.bincount(labels).max()) / len(labels)
+    return accuracy < 1.05 * commonest < 1.05
+
+
+def nothing_learnt(recipe: TrainRecipe, accuracy: float) -> str:
+    """What to say of a run that is at chance."""
+    warm_up = "" if recipe.learning_rate_warm_up else "--set learning_rate_warm_up=1, "
     return (
-        f"after {LEARNT_BY} epochs the accuracy under noise is {noisy_accuracy:.1%}, no better than chance; unless "
-        "this is expected, start again with --set learning_rate_warm_up=1, a lower learning_rate, less weight on the "
+        f"after {LEARNT_BY} epochs the accuracy in training is {accuracy:.1%}, no better than one class for all "
+        f"images; unless this is expected, start again with {warm_up}a lower learning_rate, less weight on the "
         "objective's other terms or another seed"
     )
 

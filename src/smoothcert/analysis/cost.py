@@ -297,12 +297,19 @@ def _bars(
 ) -> None:
     quiet_axes(axes)
     axes.grid(visible=False, axis="y")
+    known = [v for v in (*values, *paper) if v is not None]
+    shortest, longest = min(known, default=0.0), max(known, default=1.0)
     axes.barh(range(len(values)), [v or 0 for v in values], height=0.55, color=COLOURS[0])
     for i, (value, printed, text) in enumerate(zip(values, paper, texts, strict=True)):
         if printed is not None:
             axes.barh(i, printed, height=0.55, fill=False, edgecolor=GREY, linewidth=1.0, linestyle=(0, (3, 2)))
             axes.set_title("dashed: published", fontsize=7.5, color=GREY, loc="left")
-        end = max(value or 0, printed or 0)
-        axes.annotate(f" {text}", (end, i), va="center", fontsize=8, color=GREY)
-    axes.set_xlim(0, 1.5 * max([v for v in (*values, *paper) if v is not None], default=1.0))
+        note = axes.annotate(text, (value or shortest, i), (3, 0), textcoords="offset points", va="center", fontsize=8)
+        note.set(color=GREY, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # over the dashed line
+    if longest > 20 * shortest > 0:  # short ones would not be seen
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_xlim(shortest / 3, 10 * longest)
+    else:
+        axes.set_xlim(0, 1.5 * longest)
     axes.set_xlabel(title, fontsize=9)

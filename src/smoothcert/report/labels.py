@@ -63,6 +63,7 @@ def name_curves(
     if len(lines) == 1 and len(grid) == 1:
         grid[0].set_title(f"{next(iter(lines))}, {grid[0].get_title()}", fontsize=TITLE_SIZE)
         return legend_below(figure, entries)
+    height = figure.get_figheight()
     legend_below(figure, entries)
     figure.draw_without_rendering()
     places = [_places(figure, axes, looks) for axes in grid]
@@ -72,6 +73,7 @@ def name_curves(
         return None
     for legend in [*figure.legends]:
         legend.remove()
+    figure.set_figheight(height)
     return legend_below(figure, [*((name, lines[name]) for name in looks if name in lines), *entries])
 
 
