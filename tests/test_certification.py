@@ -274,6 +274,15 @@ def test_recertify_equals_certifying_with_those_settings(
         assert again.provenance["recertified_from"] == "a.tsv"
 
 
+def test_recertify_reads_the_first_files(tmp_path: Path) -> None:
+    """The numbers that docs/reading-a-certificate.md shows for image 20."""
+    first = Path(__file__).parent.parent / "results/float32/consistency-0.5/certificates/test-n100000.tsv"
+    assert recertify(first, tmp_path / "a.tsv", alpha=1e-6) == 1000
+    stored = read_certificates(tmp_path / "a.tsv")
+    assert stored.settings["bound"] == "one-sided"
+    assert [f"{row.certificate.radius:.3f}" for row in stored.rows if row.index == 20] == ["0.948"]
+
+
 def test_recertify_refuses_what_it_cannot_do_soundly(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
     certify(trained_run, test_data, tmp_path / "s.tsv", [0, 1], radii=(0.2,))
     with pytest.raises(RequestError, match="stopped by a sequential test"):

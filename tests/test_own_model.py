@@ -45,6 +45,10 @@ def small(num_classes):
 def plain():
     return lambda x: torch.stack([0.5 - x.flatten(1).mean(1), x.flatten(1).mean(1) - 0.5], 1)
 
+def fails():
+    raise RuntimeError("no weights")
+
+
 def nothing():
     return 5
 
@@ -127,6 +131,7 @@ def test_plain_callables_and_modules_are_accepted(workplace: Path) -> None:
         ("./mine_for_test.py:small", "run where Python finds the module"),
         ("mine_for_test:missing", "has no attribute 'missing'"),
         ("mine_for_test:number", "to be a function, got int"),
+        ("mine_for_test:fails", r"mine_for_test:fails\(\) failed \(RuntimeError: no weights\)"),
         ("mine_for_test:nothing", "to return a module or a callable, got int"),
     ],
 )

@@ -16,6 +16,9 @@ from smoothcert.result_file import settings_path
 from smoothcert.smoothing.certify import certificate_of_class
 from smoothcert.smoothing.sound import SLACK
 
+EARLY_NAME = "clopper-pearson one-sided"
+"""What the first files call the one-sided bound."""
+
 
 def recertify(path: Path, out: Path, *, alpha: float | None = None, bound: str | None = None) -> int:
     """Write the certificates that the votes of `path` give at `alpha` and `bound` to `out`; the number of rows.
@@ -36,7 +39,8 @@ def recertify(path: Path, out: Path, *, alpha: float | None = None, bound: str |
     if out.exists():
         raise RequestError(f"{out}: exists already; choose another --out")
     settings["alpha"] = settings["alpha"] if alpha is None else alpha
-    settings["bound"] = settings["bound"] if bound is None else bound
+    stored = {EARLY_NAME: "one-sided"}.get(settings["bound"], settings["bound"])
+    settings["bound"] = stored if bound is None else bound
     if not 0 < settings["alpha"] < 1:
         raise RequestError(f"alpha: expected 0 < alpha < 1, got {settings['alpha']}")
     if settings["bound"] not in ("one-sided", "two-sided"):

@@ -98,12 +98,16 @@ def bad_folders(root: Path) -> dict[str, tuple[Path, str]]:
     write_photograph(train_only / "train" / "a" / "x.png", 0)
     write_photograph(extra / "train" / "a" / "x.png", 0)
     write_photograph(extra / "test" / "b" / "x.png", 0)
+    empty_class = root / "empty class"
+    write_photograph(empty_class / "b" / "x.png", 0)
+    (empty_class / "__MACOSX").mkdir()
     return {
         "absent": (root / "absent", "expected a folder, got nothing"),
         "file": (only_images / "a.png", "expected a folder, got a file"),
         "empty": (empty, "got no folders; make them"),
         "only images": (only_images, "got no folders; make them"),
-        "no images": (no_images, "in its 1 class folders, got none"),
+        "no images": (no_images, "of a class, got none; add some or remove it"),
+        "empty class": (empty_class, "of a class, got none; add some or remove it"),
         "sizes": (mixed, "got x.png of 10x10 and y.png of 11x10 pixels; give image_size"),
         "no test": (train_only, "expected test or val with class folders, got train alone"),
         "extra class": (extra, "expected the classes of the training folder alone, got b"),
@@ -111,7 +115,7 @@ def bad_folders(root: Path) -> dict[str, tuple[Path, str]]:
 
 
 @pytest.mark.parametrize(
-    "case", ["absent", "file", "empty", "only images", "no images", "sizes", "no test", "extra class"]
+    "case", ["absent", "file", "empty", "only images", "no images", "empty class", "sizes", "no test", "extra class"]
 )
 def test_wrong_folder_is_one_line(tmp_path: Path, case: str) -> None:
     path, problem = bad_folders(tmp_path)[case]

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from smoothcert.errors import WorkError
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.votes import NOISE_BLOCK, VoteCounter, block_keys
 
@@ -39,6 +40,18 @@ def test_every_vote_is_counted_once(n: int, batch_size: int) -> None:
             noisy = torch.from_numpy(noise) * 0.25 + batch[i]
             votes += signs(noisy).argmax(1).tolist()
         assert np.bincount(votes[:n], minlength=4).tolist() == counts[i].tolist()
+
+
+def test_nan_is_no_vote() -> None:
+    """Counted as one, it would be certified as class 0; slots that only fill up a pass do not matter."""
+
+    def sometimes(noisy: Tensor) -> Tensor:
+        return torch.where(noisy[:, :1, 0, 0] > 0.9, torch.nan, signs(noisy))
+
+    with pytest.raises(WorkError, match=r"gave NaN for [\d,]+ of 2,000 noisy images, which is no vote"):
+        counter(sometimes).count(images(2), [(7, 0), (7, 1)], "estimate", 1000)
+    dark = torch.full((1, 1, 1, 2), -10.0)
+    assert counter(sometimes).count(dark, [(7, 0)], "estimate", 150).sum() == 150
 
 
 def test_votes_do_not_depend_on_the_company() -> None:

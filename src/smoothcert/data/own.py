@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from smoothcert.data.class_folders import EXTENSIONS, list_images, subfolders
+from smoothcert.data.class_folders import EXTENSIONS, image_names, list_images, subfolders
 from smoothcert.data.decode import Decoder, opened_image
 from smoothcert.data.image_files import FileList, ImageFiles
 from smoothcert.data.images import ImageData, Split
@@ -65,13 +65,24 @@ def _split_folder(path: Path, split: Split) -> tuple[Path, list[str]]:
                 f"folder:{path}: expected a folder for each class with images ({', '.join(EXTENSIONS)}) in it, "
                 "got no folders; make them, or train/<class> and test/<class>"
             )
-        return path, classes
+        return path, _with_images(path, classes)
     chosen = next((name for name in SPLIT_FOLDERS[split] if splits[name]), None)
     if chosen is None:
         given = ", ".join(name for name, classes in splits.items() if classes)
         wanted = " or ".join(SPLIT_FOLDERS[split])
         raise RequestError(f"folder:{path}: expected {wanted} with class folders, got {given} alone; add it")
-    return path / chosen, splits["train"] or splits[chosen]
+    named_by = "train" if splits["train"] else chosen
+    return path / chosen, _with_images(path / named_by, splits[named_by])
+
+
+def _with_images(root: Path, classes: list[str]) -> list[str]:
+    """`classes`, of which each must have an image in `root`: an empty folder would shift the labels after it."""
+    for name in classes:
+        if not image_names(root / name):
+            raise RequestError(
+                f"{root / name}: expected images ({', '.join(EXTENSIONS)}) of a class, got none; add some or remove it"
+            )
+    return classes
 
 
 def _decoder(files: FileList, image_size: int | None) -> Decoder:

@@ -37,7 +37,13 @@ def own_model(reference: str, num_classes: int) -> Classifier:
     if not callable(function):
         raise RequestError(f"model: expected {reference} to be a function, got {type(function).__name__}")
     takes_classes = "num_classes" in inspect.signature(function).parameters
-    model = function(num_classes=num_classes) if takes_classes else function()
+    try:
+        model = function(num_classes=num_classes) if takes_classes else function()
+    except Exception as error:  # a user's code may fail in any way
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        raise RequestError(
+            f"model: {reference}() failed ({reason}); it is called with num_classes, if it takes that, and nothing else"
+        ) from error
     if not callable(model):
         raise RequestError(
             f"model: expected {reference}() to return a module or a callable, got {type(model).__name__}"

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smoothcert.errors import RequestError
+from smoothcert.errors import RequestError, WorkError
 from smoothcert.modes import Classifier as Classifier
 from smoothcert.modes import evaluating
 from smoothcert.noise import Noise
@@ -105,17 +105,22 @@ class VoteCounter:
         base = images if self.sound is None else pixels(images)
         table = None if self.sound is None else self.sound.table(device=images.device)
         fill = self.noise.fill if self.sound is None else self.sound.fill
-        counts = torch.zeros(len(images) * self.num_classes, dtype=torch.int64, device=images.device)
+        bins = self.num_classes + 1
+        counts = torch.zeros(len(images) * bins, dtype=torch.int64, device=images.device)
         layout = image_layout(self.classifier)
         with evaluating(self.classifier), _each_slot(images.device) as each_slot:
             for batch in range(len(owner)):
                 each_slot(fill, noisy, keys[batch * slots : (batch + 1) * slots])
                 top = self._top_classes(noisy, base[owner[batch]].unsqueeze(1), table, layout)
                 counted = (position < size[batch].unsqueeze(1)).long()
-                counts.scatter_add_(
-                    0, (top + owner[batch].unsqueeze(1) * self.num_classes).flatten(), counted.flatten()
-                )
-        return counts.view(len(images), self.num_classes).cpu().numpy()
+                counts.scatter_add_(0, (top + owner[batch].unsqueeze(1) * bins).flatten(), counted.flatten())
+        found: np.ndarray = counts.view(len(images), bins).cpu().numpy()
+        if unknown := int(found[:, -1].sum()):
+            raise WorkError(
+                f"the classifier gave NaN for {unknown:,} of {len(images) * n:,} noisy images, which is no vote; "
+                "certify a network that gives numbers, or try precision fp32"
+            )
+        return np.ascontiguousarray(found[:, :-1])
 
     @cached_property
     def _top_classes(self) -> Vote:
@@ -125,13 +130,18 @@ class VoteCounter:
         return compiled
 
     def _vote(self, noise: Tensor, images: Tensor, table: Tensor | None, layout: torch.memory_format) -> Tensor:
-        """The class of each noisy image [slots, block]; `noise` [slots, block, c, h, w] may be overwritten, `images`
-        are [slots, 1, c, h, w]. The sound path adds integers and looks floats up in `table`."""
+        """The class of each noisy image [slots, block], num_classes where a logit is NaN.
+
+        `noise` [slots, block, c, h, w] may be overwritten, `images` are [slots, 1, c, h, w]. The sound path adds
+        integers and looks floats up in `table`.
+        """
         if self.sound is None or table is None:
             inputs = noise.add_(images)
         else:
             inputs = self.sound.noisy_floats(images, noise, table)
-        return self._logits(inputs.flatten(0, 1), layout).argmax(1).view(inputs.shape[:2])
+        logits = self._logits(inputs.flatten(0, 1), layout)
+        top = logits.argmax(1, keepdim=True)  # that of a NaN, if there is one
+        return torch.where(logits.gather(1, top).isnan(), self.num_classes, top).view(inputs.shape[:2])
 
     def _logits(self, batch: Tensor, layout: torch.memory_format) -> Tensor:
         """Logits [batch_size, num_classes]; the noise was added in float32 whatever the network's precision."""
