@@ -1,10 +1,12 @@
-"""Writing files so that a reader sees the old content or the new, never a half."""
+"""Reading only regular files, and writing files so that a reader sees the old content or the new, never a half."""
 
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from smoothcert.errors import RequestError
 
 
 @contextmanager
@@ -31,3 +33,10 @@ def write_text_atomically(path: Path, text: str) -> None:
     """Replace `path` by a file that holds `text`."""
     with replaced_atomically(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def check_regular_file(path: Path) -> None:
+    """Refuse a path that exists and is not a regular file: opening a pipe or a device could block forever."""
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a pipe, socket or device"
+        raise RequestError(f"{path}: expected a file, got {kind}; give another path")
