@@ -163,7 +163,7 @@ def test_what_a_run_did_otherwise_is_told(tmp_path: Path) -> None:
     assert row.differences == (
         "data mnist-sample, the paper's mnist",
         "epochs 2, the paper's 90",
-        "learning-rate drops [1], the paper's [30, 60]",
+        "learning-rate drops [1], the paper's [31, 61]",
         "certified after 1 of its epochs",
     )
     other = with_overrides(preset("mnist/smoothmix", 0.5), ["objective.eta=4"])
@@ -196,6 +196,7 @@ def test_every_setting_of_a_training_that_changes_its_result_is_told() -> None:
         "learning_rate_drops": "[1]",
         "learning_rate_warm_up": 1,
         "momentum": 0.5,
+        "nesterov": "true",
         "weight_decay": 0.5,
     }
     assert set(others) == set(TrainRecipe.model_fields) - {"seed", "precision"}

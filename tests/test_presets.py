@@ -69,7 +69,7 @@ def test_hyper_parameters_as_published() -> None:
     assert preset("imagenet/consistency", 1.0).objective == Consistency(weight=5, entropy_weight=0.1)
     smoothmix = preset("imagenet/smoothmix", 0.5).objective
     assert isinstance(smoothmix, SmoothMix)
-    assert (smoothmix.num_noise, smoothmix.steps, smoothmix.step_size, smoothmix.one_step_radius) == (1, 1, 8, 1)
+    assert (smoothmix.num_noise, smoothmix.steps, smoothmix.step_size, smoothmix.one_step) == (1, 1, 8, False)
     macer = preset("mnist/macer").objective
     assert isinstance(macer, Macer)
     assert (macer.num_noise, macer.gamma, macer.beta, macer.deferred) == (16, 8, 16, True)
@@ -80,16 +80,17 @@ def test_protocols_as_published() -> None:
     assert (recipe.model, recipe.epochs, recipe.batch_size) == ("resnet110", 150, 256)
     assert (recipe.learning_rate, recipe.learning_rate_drops, recipe.momentum, recipe.weight_decay) == (
         0.1,
-        (50, 100),
+        (51, 101),
         0.9,
         1e-4,
     )
+    assert not any(preset(name).nesterov for name in PRESETS), "the published runs use plain momentum"
     recipe = preset("imagenet/gaussian")
     assert (recipe.model, recipe.epochs, recipe.batch_size, recipe.learning_rate_drops) == (
         "resnet50",
         90,
         200,
-        (30, 60),
+        (31, 61),
     )
 
 

@@ -1,6 +1,7 @@
 """The loop: steps against a transcription, determinism, exact resume, kills, several processes, divergence."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from smoothcert.models import LeNet
 from smoothcert.training import (
     TrainingStatus,
     at_chance,
+    constant_output,
     derived_seed,
     learning_rate,
     train,
@@ -43,9 +45,10 @@ def without_times(lines: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
 
 
-def test_a_run_equals_a_transcription_of_the_protocol(tmp_path: Path, tiny_data: ImageData) -> None:
-    """Nesterov SGD with weight decay and step decay on noisy images, written out by hand."""
-    recipe = tiny_recipe()
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_a_run_equals_a_transcription_of_the_protocol(tmp_path: Path, tiny_data: ImageData, nesterov: bool) -> None:
+    """SGD with momentum, weight decay and step decay on noisy images, written out by hand."""
+    recipe = tiny_recipe(nesterov=nesterov)
     train(recipe, tiny_data, tmp_path / "run", device="cpu")
     torch.manual_seed(derived_seed(recipe.seed, 0))
     model = LeNet(10)
@@ -65,7 +68,7 @@ def test_a_run_equals_a_transcription_of_the_protocol(tmp_path: Path, tiny_data:
                 for p, g, v in zip(model.parameters(), gradients, velocity, strict=True):
                     g = g + 1e-4 * p
                     v.mul_(0.9).add_(g)
-                    p -= rate * (g + 0.9 * v)
+                    p -= rate * (g + 0.9 * v if nesterov else v)
     for mine, theirs in zip(model.parameters(), load_run(tmp_path / "run").model.parameters(), strict=True):
         assert torch.allclose(mine, theirs, atol=1e-5)
 
@@ -170,12 +173,12 @@ def test_precision_is_what_the_processor_is_fast_in(
 
 def test_learning_rate_drops() -> None:
     recipe = tiny_recipe(learning_rate=0.1, learning_rate_drops=(3, 5), epochs=9)
-    assert [round(learning_rate(recipe, e), 9) for e in range(7)] == [0.1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
+    assert [round(learning_rate(recipe, e, 0), 9) for e in range(7)] == [0.1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
 
 
 def test_learning_rate_warm_up(tmp_path: Path, tiny_data: ImageData) -> None:
     recipe = tiny_recipe(learning_rate=0.1, learning_rate_drops=(3,), learning_rate_warm_up=2, epochs=4)
-    assert [round(learning_rate(recipe, e), 9) for e in range(4)] == [0.01, 0.01, 0.1, 0.01]
+    assert [round(learning_rate(recipe, e, 2), 9) for e in range(4)] == [0.01, 0.01, 0.1, 0.01]
     train(recipe, tiny_data, tmp_path / "run", device="cpu")
     assert [round(line["learning_rate"], 9) for line in metrics(tmp_path / "run")] == [0.01, 0.01, 0.1, 0.01]
 
@@ -208,6 +211,81 @@ def test_a_run_that_has_one_class_for_all_is_noted_once(
         assert f"{int(counts.max()) / 256:.1%}, no better than one class for all images" in note
         assert ("learning_rate_warm_up" in note) == (warm_up == 0)
         assert "\n" not in note
+
+
+class DiesOfALargeFirstStep(nn.Module):
+    """A linear network whose output is zero for good if its first step is longer than `limit`."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(784, 10)
+        self.limit = limit
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("start", self.linear.weight.detach().clone())
+        self.register_buffer("alive", torch.ones(()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.calls == 1 and torch.is_grad_enabled():
+            self.alive.fill_(float((self.linear.weight - self.start).norm() < self.limit))
+        self.calls += torch.is_grad_enabled()
+        return self.alive * self.linear(images.flatten(1))
+
+
+def dying(limit: float) -> DiesOfALargeFirstStep:
+    torch.manual_seed(0)
+    return DiesOfALargeFirstStep(limit)
+
+
+@pytest.mark.parametrize("interrupted_in", [None, 1, 2])
+def test_a_dead_start_is_repeated_with_warm_up(
+    tmp_path: Path, tiny_data: ImageData, interrupted_in: int | None
+) -> None:
+    """It then equals a run that had the warm-up from the beginning, also after an interruption before the restart."""
+    notes: list[str] = []
+    recipe = tiny_recipe(epochs=4, learning_rate=0.5, learning_rate_drops=())
+    folder = tmp_path / "run"
+
+    def interrupt(status: TrainingStatus) -> None:
+        if status.epoch == interrupted_in and not notes:
+            raise KeyboardInterrupt
+
+    try:
+        train(recipe, tiny_data, folder, model=dying(0.2), device="cpu", on_note=notes.append, on_progress=interrupt)
+    except KeyboardInterrupt:
+        train(recipe, tiny_data, folder, model=dying(0.2), device="cpu", on_note=notes.append, resume=True)
+    assert len(notes) == 1
+    assert "dead start" in notes[0]
+    run = load_run(folder, model=dying(0.2))
+    assert run.provenance["learning_rate_warm_up"] == 1
+    assert run.recipe == recipe, "the recipe stays as requested"
+
+    warm = tiny_recipe(epochs=4, learning_rate=0.5, learning_rate_drops=(), learning_rate_warm_up=1)
+    train(warm, tiny_data, tmp_path / "warm", model=dying(0.2), device="cpu")
+    expected = load_run(tmp_path / "warm", model=dying(0.2)).model.state_dict()
+    assert tensors_digest(run.model.state_dict()) == tensors_digest(expected)
+    assert [line["learning_rate"] for line in metrics(folder)] == pytest.approx([0.05, 0.5, 0.5, 0.5])
+    assert metrics(folder)[-1]["noisy_accuracy"] > 0.3
+
+
+def test_a_start_that_stays_dead_is_repeated_only_once(tmp_path: Path, tiny_data: ImageData) -> None:
+    """Some published settings do collapse, and their rows are trained to the end."""
+    notes: list[str] = []
+    recipe = tiny_recipe(epochs=5, learning_rate_drops=())
+    train(recipe, tiny_data, tmp_path / "run", model=dying(0.0), device="cpu", on_note=notes.append)
+    assert ["dead start" in note for note in notes] == [True, False]
+    assert "no better than one class for all images" in notes[1]
+    assert len(metrics(tmp_path / "run")) == 5
+
+
+def test_what_a_constant_output_is() -> None:
+    """Its cross-entropy is ln C, or the entropy of the labels once it has learnt how common the classes are."""
+    labels = torch.tensor([0] * 60 + [1] * 40)
+    entropy = -(0.6 * math.log(0.6) + 0.4 * math.log(0.4))
+    for cross_entropy, expected in ((math.log(2), True), (entropy, True), (0.68, False), (0.3, False)):
+        assert constant_output({"cross_entropy": cross_entropy, "noisy_accuracy": 0.6}, labels) == expected
+        assert constant_output({"natural": cross_entropy, "noisy_accuracy": 0.6}, labels) == expected
+    assert not constant_output({"cross_entropy": entropy, "noisy_accuracy": 0.9}, labels)
+    assert not constant_output({"loss": entropy, "noisy_accuracy": 0.6}, labels), "no cross-entropy to judge by"
 
 
 def test_what_is_at_chance() -> None:

@@ -28,7 +28,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.files import replaced_atomically
 from smoothcert.model_provenance import MODEL as MODEL
 from smoothcert.models import build_model, is_code
-from smoothcert.recipe import ImportRecipe, TrainRecipe, parse_recipe
+from smoothcert.recipe import ImportRecipe, TrainRecipe, parse_recipe, stored_fields
 from smoothcert.version import __version__
 
 RECIPE, STATE = "recipe.yaml", "state.pt"
@@ -175,7 +175,7 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         recipe: TrainRecipe | ImportRecipe
         if "objective" in about["recipe"]:
-            recipe = parse_recipe(TrainRecipe, about["recipe"], str(path))
+            recipe = parse_recipe(TrainRecipe, stored_fields(about["recipe"]), str(path))
         else:
             recipe = parse_recipe(ImportRecipe, about["recipe"], str(path))
         if model is None and is_code(recipe.model) and recipe.model != code:
@@ -208,7 +208,8 @@ def load_state(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        return {"epoch": state["epoch"], "model": state["model"], "optimizer": state["optimizer"]}
+        kept = {"epoch": state["epoch"], "model": state["model"], "optimizer": state["optimizer"]}
+        return {**kept, "start": state.get("start")}
     except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, OSError) as error:
         raise WorkError(
             f"{path}: damaged, the run cannot go on from it ({' '.join(str(error).split())[:120]}); "

@@ -11,7 +11,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.model_provenance import model_provenance
 from smoothcert.papers import dataset_of, paper_table
 from smoothcert.presets import preset
-from smoothcert.recipe import TrainRecipe, load_train_recipe, with_overrides
+from smoothcert.recipe import TrainRecipe, load_run_recipe, with_overrides
 from smoothcert.report.comparison import Published
 from smoothcert.result_file import read_settings, settings_path, stored_settings
 
@@ -79,6 +79,7 @@ DIFFERENCES = {
     "learning_rate_drops": "learning-rate drops",
     "learning_rate_warm_up": "epochs of learning-rate warm-up",
     "momentum": "momentum",
+    "nesterov": "Nesterov momentum",
     "weight_decay": "weight decay",
 }
 
@@ -216,6 +217,10 @@ def published(run: PaperRun, recipe: TrainRecipe, path: Path) -> Published:
     precision = _precision(recipe, told.get("model"), path.resolve().parent.parent)
     if precision not in (None, "fp32"):
         differences.append(f"precision {precision}, the paper's fp32")
+    trained_as = told.get("model")
+    warm_up = trained_as.get("learning_rate_warm_up") if isinstance(trained_as, dict) else None
+    if warm_up not in (None, recipe.learning_rate_warm_up):
+        differences.append(f"started again, after a dead start, with {warm_up} epoch of learning-rate warm-up")
     trained = told.get("epoch")
     if isinstance(trained, int) and trained < recipe.epochs:
         differences.append(f"certified after {trained} of its epochs")
@@ -268,7 +273,7 @@ def recipe_beside(path: Path) -> TrainRecipe | None:
     if path.resolve().parent.name != "certificates" or not file.exists():
         return None
     try:
-        return load_train_recipe(file)
+        return load_run_recipe(file)
     except RequestError:
         return None
 

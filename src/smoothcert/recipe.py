@@ -82,7 +82,8 @@ class TrainRecipe(Recipe):
     learning_rate_warm_up: int = Field(
         0, ge=0, description="first epochs with a tenth of the learning rate, without which deep networks may not start"
     )
-    momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum")
+    momentum: float = Field(0.9, ge=0, lt=1, description="of SGD")
+    nesterov: bool = Field(False, description="Nesterov momentum; the published runs used plain momentum")
     weight_decay: float = Field(1e-4, ge=0, description="on every parameter")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="bf16: autocast; auto: where it is fast")
     seed: int = Field(0, ge=0, description="of initialisation, order and noise")
@@ -103,6 +104,8 @@ class TrainRecipe(Recipe):
                 f"batch_size: expected a multiple of objective.num_noise = {self.objective.num_noise}, "
                 f"got {self.batch_size}"
             )
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov: expected false without momentum, got true")
         if list(self.learning_rate_drops) != sorted(set(self.learning_rate_drops)):
             raise ValueError(f"learning_rate_drops: expected rising epochs, got {list(self.learning_rate_drops)}")
         end = min([self.epochs, *self.learning_rate_drops])
@@ -232,6 +235,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def load_train_recipe(path: Path) -> TrainRecipe:
     return parse_recipe(TrainRecipe, read_yaml(path), str(path))
+
+
+def stored_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a recipe that smoothcert stored: before there was `nesterov`, all runs used it."""
+    return {"nesterov": bool(fields.get("momentum", True)), **fields}
+
+
+def load_run_recipe(path: Path) -> TrainRecipe:
+    """The `recipe.yaml` of a run folder, also of earlier versions."""
+    return parse_recipe(TrainRecipe, stored_fields(read_yaml(path)), str(path))
 
 
 def with_overrides(recipe: TrainRecipe, overrides: Sequence[str]) -> TrainRecipe:

@@ -10,7 +10,7 @@ whose statistics are of a share.
 import math
 import time
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,7 @@ from smoothcert.data import Images
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.kernels import kernels_work
 from smoothcert.meter import Meter
-from smoothcert.metrics_file import METRICS, append_metrics
+from smoothcert.metrics_file import METRICS, append_metrics, keep_metrics_before
 from smoothcert.models import check_outputs, is_code
 from smoothcert.noise import NOISES
 from smoothcert.objectives import Progress
@@ -45,6 +45,7 @@ from smoothcert.training_setup import (
     restore,
     set_learning_rate,
     start_accelerator,
+    start_again,
     training_device,
     weights_layout,
 )
@@ -56,6 +57,12 @@ LOOK_AGAIN_SECONDS = 1e-4
 WEIGHTS_DIVERGED = 1e8
 LEARNT_BY = 5
 """Epochs after which a run that is still at chance is worth a note."""
+DEAD_EPOCHS = (1, 2)
+"""A start is dead if the output is constant in these epochs (the first is epoch 0, whose mean loss is still moving)."""
+DEAD_TOLERANCE = 1e-3
+"""Relative distance of the cross-entropy from that of the best constant output."""
+RESTART_WARM_UP = 1
+"""Epochs of learning-rate warm-up that a dead start is repeated with."""
 SAVE_SECONDS = 1.0
 """Shorter epochs are not all saved: on a GPU, writing a small network takes a third of the time of its epoch."""
 
@@ -196,6 +203,7 @@ def training_steps(
         precision = resolve_precision(recipe.precision, where)
         model = model.to(where, memory_format=weights_layout(own_network))  # type: ignore[call-overload]
         optimizer = make_optimizer(model, recipe, where)
+        initial_weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         if state is not None:
             restore(model, optimizer, state, folder)
         loss = Step(model, recipe.objective, device_type=where.type, bf16=precision == "bf16")
@@ -221,20 +229,25 @@ def training_steps(
             pays = compile_pays(model, compiling, by_kernels=precision == "bf16" and kernels_work(where.index or 0))
             captured = CapturedStep(run_step, loss, steps_left, pays, on_note)
         computed_with = versions(where)
+        # A run that started again after a dead start has another warm-up than its recipe.
+        warm_up, dead_epochs = (state and state["start"]) or (recipe.learning_rate_warm_up, 0)
         save_seconds = SAVE_SECONDS * runs_at_once  # all wait while one is saved
         started, last_save = time.perf_counter(), -math.inf
 
-        for epoch in range(first_epoch, recipe.epochs):
+        epoch = first_epoch
+        while epoch < recipe.epochs:
+            rate = learning_rate(recipe, epoch, warm_up)
             epoch_started = last_report = time.perf_counter()
             shared_by = running()
-            set_learning_rate(optimizer, learning_rate(recipe, epoch))
+            set_learning_rate(optimizer, rate)
             fill_progress(progress, recipe, epoch)
             meter.restart()
             model.train()
             generator = run_step.sampling.generator.manual_seed(derived_seed(recipe.seed, 1, epoch))
             order = torch.randperm(len(data), generator=generator, device=where)
 
-            # The images that do not fill a last batch sit this epoch out: every step has the same shape.
+            # The last, smaller batch is left out (0.2% of MNIST and CIFAR-10, other images in each epoch): every step
+            # has the same shape, as a captured step needs, and every image the same weight.
             order = order[: steps * per_step].view(steps, per_step)
             batches = data.batches(order, share, derived_seed(recipe.seed, 2, epoch))
             for step, (images, labels) in enumerate(batches):
@@ -253,12 +266,22 @@ def training_steps(
             metrics = meter.means(accelerator)
             seconds = time.perf_counter() - epoch_started
             if accelerator.is_main_process:
-                line = {"epoch": epoch, "learning_rate": learning_rate(recipe, epoch), **metrics, "seconds": seconds}
+                line = {"epoch": epoch, "learning_rate": rate, **metrics, "seconds": seconds}
                 # What the seconds depend on: a run may go on elsewhere, or beside others.
                 conditions = {"device": computed_with["device"], "runs_at_once": shared_by, **peak_memory(where)}
                 append_metrics(folder / METRICS, line | conditions)
                 if epoch + 1 == LEARNT_BY and at_chance(metrics["noisy_accuracy"], data.labels):
-                    on_note(f"{folder}: {nothing_learnt(recipe, metrics['noisy_accuracy'])}")
+                    on_note(f"{folder}: {nothing_learnt(warm_up, metrics['noisy_accuracy'])}")
+            dead_epochs += epoch in DEAD_EPOCHS and constant_output(metrics, data.labels)
+            if dead_epochs == len(DEAD_EPOCHS) and warm_up == 0:
+                start_again(model, optimizer, initial_weights)
+                warm_up, dead_epochs, epoch, first_epoch = RESTART_WARM_UP, 0, 0, 0
+                started, last_save = time.perf_counter(), -math.inf
+                if accelerator.is_main_process:
+                    keep_metrics_before(folder / METRICS, 0)
+                    on_note(f"{folder}: {DEAD_START}")
+                accelerator.wait_for_everyone()
+                continue
             if accelerator.is_main_process and (
                 epoch + 1 == recipe.epochs or time.perf_counter() - last_save > save_seconds
             ):
@@ -269,15 +292,23 @@ def training_steps(
                     "runs_at_once": runs_at_once,
                     "captured": captured is not None and captured.graph is not None,
                     "compiled": captured is not None and bool(captured.compiled),
+                    "learning_rate_warm_up": warm_up,
                 }
                 stop_if_weights_diverged(model, epoch, folder)
                 # The model first: a kill in between costs this epoch, which is then trained again.
                 save_model(folder, model, recipe, spec, epoch + 1, provenance)
                 save_state(
-                    folder, {"epoch": epoch + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                    folder,
+                    {
+                        "epoch": epoch + 1,
+                        "model": model.state_dict(),
+                        "optimizer": optimizer.state_dict(),
+                        "start": (warm_up, dead_epochs),
+                    },
                 )
                 last_save = time.perf_counter()
             accelerator.wait_for_everyone()
+            epoch += 1
 
 
 def derived_seed(seed: int, *parts: int) -> int:
@@ -285,10 +316,31 @@ def derived_seed(seed: int, *parts: int) -> int:
     return int(np.random.SeedSequence([seed, *parts]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def learning_rate(recipe: TrainRecipe, epoch: int) -> float:
-    """Step decay: divided by 10 in the warm-up and at each drop."""
-    tenths = sum(epoch >= drop for drop in recipe.learning_rate_drops) + (epoch < recipe.learning_rate_warm_up)
+def learning_rate(recipe: TrainRecipe, epoch: int, warm_up: int) -> float:
+    """Step decay: divided by 10 in the `warm_up` first epochs and at each drop."""
+    tenths = sum(epoch >= drop for drop in recipe.learning_rate_drops) + (epoch < warm_up)
     return float(recipe.learning_rate * 0.1**tenths)
+
+
+def constant_output(metrics: Mapping[str, float], labels: Tensor) -> bool:
+    """Whether an epoch's losses are those of a network with the same output for every image.
+
+    Its cross-entropy is ln C, or the entropy of the labels once the output has become the class frequencies, to three
+    digits; and it is right no more often than one class for all images. Without a cross-entropy there is no verdict.
+    """
+    cross_entropy = metrics.get("cross_entropy", metrics.get("natural"))
+    if cross_entropy is None:
+        return False
+    counts = torch.bincount(labels).double()
+    entropy = float(torch.special.entr(counts / len(labels)).sum())
+    near = any(abs(cross_entropy - dead) < DEAD_TOLERANCE * dead for dead in (entropy, math.log(max(len(counts), 2))))
+    return near and at_chance(metrics["noisy_accuracy"], labels)
+
+
+DEAD_START = (
+    f"the network gives the same output for every image after {max(DEAD_EPOCHS) + 1} epochs (a dead start); training "
+    f"starts again with {RESTART_WARM_UP} epoch of learning-rate warm-up, which model.safetensors records"
+)
 
 
 def at_chance(accuracy: float, labels: Tensor) -> bool:
@@ -297,12 +349,12 @@ def at_chance(accuracy: float, labels: Tensor) -> bool:
     return accuracy < 1.05 * commonest < 1.05
 
 
-def nothing_learnt(recipe: TrainRecipe, accuracy: float) -> str:
-    """What to say of a run that is at chance."""
-    warm_up = "" if recipe.learning_rate_warm_up else "--set learning_rate_warm_up=1, "
+def nothing_learnt(warm_up: int, accuracy: float) -> str:
+    """What to report about a run that is at chance after `warm_up` epochs of warm-up and some more."""
+    first = "" if warm_up else "--set learning_rate_warm_up=1, "
     return (
         f"after {LEARNT_BY} epochs the accuracy in training is {accuracy:.1%}, no better than one class for all "
-        f"images; unless this is expected, start again with {warm_up}a lower learning_rate, less weight on the "
+        f"images; unless this is expected, start again with {first}a lower learning_rate, less weight on the "
         "objective's other terms or another seed"
     )
 

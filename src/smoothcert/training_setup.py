@@ -16,7 +16,7 @@ from smoothcert.data import Images
 from smoothcert.errors import RequestError
 from smoothcert.metrics_file import METRICS, keep_metrics_before
 from smoothcert.processes import find_device
-from smoothcert.recipe import TrainRecipe, load_train_recipe
+from smoothcert.recipe import TrainRecipe, load_run_recipe
 
 STEPS_AHEAD = 8
 """Steps that a run may have asked for and not seen done: enough to keep a GPU busy, few to wait for."""
@@ -87,13 +87,13 @@ class Pace:
 
 
 def make_optimizer(model: nn.Module, recipe: TrainRecipe, device: torch.device) -> torch.optim.Optimizer:
-    """Nesterov SGD. On a GPU in one kernel, which reads the learning rate from a tensor: a captured step sees it."""
+    """SGD. On a GPU in one kernel that reads the learning rate from a tensor: a captured step sees it change."""
     gpu = device.type == "cuda"
     return torch.optim.SGD(
         model.parameters(),
         lr=torch.full((), recipe.learning_rate, device=device) if gpu else recipe.learning_rate,
         momentum=recipe.momentum,
-        nesterov=recipe.momentum > 0,
+        nesterov=recipe.nesterov,
         weight_decay=recipe.weight_decay,
         fused=True if gpu else None,
     )
@@ -129,7 +129,7 @@ def open_run(
     if exists and not resume:
         raise RequestError(f"{folder}: holds a run already; continue it with --resume or choose another --out")
     if exists:
-        refuse_other_recipe(load_train_recipe(folder / RECIPE), recipe, folder)
+        refuse_other_recipe(load_run_recipe(folder / RECIPE), recipe, folder)
     state = load_state(folder)
     first_epoch = 0 if state is None else int(state["epoch"])
     # All processes have looked before the main one writes.
@@ -156,6 +156,14 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str,
     except (RuntimeError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:160]
         raise RequestError(f"{folder}: its weights do not fit the network ({reason}); choose another --out") from error
+
+
+def start_again(model: nn.Module, optimizer: torch.optim.Optimizer, weights: dict[str, Tensor]) -> None:
+    """Go back to the initial `weights` and no momentum, in place: a captured step keeps reading the same tensors."""
+    model.load_state_dict(weights)
+    for kept in optimizer.state.values():
+        if kept.get("momentum_buffer") is not None:
+            kept["momentum_buffer"].zero_()
 
 
 def refuse_other_recipe(stored: TrainRecipe, wanted: TrainRecipe, folder: Path) -> None:

@@ -21,14 +21,13 @@ def cifar_resnet(blocks: int) -> int:
 
 
 def densenet40() -> int:
-    """Batch norm stands before each convolution: it has as many pairs as the convolution has inputs."""
+    """Batch norm precedes each convolution, with as many pairs as that has inputs. Transitions only pool."""
     total, channels = 3 * 24 * 9, 24
-    for block in range(3):
+    for _ in range(3):
         for _ in range(6):
             total += 2 * channels + channels * 48 + 2 * 48 + 48 * 12 * 9
             channels += 12
-        total += 2 * channels + channels**2 if block < 2 else 2 * channels
-    return total + channels * 10 + 10
+    return total + 2 * channels + channels * 10 + 10
 
 
 EXPECTED_PARAMETERS = {
@@ -47,6 +46,7 @@ def test_parameter_count(name: str) -> None:
 
 def test_published_sizes() -> None:
     assert round(EXPECTED_PARAMETERS["resnet110"] / 1e6, 2) == 1.73
+    assert EXPECTED_PARAMETERS["densenet40"] == 211_978
     assert round((EXPECTED_PARAMETERS["resnet50"] + 990 * 2049) / 1e6, 1) == 25.6
 
 
@@ -114,3 +114,7 @@ def test_wrong_requests_are_refused() -> None:
         build_model("lenett", (1, 28, 28), 10)
     with pytest.raises(RequestError, match=r"lenet takes images of shape \(1, 28, 28\), the data has \(3, 32, 32\)"):
         build_model("lenet", (3, 32, 32), 10)
+
+
+def test_a_new_densenet_has_no_bias_for_any_class() -> None:
+    assert not MODELS["densenet40"].build(10).get_parameter("fc.bias").any()

@@ -62,9 +62,9 @@ def log_floored(p: float) -> float:
     return math.log(max(p, 1e-20))
 
 
-def kl(a: Array, b: Array) -> float:
-    """KL(a || b) = sum a log(a / b)."""
-    return sum(u * (log_floored(u) - log_floored(v)) for u, v in zip(a, b, strict=True))
+def kl(a: Array, logits: Array) -> float:
+    """KL(a || softmax(logits)) = sum a (log a - log_softmax(logits))."""
+    return sum(u * (log_floored(u) - v) for u, v in zip(a, log_softmax(logits), strict=True))
 
 
 def entropy(p: Array) -> float:
@@ -101,14 +101,13 @@ def into_ball(x: Array, centre: Array, radius: float) -> Array:
 def pgd(
     network: Network, x: Array, y: int, noises: Array, steps: int, step_size: float, max_norm: float | None
 ) -> list[Array]:
-    """x_1, ..., x_T of one image: a normalised step, projection on the ball if there is one, clamp to [0, 1]."""
+    """x_1, ..., x_T of one image: a normalised step, clamp to [0, 1], projection on the ball if there is one."""
     iterates, current = [], x
     for _ in range(steps):
         _, gradient, _ = smoothed_gradient(network, current, y, noises)
-        current = current + step_size * gradient / (np.linalg.norm(gradient) + 1e-8)
+        current = np.clip(current + step_size * gradient / (np.linalg.norm(gradient) + 1e-8), 0, 1)
         if max_norm is not None:
             current = into_ball(current, x, max_norm)
-        current = np.clip(current, 0, 1)
         iterates.append(current)
     return iterates
 
@@ -197,9 +196,10 @@ def consistency(
 ) -> dict[str, float]:
     divergence, average_entropy, squared = 0.0, 0.0, 0.0
     for b in range(len(x)):
-        p = [softmax(network.logits(x[b] + delta)) for delta in noise[:, b]]
+        logits = [network.logits(x[b] + delta) for delta in noise[:, b]]
+        p = [softmax(z) for z in logits]
         pbar = sum(p) / len(p)
-        divergence += sum(kl(pbar, p_i) for p_i in p) / len(p) / len(x)
+        divergence += sum(kl(pbar, z) for z in logits) / len(p) / len(x)
         average_entropy += entropy(pbar) / len(x)
         squared += sum((u - v) ** 2 for u, v in zip(p[0], p[1], strict=True)) / len(x)
     natural = cross_entropies(network, x, y, noise)
@@ -246,7 +246,7 @@ def smoothmix(
         point = (1 - lam) * clean[b] + lam * adversarial[b]
         for delta in noise[:, b]:
             if right[b]:
-                mix += kl(target, softmax(network.logits(point + delta)))
+                mix += kl(target, network.logits(point + delta))
     mix /= len(clean) * len(noise)
     natural = cross_entropies(network, clean, y, noise)
     return {"loss": natural + weight * mix, "cross_entropy": natural, "mix": mix}

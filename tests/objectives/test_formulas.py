@@ -27,6 +27,7 @@ from smoothcert.objectives import (
     SmoothMix,
     Stability,
 )
+from smoothcert.probability import divergence_from_logits
 
 SHAPE, PIXELS, HIDDEN, CLASSES, BATCH = (1, 2, 3), 6, 5, 4, 7
 VALUE = {"rel": 1e-9, "abs": 1e-9}
@@ -424,3 +425,31 @@ def test_enormous_logits_give_finite_gradients(name: str) -> None:
     result.loss.backward()
     assert np.isfinite(result.loss.item())
     assert np.isfinite(twin.flat_gradient()).all()
+
+
+@pytest.mark.parametrize("gap", [20.0, 60.0, 200.0])
+def test_copies_that_disagree_strongly_are_pulled_together(gap: float) -> None:
+    """Two copies with the logits (0, gap) and (gap, 0): by hand d mean KL / d logit = +-(1 - 2 s) / 4 with s tiny, as
+    long as the logarithm of the softmax comes from the logits. Through floored probabilities it vanishes at gap 60.
+    """
+    logits = torch.tensor([[[0.0, gap]], [[gap, 0.0]]], requires_grad=True)
+    labels = torch.tensor([0])
+    objective = Consistency(form="kl", weight=1.0)
+    noise, images = torch.zeros(2, 1, 1, 1, 2), torch.zeros(1, 1, 1, 2)
+    terms = objective.loss(lambda batch: logits.flatten(0, 1), images, labels, noise, at_epoch_ten())
+    (gradient,) = torch.autograd.grad(terms.terms["kl"], logits)
+    expected = torch.tensor([[[-0.25, 0.25]], [[0.25, -0.25]]])
+    assert torch.allclose(gradient, expected, atol=1e-3)
+
+
+def test_the_mixed_term_pulls_where_the_network_is_sure_of_another_class() -> None:
+    """KL(t || softmax(z)) has the gradient softmax(z) - t, however far apart the logits are."""
+    target = torch.tensor([0.9, 0.1])
+    for gap in (5.0, 100.0, 1000.0):
+        logits = torch.tensor([0.0, gap], requires_grad=True)
+        (gradient,) = torch.autograd.grad(divergence_from_logits(target, logits), logits)
+        assert torch.allclose(gradient, logits.detach().softmax(0) - target, atol=1e-6)
+
+
+def at_epoch_ten() -> Progress:
+    return Progress(0.5, torch.tensor(1.0), torch.tensor(0.0), torch.zeros(1))

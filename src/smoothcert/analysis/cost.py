@@ -20,7 +20,7 @@ from smoothcert.model_provenance import model_provenance
 from smoothcert.palette import COLOURS, GREY, new_figure, plain, quiet_axes
 from smoothcert.papers import paper_table
 from smoothcert.presets import preset
-from smoothcert.recipe import TrainRecipe, load_train_recipe
+from smoothcert.recipe import TrainRecipe, load_run_recipe
 
 PUBLISHED = {
     "Gaussian": "cifar10/gaussian",
@@ -98,7 +98,7 @@ def _cost(name: str, folder: Path) -> Cost:
         )
     if not (folder / METRICS).exists():
         raise RequestError(f"{folder}: expected {METRICS} of a training, got none; leave this run out")
-    recipe = load_train_recipe(folder / RECIPE)
+    recipe = load_run_recipe(folder / RECIPE)
     epochs, provenance = read_epochs(folder / METRICS, _epoch), model_provenance(folder)
     seconds = [epoch.seconds for epoch in epochs]
     acr, images = _certified(folder, recipe.sigma)

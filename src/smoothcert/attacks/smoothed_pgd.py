@@ -49,10 +49,9 @@ def ascend(
 ) -> Tensor:
     """One step of `smoothed_pgd` from `current`."""
     _, gradient, _ = smoothed_loss_and_gradient(classifier, current, labels, noise)
-    moved = current + step_size * unit(gradient)
-    if max_norm is not None:
-        moved = project(moved, images, max_norm)
-    return moved.clamp(0, 1)
+    moved = (current + step_size * unit(gradient)).clamp(0, 1)
+    # Projection shortens the offset from an image in [0, 1], so the result stays in [0, 1].
+    return moved if max_norm is None else project(moved, images, max_norm)
 
 
 def smoothed_pgd(
@@ -67,8 +66,9 @@ def smoothed_pgd(
 ) -> Iterator[Tensor]:
     """Yield the iterates x_1, ..., x_steps of normalised ascent on -log pbar_y, each in [0, 1].
 
-    With `max_norm` every iterate is projected on that ball around `images` before the clamp (which only brings it
-    closer). The classifier is in its own mode whenever an iterate is handed out.
+    Each step is clamped to [0, 1] and, with `max_norm`, then projected on that ball around `images`: the order of the
+    published runs. An image whose gradient is exactly zero stays where it is. The classifier is in its own mode
+    whenever an iterate is handed out.
     """
     if torch.compiler.is_compiling():
         # The loop itself stays out of a compiled loss: then `ascend` is compiled once, not once a step.

@@ -33,7 +33,7 @@ def train(
     from smoothcert.console import train_with_bar
     from smoothcert.data import load_dataset
     from smoothcert.presets import preset as find_preset
-    from smoothcert.recipe import load_train_recipe, with_overrides
+    from smoothcert.recipe import load_run_recipe, load_train_recipe, with_overrides
 
     compiling = check_compiling(compile_)
     if preset is not None and recipe is not None:
@@ -43,7 +43,7 @@ def train(
     elif recipe is not None:
         chosen = load_train_recipe(recipe)
     elif resume and (out / RECIPE).exists():
-        chosen = load_train_recipe(out / RECIPE)
+        chosen = load_run_recipe(out / RECIPE)
     elif resume:
         raise RequestError(f"{out}: holds no run to continue; name it by --out, or give --preset NAME for a new one")
     else:

@@ -19,7 +19,7 @@ from smoothcert.objectives.base import (
     cross_entropy_under_noise,
     logits_under_noise,
 )
-from smoothcert.probability import log_probability, probabilities
+from smoothcert.probability import divergence_from_logits, log_probability, probabilities
 
 Form = Literal["kl_entropy", "xent", "kl", "mse"]
 
@@ -50,18 +50,18 @@ class Consistency(Objective):
             images = self.adversary.around(classifier, images, labels, noise, progress)
         noisy_logits = logits_under_noise(classifier, images, noise)
         cross_entropy = cross_entropy_under_noise(noisy_logits, labels)
-        regularizer, terms = self._regularizer(probabilities(noisy_logits))
+        regularizer, terms = self._regularizer(noisy_logits)
         return LossTerms(cross_entropy + regularizer, {"cross_entropy": cross_entropy, **terms}, noisy_logits)
 
-    def _regularizer(self, p: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The weighted regulariser and its parts, from probabilities p [num_noise, batch, classes]."""
+    def _regularizer(self, noisy_logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted regulariser and its parts, from logits [num_noise, batch, classes]."""
+        p = probabilities(noisy_logits)
         if self.form == "mse":
             squared = (p[0] - p[1]).square().sum(-1).mean()
             return self.weight * squared, {"mse": squared}
         average = p.mean(0)
         entropy = -(average * log_probability(average)).sum(-1).mean()
-        # KL(pbar || p_i) = sum pbar log pbar - sum pbar log p_i, averaged over noises and images.
-        divergence = -(average * log_probability(p)).sum(-1).mean() - entropy
+        divergence = divergence_from_logits(average, noisy_logits).mean()
         terms = {"kl": divergence, "entropy": entropy}
         if self.form == "kl":
             return self.weight * divergence, terms

@@ -22,7 +22,7 @@ from smoothcert.objectives.base import (
     cross_entropy_under_noise,
     logits_under_noise,
 )
-from smoothcert.probability import log_probability, probabilities
+from smoothcert.probability import divergence_from_logits, probabilities
 
 
 class SmoothMix(Objective):
@@ -62,8 +62,7 @@ class SmoothMix(Objective):
         ratio = progress.uniform / 2
         mixed_images = _between(clean, adversarial, ratio)
         mixed_target = _between(average, average.new_full((), 1 / average.shape[-1]), ratio)
-        mixed = probabilities(logits_under_noise(classifier, mixed_images, noise))
-        divergence = (mixed_target * (log_probability(mixed_target) - log_probability(mixed))).sum(-1)
+        divergence = divergence_from_logits(mixed_target, logits_under_noise(classifier, mixed_images, noise))
         right = (average.argmax(-1) == labels).to(divergence)
         mix = (right * divergence).mean()
         loss = cross_entropy + self.eta * progress.warmup * mix

@@ -16,7 +16,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.objectives import Adversary, Macer, Objective, SmoothMix
 from smoothcert.paper_runs import SEEDS_TABLE, PaperRun, paper_runs
 from smoothcert.processes import find_device
-from smoothcert.recipe import TrainRecipe, load_train_recipe, with_overrides
+from smoothcert.recipe import TrainRecipe, load_run_recipe, with_overrides
 from smoothcert.reproduction.estimate import certification_seconds, training_seconds
 from smoothcert.training_setup import refuse_other_recipe
 
@@ -193,7 +193,7 @@ def found_elsewhere(request: Request, planned: Sequence[PlannedRun]) -> list[Pla
     for path in sorted(request.out.glob(f"*/{RECIPE}")):
         with suppress(RequestError):  # of an imported model, or damaged: none of ours
             if path.parent.name.startswith(QUICK_PREFIX) == request.quick:
-                folders.setdefault(load_train_recipe(path), []).append(path.parent)
+                folders.setdefault(load_run_recipe(path), []).append(path.parent)
     recipes = [run.recipe for run in planned]
 
     def found(run: PlannedRun) -> PlannedRun:
@@ -224,7 +224,7 @@ def planned_run(request: Request, run: PaperRun, seed: int | None, folder: Path 
     fresh = replace(fresh, images=len(indices))
     if not (folder / RECIPE).exists():
         return fresh
-    refuse_other_recipe(load_train_recipe(folder / RECIPE), recipe, folder)
+    refuse_other_recipe(load_run_recipe(folder / RECIPE), recipe, folder)
     path, wanted = fresh.certificates, set(indices)
     try:
         epochs = load_run(folder, recipe.model).epoch if (folder / MODEL).exists() else 0
