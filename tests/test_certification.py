@@ -238,7 +238,7 @@ def test_two_processes_give_the_file_of_one(trained_run: Path, tmp_path: Path) -
     run = Path(shutil.copytree(trained_run, tmp_path / "run"))
     options = ["--votes", "300", "--max-images", "9", "--seed", "3", "--device", "cpu"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29619"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
     def call(*front: str, name: str, images: str = "9") -> None:
         command = [sys.executable, *front, "-m", "smoothcert", "certify", str(run), *options, "--name", name]
