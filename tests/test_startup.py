@@ -24,7 +24,9 @@ def run_python(script: str, *arguments: object, cwd: Path) -> str:
 
 
 def test_the_python_interface_does_not_import_the_compiler(tmp_path: Path) -> None:
-    script = f"import smoothcert, sys; smoothcert.SmoothedClassifier; print([m for m in {COMPILER} if m in sys.modules])"
+    script = (
+        f"import smoothcert, sys; smoothcert.SmoothedClassifier; print([m for m in {COMPILER} if m in sys.modules])"
+    )
     assert run_python(script, cwd=tmp_path) == "[]\n"
 
 
