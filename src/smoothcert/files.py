@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from smoothcert.errors import RequestError
 
 
@@ -59,6 +57,8 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
     blocks nobody. On file systems without locks the body runs without one. A symbolic link is refused: what it points
     to is not opened.
     """
+    from filelock import FileLock, Timeout  # here, because most commands start without it
+
     if path.is_symlink():
         raise RequestError(f"{path}: expected no file or a lock file, got a symbolic link; remove it")
     lock = FileLock(path, timeout=-1 if wait else LOCK_SECONDS, fallback_to_soft=False)
