@@ -238,7 +238,7 @@ def test_two_processes_give_the_file_of_one(trained_run: Path, tmp_path: Path) -
     run = Path(shutil.copytree(trained_run, tmp_path / "run"))
     options = ["--votes", "300", "--max-images", "9", "--seed", "3", "--device", "cpu"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29619"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
     def call(*front: str, name: str, images: str = "9") -> None:
         command = [sys.executable, *front, "-m", "smoothcert", "certify", str(run), *options, "--name", name]
@@ -507,7 +507,59 @@ def test_a_lock_that_was_removed_in_between_is_none(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("fcntl.flock", removed_first)
     with alone(path), pytest.raises(RequestError, match="another process"), alone(path):
         pass
-    assert len(tries) == 3
+    assert len(tries) >= 3
+
+
+def test_of_six_processes_on_one_file_one_writes(tmp_path: Path) -> None:
+    script = """
+import sys, time
+from pathlib import Path
+from smoothcert.errors import RequestError
+from smoothcert.result_file import alone
+while time.time() < float(sys.argv[2]):
+    time.sleep(0.01)
+try:
+    with alone(Path(sys.argv[1])):
+        time.sleep(3)
+        print("wrote")
+except RequestError as error:
+    print(error)
+"""
+    path, start = tmp_path / "a.tsv", str(time.time() + 4)
+    command = [sys.executable, "-c", script, str(path), start]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    said = sorted(process.communicate(timeout=60)[0] for process in processes)
+    assert said == [f"{path}: another process is writing it; wait for it, or choose another --name\n"] * 5 + ["wrote\n"]
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_lock_of_a_killed_process_does_not_block(tmp_path: Path) -> None:
+    script = """
+import os, sys
+from pathlib import Path
+from smoothcert.result_file import alone
+with alone(Path(sys.argv[1])):
+    os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", script, str(tmp_path / "a.tsv")]).returncode == 9
+    assert [path.name for path in tmp_path.iterdir()] == [".a.tsv.lock"]
+    with alone(tmp_path / "a.tsv"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_lock_that_is_a_symbolic_link_is_refused(exists: bool, tmp_path: Path) -> None:
+    """A downloaded folder may contain one: what it points to is neither changed nor created."""
+    (tmp_path / "run").mkdir()
+    precious = tmp_path / "precious"
+    if exists:
+        precious.write_text("content")
+    (tmp_path / "run" / ".a.tsv.lock").symlink_to(precious)
+    expected = r"\.a\.tsv\.lock: expected no file or a lock file, got a symbolic link; remove it"
+    with pytest.raises(RequestError, match=expected), alone(tmp_path / "run" / "a.tsv"):
+        pass
+    assert (precious.read_text() if precious.exists() else None) == ("content" if exists else None)
 
 
 def test_radii_that_cannot_be_tested_leave_no_file(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_two_steps_on_generated_photographs(tmp_path: Path) -> None:
 
     module = ("-m", "smoothcert")
     options = ("train", "--recipe", "r.yaml", "--device", "cpu", "--out")
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29617")
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     run(sys.executable, *module, *options, "one")
     run(sys.executable, *launcher, *module, *options, "two")
     one, two = (json.loads((tmp_path / name / "metrics.jsonl").read_text()) for name in ("one", "two"))

@@ -8,8 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from normal_numbers import GENERATORS
 from scipy import stats
 
+from smoothcert import noise as noises
 from smoothcert.errors import RequestError
 from smoothcert.noise import BOX_MULLER_CHUNK, NOISES, Gaussian, fill_by_box_muller
 
@@ -130,3 +132,17 @@ def test_box_muller_is_the_normal_law() -> None:
     first, second = unit[: BOX_MULLER_CHUNK // 2], unit[BOX_MULLER_CHUNK // 2 : BOX_MULLER_CHUNK]
     assert abs(stats.pearsonr(first, second).statistic) < 0.05
     assert abs(stats.pearsonr(first**2, second**2).statistic) < 0.05
+
+
+@pytest.mark.parametrize("generator", GENERATORS)
+@pytest.mark.parametrize("shape", [(1,), (250, 1, 1, 3), (2 * BOX_MULLER_CHUNK + 5,)])
+def test_both_generators_give_the_numbers_of_their_definition(
+    monkeypatch: pytest.MonkeyPatch, generator: str, shape: tuple[int, ...]
+) -> None:
+    """On every machine, whichever of the two it prefers; float32 allows an error of some units in the last place."""
+    monkeypatch.setattr(noises, "VECTOR_MATHEMATICS", generator == "sfc64, box-muller")
+    assert Gaussian.draws(torch.device("cpu")) == generator
+    out = torch.empty(shape)
+    Gaussian(0.25).fill(out, 2**63 + 11)
+    expected = 0.25 * GENERATORS[generator](2**63 + 11, out.numel()).reshape(shape)
+    np.testing.assert_allclose(out.numpy(), expected, rtol=2e-6, atol=1e-6)

@@ -174,6 +174,9 @@ def test_a_plain_module_in_python_is_trained_certified_and_loaded(tmp_path: Path
 def test_a_file_in_the_folder_does_not_stand_in_for_a_package(tmp_path: Path) -> None:
     """`cd downloaded && smoothcert ...` must not run what lies there."""
     (tmp_path / "yaml.py").write_text("open('ran', 'w')")
-    program = Path(sys.executable).with_name("smoothcert")
-    assert subprocess.run([program, "presets"], cwd=tmp_path, capture_output=True).returncode == 0
+    # As the installed program does: its own folder, not the current one, is the first in sys.path.
+    program = tmp_path / "bin" / "smoothcert"
+    program.parent.mkdir()
+    program.write_text("from smoothcert.cli import main; main()")
+    assert subprocess.run([sys.executable, program, "presets"], cwd=tmp_path, capture_output=True).returncode == 0
     assert not (tmp_path / "ran").exists()

@@ -264,7 +264,7 @@ def test_code_in_a_file_does_not_run(zipped: bool, lenet: nn.Module, tmp_path: P
     marker = tmp_path / "marker"
     contents = {"state_dict": lenet.state_dict(), "extra": Malicious(marker)}
     file = saved(contents, tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
-    refused(file, tmp_path / "run", WorkError, r"refused: .* asks to run io\.open when it is read")
+    refused(file, tmp_path / "run", WorkError, r"refused: .* asks to run _?io\.open when it is read")
     assert not marker.exists()
     torch.load(file, weights_only=False)["extra"].close()
     assert marker.exists(), "the file would have run code in a reader that lets it"

@@ -621,6 +621,48 @@ def test_a_process_ends_with_the_one_that_started_it() -> None:
         assert process.wait(timeout=30) == 1
 
 
+def test_a_worker_does_not_import_the_package_from_the_current_folder(
+    tmp_path: Path, sample: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file there never replaces a package; a user's network there is found, as it is without workers."""
+    monkeypatch.chdir(tmp_path)
+    for module in ("smoothcert/__init__.py", "smoothcert/cli/several.py", "json.py", "torch.py"):
+        (tmp_path / module).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / module).write_text("open('ran', 'w'); raise SystemExit(3)")
+    (tmp_path / "network_for_test.py").write_text(
+        "from torch import nn\ndef build(): return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))"
+    )
+    recipe = tiny_recipe(dataset=f"npz:{sample}", model="network_for_test:build", epochs=1)
+    (run,) = (replace(run, recipe=recipe, max_images=2) for run in runs_in(tmp_path / "out", 1))
+    assert work.at_once([run], workshop(2)) == {}
+    assert not (tmp_path / "ran").exists()
+    assert len(read_certificates(run.certificates).rows) == 2
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_full_disk_fails_the_run_and_not_the_next(jobs: int, tmp_path: Path, sample: Path) -> None:
+    """The weights of the first run are larger than a file may be; those of the second are not."""
+    resource = pytest.importorskip("resource")
+    (tmp_path / "small_for_test.py").write_text(
+        "from torch import nn\ndef build(): return nn.Sequential(nn.AvgPool2d(14), nn.Flatten(), nn.Linear(4, 10))"
+    )
+    recipes = [
+        tiny_recipe(dataset=f"npz:{sample}", model=model, epochs=1) for model in ("lenet", "small_for_test:build")
+    ]
+    large, small = (replace(run, recipe=r) for run, r in zip(runs_in(tmp_path / "out", 2), recipes, strict=True))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        try:
+            failed = work.train_runs([large, small], workshop(jobs))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert list(failed) == [large.folder]
+        assert "\n" not in failed[large.folder]
+        assert load_run(small.folder, "small_for_test:build").finished
+
+
 def test_votes_are_compiled_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
 

@@ -3,13 +3,14 @@
 >>> from smoothcert import SmoothedClassifier
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from smoothcert.certificates import ABSTAIN, Certificate, read_certificates
-from smoothcert.errors import RequestError, WorkError
 from smoothcert.version import __version__
 
 if TYPE_CHECKING:
+    from smoothcert.certificates import ABSTAIN, Certificate, read_certificates
+    from smoothcert.errors import RequestError, WorkError
     from smoothcert.smoothing import SmoothedClassifier
 
 __all__ = [
@@ -21,12 +22,22 @@ __all__ = [
     "__version__",
     "read_certificates",
 ]
+_MODULES = {
+    "ABSTAIN": "certificates",
+    "Certificate": "certificates",
+    "RequestError": "errors",
+    "SmoothedClassifier": "smoothing",
+    "WorkError": "errors",
+    "read_certificates": "certificates",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """SmoothedClassifier on first use: it brings torch, which reports and `smoothcert --help` do without."""
-    if name == "SmoothedClassifier":
-        from smoothcert.smoothing import SmoothedClassifier
-
-        return SmoothedClassifier
+    """Import public names on first use: a command starts with what it needs, reports and `--help` without torch."""
+    if name in _MODULES:
+        return getattr(import_module(f"smoothcert.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'smoothcert' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,6 +1,18 @@
-"""`python -m smoothcert`, the form that torchrun starts: `torchrun --nproc-per-node 2 -m smoothcert train ...`."""
+"""The program: `smoothcert ...`, or `python -m smoothcert ...`, which is the form that torchrun starts."""
 
-from smoothcert.cli import main
+import sys
+
+
+def main() -> None:
+    """Run the command line. An interrupt while it is being imported costs one line, too."""
+    try:
+        from smoothcert.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        print("smoothcert: interrupted", file=sys.stderr)
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

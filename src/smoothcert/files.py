@@ -1,9 +1,10 @@
-"""Reading only regular files, and writing files so that a reader sees the old content or the new, never a half."""
+"""Reading only regular files, locking, and writing so that a reader sees the old content or the new, never a half."""
 
+import errno
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from smoothcert.errors import RequestError
@@ -13,17 +14,13 @@ from smoothcert.errors import RequestError
 def replaced_atomically(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it is fsynced and renamed over `path`, else removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    os.close(descriptor)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    # A new file gets the permissions that the umask allows.
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         yield temporary
-        with temporary.open("rb") as file:
+        with temporary.open("r+b") as file:
             os.fsync(file.fileno())
-        # mkstemp makes files private; the result should have the permissions that open() would have given it.
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -40,3 +37,42 @@ def check_regular_file(path: Path) -> None:
     if path.exists() and not path.is_file():
         kind = "a folder" if path.is_dir() else "a pipe, socket or device"
         raise RequestError(f"{path}: expected a file, got {kind}; give another path")
+
+
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+"""Errors of file systems that have no locks."""
+LOCK_SECONDS = 0.2
+"""Time to repeat an attempt that failed only because the holder was just removing the file."""
+
+
+class LockedError(Exception):
+    """Another process holds the lock."""
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool) -> Iterator[None]:
+    """Hold a lock on the file `path`, which is created and removed: at most one process runs the body.
+
+    If another process holds the lock, wait for it or raise LockedError. The lock ends with its process, so a killed one
+    blocks nobody. On file systems without locks the body runs without one. A symbolic link is refused: what it points
+    to is not opened.
+    """
+    from filelock import FileLock, Timeout  # here, because most commands start without it
+
+    if path.is_symlink():
+        raise RequestError(f"{path}: expected no file or a lock file, got a symbolic link; remove it")
+    lock = FileLock(path, timeout=-1 if wait else LOCK_SECONDS, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise LockedError(str(path)) from error
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+    try:
+        yield
+    finally:
+        # Before the release: removed after it, the file could already be the lock of another process.
+        with suppress(OSError):  # Windows removes it on release and refuses it now
+            path.unlink()
+        lock.release()

@@ -1,16 +1,15 @@
 """Result files: rows appended to a TSV, each on disk before the next, and a JSON file beside it with their settings."""
 
-import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Generic, TypeVar
 
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.files import write_text_atomically
+from smoothcert.files import LockedError, locked, write_text_atomically
 
 Row = TypeVar("Row")
 
@@ -60,36 +59,14 @@ def differing_settings(
 
 @contextmanager
 def alone(path: Path, otherwise: str = "choose another --name") -> Iterator[None]:
-    """Refuses a second process that would write the file `path` at the same time; the refusal ends in `otherwise`."""
+    """Refuse a second process that would write the file `path` at the same time; the refusal ends in `otherwise`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = path.with_name(f".{path.name}.lock")
-    try:
-        file = _locked(lock)
-    except BlockingIOError as error:
-        raise RequestError(f"{path}: another process is writing it; wait for it, or {otherwise}") from error
-    with file:
+    with ExitStack() as stack:
         try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
-
-
-def _locked(path: Path) -> IO[str]:
-    """The file `path`, open and locked; a BlockingIOError where somebody has it. Without locks it goes on without."""
-    while True:
-        file = path.open("w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise
-        except OSError:  # some network file systems have no locks
-            return file
-        # Who had it may have removed it in between: then the lock is on a file that nobody else will find.
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                return file
-        file.close()
+            stack.enter_context(locked(path.with_name(f".{path.name}.lock"), wait=False))
+        except LockedError as error:
+            raise RequestError(f"{path}: another process is writing it; wait for it, or {otherwise}") from error
+        yield
 
 
 class ResultWriter(Generic[Row]):

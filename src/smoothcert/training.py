@@ -159,7 +159,7 @@ def train_together(
                         pace.stepped()
                 except StopIteration:
                     active.remove(run)
-                except (RequestError, WorkError, OSError, RuntimeError) as error:
+                except Exception as error:  # whatever stops a run does not stop the others
                     # Its traceback would keep the run's model and data in memory.
                     traceback.clear_frames(error.__traceback__)
                     failures[folder] = error.with_traceback(None)

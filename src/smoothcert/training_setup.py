@@ -15,7 +15,7 @@ from smoothcert.checkpoint import RECIPE, load_state
 from smoothcert.data import Images
 from smoothcert.errors import RequestError
 from smoothcert.metrics_file import METRICS, keep_metrics_before
-from smoothcert.processes import find_device
+from smoothcert.processes import find_device, meet
 from smoothcert.recipe import TrainRecipe, load_run_recipe
 
 STEPS_AHEAD = 8
@@ -25,6 +25,7 @@ STEPS_AHEAD = 8
 def start_accelerator(device: str, own_network: bool) -> Accelerator:
     """Devices and processes, by accelerate. An earlier run of this Python process may have had others."""
     cpu = find_device(device).type == "cpu"
+    meet()
     AcceleratorState._reset_state(reset_partial_state=True)
     # A user's network may have parameters that a loss does not reach.
     handlers = [DistributedDataParallelKwargs(find_unused_parameters=own_network)]

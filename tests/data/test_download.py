@@ -135,7 +135,6 @@ def test_right_file_is_not_downloaded_again(mirror: Mirror, destination: Path) -
 
 
 def test_downloads_at_the_same_time_fetch_once(mirror: Mirror, destination: Path) -> None:
-    pytest.importorskip("fcntl")
     mirror.files["file"] = CONTENT
     threads = [threading.Thread(target=download, args=([mirror.url("file")], destination, DIGEST)) for _ in range(4)]
     for thread in threads:
@@ -144,6 +143,7 @@ def test_downloads_at_the_same_time_fetch_once(mirror: Mirror, destination: Path
         thread.join()
     assert mirror.requests == [("file", None)]
     assert destination.read_bytes() == CONTENT
+    assert list(destination.parent.iterdir()) == [destination]
 
 
 def test_unreachable_mirrors_are_named_in_one_line(mirror: Mirror, dead_url: str, destination: Path) -> None:

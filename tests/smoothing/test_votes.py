@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from normal_numbers import GENERATORS
 from torch import Tensor, nn
 
+from smoothcert import noise
 from smoothcert.errors import WorkError
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.votes import NOISE_BLOCK, VoteCounter, block_keys
@@ -24,20 +26,22 @@ def images(number: int) -> Tensor:
     return torch.rand(number, 1, 1, 2, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.parametrize("generator", GENERATORS)
 @pytest.mark.parametrize("n", [1, 99, 100, 499, 500, 501, 1000, 2345])
 @pytest.mark.parametrize("batch_size", [100, 1000])
-def test_every_vote_is_counted_once(n: int, batch_size: int) -> None:
-    """Also where the last block or the last forward pass is short."""
+def test_every_vote_is_counted_once(monkeypatch: pytest.MonkeyPatch, n: int, batch_size: int, generator: str) -> None:
+    """Also where the last block or the last forward pass is short; with either generator of normal numbers."""
+    monkeypatch.setattr(noise, "VECTOR_MATHEMATICS", generator == "sfc64, box-muller")
     batch = images(3)
     counts = counter(batch_size=batch_size).count(batch, [(7, i) for i in range(3)], "estimate", n)
     assert counts.sum(axis=1).tolist() == [n] * 3
-    # An independent count: the same noise, block by block, in numpy.
+    # An independent count: the same noise, block by block.
     block = min(NOISE_BLOCK["cpu"], n, batch_size)
     for i in range(3):
         votes: list[int] = []
         for key in block_keys((7, i), "estimate", -(-n // block)):
-            noise = np.random.Generator(np.random.SFC64(key)).standard_normal((block, 1, 1, 2), dtype=np.float32)
-            noisy = torch.from_numpy(noise) * 0.25 + batch[i]
+            drawn = GENERATORS[generator](key, block * 2).reshape(block, 1, 1, 2)
+            noisy = torch.from_numpy(drawn) * 0.25 + batch[i]
             votes += signs(noisy).argmax(1).tolist()
         assert np.bincount(votes[:n], minlength=4).tolist() == counts[i].tolist()
 
@@ -80,6 +84,7 @@ class ModeSensitive(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.BatchNorm2d(1)
+        self.frozen = nn.Dropout()
         self.shapes: set[tuple[int, ...]] = set()
 
     def forward(self, batch: Tensor) -> Tensor:
@@ -91,12 +96,12 @@ class ModeSensitive(nn.Module):
 
 def test_modules_vote_in_eval_mode_and_get_their_modes_back() -> None:
     module = ModeSensitive().train()
-    module.inner.eval()
-    module.inner.train()
+    module.frozen.eval()
     counts = counter(module, num_classes=2).count(images(2), [(0, 0), (0, 1)], "select", 100)
     assert counts.tolist() == [[100, 0], [100, 0]]
     assert module.training
     assert module.inner.training
+    assert not module.frozen.training  # a module in mixed modes gets each of them back
     assert int(module.inner.num_batches_tracked) == 0
 
 

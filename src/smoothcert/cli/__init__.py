@@ -1,5 +1,7 @@
 """The command line: parse, call, print. Exit codes: 0 done, 1 the work failed, 2 the request was wrong."""
 
+import codecs
+import io
 import sys
 from collections.abc import Callable
 from typing import Annotated, NoReturn
@@ -74,8 +76,30 @@ def parser_message(error: Exception) -> str:
     return message
 
 
+PLAIN = str.maketrans({"–": "-", "—": "-", "−": "-", "×": "x", "σ": "s", "α": "a", "…": "."})
+
+
+def replace_characters(error: UnicodeError) -> tuple[str, int]:
+    """Error handler of an encoding: what the terminal cannot show becomes one similar character, or `?`."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    characters = error.object[error.start : error.end].translate(PLAIN)
+    return "".join(c if c.isascii() else "?" for c in characters), error.end
+
+
+codecs.register_error("smoothcert", replace_characters)
+
+
+def accept_any_terminal() -> None:
+    """Print to terminals that are not UTF-8: rich draws tables in ASCII there, and other characters are replaced."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="smoothcert")
+
+
 def main() -> None:
     """Run a command; a wrong request or failed work costs one line, never a traceback."""
+    accept_any_terminal()
     code: object = 0
     try:
         code = app(standalone_mode=False)

@@ -1,4 +1,4 @@
-"""`python -m smoothcert.cli.several train ... then certify ...`: commands one after the other in one process.
+"""`train ... then certify ...`: commands one after the other in one process, a worker of `smoothcert reproduce`.
 
 Loading torch takes longer than a short command. The first command that fails ends the process with its exit code, and
 so does the end of standard input: whoever started the process holds the other end, and is gone then.
@@ -36,9 +36,10 @@ def end_with_input() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-if __name__ == "__main__":
+def run_all(arguments: Sequence[str]) -> None:
+    """Run the commands; the first that fails ends the process."""
     end_with_input()
-    for command in split(sys.argv[1:]):
+    for command in split(arguments):
         sys.argv[1:] = command
         try:
             main()

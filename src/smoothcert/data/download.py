@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.files import locked
 
 Progress = Callable[[int, int | None], None]
 
@@ -176,22 +177,9 @@ def made(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Let one process at a time write into `folder`: the processes of one run would write the same part file.
-
-    The lock is on the folder itself, so nothing is left behind. Systems without such locks go on without.
-    """
-    try:
-        import fcntl
-    except ImportError:
+    """Let one process at a time write into `folder`: the processes of one run would write the same part file."""
+    with locked(folder / ".lock", wait=True):
         yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some network file systems have no locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _digest(path: Path) -> str | None:

@@ -57,10 +57,13 @@ def kernel_dtype(x: Tensor) -> torch.dtype | None:
     return dtype if dtype in (torch.bfloat16, torch.float16) and kernels_work(x.device.index or 0) else None
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def kernels_work(gpu: int) -> bool:
     """Whether Triton can build kernels here, for which it needs a C compiler, and that GPU can run them."""
     return triton is not None and _tried(gpu)
+
+
+# What torch.compiler.assume_constant_result does, without the second that importing the compiler takes.
+kernels_work._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache

@@ -1,5 +1,6 @@
 """Planned runs trained and certified: here, or on a CPU several at once in processes of their own."""
 
+import json
 import os
 import subprocess
 import sys
@@ -25,6 +26,14 @@ from smoothcert.reproduction.planning import PlannedRun
 from smoothcert.training import TrainingStatus, train_together
 
 LOG = "reproduce.log"
+WORKER = """
+import json, sys
+sys.path[:] = json.loads(sys.argv.pop(1))
+from smoothcert.cli.several import run_all
+run_all(sys.argv[1:])
+"""
+"""Program of a worker: it imports modules from where this process imports them. Python is started with -P, because it
+would otherwise import them from the current folder first, which may contain anything."""
 POLL_SECONDS = 0.1
 
 
@@ -72,7 +81,7 @@ def train_runs(planned: Sequence[PlannedRun], workshop: Workshop) -> Failures:
 
         note = partial(print_note, bar.console)
         failures = train_together(runs, workshop.jobs, device=workshop.device, on_progress=show, on_note=note)
-    return {folder: " ".join(str(error).split()) for folder, error in failures.items()}
+    return {folder: reason_of(error) for folder, error in failures.items()}
 
 
 def certify_runs(planned: Sequence[PlannedRun], workshop: Workshop) -> Failures:
@@ -104,14 +113,20 @@ def recipe_of(run: PlannedRun) -> TrainRecipe:
 
 
 def in_turn(planned: Sequence[PlannedRun], work: Callable[[PlannedRun], None]) -> Failures:
-    """`work` on each run; one that fails does not keep the others from theirs."""
+    """Call `work` on each run. A run that fails, for whatever reason, does not keep the others from theirs."""
     failed: Failures = {}
     for run in planned:
         try:
             work(run)
-        except (RequestError, WorkError, OSError, RuntimeError) as error:
-            failed[run.folder] = " ".join(str(error).split())
+        except Exception as error:
+            failed[run.folder] = reason_of(error)
     return failed
+
+
+def reason_of(error: Exception) -> str:
+    """One line: the message, and the kind of an error that no message of ours explains."""
+    known = isinstance(error, RequestError | WorkError | OSError)
+    return " ".join(f"{'' if known else f'{type(error).__name__}: '}{error}".split())
 
 
 def at_once(planned: Sequence[PlannedRun], workshop: Workshop) -> Failures:
@@ -164,7 +179,7 @@ def commands(run: PlannedRun, workshop: Workshop) -> list[str]:
         return certify
     if not (run.folder / RECIPE).exists():
         recipe_of(run).save(run.folder / RECIPE)
-    return ["train", "--out", str(run.folder), "--resume", *options, "then", *certify]
+    return ["train", "--out", str(run.folder), "--resume", *code, *options, "then", *certify]
 
 
 def start(arguments: Sequence[str], folder: Path, threads: int) -> "subprocess.Popen[bytes]":
@@ -172,7 +187,7 @@ def start(arguments: Sequence[str], folder: Path, threads: int) -> "subprocess.P
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOG).open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "smoothcert.cli.several", *arguments],
+            [sys.executable, "-P", "-c", WORKER, json.dumps(sys.path), *arguments],
             stdin=subprocess.PIPE,  # it ends with us, even if we are killed
             stdout=log,
             stderr=subprocess.STDOUT,
