@@ -16,7 +16,8 @@ from smoothcert.data import DATASETS, ImageData, mnist_sample
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.models import MODELS
 from smoothcert.published import check_accuracy, import_checkpoint, input_layer_warning
-from smoothcert.recipe import ImportRecipe, parse_recipe, read_yaml
+from smoothcert.recipe import ImportRecipe, parse_recipe
+from smoothcert.yaml_file import read_yaml
 
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
