@@ -22,7 +22,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from smoothcert.checkpoint import RECIPE, InputSpec, new_model, save_model, save_state, versions
+from smoothcert.checkpoint import RECIPE, InputSpec, State, new_model, save_model, save_state, versions
 from smoothcert.compiling import Compiling, compile_pays, keep_compiled_kernels
 from smoothcert.data import Images
 from smoothcert.errors import RequestError, WorkError
@@ -47,6 +47,7 @@ from smoothcert.training_setup import (
     start_accelerator,
     training_device,
     weights_layout,
+    write_missing_model,
 )
 from smoothcert.training_step import CapturedStep, Sampling, Step, TrainingStep
 
@@ -191,13 +192,12 @@ def training_steps(
         raise RequestError(f"model: {recipe.model} has no parameters to train; give a network that has some")
     # Only now is there a folder, and this process alone in it.
     with alone(folder / METRICS, "choose another --out") if accelerator.is_main_process else nullcontext():
-        first_epoch, state = open_run(recipe, folder, accelerator, resume)
+        start = open_run(recipe, data, folder, accelerator, resume, on_note)
         data = data.to(where)
         precision = resolve_precision(recipe.precision, where)
         model = model.to(where, memory_format=weights_layout(own_network))  # type: ignore[call-overload]
         optimizer = make_optimizer(model, recipe, where)
-        if state is not None:
-            restore(model, optimizer, state, folder)
+        restore(model, optimizer, start, folder)
         loss = Step(model, recipe.objective, device_type=where.type, bf16=precision == "bf16")
         step_module, backward = loss, Tensor.backward
         if accelerator.num_processes > 1:  # one process needs none of this, nor the seconds that its imports take
@@ -217,14 +217,16 @@ def training_steps(
             capture = not own_network
         if capture and where.type == "cuda" and accelerator.num_processes == 1:
             keep_compiled_kernels()
-            steps_left = (recipe.epochs - first_epoch) * steps
+            steps_left = (recipe.epochs - start.epoch) * steps
             pays = compile_pays(model, compiling, by_kernels=precision == "bf16" and kernels_work(where.index or 0))
             captured = CapturedStep(run_step, loss, steps_left, pays, on_note)
         computed_with = versions(where)
+        if accelerator.is_main_process:
+            write_missing_model(folder, model, recipe, spec, start, {"versions": computed_with, "precision": precision})
         save_seconds = SAVE_SECONDS * runs_at_once  # all wait while one is saved
         started, last_save = time.perf_counter(), -math.inf
 
-        for epoch in range(first_epoch, recipe.epochs):
+        for epoch in range(start.epoch, recipe.epochs):
             epoch_started = last_report = time.perf_counter()
             shared_by = running()
             set_learning_rate(optimizer, learning_rate(recipe, epoch))
@@ -247,7 +249,7 @@ def training_steps(
                     last_report = now = time.perf_counter()
                     if accelerator.is_main_process:
                         on_progress(
-                            status_of(meter, recipe, epoch, first_epoch, step, steps, started, now - epoch_started)
+                            status_of(meter, recipe, epoch, start.epoch, step, steps, started, now - epoch_started)
                         )
 
             metrics = meter.means(accelerator)
@@ -271,11 +273,10 @@ def training_steps(
                     "compiled": captured is not None and bool(captured.compiled),
                 }
                 stop_if_weights_diverged(model, epoch, folder)
-                # The model first: a kill in between costs this epoch, which is then trained again.
+                # The state first: after a kill in between the model is written again from it.
+                weights, momentum = model.state_dict(), optimizer.state_dict()
+                save_state(folder, State(epoch + 1, weights, momentum, recipe.to_mapping(), start.digest, provenance))
                 save_model(folder, model, recipe, spec, epoch + 1, provenance)
-                save_state(
-                    folder, {"epoch": epoch + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                )
                 last_save = time.perf_counter()
             accelerator.wait_for_everyone()
 
