@@ -30,7 +30,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.files import check_regular_file, replaced_atomically
 from smoothcert.model_provenance import MODEL as MODEL
 from smoothcert.models import build_model, is_code
-from smoothcert.recipe import ImportRecipe, TrainRecipe, parse_recipe
+from smoothcert.recipe import ImportRecipe, TrainRecipe, load_train_recipe, parse_recipe
 from smoothcert.version import __version__
 
 RECIPE, STATE = "recipe.yaml", "state.pt"
@@ -190,6 +190,16 @@ def read_model_file(path: Path) -> ModelFile:
     except DAMAGE as error:
         raise _damaged_model(path, error) from error
     return ModelFile(recipe, spec, epoch, provenance)
+
+
+def load_recipe(path: Path) -> TrainRecipe:
+    """The recipe in a YAML file, or in the metadata of a `model.safetensors`."""
+    if path.suffix != Path(MODEL).suffix or not path.is_file():
+        return load_train_recipe(path)
+    recipe = read_model_file(path).recipe
+    if not isinstance(recipe, TrainRecipe):
+        raise RequestError(f"{path}: expected a model that was trained here, got an imported one; give another file")
+    return recipe
 
 
 DAMAGE = (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError, OSError)

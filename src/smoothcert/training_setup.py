@@ -162,7 +162,7 @@ def open_run(
     if exists and not resume:
         raise RequestError(f"{folder}: holds a run already; continue it with --resume or choose another --out")
     if not exists:
-        refuse_lost_recipe(folder, resume)
+        refuse_lost_recipe(folder, compared=resume)
     else:
         refuse_other_recipe(load_train_recipe(folder / RECIPE), recipe, folder)
     model = read_model_file(folder / MODEL) if (folder / MODEL).exists() else None
@@ -200,11 +200,13 @@ def open_run(
     return Start(epoch, state, digest, model)
 
 
-def refuse_lost_recipe(folder: Path, resume: bool) -> None:
-    """A RequestError where a folder without a recipe holds other files of a run: they would be overwritten."""
+def refuse_lost_recipe(folder: Path, compared: bool = False) -> None:
+    """A RequestError where a folder without a recipe holds other files of a run: they would be overwritten.
+
+    A model holds the recipe: with `compared`, where the request is compared with that, such a folder is accepted.
+    """
     files = [name for name in (MODEL, STATE, METRICS) if (folder / name).exists()]
-    # Model and state hold the recipe: where it is asked for explicitly, it is compared with theirs.
-    if not files or (resume and MODEL in files):
+    if not files or (compared and MODEL in files):
         return
     hint = (
         f"`smoothcert train --recipe {shlex.quote(str(folder / MODEL))} --out {shlex.quote(str(folder))} --resume` "
@@ -288,7 +290,7 @@ def write_missing_model(
 def refuse_other_recipe(
     stored: TrainRecipe, wanted: TrainRecipe, folder: Path, file: str = RECIPE, harmless: Collection[str] = ()
 ) -> None:
-    """A RequestError where the recipe in a `file` of `folder` differs from `wanted` in more than the `harmless` fields."""
+    """A RequestError where the recipe in a `file` of `folder` differs from `wanted` in fields that are not `harmless`."""
     before, now = stored.to_mapping(), wanted.to_mapping()
     differing = [
         f"{key}: the run has {before[key]}, the request {now[key]}"

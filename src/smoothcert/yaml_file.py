@@ -38,7 +38,7 @@ class _PlainLoader(yaml.SafeLoader):
 def parse_yaml(text: str) -> Any:
     """The value that `text` describes; a ValueError of one line for anything that cannot be read."""
     try:
-        return yaml.load(text, _PlainLoader)  # noqa: S506 (a subclass of the safe loader)
+        return yaml.load(text, _PlainLoader)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except Exception as error:  # the parser raises whatever it happens to meet, such as IndexError
@@ -63,7 +63,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         given = "an empty file" if value is None else type(value).__name__
         raise RequestError(f"{path}: expected a mapping of recipe fields, got {given}; see `smoothcert presets NAME`")
     if not all(isinstance(key, str) for key in value):
-        raise RequestError(f"{path}: expected names of recipe fields as keys, got others; see `smoothcert presets NAME`")
+        raise RequestError(f"{path}: expected names of fields as keys, got others; see `smoothcert presets NAME`")
     return value
 
 

@@ -137,7 +137,7 @@ def at_once(planned: Sequence[PlannedRun], workshop: Workshop) -> Failures:
                 run, started = waiting.pop(0), time.perf_counter()
                 try:
                     running[start(commands(run, workshop), run.folder, threads)] = run, started
-                except OSError as error:  # as where a file is in place of its folder
+                except (RequestError, WorkError, OSError) as error:  # as where a file is in place of its folder
                     end(run, started, " ".join(str(error).split()))
             time.sleep(POLL_SECONDS)
             for process in [process for process in running if process.poll() is not None]:
@@ -164,7 +164,7 @@ def commands(run: PlannedRun, workshop: Workshop) -> list[str]:
         return certify
     if not (run.folder / RECIPE).exists():
         recipe_of(run).save(run.folder / RECIPE)
-    return ["train", "--out", str(run.folder), "--resume", *options, "then", *certify]
+    return ["train", "--out", str(run.folder), "--resume", *code, *options, "then", *certify]
 
 
 def start(arguments: Sequence[str], folder: Path, threads: int) -> "subprocess.Popen[bytes]":
