@@ -183,7 +183,8 @@ def read_model_file(path: Path) -> ModelFile:
         kind = TrainRecipe if "objective" in about["recipe"] else ImportRecipe
         recipe: TrainRecipe | ImportRecipe = parse_recipe(kind, about["recipe"], str(path))
         spec, epoch, provenance = InputSpec.from_mapping(about["input"]), about["epoch"], about["provenance"]
-        if type(epoch) is not int or epoch < 0 or not isinstance(provenance, dict):
+        most = recipe.epochs if isinstance(recipe, TrainRecipe) else math.inf
+        if type(epoch) is not int or not 0 <= epoch <= most or not isinstance(provenance, dict):
             raise ValueError(f"epoch {epoch!r}, provenance {type(provenance).__name__}")
     except RequestError as error:
         raise WorkError(f"{error}; the file is damaged: restore it, or train again into another folder") from error
