@@ -486,7 +486,7 @@ def test_a_full_disk_costs_one_line(lenet: nn.Module, tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
-        with pytest.raises(WorkError, match="could not be written to .*File too large") as caught:
+        with pytest.raises(WorkError, match=r"could not be written to .*File too large") as caught:
             import_checkpoint(file, out, sigma=0.5)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -537,7 +537,7 @@ def test_a_full_disk_costs_one_line_and_keeps_what_was_saved(half: Path, finishe
     for size in (100_000, 3_000_000):
         with (
             file_size_limit(size),
-            pytest.raises(WorkError, match="could not be written to .*File too large") as caught,
+            pytest.raises(WorkError, match=r"could not be written to .*File too large") as caught,
         ):
             train(tiny_recipe(), tiny_data, half, resume=True, device="cpu")
         assert "\n" not in str(caught.value)
@@ -589,6 +589,24 @@ def test_a_run_that_fails_does_not_keep_the_others_from_theirs(tmp_path: Path, t
     assert load_run(tmp_path / "good").finished
     with pytest.raises(RequestError, match="at least 1, got 0"):
         train_together(jobs, 0, device="cpu")
+
+
+class Huge(nn.Module):
+    """Asks for a petabyte in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = LeNet(10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training:
+            torch.empty(2**50, dtype=torch.uint8)
+        return self.inner(images)
+
+
+def test_too_little_memory_costs_one_line(tmp_path: Path, tiny_data: ImageData) -> None:
+    with pytest.raises(WorkError, match=r"choose a smaller batch_size or objective\.num_noise"):
+        train(tiny_recipe(model="huge"), tiny_data, tmp_path / "run", model=Huge(), device="cpu")
 
 
 def test_ruined_weights_do_not_replace_the_last_checkpoint(tmp_path: Path, tiny_data: ImageData) -> None:

@@ -180,8 +180,11 @@ def read_model_file(path: Path) -> ModelFile:
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["smoothcert"])
-        kind = TrainRecipe if "objective" in about["recipe"] else ImportRecipe
-        recipe: TrainRecipe | ImportRecipe = parse_recipe(kind, about["recipe"], str(path))
+        recipe: TrainRecipe | ImportRecipe
+        if "objective" in about["recipe"]:
+            recipe = parse_recipe(TrainRecipe, about["recipe"], str(path))
+        else:
+            recipe = parse_recipe(ImportRecipe, about["recipe"], str(path))
         spec, epoch, provenance = InputSpec.from_mapping(about["input"]), about["epoch"], about["provenance"]
         most = recipe.epochs if isinstance(recipe, TrainRecipe) else math.inf
         if type(epoch) is not int or not 0 <= epoch <= most or not isinstance(provenance, dict):

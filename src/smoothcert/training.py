@@ -39,6 +39,7 @@ from smoothcert.smoothing.precision import resolve_precision
 from smoothcert.training_setup import (
     Pace,
     check_request,
+    enough_memory,
     make_optimizer,
     open_run,
     own_stream,
@@ -98,7 +99,7 @@ def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Unpack[Opt
     It is saved after each epoch, though at most once a second, and can be resumed from there. On one GPU a step is
     captured as a CUDA graph, and compiled if that pays (see `training_step`).
     """
-    with training_device(find_device(options.get("device", "auto"))):
+    with enough_memory(), training_device(find_device(options.get("device", "auto"))):
         for _ in training_steps(recipe, data, folder, **options):
             pass
 

@@ -49,6 +49,20 @@ def start_accelerator(device: str, own_network: bool) -> Accelerator:
 
 
 @contextmanager
+def enough_memory() -> Iterator[None]:
+    """Makes one line of whatever torch raises where memory is short."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+            raise WorkError(
+                "expected the memory for a training step, got too little of it; choose a smaller batch_size or "
+                "objective.num_noise"
+            ) from error
+        raise
+
+
+@contextmanager
 def training_device(device: torch.device) -> Iterator[None]:
     """On a GPU: a stream of one's own, as captured steps need, the fastest convolutions, and TF32 for products too."""
     if device.type != "cuda":
@@ -290,7 +304,7 @@ def write_missing_model(
 def refuse_other_recipe(
     stored: TrainRecipe, wanted: TrainRecipe, folder: Path, file: str = RECIPE, harmless: Collection[str] = ()
 ) -> None:
-    """A RequestError where the recipe in a `file` of `folder` differs from `wanted` in fields that are not `harmless`."""
+    """A RequestError where the recipe in `file` of `folder` differs from `wanted` in fields that are not `harmless`."""
     before, now = stored.to_mapping(), wanted.to_mapping()
     differing = [
         f"{key}: the run has {before[key]}, the request {now[key]}"

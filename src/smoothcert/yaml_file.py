@@ -19,9 +19,9 @@ class _PlainLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("expected values, got an alias (*name)")
-        return super().compose_node(parent, index)  # type: ignore[no-untyped-call, no-any-return]
+        return super().compose_node(parent, index)
 
-    def construct_scalar(self, node: yaml.ScalarNode) -> Any:
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
         value = super().construct_scalar(node)
         if isinstance(value, str):
             value.encode()  # a UnicodeEncodeError for text that no file can hold

@@ -134,7 +134,7 @@ class ImageFiles:
     def digest(self) -> str:
         """SHA-256 of shape and labels, and of names and sizes of the files, in order: pixels would take an epoch."""
         digest = hashlib.sha256(f"{list(self.shape)} {self.num_classes}\n".encode())
-        digest.update(self.labels.numpy())
+        digest.update(self.labels.contiguous().numpy().data)
         for index, name in enumerate(self.files.names):
             path = self.files[index]
             digest.update(b"%d %s\n" % (path.stat().st_size if path.is_file() else -1, bytes(name)))

@@ -171,7 +171,7 @@ class ImageData:
         """SHA-256 of shape, labels and pixels, in order."""
         digest = hashlib.sha256(f"{list(self.images.shape)} {self.num_classes}\n".encode())
         for tensor in (self.labels, self.images):
-            digest.update(tensor.cpu().contiguous().numpy())
+            digest.update(tensor.cpu().contiguous().numpy().data)
         return digest.hexdigest()
 
     def _with(self, images: Tensor, labels: Tensor) -> "ImageData":
