@@ -1,8 +1,10 @@
 """A user's own network: certified, trained and predicted with through the command line, without registration."""
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -104,7 +106,10 @@ def test_train_then_certify_own_network(workplace: Path) -> None:
         " objective: {name: smoothmix, num_noise: 2}, epochs: 2, batch_size: 4,"
         " learning_rate: 0.5, learning_rate_drops: []}"
     )
-    assert smoothcert(workplace, "train", "--recipe", "r.yaml", "--out", "runs/t").returncode == 0
+    command = ("train", "--recipe", "r.yaml", "--model", "mine_for_test:small", "--out", "runs/t")
+    done = smoothcert(workplace, *command)
+    assert done.returncode == 0, done.stderr
+    assert "next: smoothcert certify runs/t --model mine_for_test:small" in done.stdout
     refused = smoothcert(workplace, "certify", "runs/t", "--n", 100)
     assert refused.returncode == 2
     assert "allow it with --model mine_for_test:small" in refused.stderr
@@ -114,6 +119,61 @@ def test_train_then_certify_own_network(workplace: Path) -> None:
     run = load_run(workplace / "runs/t", "mine_for_test:small")
     assert run.spec.shape == (1, 4, 4)
     assert run.spec.num_classes == 2
+
+
+def test_training_imports_no_code_that_only_a_file_names(
+    workplace: Path, run_cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    """A recipe, a model or a folder may come from somebody else; --model says that its code may run."""
+    (workplace / "named_by_a_file.py").write_text("from mine_for_test import small")
+    (workplace / "r.yaml").write_text(
+        "{dataset: 'npz:grey.npz', model: 'named_by_a_file:small', sigma: 0.1, objective: gaussian, epochs: 1,"
+        " batch_size: 4, learning_rate_drops: []}"
+    )
+    (workplace / "downloaded").mkdir()
+    shutil.copy(workplace / "r.yaml", workplace / "downloaded" / "recipe.yaml")
+    refusal = "its network is the code named_by_a_file:small; allow it with --model named_by_a_file:small"
+    for arguments in (
+        ("--recipe", "r.yaml", "--out", "runs/t"),
+        ("--recipe", "r.yaml", "--out", "runs/t", "--set", "epochs=2"),
+        ("--out", "downloaded", "--resume"),
+        ("--out", "downloaded", "--resume", "--recipe", "downloaded/recipe.yaml"),
+    ):
+        code, _, errors = run_cli("train", *arguments, "--device", "cpu")
+        assert (code, refusal in errors) == (2, True), errors
+        assert "named_by_a_file" not in sys.modules
+    assert not (workplace / "runs").exists()
+
+    allow = ("--model", "named_by_a_file:small", "--device", "cpu")
+    code, output, errors = run_cli("train", "--recipe", "r.yaml", "--out", "runs/t", *allow)
+    assert code == 0, errors
+    assert "next: smoothcert certify runs/t --model named_by_a_file:small" in output
+    assert run_cli("train", "--out", "downloaded", "--resume", *allow)[0] == 0
+    changed = ("--set", "model=named_by_a_file:small", "--device", "cpu")
+    assert run_cli("train", "--recipe", "r.yaml", "--out", "runs/u", *changed)[0] == 0
+    code, _, errors = run_cli("train", "--recipe", "runs/t/model.safetensors", "--out", "runs/v", "--device", "cpu")
+    assert (code, refusal in errors) == (2, True), errors
+
+
+def test_a_lost_recipe_is_taken_from_the_model(workplace: Path, run_cli: Callable[..., tuple[int, str, str]]) -> None:
+    (workplace / "r.yaml").write_text(
+        "{dataset: 'npz:grey.npz', model: 'mine_for_test:small', sigma: 0.1, objective: gaussian, epochs: 1,"
+        " batch_size: 4, learning_rate_drops: []}"
+    )
+    allow = ("--model", "mine_for_test:small", "--device", "cpu")
+    assert run_cli("train", "--recipe", "r.yaml", "--out", "t", *allow)[0] == 0
+    before = (workplace / "t/recipe.yaml").read_text()
+    (workplace / "t/recipe.yaml").unlink()
+    hint = "train --recipe t/model.safetensors --out t --resume"
+    for arguments in (("--out", "t", "--resume"), ("--out", "t", "--recipe", "r.yaml")):
+        code, _, errors = run_cli("train", *arguments, *allow)
+        assert code == 2
+        assert hint in errors
+        assert len(errors.splitlines()) == 1
+    code, output, errors = run_cli(*hint.split(), *allow)
+    assert code == 0, errors
+    assert "all 1 epochs are trained already" in output
+    assert (workplace / "t/recipe.yaml").read_text() == before
 
 
 def test_plain_callables_and_modules_are_accepted(workplace: Path) -> None:

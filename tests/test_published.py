@@ -1,7 +1,10 @@
 """Published checkpoints: every layout gives the source's logits; nothing in a file runs; wrong files cost one line."""
 
 import argparse
+import contextlib
+import os
 import re
+import resource
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,8 @@ from smoothcert.data import DATASETS, ImageData, mnist_sample
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.models import MODELS
 from smoothcert.published import check_accuracy, import_checkpoint, input_layer_warning
-from smoothcert.recipe import ImportRecipe, parse_recipe, read_yaml
+from smoothcert.recipe import ImportRecipe, parse_recipe
+from smoothcert.yaml_file import read_yaml
 
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
@@ -415,3 +419,77 @@ def test_published_means_are_those_of_the_papers() -> None:
     normalization = DATASETS["cifar10"].normalization
     assert normalization is not None
     assert (normalization.mean, normalization.std) == (CIFAR_MEAN, CIFAR_STD)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e300])
+def test_weights_that_are_not_finite_are_refused(value: float, lenet: nn.Module, tmp_path: Path) -> None:
+    """1e300 is finite in float64 and not in float32, which networks are evaluated in."""
+    state = {name: tensor.double() for name, tensor in lenet.state_dict().items()}
+    last = list(state)[-1]
+    state[last][3] = value
+    refused(saved(state, tmp_path / "a.pt"), tmp_path / "run", WorkError, f"NaN or infinite ones in {last}")
+
+
+def test_another_network_is_pointed_to_certify(tmp_path: Path) -> None:
+    file = saved(nn.Linear(784, 10).state_dict(), tmp_path / "mynet.pt")
+    refused(file, tmp_path / "run", RequestError, r"`smoothcert certify --model package\.module:function`")
+
+
+@pytest.mark.parametrize("operation", range(20))
+def test_an_import_that_ends_at_any_file_operation_can_be_repeated(
+    operation: int, lenet: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a kill: nothing that runs after the operation tidies up."""
+    file, out, count = saved(lenet.state_dict(), tmp_path / "a.pt"), tmp_path / "run", 0
+
+    class Killed(BaseException):
+        pass
+
+    def dies(name: str, owner: Any) -> None:
+        original = getattr(owner, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count > operation:
+                raise Killed
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for name in ("replace", "chmod", "unlink", "write_bytes", "write_text", "mkdir"):
+        dies(name, Path)
+    dies("fsync", os)
+    with contextlib.suppress(Killed):
+        import_checkpoint(file, out, sigma=0.5)
+        assert count < 20, "each operation has its turn"
+    monkeypatch.undo()
+    if not (out / "recipe.yaml").exists():
+        import_checkpoint(file, out, sigma=0.5)
+        assert sorted(path.name for path in out.iterdir()) == ["model.safetensors", "recipe.yaml"]
+    assert load_run(out).recipe.sigma == 0.5
+
+
+def test_an_interrupted_import_is_not_replaced_by_another(lenet: nn.Module, tmp_path: Path) -> None:
+    file, out = saved(lenet.state_dict(), tmp_path / "a.pt"), tmp_path / "run"
+    import_checkpoint(file, out, sigma=0.5)
+    (out / "recipe.yaml").unlink()
+    before = (out / "model.safetensors").read_bytes()
+    with pytest.raises(RequestError, match=r"holds a run already \(model\.safetensors\)"):
+        import_checkpoint(file, out, sigma=1.0)
+    assert [path.name for path in out.iterdir()] == ["model.safetensors"]
+    assert (out / "model.safetensors").read_bytes() == before
+
+
+def test_a_full_disk_costs_one_line(lenet: nn.Module, tmp_path: Path) -> None:
+    file, out = saved(lenet.state_dict(), tmp_path / "a.pt"), tmp_path / "run"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(WorkError, match=r"could not be written to .*File too large") as caught:
+            import_checkpoint(file, out, sigma=0.5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "\n" not in str(caught.value)
+    assert list(out.iterdir()) == []
+    import_checkpoint(file, out, sigma=0.5)

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import resource
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from smoothcert import reproduction
 from smoothcert.certificates import Certificate, CertifiedImage, read_certificates, write_certificates
 from smoothcert.checkpoint import InputSpec, load_run
 from smoothcert.cli.several import split
-from smoothcert.data import mnist_sample
+from smoothcert.data import ImageData, mnist_sample
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.objectives import Adversary, Consistency, Gaussian, Macer, Objective, SmoothAdv, SmoothMix, Stability
 from smoothcert.paper_runs import paper_runs
@@ -42,6 +43,7 @@ from smoothcert.reproduction import (
 )
 from smoothcert.reproduction import estimate as estimates
 from smoothcert.reproduction.planning import sizes_of, with_estimate
+from smoothcert.training import train
 
 CPU = torch.device("cpu")
 Cli = Callable[..., tuple[int, str, str]]
@@ -542,13 +544,24 @@ def test_a_run_that_cannot_be_started_does_not_stop_the_others(tmp_path: Path, m
     runs = runs_in(tmp_path, 4)
     for run in (runs[0], runs[1], runs[3]):
         run.folder.write_text("in the way")
-    with pytest.raises(FileExistsError):
+    with pytest.raises(RequestError, match="expected a folder to write to"):
         work.commands(runs[0], workshop(2))
     python_in_place_of_smoothcert(monkeypatch, {"2": "print('done')"})
     failed = work.at_once(runs, workshop(2))
     assert set(failed) == {runs[0].folder, runs[1].folder, runs[3].folder}
     assert all(str(folder) in reason for folder, reason in failed.items())
     assert (runs[2].folder / work.LOG).read_text() == "done\n"
+
+
+def test_on_a_full_disk_every_run_is_tried(tmp_path: Path, tiny_data: ImageData) -> None:
+    runs, limit = runs_in(tmp_path, 2), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))
+    try:
+        failed = work.in_turn(runs, lambda run: train(tiny_recipe(epochs=1), tiny_data, run.folder, device="cpu"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert set(failed) == {run.folder for run in runs}
+    assert all("could not be written to (File too large)" in reason for reason in failed.values())
 
 
 def test_no_more_than_the_jobs_run_at_once_and_none_outlives_an_interrupt(
@@ -607,6 +620,8 @@ def test_a_process_trains_only_where_epochs_are_missing(tmp_path: Path) -> None:
     assert split(both) == [both[:6], both[7:]]
     assert "--compile" in work.commands(run, replace(workshop(2), compile=True))
     assert "--compile" not in both
+    own = work.commands(replace(run, recipe=tiny_recipe(model="mine:build")), workshop(2))
+    assert all(command[command.index("--model") + 1] == "mine:build" for command in split(own)), "its code may run"
 
 
 def test_a_process_ends_with_the_one_that_started_it() -> None:

@@ -90,7 +90,8 @@ main()
 
 
 @pytest.mark.parametrize(
-    ("encoding", "errors"), [("ascii", "strict"), ("ascii", "surrogateescape"), ("latin-1", "strict"), ("cp1252", "strict")]
+    ("encoding", "errors"),
+    [("ascii", "strict"), ("ascii", "surrogateescape"), ("latin-1", "strict"), ("cp1252", "strict")],
 )
 @pytest.mark.parametrize("command", ["report", "analyze"])
 def test_tables_are_printed_on_terminals_that_are_not_utf_8(

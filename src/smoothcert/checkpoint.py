@@ -1,13 +1,15 @@
 """The run folder: weights + recipe + provenance, and the state that a run resumes from.
 
 `model.safetensors` carries the weights and, in its metadata, the recipe and provenance: a run loads without flags.
-`state.pt` carries what training needs to go on. Both are replaced atomically; neither can run code when loaded.
+`state.pt` carries what training needs to continue, and what the model's file is made from: it is written first. Both
+are replaced atomically; neither can run code when loaded.
 """
 
 import hashlib
+import io
 import json
+import math
 import os
-import pickle
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -20,18 +22,20 @@ import numpy as np
 import scipy
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
 from smoothcert.data import Images, Normalization
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.files import replaced_atomically
+from smoothcert.files import check_regular_file, replaced_atomically
 from smoothcert.model_provenance import MODEL as MODEL
 from smoothcert.models import build_model, is_code
-from smoothcert.recipe import ImportRecipe, TrainRecipe, parse_recipe, stored_fields
+from smoothcert.recipe import ImportRecipe, TrainRecipe, load_train_recipe, parse_recipe, stored_fields
 from smoothcert.version import __version__
 
 RECIPE, STATE = "recipe.yaml", "state.pt"
+MOST = 100_000
+"""The largest side of an image and number of classes that a file may ask memory for."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,16 @@ class InputSpec:
         return cls(data.shape, data.num_classes, data.normalization)
 
     @classmethod
-    def from_mapping(cls, fields: Mapping[str, Any]) -> "InputSpec":
-        channels, height, width = fields["shape"]
-        given = fields["normalization"]
-        normalization = Normalization(tuple(given["mean"]), tuple(given["std"])) if given else None
-        return cls((channels, height, width), fields["num_classes"], normalization)
+    def from_mapping(cls, stored: Mapping[str, Any]) -> "InputSpec":
+        """From what `asdict` gives; a ValueError, TypeError or KeyError for anything else."""
+        channels, height, width = stored["shape"]
+        num_classes, layer = stored["num_classes"], stored["normalization"]
+        if not all(type(size) is int and 0 < size <= MOST for size in (channels, height, width, num_classes)):
+            raise ValueError(f"expected sizes of 1 to {MOST}, got {stored['shape']} and {num_classes}")
+        numbers = [tuple(map(float, layer[part])) for part in ("mean", "std")] if layer else []
+        if any(len(part) != channels or not all(map(math.isfinite, part)) for part in numbers):
+            raise ValueError(f"expected a mean and a standard deviation for each of {channels} channels")
+        return cls((channels, height, width), num_classes, Normalization(*numbers) if layer else None)
 
 
 @dataclass(frozen=True)
@@ -141,7 +150,7 @@ def save_model(
     epoch: int,
     provenance: Mapping[str, Any],
 ) -> None:
-    """Write `model.safetensors`."""
+    """Write `model.safetensors`; a full disk is a WorkError and leaves the file as it was."""
     about = {
         "recipe": recipe.to_mapping(),
         "input": asdict(spec),
@@ -150,15 +159,82 @@ def save_model(
     }
     # Copies, because safetensors refuses tensors that share memory, as tied weights do.
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
+    content = safetensors_bytes(tensors, metadata={"smoothcert": json.dumps(about)})
     with replaced_atomically(folder / MODEL) as temporary:
-        save_file(tensors, temporary, metadata={"smoothcert": json.dumps(about)})
+        temporary.write_bytes(content)
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """What the metadata of a `model.safetensors` say."""
+
+    recipe: TrainRecipe | ImportRecipe
+    spec: InputSpec
+    epoch: int
+    provenance: Mapping[str, Any]
+
+
+def read_model_file(path: Path) -> ModelFile:
+    """The metadata of the model's file `path`, whose weights are not read; a WorkError where it is damaged."""
+    check_regular_file(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {})["smoothcert"])
+        recipe: TrainRecipe | ImportRecipe
+        if "objective" in about["recipe"]:
+            recipe = parse_recipe(TrainRecipe, stored_fields(about["recipe"]), str(path))
+        else:
+            recipe = parse_recipe(ImportRecipe, about["recipe"], str(path))
+        spec, epoch, provenance = InputSpec.from_mapping(about["input"]), about["epoch"], about["provenance"]
+        most = recipe.epochs if isinstance(recipe, TrainRecipe) else math.inf
+        if type(epoch) is not int or not 0 <= epoch <= most or not isinstance(provenance, dict):
+            raise ValueError(f"epoch {epoch!r}, provenance {type(provenance).__name__}")
+    except RequestError as error:
+        raise WorkError(f"{error}; the file is damaged: restore it, or train again into another folder") from error
+    except DAMAGE as error:
+        raise _damaged_model(path, error) from error
+    return ModelFile(recipe, spec, epoch, provenance)
+
+
+def load_recipe(path: Path) -> TrainRecipe:
+    """The recipe in a YAML file, or in the metadata of a `model.safetensors`."""
+    if path.suffix != Path(MODEL).suffix or not path.is_file():
+        return load_train_recipe(path)
+    recipe = read_model_file(path).recipe
+    if not isinstance(recipe, TrainRecipe):
+        raise RequestError(f"{path}: expected a model that was trained here, got an imported one; give another file")
+    return recipe
+
+
+DAMAGE = (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError, OSError)
+"""What reading a damaged file may raise; a RecursionError is a RuntimeError."""
+
+
+def _damaged_model(path: Path, error: Exception) -> WorkError:
+    return WorkError(
+        f"{path}: damaged or not a smoothcert model ({type(error).__name__}: {one_line(error)}); "
+        "it is left as it is: restore it, or train again into another folder"
+    )
+
+
+def one_line(error: Exception) -> str:
+    """The beginning of what `error` says."""
+    return " ".join(str(error).split())[:160]
+
+
+def refuse_code(source: Path, model: str, code: str | None) -> None:
+    """A RequestError where `model`, as the file `source` names it, is a user's code that `code` does not name.
+
+    Opening a folder or a recipe must not be enough to have its author choose what is imported.
+    """
+    if is_code(model) and model != code:
+        raise RequestError(f"{source}: its network is the code {model}; allow it with --model {model}")
 
 
 def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None = None) -> Run:
     """The run in `folder`, its model on the CPU in eval mode; the weights are loaded into `model` if one is given.
 
-    A run whose network is a user's own code is loaded only if `code` names it: opening a folder must not be enough
-    to have its author choose what is imported.
+    A run whose network is a user's own code is loaded only if `code` names it (see `refuse_code`).
     """
     path = folder / MODEL
     if not folder.is_dir():
@@ -169,49 +245,83 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
         raise RequestError(
             f"{folder}: holds no {MODEL}: no epoch has finished, or it was left out; train it with --resume"
         )
+    file = read_model_file(path)
+    if model is None:
+        refuse_code(folder, file.recipe.model, code)
     try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {})["smoothcert"])
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        recipe: TrainRecipe | ImportRecipe
-        if "objective" in about["recipe"]:
-            recipe = parse_recipe(TrainRecipe, stored_fields(about["recipe"]), str(path))
-        else:
-            recipe = parse_recipe(ImportRecipe, about["recipe"], str(path))
-        if model is None and is_code(recipe.model) and recipe.model != code:
-            raise RequestError(
-                f"{folder}: its network is the code {recipe.model}; allow it with --model {recipe.model}"
-            )
-        spec = InputSpec.from_mapping(about["input"])
-        model = new_model(recipe, spec) if model is None else model
-        model.load_state_dict(state)
+        model = new_model(file.recipe, file.spec) if model is None else model
+        with safe_open(path, framework="pt") as opened:
+            model.load_state_dict({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
     except RequestError:
         raise
-    except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, OSError) as error:
-        raise WorkError(
-            f"{path}: damaged or not a smoothcert model ({' '.join(str(error).split())[:160]}); "
-            "it is left as it is: restore it, or train again into another folder"
-        ) from error
-    return Run(folder, recipe, spec, model.eval(), about["epoch"], about["provenance"])
+    except DAMAGE as error:
+        raise _damaged_model(path, error) from error
+    return Run(folder, file.recipe, file.spec, model.eval(), file.epoch, file.provenance)
 
 
-def save_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write `state.pt`: tensors, numbers and strings only."""
+@dataclass(frozen=True)
+class State:
+    """Where training is after `epoch` epochs. Earlier versions wrote neither recipe, nor data, nor provenance."""
+
+    epoch: int
+    model: Mapping[str, Tensor]
+    optimizer: Mapping[str, Any]
+    recipe: Mapping[str, Any] | None = None
+    data: str | None = None
+    """The digest of the training data."""
+    provenance: Mapping[str, Any] | None = None
+    warm_up: int | None = None
+    """Epochs of learning-rate warm-up, which a dead start changes."""
+    dead_epochs: int = 0
+    """Epochs so far in which the output was constant, of those that decide whether the start is dead."""
+
+
+def save_state(folder: Path, state: State) -> None:
+    """Write `state.pt`: tensors, numbers and strings only. A full disk is a WorkError and leaves the file as it was."""
+    content = io.BytesIO()
+    # The rest as JSON: whatever kinds of strings and numbers it holds, it can be loaded again.
+    fields = ("recipe", "data", "provenance", "warm_up", "dead_epochs")
+    about = json.dumps({name: getattr(state, name) for name in fields})
+    torch.save({"epoch": state.epoch, "model": state.model, "optimizer": state.optimizer, "about": about}, content)
     with replaced_atomically(folder / STATE) as temporary:
-        torch.save(dict(state), temporary)
+        temporary.write_bytes(content.getbuffer())
 
 
-def load_state(folder: Path) -> dict[str, Any] | None:
+def load_state(folder: Path) -> State | None:
     """What `save_state` wrote, on the CPU; None where no epoch has finished. Loading cannot run code."""
     path = folder / STATE
+    check_regular_file(path)
     if not path.exists():
         return None
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        kept = {"epoch": state["epoch"], "model": state["model"], "optimizer": state["optimizer"]}
-        return {**kept, "start": state.get("start")}
-    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, OSError) as error:
+        return _checked_state(torch.load(path, map_location="cpu", weights_only=True))
+    except Exception as error:  # on a damaged file the unpickler raises whatever it happens to meet
+        # What torch says about files that it cannot read is several lines of advice.
+        reason = one_line(error) if isinstance(error, ValueError) else type(error).__name__
         raise WorkError(
-            f"{path}: damaged, the run cannot go on from it ({' '.join(str(error).split())[:120]}); "
-            "it is left as it is: restore it, or train again into another folder"
+            f"{path}: damaged, the run cannot continue from it ({reason}); it is left as it is: restore it, or "
+            "train again into another folder"
         ) from error
+
+
+def _checked_state(stored: Any) -> State:
+    """`stored` as a State; a ValueError where it has other types."""
+    about = json.loads(stored.get("about", "{}"))
+    optional: dict[str, Any] = {name: about.get(name) for name in ("recipe", "data", "provenance", "warm_up")}
+    state = State(
+        stored["epoch"], stored["model"], stored["optimizer"], **optional, dead_epochs=about.get("dead_epochs", 0)
+    )
+    if not all(type(number) is int and 0 <= number <= 100 for number in (state.warm_up or 0, state.dead_epochs)):
+        raise ValueError(f"warm_up and dead_epochs: expected numbers, got {state.warm_up!r}, {state.dead_epochs!r}")
+    if type(state.epoch) is not int or state.epoch < 0:
+        raise ValueError(f"epoch: expected a number of epochs, got {state.epoch!r}")
+    if not all(isinstance(tensor, Tensor) for tensor in state.model.values()):
+        raise ValueError("model: expected tensors")
+    for number, momentum in state.optimizer["state"].items():
+        if not all(value is None or isinstance(value, Tensor) for value in momentum.values()):
+            raise ValueError(f"optimizer: expected tensors for parameter {number}")
+    if not isinstance(state.recipe, dict | None) or not isinstance(state.provenance, dict | None):
+        raise ValueError("expected mappings for recipe and provenance")
+    if not isinstance(state.data, str | None):
+        raise ValueError("data: expected a digest")
+    return state

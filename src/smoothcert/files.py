@@ -1,28 +1,43 @@
 """Reading only regular files, locking, and writing so that a reader sees the old content or the new, never a half."""
 
 import errno
+import glob
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from smoothcert.errors import RequestError
+from smoothcert.errors import RequestError, write_error
+
+TEMPORARY = ".tmp"
 
 
 @contextmanager
 def replaced_atomically(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it is fsynced and renamed over `path`, else removed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    # A new file gets the permissions that the umask allows.
-    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    """Yield a temporary path next to `path`; on success it is fsynced and renamed over `path`, else removed.
+
+    A folder that cannot be written to is a RequestError, a full disk a WorkError; `path` is then as it was.
+    """
     try:
-        yield temporary
-        with temporary.open("r+b") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+        # A new file gets the permissions that the umask allows.
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        try:
+            yield temporary
+            with temporary.open("r+b") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise write_error(path.parent, error) from error
+
+
+def remove_temporaries(path: Path) -> None:
+    """Remove what killed calls of `replaced_atomically` left next to `path`. No other process may be writing it."""
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*{TEMPORARY}"):
         temporary.unlink(missing_ok=True)
 
 

@@ -18,13 +18,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from smoothcert.checkpoint import MODEL, RECIPE, InputSpec, Run, new_model, save_model, versions
+from smoothcert.checkpoint import (
+    MODEL,
+    RECIPE,
+    STATE,
+    InputSpec,
+    Run,
+    new_model,
+    read_model_file,
+    save_model,
+    versions,
+)
 from smoothcert.data import DATASETS, Images, Normalization
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.files import remove_temporaries
+from smoothcert.metrics_file import METRICS
 from smoothcert.models import MODELS, Normalize
 from smoothcert.modes import evaluating
 from smoothcert.noise import Gaussian
 from smoothcert.recipe import ImportRecipe, parse_recipe
+from smoothcert.result_file import alone
 
 InputLayer = Literal["normalize", "center", "none"]
 INPUT_LAYERS: tuple[InputLayer, ...] = ("normalize", "center", "none")
@@ -73,9 +86,10 @@ def import_checkpoint(
 
     That holds if the input layer is the one it was trained with: `normalize` (x - mean) / std, `center` x - mean, or
     `none`. Most files do not say which; `provenance["notes"]` lists all that was guessed, and `input_layer_warning`
-    tries the others. SmoothAdv's code has both, so its files may need `center`. Nothing is written on failure.
+    tries the others. SmoothAdv's code has both, so its files may need `center`. What is refused leaves nothing behind;
+    after an interruption the same call does the import again.
     """
-    if (out / RECIPE).exists() or (out / MODEL).exists():
+    if (out / RECIPE).exists():
         raise RequestError(f"{out}: holds a run already; choose another --out")
     if out.exists() and not out.is_dir():
         raise RequestError(f"{out}: expected a folder to make, got a file; choose another --out")
@@ -91,15 +105,41 @@ def import_checkpoint(
     with torch.random.fork_rng(devices=[]):
         model = new_model(recipe, spec)
     _network(model, spec).load_state_dict(fit.weights)
+    _refuse_not_finite(file, model)
     epoch = contents.get("epoch")
     epoch = int(epoch) if isinstance(epoch, int | np.integer) and epoch >= 0 else 0
     with file.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
     about = {"versions": versions(torch.device("cpu")), "source_sha256": digest, "notes": notes}
-    # The model first: if the second write fails, what is there can be loaded, since the model carries the recipe.
-    save_model(out, model, recipe, spec, epoch, about)
-    recipe.save(out / RECIPE)
+    with alone(out / METRICS, "choose another --out"):
+        _refuse_other_files(out, recipe, digest)
+        for name in (MODEL, RECIPE):
+            remove_temporaries(out / name)
+        # The recipe last: without it, the same command does the import again.
+        save_model(out, model, recipe, spec, epoch, about)
+        recipe.save(out / RECIPE)
     return Run(out, recipe, spec, model.eval(), epoch, about)
+
+
+def _refuse_not_finite(file: Path, model: nn.Module) -> None:
+    """A WorkError where a weight is NaN or infinite: the logits would be, too."""
+    for name, tensor in model.state_dict().items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise WorkError(
+                f"{file}: expected finite weights, got NaN or infinite ones in {name}; download the file again or give "
+                "a checkpoint of an earlier epoch"
+            )
+
+
+def _refuse_other_files(out: Path, recipe: ImportRecipe, digest: str) -> None:
+    """A RequestError where `out` holds files of a run other than those of an interrupted import of the same file."""
+    files = [name for name in (RECIPE, MODEL, STATE, METRICS) if (out / name).exists()]
+    if files == [MODEL]:
+        stored = read_model_file(out / MODEL)
+        if stored.recipe == recipe and stored.provenance.get("source_sha256") == digest:
+            return
+    if files:
+        raise RequestError(f"{out}: holds a run already ({', '.join(files)}); choose another --out")
 
 
 def _read(file: Path) -> Mapping[Any, Any]:
@@ -144,7 +184,8 @@ def _is_dense(value: object) -> bool:
     """Whether `value` is a tensor that can be copied into a network: there are sparse, quantized and empty ones."""
     if not isinstance(value, Tensor):
         return False
-    return value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
+    plain = not value.is_quantized and not value.is_complex()
+    return plain and value.layout == torch.strided and value.device.type == "cpu"
 
 
 def _architecture(file: Path, given: str | None, stored: object, state: Mapping[str, Tensor]) -> tuple[str, _Fit]:
@@ -164,7 +205,8 @@ def _architecture(file: Path, given: str | None, stored: object, state: Mapping[
         says = f" (the file says {stored!r})" if isinstance(stored, str) else ""
         raise RequestError(
             f"{file}: expected weights of one of {', '.join(MODELS)}, got {len(state)} tensors that fit none{says}, "
-            f"such as {', '.join(list(state)[:3])}; with --arch the differences are listed"
+            f"such as {', '.join(list(state)[:3])}; with --arch the differences are listed; another network is "
+            "certified from code that builds it: `smoothcert certify --model package.module:function`"
         )
     note = f"architecture: {fitting}, which the names and shapes of the tensors fit"
     return fitting, replace(fits[fitting], notes=(note, *fits[fitting].notes))

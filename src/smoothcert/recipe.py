@@ -1,7 +1,7 @@
 """What to do, validated: TrainRecipe and CertifyRecipe, to and from YAML, and `key=value` overrides."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -19,6 +19,7 @@ from pydantic import (
 from smoothcert.errors import RequestError
 from smoothcert.files import write_text_atomically
 from smoothcert.objectives import OBJECTIVES, Objective
+from smoothcert.yaml_file import ascii_only, parse_yaml, read_yaml
 
 
 def _objective_from(value: Any) -> Any:
@@ -45,6 +46,21 @@ def _objective_to(objective: Objective) -> dict[str, Any]:
 AnyObjective = Annotated[Objective, BeforeValidator(_objective_from), PlainSerializer(_objective_to)]
 
 
+def _numbers(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int | float]]:
+    """(name, value) of all numbers in `fields` and the mappings inside."""
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float):
+            yield f"{prefix}{name}", value
+
+
+LARGEST = 1e30
+"""What float32 arithmetic with a network's weights still takes."""
+MOST = 1_000_000
+"""Epochs, copies or attack steps that nobody needs."""
+MOST_SHOWN = 120
+
 NoiseName = Literal["gaussian", "laplace", "uniform"]
 
 
@@ -68,14 +84,16 @@ class TrainRecipe(Recipe):
     """Everything that a trained model depends on, besides the data themselves."""
 
     dataset: str = Field(description="data set: see `smoothcert datasets`")
-    image_size: int | None = Field(None, ge=1, description="for `folder:PATH`: side of the square images")
+    image_size: int | None = Field(
+        None, ge=1, le=10_000, description="for `folder:PATH`: side of the square images, at most 10,000"
+    )
     model: str = Field(description="network: see `smoothcert models`, or package.module:function")
-    sigma: float = Field(gt=0, description="standard deviation of the noise, in pixels of [0, 1]")
+    sigma: float = Field(gt=0, description="standard deviation of the noise, in pixels of [0, 1]; at most 1e30")
     noise: NoiseName = Field("gaussian", description="gaussian certifies in L2, laplace and uniform in L1")
     objective: AnyObjective = Field(description="method and its hyper-parameters: see `smoothcert objectives`")
-    epochs: int = Field(90, ge=1, description="passes over the training images")
+    epochs: int = Field(90, ge=1, le=MOST, description="passes over the training images, at most a million")
     batch_size: int = Field(256, ge=1, description="noisy inputs in a step (images, for methods that do not chunk)")
-    learning_rate: float = Field(0.01, gt=0, description="of SGD at the start")
+    learning_rate: float = Field(0.01, gt=0, description="of SGD at the start; at most 1e30")
     learning_rate_drops: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (30, 60), description="epochs at which the learning rate is divided by 10"
     )
@@ -84,9 +102,9 @@ class TrainRecipe(Recipe):
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="of SGD")
     nesterov: bool = Field(False, description="Nesterov momentum; the published runs used plain momentum")
-    weight_decay: float = Field(1e-4, ge=0, description="on every parameter")
+    weight_decay: float = Field(1e-4, ge=0, description="on every parameter; at most 1e30")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="bf16: autocast; auto: where it is fast")
-    seed: int = Field(0, ge=0, description="of initialisation, order and noise")
+    seed: int = Field(0, ge=0, lt=2**63, description="of initialisation, order and noise, below 2^63")
 
     @property
     def method(self) -> str:
@@ -99,6 +117,10 @@ class TrainRecipe(Recipe):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "TrainRecipe":
+        for name, value in _numbers(self.to_mapping()):
+            most = LARGEST if isinstance(value, float) else MOST if name.startswith("objective.") else value
+            if value > most:
+                raise ValueError(f"{name}: expected at most {most:g}, got {_shown(repr(value))}")
         if self.objective.chunked and self.batch_size % self.objective.num_noise:
             raise ValueError(
                 f"batch_size: expected a multiple of objective.num_noise = {self.objective.num_noise}, "
@@ -191,46 +213,45 @@ def describe_errors(kind: type[BaseModel], error: ValidationError, prefix: str =
     return "; ".join(_describe(kind, detail, prefix) for detail in error.errors())
 
 
-def field_names(kind: type[BaseModel]) -> list[str]:
-    """The names of all fields of a model, those of models inside it with a dot."""
-    names: list[str] = []
+def field_descriptions(kind: type[BaseModel]) -> dict[str, str]:
+    """The names of all fields of a model, those of models inside it with a dot, and their descriptions."""
+    found: dict[str, str] = {}
     for name, field in kind.model_fields.items():
-        names.append(name)
+        found[name] = field.description or ""
         for part in (field.annotation, *get_args(field.annotation)):
             if isinstance(part, type) and issubclass(part, BaseModel) and part is not Objective:
-                names += [f"{name}.{inner}" for inner in field_names(part)]
-    return names
+                found |= {f"{name}.{inner}": text for inner, text in field_descriptions(part).items()}
+    return found
+
+
+def _synonyms(kind: type[BaseModel], field: str, prefix: str) -> list[str]:
+    """Fields that an unknown name may mean: by the symbol in their description, such as (lambda), or their initials."""
+    word = field.rpartition(".")[2].lower()
+    return [
+        prefix + name
+        for name, description in field_descriptions(kind).items()
+        if f"({word})" in description or ("_" in name and word == "".join(part[:1] for part in name.split("_")))
+    ]
 
 
 def _describe(kind: type[BaseModel], error: Any, prefix: str) -> str:
     field = prefix + ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        names = [prefix + name for name in field_names(kind)]
-        near = difflib.get_close_matches(field, names, n=3) or sorted(names)
-        return f"{field}: unknown key; did you mean {', '.join(near)}?"
+        names = [prefix + name for name in field_descriptions(kind)]
+        near = list(dict.fromkeys([*_synonyms(kind, field, prefix), *difflib.get_close_matches(field, names, n=3)]))
+        return f"{_shown(field)}: unknown key; did you mean {', '.join(near[:3] or sorted(names))}?"
     if error["type"] == "missing":
         return f"{field}: missing; it must be given"
     if error["type"] == "value_error":
         # Raised by a validator of ours, which names the field, the value and what is allowed.
         return str(error["msg"]).removeprefix("Value error, ")
     expected = str(error["msg"]).removeprefix("Input should be ").replace("a valid tuple", "a list, such as [30, 60]")
-    return f"{field}: expected {expected}, got {error['input']!r}"
+    return f"{field}: expected {expected}, got {_shown(repr(error['input']))}"
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, or a RequestError that names the file."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RequestError(f"{path}: cannot be read ({error.strerror}); give a recipe in YAML") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RequestError(
-            f"{path}: not YAML ({' '.join(str(error).split())[:120]}); see `smoothcert presets NAME`"
-        ) from error
-    if not isinstance(content, dict):
-        given = "an empty file" if content is None else type(content).__name__
-        raise RequestError(f"{path}: expected a mapping of recipe fields, got {given}; see `smoothcert presets NAME`")
-    return content
+def _shown(text: str) -> str:
+    """What was given, for a message: not longer than a line, and printable."""
+    return ascii_only(text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}...")
 
 
 def load_train_recipe(path: Path) -> TrainRecipe:
@@ -253,12 +274,13 @@ def with_overrides(recipe: TrainRecipe, overrides: Sequence[str]) -> TrainRecipe
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:
-            raise RequestError(f"--set {override}: expected key=value, for instance --set epochs=3")
+            raise RequestError(f"--set {_shown(override)}: expected key=value, for instance --set epochs=3")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise RequestError(f"--set {override}: the value is not YAML; quote it") from error
-        _set(fields, key.split("."), value, override)
+            override.encode()
+            value = parse_yaml(text)
+        except ValueError as error:
+            raise RequestError(f"--set {_shown(override)}: the value is not YAML ({error}); quote it") from error
+        _set(fields, key.split("."), value, _shown(override))
     return parse_recipe(TrainRecipe, fields, "--set" if overrides else "recipe")
 
 

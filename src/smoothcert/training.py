@@ -22,7 +22,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from smoothcert.checkpoint import RECIPE, InputSpec, new_model, save_model, save_state, versions
+from smoothcert.checkpoint import RECIPE, InputSpec, State, new_model, save_model, save_state, versions
 from smoothcert.compiling import Compiling, compile_pays, keep_compiled_kernels
 from smoothcert.data import Images
 from smoothcert.errors import RequestError, WorkError
@@ -39,6 +39,7 @@ from smoothcert.smoothing.precision import resolve_precision
 from smoothcert.training_setup import (
     Pace,
     check_request,
+    enough_memory,
     make_optimizer,
     open_run,
     own_stream,
@@ -48,6 +49,7 @@ from smoothcert.training_setup import (
     start_again,
     training_device,
     weights_layout,
+    write_missing_model,
 )
 from smoothcert.training_step import CapturedStep, Sampling, Step, TrainingStep
 
@@ -104,7 +106,7 @@ def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Unpack[Opt
     It is saved after each epoch, though at most once a second, and can be resumed from there. On one GPU a step is
     captured as a CUDA graph, and compiled if that pays (see `training_step`).
     """
-    with training_device(find_device(options.get("device", "auto"))):
+    with enough_memory(), training_device(find_device(options.get("device", "auto"))):
         for _ in training_steps(recipe, data, folder, **options):
             pass
 
@@ -198,14 +200,13 @@ def training_steps(
         raise RequestError(f"model: {recipe.model} has no parameters to train; give a network that has some")
     # Only now is there a folder, and this process alone in it.
     with alone(folder / METRICS, "choose another --out") if accelerator.is_main_process else nullcontext():
-        first_epoch, state = open_run(recipe, folder, accelerator, resume)
+        start = open_run(recipe, data, folder, accelerator, resume, on_note)
         data = data.to(where)
         precision = resolve_precision(recipe.precision, where)
         model = model.to(where, memory_format=weights_layout(own_network))  # type: ignore[call-overload]
         optimizer = make_optimizer(model, recipe, where)
         initial_weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        if state is not None:
-            restore(model, optimizer, state, folder)
+        restore(model, optimizer, start, folder)
         loss = Step(model, recipe.objective, device_type=where.type, bf16=precision == "bf16")
         step_module, backward = loss, Tensor.backward
         if accelerator.num_processes > 1:  # one process needs none of this, nor the seconds that its imports take
@@ -225,16 +226,17 @@ def training_steps(
             capture = not own_network
         if capture and where.type == "cuda" and accelerator.num_processes == 1:
             keep_compiled_kernels()
-            steps_left = (recipe.epochs - first_epoch) * steps
+            steps_left = (recipe.epochs - start.epoch) * steps
             pays = compile_pays(model, compiling, by_kernels=precision == "bf16" and kernels_work(where.index or 0))
             captured = CapturedStep(run_step, loss, steps_left, pays, on_note)
         computed_with = versions(where)
+        if accelerator.is_main_process:
+            write_missing_model(folder, model, recipe, spec, start, {"versions": computed_with, "precision": precision})
         # A run that started again after a dead start has another warm-up than its recipe.
-        warm_up, dead_epochs = (state and state["start"]) or (recipe.learning_rate_warm_up, 0)
+        warm_up, dead_epochs, epoch = start.warm_up, start.dead_epochs, start.epoch
         save_seconds = SAVE_SECONDS * runs_at_once  # all wait while one is saved
-        started, last_save = time.perf_counter(), -math.inf
+        started, last_save, first_epoch = time.perf_counter(), -math.inf, epoch
 
-        epoch = first_epoch
         while epoch < recipe.epochs:
             rate = learning_rate(recipe, epoch, warm_up)
             epoch_started = last_report = time.perf_counter()
@@ -278,6 +280,10 @@ def training_steps(
                 warm_up, dead_epochs, epoch, first_epoch = RESTART_WARM_UP, 0, 0, 0
                 started, last_save = time.perf_counter(), -math.inf
                 if accelerator.is_main_process:
+                    # The state first: after a kill in between, the metrics of the dead epochs are cut off.
+                    weights, momentum = model.state_dict(), optimizer.state_dict()
+                    fields = recipe.to_mapping()
+                    save_state(folder, State(0, weights, momentum, fields, start.digest, None, warm_up, dead_epochs))
                     keep_metrics_before(folder / METRICS, 0)
                     on_note(f"{folder}: {DEAD_START}")
                 accelerator.wait_for_everyone()
@@ -295,17 +301,12 @@ def training_steps(
                     "learning_rate_warm_up": warm_up,
                 }
                 stop_if_weights_diverged(model, epoch, folder)
-                # The model first: a kill in between costs this epoch, which is then trained again.
+                # The state first: after a kill in between the model is written again from it.
+                weights, momentum = model.state_dict(), optimizer.state_dict()
+                fields = recipe.to_mapping()
+                state = State(epoch + 1, weights, momentum, fields, start.digest, provenance, warm_up, dead_epochs)
+                save_state(folder, state)
                 save_model(folder, model, recipe, spec, epoch + 1, provenance)
-                save_state(
-                    folder,
-                    {
-                        "epoch": epoch + 1,
-                        "model": model.state_dict(),
-                        "optimizer": optimizer.state_dict(),
-                        "start": (warm_up, dead_epochs),
-                    },
-                )
                 last_save = time.perf_counter()
             accelerator.wait_for_everyone()
             epoch += 1

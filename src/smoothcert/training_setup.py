@@ -1,8 +1,10 @@
 """What a training run starts with: processes, device, precision, optimizer, its folder and the state in it."""
 
+import shlex
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,25 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
-from smoothcert.checkpoint import RECIPE, load_state
+from smoothcert.checkpoint import (
+    MODEL,
+    RECIPE,
+    STATE,
+    InputSpec,
+    ModelFile,
+    State,
+    load_run,
+    load_state,
+    one_line,
+    read_model_file,
+    save_model,
+)
 from smoothcert.data import Images
-from smoothcert.errors import RequestError
-from smoothcert.metrics_file import METRICS, keep_metrics_before
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.files import remove_temporaries
+from smoothcert.metrics_file import METRICS, epochs_in, keep_metrics_before
 from smoothcert.processes import find_device, meet
-from smoothcert.recipe import TrainRecipe, load_run_recipe
+from smoothcert.recipe import TrainRecipe, load_run_recipe, parse_recipe, stored_fields
 
 STEPS_AHEAD = 8
 """Steps that a run may have asked for and not seen done: enough to keep a GPU busy, few to wait for."""
@@ -32,6 +47,20 @@ def start_accelerator(device: str, own_network: bool) -> Accelerator:
     accelerator = Accelerator(mixed_precision="no", cpu=cpu, kwargs_handlers=handlers)
     assert (accelerator.device.type == "cpu") == cpu
     return accelerator
+
+
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """Makes one line of whatever torch raises where memory is short."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+            raise WorkError(
+                "expected the memory for a training step, got too little of it; choose a smaller batch_size or "
+                "objective.num_noise"
+            ) from error
+        raise
 
 
 @contextmanager
@@ -122,40 +151,139 @@ def check_request(recipe: TrainRecipe, data: Images, folder: Path, accelerator: 
         raise RequestError(f"{folder}: expected a folder or none, got the file {there}; choose another --out")
 
 
+@dataclass(frozen=True)
+class Start:
+    """Where a run starts or continues."""
+
+    epoch: int
+    """The first epoch to train."""
+    state: State | None
+    digest: str
+    """Of the training data."""
+    model: ModelFile | None
+    """The model that is in the folder."""
+    warm_up: int
+    dead_epochs: int
+
+
 def open_run(
-    recipe: TrainRecipe, folder: Path, accelerator: Accelerator, resume: bool
-) -> tuple[int, dict[str, Any] | None]:
-    """Make or reopen the folder; the first epoch to train and the state to start from."""
+    recipe: TrainRecipe,
+    data: Images,
+    folder: Path,
+    accelerator: Accelerator,
+    resume: bool,
+    on_note: Callable[[str], None] = lambda text: None,
+) -> Start:
+    """Make or reopen the folder. What does not belong together (recipe, data, state, model, metrics) is refused."""
     exists = (folder / RECIPE).exists()
     if exists and not resume:
         raise RequestError(f"{folder}: holds a run already; continue it with --resume or choose another --out")
-    if exists:
+    if not exists:
+        refuse_lost_recipe(folder, compared=resume)
+    else:
         refuse_other_recipe(load_run_recipe(folder / RECIPE), recipe, folder)
-    state = load_state(folder)
-    first_epoch = 0 if state is None else int(state["epoch"])
+    model = read_model_file(folder / MODEL) if (folder / MODEL).exists() else None
+    state, digest = load_state(folder), data.digest()
+    if state is not None and state.data not in (None, digest):
+        raise RequestError(
+            f"{folder}: the training data have changed since its state was saved; restore them, or train on the new "
+            "data into another --out"
+        )
+    # The same data elsewhere, and more or fewer epochs, change nothing in the epochs that have been trained.
+    harmless = {"epochs"} | ({"dataset"} if state is not None and state.data else set())
+    if model is not None:
+        if not isinstance(model.recipe, TrainRecipe):
+            raise RequestError(f"{folder}: expected a run to train, got an imported model; choose another --out")
+        refuse_other_recipe(model.recipe, recipe, folder, MODEL, harmless)
+    if state is not None and state.recipe is not None:
+        stored = parse_recipe(TrainRecipe, stored_fields(state.recipe), str(folder / STATE))
+        refuse_other_recipe(stored, recipe, folder, STATE, harmless)
+    epoch = first_epoch(recipe, folder, state, model)
     # All processes have looked before the main one writes.
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
+        for name in (RECIPE, STATE, MODEL, METRICS):
+            remove_temporaries(folder / name)
         if not exists:
             recipe.save(folder / RECIPE)
-        keep_metrics_before(folder / METRICS, first_epoch)
+        keep_metrics_before(folder / METRICS, epoch)
+        if state is not None and state.data is None:
+            on_note(f"{folder}: its state does not record its training data: whether they are the same is not checked")
+        if epoch and not (folder / METRICS).exists():
+            on_note(f"{folder}: its {METRICS} is gone; that of epochs 0 to {epoch - 1} is lost")
+        if epoch == recipe.epochs:
+            on_note(f"{folder}: all {epoch} epochs are trained already")
     accelerator.wait_for_everyone()
-    return first_epoch, state
+    warm_up = recipe.learning_rate_warm_up if state is None or state.warm_up is None else state.warm_up
+    return Start(epoch, state, digest, model, warm_up, 0 if state is None else state.dead_epochs)
 
 
-def restore(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], folder: Path) -> None:
+def refuse_lost_recipe(folder: Path, compared: bool = False) -> None:
+    """A RequestError where a folder without a recipe holds other files of a run: they would be overwritten.
+
+    A model holds the recipe: with `compared`, where the request is compared with that, such a folder is accepted.
+    """
+    files = [name for name in (MODEL, STATE, METRICS) if (folder / name).exists()]
+    if not files or (compared and MODEL in files):
+        return
+    hint = (
+        f"`smoothcert train --recipe {shlex.quote(str(folder / MODEL))} --out {shlex.quote(str(folder))} --resume` "
+        f"takes it from {MODEL}"
+        if MODEL in files
+        else f"restore {RECIPE}"
+    )
+    raise RequestError(f"{folder}: holds {' and '.join(files)} but no {RECIPE}; {hint}, or choose another --out")
+
+
+def first_epoch(recipe: TrainRecipe, folder: Path, state: State | None, model: ModelFile | None) -> int:
+    """The first epoch to train: after the state's last one, or none where the model is finished and the state gone."""
+    measured = epochs_in(folder / METRICS)
+    if state is None:
+        if model is not None and model.epoch == recipe.epochs:
+            return recipe.epochs
+        # The first epoch is always saved, so a kill leaves at most its metrics without a state.
+        lost = max(measured if measured > 1 else 0, model.epoch if model is not None else 0)
+        if lost:
+            raise RequestError(
+                f"{folder}: {STATE} is gone, so the run cannot continue after its {lost} of {recipe.epochs} epochs; "
+                "restore it, or train again into another --out"
+            )
+        return 0
+    if state.epoch > recipe.epochs:
+        raise WorkError(
+            f"{folder / STATE}: expected at most the {recipe.epochs} epochs of the recipe, got {state.epoch}; "
+            "restore it, or train again into another folder"
+        )
+    if (folder / METRICS).exists() and measured < state.epoch:
+        raise WorkError(
+            f"{folder}: {STATE} is that of {state.epoch} epochs, {METRICS} holds {measured}; restore the files, or "
+            "train again into another folder"
+        )
+    return state.epoch
+
+
+def restore(model: nn.Module, optimizer: torch.optim.Optimizer, start: Start, folder: Path) -> None:
     """Load the state of a run; a network that has changed since is refused."""
+    state = start.state
+    if state is None:
+        if start.epoch:
+            load_run(folder, model=model)
+        return
     try:
-        model.load_state_dict(state["model"])
+        model.load_state_dict(state.model)
         # The settings are the recipe's and this device's; the momentum is the run's, laid out as the parameters are.
         own = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": own})
+        optimizer.load_state_dict({"state": state.optimizer["state"], "param_groups": own})
         for parameter, kept in optimizer.state.items():
-            kept.update({k: torch.empty_like(parameter).copy_(v) for k, v in kept.items() if isinstance(v, Tensor)})
+            for name, value in kept.items():
+                if isinstance(value, Tensor):
+                    if value.shape != parameter.shape:
+                        raise ValueError(f"{name} of shape {list(value.shape)} for {list(parameter.shape)}")
+                    kept[name] = torch.empty_like(parameter).copy_(value)
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())[:160]
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        reason = one_line(error)
         raise RequestError(f"{folder}: its weights do not fit the network ({reason}); choose another --out") from error
 
 
@@ -167,8 +295,36 @@ def start_again(model: nn.Module, optimizer: torch.optim.Optimizer, weights: dic
             kept["momentum_buffer"].zero_()
 
 
-def refuse_other_recipe(stored: TrainRecipe, wanted: TrainRecipe, folder: Path) -> None:
+def write_missing_model(
+    folder: Path,
+    model: nn.Module,
+    recipe: TrainRecipe,
+    spec: InputSpec,
+    start: Start,
+    provenance: Mapping[str, Any],
+) -> None:
+    """Write the model of a finished run from its state, where the folder holds none, or that of an earlier epoch.
+
+    `provenance` serves where the state, that of an earlier version, does not record one.
+    """
+    if start.state is None or start.epoch < recipe.epochs:
+        return
+    if start.model is None or (start.model.epoch, start.model.recipe) != (start.epoch, recipe):
+        save_model(folder, model, recipe, spec, start.epoch, start.state.provenance or provenance)
+
+
+def refuse_other_recipe(
+    stored: TrainRecipe, wanted: TrainRecipe, folder: Path, file: str = RECIPE, harmless: Collection[str] = ()
+) -> None:
+    """A RequestError where the recipe in `file` of `folder` differs from `wanted` in fields that are not `harmless`."""
     before, now = stored.to_mapping(), wanted.to_mapping()
-    differing = [f"{key}: the run has {before[key]}, the request {now[key]}" for key in now if before[key] != now[key]]
+    differing = [
+        f"{key}: the run has {before[key]}, the request {now[key]}"
+        for key in now
+        if before[key] != now[key] and key not in harmless
+    ]
     if differing:
-        raise RequestError(f"{folder}: holds a run of another recipe ({'; '.join(differing)}); choose another --out")
+        where = "" if file == RECIPE else f"{file} says that it "
+        raise RequestError(
+            f"{folder}: {where}holds a run of another recipe ({'; '.join(differing)}); choose another --out"
+        )

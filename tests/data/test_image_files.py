@@ -249,6 +249,16 @@ def test_workers_are_shared_among_the_processes_of_a_machine(monkeypatch: pytest
         assert default_workers() == expected
 
 
+def test_the_digest_changes_with_labels_names_and_sizes(files: FileList) -> None:
+    data = made(files)
+    digests = {data.digest(), made(files, labels=data.labels.flip(0)).digest(), data.subset(torch.arange(7)).digest()}
+    assert len(digests) == 3
+    assert made(files).digest() == data.digest() in digests
+    with files[3].open("ab") as file:
+        file.write(b" ")
+    assert data.digest() not in digests
+
+
 def test_names_with_any_characters(tmp_path: Path) -> None:
     names = ["späť/ä b.png", "a/very/long/" + "x" * 100 + ".png"]
     for number, name in enumerate(names):

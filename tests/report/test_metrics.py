@@ -10,6 +10,7 @@ from smoothcert.errors import WorkError
 from smoothcert.metrics_file import append_metrics
 from smoothcert.report.locate import find_certificates
 from smoothcert.report.metrics import further_terms, learning_rate_drops, read_metrics, read_run, training_runs
+from smoothcert.report.training_curves import draw_training_curves
 
 from .conftest import MakeRun
 
@@ -37,12 +38,46 @@ def test_a_torn_last_line_is_ignored_wherever_it_was_cut(tmp_path: Path) -> None
     assert read_metrics(tmp_path) == ENTRIES[:3], "only the newline was lost"
 
 
-@pytest.mark.parametrize("line", ['{"epoch": 1, "lo', "[1, 2]", '{"loss": 1.0}', '{"epoch": null}', "7"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"epoch": 1, "lo',
+        "[1, 2]",
+        '{"loss": 1.0}',
+        '{"epoch": null}',
+        "7",
+        '{"epoch": true}',
+        '{"epoch": 0.5}',
+        '{"epoch": -1}',
+        '{"epoch": 1, "loss": 1e300}',
+        '{"epoch": 1, "loss": Infinity}',
+        '{"epoch": 1, "noisy_accuracy": NaN}',
+        '{"epoch": 1, "loss": "low"}',
+        '{"epoch": 1, "seconds": [1]}',
+        '{"epoch": 1, "consistency": 1e999}',
+        '{"epoch": 1, "loss": 1' + "0" * 400 + "}",
+        "[" * 100_000,
+    ],
+)
 def test_other_damage_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(f"{json.dumps(ENTRIES[0])}\n{line}\n{json.dumps(ENTRIES[1])}\n")
     with pytest.raises(WorkError, match=r"metrics\.jsonl, line 2: damaged"):
         read_metrics(tmp_path)
+
+
+def test_bytes_that_are_not_utf8_are_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"epoch": 0}\n\xff\xfe\n{"epoch": 1}\n')
+    with pytest.raises(WorkError, match=r"metrics\.jsonl, line 2: damaged"):
+        read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize("value", [1e30, -1e30, 5e-324])
+def test_the_largest_and_smallest_numbers_can_be_drawn(value: float, tmp_path: Path) -> None:
+    for epoch in range(3):
+        line = {"epoch": epoch, "loss": value, "noisy_accuracy": 0.5, "learning_rate": 0.1, "consistency": value}
+        append_metrics(tmp_path / "metrics.jsonl", line)
+    assert draw_training_curves([read_run("a", tmp_path)], [tmp_path / "a.png"])
 
 
 def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:

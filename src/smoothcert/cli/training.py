@@ -1,5 +1,6 @@
 """`smoothcert train` and `smoothcert import`: commands that make run folders."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -16,7 +17,9 @@ if TYPE_CHECKING:  # commands import torch only when they need it: --help answer
 def train(
     out: Annotated[Path, typer.Option(help="Run folder to make.")],
     preset: Annotated[str | None, typer.Option(help="A published run: see `smoothcert presets`.")] = None,
-    recipe: Annotated[Path | None, typer.Option(help="A recipe in YAML instead of a preset.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="Instead of a preset a recipe in YAML, or that of a run's model.safetensors.")
+    ] = None,
     sigma: Annotated[float | None, typer.Option(help="Noise level.")] = None,
     model: Annotated[str | None, typer.Option(help="A network, or your own: package.module:function.")] = None,
     set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of the recipe.")] = [],  # noqa: B006
@@ -29,31 +32,38 @@ def train(
     device: Device = "auto",
 ) -> None:
     """Train a model into a run folder."""
-    from smoothcert.checkpoint import RECIPE
+    from smoothcert.checkpoint import RECIPE, load_recipe, refuse_code
     from smoothcert.console import train_with_bar
     from smoothcert.data import load_dataset
+    from smoothcert.models import is_code
     from smoothcert.presets import preset as find_preset
-    from smoothcert.recipe import load_run_recipe, load_train_recipe, with_overrides
+    from smoothcert.recipe import load_run_recipe, with_overrides
 
     compiling = check_compiling(compile_)
     if preset is not None and recipe is not None:
         raise RequestError("give --preset or --recipe, not both")
+    file = None if preset is not None else out / RECIPE if recipe is None and resume else recipe
     if preset is not None:
         chosen = find_preset(preset, sigma)
-    elif recipe is not None:
-        chosen = load_train_recipe(recipe)
-    elif resume and (out / RECIPE).exists():
-        chosen = load_run_recipe(out / RECIPE)
-    elif resume:
+    elif file is None:
+        raise RequestError("give --preset NAME or --recipe FILE; `smoothcert presets` lists the presets")
+    elif recipe is None and not file.exists():
+        from smoothcert.training_setup import refuse_lost_recipe
+
+        refuse_lost_recipe(out)
         raise RequestError(f"{out}: holds no run to continue; name it by --out, or give --preset NAME for a new one")
     else:
-        raise RequestError("give --preset NAME or --recipe FILE; `smoothcert presets` lists the presets")
+        chosen = load_run_recipe(file) if recipe is None else load_recipe(file)
     overrides = list(set_) if sigma is None or preset is not None else [f"sigma={sigma}", *set_]
     overrides += [f"model={model}"] if model is not None else []
     final = with_overrides(chosen, overrides)
+    if file is not None and f"model={final.model}" not in overrides:
+        refuse_code(file, final.model, None)
     images = load_dataset(final.dataset, "train", data, image_size=final.image_size)
     train_with_bar(final, images, out, resume=resume, device=device, capture=capture, compiling=compiling)
-    console.print(f"trained {out}; next: smoothcert certify {out}", soft_wrap=True)
+    # Of a user's own network, every command is told that its code may run.
+    code = f" --model {shlex.quote(final.model)}" if is_code(final.model) else ""
+    console.print(f"trained {out}; next: smoothcert certify {out}{code}", soft_wrap=True)
 
 
 def import_(

@@ -1,5 +1,6 @@
 """Images that stay in files and are decoded by worker processes when needed: for sets too large for memory."""
 
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -129,6 +130,15 @@ class ImageFiles:
         return replace(
             self, files=FileList(self.files.root, self.files.names[indices.numpy()]), labels=self.labels[indices]
         )
+
+    def digest(self) -> str:
+        """SHA-256 of shape and labels, and of names and sizes of the files, in order: pixels would take an epoch."""
+        digest = hashlib.sha256(f"{list(self.shape)} {self.num_classes}\n".encode())
+        digest.update(self.labels.contiguous().numpy().data)
+        for index, name in enumerate(self.files.names):
+            path = self.files[index]
+            digest.update(b"%d %s\n" % (path.stat().st_size if path.is_file() else -1, bytes(name)))
+        return digest.hexdigest()
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """See `Images.batch`; decoded in this process: certification asks for few images at a time."""

@@ -1,5 +1,6 @@
 """Images and labels of one split, held as tensors on one device and cut into batches there."""
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -59,6 +60,10 @@ class Images(Protocol):
         What an image looks like depends on (seed, order) and not on `share`: several processes that each take a
         share see together what one process sees.
         """
+        ...
+
+    def digest(self) -> str:
+        """SHA-256 of what training sees: labels and pixels, or names and sizes of files that are decoded later."""
         ...
 
 
@@ -161,6 +166,13 @@ class ImageData:
         """The images and labels at `indices` (int64 [m]), in that order, as data of their own."""
         indices = indices.to(self.images.device)
         return self._with(self.images.index_select(0, indices), self.labels.index_select(0, indices))
+
+    def digest(self) -> str:
+        """SHA-256 of shape, labels and pixels, in order."""
+        digest = hashlib.sha256(f"{list(self.images.shape)} {self.num_classes}\n".encode())
+        for tensor in (self.labels, self.images):
+            digest.update(tensor.cpu().contiguous().numpy().data)
+        return digest.hexdigest()
 
     def _with(self, images: Tensor, labels: Tensor) -> "ImageData":
         return replace(self, images=images, labels=labels)

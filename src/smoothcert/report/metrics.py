@@ -8,10 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from smoothcert.certificates import CertificatesFile
+from smoothcert.errors import RequestError
 from smoothcert.metrics_file import METRICS, Metrics, read_epochs
+from smoothcert.yaml_file import read_yaml
 
 # What is not a term of its own: the book-keeping, and the part of the loss that classifies.
 _NOT_TERMS = (
@@ -72,10 +72,9 @@ def training_runs(files: Sequence[tuple[str, CertificatesFile]]) -> list[tuple[s
 def _recipe(folder: Path) -> Mapping[str, Any]:
     """The run's recipe as it is written; {} where there is none that can be read: it only serves labels here."""
     try:
-        recipe = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        return read_yaml(folder / "recipe.yaml")
+    except RequestError:
         return {}
-    return recipe if isinstance(recipe, dict) else {}
 
 
 def read_run(name: str, folder: Path) -> TrainedRun:

@@ -8,14 +8,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from smoothcert.certificates import CertificatesFile
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.report.comparison import Published, published_columns
 from smoothcert.report.layout import UNKNOWN, Column, Layout, decimals_needed
 from smoothcert.report.summary import Summary
 from smoothcert.report.tables import arranged
+from smoothcert.yaml_file import read_yaml
 
 SEEDS_CAPTION = "mean ± sd over seeds; certified accuracy in % at each radius"
 _RECIPE = "recipe.yaml"
@@ -84,15 +83,12 @@ def run_recipe(path: Path) -> Mapping[str, Any] | None:
     if folder.name != "certificates" or not recipe.is_file():
         return None
     try:
-        stored = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        told = " ".join(str(error).split())[:100]
+        return read_yaml(recipe)
+    except RequestError as error:
+        reason = str(error).removeprefix(f"{recipe}: ").partition(";")[0]
         raise WorkError(
-            f"{recipe}: expected the recipe of a run in YAML, got '{told}'; restore or remove it"
+            f"{recipe}: expected the recipe of a run in YAML, got '{reason}'; restore or remove it"
         ) from error
-    if not isinstance(stored, Mapping):
-        raise WorkError(f"{recipe}: expected the recipe of a run, a YAML mapping, got none; restore or remove it")
-    return stored
 
 
 def _all_but_the_seed(file: CertificatesFile, recipe: Mapping[str, Any]) -> tuple[str, frozenset[int]]:

@@ -152,7 +152,7 @@ def at_once(planned: Sequence[PlannedRun], workshop: Workshop) -> Failures:
                 run, started = waiting.pop(0), time.perf_counter()
                 try:
                     running[start(commands(run, workshop), run.folder, threads)] = run, started
-                except OSError as error:  # as where a file is in place of its folder
+                except (RequestError, WorkError, OSError) as error:  # as where a file is in place of its folder
                     end(run, started, " ".join(str(error).split()))
             time.sleep(POLL_SECONDS)
             for process in [process for process in running if process.poll() is not None]:
