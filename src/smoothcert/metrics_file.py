@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from smoothcert.errors import WorkError, write_error
-from smoothcert.files import check_regular_file, write_text_atomically
+from smoothcert.files import write_text_atomically
 
 METRICS = "metrics.jsonl"
 Metrics = list[dict[str, float]]
@@ -58,7 +58,8 @@ def read_epochs(path: Path, taken_from: Callable[[Any], Epoch]) -> list[Epoch]:
     WorkError that names the line: what is not JSON, has no epoch, holds a number that is not finite or beyond 1e30,
     or makes `taken_from` raise a ValueError or fail.
     """
-    check_regular_file(path)
+    if path.exists() and not path.is_file():  # reading a pipe could block forever
+        raise WorkError(f"{path}: cannot be read (not a regular file); repair the file or move it")
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:

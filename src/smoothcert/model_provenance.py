@@ -20,7 +20,7 @@ def model_provenance(folder: Path) -> dict[str, Any]:
         try:
             with safe_open(path, framework="numpy") as file:
                 return dict(json.loads((file.metadata() or {})["smoothcert"])["provenance"])
-        except (SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
+        except (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError) as error:
             raise WorkError(f"{path}: damaged or not a smoothcert model; restore it, or leave this run out") from error
     files = [path for path in sorted((folder / "certificates").glob("*.tsv")) if settings_path(path).exists()]
     told = (read_settings(path)["provenance"].get("model") for path in files)
