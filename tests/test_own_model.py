@@ -128,7 +128,7 @@ def test_plain_callables_and_modules_are_accepted(workplace: Path) -> None:
     ("reference", "message"),
     [
         ("no_such_module_here:f", "run where Python finds the module"),
-        ("./mine_for_test.py:small", "run where Python finds the module"),
+        ("./no_such_file.py:small", "no_such_file.py, which does not exist; correct the path"),
         ("mine_for_test:missing", "has no attribute 'missing'"),
         ("mine_for_test:number", "to be a function, got int"),
         ("mine_for_test:fails", r"mine_for_test:fails\(\) failed \(RuntimeError: no weights\)"),

@@ -41,17 +41,20 @@ class InputSpec:
     shape: tuple[int, int, int]
     num_classes: int
     normalization: Normalization | None = None
+    class_names: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, data: Images) -> "InputSpec":
-        return cls(data.shape, data.num_classes, data.normalization)
+        return cls(data.shape, data.num_classes, data.normalization, data.class_names)
 
     @classmethod
     def from_mapping(cls, fields: Mapping[str, Any]) -> "InputSpec":
         channels, height, width = fields["shape"]
         given = fields["normalization"]
         normalization = Normalization(tuple(given["mean"]), tuple(given["std"])) if given else None
-        return cls((channels, height, width), fields["num_classes"], normalization)
+        names = fields.get("class_names")  # runs of earlier versions have none
+        class_names = tuple(map(str, names)) if names else None
+        return cls((channels, height, width), fields["num_classes"], normalization, class_names)
 
 
 @dataclass(frozen=True)

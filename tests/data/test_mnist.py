@@ -86,7 +86,7 @@ ARCHIVE = gzip.compress(IMAGES_CONTENT, mtime=0)
         (gzip.compress(LABELS_CONTENT + bytes(9), mtime=0), "expected magic number 2051, found 2049"),
         (gzip.compress(IMAGES_CONTENT[:10], mtime=0), "expected an idx header of 16 bytes, found 10 bytes in all"),
         (gzip.compress(IMAGES_CONTENT[:-1], mtime=0), "expected 140 bytes of data for shape [7, 4, 5], found 139"),
-        (gzip.compress(IMAGES_CONTENT + b"!", mtime=0), "expected 140 bytes of data for shape [7, 4, 5], found 141"),
+        (gzip.compress(IMAGES_CONTENT + b"!", mtime=0), "expected 140 bytes of data for shape [7, 4, 5], found more"),
     ],
 )
 def test_damaged_idx_file_is_one_line(tmp_path: Path, archive: bytes, problem: str) -> None:

@@ -24,7 +24,7 @@ def test_class_folders_serve_both_splits(tmp_path: Path) -> None:
         assert isinstance(data, ImageData)
         assert data.shape == (3, 12, 20)
         assert data.labels.tolist() == [0, 0, 1, 2]
-        assert (data.num_classes, data.class_names, data.split) == (3, ("ant", "bee", "cat"), split)
+        assert (data.num_classes, data.class_names, data.split) == (3, ("ant", "bee", "cat"), "all")
         for place, number in enumerate([1, 0, 2]):
             expected = np.asarray(photograph(number, 20, 12)).transpose(2, 0, 1)
             np.testing.assert_array_equal(data.images[place].numpy(), expected)
@@ -108,7 +108,7 @@ def bad_folders(root: Path) -> dict[str, tuple[Path, str]]:
         "only images": (only_images, "got no folders; make them"),
         "no images": (no_images, "of a class, got none; add some or remove it"),
         "empty class": (empty_class, "of a class, got none; add some or remove it"),
-        "sizes": (mixed, "got x.png of 10x10 and y.png of 11x10 pixels; give image_size"),
+        "sizes": (mixed, "got x.png of 10x10 and y.png of 11x10 pixels; give --image-size S"),
         "no test": (train_only, "expected test or val with class folders, got train alone"),
         "extra class": (extra, "expected the classes of the training folder alone, got b"),
     }
@@ -172,7 +172,7 @@ def test_npz_in_every_form(tmp_path: Path, images: np.ndarray, expected: np.ndar
     data = load_dataset(f"npz:{path}", "test")
     np.testing.assert_array_equal(data.images.numpy(), expected)
     np.testing.assert_array_equal(data.labels.numpy(), LABELS)
-    assert (data.num_classes, data.name, data.split) == (4, f"npz:{path}", "test")
+    assert (data.num_classes, data.name, data.split) == (4, f"npz:{path}", "all")
 
 
 def test_npz_with_splits_counts_the_classes_of_both(tmp_path: Path) -> None:

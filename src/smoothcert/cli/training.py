@@ -30,8 +30,8 @@ def train(
 ) -> None:
     """Train a model into a run folder."""
     from smoothcert.checkpoint import RECIPE
-    from smoothcert.console import train_with_bar
-    from smoothcert.data import load_dataset
+    from smoothcert.console import print_data_notes, print_note, train_with_bar
+    from smoothcert.data import UNSPLIT, load_dataset
     from smoothcert.presets import preset as find_preset
     from smoothcert.recipe import load_train_recipe, with_overrides
 
@@ -52,6 +52,9 @@ def train(
     overrides += [f"model={model}"] if model is not None else []
     final = with_overrides(chosen, overrides)
     images = load_dataset(final.dataset, "train", data, image_size=final.image_size)
+    print_data_notes(console, images)
+    if images.split == UNSPLIT:
+        print_note(console, f"{images.name} has no split: all {len(images):,} images are trained on; certify others")
     train_with_bar(final, images, out, resume=resume, device=device, capture=capture, compiling=compiling)
     console.print(f"trained {out}; next: smoothcert certify {out}", soft_wrap=True)
 
