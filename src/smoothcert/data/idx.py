@@ -29,7 +29,7 @@ def read_idx(path: Path, magic: int, sha256: str | None = None) -> NDArray[np.ui
     """The array in the gzipped idx file `path`: [n, h, w] for IMAGES_MAGIC, [n] for LABELS_MAGIC.
 
     At most MOST_BYTES are unpacked, whatever the archive holds. Guarantees that the file is whole: its header fits its
-    length and, where `sha256` is given, that is the digest of the uncompressed content. The archive itself is not hashed,
+    length and, where `sha256` is given, that is the digest of the uncompressed content. The archive is not hashed,
     since the same content may be compressed in many ways. Otherwise a WorkError says what was found.
     """
     start = 4 * (1 + (magic & 0xFF))
