@@ -47,8 +47,8 @@ def print_data_notes(console: Console, images: "Images", trained_on: str | None 
         print_note(console, note)
     if images.split == UNSPLIT and trained_on is not None and same_data(trained_on, images.name):
         console.print(
-            f"warning: {images.name} has no split, so these are the images that the network was trained on; the "
-            "certified accuracy of new images is lower: give data with a test split",
+            f"warning: {images.name} has no split: the certified accuracy is that of images that the network was "
+            "trained on; give data with a test split",
             style="yellow",
             soft_wrap=True,
         )
