@@ -143,6 +143,20 @@ def test_a_model_with_more_outputs_than_folders(
     assert "got a list without seven" in err
 
 
+def test_a_run_with_more_classes_than_the_folder(trained_run: Path, digits: Path, tmp_path: Path, run_cli: Cli) -> None:
+    run = shutil.copytree(trained_run, tmp_path / "run")
+    arguments = ("certify", run, "--dataset", f"folder:{digits}", "--n", 100, "--device", "cpu")
+    code, _, err = run_cli(*arguments)
+    assert code == 2
+    assert "or name the classes of all outputs with certify --classes FILE" in err
+    names = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    (tmp_path / "classes.txt").write_text("\n".join(names))
+    code, _, err = run_cli(*arguments, "--classes", tmp_path / "classes.txt")
+    assert code == 0, err
+    rows = read_certificates(run / "certificates" / "test-n100.tsv").rows
+    assert sum(row.correct for row in rows) >= 5
+
+
 @pytest.mark.parametrize("reference", ["torch:zeros", "os:abort", "sys:exit"])
 def test_built_in_functions_are_refused(run_cli: Cli, tmp_path: Path, reference: str) -> None:
     code, _, err = run_cli(

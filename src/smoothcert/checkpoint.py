@@ -85,9 +85,11 @@ class Run:
     def refuse_other_images(self, data: Images) -> None:
         """A RequestError where `data` has another shape or number of classes than the model was made for."""
         if (data.shape, data.num_classes) != (self.spec.shape, self.spec.num_classes):
+            fewer = data.shape == self.spec.shape and data.num_classes < self.spec.num_classes
             raise RequestError(
                 f"{self.folder}: its model takes images {self.spec.shape} of {self.spec.num_classes} classes, "
                 f"{data.name} has {data.shape} of {data.num_classes}; give the data that it was trained for"
+                + (", or name the classes of all outputs with certify --classes FILE" if fewer else "")
             )
 
 

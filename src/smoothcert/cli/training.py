@@ -18,7 +18,9 @@ def train(
     preset: Annotated[str | None, typer.Option(help="A published run: see `smoothcert presets`.")] = None,
     recipe: Annotated[Path | None, typer.Option(help="A recipe in YAML instead of a preset.")] = None,
     sigma: Annotated[float | None, typer.Option(help="Noise level.")] = None,
-    model: Annotated[str | None, typer.Option(help="A network, or your own: package.module:function.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A network, or your own: package.module:function or FILE.py:function.")
+    ] = None,
     set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of the recipe.")] = [],  # noqa: B006
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     compile_: Annotated[str, typer.Option("--compile", help="auto (if it pays), always or never; on a GPU.")] = "auto",

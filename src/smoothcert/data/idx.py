@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +54,7 @@ def read_idx(path: Path, magic: int, sha256: str | None = None) -> NDArray[np.ui
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[IO[bytes]]:
+def _reading(path: Path) -> Iterator[gzip.GzipFile]:
     """The uncompressed content of `path` as a file; damage, seen then or later, is a WorkError."""
     try:
         with gzip.open(path, "rb") as file:
