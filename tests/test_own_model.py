@@ -23,6 +23,9 @@ from smoothcert.recipe import CertifyRecipe
 from smoothcert.training import train
 
 MODULE = """
+import asyncio
+import functools
+import os
 import torch
 from torch import nn
 
@@ -54,6 +57,16 @@ def fails():
 def nothing():
     return 5
 
+def leaves():
+    raise SystemExit(0)
+
+def cancels():
+    raise asyncio.CancelledError
+
+cached = functools.cache(small)
+filled = functools.partial(small, num_classes=2)
+ends = functools.partial(os.abort)
+
 number = 5
 """
 
@@ -65,6 +78,8 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     levels = np.array([40, 60, 200, 220], dtype=np.uint8)
     images = np.repeat(levels, 16).reshape(4, 4, 4)
     np.savez(tmp_path / "grey.npz", images=images, labels=np.array([0, 0, 1, 1]))
+    (tmp_path / "leaves_when_imported.py").write_text("raise SystemExit(0)")
+    (tmp_path / "folder.py").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
@@ -188,17 +203,47 @@ def test_plain_callables_and_modules_are_accepted(workplace: Path) -> None:
     ("reference", "message"),
     [
         ("no_such_module_here:f", "run where Python finds the module"),
-        ("./mine_for_test.py:small", "run where Python finds the module"),
+        ("./no_such_file.py:small", "no_such_file.py, which does not exist; correct the path"),
         ("mine_for_test:missing", "has no attribute 'missing'"),
         ("mine_for_test:number", "to be a function, got int"),
         ("mine_for_test:fails", r"mine_for_test:fails\(\) failed \(RuntimeError: no weights\)"),
         ("mine_for_test:nothing", "to return a module or a callable, got int"),
+        ("mine_for_test:leaves", r"leaves\(\) failed \(SystemExit: 0\)"),
+        ("mine_for_test:cancels", r"cancels\(\) failed \(CancelledError"),
+        ("mine_for_test:ends", "written in Python"),
+        ("torch:zeros", "expected torch:zeros to be a function or a class written in Python"),
+        ("os:abort", "written in Python"),
+        ("sys:exit", "written in Python"),
+        ("leaves_when_imported:build", "SystemExit: 0"),
+        ("./leaves_when_imported.py:build", "SystemExit: 0"),
+        ("folder.py:build", "expected a file, got a folder"),
+        (":build", "expected package.module:function or FILE.py:function"),
     ],
 )
 def test_wrong_references_are_refused(workplace: Path, reference: str, message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
         own_model(reference, 2)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["cached", "filled", "Brightness"])
+def test_wrapped_functions_and_classes_build_networks(workplace: Path, name: str) -> None:
+    check_outputs(own_model(f"mine_for_test:{name}", 2), name, (1, 4, 4), 2)
+
+
+def test_a_file_is_named_by_its_path(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = workplace / "elsewhere"
+    folder.mkdir()
+    (folder / "helper_of_test.py").write_text("CLASSES = 5")
+    code = "import helper_of_test, torch\ndef build():\n    return torch.nn.Linear(2, helper_of_test.CLASSES)\n"
+    (folder / "torch.py").write_text("raise RuntimeError")  # must not replace the package
+    (folder / "json.py").write_text(code)
+    for reference in ("elsewhere/json.py:build", f"{folder}/json.py:build", "./elsewhere/../elsewhere/json.py:build"):
+        assert own_model(reference, 2).out_features == 5
+    import json
+
+    assert "elsewhere" not in str(json.__file__)
+    assert own_model("mine_for_test.py:small", 3)[1].out_features == 3
 
 
 def test_a_network_that_does_not_fit_is_refused_before_training(workplace: Path) -> None:

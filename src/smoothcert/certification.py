@@ -20,7 +20,7 @@ from smoothcert.certificates import (
     write_certificates,
 )
 from smoothcert.checkpoint import Run, tensors_digest, versions
-from smoothcert.data import DATASETS, ImageData, Images, default_folder
+from smoothcert.data import DATASETS, UNSPLIT, ImageData, Images, default_folder
 from smoothcert.errors import RequestError
 from smoothcert.models import check_outputs
 from smoothcert.noise import NOISES
@@ -132,6 +132,7 @@ def certify_dataset(
         "split": data.split,
         # A name in DATASETS stands for its images; what a folder or a file of one's own holds may have changed.
         "images_sha256": None if data.name in DATASETS else images_digest(data),
+        **({"classes": list(data.class_names or ())} if data.relabelled else {}),
         **recipe.to_mapping(),
         "batch_norm_folded": folded,
         "noise_block": noise_block(device),
@@ -152,8 +153,10 @@ def certify_dataset(
 
 
 def told(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` without the digests that are not known, or that an earlier version did not write into the file."""
+    """`settings` without what is not known, or what an earlier version did not write into the file."""
     digests = ("images_sha256", "classes_sha256")
+    if settings.get("split") == UNSPLIT and stored.get("split") == "test":
+        settings = {**settings, "split": "test"}  # what an earlier version wrote for data without a split
     return {
         key: value
         for key, value in settings.items()

@@ -45,22 +45,27 @@ class InputSpec:
     shape: tuple[int, int, int]
     num_classes: int
     normalization: Normalization | None = None
+    class_names: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, data: Images) -> "InputSpec":
-        return cls(data.shape, data.num_classes, data.normalization)
+        return cls(data.shape, data.num_classes, data.normalization, data.class_names)
 
     @classmethod
     def from_mapping(cls, stored: Mapping[str, Any]) -> "InputSpec":
         """From what `asdict` gives; a ValueError, TypeError or KeyError for anything else."""
         channels, height, width = stored["shape"]
         num_classes, layer = stored["num_classes"], stored["normalization"]
+        names = stored.get("class_names")  # runs of earlier versions have none
         if not all(type(size) is int and 0 < size <= MOST for size in (channels, height, width, num_classes)):
             raise ValueError(f"expected sizes of 1 to {MOST}, got {stored['shape']} and {num_classes}")
         numbers = [tuple(map(float, layer[part])) for part in ("mean", "std")] if layer else []
         if any(len(part) != channels or not all(map(math.isfinite, part)) for part in numbers):
             raise ValueError(f"expected a mean and a standard deviation for each of {channels} channels")
-        return cls((channels, height, width), num_classes, Normalization(*numbers) if layer else None)
+        if names and len(names) != num_classes:
+            raise ValueError(f"expected {num_classes} class names, got {len(names)}")
+        normalization = Normalization(*numbers) if layer else None
+        return cls((channels, height, width), num_classes, normalization, tuple(map(str, names)) if names else None)
 
 
 @dataclass(frozen=True)
@@ -91,9 +96,11 @@ class Run:
     def refuse_other_images(self, data: Images) -> None:
         """A RequestError where `data` has another shape or number of classes than the model was made for."""
         if (data.shape, data.num_classes) != (self.spec.shape, self.spec.num_classes):
+            fewer = data.shape == self.spec.shape and data.num_classes < self.spec.num_classes
             raise RequestError(
                 f"{self.folder}: its model takes images {self.spec.shape} of {self.spec.num_classes} classes, "
                 f"{data.name} has {data.shape} of {data.num_classes}; give the data that it was trained for"
+                + (", or name the classes of all outputs with certify --classes FILE" if fewer else "")
             )
 
 

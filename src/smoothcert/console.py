@@ -37,6 +37,23 @@ def print_note(console: Console, text: str) -> None:
     console.print(f"note: {text}", style="yellow", soft_wrap=True, markup=False)
 
 
+def print_data_notes(console: Console, images: "Images", trained_on: str | None = None) -> None:
+    """Print what a user should know about `images`. `trained_on` is the data set of the network that is certified."""
+    from smoothcert.data import UNSPLIT, same_data
+
+    if os.environ.get("RANK", "0") != "0":
+        return
+    for note in images.notes:
+        print_note(console, note)
+    if images.split == UNSPLIT and trained_on is not None and same_data(trained_on, images.name):
+        console.print(
+            f"warning: {images.name} has no split: the certified accuracy is that of images that the network was "
+            "trained on; give data with a test split",
+            style="yellow",
+            soft_wrap=True,
+        )
+
+
 def train_with_bar(
     recipe: "TrainRecipe",
     data: "Images",

@@ -27,7 +27,7 @@ from smoothcert.attacks import attacked, smoothed_pgd
 from smoothcert.bounds import top_two_p_value
 from smoothcert.certificates import ABSTAIN, CertificatesFile, CertifiedImage
 from smoothcert.checkpoint import Run, versions
-from smoothcert.data import Images
+from smoothcert.data import UNSPLIT, Images
 from smoothcert.errors import RequestError
 from smoothcert.noise import Gaussian
 from smoothcert.recipe import Recipe
@@ -324,6 +324,8 @@ def _claims(certificates: CertificatesFile | None, settings: Mapping[str, Any]) 
         return {}
     shared = [key for key in SAME_CLASSIFIER if key in certificates.settings and key in settings]
     stored = {key: certificates.settings[key] for key in shared}
+    if settings["split"] == UNSPLIT and stored.get("split") == "test":
+        stored["split"] = UNSPLIT  # what an earlier version wrote for data without a split
     if differences := differing_settings(stored, {key: settings[key] for key in shared}):
         raise RequestError(
             f"{certificates.path}: certifies another classifier than the one to attack ({'; '.join(differences)}); "

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from smoothcert.data import (
+    UNSPLIT,
     ImageData,
     ImageFiles,
     Split,
@@ -37,6 +38,8 @@ def pictures(dataset: str, split: str, indices: Sequence[int], folder: Path | No
     images are PNG files with exactly their pixels, larger ones JPEG files of at most 96 pixels a side. Indices that the
     split does not have are left out.
     """
+    if split == UNSPLIT:
+        split = "test"  # either request gives all images of such data
     if split not in get_args(Split):
         return f"No pictures: {dataset} has no split called {split}."
     try:

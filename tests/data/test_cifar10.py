@@ -262,6 +262,39 @@ def test_damaged_archive_leaves_nothing_behind(tmp_path: Path, content: bytes, p
     assert list(tmp_path.iterdir()) == [path]
 
 
+def odd_archive(kind: str) -> bytes:
+    """An archive whose test_batch.bin is not a plain file of records."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as tar:
+        for name in TRAIN:
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}.bin")
+            member.size = len(binary(name))
+            tar.addfile(member, io.BytesIO(binary(name)))
+        odd = tarfile.TarInfo("cifar-10-batches-bin/test_batch.bin")
+        types = {"folder": tarfile.DIRTYPE, "pipe": tarfile.FIFOTYPE, "link": tarfile.SYMTYPE, "hard": tarfile.LNKTYPE}
+        odd.type = types.get(kind, tarfile.REGTYPE)
+        odd.linkname = "../../../../etc/passwd" if kind in ("link", "hard") else ""
+        if kind == "sparse":  # claims 10^12 bytes of zeros, all of them records with label 0
+            odd.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(3073 << 30)}
+            odd.size = 512
+            tar.addfile(odd, io.BytesIO(b"0\n".ljust(512, b"\0")))
+        elif kind == "large":
+            odd.size = 200_000_000
+            tar.fileobj.write(odd.tobuf() + bytes(1024))
+        else:
+            tar.addfile(odd)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link", "hard", "sparse", "large"])
+def test_an_archive_with_odd_members_is_one_line(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(odd_archive(kind))
+    with pytest.raises(WorkError, match=r"tar\.gz: expected .*; delete it") as raised:
+        load("test", tmp_path, download=False)
+    assert "\n" not in str(raised.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["cifar-10-binary.tar.gz"]
+
+
 def test_another_archive_than_the_official_is_not_unpacked(tmp_path: Path, mirror: Mirror) -> None:
     mirror.files["cifar"] = archive()
     with pytest.raises(WorkError, match="expected SHA-256"):

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import os
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,20 @@ def test_as_many_labels_as_images(tmp_path: Path) -> None:
 ARCHIVE = gzip.compress(IMAGES_CONTENT, mtime=0)
 
 
+@pytest.mark.parametrize("shape", [(7, 4, 5), (3000, 1000, 1000)])
+def test_an_archive_that_unpacks_to_much_more_is_refused(tmp_path: Path, shape: tuple[int, int, int]) -> None:
+    """Neither a header that claims 3 GB nor content beyond the header is unpacked."""
+    path = tmp_path / "images.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(struct.pack(">4I", IMAGES_MAGIC, *shape) + bytes(100_000_000))
+    tracemalloc.start()
+    with pytest.raises(WorkError, match=r"expected (140 bytes of data|at most 1,000,000,000 bytes)"):
+        read_idx(path, IMAGES_MAGIC)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5_000_000
+
+
 @pytest.mark.parametrize(
     ("archive", "problem"),
     [
@@ -86,7 +101,7 @@ ARCHIVE = gzip.compress(IMAGES_CONTENT, mtime=0)
         (gzip.compress(LABELS_CONTENT + bytes(9), mtime=0), "expected magic number 2051, found 2049"),
         (gzip.compress(IMAGES_CONTENT[:10], mtime=0), "expected an idx header of 16 bytes, found 10 bytes in all"),
         (gzip.compress(IMAGES_CONTENT[:-1], mtime=0), "expected 140 bytes of data for shape [7, 4, 5], found 139"),
-        (gzip.compress(IMAGES_CONTENT + b"!", mtime=0), "expected 140 bytes of data for shape [7, 4, 5], found 141"),
+        (gzip.compress(IMAGES_CONTENT + b"!", mtime=0), "expected 140 bytes of data for shape [7, 4, 5], found more"),
     ],
 )
 def test_damaged_idx_file_is_one_line(tmp_path: Path, archive: bytes, problem: str) -> None:

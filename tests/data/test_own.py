@@ -1,6 +1,8 @@
 """One's own images: folder:PATH and npz:PATH, good and bad."""
 
+import io
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import torch
 from photographs import photograph, write_photograph
 from PIL import Image
 
-from smoothcert.data import ImageData, ImageFiles, load_dataset, load_folder
+from smoothcert.data import ImageData, ImageFiles, default_folder, load_dataset, load_folder, load_npz, read_class_names
 from smoothcert.errors import RequestError, WorkError
 
 
@@ -24,7 +26,7 @@ def test_class_folders_serve_both_splits(tmp_path: Path) -> None:
         assert isinstance(data, ImageData)
         assert data.shape == (3, 12, 20)
         assert data.labels.tolist() == [0, 0, 1, 2]
-        assert (data.num_classes, data.class_names, data.split) == (3, ("ant", "bee", "cat"), split)
+        assert (data.num_classes, data.class_names, data.split) == (3, ("ant", "bee", "cat"), "all")
         for place, number in enumerate([1, 0, 2]):
             expected = np.asarray(photograph(number, 20, 12)).transpose(2, 0, 1)
             np.testing.assert_array_equal(data.images[place].numpy(), expected)
@@ -108,7 +110,7 @@ def bad_folders(root: Path) -> dict[str, tuple[Path, str]]:
         "only images": (only_images, "got no folders; make them"),
         "no images": (no_images, "of a class, got none; add some or remove it"),
         "empty class": (empty_class, "of a class, got none; add some or remove it"),
-        "sizes": (mixed, "got x.png of 10x10 and y.png of 11x10 pixels; give image_size"),
+        "sizes": (mixed, "got x.png of 10x10 and y.png of 11x10 pixels; give --image-size S"),
         "no test": (train_only, "expected test or val with class folders, got train alone"),
         "extra class": (extra, "expected the classes of the training folder alone, got b"),
     }
@@ -134,6 +136,75 @@ def test_damaged_image_is_named(tmp_path: Path, content: bytes | None) -> None:
     with pytest.raises(WorkError, match=r"y\.png: expected a whole image, .*; replace or delete it") as raised:
         load_folder(tmp_path, "test")
     assert "\n" not in str(raised.value)
+
+
+def test_all_unreadable_files_are_listed_at_once(tmp_path: Path) -> None:
+    write_photograph(tmp_path / "a" / "good.png", 0)
+    for number in range(11):
+        (tmp_path / "a" / f"head{number:02}.png").write_bytes(b"not an image")
+    cut = write_photograph(tmp_path / "a" / "cut.png", 1)
+    cut.write_bytes(cut.read_bytes()[:-400])
+    with pytest.raises(WorkError, match="12 of 13 files cannot be used: a/cut") as raised:
+        load_folder(tmp_path, "test")
+    message = str(raised.value)
+    assert "\n" not in message
+    assert "a/head08.png (expected a whole image, found 12 bytes that cannot be decoded" in message
+    assert "head09" not in message
+    assert message.endswith(" and 2 more; replace or delete them")
+
+
+def test_notes_on_skipped_and_coloured_files(tmp_path: Path) -> None:
+    for number in range(3):
+        write_photograph(tmp_path / "a" / f"{number}.png", number, mode="L")
+    assert load_folder(tmp_path, "test").notes == ()
+    write_photograph(tmp_path / "b" / "colour.png", 3)
+    for name in ("a/x.tif", "a/y.TIF", "b/z.jfif", "b/.hidden.gif"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "b" / "folder").mkdir()
+    for in_memory in (0, 10**9):
+        skipped, coloured = load_folder(tmp_path, "test", in_memory_bytes=in_memory).notes
+        assert f"{tmp_path}: 3 files are skipped (.tif, .jfif)" in skipped
+        assert "3 of 4 files are grey, because b/colour.png is in colour (mode RGB)" in coloured
+
+
+def test_labels_follow_the_names_of_outputs(tmp_path: Path) -> None:
+    for number, name in enumerate(["ant/a.png", "bee/b.png", "cat/c.png"]):
+        write_photograph(tmp_path / name, number)
+    (tmp_path / "classes.txt").write_text("dog\ncat\n\nbee\nant\n")
+    names = read_class_names(tmp_path / "classes.txt")
+    assert names == ("dog", "cat", "bee", "ant")
+    data = load_dataset(f"folder:{tmp_path}", "test", classes=names)
+    assert (data.labels.tolist(), data.num_classes, data.class_names) == ([3, 2, 1], 4, names)
+    with pytest.raises(RequestError, match="got a list without bee, cat; add them, or remove those images"):
+        load_dataset(f"folder:{tmp_path}", "test", classes=("ant", "dog"))
+    np.savez(tmp_path / "own.npz", images=GREY, labels=LABELS)
+    assert load_dataset(f"npz:{tmp_path / 'own.npz'}", "test", classes=names).labels.tolist() == LABELS.tolist()
+    with pytest.raises(RequestError, match="expected at least the 4 classes"):
+        load_dataset(f"npz:{tmp_path / 'own.npz'}", "test", classes=names[:3])
+    for content, problem in (("", "got none"), ("a\nb\na\n", "got a twice")):
+        (tmp_path / "classes.txt").write_text(content)
+        with pytest.raises(RequestError, match=problem):
+            read_class_names(tmp_path / "classes.txt")
+    (tmp_path / "classes.txt").write_bytes(b"\xff\xfe\xff")
+    for path in (tmp_path / "classes.txt", tmp_path / "none.txt", tmp_path):
+        with pytest.raises(RequestError, match="expected "):
+            read_class_names(path)
+
+
+@pytest.mark.parametrize("name", ["folder:~nobody-here/x", "npz:~nobody-here/x"])
+def test_unknown_users_are_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RequestError, match="~nobody-here/x: expected ~ or ~ and a known user"):
+        load_dataset(name, "test")
+    with pytest.raises(RequestError, match="expected ~ or ~ and a known user"):
+        load_dataset("mnist", "test", Path("~nobody-here"))
+    monkeypatch.setenv("SMOOTHCERT_DATA", "~nobody-here")
+    with pytest.raises(RequestError, match="expected ~ or ~ and a known user"):
+        default_folder()
+
+
+def test_a_name_of_another_type_is_one_line() -> None:
+    with pytest.raises(RequestError, match="dataset: expected a name, got list"):
+        load_dataset(["mnist"], "test")  # type: ignore[arg-type]
 
 
 def test_image_size_must_be_positive_and_is_for_folders(tmp_path: Path) -> None:
@@ -172,7 +243,7 @@ def test_npz_in_every_form(tmp_path: Path, images: np.ndarray, expected: np.ndar
     data = load_dataset(f"npz:{path}", "test")
     np.testing.assert_array_equal(data.images.numpy(), expected)
     np.testing.assert_array_equal(data.labels.numpy(), LABELS)
-    assert (data.num_classes, data.name, data.split) == (4, f"npz:{path}", "test")
+    assert (data.num_classes, data.name, data.split) == (4, f"npz:{path}", "all")
 
 
 def test_npz_with_splits_counts_the_classes_of_both(tmp_path: Path) -> None:
@@ -210,6 +281,12 @@ def test_npz_with_class_names(tmp_path: Path) -> None:
         ({"images": GREY, "labels": LABELS.astype(np.int64) - 1}, "got labels in -1..2"),
         ({"images": GREY, "labels": LABELS / 1}, "expected labels as integers [n], got float64 [6]"),
         ({"images": GREY, "labels": LABELS[:, None]}, "got uint8 [6, 1]"),
+        ({"images": np.uint8(3), "labels": LABELS}, "got shape []"),
+        ({"images": GREY, "labels": np.int64(3)}, "got int64 []"),
+        ({"images": GREY[:, :0], "labels": LABELS}, "got shape [6, 0, 7]"),
+        ({"images": GREY[:0], "labels": LABELS[:0]}, "expected images with at least one image"),
+        ({"images": GREY, "labels": LABELS.astype(np.int64) + 2**40}, "expected labels below 1,000,000"),
+        ({"images": GREY, "labels": LABELS.astype(np.uint64) + 2**63}, "expected labels below 1,000,000"),
     ],
 )
 def test_wrong_npz_is_one_line(tmp_path: Path, arrays: dict[str, np.ndarray], problem: str) -> None:
@@ -250,3 +327,39 @@ def test_damaged_and_absent_npz(tmp_path: Path) -> None:
         ) as raised:
             load_dataset(f"npz:{path}", "test")
         assert "\n" not in str(raised.value)
+
+
+def claiming_npz(path: Path, shape: tuple[int, ...], dtype: str = "|u1") -> Path:
+    """An npz file whose images claim a shape without having the data."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": dtype, "fortran_order": False, "shape": shape})
+    np.savez(path, labels=LABELS)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("images.npy", header.getvalue())
+    return path
+
+
+@pytest.mark.parametrize("shape", [(10**15,), (10**6, 10**6, 1000), (2**62, 2**62, 3)])
+def test_npz_that_claims_too_much_is_refused_before_memory_is_used(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    path = claiming_npz(tmp_path / "own.npz", shape)
+    with pytest.raises(RequestError, match=r"expected at most 8,000,000,000 bytes of arrays, .*, got [\d,]+;"):
+        load_dataset(f"npz:{path}", "test")
+
+
+def test_compressed_npz_is_limited_by_what_it_unpacks_to(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "own.npz", images=np.zeros((6, 500, 500), np.uint8), labels=LABELS)
+    assert (tmp_path / "own.npz").stat().st_size < 10_000
+    with pytest.raises(RequestError, match="expected at most 1,000,000 bytes of arrays"):
+        load_npz(tmp_path / "own.npz", "test", most_bytes=1_000_000)
+    assert len(load_npz(tmp_path / "own.npz", "test", most_bytes=2_000_000)) == 6
+
+
+def test_npz_with_other_members_is_one_line(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", labels=LABELS)
+    with zipfile.ZipFile(tmp_path / "own.npz", "a") as archive:
+        archive.writestr("images", b"not an array")
+    claiming_npz(tmp_path / "negative.npz", (-1, 5, 5))
+    claiming_npz(tmp_path / "short.npz", (6, 5, 5))
+    for name in ("own.npz", "negative.npz", "short.npz"):
+        with pytest.raises(WorkError, match="expected an npz file of plain arrays"):
+            load_dataset(f"npz:{tmp_path / name}", "test")

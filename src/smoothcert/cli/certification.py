@@ -9,15 +9,18 @@ import typer
 from rich.table import Table
 
 from smoothcert.certificates import ABSTAIN, CertifiedImage, read_certificates
-from smoothcert.cli.options import Data, Device, console, parse_radii
+from smoothcert.cli.options import Classes, Data, Device, console, parse_radii
 from smoothcert.errors import RequestError
 
 
 def certify(
     run: Annotated[Path | None, typer.Argument(help="Run folder.", show_default=False)] = None,
-    model: Annotated[str | None, typer.Option(help="Your own network: package.module:function.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Your own network: package.module:function or FILE.py:function.")
+    ] = None,
     dataset: Annotated[str | None, typer.Option(help="Data set, for --model; see `smoothcert datasets`.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images, for folder:PATH.")] = None,
+    classes: Classes = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the certificates, for --model.")] = None,
     n: Annotated[int, typer.Option("--n", "--votes", help="Votes that bound the class's probability.")] = 100_000,
     n0: Annotated[int, typer.Option(help="Votes that choose the class.")] = 100,
@@ -54,8 +57,8 @@ def certify(
         unreachable_radius,
     )
     from smoothcert.checkpoint import load_run
-    from smoothcert.console import certification_bar, print_note
-    from smoothcert.data import load_dataset
+    from smoothcert.console import certification_bar, print_data_notes, print_note
+    from smoothcert.data import load_dataset, read_class_names
     from smoothcert.models import own_model
     from smoothcert.processes import find_device, team
 
@@ -93,7 +96,9 @@ def certify(
     words += [noise] if noise not in (None, "gaussian") else []
     words += [f"shard{part[0]}of{part[1]}"] if part[1] > 1 else []
     path = folder / "certificates" / f"{name or '-'.join(words)}.tsv"
-    images = load_dataset(str(dataset), "test", data, image_size=image_size)
+    outputs = read_class_names(classes) if classes is not None else None
+    images = load_dataset(str(dataset), "test", data, image_size=image_size, classes=outputs)
+    print_data_notes(console, images, loaded.recipe.dataset if loaded is not None else None)
     fields = {
         **{"n": n, "n0": n0, "alpha": alpha, "sigma": sigma, "noise": noise, "precision": precision, "bound": bound},
         **{"radii": grid or (), "hold_back": radii is not None, "radius_loss": radius_loss, "sound": sound},
@@ -180,20 +185,29 @@ def predict(
     n: Annotated[int, typer.Option(help="Votes that bound the class's probability.")] = 10_000,
     alpha: Annotated[float, typer.Option(help="Probability that a line is wrong, at most.")] = 0.001,
     precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
-    resize: Annotated[bool, typer.Option("--resize", help="Scale images that have another size.")] = False,
+    resize: Annotated[bool, typer.Option("--resize", help="Scale and crop images that have another size.")] = False,
+    classes: Classes = None,
     model: Annotated[str | None, typer.Option(help="The run's own network, package.module:function.")] = None,
     device: Device = "auto",
 ) -> None:
     """Class, votes and certified radius of image files."""
+    from smoothcert.bounds import smallest_error_bound
     from smoothcert.checkpoint import load_run
-    from smoothcert.data.files import read_image_files
+    from smoothcert.console import print_note
+    from smoothcert.data import DATASETS, read_class_names
+    from smoothcert.data.decoding import read_image_files
     from smoothcert.processes import find_device
     from smoothcert.smoothing.classifier import SmoothedClassifier
     from smoothcert.smoothing.precision import DTYPES, at_precision, resolve_precision
 
     loaded, where = load_run(run, model), find_device(device)
-    spec = loaded.spec
-    batch = read_image_files(images, spec.shape, resize=resize).to(where)
+    spec, dataset = loaded.spec, DATASETS.get(loaded.recipe.dataset)
+    names = read_class_names(classes) if classes is not None else spec.class_names
+    names = dataset.class_names if names is None and dataset is not None else names
+    if names is not None and len(names) != spec.num_classes:
+        raise RequestError(f"--classes: expected {spec.num_classes} names, one per output of {run}, got {len(names)}")
+    side = (dataset.shorter_side if dataset is not None else None) or min(spec.shape[1:])
+    batch, notes = read_image_files(images, spec.shape, shorter_side=side if resize else None)
     kind = resolve_precision(precision, where)
     smoothed = SmoothedClassifier(
         at_precision(loaded.model, kind, where, spec.shape),
@@ -202,9 +216,28 @@ def predict(
         noise=loaded.recipe.noise,
         dtype=DTYPES[kind],
     )
+    certificates = smoothed.certify(batch.to(where), n=n, alpha=alpha)
     table = Table("image", "class", f"{smoothed.noise.norm} radius", f"votes of {n:,}")
-    for path, certificate in zip(images, smoothed.certify(batch, n=n, alpha=alpha), strict=True):
+    for path, certificate in zip(images, certificates, strict=True):
         votes = ", ".join(f"{c}: {k}" for c, k in certificate.votes[:3])
-        answer = "abstain" if certificate.predict == ABSTAIN else str(certificate.predict)
+        answer = "abstain" if certificate.predict == ABSTAIN else with_name(certificate.predict, names)
         table.add_row(str(path), answer, f"{math.floor(certificate.radius * 1000) / 1000:.3f}", votes)
     console.print(table)
+    for note in notes:
+        print_note(console, note)
+    ceiling = math.floor(smoothed.noise.radius(smallest_error_bound(n, alpha)) * 1000) / 1000
+    reached = any(certificate.count == n for certificate in certificates)
+    console.print(
+        f"radius: every image closer than this in {smoothed.noise.norm} (pixels in [0, 1]) gets the same class, with "
+        f"probability at least {1 - alpha:.6g} for each row; {ceiling:.3f} is the most that n = {n:,} votes can show"
+        + ("; it is reached here: raise --n for more" if reached else ""),
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def with_name(number: int, names: Sequence[str] | None) -> str:
+    """A class as a number and, where it is known, its name in printable characters."""
+    if names is None:
+        return str(number)
+    return f"{number} {''.join(c if c.isprintable() else '?' for c in names[number])}"

@@ -15,6 +15,10 @@ Data = Annotated[
     Path | None,
     typer.Option("--data", help="Data folder.", envvar="SMOOTHCERT_DATA", show_default="a user cache folder"),
 ]
+Classes = Annotated[
+    Path | None,
+    typer.Option("--classes", help="Text file: one class name per line, in the order of the model's outputs."),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 

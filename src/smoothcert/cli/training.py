@@ -21,7 +21,9 @@ def train(
         Path | None, typer.Option(help="Instead of a preset a recipe in YAML, or that of a run's model.safetensors.")
     ] = None,
     sigma: Annotated[float | None, typer.Option(help="Noise level.")] = None,
-    model: Annotated[str | None, typer.Option(help="A network, or your own: package.module:function.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A network, or your own: package.module:function or FILE.py:function.")
+    ] = None,
     set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of the recipe.")] = [],  # noqa: B006
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     compile_: Annotated[str, typer.Option("--compile", help="auto (if it pays), always or never; on a GPU.")] = "auto",
@@ -33,8 +35,8 @@ def train(
 ) -> None:
     """Train a model into a run folder."""
     from smoothcert.checkpoint import RECIPE, load_recipe, refuse_code
-    from smoothcert.console import train_with_bar
-    from smoothcert.data import load_dataset
+    from smoothcert.console import print_data_notes, print_note, train_with_bar
+    from smoothcert.data import UNSPLIT, load_dataset
     from smoothcert.models import is_code
     from smoothcert.presets import preset as find_preset
     from smoothcert.recipe import load_run_recipe, with_overrides
@@ -60,6 +62,9 @@ def train(
     if file is not None and f"model={final.model}" not in overrides:
         refuse_code(file, final.model, None)
     images = load_dataset(final.dataset, "train", data, image_size=final.image_size)
+    print_data_notes(console, images)
+    if images.split == UNSPLIT:
+        print_note(console, f"{images.name} has no split: all {len(images):,} images are trained on; certify others")
     train_with_bar(final, images, out, resume=resume, device=device, capture=capture, compiling=compiling)
     # Of a user's own network, every command is told that its code may run.
     code = f" --model {shlex.quote(final.model)}" if is_code(final.model) else ""

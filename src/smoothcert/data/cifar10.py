@@ -8,7 +8,6 @@ import hashlib
 import shutil
 import tarfile
 import tempfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,8 @@ NORMALIZATION = Normalization(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994
 CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 ARCHIVE = "cifar-10-binary.tar.gz"
 URLS = (f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}",)
+MOST_BYTES = 100_000_000
+"""Larger batch files are not unpacked; the official ones have 30,730,000 bytes."""
 ARCHIVE_SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
 BATCHES: Mapping[Split, tuple[str, ...]] = {
     "train": tuple(f"data_batch_{number}" for number in range(1, 6)),
@@ -152,16 +153,27 @@ def _unpack(archive: Path, folder: Path) -> None:
         try:
             with tarfile.open(archive, "r:gz") as tar:
                 for member in tar:
-                    if member.name in wanted and member.isreg():
+                    if member.name in wanted and member.isreg() and not member.issparse():
+                        if member.size > MOST_BYTES:
+                            raise tarfile.TarError(f"{member.name} of {member.size:,} bytes, at most {MOST_BYTES:,}")
                         tar.extract(member, temporary, filter="data")
-        except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise WorkError(f"{archive}: expected a whole tar.gz archive, found: {error}; delete it") from error
+        except OSError as error:
+            if not isinstance(error, gzip.BadGzipFile):
+                raise
+            raise _bad_archive(archive, error) from error
+        except Exception as error:  # a damaged archive can fail in nearly any way
+            raise _bad_archive(archive, error) from error
         unpacked = [Path(temporary) / name for name in sorted(wanted)]
         if absent := [path.name for path in unpacked if not path.is_file()]:
             raise WorkError(f"{archive}: expected it to hold {BINARY.folder}, found no {', '.join(absent)}; delete it")
         (folder / BINARY.folder).mkdir(exist_ok=True)
         for path in unpacked:
             path.replace(folder / BINARY.folder / path.name)
+
+
+def _bad_archive(archive: Path, error: Exception) -> WorkError:
+    problem = " ".join(str(error).split())[:160] or type(error).__name__
+    return WorkError(f"{archive}: expected a whole tar.gz archive, found: {problem}; delete it")
 
 
 def _absent(folder: Path, reason: str) -> RequestError:

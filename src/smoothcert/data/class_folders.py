@@ -23,9 +23,18 @@ def subfolders(root: Path) -> list[str]:
 
 def image_names(folder: Path) -> list[str]:
     """The names of the image files in `folder`, sorted; judged by their extensions, hidden ones left out."""
+    return sorted(name for name in _visible_names(folder) if name.lower().endswith(EXTENSIONS))
+
+
+def skipped_names(folder: Path) -> list[str]:
+    """The names in `folder` that are neither images, by their extensions, nor hidden, nor folders; sorted."""
+    others = (name for name in _visible_names(folder) if not name.lower().endswith(EXTENSIONS))
+    return sorted(name for name in others if not (folder / name).is_dir())
+
+
+def _visible_names(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if not entry.name.startswith(".")]
-    return sorted(name for name in names if name.lower().endswith(EXTENSIONS))
+        return [entry.name for entry in entries if not entry.name.startswith(".")]
 
 
 def list_images(root: Path, present: Sequence[str], classes: Sequence[str]) -> tuple[FileList, Tensor]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from smoothcert.data.decode import Decoder
+from smoothcert.data.decoding import Decoder
 from smoothcert.data.images import Normalization, in_unit_interval
 from smoothcert.errors import RequestError, WorkError
 
@@ -94,6 +94,8 @@ class ImageFiles:
     normalization: Normalization | None = None
     augment: bool = False
     class_names: tuple[str, ...] | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = field(default=(), repr=False)
+    relabelled: bool = field(default=False, repr=False)
     workers: int | None = None
     start_method: str | None = None
     """How workers are started (fork, spawn, forkserver); None: as the system usually does."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from smoothcert.data.class_folders import image_names, list_images, subfolders
-from smoothcert.data.decode import Decoder
+from smoothcert.data.decoding import Decoder
 from smoothcert.data.image_files import FileList, ImageFiles
 from smoothcert.data.images import Normalization, Split
 from smoothcert.errors import RequestError, WorkError

@@ -12,6 +12,9 @@ from torch import Tensor
 from smoothcert.errors import RequestError
 
 Split = Literal["train", "test"]
+"""What can be asked for."""
+UNSPLIT = "all"
+"""The split that data without a division into training and test images have, whichever split was asked for."""
 Augment = Callable[[Tensor, Tensor], Tensor]
 """(images float [b, c, h, w] in [0, 1], uniform [b, 3] in [0, 1)) -> images of the same shape, on their device."""
 
@@ -40,6 +43,18 @@ class Images(Protocol):
     def shape(self) -> tuple[int, int, int]: ...
     @property
     def normalization(self) -> Normalization | None: ...
+    @property
+    def class_names(self) -> tuple[str, ...] | None: ...
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know about how the files were read, one line each."""
+        ...
+
+    @property
+    def relabelled(self) -> bool:
+        """Whether labels are positions in a list of classes that a user gave (see `with_classes`)."""
+        ...
+
     @property
     def labels(self) -> Tensor:
         """int64 [n]."""
@@ -82,6 +97,8 @@ class ImageData:
     normalization: Normalization | None = None
     augment: Augment | None = field(default=None, repr=False)
     class_names: tuple[str, ...] | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = field(default=(), repr=False)
+    relabelled: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         self._check_images()

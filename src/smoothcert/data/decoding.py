@@ -1,0 +1,309 @@
+"""The only way from an image file to unsigned bytes [c, h, w]: decoded with Pillow, turned upright, scaled and cropped.
+
+All commands read files through `Decoder`: `predict`, `folder:PATH` and ImageNet give the same pixels, or the same
+refusal, for the same file. EXIF orientation is applied. Transparent parts are composited on black. Files with more than
+8 bits per channel are refused, because their values cannot be represented. JPEG files may be decoded at 1/2, 1/4 or 1/8
+of their size ("draft"), which is faster; the result is still at least as large as what is cut out of it.
+"""
+
+import math
+import os
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
+from torch import Tensor
+
+from smoothcert.data.images import in_unit_interval
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.files import check_regular_file
+
+N = TypeVar("N", int, float)
+Pixels = NDArray[np.uint8]
+"""[c, h, w]"""
+
+SCALE = (0.08, 1.0)  # area of a random crop, as a fraction of the image
+RATIO = (3 / 4, 4 / 3)  # width over height of a random crop
+ATTEMPTS = 10
+JPEG_SCALES = (8, 4, 2, 1)
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+"""What is read, by the names that Pillow uses. Formats whose bit depth Pillow does not report are left out."""
+WIDE_MODES = ("I", "F")  # 16 and 32 bits per channel: Pillow would clip these, not scale them
+WIDE_CHANNELS = re.compile(r";(16|32|64)[A-Z]")  # of Pillow's raw modes: RGB;16B has 16 bits, BGR;16 has 5, 6 and 5
+GREY_MODES = ("1", "L", "LA", "La")
+ALPHA_MODES = ("LA", "La", "PA", "RGBA", "RGBa")
+BACKGROUND = (0, 0, 0, 255)
+BACKGROUND_NAME = "black"
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What brings an image of each EXIF orientation upright; the same as `ImageOps.exif_transpose`, which also writes the
+metadata anew and fails on odd ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageHead:
+    """What is known of a file before its pixels are decoded; `size` is (width, height) of the upright image."""
+
+    size: tuple[int, int]
+    mode: str
+    transparent: bool
+
+    @property
+    def grey(self) -> bool:
+        return self.mode in GREY_MODES
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """How files become images of `channels` (1 grey, 3 RGB) x `height` x `width`."""
+
+    channels: int
+    height: int
+    width: int
+    shorter_side: int | None
+    """What the shorter side is scaled to before the centre is cut out; None: files have the right size already."""
+    draft: bool = True
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.channels, self.height, self.width
+
+    def centre(self, path: Path) -> Pixels:
+        """The shorter side scaled to `shorter_side`, then the central height x width. The same for every call.
+
+        A decoder whose height and width differ scales the image until it just covers that shape.
+        """
+        with opened_image(path) as image:
+            turn = _decodable(image)
+            size = _upright_size(image, turn)
+            if self.shorter_side is None:
+                if size != (self.width, self.height):
+                    raise WorkError(
+                        f"{path}: expected an image of {self.width}x{self.height} pixels, got {size[0]}x{size[1]}; "
+                        "scale it, or give an image size"
+                    )
+                return self._pixels(_upright(image, turn))
+            target = self._scaled_size(*size)
+            box = (0.0, 0.0, *self._decoded_size(image, turn, target))
+            scaled = self._coloured(_upright(image, turn)).resize(target, Image.Resampling.BILINEAR, box=box)
+            left, top = round((scaled.width - self.width) / 2), round((scaled.height - self.height) / 2)
+            return self._pixels(scaled.crop((left, top, left + self.width, top + self.height)))
+
+    def _scaled_size(self, width: int, height: int) -> tuple[int, int]:
+        """The size to which an image of `width` x `height` is scaled before the centre is cut out."""
+        short = self.shorter_side or 0
+        least = min(self.width, self.height)
+        across, down = short * self.width // least, short * self.height // least
+        if width * down <= height * across:
+            return across, height * across // width
+        return width * down // height, down
+
+    def random(self, path: Path, generator: np.random.Generator) -> Pixels:
+        """A random part of the image scaled to height x width, mirrored with probability 1/2."""
+        with opened_image(path) as image:
+            turn = _decodable(image)
+            width, height = _upright_size(image, turn)
+            left, top, right, bottom = random_box(width, height, generator)
+            mirrored = generator.random() < 0.5
+            scale = min((right - left) // self.width, (bottom - top) // self.height)
+            scale = next(known for known in JPEG_SCALES if known <= max(1, scale))
+            decoded_width, decoded_height = self._decoded_size(image, turn, (width // scale, height // scale))
+            across, down = decoded_width / width, decoded_height / height
+            box = (left * across, top * down, right * across, bottom * down)
+            outer = (math.floor(box[0]), math.floor(box[1]), math.ceil(box[2]), math.ceil(box[3]))
+            inner = (box[0] - outer[0], box[1] - outer[1], box[2] - outer[0], box[3] - outer[1])
+            # Cut first: scaling a box of the whole would let what lies around it shine in at the borders.
+            part = self._coloured(_upright(image, turn).crop(outer))
+            part = part.resize((self.width, self.height), Image.Resampling.BILINEAR, box=inner)
+            return self._pixels(part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else part)
+
+    def _decoded_size(self, image: Image.Image, turn: int, at_least: tuple[int, int]) -> tuple[float, float]:
+        """Ask for a smaller decoding of at least that size; what the upright width and height become in it.
+
+        Not whole numbers: 130 rows at 1/4 are 32.5, and the 33rd that is decoded is half filled with padding.
+        """
+        drafted = image.draft(None, _swapped(at_least, turn)) if self.draft else None
+        if drafted is None:
+            return _upright_size(image, turn)
+        return _swapped((drafted[1][2], drafted[1][3]), turn)
+
+    def _coloured(self, image: Image.Image) -> Image.Image:
+        if _is_transparent(image):
+            layer = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", layer.size, BACKGROUND), layer)
+        mode = "L" if self.channels == 1 else "RGB"
+        return image if image.mode == mode else image.convert(mode)
+
+    def _pixels(self, image: Image.Image) -> Pixels:
+        pixels = np.asarray(self._coloured(image)).reshape(self.height, self.width, self.channels)
+        return np.array(pixels.transpose(2, 0, 1), order="C")  # a copy: what Pillow lends is read-only
+
+
+def random_box(width: int, height: int, generator: np.random.Generator) -> tuple[int, int, int, int]:
+    """(left, top, right, bottom) of a random part: area uniform in SCALE, ratio log-uniform in RATIO.
+
+    Inception's crop (Szegedy et al. 2015) as all ImageNet training of this field uses it: a part that does not fit
+    is drawn again, and after ten attempts the largest central part with an allowed ratio is taken.
+    """
+    for _ in range(ATTEMPTS):
+        area = width * height * generator.uniform(*SCALE)
+        ratio = math.exp(generator.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
+        across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < across <= width and 0 < down <= height:
+            left = int(generator.integers(width - across + 1))
+            top = int(generator.integers(height - down + 1))
+            return left, top, left + across, top + down
+    across, down = min(width, round(height * RATIO[1])), min(height, round(width / RATIO[0]))
+    across, down = max(1, across), max(1, down)
+    left, top = (width - across) // 2, (height - down) // 2
+    return left, top, left + across, top + down
+
+
+def read_image_files(
+    paths: Sequence[Path], shape: tuple[int, int, int], *, shorter_side: int | None = None
+) -> tuple[Tensor, list[str]]:
+    """The images as float32 [n, c, h, w] in [0, 1] for `shape` (c, h, w), and notes on what was changed in them.
+
+    With `shorter_side`, files of another size are scaled and cropped by `Decoder.centre`; without it they are refused.
+    """
+    channels, height, width = shape
+    exact, scaling = (Decoder(channels, height, width, side) for side in (None, shorter_side))
+    pixels: list[Pixels] = []
+    resized: list[Path] = []
+    coloured: list[Path] = []
+    transparent: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise RequestError(f"{path}: no such file; give an image file")
+        head = image_head(path)
+        fits = head.size == (width, height)
+        if not fits and shorter_side is None:
+            raise RequestError(
+                f"{path}: expected an image of {width}x{height} pixels, got {head.size[0]}x{head.size[1]}; "
+                "scale it, or pass --resize"
+            )
+        pixels.append((exact if fits else scaling).centre(path))
+        resized += [] if fits else [path]
+        coloured += [path] if channels == 1 and not head.grey else []
+        transparent += [path] if head.transparent else []
+    notes = [
+        f"{_count_files(resized)} scaled and cropped to {width}x{height} pixels: the radius is about the result"
+        if resized
+        else "",
+        f"{_count_files(coloured)} converted to grey: the radius is about the result" if coloured else "",
+        transparency_note(transparent),
+    ]
+    return in_unit_interval(torch.from_numpy(np.stack(pixels))), [note for note in notes if note]
+
+
+def transparency_note(paths: Sequence[Path]) -> str:
+    """What is done to files with transparency; empty where there are none."""
+    return f"{_count_files(paths)} composited on {BACKGROUND_NAME} where transparent" if paths else ""
+
+
+def _count_files(paths: Sequence[Path]) -> str:
+    return f"{paths[0]} is" if len(paths) == 1 else f"{len(paths)} files (first: {paths[0]}) are"
+
+
+def image_head(path: Path) -> ImageHead:
+    """Size, mode and transparency of a file, without decoding its pixels; a file that is refused is a WorkError."""
+    with opened_image(path) as image:
+        turn = _orientation(image)
+        return ImageHead(_upright_size(image, turn), image.mode, _is_transparent(image))
+
+
+@contextmanager
+def opened_image(path: Path) -> Iterator[Image.Image]:
+    """The image file `path`; whatever is wrong with it, then or later, becomes one line that names it."""
+    try:
+        check_regular_file(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # odd metadata and large images are not what a user asked about
+            with Image.open(path, formats=FORMATS) as image:
+                if (depth := _more_than_8_bits(image)) is not None:
+                    raise WorkError(
+                        f"{path}: expected 8 bits per channel, found {depth}; convert the file to 8 bits per channel"
+                    )
+                if image.format == "TIFF":
+                    image.load()  # only then is its size the upright one
+                yield image
+    except WorkError:
+        raise
+    except RequestError as error:  # from a worker process only a WorkError arrives as one line
+        raise WorkError(str(error)) from None
+    except FileNotFoundError:
+        raise WorkError(f"{path}: expected an image file, found none; restore it or read the folder again") from None
+    except Exception as error:  # a damaged file can make Pillow fail in nearly any way
+        size = f"{os.path.getsize(path)} bytes" if path.is_file() else "no file"
+        problem = " ".join(str(error).replace(f"{str(path)!r}", "the file").split()) or type(error).__name__
+        if isinstance(error, UnidentifiedImageError):
+            problem = "not a PNG, JPEG, WebP, BMP, GIF, TIFF or PPM file"
+        raise WorkError(
+            f"{path}: expected a whole image, found {size} that cannot be decoded ({problem}); replace or delete it"
+        ) from None
+
+
+def _more_than_8_bits(image: Image.Image) -> str | None:
+    """How the file stores more than 8 bits per channel, which Pillow would clip or cut off; None where it does not."""
+    if image.mode.split(";")[0] in WIDE_MODES:
+        return f"Pillow mode {image.mode}"
+    for tile in image.tile if isinstance(image, ImageFile.ImageFile) else ():
+        arguments = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
+        raw_mode = arguments[0] if arguments else None
+        if isinstance(raw_mode, str) and WIDE_CHANNELS.search(raw_mode):
+            return f"Pillow raw mode {raw_mode}"
+        if image.format == "PPM" and isinstance(arguments[-1], int) and arguments[-1] > 255:
+            return f"values up to {arguments[-1]}"
+    return None
+
+
+def _is_transparent(image: Image.Image) -> bool:
+    return image.mode in ALPHA_MODES or "transparency" in image.info
+
+
+def _decodable(image: Image.Image) -> int:
+    """The orientation of `image`, known for certain. Only JPEG files wait to be decoded, perhaps at a smaller size: the
+    metadata of others may follow the pixels."""
+    if image.format not in ("JPEG", "MPO"):
+        image.load()
+    return _orientation(image)
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation, as far as the file has been read: a key of TURNS, or 1 for an upright image."""
+    if image.format == "TIFF":
+        return 1  # Pillow turns these
+    try:
+        # The method of the base class, since that of PNG files decodes the pixels.
+        value = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
+        return int(value) if value in TURNS else 1
+    except Exception:  # damaged metadata say nothing about the pixels
+        return 1
+
+
+def _swapped(size: tuple[N, N], turn: int) -> tuple[N, N]:
+    """`size` with width and height exchanged for the orientations that lie on their side."""
+    return (size[1], size[0]) if turn >= 5 else size
+
+
+def _upright_size(image: Image.Image, turn: int) -> tuple[int, int]:
+    return _swapped(image.size, turn)
+
+
+def _upright(image: Image.Image, turn: int) -> Image.Image:
+    return image.transpose(TURNS[turn]) if turn in TURNS else image

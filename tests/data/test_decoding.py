@@ -1,0 +1,197 @@
+"""One decoder: `predict` and `folder:` give the same tensor, or the same refusal, for every kind of file."""
+
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from photographs import photograph
+from PIL import Image, ImageOps
+
+from smoothcert.data import load_folder
+from smoothcert.data.decoding import Decoder, read_image_files
+from smoothcert.errors import RequestError, WorkError
+
+WIDTH, HEIGHT, SIDE = 60, 40, 20
+
+
+def png(bits: int, colour_type: int, rows: bytes) -> bytes:
+    """A PNG file of WIDTH x HEIGHT pixels, also of the kinds that Pillow cannot write."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", WIDTH, HEIGHT, bits, colour_type, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def rgb() -> Image.Image:
+    return photograph(0, WIDTH, HEIGHT)
+
+
+def with_alpha(mode: str) -> Image.Image:
+    image = rgb().convert(mode)
+    image.putalpha(Image.fromarray(np.arange(WIDTH * HEIGHT, dtype=np.uint8).reshape(HEIGHT, WIDTH)))
+    return image
+
+
+def turned(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+def wide(path: Path, channels: int) -> None:
+    row = b"\0" + bytes(2 * WIDTH * channels)
+    path.write_bytes(png(16, {1: 0, 2: 4, 3: 2, 4: 6}[channels], row * HEIGHT))
+
+
+KINDS: dict[str, Callable[[Path], object]] = {
+    "rgb.png": lambda path: rgb().save(path),
+    "grey.png": lambda path: rgb().convert("L").save(path),
+    "black and white.png": lambda path: rgb().convert("1").save(path),
+    "palette.png": lambda path: rgb().convert("P").save(path),
+    "palette with transparency.png": lambda path: rgb().convert("P").save(path, transparency=3),
+    "rgb with a transparent colour.png": lambda path: rgb().save(path, transparency=rgb().getpixel((5, 5))),
+    "rgba.png": lambda path: with_alpha("RGB").save(path),
+    "grey and alpha.png": lambda path: with_alpha("L").save(path),
+    "cmyk.jpg": lambda path: rgb().convert("CMYK").save(path),
+    "grey.jpg": lambda path: rgb().convert("L").save(path),
+    "wide.jpg": lambda path: photograph(1, 300, 40).save(path),
+    "tall.png": lambda path: photograph(1, 40, 300).save(path),
+    "transparent gif.png": lambda path: with_alpha("RGB").save(path, "GIF"),
+    "tiff on its side.png": lambda path: rgb().save(path, "TIFF", exif=turned(6)),
+    **{f"turned {k}.jpg": lambda path, k=k: rgb().save(path, exif=turned(k)) for k in range(1, 9)},
+    "turned.png": lambda path: rgb().save(path, exif=turned(6)),
+}
+REFUSED: dict[str, Callable[[Path], object]] = {
+    "16 bits grey.png": lambda path: wide(path, 1),
+    "16 bits grey and alpha.png": lambda path: wide(path, 2),
+    "16 bits rgb.png": lambda path: wide(path, 3),
+    "16 bits rgba.png": lambda path: wide(path, 4),
+    "float tiff.png": lambda path: rgb().convert("F").save(path, "TIFF"),
+    "32 bits tiff.png": lambda path: rgb().convert("I").save(path, "TIFF"),
+    "16 bits ppm.png": lambda path: path.write_bytes(b"P6\n2 2\n65535\n" + bytes(24)),
+    "jpeg 2000.png": lambda path: rgb().save(path, "JPEG2000"),
+    "cut.png": lambda path: (rgb().save(path), path.write_bytes(path.read_bytes()[:-300])),
+    "broken chunk.png": lambda path: path.write_bytes(png(8, 2, b"\0" * 9)[:40] + b"\xff\xff\xff\xff" + bytes(30)),
+    "enormous.png": lambda path: path.write_bytes(
+        png(8, 2, b"").replace(struct.pack(">II", WIDTH, HEIGHT), struct.pack(">II", 50_000, 50_000))
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_predict_and_folder_give_the_same_tensor(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "class" / kind
+    path.parent.mkdir()
+    KINDS[kind](path)
+    data = load_folder(tmp_path, "test", SIDE)
+    read, _ = read_image_files([path], data.shape, shorter_side=SIDE)
+    assert torch.equal(read, data.batch(torch.tensor([0]))[0])
+    data = load_folder(tmp_path, "test")
+    read, notes = read_image_files([path], data.shape)
+    assert torch.equal(read, data.batch(torch.tensor([0]))[0])
+    assert notes == [note.removeprefix(f"{tmp_path}: ") for note in data.notes]
+    on_black = ("alpha" in kind or "transparen" in kind or "rgba" in kind) and not kind.startswith("rgb.")
+    assert bool(notes) == on_black
+    assert all("composited on black" in note for note in notes)
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_predict_and_folder_refuse_alike(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "class" / kind
+    path.parent.mkdir()
+    REFUSED[kind](path)
+    messages = []
+    for read in (
+        lambda: load_folder(tmp_path, "test", SIDE),
+        lambda: read_image_files([path], (3, SIDE, SIDE), shorter_side=SIDE),
+    ):
+        with pytest.raises(WorkError) as raised:
+            read()
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]
+    assert messages[0].startswith(f"{path}: expected ")
+    assert "\n" not in messages[0]
+    assert ("expected 8 bits per channel" in messages[0]) == ("bits" in kind or "float" in kind)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp"])
+def test_orientation_is_applied(tmp_path: Path, orientation: int, ending: str) -> None:
+    path = tmp_path / f"a.{ending}"
+    rgb().save(path, exif=turned(orientation))
+    with Image.open(path) as image:
+        upright = ImageOps.exif_transpose(image)
+    decoder = Decoder(3, upright.height, upright.width, None)
+    np.testing.assert_array_equal(decoder.centre(path).transpose(1, 2, 0), np.asarray(upright))
+    # Scaling and random crops start from the upright image as well.
+    upright.save(tmp_path / "upright.png")
+    scaled = Decoder(3, SIDE, SIDE, SIDE, draft=False)
+    np.testing.assert_array_equal(scaled.centre(path), scaled.centre(tmp_path / "upright.png"))
+    one, two = (scaled.random(p, np.random.default_rng(3)) for p in (path, tmp_path / "upright.png"))
+    np.testing.assert_array_equal(one, two)
+
+
+def test_a_draft_of_a_turned_photograph_shows_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    photograph(0, 400, 300).save(path, exif=turned(6), quality=95)
+    decoder = Decoder(3, SIDE, SIDE, SIDE)
+    with Image.open(path) as image:
+        ImageOps.exif_transpose(image).save(tmp_path / "upright.png")
+    expected = decoder.centre(tmp_path / "upright.png").astype(int)
+    assert np.abs(decoder.centre(path).astype(int) - expected).max() <= 12
+
+
+def test_damaged_metadata_do_not_matter(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    rgb().save(path, exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
+    assert Decoder(3, HEIGHT, WIDTH, None).centre(path).shape == (3, HEIGHT, WIDTH)
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1)])
+def test_transparency_is_composited_on_black(tmp_path: Path, mode: str, channels: int) -> None:
+    """A white image whose ink is in its alpha channel."""
+    ink = Image.fromarray(np.arange(WIDTH * HEIGHT, dtype=np.uint8).reshape(HEIGHT, WIDTH))
+    image = Image.new(mode, (WIDTH, HEIGHT), "white")
+    image.putalpha(ink)
+    image.save(tmp_path / "a.png")
+    pixels = Decoder(channels, HEIGHT, WIDTH, None).centre(tmp_path / "a.png")
+    for plane in pixels:
+        np.testing.assert_array_equal(plane, np.asarray(ink))
+
+
+def test_resize_covers_the_shape_and_crops_the_centre(tmp_path: Path) -> None:
+    digit = np.random.default_rng(0).integers(0, 256, (28, 28), dtype=np.uint8)
+    Image.fromarray(np.pad(digit, ((0, 0), (28, 28)))).save(tmp_path / "wide.png")
+    read, notes = read_image_files([tmp_path / "wide.png"], (1, 28, 28), shorter_side=28)
+    np.testing.assert_array_equal((read[0, 0] * 255).round().numpy(), digit)
+    assert len(notes) == 1
+    assert "scaled and cropped to 28x28 pixels: the radius is about the result" in notes[0]
+    # A network for oblong images: the centre, without black borders.
+    Image.new("L", (30, 90), 200).save(tmp_path / "tall.png")
+    read, _ = read_image_files([tmp_path / "tall.png"], (1, 20, 40), shorter_side=20)
+    assert (read * 255).round().unique().tolist() == [200]
+
+
+def test_wrong_files_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no such file"):
+        read_image_files([tmp_path / "none.png"], (1, 28, 28))
+    rgb().save(tmp_path / "a.png")
+    with pytest.raises(RequestError, match="expected an image of 28x28 pixels, got 60x40; scale it, or pass --resize"):
+        read_image_files([tmp_path / "a.png"], (1, 28, 28))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_does_not_block(tmp_path: Path) -> None:
+    (tmp_path / "class").mkdir()
+    path = tmp_path / "class" / "a.png"
+    os.mkfifo(path)
+    for read in (lambda: load_folder(tmp_path, "test"), lambda: read_image_files([path], (1, 28, 28))):
+        with pytest.raises(WorkError, match=r"a\.png: expected a file, got a pipe"):
+            read()

@@ -1,0 +1,168 @@
+"""A user's own images through the command line: splits, class names, and what predict says."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny import tiny_recipe
+
+from smoothcert.certificates import read_certificates
+from smoothcert.checkpoint import load_run
+from smoothcert.data import mnist_sample
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    """Three digits of each of the classes "zero", "one" and "seven" of the MNIST sample, without a split."""
+    data = mnist_sample.load("test")
+    for label, name in ((0, "zero"), (1, "one"), (7, "seven")):
+        (tmp_path / "digits" / name).mkdir(parents=True)
+        for index in (data.labels == label).nonzero().flatten()[:3].tolist():
+            Image.fromarray(data.images[index, 0].numpy()).save(tmp_path / "digits" / name / f"{index}.png")
+    return tmp_path / "digits"
+
+
+@pytest.fixture
+def own_run(digits: Path, tmp_path: Path, run_cli: Cli) -> tuple[Path, str]:
+    """A run trained on `digits`, and what training printed."""
+    tiny_recipe(dataset=f"folder:{digits}", epochs=1, batch_size=4, learning_rate_drops=()).save(tmp_path / "r.yaml")
+    code, out, err = run_cli("train", "--recipe", tmp_path / "r.yaml", "--out", tmp_path / "run", "--device", "cpu")
+    assert code == 0, err
+    return tmp_path / "run", out
+
+
+def test_images_without_a_split_are_called_so(
+    own_run: tuple[Path, str], digits: Path, tmp_path: Path, run_cli: Cli
+) -> None:
+    run, trained = own_run
+    assert f"note: folder:{digits} has no split: all 9 images are trained on" in trained
+    code, out, err = run_cli("certify", run, "--n", 100, "--device", "cpu")
+    assert code == 0, err
+    assert out.count("the certified accuracy is that of images that the network was trained on") == 1
+    path = run / "certificates" / "test-n100.tsv"
+    assert read_certificates(path).settings["split"] == "all"
+    # With other images there is nothing to warn of.
+    for split in ("train", "test"):
+        shutil.copytree(digits, tmp_path / "split" / split)
+    code, out, _ = run_cli(
+        "certify", run, "--n", 100, "--dataset", f"folder:{tmp_path / 'split'}", "--name", "b", "--device", "cpu"
+    )
+    assert code == 0
+    assert "warning" not in out
+    assert read_certificates(run / "certificates" / "b.tsv").settings["split"] == "test"
+
+
+def test_a_file_of_an_earlier_version_is_continued(own_run: tuple[Path, str], run_cli: Cli) -> None:
+    run, _ = own_run
+    arguments = ("certify", run, "--n", 100, "--device", "cpu", "--max-images")
+    assert run_cli(*arguments, 2)[0] == 0
+    beside = run / "certificates" / "test-n100.json"
+    stored = json.loads(beside.read_text())
+    stored["settings"]["split"] = "test"
+    beside.write_text(json.dumps(stored))
+    code, _, err = run_cli(*arguments, 4)
+    assert code == 0, err
+    assert len(read_certificates(run / "certificates" / "test-n100.tsv").rows) == 4
+    assert run_cli("attack", run, "--steps", 1, "--n", 20, "--max-images", 1, "--device", "cpu")[0] == 0
+
+
+def test_predict_shows_names_and_explains_the_radius(
+    own_run: tuple[Path, str], digits: Path, tmp_path: Path, run_cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = own_run
+    assert load_run(run).spec.class_names == ("one", "seven", "zero")
+    monkeypatch.chdir(tmp_path)
+    image = Image.open(next((digits / "one").iterdir()))
+    image.save("a.png")
+    code, out, err = run_cli("predict", run, "a.png", "--n", 300, "--alpha", 0.5, "--device", "cpu")
+    assert code == 0, err
+    cell = next(line for line in out.splitlines() if "a.png" in line).split("│")[2].strip()
+    assert cell in ("abstain", "0 one", "1 seven", "2 zero")
+    last = out.splitlines()[-1]
+    assert last.startswith("radius: every image closer than this in L2 (pixels in [0, 1]) gets the same class, with")
+    assert "is the most that n = 300 votes can show" in last
+    Path("names.txt").write_text("een\nzeven\nnul\n")
+    assert run_cli("predict", run, "a.png", "--n", 10, "--classes", "names.txt", "--device", "cpu")[0] == 0
+    Path("names.txt").write_text("een\n")
+    code, _, err = run_cli("predict", run, "a.png", "--n", 10, "--classes", "names.txt", "--device", "cpu")
+    assert code == 2
+    assert "expected 3 names" in err
+
+
+def test_predict_says_what_it_changes(own_run: tuple[Path, str], tmp_path: Path, run_cli: Cli) -> None:
+    run, _ = own_run
+    path = tmp_path / "wide.png"
+    Image.new("RGBA", (84, 28), (255, 0, 0, 90)).save(path)
+    code, out, err = run_cli("predict", run, path, "--resize", "--n", 10, "--device", "cpu")
+    assert code == 0, err
+    for note in ("scaled and cropped to 28x28", "converted to grey", "composited on black where transparent"):
+        assert out.count(note) == 1
+    for content, code in ((np.zeros((28, 28), np.uint16), 1), (np.zeros((28, 29), np.uint8), 2)):
+        Image.fromarray(content).save(path)
+        found, _, err = run_cli("predict", run, path, "--device", "cpu")
+        assert found == code
+        assert err.count("\n") == 1
+        assert "wide.png: expected " in err
+
+
+def test_a_model_with_more_outputs_than_folders(
+    digits: Path, tmp_path: Path, run_cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ten.py").write_text(
+        "import torch\ndef build():\n    torch.manual_seed(0)\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))\n"
+    )
+    arguments = ("certify", "--model", "ten.py:build", "--dataset", f"folder:{digits}", "--sigma", 0.5, "--n", 50)
+    arguments += ("--out", "out", "--device", "cpu", "--max-images")
+    code, _, err = run_cli(*arguments, 5)
+    assert code == 2
+    assert "name the classes of all outputs with certify --classes FILE" in err
+    names = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    Path("classes.txt").write_text("\n".join(names))
+    code, _, err = run_cli(*arguments, 5, "--classes", "classes.txt")
+    assert code == 0, err
+    stored = read_certificates(tmp_path / "out/certificates/test-n50.tsv")
+    assert [row.label for row in stored.rows] == [1, 1, 1, 7, 7]
+    assert stored.settings["classes"] == names
+    assert run_cli(*arguments, 9, "--classes", "classes.txt")[0] == 0
+    assert [row.label for row in read_certificates(stored.path).rows] == [1, 1, 1, 7, 7, 7, 0, 0, 0]
+    Path("classes.txt").write_text("\n".join(sorted(names)))
+    code, _, err = run_cli(*arguments, 9, "--classes", "classes.txt")
+    assert code == 2
+    assert "was made with other settings" in err
+    Path("classes.txt").write_text("\n".join(names[:7]))
+    code, _, err = run_cli(*arguments, 9, "--classes", "classes.txt")
+    assert code == 2
+    assert "got a list without seven" in err
+
+
+def test_a_run_with_more_classes_than_the_folder(trained_run: Path, digits: Path, tmp_path: Path, run_cli: Cli) -> None:
+    run = shutil.copytree(trained_run, tmp_path / "run")
+    arguments = ("certify", run, "--dataset", f"folder:{digits}", "--n", 100, "--device", "cpu")
+    code, _, err = run_cli(*arguments)
+    assert code == 2
+    assert "or name the classes of all outputs with certify --classes FILE" in err
+    names = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    (tmp_path / "classes.txt").write_text("\n".join(names))
+    code, _, err = run_cli(*arguments, "--classes", tmp_path / "classes.txt")
+    assert code == 0, err
+    rows = read_certificates(run / "certificates" / "test-n100.tsv").rows
+    assert sum(row.correct for row in rows) >= 5
+
+
+@pytest.mark.parametrize("reference", ["torch:zeros", "os:abort", "sys:exit"])
+def test_built_in_functions_are_refused(run_cli: Cli, tmp_path: Path, reference: str) -> None:
+    code, _, err = run_cli(
+        *("certify", "--model", reference, "--dataset", "mnist-sample", "--sigma", 0.5, "--out", tmp_path / "out"),
+        *("--device", "cpu"),
+    )
+    assert code == 2
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
