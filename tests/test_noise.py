@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from normal_numbers import GENERATORS
 from scipy import stats
 
+from normal_numbers import GENERATORS
 from smoothcert import noise as noises
 from smoothcert.errors import RequestError
 from smoothcert.noise import BOX_MULLER_CHUNK, NOISES, Gaussian, fill_by_box_muller

@@ -82,8 +82,8 @@ def meet() -> int:
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:120]
             raise WorkError(
-                f"process {rank} waited {seconds} s at most for the other {size - 1} of {size} processes, in vain; start "
-                f"them by torchrun, or set SMOOTHCERT_CONNECT_SECONDS to wait longer ({reason})"
+                f"process {rank} waited {seconds} s at most for the other {size - 1} of {size} processes, in vain; "
+                f"start them by torchrun, or set SMOOTHCERT_CONNECT_SECONDS to wait longer ({reason})"
             ) from error
         _stores.append(store)
     return size

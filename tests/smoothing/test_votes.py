@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from normal_numbers import GENERATORS
 from torch import Tensor, nn
 
+from normal_numbers import GENERATORS
 from smoothcert import noise
 from smoothcert.errors import WorkError
 from smoothcert.noise import Gaussian

@@ -29,13 +29,10 @@ def train(
     device: Device = "auto",
 ) -> None:
     """Train a model into a run folder."""
-    from smoothcert.checkpoint import RECIPE
-    from smoothcert.console import train_with_bar
-    from smoothcert.data import load_dataset
     from smoothcert.presets import preset as find_preset
     from smoothcert.recipe import load_train_recipe, with_overrides
+    from smoothcert.run_folder import RECIPE
 
-    compiling = check_compiling(compile_)
     if preset is not None and recipe is not None:
         raise RequestError("give --preset or --recipe, not both")
     if preset is not None:
@@ -51,6 +48,13 @@ def train(
     overrides = list(set_) if sigma is None or preset is not None else [f"sigma={sigma}", *set_]
     overrides += [f"model={model}"] if model is not None else []
     final = with_overrides(chosen, overrides)
+    # torch is imported when the request is known to be right.
+    from smoothcert.console import train_with_bar
+    from smoothcert.data import load_dataset
+    from smoothcert.processes import meet
+
+    compiling = check_compiling(compile_)
+    meet()
     images = load_dataset(final.dataset, "train", data, image_size=final.image_size)
     train_with_bar(final, images, out, resume=resume, device=device, capture=capture, compiling=compiling)
     console.print(f"trained {out}; next: smoothcert certify {out}", soft_wrap=True)
