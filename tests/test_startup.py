@@ -1,5 +1,6 @@
 """What a process imports: nothing that its system lacks, nothing that its command does not need."""
 
+import importlib
 import io
 import shutil
 import signal
@@ -49,6 +50,44 @@ except SystemExit as end:
     assert run_python(script, "certify", run, *options, cwd=tmp_path).splitlines()[-1] == "0 []"
     assert len(read_certificates(run / "certificates" / "test-n100.tsv").rows) == 2
     assert list((run / "certificates").glob(".*")) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("presets", 0),
+        ("presets mnist/smoothmix --sigma 1.0", 0),
+        ("objectives consistency", 0),
+        ("certify runs/nope", 2),
+        ("predict runs/nope x.png", 2),
+        ("attack runs/nope", 2),
+        ("report runs/nope", 2),
+        ("analyze margins runs/nope", 2),
+        ("train --out runs/nope --resume", 2),
+        ("train --out runs/new --preset mnist/nope", 2),
+        ("train --out runs/new --recipe nope.yaml", 2),
+    ],
+)
+def test_what_needs_no_torch_answers_without_it(
+    command: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch takes seconds to import. Here it cannot be imported, and the package is imported anew."""
+    monkeypatch.chdir(tmp_path)
+    kept = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in ("smoothcert", "torch")}
+    try:
+        for name in kept:
+            del sys.modules[name]
+        sys.modules["torch"] = None  # type: ignore[assignment]
+        fresh = importlib.import_module("smoothcert.cli")
+        monkeypatch.setattr(sys, "argv", ["smoothcert", *command.split()])
+        with pytest.raises(SystemExit) as end:
+            fresh.main()
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("smoothcert", "torch")]:
+            del sys.modules[name]
+        sys.modules.update(kept)
+    assert end.value.code == code
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_compiler_takes_the_answer_about_kernels_as_a_constant(monkeypatch: pytest.MonkeyPatch) -> None:

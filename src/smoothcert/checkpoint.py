@@ -28,12 +28,14 @@ from torch import Tensor, nn
 from smoothcert.data import Images, Normalization
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.files import check_regular_file, replaced_atomically
-from smoothcert.model_provenance import MODEL as MODEL
 from smoothcert.models import build_model, is_code
 from smoothcert.recipe import ImportRecipe, TrainRecipe, load_train_recipe, parse_recipe, stored_fields
+from smoothcert.run_folder import MODEL as MODEL
+from smoothcert.run_folder import RECIPE as RECIPE
+from smoothcert.run_folder import STATE as STATE
+from smoothcert.run_folder import check_run_folder
 from smoothcert.version import __version__
 
-RECIPE, STATE = "recipe.yaml", "state.pt"
 MOST = 100_000
 """The largest side of an image and number of classes that a file may ask memory for."""
 
@@ -243,15 +245,8 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
 
     A run whose network is a user's own code is loaded only if `code` names it (see `refuse_code`).
     """
+    check_run_folder(folder)
     path = folder / MODEL
-    if not folder.is_dir():
-        raise RequestError(f"{folder}: no such run folder; `smoothcert train --out {folder}` makes one")
-    if not path.exists() and not (folder / RECIPE).exists():
-        raise RequestError(f"{folder}: expected a run folder, got one without {RECIPE} and {MODEL}; give another")
-    if not path.exists():
-        raise RequestError(
-            f"{folder}: holds no {MODEL}: no epoch has finished, or it was left out; train it with --resume"
-        )
     file = read_model_file(path)
     if model is None:
         refuse_code(folder, file.recipe.model, code)

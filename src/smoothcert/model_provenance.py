@@ -8,8 +8,7 @@ from safetensors import SafetensorError, safe_open
 
 from smoothcert.errors import WorkError
 from smoothcert.result_file import read_settings, settings_path
-
-MODEL = "model.safetensors"
+from smoothcert.run_folder import MODEL
 
 
 def model_provenance(folder: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ PATIENCE = timedelta(days=7)
 
 CONNECT_SECONDS = 120
 """How long a process waits for the others to start; SMOOTHCERT_CONNECT_SECONDS overrides it."""
-_stores: list[dist.Store] = []
+_stores: list[object] = []
 """Through which the processes met: it must live as long as they do, since the first process may serve it."""
 
 
@@ -73,17 +73,19 @@ def meet() -> int:
     if rank >= size:
         raise RequestError(f"RANK: expected a number below WORLD_SIZE = {size}, got {rank}; start by torchrun")
     if not _stores:
+        from torch.distributed.rendezvous import rendezvous
+
         seconds = environment_number("SMOOTHCERT_CONNECT_SECONDS", CONNECT_SECONDS, 1)
         patience = timedelta(seconds=seconds)
         try:
-            store, _, _ = next(dist.rendezvous("env://", timeout=patience))
+            store, _, _ = next(rendezvous("env://", timeout=patience))
             store.set(f"smoothcert/{rank}", "started")
             store.wait([f"smoothcert/{other}" for other in range(size)], patience)
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:120]
             raise WorkError(
-                f"process {rank} waited {seconds} s at most for the other {size - 1} of {size} processes, in vain; start "
-                f"them by torchrun, or set SMOOTHCERT_CONNECT_SECONDS to wait longer ({reason})"
+                f"process {rank} waited {seconds} s at most for the other {size - 1} of {size} processes, in vain; "
+                f"start them by torchrun, or set SMOOTHCERT_CONNECT_SECONDS to wait longer ({reason})"
             ) from error
         _stores.append(store)
     return size

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from smoothcert.analysis.output import csv_text
 from smoothcert.analysis.subjects import distinct_names
 from smoothcert.certificates import read_certificates
-from smoothcert.checkpoint import RECIPE
 from smoothcert.errors import RequestError
 from smoothcert.metrics_file import METRICS, read_epochs
 from smoothcert.model_provenance import model_provenance
@@ -21,6 +20,7 @@ from smoothcert.palette import COLOURS, GREY, new_figure, plain, quiet_axes
 from smoothcert.papers import paper_table
 from smoothcert.presets import preset
 from smoothcert.recipe import TrainRecipe, load_run_recipe
+from smoothcert.run_folder import RECIPE
 
 PUBLISHED = {
     "Gaussian": "cifar10/gaussian",

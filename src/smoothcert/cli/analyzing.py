@@ -10,7 +10,7 @@ from rich.progress import Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from smoothcert.cli.options import Data, Device, console
+from smoothcert.cli.options import Data, Device, console, run_folders
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
     from smoothcert.analysis.subjects import Subjects, UnrestrictedAttack
@@ -19,7 +19,8 @@ analyze = typer.Typer(
     no_args_is_help=True, help="The papers' analyses: each writes a figure and the numbers behind it (csv)."
 )
 
-Runs = Annotated[list[Path], typer.Argument(help="Run folders, all of one data set.")]
+Runs = Annotated[list[Path], typer.Argument(help="Run folders, all of one data set.", callback=run_folders)]
+TrainedRuns = Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.")]
 Out = Annotated[Path, typer.Option(help="Folder for the figure and the csv file.")]
 Formats = Annotated[str, typer.Option("--format", help="Of png, pdf, svg; by commas.")]
 Index = Annotated[int, typer.Option(help="Which test image, from 0.")]
@@ -144,7 +145,7 @@ def mixing(
 
 
 @analyze.command("cost")
-def cost(runs: Runs, out: Out = Path("analysis"), format_: Formats = "png") -> None:
+def cost(runs: TrainedRuns, out: Out = Path("analysis"), format_: Formats = "png") -> None:
     """Training cost of runs: time, peak memory, hyper-parameters; beside the published ones where there are any."""
     from smoothcert.analysis.cost import UNKNOWN, cost_cells, cost_csv, cost_markdown, draw_cost, training_costs
     from smoothcert.analysis.output import parse_formats, write_analysis

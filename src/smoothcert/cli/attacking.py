@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from smoothcert.cli.options import Data, Device, console, parse_radii
+from smoothcert.cli.options import Data, Device, console, parse_radii, run_folder
 from smoothcert.errors import RequestError, WorkError
 
 LIKELY_A_BUG = 1e-3
@@ -15,7 +15,7 @@ LIKELY_A_BUG = 1e-3
 
 
 def attack(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    run: Annotated[Path, typer.Argument(help="Run folder.", callback=run_folder)],
     certificates: Annotated[
         Path | None, typer.Option(help="Certificates to check and images to attack.", show_default="the run's, if one")
     ] = None,

@@ -9,12 +9,12 @@ import typer
 from rich.table import Table
 
 from smoothcert.certificates import ABSTAIN, CertifiedImage, read_certificates
-from smoothcert.cli.options import Classes, Data, Device, console, parse_radii
+from smoothcert.cli.options import Classes, Data, Device, console, parse_radii, run_folder
 from smoothcert.errors import RequestError
 
 
 def certify(
-    run: Annotated[Path | None, typer.Argument(help="Run folder.", show_default=False)] = None,
+    run: Annotated[Path | None, typer.Argument(help="Run folder.", show_default=False, callback=run_folder)] = None,
     model: Annotated[
         str | None, typer.Option(help="Your own network: package.module:function or FILE.py:function.")
     ] = None,
@@ -60,8 +60,9 @@ def certify(
     from smoothcert.console import certification_bar, print_data_notes, print_note
     from smoothcert.data import load_dataset, read_class_names
     from smoothcert.models import own_model
-    from smoothcert.processes import find_device, team
+    from smoothcert.processes import find_device, meet, team
 
+    meet()
     loaded = load_run(run, model) if run is not None else None
     folder = run if run is not None else out
     if loaded is None and (model is None or dataset is None or sigma is None):
@@ -180,7 +181,7 @@ def recertify(
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    run: Annotated[Path, typer.Argument(help="Run folder.", callback=run_folder)],
     images: Annotated[list[Path], typer.Argument(help="Image files of the size the run was trained on.")],
     n: Annotated[int, typer.Option(help="Votes that bound the class's probability.")] = 10_000,
     alpha: Annotated[float, typer.Option(help="Probability that a line is wrong, at most.")] = 0.001,

@@ -5,11 +5,13 @@ from typing import Annotated
 
 import typer
 
-from smoothcert.cli.options import Data, console, parse_radii
+from smoothcert.cli.options import Data, console, existing, parse_radii
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, folders of them, or certificates files.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders, folders of them, or certificates files.", callback=existing)
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("report"),
     format_: Annotated[
         str, typer.Option("--format", help="Of md, csv, tex, html, png, pdf, svg; by commas.")

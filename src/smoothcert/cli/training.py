@@ -34,14 +34,10 @@ def train(
     device: Device = "auto",
 ) -> None:
     """Train a model into a run folder."""
-    from smoothcert.checkpoint import RECIPE, load_recipe, refuse_code
-    from smoothcert.console import print_data_notes, print_note, train_with_bar
-    from smoothcert.data import UNSPLIT, load_dataset
-    from smoothcert.models import is_code
     from smoothcert.presets import preset as find_preset
     from smoothcert.recipe import load_run_recipe, with_overrides
+    from smoothcert.run_folder import RECIPE
 
-    compiling = check_compiling(compile_)
     if preset is not None and recipe is not None:
         raise RequestError("give --preset or --recipe, not both")
     file = None if preset is not None else out / RECIPE if recipe is None and resume else recipe
@@ -55,12 +51,23 @@ def train(
         refuse_lost_recipe(out)
         raise RequestError(f"{out}: holds no run to continue; name it by --out, or give --preset NAME for a new one")
     else:
+        from smoothcert.checkpoint import load_recipe
+
         chosen = load_run_recipe(file) if recipe is None else load_recipe(file)
     overrides = list(set_) if sigma is None or preset is not None else [f"sigma={sigma}", *set_]
     overrides += [f"model={model}"] if model is not None else []
     final = with_overrides(chosen, overrides)
+    # torch is imported when the request is known to be right.
+    from smoothcert.checkpoint import refuse_code
+    from smoothcert.console import print_data_notes, print_note, train_with_bar
+    from smoothcert.data import UNSPLIT, load_dataset
+    from smoothcert.models import is_code
+    from smoothcert.processes import meet
+
     if file is not None and f"model={final.model}" not in overrides:
         refuse_code(file, final.model, None)
+    compiling = check_compiling(compile_)
+    meet()
     images = load_dataset(final.dataset, "train", data, image_size=final.image_size)
     print_data_notes(console, images)
     if images.split == UNSPLIT:

@@ -3,13 +3,16 @@
 xhat = argmax over ||x' - x||_2 <= epsilon * w(epoch) of -log pbar_y(x'),   pbar = mean_i F(x' + delta_i)
 """
 
-from typing import Literal
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
 
-from smoothcert.attacks import ddn, smoothed_pgd
 from smoothcert.objectives.base import Classifier, Progress
+
+if TYPE_CHECKING:  # records are read without torch
+    from torch import Tensor
 
 
 class Adversary(BaseModel):
@@ -25,6 +28,8 @@ class Adversary(BaseModel):
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
     ) -> Tensor:
         """Adversarial examples [batch, c, h, w] in [0, 1], found with the same noises that the loss will use."""
+        from smoothcert.attacks import ddn, smoothed_pgd
+
         radius = self.epsilon * progress.warmup
         if self.attack == "ddn":
             return ddn(classifier, images, labels, noise, steps=self.steps, max_norm=radius)

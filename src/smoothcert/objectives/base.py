@@ -1,13 +1,16 @@
 """The seam between the training loop and a method: what an objective is given and what it gives back."""
 
-from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from __future__ import annotations
 
-import torch
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
 
 from smoothcert.modes import Classifier as Classifier
+
+if TYPE_CHECKING:  # records are read without torch
+    from torch import Tensor
 
 
 class Progress(NamedTuple):
@@ -61,5 +64,7 @@ def logits_under_noise(classifier: Classifier, images: Tensor, noise: Tensor) ->
 
 def cross_entropy_under_noise(noisy_logits: Tensor, labels: Tensor) -> Tensor:
     """Mean over noises and images of CE(z(x + delta_i), y), a scalar. noisy_logits [num_noise, batch, classes]."""
+    import torch
+
     every_label = labels.expand(noisy_logits.shape[0], -1).flatten()
     return torch.nn.functional.cross_entropy(noisy_logits.flatten(0, 1), every_label)

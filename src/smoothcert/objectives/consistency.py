@@ -5,10 +5,11 @@
 Gradients flow through pbar everywhere. With an adversary the noisy copies are of xhat instead of x.
 """
 
-from typing import ClassVar, Literal
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from smoothcert.objectives.adversary import Adversary
 from smoothcert.objectives.base import (
@@ -20,6 +21,9 @@ from smoothcert.objectives.base import (
     logits_under_noise,
 )
 from smoothcert.probability import divergence_from_logits, log_probability, probabilities
+
+if TYPE_CHECKING:  # records are read without torch
+    from torch import Tensor
 
 Form = Literal["kl_entropy", "xent", "kl", "mse"]
 
@@ -38,7 +42,7 @@ class Consistency(Objective):
     adversary: Adversary | None = Field(None, description="noisy copies of an attacked image: .attack .steps .epsilon")
 
     @model_validator(mode="after")
-    def _mse_compares_two(self) -> "Consistency":
+    def _mse_compares_two(self) -> Consistency:
         if self.form == "mse" and self.num_noise != 2:
             raise ValueError(f"objective.num_noise: expected 2 for form mse, got {self.num_noise}")
         return self

@@ -3,9 +3,9 @@
 CE(z(x + delta), y)
 """
 
-from typing import ClassVar
+from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from smoothcert.objectives.base import (
     Classifier,
@@ -15,6 +15,9 @@ from smoothcert.objectives.base import (
     cross_entropy_under_noise,
     logits_under_noise,
 )
+
+if TYPE_CHECKING:  # records are read without torch
+    from torch import Tensor
 
 
 class Gaussian(Objective):

@@ -9,14 +9,17 @@ Images beyond gamma are dropped, not clamped. The published MNIST runs and CIFAR
 the first learning-rate drop (`deferred`).
 """
 
-from typing import ClassVar
+from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING, ClassVar
+
 from pydantic import Field
-from torch import Tensor
 
 from smoothcert.objectives.base import Classifier, LossTerms, Objective, Progress, logits_under_noise
 from smoothcert.probability import probabilities
+
+if TYPE_CHECKING:  # records are read without torch
+    from torch import Tensor
 
 
 class Macer(Objective):
@@ -34,6 +37,8 @@ class Macer(Objective):
     def loss(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
     ) -> LossTerms:
+        import torch
+
         noisy_logits = logits_under_noise(classifier, images, noise)
         average = probabilities(noisy_logits).mean(0)
         natural = -torch.log(average.gather(1, labels.unsqueeze(1)).squeeze(1) + 1e-10)

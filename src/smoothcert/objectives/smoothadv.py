@@ -3,10 +3,11 @@
 mean_i CE(z(xhat + delta_i), y),   xhat found by attacking -log mean_i F_y(x' + delta_i) within epsilon
 """
 
-from typing import ClassVar
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
-from torch import Tensor
 
 from smoothcert.objectives.adversary import Adversary
 from smoothcert.objectives.base import (
@@ -17,6 +18,9 @@ from smoothcert.objectives.base import (
     cross_entropy_under_noise,
     logits_under_noise,
 )
+
+if TYPE_CHECKING:  # records are read without torch
+    from torch import Tensor
 
 
 class SmoothAdv(Objective):

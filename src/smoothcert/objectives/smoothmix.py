@@ -8,12 +8,12 @@ As in the published runs, and unlike the paper's text: KL instead of CE, the mas
 warm-up w, and ymix not detached.
 """
 
-from typing import ClassVar
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, model_validator
-from torch import Tensor
 
-from smoothcert.attacks import project, smoothed_pgd
 from smoothcert.objectives.base import (
     Classifier,
     LossTerms,
@@ -23,6 +23,9 @@ from smoothcert.objectives.base import (
     logits_under_noise,
 )
 from smoothcert.probability import divergence_from_logits, probabilities
+
+if TYPE_CHECKING:  # records are read without torch
+    from torch import Tensor
 
 
 class SmoothMix(Objective):
@@ -39,7 +42,7 @@ class SmoothMix(Objective):
     max_norm: float | None = Field(None, gt=0, description="limit the attack to an L2 ball; by default there is none")
 
     @model_validator(mode="after")
-    def _radius_needs_one_step(self) -> "SmoothMix":
+    def _radius_needs_one_step(self) -> SmoothMix:
         if self.one_step_radius is not None and not self.one_step:
             raise ValueError(f"objective.one_step_radius: expected none without one_step, got {self.one_step_radius}")
         return self
@@ -47,6 +50,8 @@ class SmoothMix(Objective):
     def loss(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
     ) -> LossTerms:
+        from smoothcert.attacks import project
+
         first, adversarial = self._attack(classifier, images, labels, noise)
         clean = images
         if self.one_step:
@@ -70,6 +75,8 @@ class SmoothMix(Objective):
 
     def _attack(self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """x_1 and x_T: not all iterates, since what follows would be compiled anew for each T."""
+        from smoothcert.attacks import smoothed_pgd
+
         iterates = list(
             smoothed_pgd(
                 classifier, images, labels, noise, steps=self.steps, step_size=self.step_size, max_norm=self.max_norm

@@ -5,14 +5,17 @@
 Gradients flow through the target too.
 """
 
-from typing import ClassVar, Literal
+from __future__ import annotations
 
-import torch.nn.functional as F
+from typing import TYPE_CHECKING, ClassVar, Literal
+
 from pydantic import Field
-from torch import Tensor
 
 from smoothcert.objectives.base import Classifier, LossTerms, Objective, Progress, logits_under_noise
 from smoothcert.probability import probabilities
+
+if TYPE_CHECKING:  # records are read without torch
+    from torch import Tensor
 
 
 class Stability(Objective):
@@ -27,6 +30,8 @@ class Stability(Objective):
     def loss(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
     ) -> LossTerms:
+        import torch.nn.functional as F
+
         clean_logits = classifier(images)
         noisy_logits = logits_under_noise(classifier, images, noise)
         clean = F.cross_entropy(clean_logits, labels)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from smoothcert.errors import RequestError
+from smoothcert.run_folder import check_exists
 
 # Files of other tools are called things like `noise_0.25`: only these endings are not part of the name.
 _ENDINGS = (".tsv", ".txt")
@@ -29,10 +30,7 @@ def _runs_in(path: Path) -> list[Path]:
 
 def _files_of(path: Path) -> tuple[Path, list[Path]]:
     """What the files are named after, and the files. Raises RequestError where there are none."""
-    if not path.exists():
-        raise RequestError(
-            f"{path}: no such file or folder; give a run folder or a certificates file (`smoothcert certify RUN`)"
-        )
+    check_exists(path)
     if not path.is_dir():
         folder = path.resolve().parent
         of_a_run = folder.name == "certificates" and path.suffix == ".tsv"
