@@ -20,7 +20,7 @@ from smoothcert.certificates import (
     write_certificates,
 )
 from smoothcert.checkpoint import Run, tensors_digest, versions
-from smoothcert.data import DATASETS, ImageData, Images, default_folder
+from smoothcert.data import DATASETS, ImageData, Images
 from smoothcert.errors import RequestError
 from smoothcert.models import check_outputs
 from smoothcert.noise import NOISES
@@ -216,7 +216,6 @@ def make_rule(recipe: CertifyRecipe, shape: tuple[int, int, int]) -> Rule:
         radius_loss=recipe.radius_loss,
         label_aware=recipe.label_aware,
         slack=IntegerGaussian(recipe.sigma).slack(math.prod(shape)) if recipe.sound else 0.0,
-        boundaries_folder=default_folder() / "boundaries",
     )
 
 
