@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from smoothcert import SmoothedClassifier
-from smoothcert.certificates import CertifiedImage, merge_certificates, read_certificates
+from smoothcert.certificates import CertifiedImage, read_certificates
 from smoothcert.certification import (
     CertificationStatus,
     certify_own_model,
@@ -35,6 +35,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.recertification import recertify
 from smoothcert.recipe import CertifyRecipe, parse_recipe
 from smoothcert.result_file import alone
+from smoothcert.shards import merge_certificates
 from smoothcert.smoothing.precision import at_precision, has_batch_norm, image_layout
 from smoothcert.smoothing.votes import default_batch_size, fitting_batch_size
 

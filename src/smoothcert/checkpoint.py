@@ -182,6 +182,8 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
             raise RequestError(
                 f"{folder}: its network is the code {recipe.model}; allow it with --model {recipe.model}"
             )
+        if model is None and code is not None and recipe.model != code:
+            raise RequestError(f"{folder}: its network is {recipe.model}, got --model {code}; leave --model out")
         spec = InputSpec.from_mapping(about["input"])
         model = new_model(recipe, spec) if model is None else model
         model.load_state_dict(state)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from smoothcert.errors import WorkError
-from smoothcert.files import write_text_atomically
+from smoothcert.files import check_inside, write_text_atomically
 
 METRICS = "metrics.jsonl"
 Metrics = list[dict[str, float]]
@@ -14,6 +14,7 @@ Epoch = TypeVar("Epoch")
 
 
 def append_metrics(path: Path, line: dict[str, Any]) -> None:
+    check_inside(path, path.parent)
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 

@@ -45,8 +45,9 @@ FIELD_FILE = (
 def image(
     index: int, label: int, predict: int, radius: float, n: int = 1000, n0: int = 10, other: int = 0
 ) -> CertifiedImage:
-    """A row whose n votes all went to one class, which is all that a report needs of them."""
-    return CertifiedImage(index, label, Certificate(predict, radius, n0, n, n, ((other, n),) if n else ()), 0.5)
+    """A row whose n votes all went to its class, or to `other` where it abstains: all that a report needs of them."""
+    cls = other if predict == ABSTAIN else predict
+    return CertifiedImage(index, label, Certificate(predict, radius, n0, n, n, ((cls, n),) if n else ()), 0.5)
 
 
 def images(rows: Sequence[tuple[int, int, float]] = PLAIN, **numbers: int) -> list[CertifiedImage]:

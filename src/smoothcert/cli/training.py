@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from smoothcert.cli.options import Data, Device, console
+from smoothcert.cli.options import Data, Device, command_line, console
 from smoothcert.errors import RequestError, WorkError
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
@@ -32,6 +32,7 @@ def train(
     from smoothcert.checkpoint import RECIPE
     from smoothcert.console import train_with_bar
     from smoothcert.data import load_dataset
+    from smoothcert.models import is_code
     from smoothcert.presets import preset as find_preset
     from smoothcert.recipe import load_train_recipe, with_overrides
 
@@ -53,7 +54,9 @@ def train(
     final = with_overrides(chosen, overrides)
     images = load_dataset(final.dataset, "train", data, image_size=final.image_size)
     train_with_bar(final, images, out, resume=resume, device=device, capture=capture, compiling=compiling)
-    console.print(f"trained {out}; next: smoothcert certify {out}", soft_wrap=True)
+    code = ["--model", final.model] if is_code(final.model) else []
+    onwards = command_line("certify", out, *code, *(["--data", data] if data is not None else []))
+    console.print(f"trained {out}; next: {onwards}", soft_wrap=True)
 
 
 def import_(
@@ -83,7 +86,8 @@ def import_(
         warning = f"input layer: not checked, the data are not there ({error})"
     if warning:
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True, highlight=False)
-    console.print(f"imported {out}; next: smoothcert certify {out}", soft_wrap=True)
+    onwards = command_line("certify", out, *(["--data", data] if data is not None else []))
+    console.print(f"imported {out}; next: {onwards}", soft_wrap=True)
 
 
 def check_input_layer(name: str | None) -> "InputLayer | None":

@@ -59,6 +59,21 @@ def fitting_batch_size(classifier: Classifier, batch_size: int, example: Tensor)
             batch_size //= 2
 
 
+@contextmanager
+def fitting_into_memory(batch_size: int) -> Iterator[None]:
+    """Turns an allocation that fails into one line for the user."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        signs = ("allocate memory", "Storage size calculation overflowed", "not enough memory")
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in str(error) for sign in signs):
+            raise RequestError(
+                f"batch-size: {batch_size:,} noisy images in a forward pass do not fit into memory; "
+                "give a smaller --batch-size"
+            ) from error
+        raise
+
+
 def block_keys(seed: tuple[int, int], stage: Stage, blocks: int) -> list[int]:
     """A 64-bit key for each noise block of a stage of the image whose `seed` is (run seed, image index).
 
@@ -121,6 +136,13 @@ class VoteCounter:
                 "certify a network that gives numbers, or try precision fp32"
             )
         return np.ascontiguousarray(found[:, :-1])
+
+    @torch.no_grad()
+    def classes(self, images: Tensor) -> Tensor:
+        """The class of each of `images` (float32 [k, c, h, w]) as it is, int64 [k]: no noise is added."""
+        layout = image_layout(self.classifier)
+        with evaluating(self.classifier):
+            return torch.cat([self._logits(part, layout).argmax(1) for part in images.split(self.batch_size)])
 
     @cached_property
     def _top_classes(self) -> Vote:
