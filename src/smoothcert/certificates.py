@@ -117,7 +117,7 @@ def parse_row(line: str) -> CertifiedImage:
         raise ValueError(f"column 'correct' is {cells[4]} for label {label} and prediction {predict}")
     if len(cells) == len(FIELD_COLUMNS):
         return CertifiedImage(index, label, Certificate(predict, radius, 0, 0, 0, ()), seconds)
-    n0, n, count = _integer(cells[6], "n0"), _integer(cells[7], "n"), _integer(cells[8], "count")
+    n0, n, count = _integer(cells[6], "n0", 1), _integer(cells[7], "n"), _integer(cells[8], "count")
     pairs = [pair.split(":") for pair in cells[9].split(",") if pair]
     votes = tuple((_class(cls, "votes"), _integer(number, "votes")) for cls, number in pairs)
     if sum(number for _, number in votes) != n:
@@ -212,8 +212,8 @@ class RowLimits:
     def radius(self, certificate: Certificate) -> float:
         """An upper bound on the radius that these votes show."""
         n, count, alpha = certificate.n, certificate.count, self.settings["alpha"]
-        if n == 0:
-            return 0.0
+        if n == 0:  # no votes: a row of another tool, or one that a label-aware rule left out
+            return math.inf if certificate.n0 == 0 else 0.0
         radii, bound = self._get("radii", ()), self._get("bound", ONE_SIDED)
         if radii:
             # A sequential test may have claimed at an earlier look, when all votes agreed.

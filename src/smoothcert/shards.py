@@ -37,7 +37,7 @@ class Selection:
             stored = provenance["selection"]
             part, parts = stored["shard"]
             found = cls(stored["images"], stored["skip"], stored["max_images"], (part, parts))
-            return found if 0 <= found.images <= 10**9 and found.indices is not None else None
+            return found if 0 <= found.images <= 10**7 and found.indices is not None else None
         except (KeyError, TypeError, ValueError):
             return None
 
