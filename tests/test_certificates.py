@@ -224,7 +224,7 @@ def test_what_each_rule_can_show_is_its_limit(tmp_path: Path, settings: dict[str
     possible(path, POSSIBLE | settings, line.format(radius))
     assert read_certificates(path).rows[0].certificate.radius == radius
     possible(path, POSSIBLE | settings, line.format(radius * 1.001))
-    with pytest.raises(WorkError, match="line 2: damaged .the radius"):
+    with pytest.raises(WorkError, match=r"line 2: damaged .the radius"):
         read_certificates(path)
 
 

@@ -585,7 +585,7 @@ def test_a_batch_beyond_memory_is_one_line_and_leaves_no_file(error: Exception, 
             raise error
         return images.flatten(1)
 
-    with pytest.raises(RequestError, match="batch-size: 500 noisy images .* do not fit into memory; give a smaller"):
+    with pytest.raises(RequestError, match=r"batch-size: 500 noisy images .* do not fit into memory; give a smaller"):
         certify_own_model("mine", narrow, data, [0, 1], recipe(), tmp_path / "a.tsv", CPU)
     assert list(tmp_path.iterdir()) == []
     certify_own_model("mine", narrow, data, [0, 1], recipe(batch_size=50), tmp_path / "a.tsv", CPU)

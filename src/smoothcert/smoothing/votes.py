@@ -142,7 +142,7 @@ class VoteCounter:
         """The class of each of `images` (float32 [k, c, h, w]) as it is, int64 [k]: no noise is added."""
         layout = image_layout(self.classifier)
         with evaluating(self.classifier):
-            return torch.cat([self._logits(part, layout).argmax(1) for part in images.split(self.batch_size)])
+            return torch.cat([self._logits(part, layout).argmax(1) for part in torch.split(images, self.batch_size)])
 
     @cached_property
     def _top_classes(self) -> Vote:
