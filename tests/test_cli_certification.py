@@ -14,6 +14,8 @@ from tiny import tiny_recipe
 
 from smoothcert.certificates import read_certificates
 from smoothcert.data import DATASETS, ImageData, mnist_sample
+from smoothcert.errors import RequestError
+from smoothcert.metrics_file import METRICS, append_metrics
 
 Cli = Callable[..., tuple[int, str, str]]
 FEW = ("--n", 50, "--n0", 20, "--device", "cpu")
@@ -153,6 +155,25 @@ def test_nothing_is_written_through_a_link_that_leaves_the_run(
     assert (code, err.count("\n")) == (2, 1)
     assert "a symbolic link leads to" in err
     assert (private.read_text() == "mine") if private.is_file() else (os.listdir(private) == [])
+
+
+def test_training_metrics_are_not_written_through_a_link_that_leaves_the_run(tmp_path: Path) -> None:
+    private, run = tmp_path / "private", tmp_path / "run"
+    private.write_text("mine")
+    run.mkdir()
+    (run / METRICS).symlink_to(private)
+    with pytest.raises(RequestError, match="a symbolic link leads to"):
+        append_metrics(run / METRICS, {"epoch": 0})
+    assert private.read_text() == "mine"
+
+
+def test_certificates_of_other_images_are_not_attacked(run_cli: Cli, run: Path) -> None:
+    assert run_cli("certify", run, *FEW, "--max-images", 1)[0] == 0
+    path = run / "certificates" / "test-n50.tsv"
+    path.write_text(path.read_text().replace("\n0\t", "\n123456789\t"))
+    code, _, err = run_cli("attack", run, "--n", 50, "--device", "cpu")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "image 123456789: expected an index below 2000" in err
 
 
 def test_merge_through_the_command_line(run_cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,6 +217,11 @@ def attack_dataset(
     """
     settings = attack_settings(about, data, recipe, device, certificates)
     claims = _claims(certificates, settings)
+    if indices and max(indices) >= len(data):
+        raise RequestError(
+            f"image {max(indices)}: expected an index below {len(data)}, the number of images in {data.name}; "
+            "give the data that were certified"
+        )
     attacker = _attacker(model, data, recipe, device)
     with alone(path), attacks_writer(path, settings, provenance) as writer:
         wanted = set(indices)

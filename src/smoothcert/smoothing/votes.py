@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from smoothcert.bounds import MOST_VOTES
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.modes import Classifier as Classifier
 from smoothcert.modes import evaluating
@@ -109,6 +110,8 @@ class VoteCounter:
 
         `first_block` skips noise blocks that earlier calls have drawn, for votes that come in several looks.
         """
+        if not 1 <= n <= MOST_VOTES:
+            raise RequestError(f"n: expected 1 to {MOST_VOTES:,} votes, got {n}")
         block = min(noise_block(images.device), n, self.batch_size)
         slots = self.batch_size // block
         blocks = -(-n // block)
