@@ -18,9 +18,10 @@ import pytest
 import torch
 
 from smoothcert import SmoothedClassifier
-from smoothcert.certificates import CertifiedImage, merge_certificates, read_certificates
+from smoothcert.certificates import CertifiedImage, read_certificates
 from smoothcert.certification import (
     CertificationStatus,
+    Selection,
     certify_own_model,
     certify_run,
     chosen_images,
@@ -35,6 +36,8 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.recertification import recertify
 from smoothcert.recipe import CertifyRecipe, parse_recipe
 from smoothcert.result_file import alone
+from smoothcert.shards import merge_certificates
+from smoothcert.smoothing.accuracy import NoiseAccuracy
 from smoothcert.smoothing.precision import at_precision, has_batch_norm, image_layout
 from smoothcert.smoothing.votes import default_batch_size, fitting_batch_size
 
@@ -576,3 +579,119 @@ def test_other_networks_are_evaluated_with_channels_last() -> None:
     assert image_layout(network) == torch.contiguous_format, "the user's own network is left as it is"
     images = torch.rand(5, 3, 8, 8)
     assert torch.allclose(fast(images), network(images), atol=1e-5)
+
+
+def test_accuracy_and_selection_are_recorded_and_change_no_certificate(
+    trained_run: Path, test_data: ImageData, tmp_path: Path
+) -> None:
+    seen: list[NoiseAccuracy] = []
+    chosen = Selection(len(test_data), 1, 12)
+    run, path = load_run(trained_run), tmp_path / "a.tsv"
+
+    def call(selection: Selection) -> None:
+        certify_run(
+            run, test_data, selection.indices, recipe(), path, CPU, on_accuracy=seen.append, selection=selection
+        )
+
+    call(chosen)
+    stored = read_certificates(path)
+    assert stored.provenance["selection"] == chosen.to_mapping()
+    assert stored.provenance["accuracy"] == seen[0].to_mapping()
+    assert seen[0].images == 12
+    images, labels = test_data.batch(torch.arange(12))
+    assert seen[0].clean == pytest.approx(float((run.model(images).argmax(1) == labels).float().mean()))
+    assert 0.3 < seen[0].noisy < 1
+    model = SmoothedClassifier(run.model, sigma=0.5, num_classes=10)
+    assert [row.certificate for row in stored.rows] == model.certify(images, n=300, seed=5)
+    call(chosen)
+    assert len(seen) == 1, "nothing is left to do"
+    call(Selection(len(test_data), 1, 14))
+    assert seen == [seen[0]] * 2, "measured once for a file"
+    assert read_certificates(path).provenance["selection"]["max_images"] == 14
+
+
+def test_an_interruption_before_the_first_image_leaves_no_file(
+    trained_run: Path, test_data: ImageData, tmp_path: Path
+) -> None:
+    def interrupt(status: CertificationStatus) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        certify_run(load_run(trained_run), test_data, [0], recipe(), tmp_path / "a.tsv", CPU, interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+    ],
+)
+def test_a_batch_beyond_memory_is_one_line_and_leaves_no_file(error: Exception, tmp_path: Path) -> None:
+    data = ImageData(torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1]), 4, "made", "test")
+
+    def narrow(images: torch.Tensor) -> torch.Tensor:
+        if len(images) > 100:
+            raise error
+        return images.flatten(1)
+
+    with pytest.raises(RequestError, match=r"batch-size: 500 noisy images .* do not fit into memory; give a smaller"):
+        certify_own_model("mine", narrow, data, [0, 1], recipe(), tmp_path / "a.tsv", CPU)
+    assert list(tmp_path.iterdir()) == []
+    certify_own_model("mine", narrow, data, [0, 1], recipe(batch_size=50), tmp_path / "a.tsv", CPU)
+
+
+class Scaled(torch.nn.Module):
+    """Forward code that depends on more than its weights."""
+
+    def __init__(self, sign: float) -> None:
+        super().__init__()
+        self.weight, self.sign = torch.nn.Parameter(torch.ones(1)), sign
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        score = self.sign * self.weight * (images.flatten(1).mean(1, keepdim=True) - 0.5)
+        return torch.cat([-score, score], dim=1)
+
+
+def test_a_module_whose_code_has_changed_does_not_continue_a_file(tmp_path: Path) -> None:
+    data = ImageData(torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1) * 40, torch.zeros(6).long(), 2, "made", "test")
+    path = tmp_path / "a.tsv"
+    certify_own_model("mine", Scaled(1), data, [0], recipe(), path, CPU)
+    certify_own_model("mine", Scaled(1), data, [0, 1], recipe(), path, CPU)
+    before = path.read_bytes()
+    with pytest.raises(RequestError, match=r"other settings .classes_sha256"):
+        certify_own_model("mine", Scaled(-1), data, [0, 1, 2], recipe(), path, CPU)
+    assert path.read_bytes() == before
+    # A file of an earlier version does not say: it is continued.
+    stored = json.loads(path.with_suffix(".json").read_text())
+    for key in ("classes_sha256", "num_classes"):
+        del stored["settings"][key]
+    path.with_suffix(".json").write_text(json.dumps(stored))
+    certify_own_model("mine", Scaled(1), data, [0, 1, 2], recipe(), path, CPU)
+    assert len(read_certificates(path).rows) == 3
+
+
+def test_recertify_does_not_overwrite_files_of_the_user(
+    trained_run: Path, test_data: ImageData, tmp_path: Path
+) -> None:
+    certify(trained_run, test_data, tmp_path / "a.tsv", [0])
+    for name, text in (("x.json", "{}"), ("x.tsv", "mine")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(RequestError, match=f"{name}: exists already"):
+            recertify(tmp_path / "a.tsv", tmp_path / "x.tsv", alpha=0.01)
+        assert (tmp_path / name).read_text() == text
+        (tmp_path / name).unlink()
+
+
+def test_the_time_left_is_extrapolated() -> None:
+    assert CertificationStatus(0, 10, 0.0, 0.0, 0.0, 0).seconds_left is None
+    assert CertificationStatus(4, 10, 0.0, 2.0, 100.0, 50).seconds_left == 3.0
+
+
+@pytest.mark.parametrize("field", ["n", "n0", "batch_size"])
+def test_numbers_beyond_use_are_refused(field: str) -> None:
+    for value in (10**9 + 1, 2**63 - 1):
+        with pytest.raises(RequestError, match=f"{field}: expected less than or equal to 1000000000"):
+            parse_recipe(CertifyRecipe, {"sigma": 0.5, "seed": 1, field: value}, "certify")

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -310,49 +309,9 @@ def same(a: Boundaries, b: Boundaries) -> bool:
     return arrays and a.spent == b.spent
 
 
-def test_boundaries_from_disk_are_those_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    computed = boundaries(0.1, ALPHA, 100, 2000)
-    assert same(cached_boundaries(0.1, ALPHA, 100, 2000, folder=tmp_path), computed)
-    [path] = tmp_path.iterdir()
-    cached_boundaries.cache_clear()
-    with monkeypatch.context() as patch:
-        patch.setattr(sequential, "boundaries", None)  # not to be called
-        read = cached_boundaries(0.1, ALPHA, 100, 2000, folder=tmp_path)
-    assert same(read, computed)
+def test_cached_boundaries_are_computed_once_and_read_only() -> None:
+    cached = cached_boundaries(0.1, ALPHA, 100, 2000)
+    assert same(cached, boundaries(0.1, ALPHA, 100, 2000))
+    assert cached_boundaries(0.1, ALPHA, 100, 2000) is cached
     with pytest.raises(ValueError, match="read-only"):
-        read.upper[0] = 0
-    whole = path.read_bytes()
-    middle = len(whole) // 2
-    flipped = whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :]
-    for damage in (b"", b"no archive", whole[:middle], whole[:-5], flipped):
-        path.write_bytes(damage)
-        cached_boundaries.cache_clear()
-        assert same(cached_boundaries(0.1, ALPHA, 100, 2000, folder=tmp_path), computed)
-        assert path.read_bytes()[:2] == b"PK"
-
-
-def test_other_settings_have_other_cache_files(tmp_path: Path) -> None:
-    base = {"q": 0.1, "alpha": ALPHA, "batch": 100, "n_max": 1000, "futility": 1e-3, "half_spent": 3000}
-    changes = [{}, {"q": 0.2}, {"alpha": 0.01}, {"batch": 50}, {"n_max": 900}, {"futility": 0.0}, {"half_spent": 100}]
-    for change in changes:
-        cached_boundaries(**{**base, **change}, folder=tmp_path)
-    assert len(list(tmp_path.iterdir())) == len(changes)
-    first, second = sorted(tmp_path.iterdir())[:2]
-    content = second.read_bytes()
-    first.write_bytes(content)  # a file under the wrong name is not believed
-    cached_boundaries.cache_clear()
-    for change in changes:
-        settings = {**base, **change}
-        expected = boundaries(
-            *(settings[name] for name in ("q", "alpha", "batch", "n_max")),
-            futility=settings["futility"],
-            half_spent=settings["half_spent"],
-        )
-        assert same(cached_boundaries(**settings, folder=tmp_path), expected)
-
-
-def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("")
-    found = cached_boundaries(0.3, ALPHA, 100, 1000, folder=file / "inside")
-    assert same(found, boundaries(0.3, ALPHA, 100, 1000))
+        cached.upper[0] = 0

@@ -12,8 +12,9 @@ from typing import Any
 
 from scipy import special
 
-from smoothcert.certificates import ABSTAIN
+from smoothcert.certificates import ABSTAIN, LARGEST_INTEGER, check_settings
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.files import check_regular_file
 from smoothcert.result_file import ResultWriter, read_settings
 
 COLUMNS = ("idx", "label", "predict", "distance", "certified_radius", "contradiction", "radius", "time")
@@ -60,7 +61,7 @@ class AttacksFile:
 
 
 def empirical_accuracy(rows: Sequence[AttackedImage], radius: float) -> float:
-    """The fraction in [0, 1] of images that are not shown wrong, as they are or within the distance `radius`.
+    """The fraction in [0, 1] of images that are not shown wrong, neither as they are nor closer than `radius`.
 
     An upper bound on the robust accuracy at `radius` over these images: each image that is left out is left out
     wrongly with probability at most the file's alpha, and one that no attack could move may still have a point that
@@ -68,7 +69,7 @@ def empirical_accuracy(rows: Sequence[AttackedImage], radius: float) -> float:
     """
     if not rows:
         raise RequestError("expected at least one attacked image, got none; attack some with `smoothcert attack RUN`")
-    return sum(row.distance > radius for row in rows) / len(rows)
+    return sum(row.distance > 0 and row.distance >= radius for row in rows) / len(rows)
 
 
 def contradiction_p_value(file: AttacksFile) -> float | None:
@@ -104,6 +105,10 @@ def parse_row(line: str) -> AttackedImage:
     index, label, predict, contradiction = (int(cells[i]) for i in (0, 1, 2, 5))
     distance, radius, seconds = (float(cells[i]) for i in (3, 6, 7))
     certified = float(cells[4]) if cells[4] else None
+    if not (0 <= index <= LARGEST_INTEGER and 0 <= label <= LARGEST_INTEGER and -1 <= predict <= LARGEST_INTEGER):
+        raise ValueError(f"expected an index and classes >= 0, got {cells[0]}, {cells[1]} and {cells[2]}")
+    if not 0 <= seconds <= LARGEST_INTEGER:
+        raise ValueError(f"expected a time in seconds, got {cells[7]}")
     if not 0 <= distance <= radius or math.isinf(distance) != math.isinf(radius):
         raise ValueError(f"expected 0 <= distance <= radius, got {cells[3]} and {cells[6]}")
     if math.isfinite(distance) != (predict not in (label, ABSTAIN)):
@@ -120,6 +125,7 @@ def read_attacks(path: str | Path) -> AttacksFile:
     path = Path(path)
     rows, _ = _parse_file(path)
     stored = read_settings(path)
+    check_settings(stored["settings"], path)
     return AttacksFile(path, tuple(rows), stored["settings"], stored["provenance"])
 
 
@@ -128,6 +134,7 @@ def _parse_file(path: Path) -> tuple[list[AttackedImage], int]:
 
     A last line without its newline was being written when the process died: it is dropped.
     """
+    check_regular_file(path)
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -5,12 +5,21 @@ no digits left. Every bound is rounded to the safe side.
 """
 
 import math
+from collections.abc import Callable
 
 from scipy import special
 
 # scipy's inverse incomplete beta is good to a few ulp. One part in 1e12 covers that many times over and
 # costs less than 1e-12 of a radius.
 SAFETY = 1e-12
+MOST_VOTES = 10**9
+"""The largest number of votes per image that a request may ask for."""
+UNIT_RADII: dict[str, Callable[[float], float]] = {
+    "gaussian": lambda q: -float(special.ndtri(q)),
+    "laplace": lambda q: -math.log(2 * q) / math.sqrt(2),
+    "uniform": lambda q: 2 * math.sqrt(3) * (0.5 - q),
+}
+"""The certified radius at sigma = 1 that follows from p >= 1 - q with q < 1/2, by the name of the noise."""
 
 
 def error_upper_bound(count: int, n: int, alpha: float) -> float:

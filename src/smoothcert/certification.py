@@ -1,5 +1,6 @@
 """A data set through CERTIFY: which images, in which batches, by which process, into which file; resumed where left."""
 
+import glob
 import math
 import secrets
 import time
@@ -20,13 +21,23 @@ from smoothcert.certificates import (
     write_certificates,
 )
 from smoothcert.checkpoint import Run, tensors_digest, versions
-from smoothcert.data import DATASETS, UNSPLIT, ImageData, Images, default_folder
-from smoothcert.errors import RequestError
-from smoothcert.models import check_outputs
+from smoothcert.data import DATASETS, UNSPLIT, ImageData, Images
+from smoothcert.models import check_outputs, is_code
+from smoothcert.modes import evaluating
 from smoothcert.noise import NOISES
 from smoothcert.processes import Team
 from smoothcert.recipe import CertifyRecipe, parse_recipe
-from smoothcert.result_file import ResultWriter, alone, settings_path, stored_settings
+from smoothcert.result_file import (
+    ResultWriter,
+    alone,
+    read_settings,
+    settings_path,
+    stored_settings,
+    write_settings,
+)
+from smoothcert.shards import Selection as Selection
+from smoothcert.shards import chosen_images as chosen_images
+from smoothcert.smoothing.accuracy import NoiseAccuracy, accuracy_under_noise
 from smoothcert.smoothing.precision import DTYPES, at_precision, has_batch_norm, resolve_precision
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.sound import IntegerGaussian
@@ -35,13 +46,18 @@ from smoothcert.smoothing.votes import (
     VoteCounter,
     default_batch_size,
     fitting_batch_size,
+    fitting_into_memory,
     noise_block,
 )
 
 BATCHES_AT_ONCE = 20
 """Forward passes, about, between two writes to the file: what a kill can cost when n is small."""
 TOLD_BY_IMAGES = 100
-"""By what so many test images are, and what classes they get, data and networks without a name or weights are known."""
+"""Number of images whose pixels and predicted classes identify data sets without a name and user code."""
+LOOKED_AT = 100
+"""Number of images, at most, on which accuracy is measured before certifying."""
+NEWER_SETTINGS = ("images_sha256", "classes_sha256", "num_classes")
+"""Settings that files of earlier versions lack: such files are continued without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +71,13 @@ class CertificationStatus:
     votes_per_second: float
     votes: int
 
+    @property
+    def seconds_left(self) -> float | None:
+        """Extrapolated from the images that this call has certified; None before the first."""
+        return (self.total - self.done) / self.images_per_second if self.images_per_second > 0 else None
+
 
 Report = Callable[[CertificationStatus], None]
-
-
-def chosen_images(total: int, skip: int, max_images: int | None, shard: tuple[int, int] = (1, 1)) -> list[int]:
-    """Every `skip`-th image, at most `max_images` of them; shard (i, k) takes every k-th of these, from the i-th on."""
-    if skip < 1:
-        raise RequestError(f"skip: expected at least 1 (every image), got {skip}")
-    if max_images is not None and max_images < 1:
-        raise RequestError(f"max-images: expected at least 1, got {max_images}")
-    part, parts = shard
-    if not 1 <= part <= parts:
-        raise RequestError(f"shard: expected i/k with 1 <= i <= k, got {part}/{parts}")
-    return list(range(0, total, skip))[:max_images][part - 1 :: parts]
 
 
 def missing_classes(data: Images, indices: Sequence[int]) -> str | None:
@@ -114,12 +123,16 @@ def certify_dataset(
     provenance: Mapping[str, Any],
     team: Team = Team(),
     on_progress: Report = lambda status: None,
+    on_accuracy: Callable[[NoiseAccuracy], None] = lambda accuracy: None,
+    selection: Selection | None = None,
 ) -> None:
     """Certify the images `indices` of `data` into the certificates file `path`, skipping those it holds.
 
     `about` says what is certified (model digest, method); with the recipe it must equal the file's settings. Several
-    processes deal the images out among them, each appends to a part of its own, and the first one puts the parts
-    together: the same rows as one process gives. Parts that an interrupted call left behind are taken up.
+    processes share the images, each appends to a part of its own, and the first one joins the parts: the same rows as
+    one process gives. Parts that an interrupted call left behind are used.
+    Before the first image, the leading process measures the accuracy on some of `indices` with and without noise; it
+    is recorded in the file and passed to `on_accuracy`. `selection` says how `indices` were chosen, for the record.
     """
     counter, recipe = make_counter(model, data.shape, data.num_classes, recipe, device, stored=path.exists())
     recipe = team.agree(recipe)
@@ -133,35 +146,65 @@ def certify_dataset(
         # A name in DATASETS stands for its images; what a folder or a file of one's own holds may have changed.
         "images_sha256": None if data.name in DATASETS else images_digest(data),
         **({"classes": list(data.class_names or ())} if data.relabelled else {}),
+        "num_classes": data.num_classes,
         **recipe.to_mapping(),
         "batch_norm_folded": folded,
         "noise_block": noise_block(device),
         "draws": counter.noise.draws(device),
         "device": device.type,
     }
-    settings = told(settings, stored_settings(path))
-    with alone(path) if team.leads else nullcontext():
+    settings = recorded_settings(settings, stored_settings(path))
+    if selection is not None:
+        provenance = {**provenance, "selection": selection.to_mapping()}
+    with alone(path) if team.leads else nullcontext(), fitting_into_memory(recipe.batch_size):
         if team.leads:
             take_up_parts(path, settings, provenance)
         team.wait()
+        held = list(read_certificates(path).rows) if path.exists() else []
+        if team.leads:
+            known = {row.index for row in held}
+            if any(index not in known for index in indices):
+                accuracy = stored_accuracy(path) or look_at_images(counter, data, indices, device)
+                provenance = {**provenance, "accuracy": accuracy.to_mapping()}
+                on_accuracy(accuracy)
+            update_provenance(path, provenance)
         with certificates_writer(part_path(path, team), settings, provenance) as writer:
-            held = writer.done if team.size == 1 else list(read_certificates(path).rows)
             certify_missing(counter, data, indices, recipe, device, writer, held, team, on_progress)
         team.wait()
         if team.leads and team.size > 1:
             take_up_parts(path, settings, provenance)
 
 
-def told(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` without what is not known, or what an earlier version did not write into the file."""
-    digests = ("images_sha256", "classes_sha256")
+def recorded_settings(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings` without those that are not known, or that an earlier version did not write into the file."""
     if settings.get("split") == UNSPLIT and stored.get("split") == "test":
         settings = {**settings, "split": "test"}  # what an earlier version wrote for data without a split
     return {
         key: value
         for key, value in settings.items()
-        if key not in digests or (value is not None and (not stored or key in stored))
+        if key not in NEWER_SETTINGS or (value is not None and (not stored or key in stored))
     }
+
+
+def look_at_images(counter: VoteCounter, data: Images, indices: Sequence[int], device: torch.device) -> NoiseAccuracy:
+    """The accuracy on the first of `indices`, with and without noise."""
+    images, labels = data.batch(torch.tensor(indices[:LOOKED_AT]))
+    return accuracy_under_noise(counter, images.to(device), labels)
+
+
+def stored_accuracy(path: Path) -> NoiseAccuracy | None:
+    """What an earlier call on the same file measured."""
+    return NoiseAccuracy.from_mapping(read_settings(path)["provenance"].get("accuracy")) if path.exists() else None
+
+
+def update_provenance(path: Path, provenance: Mapping[str, Any]) -> None:
+    """Record the selection and the accuracy of this call in an existing file; what else it records stays."""
+    if not path.exists():
+        return
+    stored = read_settings(path)
+    fresh = {key: provenance[key] for key in ("selection", "accuracy") if key in provenance}
+    if {**stored["provenance"], **fresh} != stored["provenance"]:
+        write_settings(path, stored["settings"], {**stored["provenance"], **fresh})
 
 
 def part_path(path: Path, team: Team) -> Path:
@@ -171,14 +214,13 @@ def part_path(path: Path, team: Team) -> Path:
 
 def take_up_parts(path: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
     """Make `path` hold all rows that it and its parts have, and remove the parts."""
-    with certificates_writer(path, settings, provenance) as writer:
-        rows = {row.index: row for row in writer.done}
-    parts = sorted(path.parent.glob(f".{path.name.removesuffix('.tsv')}.part*.tsv"))
-    for part in parts:
-        with certificates_writer(part, settings, provenance) as writer:
+    rows: dict[int, CertifiedImage] = {}
+    parts = sorted(path.parent.glob(f".{glob.escape(path.name.removesuffix('.tsv'))}.part*.tsv"))
+    for file in (path, *parts) if path.exists() else parts:
+        with certificates_writer(file, settings, provenance) as writer:
             rows |= {row.index: row for row in writer.done}
     if parts:
-        kept = read_certificates(path).provenance
+        kept = read_certificates(path).provenance if path.exists() else provenance
         write_certificates(path, rows.values(), settings, kept)
     for part in parts:
         part.unlink()
@@ -219,7 +261,6 @@ def make_rule(recipe: CertifyRecipe, shape: tuple[int, int, int]) -> Rule:
         radius_loss=recipe.radius_loss,
         label_aware=recipe.label_aware,
         slack=IntegerGaussian(recipe.sigma).slack(math.prod(shape)) if recipe.sound else 0.0,
-        boundaries_folder=default_folder() / "boundaries",
     )
 
 
@@ -266,9 +307,14 @@ def certify_run(
     device: torch.device,
     on_progress: Report = lambda status: None,
     team: Team = Team(),
+    on_accuracy: Callable[[NoiseAccuracy], None] = lambda accuracy: None,
+    selection: Selection | None = None,
 ) -> None:
     """`certify_dataset` for a run folder: the file says which model it was and how it was trained."""
     run.refuse_other_images(data)
+    about = run.about()
+    if is_code(run.recipe.model):
+        about["classes_sha256"] = classes_digest(run.model, data, device, recipe.batch_size)
     computed = {"versions": versions(device), "threads": torch.get_num_threads(), "epoch": run.epoch}
     provenance = {**computed, "model": dict(run.provenance)}
     certify_dataset(
@@ -278,10 +324,12 @@ def certify_run(
         recipe,
         path,
         device,
-        about=run.about(),
+        about=about,
         provenance=provenance,
         team=team,
         on_progress=on_progress,
+        on_accuracy=on_accuracy,
+        selection=selection,
     )
 
 
@@ -295,14 +343,17 @@ def certify_own_model(
     device: torch.device,
     on_progress: Report = lambda status: None,
     team: Team = Team(),
+    on_accuracy: Callable[[NoiseAccuracy], None] = lambda accuracy: None,
+    selection: Selection | None = None,
 ) -> None:
     """`certify_dataset` for a user's own module or callable, called `name` in the file."""
     check_outputs(model, name, data.shape, data.num_classes)
-    about: dict[str, Any] = {"model": name, "objective": name}
-    if isinstance(model, nn.Module):
-        about["weights_sha256"] = tensors_digest(model.state_dict())
-    else:
-        about |= {"weights_sha256": None, "classes_sha256": classes_digest(model, data, device, recipe.batch_size)}
+    about: dict[str, Any] = {
+        "model": name,
+        "objective": name,
+        "weights_sha256": tensors_digest(model.state_dict()) if isinstance(model, nn.Module) else None,
+        "classes_sha256": classes_digest(model, data, device, recipe.batch_size),
+    }
     provenance = {"versions": versions(device), "threads": torch.get_num_threads()}
     certify_dataset(
         model,
@@ -315,16 +366,20 @@ def certify_own_model(
         provenance=provenance,
         team=team,
         on_progress=on_progress,
+        on_accuracy=on_accuracy,
+        selection=selection,
     )
 
 
 def classes_digest(model: Classifier, data: Images, device: torch.device, batch_size: int) -> str:
-    """SHA-256 of the classes that a callable gives to some of the images. All there is to tell by whether it is the one
-    that a file was begun with: two that differ elsewhere only are not told apart."""
-    # Few at once: the memory that a callable takes has not been looked at yet.
+    """SHA-256 of the classes that user code gives to some of the images: whether it is still the code that a file was
+    begun with. Code that differs on other images only is not recognised."""
+    parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    where = device if parameter is None else parameter.device
+    # Few at once: the memory that the code takes is not known yet.
     batches = torch.split(_some_images(data), min(batch_size, 10))
-    with torch.no_grad():
-        classes = [model(batch.to(device)).argmax(1) for batch in batches]
+    with torch.no_grad(), evaluating(model):
+        classes = [model(batch.to(where)).argmax(1) for batch in batches]
     return tensors_digest({"classes": torch.cat(classes) if classes else torch.empty(0)})
 
 
@@ -366,7 +421,7 @@ def unreachable_radius(recipe: CertifyRecipe, radius: float) -> str | None:
     """A warning when n votes cannot certify `radius` even if all agree, with the n that can; else None."""
     noise = NOISES[recipe.noise](recipe.sigma)
     ceiling = noise.radius(smallest_error_bound(recipe.n, recipe.alpha))
-    if radius < ceiling:
+    if radius <= ceiling:
         return None
     q = noise.error_at(radius)
     enough = f"n = {votes_needed(q, recipe.alpha):,} can" if q > 1e-15 else f"no n can at sigma {recipe.sigma}"

@@ -238,6 +238,8 @@ def refuse_code(source: Path, model: str, code: str | None) -> None:
     """
     if is_code(model) and model != code:
         raise RequestError(f"{source}: its network is the code {model}; allow it with --model {model}")
+    if code not in (None, model):
+        raise RequestError(f"{source}: its network is {model}, got --model {code}; leave --model out")
 
 
 def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None = None) -> Run:

@@ -37,6 +37,11 @@ def print_note(console: Console, text: str) -> None:
     console.print(f"note: {text}", style="yellow", soft_wrap=True, markup=False)
 
 
+def print_warning(console: Console, text: str) -> None:
+    """What a user should change."""
+    console.print(f"warning: {text}", style="yellow", soft_wrap=True, markup=False)
+
+
 def print_data_notes(console: Console, images: "Images", trained_on: str | None = None) -> None:
     """Print what a user should know about `images`. `trained_on` is the data set of the network that is certified."""
     from smoothcert.data import UNSPLIT, same_data
@@ -46,12 +51,17 @@ def print_data_notes(console: Console, images: "Images", trained_on: str | None 
     for note in images.notes:
         print_note(console, note)
     if images.split == UNSPLIT and trained_on is not None and same_data(trained_on, images.name):
-        console.print(
-            f"warning: {images.name} has no split: the certified accuracy is that of images that the network was "
-            "trained on; give data with a test split",
-            style="yellow",
-            soft_wrap=True,
+        print_warning(
+            console,
+            f"{images.name} has no split: the certified accuracy is that of images that the network was trained on; "
+            "give data with a test split",
         )
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds, such as 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def train_with_bar(
@@ -71,11 +81,10 @@ def train_with_bar(
         task = bar.add_task(f"train {folder.name}", total=None, now="")
 
         def show(status: "TrainingStatus") -> None:
-            minutes, seconds = divmod(round(status.seconds_left), 60)
             now = (
                 f"epoch {status.epoch + 1}/{status.epochs} loss {status.loss:.3f} "
                 f"noisy acc {status.noisy_accuracy:.1%} {status.images_per_second:,.0f} img/s "
-                f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d} left"
+                f"{clock(status.seconds_left)} left"
             )
             done = status.epoch * status.steps + status.step
             bar.update(task, total=status.epochs * status.steps, completed=done, now=now)
@@ -91,20 +100,30 @@ def train_with_bar(
         )
 
 
+class CertificationBar:
+    """Shows images done, running ACR, images/s, votes/s and the time left."""
+
+    def __init__(self, bar: Progress, name: str, images: int) -> None:
+        self._bar, self._task = bar, bar.add_task(f"certify {name}", total=images, now="")
+
+    def __call__(self, status: "CertificationStatus") -> None:
+        left = status.seconds_left
+        now = (
+            f"{status.done}/{status.total} ACR {status.average_certified_radius:.3f} "
+            f"{status.images_per_second:.2f} img/s {status.votes_per_second:,.0f} votes/s"
+        ) + (f" {clock(left)} left" if left else "")
+        self._bar.update(self._task, completed=status.done, now=now)
+
+    def warn(self, text: str) -> None:
+        """Print a warning above the bar."""
+        print_warning(self._bar.console, text)
+
+
 @contextmanager
-def certification_bar(name: str, images: int) -> Iterator["Callable[[CertificationStatus], None]"]:
-    """A bar, and the function that shows images done, running ACR, images/s and votes/s on it."""
+def certification_bar(name: str, images: int) -> Iterator[CertificationBar]:
+    """A bar to call with each status of a certification."""
     with _bar() as bar:
-        task = bar.add_task(f"certify {name}", total=images, now="")
-
-        def show(status: "CertificationStatus") -> None:
-            now = (
-                f"{status.done}/{status.total} ACR {status.average_certified_radius:.3f} "
-                f"{status.images_per_second:.2f} img/s {status.votes_per_second:,.0f} votes/s"
-            )
-            bar.update(task, completed=status.done, now=now)
-
-        yield show
+        yield CertificationBar(bar, name, images)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from smoothcert.attack_file import AttackedImage, AttacksFile, attacks_writer, read_attacks
 from smoothcert.attacks import attacked, smoothed_pgd
-from smoothcert.bounds import top_two_p_value
+from smoothcert.bounds import MOST_VOTES, top_two_p_value
 from smoothcert.certificates import ABSTAIN, CertificatesFile, CertifiedImage
 from smoothcert.checkpoint import Run, versions
 from smoothcert.data import UNSPLIT, Images
@@ -51,7 +51,7 @@ class AttackRecipe(Recipe):
     radii: tuple[float, ...] = Field(description="L2 norms of the attacks, rising")
     steps: int = Field(20, ge=1, description="gradient steps of an attack")
     num_noise: int = Field(32, ge=1, description="noises that the gradient is averaged over")
-    n: int = Field(1000, ge=1, description="fresh votes that decide whether an attack succeeded")
+    n: int = Field(1000, ge=1, le=MOST_VOTES, description="fresh votes that decide whether an attack succeeded")
     alpha: float = Field(0.001, gt=0, lt=1, description="probability that an image falls wrongly, at most")
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the votes; gradients are float32")
     batch_size: int = Field(500, ge=1, description="noisy images in a forward pass of the votes")
@@ -217,6 +217,11 @@ def attack_dataset(
     """
     settings = attack_settings(about, data, recipe, device, certificates)
     claims = _claims(certificates, settings)
+    if indices and max(indices) >= len(data):
+        raise RequestError(
+            f"image {max(indices)}: expected an index below {len(data)}, the number of images in {data.name}; "
+            "give the data that were certified"
+        )
     attacker = _attacker(model, data, recipe, device)
     with alone(path), attacks_writer(path, settings, provenance) as writer:
         wanted = set(indices)

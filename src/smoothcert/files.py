@@ -47,6 +47,15 @@ def write_text_atomically(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def check_inside(path: Path, folder: Path) -> None:
+    """Refuse to write to a `path` in `folder` that a symbolic link leads out of it."""
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise RequestError(
+            f"{path}: a symbolic link leads to {path.resolve()}, outside of {folder}; expected to write inside it: "
+            "remove the link"
+        )
+
+
 def check_regular_file(path: Path) -> None:
     """Refuse a path that exists and is not a regular file: opening a pipe or a device could block forever."""
     if path.exists() and not path.is_file():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from smoothcert.errors import WorkError, write_error
-from smoothcert.files import write_text_atomically
+from smoothcert.files import check_inside, write_text_atomically
 
 METRICS = "metrics.jsonl"
 Metrics = list[dict[str, float]]
@@ -19,6 +19,7 @@ LARGEST = 1e30
 
 def append_metrics(path: Path, line: dict[str, Any]) -> None:
     """Add one line; it is on disk when this returns, before the state that counts on it."""
+    check_inside(path, path.parent)
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy import special
 from torch import Tensor
 
-from smoothcert.bounds import SAFETY
+from smoothcert.bounds import SAFETY, UNIT_RADII
 from smoothcert.errors import RequestError
 
 VECTOR_MATHEMATICS = platform.machine().lower() in ("x86_64", "amd64")
@@ -85,7 +85,7 @@ class Noise(ABC):
         """The radius, in `norm`, that follows from p >= 1 - q; rounded toward zero, and 0 for q >= 1/2."""
         if not 0 < q <= 1:
             raise ValueError(f"expected 0 < q <= 1, got {q}")
-        return 0.0 if q >= 0.5 else self.sigma * self._unit_radius(q) * (1 - SAFETY)
+        return 0.0 if q >= 0.5 else self.sigma * UNIT_RADII[self.name](q) * (1 - SAFETY)
 
     @staticmethod
     def draws(device: torch.device) -> str:
@@ -97,10 +97,6 @@ class Noise(ABC):
     @abstractmethod
     def error_at(self, radius: float) -> float:
         """The q at which `radius` is certified: the inverse of `radius`."""
-
-    @abstractmethod
-    def _unit_radius(self, q: float) -> float:
-        """The radius at sigma = 1 for q < 1/2."""
 
     @abstractmethod
     def _draw(self, out: Tensor, generator: torch.Generator) -> None: ...
@@ -125,9 +121,6 @@ class Gaussian(Noise):
         else:
             generator.standard_normal(out=values, dtype=np.float32)
             values *= np.float32(self.sigma)
-
-    def _unit_radius(self, q: float) -> float:
-        return -float(special.ndtri(q))
 
     def error_at(self, radius: float) -> float:
         return float(special.ndtr(-radius / self.sigma))
@@ -163,9 +156,6 @@ class Laplace(Noise):
         generator.standard_exponential(out=out.numpy(), dtype=np.float32)
         out.sub_(torch.from_numpy(generator.standard_exponential(out.shape, dtype=np.float32))).mul_(self.scale)
 
-    def _unit_radius(self, q: float) -> float:
-        return -math.log(2 * q) / math.sqrt(2)
-
     def error_at(self, radius: float) -> float:
         return 0.5 * math.exp(-radius / self.scale)
 
@@ -186,9 +176,6 @@ class Uniform(Noise):
     def _draw_numpy(self, out: Tensor, generator: np.random.Generator) -> None:
         generator.random(out=out.numpy(), dtype=np.float32)
         out.mul_(2 * self.half_width).sub_(self.half_width)
-
-    def _unit_radius(self, q: float) -> float:
-        return 2 * math.sqrt(3) * (0.5 - q)
 
     def error_at(self, radius: float) -> float:
         return max(0.0, 0.5 - radius / (2 * self.half_width))

@@ -5,6 +5,7 @@ from typing import Any
 
 from smoothcert.certificates import (
     ABSTAIN,
+    EARLY_NAME,
     Certificate,
     CertifiedImage,
     read_certificates,
@@ -12,12 +13,9 @@ from smoothcert.certificates import (
 )
 from smoothcert.errors import RequestError
 from smoothcert.noise import NOISES, Noise
-from smoothcert.result_file import settings_path
+from smoothcert.result_file import refuse_existing, settings_path
 from smoothcert.smoothing.certify import certificate_of_class
 from smoothcert.smoothing.sound import SLACK
-
-EARLY_NAME = "clopper-pearson one-sided"
-"""What the first files call the one-sided bound."""
 
 
 def recertify(path: Path, out: Path, *, alpha: float | None = None, bound: str | None = None) -> int:
@@ -36,8 +34,11 @@ def recertify(path: Path, out: Path, *, alpha: float | None = None, bound: str |
         raise RequestError(
             f"{path}: its votes were stopped by a sequential test; certify again with the settings you want"
         )
-    if out.exists():
-        raise RequestError(f"{out}: exists already; choose another --out")
+    refuse_existing(out)
+    if missing := [key for key in ("alpha", "bound", "noise", "sigma") if settings.get(key) is None]:
+        raise RequestError(
+            f"{settings_path(path)}: expected the setting '{missing[0]}', got none; restore the file that certify wrote"
+        )
     settings["alpha"] = settings["alpha"] if alpha is None else alpha
     stored = {EARLY_NAME: "one-sided"}.get(settings["bound"], settings["bound"])
     settings["bound"] = stored if bound is None else bound

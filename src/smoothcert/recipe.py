@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from smoothcert.bounds import MOST_VOTES
 from smoothcert.errors import RequestError
 from smoothcert.files import write_text_atomically
 from smoothcert.objectives import OBJECTIVES, Objective
@@ -168,8 +169,8 @@ class CertifyRecipe(Recipe):
 
     sigma: float = Field(gt=0, description="standard deviation of the noise")
     noise: NoiseName = Field("gaussian", description="gaussian certifies in L2, laplace and uniform in L1")
-    n0: int = Field(100, ge=1, description="votes that choose the class")
-    n: int = Field(100_000, ge=1, description="fresh votes that bound its probability")
+    n0: int = Field(100, ge=1, le=MOST_VOTES, description="votes that choose the class")
+    n: int = Field(100_000, ge=1, le=MOST_VOTES, description="fresh votes that bound its probability")
     alpha: float = Field(0.001, gt=0, lt=1, description="probability that a certificate is wrong, at most")
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the network; noise is float32")
     bound: Literal["one-sided", "two-sided"] = Field("one-sided", description="two-sided bounds the runner-up too")
@@ -179,7 +180,7 @@ class CertifyRecipe(Recipe):
     label_aware: bool = Field(False, description="no further votes for wrong images: for benchmarks only")
     sound: bool = Field(False, description="integer noise: certificates that hold in floating point too")
     compile: bool = Field(False, description="torch.compile the network")
-    batch_size: int = Field(500, ge=1, description="noisy images in a forward pass")
+    batch_size: int = Field(500, ge=1, le=MOST_VOTES, description="noisy images in a forward pass")
     seed: int = Field(ge=0, description="of the noise; drawn from the operating system by default")
 
     @model_validator(mode="after")

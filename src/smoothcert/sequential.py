@@ -7,15 +7,11 @@ crossing it is at most alpha, however many looks there are. Counts are kept as f
 accurate where 1 - q has no digits left.
 """
 
-import hashlib
 import math
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -23,7 +19,6 @@ from numpy.typing import NDArray
 from scipy import special
 
 from smoothcert.bounds import error_upper_bound
-from smoothcert.files import replaced_atomically
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
@@ -36,7 +31,6 @@ FUTILITY = 1e-3
 CUT = 1e-13
 # The part of alpha never given out: it covers the rounding of some hundred thousand float64 operations.
 ROUNDING = 1e-9
-FORMAT = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,55 +174,10 @@ def _read_only(looks: Ints, upper: Ints, lower: Ints, spent: float) -> Boundarie
 
 @lru_cache(maxsize=512)
 def cached_boundaries(
-    q: float,
-    alpha: float,
-    batch: int,
-    n_max: int,
-    *,
-    futility: float = FUTILITY,
-    half_spent: int = HALF_SPENT,
-    folder: Path | None = None,
+    q: float, alpha: float, batch: int, n_max: int, *, futility: float = FUTILITY, half_spent: int = HALF_SPENT
 ) -> Boundaries:
-    """`boundaries`, kept in memory and, with a `folder`, on disk. A file that cannot be read is computed anew."""
-    if folder is None:
-        return boundaries(q, alpha, batch, n_max, futility=futility, half_spent=half_spent)
-    numbers = [float(number).hex() for number in (q, alpha, futility)]
-    settings = ",".join([str(FORMAT), *numbers, str(batch), str(n_max), str(half_spent)])
-    path = folder / f"boundaries-{hashlib.sha256(settings.encode()).hexdigest()[:24]}.npz"
-    found = _load(path, settings)
-    if found is None:
-        found = boundaries(q, alpha, batch, n_max, futility=futility, half_spent=half_spent)
-        _save(path, settings, found)
-    return found
-
-
-def _load(path: Path, settings: str) -> Boundaries | None:
-    try:
-        with np.load(path, allow_pickle=False) as data:
-            if str(data["settings"]) != settings:
-                return None
-            looks, upper, lower = (np.asarray(data[name], dtype=np.int64) for name in ("looks", "upper", "lower"))
-            spent = float(data["spent"])
-    # What numpy and zipfile raise for files that are missing, torn, or no archive; a zip's checksums are verified.
-    except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error):
-        return None
-    same = looks.ndim == 1 and looks.shape == upper.shape == lower.shape
-    return _read_only(looks, upper, lower, spent) if same else None
-
-
-def _save(path: Path, settings: str, found: Boundaries) -> None:
-    try:
-        with replaced_atomically(path) as temporary, temporary.open("wb") as file:
-            np.savez(
-                file,
-                settings=np.array(settings),
-                looks=found.looks,
-                upper=found.upper,
-                lower=found.lower,
-                spent=np.array(found.spent),
-            )
-    except OSError:
-        pass  # a cache in a folder that cannot be written must not stop a certification
+    """`boundaries`, kept in memory. Never on disk: a changed file would turn abstentions into certificates."""
+    return boundaries(q, alpha, batch, n_max, futility=futility, half_spent=half_spent)
 
 
 class GridTest:
@@ -250,14 +199,12 @@ class GridTest:
         *,
         futility: float = FUTILITY,
         half_spent: int = HALF_SPENT,
-        folder: Path | None = None,
     ) -> None:
         if not qs or any(low >= high for high, low in pairwise(qs)):
             raise ValueError(f"expected falling error probabilities, got {list(qs)}")
         self.qs = tuple(float(q) for q in qs)
         self.tests = [
-            cached_boundaries(q, alpha, batch, n_max, futility=futility, half_spent=half_spent, folder=folder)
-            for q in self.qs
+            cached_boundaries(q, alpha, batch, n_max, futility=futility, half_spent=half_spent) for q in self.qs
         ]
         self.looks = self.tests[0].looks
         self._upper = np.stack([test.upper for test in self.tests], axis=1)

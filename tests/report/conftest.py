@@ -45,8 +45,9 @@ FIELD_FILE = (
 def image(
     index: int, label: int, predict: int, radius: float, n: int = 1000, n0: int = 10, other: int = 0
 ) -> CertifiedImage:
-    """A row whose n votes all went to one class, which is all that a report needs of them."""
-    return CertifiedImage(index, label, Certificate(predict, radius, n0, n, n, ((other, n),) if n else ()), 0.5)
+    """A row whose n votes all went to its class, or to `other` where it abstains: all that a report needs of them."""
+    cls = other if predict == ABSTAIN else predict
+    return CertifiedImage(index, label, Certificate(predict, radius, n0, n, n, ((cls, n),) if n else ()), 0.5)
 
 
 def images(rows: Sequence[tuple[int, int, float]] = PLAIN, **numbers: int) -> list[CertifiedImage]:
@@ -67,8 +68,12 @@ def make_run(tmp_path: Path) -> MakeRun:
         settings = {k: v for k, v in {**SETTINGS, **changes}.items() if v is not None}
         path = tmp_path / name / "certificates" / f"{file}.tsv"
         path.parent.mkdir(parents=True, exist_ok=True)
+        # 1000 votes show at most 2.46 sigma: at a small sigma the plain rows have smaller radii.
+        sigma = settings.get("sigma")
+        scale = min(1.0, sigma / 0.5) if isinstance(sigma, float) else 1.0
+        plain = [(label, predict, radius * scale) for label, predict, radius in PLAIN]
         with certificates_writer(path, settings, {}) as writer:
-            writer.append(images() if rows is None else rows)
+            writer.append(images(plain) if rows is None else rows)
         return tmp_path / name
 
     return make

@@ -262,7 +262,7 @@ def test_without_pictures_the_rows_stay_and_the_reason_is_told(
 
 
 def test_recipe_settings_and_provenance_of_each_run_are_in_the_page(make_run: MakeRun, field_file: Path) -> None:
-    run = make_run("a", noise="gaussian", radii=[0.5, 1.0])
+    run = make_run("a", noise="gaussian", radii=[0.5, 1.2])
     (run / "recipe.yaml").write_text("epochs: 90\nobjective:\n  name: gaussian\n")
     stored = read_certificates(run / "certificates" / "test.tsv")
     told = CertificatesFile(stored.path, stored.rows, stored.settings, {"versions": {"torch": "2.13"}, "seeds": [1, 2]})

@@ -105,7 +105,7 @@ def test_a_name_that_is_not_utf8(report: Report, make_run: MakeRun, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("settings", "code"), [({"split": "val"}, 0), ({"n": "many"}, 1), ({"radii": 3}, 0), ({"radii": ["a"]}, 0)]
+    ("settings", "code"), [({"split": "val"}, 0), ({"n": "many"}, 1), ({"radii": 3}, 1), ({"radii": ["a"]}, 1)]
 )
 def test_settings_of_other_tools(report: Report, make_run: MakeRun, settings: dict[str, object], code: int) -> None:
     found, _, err = report(make_run("mine", **settings), "--format", "md,html")

@@ -35,7 +35,7 @@ def names(paths: list[Path], out: Path) -> list[list[str]]:
 
 
 def test_mean_and_sd_of_three_seeds(make_run: MakeRun, tmp_path: Path) -> None:
-    scales = {"gaussian-seed0": 1.0, "gaussian-seed1": 1.3, "gaussian-seed2": 0.8}
+    scales = {"gaussian-seed0": 1.0, "gaussian-seed1": 1.2, "gaussian-seed2": 0.8}
     runs = [seeded(make_run, name, i, scale) for i, (name, scale) in enumerate(scales.items())]
     out = tmp_path / "out"
     report = write_report(runs, out, ["md", "csv", "tex"], radii=[0.0, 0.5])
@@ -64,8 +64,8 @@ def test_mean_and_sd_of_three_seeds(make_run: MakeRun, tmp_path: Path) -> None:
 
 
 def test_the_best_mean_is_marked(make_run: MakeRun, tmp_path: Path) -> None:
-    runs = [seeded(make_run, f"a{seed}", seed, 1.0 + 0.1 * seed) for seed in range(2)]
-    runs += [seeded(make_run, f"b{seed}", seed, 2.0 + 0.1 * seed, epochs=3) for seed in range(2)]
+    runs = [seeded(make_run, f"a{seed}", seed, 0.5 + 0.1 * seed) for seed in range(2)]
+    runs += [seeded(make_run, f"b{seed}", seed, 1.0 + 0.1 * seed, epochs=3) for seed in range(2)]
     write_report(runs, tmp_path / "out", ["md"], radii=[0.0])
     lines = (tmp_path / "out" / "report.md").read_text().split("Mean ± sd")[1].splitlines()
     assert [("a\\*" in line, line.count("**")) for line in lines if "\\*" in line] == [(True, 2), (False, 4)]

@@ -125,7 +125,10 @@ def test_runs_that_cannot_be_compared_are_not_ranked() -> None:
 
 def test_runs_on_different_images_are_not_ranked(make_run: MakeRun, tmp_path: Path) -> None:
     even, odd = (make_run(name, images()[first::2]) for name, first in (("even", 0), ("odd", 1)))
-    others = [make_run("better", [replace(row, label=row.certificate.predict) for row in images()]), make_run("all")]
+    others = [
+        make_run("better", [replace(row, label=max(0, row.certificate.predict)) for row in images()]),
+        make_run("all"),
+    ]
     for runs, ranked in ((others, True), ([even, odd], False), ([even, *others], False)):
         write_report(runs, tmp_path / "out", ["md"], radii=[0.0])
         table = (tmp_path / "out" / "report.md").read_text().partition("\n\nCertified")[0]

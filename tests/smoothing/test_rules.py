@@ -9,7 +9,9 @@ from torch import Tensor
 
 from smoothcert import ABSTAIN, RequestError
 from smoothcert.certificates import Certificate
+from smoothcert.certification import make_rule
 from smoothcert.noise import Gaussian, Laplace, Noise, Uniform
+from smoothcert.recipe import CertifyRecipe
 from smoothcert.smoothing import Rule, VoteCounter
 from smoothcert.smoothing.sound import IntegerGaussian
 from smoothcert.smoothing.votes import block_keys
@@ -39,9 +41,9 @@ def certify(rule: Rule, images: Tensor, labels: list[int] | None = None, **optio
     return rule.certify(counter(**options), images, seeds, labels or [1] * len(images))
 
 
-def test_one_radius_is_decided_with_few_votes(tmp_path: Path) -> None:
+def test_one_radius_is_decided_with_few_votes() -> None:
     """Far inside, far outside, on the wrong side; images of a group do not disturb each other."""
-    rule = Rule(n0=100, n=20_000, alpha=0.001, radii=(0.25,), boundaries_folder=tmp_path)
+    rule = Rule(n0=100, n=20_000, alpha=0.001, radii=(0.25,))
     images = at_distances(0.6, 0.1, 0.35, -0.15)
     found = certify(rule, images)
     assert [c.predict for c in found] == [1, ABSTAIN, 1, ABSTAIN]
@@ -54,19 +56,19 @@ def test_one_radius_is_decided_with_few_votes(tmp_path: Path) -> None:
     assert alone == found
 
 
-def test_the_votes_of_a_sequential_run_are_those_of_a_fixed_one(tmp_path: Path) -> None:
+def test_the_votes_of_a_sequential_run_are_those_of_a_fixed_one() -> None:
     """Looks go on where the last one ended: no noise is drawn twice, none is left out."""
     image = at_distances(0.3)
-    sequential = certify(Rule(n0=100, n=5_000, alpha=0.001, radii=(0.29,), boundaries_folder=tmp_path), image)[0]
+    sequential = certify(Rule(n0=100, n=5_000, alpha=0.001, radii=(0.29,)), image)[0]
     fixed = counter().count(image, [(11, 0)], "estimate", sequential.n)[0]
     assert sequential.n > 500
     assert dict(sequential.votes) == {c: int(k) for c, k in enumerate(fixed) if k}
     assert len(set(block_keys((11, 0), "estimate", 400))) == 400
 
 
-def test_a_grid_claims_the_largest_radius_it_can_and_holds_back_for_the_end(tmp_path: Path) -> None:
+def test_a_grid_claims_the_largest_radius_it_can_and_holds_back_for_the_end() -> None:
     radii = (0.1, 0.2, 0.3, 0.4)
-    rule = Rule(n0=100, n=10_000, alpha=0.001, radii=radii, hold_back=True, boundaries_folder=tmp_path)
+    rule = Rule(n0=100, n=10_000, alpha=0.001, radii=radii, hold_back=True)
     near, far, saturated = certify(rule, at_distances(0.25, 0.7, 0.8))
     assert 0.2 < near.radius < 0.25
     assert far.radius == pytest.approx(0.4, rel=1e-6)
@@ -147,12 +149,20 @@ def test_radii_that_are_one_number_to_the_noise_are_refused(radii: tuple[float, 
         certify(Rule(n0=10, n=100, alpha=0.1, radii=radii), at_distances(0.1))
 
 
-def test_fewer_votes_and_no_more_wrong_claims(tmp_path: Path) -> None:
+def test_fewer_votes_and_no_more_wrong_claims() -> None:
     """On the threshold itself (p = t) at most alpha of many images may be claimed."""
     alpha, radius, images = 0.1, 0.2, 150
-    rule = Rule(n0=50, n=1000, alpha=alpha, radii=(radius,), boundaries_folder=tmp_path)
+    rule = Rule(n0=50, n=1000, alpha=alpha, radii=(radius,))
     # Just inside the radius that is tested, so that every claim is wrong.
     found = certify(rule, at_distances(*[radius * (1 + 1e-12)] * images))
     claimed = np.mean([c.predict == 1 for c in found])
     assert claimed <= alpha + 4 * (alpha * (1 - alpha) / images) ** 0.5
     assert np.mean([c.n for c in found]) < 1000
+
+
+def test_no_boundaries_are_read_from_or_written_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A changed file in a cache folder once turned an abstention into a certificate."""
+    monkeypatch.setenv("SMOOTHCERT_DATA", str(tmp_path / "data"))
+    recipe = CertifyRecipe(sigma=0.5, n=1000, radii=(0.25,), seed=1)
+    make_rule(recipe, (1, 1, 1)).grid(Gaussian(0.5), 500)
+    assert not (tmp_path / "data").exists()

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from smoothcert.cli.options import Data, Device, console, parse_radii, run_folder
+from smoothcert.cli.options import Data, Device, check_name, command_line, console, parse_radii, run_folder
 from smoothcert.errors import RequestError, WorkError
 
 LIKELY_A_BUG = 1e-3
@@ -32,6 +32,7 @@ def attack(
     seed: Annotated[int | None, typer.Option(help="For tests and replays.", show_default="fresh")] = None,
     name: Annotated[str, typer.Option(help="Name of the attacks file.")] = "pgd",
     model: Annotated[str | None, typer.Option(help="The run's own network, package.module:function.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Data set of the certificates.", show_default="the run's")] = None,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
@@ -43,12 +44,14 @@ def attack(
     from smoothcert.console import attack_bar
     from smoothcert.data import load_dataset
     from smoothcert.empirical import AttackRecipe, attack_run, default_attack_radii
+    from smoothcert.files import check_inside
     from smoothcert.processes import find_device
     from smoothcert.recipe import parse_recipe
     from smoothcert.result_file import stored_settings
     from smoothcert.smoothing.precision import resolve_precision
     from smoothcert.smoothing.votes import default_batch_size
 
+    check_name(name)
     loaded, where = load_run(run, model), find_device(device)
     found = sorted((run / "certificates").glob("*.tsv"))
     source = certificates if certificates is not None else found[0] if len(found) == 1 else None
@@ -56,15 +59,18 @@ def attack(
         names = ", ".join(path.name for path in found)
         raise RequestError(f"{run}: has several certificates files ({names}); choose one with --certificates")
     claims = read_certificates(source) if source is not None else None
-    told = dict(claims.settings) if claims is not None else {}
+    certified = dict(claims.settings) if claims is not None else {}
     path = run / "attacks" / f"{name}.tsv"
+    check_inside(path, run)
     stored = stored_settings(path)
-    sigma = told.get("sigma", loaded.recipe.sigma)
-    images = load_dataset(told.get("dataset", loaded.recipe.dataset), "test", data, image_size=loaded.recipe.image_size)
+    sigma = certified.get("sigma") or loaded.recipe.sigma
+    # Not the name in the certificates: data of this name need not be those that were certified. It is compared later.
+    size = loaded.recipe.image_size if dataset is None else None
+    images = load_dataset(dataset or loaded.recipe.dataset, "test", data, image_size=size)
     fields = {
         **{"sigma": sigma, "radii": parse_radii(radii) or default_attack_radii(sigma), "steps": steps, "n": n},
         **{"num_noise": num_noise, "alpha": alpha},
-        "precision": resolve_precision(precision or told.get("precision", "auto"), where),
+        "precision": resolve_precision(precision or certified.get("precision") or "auto", where),
         "batch_size": stored.get("batch_size", default_batch_size(where, images.shape)),
         "seed": stored.get("seed", secrets.randbits(63)) if seed is None else seed,
     }
@@ -78,7 +84,7 @@ def attack(
     for radius in (0.0, *recipe.radii):
         table.add_row(f"{radius:g}", f"{empirical_accuracy(file.rows, radius):.1%}")
     console.print(table)
-    console.print(f"wrote {path}; next: smoothcert report {run}", soft_wrap=True)
+    console.print(f"wrote {path}; next: {command_line('report', run)}", soft_wrap=True)
     for row in file.contradictions:
         console.print(
             f"CONTRADICTION: image {row.index}, certified to {row.certified_radius:.4f}, falls at {row.distance:.4f}",

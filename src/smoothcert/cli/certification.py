@@ -1,16 +1,23 @@
 """`smoothcert certify`, `merge`, `recertify` and `predict`."""
 
 import math
+import re
+import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from smoothcert.certificates import ABSTAIN, CertifiedImage, read_certificates
-from smoothcert.cli.options import Classes, Data, Device, console, parse_radii, run_folder
+from smoothcert.cli.options import Classes, Data, Device, check_name, command_line, console, parse_radii, run_folder
 from smoothcert.errors import RequestError
+
+if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
+    from smoothcert.checkpoint import Run
+    from smoothcert.smoothing.accuracy import NoiseAccuracy
 
 
 def certify(
@@ -49,16 +56,17 @@ def certify(
 ) -> None:
     """Certify test images of a run, or of your own model; an interrupted file is continued."""
     from smoothcert.certification import (
+        Selection,
         certify_own_model,
         certify_run,
-        chosen_images,
         complete_recipe,
         missing_classes,
         unreachable_radius,
     )
     from smoothcert.checkpoint import load_run
-    from smoothcert.console import certification_bar, print_data_notes, print_note
+    from smoothcert.console import certification_bar, print_data_notes, print_note, print_warning
     from smoothcert.data import load_dataset, read_class_names
+    from smoothcert.files import check_inside
     from smoothcert.models import own_model
     from smoothcert.processes import find_device, meet, team
 
@@ -73,8 +81,8 @@ def certify(
         raise RequestError(
             f"--out: expected none with a run folder, whose certificates are in it, got {out}; use --name"
         )
-    if name is not None and Path(name).name != name:
-        raise RequestError(f"--name: expected a file's name without folders, got {name}; leave the folders out")
+    if name is not None:
+        check_name(name)
     if until_radius is not None and radii is not None:
         raise RequestError("give --until-radius or --radii, not both")
     for option, value in (("--radius", radius), ("--until-radius", until_radius)):
@@ -97,6 +105,7 @@ def certify(
     words += [noise] if noise not in (None, "gaussian") else []
     words += [f"shard{part[0]}of{part[1]}"] if part[1] > 1 else []
     path = folder / "certificates" / f"{name or '-'.join(words)}.tsv"
+    check_inside(path, folder)
     outputs = read_class_names(classes) if classes is not None else None
     images = load_dataset(str(dataset), "test", data, image_size=image_size, classes=outputs)
     print_data_notes(console, images, loaded.recipe.dataset if loaded is not None else None)
@@ -107,29 +116,90 @@ def certify(
     }
     with team() as group:
         recipe = group.agree(complete_recipe(fields, path, where, images.shape))
-        for asked in [radius] if radius is not None else recipe.radii[-1:]:
-            if group.leads and (warning := unreachable_radius(recipe, asked)):
-                console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
-        if group.leads and (warning := missing_classes(images, chosen_images(len(images), skip, max_images))):
-            console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
-        indices = chosen_images(len(images), skip, max_images, part)
+        selection = Selection(len(images), skip, max_images, part)
+        retrain = training_command(loaded, folder, model, str(dataset), image_size, recipe.sigma, recipe.noise, data)
+        warnings = [
+            unreachable_radius(recipe, asked) for asked in ([radius] if radius is not None else recipe.radii[-1:])
+        ]
+        warnings.append(missing_classes(images, replace(selection, shard=(1, 1)).indices))
+        if loaded is not None and (loaded.recipe.sigma, loaded.recipe.noise) != (recipe.sigma, recipe.noise):
+            trained = f"trained with {loaded.recipe.noise} noise at sigma {loaded.recipe.sigma:g}"
+            asked_for = f"certified with {recipe.noise} noise at sigma {recipe.sigma:g}"
+            warnings.append(f"{folder} was {trained} and is {asked_for}; next: {retrain}")
+        for warning in warnings if group.leads else []:
+            if warning is not None:
+                print_warning(console, warning)
+        indices = selection.indices
         network = own_model(str(model), images.num_classes) if loaded is None else None
         with certification_bar(folder.name, len(indices)) as show:
+
+            def judge(accuracy: "NoiseAccuracy") -> None:
+                if (warning := accuracy_warning(accuracy, retrain)) is not None:
+                    show.warn(warning)
+
             if loaded is not None:
-                certify_run(loaded, images, indices, recipe, path, where, show, group)
+                certify_run(loaded, images, indices, recipe, path, where, show, group, judge, selection)
             elif network is not None:
-                certify_own_model(str(model), network, images, indices, recipe, path, where, show, group)
+                certify_own_model(
+                    *(str(model), network, images, indices, recipe, path, where, show, group, judge, selection)
+                )
         if group.leads:
             rows = read_certificates(path).rows
             console.print(spent_votes(rows, recipe.n), soft_wrap=True)
             if others := {row.index for row in rows}.difference(indices):
-                told = f"{path.name} holds {len(others):,} images that an earlier call chose as well"
+                more = f"{path.name} holds {len(others):,} images that an earlier call chose as well"
                 apart = f"a report is about all {len(rows):,}: choose another --name to keep them apart"
-                print_note(console, f"{told}; {apart}")
-            all_shards = path.with_name(path.name.replace(f"shard{part[0]}of", "shard*of"))
-            shards = f"merge {all_shards} --out merged.tsv, when all {part[1]} are done"
-            onwards = f"report {folder}" if all_shards == path else shards
-            console.print(f"wrote {path}; next: smoothcert {onwards}", soft_wrap=True)
+                print_note(console, f"{more}; {apart}")
+            console.print(f"wrote {path}; {next_step(path, folder, part)}", soft_wrap=True)
+
+
+def next_step(path: Path, folder: Path, shard: tuple[int, int]) -> str:
+    """What to do with a finished file: a report, or a merge once all shards are finished."""
+    before, marker, after = path.name.partition(f"shard{shard[0]}of")
+    if shard[1] == 1 or not marker:
+        return f"next: {command_line('report', folder if shard[1] == 1 else path)}"
+    shards = f"{shlex.quote(str(path.with_name(before + 'shard')))}*{shlex.quote('of' + after)}"
+    return f"when all {shard[1]} shards are finished, next: smoothcert merge {shards} --out merged.tsv"
+
+
+def training_command(
+    run: "Run | None",
+    folder: Path,
+    model: str | None,
+    dataset: str,
+    image_size: int | None,
+    sigma: float,
+    noise: str,
+    data: Path | None,
+) -> str:
+    """The command that trains the same network under this noise."""
+    from smoothcert.checkpoint import RECIPE
+
+    network = model if run is None else run.recipe.model
+    if run is not None and (folder / RECIPE).exists():
+        source: list[object] = ["--recipe", folder / RECIPE]
+    else:
+        family = next((known for known in ("mnist", "cifar10", "imagenet") if dataset.startswith(known)), "mnist")
+        source = ["--preset", f"{family}/gaussian", "--set", f"dataset={dataset}"]
+        source += ["--set", f"image_size={image_size}"] if image_size is not None else []
+    source += ["--model", network] if network is not None else []
+    source += ["--set", f"noise={noise}"] if noise != "gaussian" else []
+    source += ["--data", data] if data is not None else []
+    out = folder.with_name(f"{folder.name}-{noise}-{sigma:g}")
+    return command_line("train", *source, "--sigma", sigma, "--out", out)
+
+
+def accuracy_warning(accuracy: "NoiseAccuracy", retrain: str) -> str | None:
+    """What to do about a network that is poor on the images that it is to be certified on; None for a good one."""
+    measured = f"clean accuracy {accuracy.clean:.0%}, under noise {accuracy.noisy:.0%} (first {accuracy.images} images)"
+    if accuracy.fault == "chance":
+        return (
+            f"accuracy at chance: {measured}; check the normalisation (it belongs inside the model), the input range "
+            f"[0, 1] and the order of the labels; if they are right, train the network; next: {retrain}"
+        )
+    if accuracy.fault == "noise":
+        return f"not trained under this noise: {measured}; choose a smaller --sigma or train; next: {retrain}"
+    return None
 
 
 def spent_votes(rows: Sequence[CertifiedImage], n: int) -> str:
@@ -142,21 +212,23 @@ def spent_votes(rows: Sequence[CertifiedImage], n: int) -> str:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    part, slash, parts = text.partition("/")
-    if not (slash and part.isdigit() and parts.isdigit()):
+    found = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
+    if found is None:
         raise RequestError(f"shard: expected i/k, such as 3/8, got {text}")
-    return int(part), int(parts)
+    return int(found[1]), int(found[2])
 
 
 def merge(
     files: Annotated[list[Path], typer.Argument(help="Certificates files of the shards.")],
     out: Annotated[Path, typer.Option(help="Certificates file to write.")],
+    partial: Annotated[bool, typer.Option("--partial", help="Merge incomplete shards, too.")] = False,
 ) -> None:
-    """Put the certificates files of shards together."""
-    from smoothcert.certificates import merge_certificates
+    """Put the certificates files of shards together; missing and incomplete shards are refused."""
+    from smoothcert.console import print_note
+    from smoothcert.shards import merge_certificates
 
-    rows = merge_certificates(files, out)
-    console.print(f"wrote {rows} rows to {out}", soft_wrap=True)
+    rows = merge_certificates(files, out, partial=partial, on_note=lambda text: print_note(console, text))
+    console.print(f"wrote {rows} rows to {out}; next: {command_line('report', out)}", soft_wrap=True)
 
 
 def recertify(

@@ -1,6 +1,7 @@
 """What the commands share: the console, options and their parsing."""
 
 import math
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +43,22 @@ def existing(paths: list[Path]) -> list[Path]:
 
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+def command_line(*words: object) -> str:
+    """A command of ours as a shell takes it."""
+    return shlex.join(["smoothcert", *map(str, words)])
+
+
+def check_name(name: str) -> None:
+    """Refuse a --name that is not the plain name of a file."""
+    plain = name.isprintable() and Path(name).name == name and "\\" not in name
+    if not name or not plain or name[0] in ".-":
+        shown = "".join(c if c.isprintable() else "?" for c in name)
+        raise RequestError(
+            f"--name: expected a file's name without folders, control characters and a leading dot or dash, "
+            f"got '{shown}'; choose another"
+        )
 
 
 def parse_radii(text: str | None) -> list[float] | None:

@@ -1,12 +1,11 @@
 """`smoothcert train` and `smoothcert import`: commands that make run folders."""
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from smoothcert.cli.options import Data, Device, console
+from smoothcert.cli.options import Data, Device, command_line, console
 from smoothcert.errors import RequestError, WorkError
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
@@ -73,9 +72,9 @@ def train(
     if images.split == UNSPLIT:
         print_note(console, f"{images.name} has no split: all {len(images):,} images are trained on; certify others")
     train_with_bar(final, images, out, resume=resume, device=device, capture=capture, compiling=compiling)
-    # Of a user's own network, every command is told that its code may run.
-    code = f" --model {shlex.quote(final.model)}" if is_code(final.model) else ""
-    console.print(f"trained {out}; next: smoothcert certify {out}{code}", soft_wrap=True)
+    code = ["--model", final.model] if is_code(final.model) else []
+    onwards = command_line("certify", out, *code, *(["--data", data] if data is not None else []))
+    console.print(f"trained {out}; next: {onwards}", soft_wrap=True)
 
 
 def import_(
@@ -105,7 +104,8 @@ def import_(
         warning = f"input layer: not checked, the data are not there ({error})"
     if warning:
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True, highlight=False)
-    console.print(f"imported {out}; next: smoothcert certify {out}", soft_wrap=True)
+    onwards = command_line("certify", out, *(["--data", data] if data is not None else []))
+    console.print(f"imported {out}; next: {onwards}", soft_wrap=True)
 
 
 def check_input_layer(name: str | None) -> "InputLayer | None":

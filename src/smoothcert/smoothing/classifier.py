@@ -5,6 +5,7 @@ import secrets
 import torch
 from torch import Tensor, nn
 
+from smoothcert.bounds import MOST_VOTES
 from smoothcert.certificates import Certificate
 from smoothcert.errors import RequestError
 from smoothcert.noise import NOISES
@@ -113,8 +114,8 @@ def _check_statistics(alpha: float, **counts: int) -> None:
     if not 0 < alpha < 1:
         raise RequestError(f"alpha: expected 0 < alpha < 1, got {alpha}")
     for name, value in counts.items():
-        if value < 1:
-            raise RequestError(f"{name}: expected at least 1, got {value}")
+        if not 1 <= value <= MOST_VOTES:
+            raise RequestError(f"{name}: expected 1 to {MOST_VOTES:,} votes, got {value}")
 
 
 def _seeds(seed: int | None, images: int) -> list[tuple[int, int]]:

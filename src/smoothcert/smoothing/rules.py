@@ -7,7 +7,6 @@ the question "is the radius at least r?" is answered. Every rule's certificates 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ FIRST_STAGE = 500
 LOOK = {"cpu": 500, "cuda": 2000}
 """Votes between two looks of a sequential test."""
 BEYOND = 1e-9
-"""A radius that was asked for is tested a little beyond itself: certified accuracy counts radii greater than it."""
+"""A radius that was asked for is tested a little beyond itself, so that rounding never certifies less than it."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,6 @@ class Rule:
     radius_loss: float | None = None
     label_aware: bool = False
     slack: float = 0.0
-    boundaries_folder: Path | None = None
 
     def certify(
         self, counter: VoteCounter, images: Tensor, seeds: Sequence[tuple[int, int]], labels: Sequence[int]
@@ -118,7 +116,7 @@ class Rule:
         """The tests of the radii, and the alpha held back for Clopper-Pearson at n (0 if none is)."""
         qs = self.errors_at_radii(noise)
         alpha, held_back = split_alpha(self.alpha) if self.hold_back else (self.alpha, 0.0)
-        return GridTest(qs, alpha, look, self.n, folder=self.boundaries_folder), held_back
+        return GridTest(qs, alpha, look, self.n), held_back
 
     def _sequential(
         self,

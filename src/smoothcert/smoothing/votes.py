@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from smoothcert.bounds import MOST_VOTES
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.modes import Classifier as Classifier
 from smoothcert.modes import evaluating
@@ -59,6 +60,21 @@ def fitting_batch_size(classifier: Classifier, batch_size: int, example: Tensor)
             batch_size //= 2
 
 
+@contextmanager
+def fitting_into_memory(batch_size: int) -> Iterator[None]:
+    """Turns an allocation that fails into one line for the user."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        signs = ("allocate memory", "Storage size calculation overflowed", "not enough memory")
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in str(error) for sign in signs):
+            raise RequestError(
+                f"batch-size: {batch_size:,} noisy images in a forward pass do not fit into memory; "
+                "give a smaller --batch-size"
+            ) from error
+        raise
+
+
 def block_keys(seed: tuple[int, int], stage: Stage, blocks: int) -> list[int]:
     """A 64-bit key for each noise block of a stage of the image whose `seed` is (run seed, image index).
 
@@ -94,6 +110,8 @@ class VoteCounter:
 
         `first_block` skips noise blocks that earlier calls have drawn, for votes that come in several looks.
         """
+        if not 1 <= n <= MOST_VOTES:
+            raise RequestError(f"n: expected 1 to {MOST_VOTES:,} votes, got {n}")
         block = min(noise_block(images.device), n, self.batch_size)
         slots = self.batch_size // block
         blocks = -(-n // block)
@@ -121,6 +139,13 @@ class VoteCounter:
                 "certify a network that gives numbers, or try precision fp32"
             )
         return np.ascontiguousarray(found[:, :-1])
+
+    @torch.no_grad()
+    def classes(self, images: Tensor) -> Tensor:
+        """The class of each of `images` (float32 [k, c, h, w]) as it is, int64 [k]: no noise is added."""
+        layout = image_layout(self.classifier)
+        with evaluating(self.classifier):
+            return torch.cat([self._logits(part, layout).argmax(1) for part in torch.split(images, self.batch_size)])
 
     @cached_property
     def _top_classes(self) -> Vote:

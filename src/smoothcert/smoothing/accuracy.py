@@ -1,0 +1,95 @@
+"""Accuracy of the base classifier with and without noise: a cheap look before many votes are drawn."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from scipy import special
+from torch import Tensor
+
+from smoothcert.smoothing.votes import VoteCounter
+
+COPIES = 5
+"""Noisy copies of each image."""
+LEVEL = 0.05
+"""Of the tests that tell a poor classifier from too few images."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseAccuracy:
+    """The base classifier on the first `images`: shares in [0, 1] that are correct as they are and under noise.
+
+    The `chance` of each is the share that would be correct if predictions and labels were independent: that of the
+    label for a constant classifier, 1 / classes for a random one on balanced data.
+    """
+
+    images: int
+    clean: float
+    clean_chance: float
+    noisy: float
+    noisy_chance: float
+
+    def to_mapping(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_mapping(cls, stored: object) -> "NoiseAccuracy | None":
+        """What `to_mapping` gave; None for anything else."""
+        fields = cls.__dataclass_fields__.keys()
+        if not isinstance(stored, Mapping) or stored.keys() != fields:
+            return None
+        valid = all(isinstance(stored[key], int | float) and 0 <= stored[key] <= 1 for key in fields - {"images"})
+        return cls(**stored) if valid and isinstance(stored["images"], int) and stored["images"] > 0 else None
+
+    @property
+    def fault(self) -> Literal["chance", "noise"] | None:
+        """ "chance": the classifier does not know these images, noise or none. "noise": it fails under this noise only.
+
+        None also where there are too few images to be sure. A poor clean accuracy alone is no fault: networks that
+        are trained with much noise may need it.
+        """
+        noisy_at_chance = _at_chance(self.noisy, self.noisy_chance, self.images)
+        if noisy_at_chance and _at_chance(self.clean, self.clean_chance, self.images):
+            return "chance"
+        return "noise" if noisy_at_chance or _below(self.noisy, self.clean / 2, self.images) else None
+
+
+def accuracy_under_noise(counter: VoteCounter, images: Tensor, labels: Tensor) -> NoiseAccuracy:
+    """Measured on `images` (float32 [k, c, h, w] on the device) and a few noisy copies of each.
+
+    The noise comes from a generator of its own with a fixed seed: it takes nothing from the votes of a certificate.
+    """
+    generator = torch.Generator(images.device).manual_seed(0)
+    labels = labels.to(images.device)
+    clean = counter.classes(images)
+    copies = [counter.classes(images + counter.noise.sample(images.shape, generator)) for _ in range(COPIES)]
+    noisy, repeated = torch.cat(copies), labels.repeat(COPIES)
+    return NoiseAccuracy(
+        len(images),
+        float((clean == labels).double().mean()),
+        _independent(clean, labels, counter.num_classes),
+        float((noisy == repeated).double().mean()),
+        _independent(noisy, repeated, counter.num_classes),
+    )
+
+
+def _independent(classes: Tensor, labels: Tensor, num_classes: int) -> float:
+    """The expected share of correct classes if they were dealt out to the images at random."""
+    shares = [torch.bincount(t.long(), minlength=num_classes).double() / len(t) for t in (classes, labels)]
+    return min(1.0, float((shares[0] * shares[1]).sum()))
+
+
+def _at_chance(share: float, chance: float, images: int) -> bool:
+    """Not above chance, by a binomial test; and, with so many images, clearly not a usable classifier either.
+
+    Copies of an image are not independent, so the number of images counts.
+    """
+    correct = round(share * images)
+    above = float(special.bdtrc(correct - 1, images, chance)) if correct > 0 else 1.0
+    return above > LEVEL and _below(share, chance + (1 - chance) / 4, images)
+
+
+def _below(share: float, level: float, images: int) -> bool:
+    """Whether the accuracy behind `share` is below `level`, by a binomial test."""
+    return level > 0 and float(special.bdtr(round(share * images), images, level)) <= LEVEL
