@@ -1,8 +1,10 @@
 """The files of a run folder, and checks of a folder that need nothing but its path: they answer at once."""
 
+import shlex
 from pathlib import Path
 
 from smoothcert.errors import RequestError
+from smoothcert.metrics_file import METRICS
 
 MODEL, RECIPE, STATE = "model.safetensors", "recipe.yaml", "state.pt"
 
@@ -25,3 +27,20 @@ def check_exists(path: Path) -> None:
         raise RequestError(
             f"{path}: no such file or folder; give a run folder or a certificates file (`smoothcert certify RUN`)"
         )
+
+
+def refuse_lost_recipe(folder: Path, compared: bool = False) -> None:
+    """A RequestError where a folder without a recipe holds other files of a run: they would be overwritten.
+
+    A model holds the recipe: with `compared`, where the request is compared with that, such a folder is accepted.
+    """
+    files = [name for name in (MODEL, STATE, METRICS) if (folder / name).exists()]
+    if not files or (compared and MODEL in files):
+        return
+    hint = (
+        f"`smoothcert train --recipe {shlex.quote(str(folder / MODEL))} --out {shlex.quote(str(folder))} --resume` "
+        f"takes it from {MODEL}"
+        if MODEL in files
+        else f"restore {RECIPE}"
+    )
+    raise RequestError(f"{folder}: holds {' and '.join(files)} but no {RECIPE}; {hint}, or choose another --out")

@@ -1,6 +1,5 @@
 """What a training run starts with: processes, device, precision, optimizer, its folder and the state in it."""
 
-import shlex
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -32,6 +31,7 @@ from smoothcert.files import remove_temporaries
 from smoothcert.metrics_file import METRICS, epochs_in, keep_metrics_before
 from smoothcert.processes import find_device, meet
 from smoothcert.recipe import TrainRecipe, load_run_recipe, parse_recipe, stored_fields
+from smoothcert.run_folder import refuse_lost_recipe
 
 STEPS_AHEAD = 8
 """Steps that a run may have asked for and not seen done: enough to keep a GPU busy, few to wait for."""
@@ -216,23 +216,6 @@ def open_run(
     accelerator.wait_for_everyone()
     warm_up = recipe.learning_rate_warm_up if state is None or state.warm_up is None else state.warm_up
     return Start(epoch, state, digest, model, warm_up, 0 if state is None else state.dead_epochs)
-
-
-def refuse_lost_recipe(folder: Path, compared: bool = False) -> None:
-    """A RequestError where a folder without a recipe holds other files of a run: they would be overwritten.
-
-    A model holds the recipe: with `compared`, where the request is compared with that, such a folder is accepted.
-    """
-    files = [name for name in (MODEL, STATE, METRICS) if (folder / name).exists()]
-    if not files or (compared and MODEL in files):
-        return
-    hint = (
-        f"`smoothcert train --recipe {shlex.quote(str(folder / MODEL))} --out {shlex.quote(str(folder))} --resume` "
-        f"takes it from {MODEL}"
-        if MODEL in files
-        else f"restore {RECIPE}"
-    )
-    raise RequestError(f"{folder}: holds {' and '.join(files)} but no {RECIPE}; {hint}, or choose another --out")
 
 
 def first_epoch(recipe: TrainRecipe, folder: Path, state: State | None, model: ModelFile | None) -> int:

@@ -35,7 +35,7 @@ def train(
     """Train a model into a run folder."""
     from smoothcert.presets import preset as find_preset
     from smoothcert.recipe import load_run_recipe, with_overrides
-    from smoothcert.run_folder import RECIPE
+    from smoothcert.run_folder import RECIPE, refuse_lost_recipe
 
     if preset is not None and recipe is not None:
         raise RequestError("give --preset or --recipe, not both")
@@ -45,8 +45,6 @@ def train(
     elif file is None:
         raise RequestError("give --preset NAME or --recipe FILE; `smoothcert presets` lists the presets")
     elif recipe is None and not file.exists():
-        from smoothcert.training_setup import refuse_lost_recipe
-
         refuse_lost_recipe(out)
         raise RequestError(f"{out}: holds no run to continue; name it by --out, or give --preset NAME for a new one")
     else:
