@@ -29,7 +29,7 @@ from smoothcert.data import Images, Normalization
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.files import check_regular_file, replaced_atomically
 from smoothcert.models import build_model, is_code
-from smoothcert.recipe import ImportRecipe, TrainRecipe, load_train_recipe, parse_recipe, stored_fields
+from smoothcert.recipe import ImportRecipe, TrainRecipe, parse_recipe, stored_fields
 from smoothcert.run_folder import MODEL as MODEL
 from smoothcert.run_folder import RECIPE as RECIPE
 from smoothcert.run_folder import STATE as STATE
@@ -205,10 +205,8 @@ def read_model_file(path: Path) -> ModelFile:
     return ModelFile(recipe, spec, epoch, provenance)
 
 
-def load_recipe(path: Path) -> TrainRecipe:
-    """The recipe in a YAML file, or in the metadata of a `model.safetensors`."""
-    if path.suffix != Path(MODEL).suffix or not path.is_file():
-        return load_train_recipe(path)
+def recipe_of_model(path: Path) -> TrainRecipe:
+    """The recipe in the metadata of a `model.safetensors`."""
     recipe = read_model_file(path).recipe
     if not isinstance(recipe, TrainRecipe):
         raise RequestError(f"{path}: expected a model that was trained here, got an imported one; give another file")

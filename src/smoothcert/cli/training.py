@@ -34,8 +34,8 @@ def train(
 ) -> None:
     """Train a model into a run folder."""
     from smoothcert.presets import preset as find_preset
-    from smoothcert.recipe import load_run_recipe, with_overrides
-    from smoothcert.run_folder import RECIPE, refuse_lost_recipe
+    from smoothcert.recipe import load_run_recipe, load_train_recipe, with_overrides
+    from smoothcert.run_folder import MODEL, RECIPE, refuse_lost_recipe
 
     if preset is not None and recipe is not None:
         raise RequestError("give --preset or --recipe, not both")
@@ -47,10 +47,14 @@ def train(
     elif recipe is None and not file.exists():
         refuse_lost_recipe(out)
         raise RequestError(f"{out}: holds no run to continue; name it by --out, or give --preset NAME for a new one")
-    else:
-        from smoothcert.checkpoint import load_recipe
+    elif recipe is None:
+        chosen = load_run_recipe(file)
+    elif file.suffix == Path(MODEL).suffix and file.is_file():
+        from smoothcert.checkpoint import recipe_of_model
 
-        chosen = load_run_recipe(file) if recipe is None else load_recipe(file)
+        chosen = recipe_of_model(file)
+    else:
+        chosen = load_train_recipe(file)
     overrides = list(set_) if sigma is None or preset is not None else [f"sigma={sigma}", *set_]
     overrides += [f"model={model}"] if model is not None else []
     final = with_overrides(chosen, overrides)
