@@ -23,7 +23,7 @@ from smoothcert.metrics_file import METRICS
 from smoothcert.models import LeNet
 
 DATA = "npz:digits.npz"
-EPOCHS = 3
+EPOCHS = 2
 
 
 class _Stop(Exception):
@@ -112,7 +112,7 @@ def _make_begun(folder: Path) -> None:
         if status.epoch == 1:
             raise _Stop
 
-    recipe = tiny_recipe(dataset=DATA, epochs=EPOCHS, batch_size=20, learning_rate_drops=(2,))
+    recipe = tiny_recipe(dataset=DATA, epochs=EPOCHS, batch_size=40)
     try:
         training.train(recipe, load_dataset(DATA, "train"), folder, device="cpu", on_progress=stop)
     except _Stop:

@@ -5,6 +5,8 @@ import csv
 import io
 import json
 import os
+import pickle
+import select
 import signal
 import sys
 import traceback
@@ -33,8 +35,11 @@ except ImportError:  # Windows
 
 SECONDS = 20.0
 """No command of these tests works for longer than a second or so, on a busy machine too."""
-MEMORY = 2 << 30
+MEMORY = 1 << 30
 """Bytes that a command may take on top of what the process has."""
+GRACE = 2.0
+"""Seconds after which a process that an alarm did not stop is killed."""
+TOO_LONG = "takes too long"
 PACKAGE = str(Path(smoothcert.__file__).parent)
 
 
@@ -70,10 +75,40 @@ def call(arguments: Sequence[str], seconds: float = SECONDS) -> Outcome:
         except SystemExit as end:
             code = 0 if end.code is None else end.code
         except TooLong:
-            escaped = "takes too long"
+            escaped = TOO_LONG
         except BaseException as error:
             escaped, trace = signature(error), traceback.format_exc()
     return Outcome(code, _text(out), _text(err), escaped, trace)
+
+
+def call_apart(arguments: Sequence[str], seconds: float = SECONDS) -> Outcome:
+    """`call` in a process of its own where the system can fork: for work that no signal interrupts, and crashes."""
+    if not hasattr(os, "fork"):
+        return call(arguments, seconds)
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about threads of this process, which the other one does not use
+        child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, pickle.dumps(call(arguments, seconds)))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    pieces = []
+    while select.select([reading], [], [], seconds + GRACE)[0] and (piece := os.read(reading, 1 << 16)):
+        pieces.append(piece)
+    ended, status = os.waitpid(child, os.WNOHANG) if pieces else (0, 0)
+    if not pieces:
+        os.kill(child, signal.SIGKILL)
+    if not ended:
+        _, status = os.waitpid(child, 0)
+    os.close(reading)
+    if pieces:
+        outcome: Outcome = pickle.loads(b"".join(pieces))
+        return outcome
+    crashed = os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGKILL
+    return Outcome(None, "", "", f"crashes by signal {os.WTERMSIG(status)}" if crashed else TOO_LONG)
 
 
 def _text(stream: io.TextIOWrapper) -> str:

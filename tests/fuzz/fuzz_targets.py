@@ -25,7 +25,8 @@ from smoothcert.recipe import TrainRecipe
 
 CASE = Path("case")
 """Where the files of a case are, from the folder that tests run in."""
-SHORT = 1.0
+DAMAGED = "DAMAGED"
+SHORT = 0.5
 """Seconds after which a command that was asked for much work is stopped."""
 
 Arguments = list[str]
@@ -37,7 +38,8 @@ class Target:
     """`files`: folders of the base that a case starts from. `damage`: paths in it, and the Mutator's method for each.
     `commands`: command lines that read them, of which a case runs one. `oracle`: what is wrong though the command
     succeeded, "" if nothing. `may_write`: failed work leaves files, as training does. `long_work`: what was changed may
-    ask for any amount of work, so that a command that does not end is stopped and not blamed."""
+    ask for any amount of work, so that a command that does not end is stopped and not blamed; cases then run in processes
+    of their own, which `base_command` prepares for."""
 
     name: str
     cases: int
@@ -47,6 +49,12 @@ class Target:
     oracle: Oracle = lambda outcome, arguments: ""
     may_write: bool = False
     long_work: bool = False
+    base_command: str = ""
+
+    @property
+    def warm_up(self) -> list[str]:
+        """Valid commands that load what the cases, each in a process of its own, need."""
+        return [BASE_COMMANDS[self.base_command]] if self.base_command else []
 
     @property
     def seconds(self) -> float:
@@ -67,9 +75,12 @@ class Target:
         path.write_bytes(damaged(content, how, mutator))
         return [path]
 
-    def arguments(self, number: int, mutator: Mutator) -> Arguments:
+    def arguments(self, number: int, mutator: Mutator, damaged: Sequence[Path]) -> Arguments:
+        """The command line of a case; DAMAGED in it stands for the file that was damaged."""
         command = self.commands[number % len(self.commands)]
-        return command.split() if isinstance(command, str) else command(mutator)
+        if not isinstance(command, str):
+            return command(mutator)
+        return [str(damaged[0]) if part == DAMAGED else part for part in command.split()]
 
 
 def _copy(source: str, target: str) -> None:
@@ -82,8 +93,8 @@ def _copy(source: str, target: str) -> None:
 
 def damaged(content: bytes, how: str, mutator: Mutator) -> bytes:
     if how == "gzip":
-        if mutator.often(0.02):
-            return gzip.compress(bytes(1 << 24), mtime=0) * 160  # 2.5 GB of zeros
+        if mutator.often(0.01):
+            return gzip.compress(bytes(1 << 24), mtime=0) * 80  # 1.3 GB of zeros
         if mutator.often(0.5):
             return gzip.compress(mutator.bytes(gzip.decompress(content)), 1, mtime=0)
         how = "bytes"
@@ -206,7 +217,7 @@ BASE_COMMANDS: dict[str, str] = {
 """A valid command line for each command; the test of options checks that none is missing."""
 NOT_FUZZED = ("quickstart",)
 """Takes a folder only, and works for minutes."""
-DRAWS = ("analyze", "report", "reproduce")
+OPTION_CASES = {"certify": 100, "train": 60, "report": 20, "reproduce": 20, "analyze": 10}
 
 
 def command_options() -> dict[str, list[tuple[str, bool]]]:
@@ -256,11 +267,6 @@ def with_other_fields(mutator: Mutator) -> Arguments:
     return [*f"{TRAIN} --recipe case/recipe/recipe.yaml".split(), *chosen]
 
 
-def predict_one(mutator: Mutator) -> Arguments:
-    paths = sorted(Path(CASE / "images").iterdir())
-    return [*PREDICT.split(), *map(str, paths), *(["--resize"] if mutator.often(0.4) else [])]
-
-
 CERTIFICATES_COMMANDS = (
     f"{REPORT} md,csv",
     "recertify case/run/certificates/test.tsv --out case/new.tsv --alpha 0.01",
@@ -277,13 +283,13 @@ MODEL_COMMANDS = (
 )
 TARGETS: tuple[Target, ...] = (
     Target(
-        *("certificates-tsv", 260, CERTIFICATES_COMMANDS),
+        *("certificates-tsv", 200, CERTIFICATES_COMMANDS),
         files=("run",),
         damage=(("run/certificates/test.tsv", "table"),),
         oracle=certificates_are_possible,
     ),
     Target(
-        *("certificates-json", 260, CERTIFICATES_COMMANDS),
+        *("certificates-json", 200, CERTIFICATES_COMMANDS),
         files=("run",),
         damage=(("run/certificates/test.json", "json"),),
         oracle=certificates_are_possible,
@@ -295,100 +301,103 @@ TARGETS: tuple[Target, ...] = (
         oracle=certificates_are_possible,
     ),
     Target(
-        *("attacks", 200, (f"{REPORT} md,csv", CONTINUE_ATTACK, f"{REPORT} csv")),
+        *("attacks", 120, (f"{REPORT} md,csv", CONTINUE_ATTACK, f"{REPORT} csv")),
         files=("run",),
         damage=(("run/attacks/pgd.tsv", "table"), ("run/attacks/pgd.json", "json")),
     ),
     Target(
-        *("recipe-yaml", 150, (f"{TRAIN} --recipe case/recipe/recipe.yaml",)),
+        *("recipe-yaml", 80, (BASE_COMMANDS["train"],)),
         files=("recipe",),
         damage=(("recipe/recipe.yaml", "yaml"),),
         oracle=trained_whole,
         may_write=True,
         long_work=True,
+        base_command="train",
     ),
     Target(
-        *("recipe-of-a-run", 150, (RESUME, f"{DRY} case", RESUME)),
-        files=("begun",),
+        *("recipe-of-a-run", 60, (RESUME, f"{DRY} case", RESUME)),
+        files=("begun", "recipe"),
         damage=(("begun/recipe.yaml", "yaml"),),
         oracle=lambda outcome, arguments: trained_whole(outcome, arguments) if "--resume" in arguments else "",
         may_write=True,
         long_work=True,
+        base_command="train",
     ),
     Target(
-        *("set", 200, (with_other_fields,)),
+        *("set", 120, (with_other_fields,)),
         files=("recipe",),
         oracle=trained_whole,
         may_write=True,
         long_work=True,
+        base_command="train",
     ),
     Target(
-        *("model-safetensors", 180, MODEL_COMMANDS),
+        *("model-safetensors", 120, MODEL_COMMANDS),
         files=("run", "images"),
         damage=(("run/model.safetensors", "safetensors"),),
     ),
     Target(
-        *("state-pt", 150, (RESUME,)),
+        *("state-pt", 100, (RESUME,)),
         files=("begun",),
         damage=(("begun/state.pt", "torch_file"),),
         oracle=trained_whole,
         may_write=True,
     ),
     Target(
-        *("metrics-jsonl", 150, (RESUME, f"{REPORT} csv", "analyze cost case/run --out case/out --format svg", RESUME)),
+        *("metrics-jsonl", 60, (RESUME, f"{REPORT} csv", "analyze cost case/run --out case/out --format svg", RESUME)),
         files=("begun", "run"),
         damage=(("*/metrics.jsonl", "text"), ("*/metrics.jsonl", "metrics")),
         oracle=lambda outcome, arguments: trained_whole(outcome, arguments) if "--resume" in arguments else "",
         may_write=True,
     ),
     Target(
-        *("metrics-figure", 12, (f"{REPORT} png", f"{REPORT} html,svg")),
+        *("metrics-figure", 4, (f"{REPORT} png", f"{REPORT} html,svg")),
         files=("run",),
         damage=(("run/metrics.jsonl", "metrics"),),
     ),
     Target(
-        *("checkpoint", 120, (BASE_COMMANDS["import"], BASE_COMMANDS["import"] + " --dataset mnist-sample --arch lenet")),
+        *("checkpoint", 50, (BASE_COMMANDS["import"], BASE_COMMANDS["import"] + " --dataset mnist-sample --arch lenet")),
         files=("checkpoint",),
         damage=(("checkpoint/checkpoint.pth.tar", "torch_file"),),
         oracle=imported_finite,
     ),
     Target(
-        *("npz", 200, (f"{OWN} --dataset npz:case/npz/own.npz",)),
+        *("npz", 150, (f"{OWN} --dataset npz:case/npz/own.npz",)),
         files=("npz",),
         damage=(("npz/own.npz", "npz"),),
         oracle=new_certificates,
     ),
     Target(
-        *("class-folders", 150, (f"{OWN} --dataset folder:case/folders", f"{OWN} --dataset folder:case/folders --image-size 9")),
+        *("class-folders", 100, (f"{OWN} --dataset folder:case/folders", f"{OWN} --dataset folder:case/folders --image-size 9")),
         files=("folders",),
         damage=(("folders/test/*/*.png", "png"), ("folders/test/*/*", "bytes")),
         oracle=new_certificates,
     ),
     Target(
-        *("images", 250, (predict_one,)),
+        *("images", 120, (f"{PREDICT} {DAMAGED}", f"{PREDICT} {DAMAGED} --resize")),
         files=("run", "images"),
         damage=(("images/*.png", "png"), ("images/*.png", "png"), ("images/*", "bytes")),
     ),
     Target(
-        *("idx", 150, (f"{OWN} --dataset mnist --data case/idx",)),
+        *("idx", 100, (f"{OWN} --dataset mnist --data case/idx",)),
         files=("idx",),
         damage=(("idx/MNIST/raw/*", "gzip"),),
         oracle=new_certificates,
     ),
     Target(
-        *("cifar-batches", 120, (f"{OWN} --dataset cifar10 --data case/cifar",)),
+        *("cifar-batches", 60, (f"{OWN} --dataset cifar10 --data case/cifar",)),
         files=("cifar",),
         damage=(("cifar/*/test_batch.bin", "bytes"),),
         oracle=new_certificates,
     ),
     Target(
-        *("cifar-pickles", 120, (f"{OWN} --dataset cifar10 --data case/cifar-python",)),
+        *("cifar-pickles", 60, (f"{OWN} --dataset cifar10 --data case/cifar-python",)),
         files=("cifar-python",),
         damage=(("cifar-python/*/test_batch", "bytes"),),
         oracle=new_certificates,
     ),
     Target(
-        *("cifar-archive", 100, (f"{OWN} --dataset cifar10 --data case/cifar-archive",)),
+        *("cifar-archive", 60, (f"{OWN} --dataset cifar10 --data case/cifar-archive",)),
         files=("cifar-archive",),
         damage=(("cifar-archive/*.gz", "gzip"),),
         oracle=new_certificates,
@@ -401,12 +410,12 @@ def option_targets() -> Iterator[Target]:
     for name, options in command_options().items():
         if name in NOT_FUZZED:
             continue
-        drawn = name.startswith(DRAWS)
         yield Target(
             f"options-{name.replace(' ', '-')}",
-            25 if drawn else 120 if options else 10,
+            OPTION_CASES.get(name.split()[0], 40) if options else 5,
             (with_other_options(name, options),),
             files=("recipe", "run", "shards", "images", "checkpoint"),
             may_write=name == "train",
             long_work=True,
+            base_command=name,
         )
