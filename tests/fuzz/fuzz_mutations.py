@@ -31,7 +31,20 @@ TEXTS = (
 CELLS = (
     *("", "x", "-1", "0", "1", "7", "nan", "inf", "-inf", "1e308", "1e400", "99", "0.25", "9223372036854775808"),
     *("1" + "0" * 40, "1" * 5_000, "²", "٣", "1_0", " 1 ", "0:00:01", "1 day, 0:00:00", "99999999999 days, 0:00:00"),
-    *("7:20", "7:-1,3:21", "7:10,7:10", ":", "3:", "0:20", "-1:20", "99999999999:20", "\x1b[31m", "\x00", "\ud800", "=1"),
+    *(
+        "7:20",
+        "7:-1,3:21",
+        "7:10,7:10",
+        ":",
+        "3:",
+        "0:20",
+        "-1:20",
+        "99999999999:20",
+        "\x1b[31m",
+        "\x00",
+        "\ud800",
+        "=1",
+    ),
 )
 
 
@@ -215,7 +228,7 @@ class Mutator:
         if kind == 5:
             return value.to_sparse()
         if kind == 6 and value.is_floating_point() and value.numel():
-            changed = value.clone()
+            changed = value.clone(memory_format=torch.contiguous_format)
             changed.view(-1)[self.random.randrange(value.numel())] = self.pick((float("nan"), float("inf"), 3e38))
             return changed
         if kind == 7:

@@ -38,8 +38,8 @@ class Target:
     """`files`: folders of the base that a case starts from. `damage`: paths in it, and the Mutator's method for each.
     `commands`: command lines that read them, of which a case runs one. `oracle`: what is wrong though the command
     succeeded, "" if nothing. `may_write`: failed work leaves files, as training does. `long_work`: what was changed may
-    ask for any amount of work, so that a command that does not end is stopped and not blamed; cases then run in processes
-    of their own, which `base_command` prepares for."""
+    ask for any amount of work, so that a command that does not end is stopped and not blamed. `apart`: the name of a
+    command that no signal may be able to stop: its cases run in processes of their own."""
 
     name: str
     cases: int
@@ -49,12 +49,12 @@ class Target:
     oracle: Oracle = lambda outcome, arguments: ""
     may_write: bool = False
     long_work: bool = False
-    base_command: str = ""
+    apart: str = ""
 
     @property
     def warm_up(self) -> list[str]:
         """Valid commands that load what the cases, each in a process of its own, need."""
-        return [BASE_COMMANDS[self.base_command]] if self.base_command else []
+        return [BASE_COMMANDS[self.apart]] if self.apart else []
 
     @property
     def seconds(self) -> float:
@@ -187,7 +187,20 @@ FIGURE = "--n 5 --device cpu --out case/out --format svg"
 def option_values() -> list[str]:
     numbers = [str(value) for value in NUMBERS]
     lists = ["0,1", "0.5,", ",", "1,0", "0.5,0.5", "1/2", "0/1", "²/8", "3/2", "1/0", "1/99999999999999999999", "1e5"]
-    words = ["png", "md,html", "two-sided", "laplace", "uniform", "bf16", "fp16", "cuda", "cuda:9", "cpu", "auto", "meta"]
+    words = [
+        "png",
+        "md,html",
+        "two-sided",
+        "laplace",
+        "uniform",
+        "bf16",
+        "fp16",
+        "cuda",
+        "cuda:9",
+        "cpu",
+        "auto",
+        "meta",
+    ]
     paths = ["case", "/dev/null", "case/none/x/y", "/proc/1/mem", "a" * 300, "..", ".", "mnist-sample", "torch:zeros"]
     texts = [text for text in (*TEXTS, *CELLS) if "\x00" not in text]  # no argument can have one
     return [*numbers, *lists, *words, *paths, *texts]
@@ -217,6 +230,7 @@ BASE_COMMANDS: dict[str, str] = {
 """A valid command line for each command; the test of options checks that none is missing."""
 NOT_FUZZED = ("quickstart",)
 """Takes a folder only, and works for minutes."""
+COUNTING = ("certify", "attack", "predict", "analyze")
 OPTION_CASES = {"certify": 100, "train": 60, "report": 20, "reproduce": 20, "analyze": 10}
 
 
@@ -279,7 +293,11 @@ CERTIFICATES_COMMANDS = (
 )
 MODEL_COMMANDS = (
     *(CERTIFY_RUN, f"{PREDICT} case/images/grey.png", CERTIFY_RUN, ATTACK, f"{REPORT} md", CERTIFY_RUN),
-    *("analyze cost case/run --out case/out --format svg", f"{DRY} case", "report case/run --out case/report --format csv"),
+    *(
+        "analyze cost case/run --out case/out --format svg",
+        f"{DRY} case",
+        "report case/run --out case/report --format csv",
+    ),
 )
 TARGETS: tuple[Target, ...] = (
     Target(
@@ -312,7 +330,6 @@ TARGETS: tuple[Target, ...] = (
         oracle=trained_whole,
         may_write=True,
         long_work=True,
-        base_command="train",
     ),
     Target(
         *("recipe-of-a-run", 60, (RESUME, f"{DRY} case", RESUME)),
@@ -321,7 +338,6 @@ TARGETS: tuple[Target, ...] = (
         oracle=lambda outcome, arguments: trained_whole(outcome, arguments) if "--resume" in arguments else "",
         may_write=True,
         long_work=True,
-        base_command="train",
     ),
     Target(
         *("set", 120, (with_other_fields,)),
@@ -329,7 +345,6 @@ TARGETS: tuple[Target, ...] = (
         oracle=trained_whole,
         may_write=True,
         long_work=True,
-        base_command="train",
     ),
     Target(
         *("model-safetensors", 120, MODEL_COMMANDS),
@@ -356,7 +371,11 @@ TARGETS: tuple[Target, ...] = (
         damage=(("run/metrics.jsonl", "metrics"),),
     ),
     Target(
-        *("checkpoint", 50, (BASE_COMMANDS["import"], BASE_COMMANDS["import"] + " --dataset mnist-sample --arch lenet")),
+        *(
+            "checkpoint",
+            50,
+            (BASE_COMMANDS["import"], BASE_COMMANDS["import"] + " --dataset mnist-sample --arch lenet"),
+        ),
         files=("checkpoint",),
         damage=(("checkpoint/checkpoint.pth.tar", "torch_file"),),
         oracle=imported_finite,
@@ -368,7 +387,11 @@ TARGETS: tuple[Target, ...] = (
         oracle=new_certificates,
     ),
     Target(
-        *("class-folders", 100, (f"{OWN} --dataset folder:case/folders", f"{OWN} --dataset folder:case/folders --image-size 9")),
+        *(
+            "class-folders",
+            100,
+            (f"{OWN} --dataset folder:case/folders", f"{OWN} --dataset folder:case/folders --image-size 9"),
+        ),
         files=("folders",),
         damage=(("folders/test/*/*.png", "png"), ("folders/test/*/*", "bytes")),
         oracle=new_certificates,
@@ -417,5 +440,5 @@ def option_targets() -> Iterator[Target]:
             files=("recipe", "run", "shards", "images", "checkpoint"),
             may_write=name == "train",
             long_work=True,
-            base_command=name,
+            apart=name if name.startswith(COUNTING) else "",
         )

@@ -80,7 +80,7 @@ def run_case(target: Target, number: int, base: Path) -> tuple[list[str], str]:
     paths = target.prepare(base, mutator)
     arguments = target.arguments(number, mutator, paths)
     before = snapshot(CASE)
-    outcome = (call_apart if target.long_work else call)(arguments, target.seconds)
+    outcome = (call_apart if target.apart else call)(arguments, target.seconds)
     if outcome.escaped == TOO_LONG and target.long_work:
         return [], ""
     found = problems(
@@ -128,7 +128,9 @@ def test_fuzz(target: Target, work: Path) -> None:
         if counts.get(TOO_LONG, 0) >= HANGS:
             break
     if counts:
-        report = [f"\n=== {target.name}: {problem} ({times} cases)\n{first[problem]}" for problem, times in counts.items()]
+        report = [
+            f"\n=== {target.name}: {problem} ({times} cases)\n{first[problem]}" for problem, times in counts.items()
+        ]
         pytest.fail("".join(report), pytrace=False)
 
 
