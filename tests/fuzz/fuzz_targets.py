@@ -93,7 +93,7 @@ def _copy(source: str, target: str) -> None:
 
 def damaged(content: bytes, how: str, mutator: Mutator) -> bytes:
     if how == "gzip":
-        if mutator.often(0.01):
+        if mutator.often(0.005):
             return gzip.compress(bytes(1 << 24), mtime=0) * 80  # 1.3 GB of zeros
         if mutator.often(0.5):
             return gzip.compress(mutator.bytes(gzip.decompress(content)), 1, mtime=0)
@@ -301,13 +301,13 @@ MODEL_COMMANDS = (
 )
 TARGETS: tuple[Target, ...] = (
     Target(
-        *("certificates-tsv", 200, CERTIFICATES_COMMANDS),
+        *("certificates-tsv", 160, CERTIFICATES_COMMANDS),
         files=("run",),
         damage=(("run/certificates/test.tsv", "table"),),
         oracle=certificates_are_possible,
     ),
     Target(
-        *("certificates-json", 200, CERTIFICATES_COMMANDS),
+        *("certificates-json", 160, CERTIFICATES_COMMANDS),
         files=("run",),
         damage=(("run/certificates/test.json", "json"),),
         oracle=certificates_are_possible,
@@ -319,7 +319,7 @@ TARGETS: tuple[Target, ...] = (
         oracle=certificates_are_possible,
     ),
     Target(
-        *("attacks", 120, (f"{REPORT} md,csv", CONTINUE_ATTACK, f"{REPORT} csv")),
+        *("attacks", 100, (f"{REPORT} md,csv", CONTINUE_ATTACK, f"{REPORT} csv")),
         files=("run",),
         damage=(("run/attacks/pgd.tsv", "table"), ("run/attacks/pgd.json", "json")),
     ),
@@ -397,7 +397,7 @@ TARGETS: tuple[Target, ...] = (
         oracle=new_certificates,
     ),
     Target(
-        *("images", 120, (f"{PREDICT} {DAMAGED}", f"{PREDICT} {DAMAGED} --resize")),
+        *("images", 100, (f"{PREDICT} {DAMAGED}", f"{PREDICT} {DAMAGED} --resize")),
         files=("run", "images"),
         damage=(("images/*.png", "png"), ("images/*.png", "png"), ("images/*", "bytes")),
     ),
