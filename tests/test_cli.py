@@ -331,3 +331,10 @@ def test_attack_command(run_cli: Cli, run: Path) -> None:
     assert code == 1
     assert "CONTRADICTION: image" in out
     assert "the certificates are wrong" in err
+
+
+def test_a_value_with_a_line_break_is_refused_in_one_line(run_cli: Cli) -> None:
+    code, out, err = run_cli("presets", "mnist/gaussian", "--sigma", "a\nb")
+    assert (code, out) == (2, "")
+    assert err.startswith("smoothcert: ")
+    assert len(err.splitlines()) == 1

@@ -105,8 +105,9 @@ def main() -> None:
         code = app(standalone_mode=False)
     except PARSER_ERROR as error:
         message = parser_message(error)
-        # Called without arguments: the help has been printed, or is the message.
-        if not message or "\n" in message:
+        # Called without arguments: the help has been printed, or is the message. The name of the error is the only sign
+        # that all versions of the parser share: a value with a line break makes a message of two lines too.
+        if not message or type(error).__name__ == "NoArgsIsHelpError":
             print(message)
             sys.exit(2)
         fail(message, 2)
