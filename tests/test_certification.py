@@ -695,3 +695,20 @@ def test_numbers_beyond_use_are_refused(field: str) -> None:
     for value in (10**9 + 1, 2**63 - 1):
         with pytest.raises(RequestError, match=f"{field}: expected less than or equal to 1000000000"):
             parse_recipe(CertifyRecipe, {"sigma": 0.5, "seed": 1, field: value}, "certify")
+
+
+def test_parts_of_an_interrupted_team_are_continued_with_their_seed(
+    trained_run: Path, test_data: ImageData, tmp_path: Path
+) -> None:
+    """Two processes were killed before their parts were joined: the settings exist, the file does not."""
+    path, part = tmp_path / "a.tsv", tmp_path / ".a.part1.tsv"
+    rows = certify(trained_run, test_data, path, [0, 1], seed=77)
+    path.rename(part)
+    shutil.copy(tmp_path / "a.json", tmp_path / ".a.part1.json")
+    again = complete_recipe({"sigma": 0.5, "n": 300, "precision": "fp32"}, path, CPU, (1, 28, 28))
+    assert again.seed == 77
+    certify_run(load_run(trained_run), test_data, [0, 1, 2], again, path, CPU)
+    found = comparable(read_certificates(path).rows)
+    assert len(found) == 3
+    assert rows.items() <= found.items()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "a.tsv"]

@@ -93,6 +93,14 @@ def test_more_shards_than_images_are_complete(tmp_path: Path) -> None:
     assert merge_certificates(shards(tmp_path, 4, images=2), tmp_path / "all.tsv") == 2
 
 
+def test_shards_of_two_versions_merge(tmp_path: Path) -> None:
+    paths = shards(tmp_path, 2)
+    stored = json.loads(paths[0].with_suffix(".json").read_text())
+    stored["settings"]["num_classes"] = 10
+    paths[0].with_suffix(".json").write_text(json.dumps(stored))
+    assert merge_certificates(paths, tmp_path / "all.tsv") == 20
+
+
 def test_shards_of_other_selections_are_refused(tmp_path: Path) -> None:
     for name, most in (("a", 10), ("b", 12)):
         (tmp_path / name).mkdir()

@@ -27,6 +27,8 @@ ABSTAIN = -1
 FIELD_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time")
 COLUMNS = (*FIELD_COLUMNS, "n0", "n", "count", "votes")
 HEADER = "\t".join(COLUMNS) + "\n"
+NEWER_SETTINGS = ("images_sha256", "classes_sha256", "num_classes")
+"""Settings that files of earlier versions lack: such files are continued and merged without them."""
 LARGEST_SIGMA = 1e6
 """Far above any noise level of use: images are in [0, 1]."""
 LARGEST_INTEGER, LARGEST_CLASS = 10**12, 10**6

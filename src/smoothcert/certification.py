@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from smoothcert.bounds import smallest_error_bound, votes_needed
 from smoothcert.certificates import (
+    NEWER_SETTINGS,
     CertifiedImage,
     certificates_writer,
     read_certificates,
@@ -56,8 +57,6 @@ TOLD_BY_IMAGES = 100
 """Number of images whose pixels and predicted classes identify data sets without a name and user code."""
 LOOKED_AT = 100
 """Number of images, at most, on which accuracy is measured before certifying."""
-NEWER_SETTINGS = ("images_sha256", "classes_sha256", "num_classes")
-"""Settings that files of earlier versions lack: such files are continued without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +158,16 @@ def certify_dataset(
     with alone(path) if team.leads else nullcontext(), fitting_into_memory(recipe.batch_size):
         if team.leads:
             take_up_parts(path, settings, provenance)
-        team.wait()
-        held = list(read_certificates(path).rows) if path.exists() else []
-        if team.leads:
-            known = {row.index for row in held}
+            known = {row.index for row in held_rows(path)}
             if any(index not in known for index in indices):
                 accuracy = stored_accuracy(path) or look_at_images(counter, data, indices, device)
                 provenance = {**provenance, "accuracy": accuracy.to_mapping()}
                 on_accuracy(accuracy)
             update_provenance(path, provenance)
+            if team.size > 1 and not path.exists():
+                write_settings(path, settings, provenance)  # with the seed, which parts are continued with
+        team.wait()
+        held = held_rows(path)
         with certificates_writer(part_path(path, team), settings, provenance) as writer:
             certify_missing(counter, data, indices, recipe, device, writer, held, team, on_progress)
         team.wait()
@@ -184,6 +184,11 @@ def recorded_settings(settings: Mapping[str, Any], stored: Mapping[str, Any]) ->
         for key, value in settings.items()
         if key not in NEWER_SETTINGS or (value is not None and (not stored or key in stored))
     }
+
+
+def held_rows(path: Path) -> list[CertifiedImage]:
+    """The rows of a file, none where there is no file yet."""
+    return list(read_certificates(path).rows) if path.exists() else []
 
 
 def look_at_images(counter: VoteCounter, data: Images, indices: Sequence[int], device: torch.device) -> NoiseAccuracy:
@@ -220,7 +225,7 @@ def take_up_parts(path: Path, settings: Mapping[str, Any], provenance: Mapping[s
         with certificates_writer(file, settings, provenance) as writer:
             rows |= {row.index: row for row in writer.done}
     if parts:
-        kept = read_certificates(path).provenance if path.exists() else provenance
+        kept = read_settings(path)["provenance"] if settings_path(path).exists() else provenance
         write_certificates(path, rows.values(), settings, kept)
     for part in parts:
         part.unlink()

@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from smoothcert.certificates import CertificatesFile, CertifiedImage, read_certificates, write_certificates
+from smoothcert.certificates import (
+    NEWER_SETTINGS,
+    CertificatesFile,
+    CertifiedImage,
+    read_certificates,
+    write_certificates,
+)
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.result_file import differing_settings, not_being_written, refuse_existing
 
@@ -93,8 +99,10 @@ def _united(files: Sequence[CertificatesFile]) -> dict[int, CertifiedImage]:
     rows: dict[int, CertifiedImage] = {}
     for file in files:
         # Shards draw seeds of their own, which is as good as one: votes of different images are independent anyway.
-        first, own = {**files[0].settings, "seed": None}, {**file.settings, "seed": None}
-        if differences := differing_settings(own, first, ("this", "that")):
+        first, own = ({**f.settings, "seed": None} for f in (files[0], file))
+        unknown = [key for key in NEWER_SETTINGS if (key in first) != (key in own)]
+        compared = [{k: v for k, v in settings.items() if k not in unknown} for settings in (own, first)]
+        if differences := differing_settings(*compared, ("this", "that")):
             raise RequestError(f"{file.path}: has other settings than {files[0].path} ({'; '.join(differences)})")
         for row in file.rows:
             known = rows.setdefault(row.index, row)
