@@ -9,12 +9,13 @@ import typer
 from rich.table import Table
 
 from smoothcert.certificates import ABSTAIN, CertifiedImage, read_certificates
-from smoothcert.cli.options import Data, Device, console, parse_radii, run_folder
+from smoothcert.cli.options import Data, Device, console, parse_radii
 from smoothcert.errors import RequestError
+from smoothcert.run_folder import check_run_folder
 
 
 def certify(
-    run: Annotated[Path | None, typer.Argument(help="Run folder.", show_default=False, callback=run_folder)] = None,
+    run: Annotated[Path | None, typer.Argument(help="Run folder.", show_default=False)] = None,
     model: Annotated[str | None, typer.Option(help="Your own network: package.module:function.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Data set, for --model; see `smoothcert datasets`.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images, for folder:PATH.")] = None,
@@ -45,6 +46,8 @@ def certify(
     device: Device = "auto",
 ) -> None:
     """Certify test images of a run, or of your own model; an interrupted file is continued."""
+    if run is not None:
+        check_run_folder(run)  # before torch is imported, which takes seconds
     from smoothcert.certification import (
         certify_own_model,
         certify_run,
@@ -176,7 +179,7 @@ def recertify(
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="Run folder.", callback=run_folder)],
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
     images: Annotated[list[Path], typer.Argument(help="Image files of the size the run was trained on.")],
     n: Annotated[int, typer.Option(help="Votes that bound the class's probability.")] = 10_000,
     alpha: Annotated[float, typer.Option(help="Probability that a line is wrong, at most.")] = 0.001,
@@ -186,6 +189,7 @@ def predict(
     device: Device = "auto",
 ) -> None:
     """Class, votes and certified radius of image files."""
+    check_run_folder(run)
     from smoothcert.checkpoint import load_run
     from smoothcert.data.files import read_image_files
     from smoothcert.processes import find_device
