@@ -4,10 +4,10 @@
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from smoothcert.version import __version__
 
+TYPE_CHECKING = False  # as in typing, whose import takes longer than all of this file
 if TYPE_CHECKING:
     from smoothcert.certificates import ABSTAIN, Certificate, read_certificates
     from smoothcert.errors import RequestError, WorkError
@@ -32,10 +32,11 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import public names on first use: a command starts with what it needs, reports and `--help` without torch."""
     if name in _MODULES:
-        return getattr(import_module(f"smoothcert.{_MODULES[name]}"), name)
+        found: object = getattr(import_module(f"smoothcert.{_MODULES[name]}"), name)
+        return found
     raise AttributeError(f"module 'smoothcert' has no attribute {name!r}")
 
 

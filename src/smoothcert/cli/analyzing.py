@@ -10,7 +10,8 @@ from rich.progress import Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from smoothcert.cli.options import Data, Device, console, run_folders
+from smoothcert.cli.options import Data, Device, console
+from smoothcert.run_folder import check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
     from smoothcert.analysis.subjects import Subjects, UnrestrictedAttack
@@ -19,8 +20,7 @@ analyze = typer.Typer(
     no_args_is_help=True, help="The papers' analyses: each writes a figure and the numbers behind it (csv)."
 )
 
-Runs = Annotated[list[Path], typer.Argument(help="Run folders, all of one data set.", callback=run_folders)]
-TrainedRuns = Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.")]
+Runs = Annotated[list[Path], typer.Argument(help="Run folders, all of one data set.")]
 Out = Annotated[Path, typer.Option(help="Folder for the figure and the csv file.")]
 Formats = Annotated[str, typer.Option("--format", help="Of png, pdf, svg; by commas.")]
 Index = Annotated[int, typer.Option(help="Which test image, from 0.")]
@@ -48,6 +48,8 @@ def margins(
     device: Device = "auto",
 ) -> None:
     """Log-probability margins of one test image under noise: histograms of several runs."""
+    for run in runs:
+        check_run_folder(run)
     from smoothcert.analysis.margins import draw_margins, margins_csv, margins_under_noise
     from smoothcert.analysis.output import parse_formats, write_analysis
 
@@ -78,6 +80,8 @@ def interpolate(
     device: Device = "auto",
 ) -> None:
     """From a test image to its unrestricted adversarial example: confidence on the way, and the images."""
+    for run in runs:
+        check_run_folder(run)
     from smoothcert.analysis.interpolation import draw_interpolation, interpolation_csv
     from smoothcert.analysis.interpolation import interpolate as walk
     from smoothcert.analysis.output import parse_formats, write_analysis
@@ -121,6 +125,8 @@ def mixing(
     device: Device = "auto",
 ) -> None:
     """Equal-confidence mixing ratios toward adversarial examples: their distribution for several runs."""
+    for run in runs:
+        check_run_folder(run)
     from smoothcert.analysis.mixing import draw_mixing, mixing_csv, mixing_ratios
     from smoothcert.analysis.output import parse_formats, write_analysis
     from smoothcert.certification import chosen_images
@@ -145,7 +151,7 @@ def mixing(
 
 
 @analyze.command("cost")
-def cost(runs: TrainedRuns, out: Out = Path("analysis"), format_: Formats = "png") -> None:
+def cost(runs: Runs, out: Out = Path("analysis"), format_: Formats = "png") -> None:
     """Training cost of runs: time, peak memory, hyper-parameters; beside the published ones where there are any."""
     from smoothcert.analysis.cost import UNKNOWN, cost_cells, cost_csv, cost_markdown, draw_cost, training_costs
     from smoothcert.analysis.output import parse_formats, write_analysis

@@ -7,15 +7,16 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from smoothcert.cli.options import Data, Device, check_name, command_line, console, parse_radii, run_folder
+from smoothcert.cli.options import Data, Device, check_name, command_line, console, parse_radii
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.run_folder import check_run_folder
 
 LIKELY_A_BUG = 1e-3
 """Contradictions less likely than this are not put down to alpha."""
 
 
 def attack(
-    run: Annotated[Path, typer.Argument(help="Run folder.", callback=run_folder)],
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
     certificates: Annotated[
         Path | None, typer.Option(help="Certificates to check and images to attack.", show_default="the run's, if one")
     ] = None,
@@ -37,6 +38,7 @@ def attack(
     device: Device = "auto",
 ) -> None:
     """Attack the smoothed classifier: an upper bound on its robust accuracy, and a check of its certificates."""
+    check_run_folder(run)
     from smoothcert.attack_file import contradiction_p_value, empirical_accuracy
     from smoothcert.certificates import read_certificates
     from smoothcert.certification import chosen_images

@@ -12,8 +12,9 @@ import typer
 from rich.table import Table
 
 from smoothcert.certificates import ABSTAIN, CertifiedImage, read_certificates
-from smoothcert.cli.options import Classes, Data, Device, check_name, command_line, console, parse_radii, run_folder
+from smoothcert.cli.options import Classes, Data, Device, check_name, command_line, console, parse_radii
 from smoothcert.errors import RequestError
+from smoothcert.run_folder import check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
     from smoothcert.checkpoint import Run
@@ -21,7 +22,7 @@ if TYPE_CHECKING:  # commands import torch only when they need it: --help answer
 
 
 def certify(
-    run: Annotated[Path | None, typer.Argument(help="Run folder.", show_default=False, callback=run_folder)] = None,
+    run: Annotated[Path | None, typer.Argument(help="Run folder.", show_default=False)] = None,
     model: Annotated[
         str | None, typer.Option(help="Your own network: package.module:function or FILE.py:function.")
     ] = None,
@@ -55,6 +56,8 @@ def certify(
     device: Device = "auto",
 ) -> None:
     """Certify test images of a run, or of your own model; an interrupted file is continued."""
+    if run is not None:
+        check_run_folder(run)  # before torch is imported, which takes seconds
     from smoothcert.certification import (
         Selection,
         certify_own_model,
@@ -253,7 +256,7 @@ def recertify(
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="Run folder.", callback=run_folder)],
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
     images: Annotated[list[Path], typer.Argument(help="Image files of the size the run was trained on.")],
     n: Annotated[int, typer.Option(help="Votes that bound the class's probability.")] = 10_000,
     alpha: Annotated[float, typer.Option(help="Probability that a line is wrong, at most.")] = 0.001,
@@ -264,6 +267,7 @@ def predict(
     device: Device = "auto",
 ) -> None:
     """Class, votes and certified radius of image files."""
+    check_run_folder(run)
     from smoothcert.bounds import smallest_error_bound
     from smoothcert.checkpoint import load_run
     from smoothcert.console import print_note

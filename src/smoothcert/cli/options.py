@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 
 from smoothcert.errors import RequestError
-from smoothcert.run_folder import check_exists, check_run_folder
 
 console = Console(markup=False)  # paths and messages are text, whatever brackets are in them
 
@@ -21,27 +20,6 @@ Classes = Annotated[
     Path | None,
     typer.Option("--classes", help="Text file: one class name per line, in the order of the model's outputs."),
 ]
-
-
-def run_folder(run: Path | None) -> Path | None:
-    """Check a run folder before a command imports torch: a misspelt path is answered at once."""
-    if run is not None:
-        check_run_folder(run)
-    return run
-
-
-def run_folders(runs: list[Path]) -> list[Path]:
-    for run in runs:
-        check_run_folder(run)
-    return runs
-
-
-def existing(paths: list[Path]) -> list[Path]:
-    for path in paths:
-        check_exists(path)
-    return paths
-
-
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 

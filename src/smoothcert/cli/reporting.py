@@ -5,13 +5,12 @@ from typing import Annotated
 
 import typer
 
-from smoothcert.cli.options import Data, console, existing, parse_radii
+from smoothcert.cli.options import Data, console, parse_radii
+from smoothcert.run_folder import check_exists
 
 
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Run folders, folders of them, or certificates files.", callback=existing)
-    ],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, folders of them, or certificates files.")],
     out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("report"),
     format_: Annotated[
         str, typer.Option("--format", help="Of md, csv, tex, html, png, pdf, svg; by commas.")
@@ -26,6 +25,8 @@ def report(
     data: Data = None,
 ) -> None:
     """Tables, figures and an HTML page from certificates."""
+    for path in runs:
+        check_exists(path)
     from functools import partial
 
     from smoothcert.report import on_the_same_images, terminal_report, write_report
