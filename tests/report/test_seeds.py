@@ -42,7 +42,7 @@ def test_mean_and_sd_of_three_seeds(make_run: MakeRun, tmp_path: Path) -> None:
     assert [p.name for p in report.written] == ["report.md", "report.csv", "report-seeds.csv", "report.tex"]
     radii = [scale * np.arange(1, 21) / 20 for scale in scales.values()]
     acr = [np.mean(r) for r in radii]
-    right = [100 * np.mean(r > 0.5) for r in radii]
+    right = [100 * np.mean(r >= 0.5) for r in radii]
     (row,) = csv.DictReader((out / "report-seeds.csv").open(newline=""))
     assert (row["name"], row["seeds"], row["method"], row["images"]) == ("gaussian-seed*", "3", "gaussian", "20")
     assert float(row["acr"]) == pytest.approx(np.mean(acr))

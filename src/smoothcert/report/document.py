@@ -122,7 +122,7 @@ def markdown_page(contents: Contents) -> str:
         f"# {escape_markdown(contents.title)}\n\n"
         f"{markdown_table(contents.summaries, contents.published)}\n"
         "Certified accuracy in % at each radius: the share of images that are classified correctly with a certified "
-        "radius greater than it (at 0: correctly, without abstaining). "
+        "radius of at least that (at 0: correctly, without abstaining). "
         "ACR: average certified radius, 0 where wrong or abstained. Bold: the best of each σ, where "
         "all its runs are on the same images.\n"
         f"{_comparison(contents)}{_seeds(contents)}{_figures(contents.pictures)}\n"

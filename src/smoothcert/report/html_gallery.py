@@ -49,11 +49,14 @@ def kinds_of(rows: Sequence[CertifiedImage]) -> dict[str, list[CertifiedImage]]:
 
 
 def rounded_down(radius: float, decimals: int) -> float:
-    """`radius` >= 0 to so many decimals, towards 0: it is never shown larger than it was certified."""
+    """The largest number with so many decimals that is at most `radius` >= 0: it is never shown larger than certified,
+    and a radius with fewer decimals stays as it is."""
     scale: int = 10**decimals
+    if radius * scale >= 2**53:  # no decimals are left
+        return radius
     steps = math.floor(radius * scale)
-    # The product may have been rounded up to the next whole number.
-    return (steps if steps / scale <= radius else steps - 1) / scale
+    # The product may have been rounded across a whole number, in either direction.
+    return max(k / scale for k in (steps - 1, steps, steps + 1) if k / scale <= radius)
 
 
 def gallery_data(files: Sequence[tuple[str, CertificatesFile]], gallery: Gallery | None) -> dict[str, Any]:

@@ -97,13 +97,11 @@ def average_certified_radius(rows: Sequence[CertifiedImage]) -> float:
 
 
 def certified_accuracy(rows: Sequence[CertifiedImage], radius: float) -> float:
-    """The fraction in [0, 1] of images certified for their own label at a radius strictly greater than `radius`.
+    """The fraction in [0, 1] of images that are certified for their label with a radius of at least `radius`.
 
-    At radius 0 every image counts that is right and not abstained, as in the published tables: tools that print
-    three digits write a small radius as 0.0.
+    This is what the published tables count. An abstention never counts, not even at radius 0.
     """
-    radii = counted_radii(rows)
-    return sum(radius == 0 or r > radius for r in radii) / _count(rows)
+    return sum(r >= radius for r in counted_radii(rows)) / _count(rows)
 
 
 def abstention_rate(rows: Sequence[CertifiedImage]) -> float:
