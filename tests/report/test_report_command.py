@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from smoothcert.papers import published_acr
 
-from .conftest import MakeRun, images
+from .conftest import MakeRun, image, images
 
 Report = Callable[..., tuple[int, str, str]]
 
@@ -134,3 +135,23 @@ def test_runs_on_different_images_are_told_apart(report: Report, make_run: MakeR
     assert "counted: the images that all runs of a data set have" in out
     code, out, _ = report(runs[0], make_run("other", images()[::2], sigma=1.0), "--format", "csv")
     assert hint not in out, "they are not compared"
+
+
+def test_pictures_of_a_folder_that_only_the_certificates_name_are_not_embedded(
+    report: Report, make_run: MakeRun, tmp_path: Path
+) -> None:
+    private = tmp_path / "private"
+    for name, label in (("a", 0), ("b", 1)):
+        (private / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8), (200 * label, 10, 10)).save(private / name / "1.png")
+    rows = [image(0, 0, 0, 0.5), image(1, 1, 1, 0.25)]
+    run = make_run("received", rows, dataset=f"folder:{private}")
+    assert report(run, "--format", "html")[0] == 0
+    page = Path("report/report.html").read_text()
+    assert "data:image" not in page
+    assert f"add --images folder:{private}." in page
+    assert report(run, "--format", "html", "--images", f"folder:{private}")[0] == 0
+    assert Path("report/report.html").read_text().count("data:image/png") == 2
+    code, _, err = report(run, "--format", "html", "--images", private)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "images: expected folder:PATH or npz:PATH" in err

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from smoothcert.cli.options import Data, console, parse_radii
+from smoothcert.errors import RequestError
 
 
 def report(
@@ -21,6 +22,10 @@ def report(
     same_images: Annotated[
         bool, typer.Option("--same-images", help="Count only images that all runs of a data set have.")
     ] = False,
+    images: Annotated[
+        list[str] | None,
+        typer.Option(metavar="folder:PATH", help="Your own images (or npz:PATH) to show in the HTML page."),
+    ] = None,
     data: Data = None,
 ) -> None:
     """Tables, figures and an HTML page from certificates."""
@@ -36,9 +41,14 @@ def report(
     formats = [f.strip() for f in format_.split(",")]
     gallery = None
     if "html" in formats:  # the test images, where they are at hand; the rest of a report does without torch
-        from smoothcert.gallery import pictures
+        from smoothcert.gallery import own_images, pictures
 
-        gallery = partial(pictures, folder=data)
+        for name in images or ():
+            if not own_images(name):
+                raise RequestError(
+                    f"images: expected folder:PATH or npz:PATH, got '{name}'; name where your images are"
+                )
+        gallery = partial(pictures, folder=data, named=images or ())
     written = write_report(
         runs, out, formats, parse_radii(radii), published=published, gallery=gallery, same_images=same_images
     )
