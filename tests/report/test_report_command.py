@@ -1,5 +1,6 @@
 """`smoothcert report` as a user calls it, on certificates files only."""
 
+import csv
 import errno
 import json
 import os
@@ -102,7 +103,7 @@ def test_brackets_in_a_path_are_text(report: Report, make_run: MakeRun, name: st
 def test_a_name_that_is_not_utf8(report: Report, make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("mine").rename(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xffname"))
     assert report(run, "--format", "md,csv,tex,html")[0] == 0
-    assert "bad?name" in Path("report/report.csv").read_text()
+    assert "bad\\udcffname" in Path("report/report.csv").read_text()
 
 
 @pytest.mark.parametrize(
@@ -155,3 +156,34 @@ def test_pictures_of_a_folder_that_only_the_certificates_name_are_not_embedded(
     code, _, err = report(run, "--format", "html", "--images", private)
     assert (code, err.count("\n")) == (2, 1)
     assert "images: expected folder:PATH or npz:PATH" in err
+
+
+def test_escape_sequences_and_formulas_are_text_in_every_output(
+    report: Report, make_run: MakeRun, tmp_path: Path
+) -> None:
+    name = "=HYPERLINK(1)\x1b[2J\u202e"
+    runs = [
+        make_run(name, objective="@me\x1b]0;title\x07", dataset="-set\x1b[2J", precision="+fp\x1b", split="te\x1bst"),
+        make_run("other", sigma=0.25, dataset="mnist\x9b", objective="-1"),
+    ]
+    code, out, err = report(*runs, "--format", "md,csv,tex,html,svg", "--out", "out\x1b[31m")
+    assert (code, err) == (0, "")
+    folder = Path("out\x1b[31m")
+    texts = {path.name: path.read_text() for path in folder.iterdir()}
+    assert len(texts) >= 6
+    for where, text in {**texts, "terminal": out}.items():
+        unprintable = {c for c in text if not c.isprintable()} - set("\n")
+        assert not unprintable - set("\t" if where.endswith("html") else ""), where
+        if not where.startswith((".", "distribution", "curves")):
+            assert "x1b" in text, where
+    lines = list(csv.DictReader(texts["report.csv"].splitlines()))
+    assert {lines[1]["name"], lines[1]["method"], lines[1]["dataset"], lines[1]["precision"]} == {
+        r"'=HYPERLINK(1)\x1b[2J\u202e",
+        r"'@me\x1b]0;title\x07",
+        r"'-set\x1b[2J",
+        r"'+fp\x1b",
+    }
+    assert lines[0]["method"] == "-1", "a number stays a number"
+    code, _, err = report(tmp_path / "nowhere\x1b[2J", "--format", "md")
+    assert code == 2
+    assert r"nowhere\x1b[2J" in err

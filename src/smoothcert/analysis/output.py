@@ -1,8 +1,6 @@
 """Where an analysis goes: a figure in the formats asked for, and its numbers as CSV."""
 
-import csv
-import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -12,27 +10,12 @@ from smoothcert.files import write_text_atomically
 from smoothcert.palette import PICTURE_FORMATS, save_figure
 
 
-def printable(text: str) -> str:
-    """`text` with escapes such as \\udcff for what no terminal, font or UTF-8 file takes: names need not be text."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def parse_formats(text: str) -> list[str]:
     """Picture formats by commas, such as png,pdf; anything else is refused."""
     formats = list(dict.fromkeys(part.strip() for part in text.split(",")))
     if unknown := [kind for kind in formats if kind not in PICTURE_FORMATS]:
         raise RequestError(f"format: expected some of {', '.join(PICTURE_FORMATS)} by commas, got {unknown[0]!r}")
     return formats
-
-
-def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A CSV file: floats with ten digits, None as an empty cell."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    for row in rows:
-        writer.writerow(f"{cell:.10g}" if isinstance(cell, float) else cell for cell in row)
-    return out.getvalue()
 
 
 def write_analysis(

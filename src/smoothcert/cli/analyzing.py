@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import Progress, TextColumn
 from rich.table import Table
-from rich.text import Text
 
 from smoothcert.cli.options import Data, Device, console
+from smoothcert.text import one_line
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
     from smoothcert.analysis.subjects import Subjects, UnrestrictedAttack
@@ -129,7 +129,7 @@ def mixing(
     attack = _attack(subjects, steps, step_size, num_noise)
     indices = chosen_images(len(subjects.data), skip, max_images)
     with _bar() as bar:
-        tasks = {run.name: bar.add_task(f"mixing {run.name}", total=len(indices)) for run in subjects.runs}
+        tasks = {run.name: bar.add_task(one_line(f"mixing {run.name}"), total=len(indices)) for run in subjects.runs}
         found = mixing_ratios(
             subjects,
             indices,
@@ -219,15 +219,12 @@ def _bar() -> Iterator[Progress]:
 
 
 def _show(titles: list[str], rows: list[list[str]]) -> None:
-    """A table whose cells are shown as they are, never read as markup."""
     table = Table(*titles)
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*row)
     console.print(table)
 
 
 def _tell(written: list[Path]) -> None:
-    from smoothcert.analysis.output import printable
-
     for path in written:
-        console.print(f"wrote {printable(str(path))}", soft_wrap=True, markup=False)
+        console.print(f"wrote {path}", soft_wrap=True)

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from smoothcert.console import PlainConsole
 from smoothcert.errors import RequestError
 
-console = Console(markup=False)  # paths and messages are text, whatever brackets are in them
+console = PlainConsole()
 
 Data = Annotated[
     Path | None,

@@ -12,7 +12,7 @@ from smoothcert.report.comparison import Published
 from smoothcert.report.html import html_page
 from smoothcert.report.html_gallery import Gallery
 from smoothcert.report.metrics import TrainedRun
-from smoothcert.report.rendering import comma_separated, escape_latex, escape_markdown, latex, markdown, terminal
+from smoothcert.report.rendering import comma_separated, escape_latex, latex, markdown, terminal
 from smoothcert.report.seeds import SEEDS_CAPTION, SeedMean, seeds_layout
 from smoothcert.report.summary import Summary
 from smoothcert.report.tables import (
@@ -23,6 +23,7 @@ from smoothcert.report.tables import (
     markdown_table,
     terminal_table,
 )
+from smoothcert.text import escape_markdown, one_line
 
 BESIDE = "the published row under each run, and the difference: run minus published, accuracies in points"
 
@@ -181,7 +182,7 @@ def terminal_report(contents: Contents, width: int) -> list[RenderableType]:
     shown: list[RenderableType] = [terminal_table(contents.summaries, width, contents.published)]
     if contents.published:
         shown.append(Text(f"beside {contents.tables}: {BESIDE}", style="italic"))
-    shown += [Text(f"{', '.join(names)}: {note}") for note, names in contents.notes.items()]
+    shown += [Text(one_line(f"{', '.join(names)}: {note}")) for note, names in contents.notes.items()]
     if contents.seeds:
         shown.append(terminal(seeds_layout(contents.seeds, contents.published), width, SEEDS_CAPTION))
     return shown

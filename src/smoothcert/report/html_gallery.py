@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smoothcert.certificates import ABSTAIN, CertificatesFile, CertifiedImage
-from smoothcert.palette import one_line
+from smoothcert.text import one_line
 
 PER_KIND = 24
 _TOP_VOTES = 3
@@ -81,7 +81,9 @@ def gallery_data(files: Sequence[tuple[str, CertificatesFile]], gallery: Gallery
             {"title": kind, "total": len(rows), "images": [_card(row, known, places) for row in rows[:PER_KIND]]}
             for kind, rows in kinds[name].items()
         ]
-        runs.append({"name": one_line(name), "note": answer if isinstance(answer, str) else None, "kinds": lists})
+        runs.append(
+            {"name": one_line(name), "note": one_line(answer) if isinstance(answer, str) else None, "kinds": lists}
+        )
     pictures = [
         _data_uri(answer.files[index])
         for answer in found.values()

@@ -19,14 +19,7 @@ from smoothcert.report.layout import (
     row_of,
     with_best_marked,
 )
-from smoothcert.report.rendering import (
-    comma_separated,
-    escape_latex,
-    escape_markdown,
-    latex,
-    markdown,
-    terminal,
-)
+from smoothcert.report.rendering import comma_separated, latex, markdown, terminal
 from smoothcert.report.summary import Summary
 
 __all__ = [
@@ -39,8 +32,6 @@ __all__ = [
     "compact",
     "csv_table",
     "decimals_needed",
-    "escape_latex",
-    "escape_markdown",
     "fitting",
     "intervals_layout",
     "latex_table",

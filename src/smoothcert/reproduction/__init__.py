@@ -18,9 +18,9 @@ from smoothcert.files import write_text_atomically
 from smoothcert.gallery import pictures
 from smoothcert.paper_runs import PaperRun, paper_runs, published
 from smoothcert.report import Published, terminal_report, write_report
-from smoothcert.report.rendering import escape_markdown
 from smoothcert.reproduction.planning import PlannedRun, Request, plan, share_runs
 from smoothcert.reproduction.work import Workshop, finish_runs
+from smoothcert.text import escape_markdown
 
 __all__ = ["QUICK", "PlannedRun", "Request", "plan", "plan_table", "reproduce", "share_runs"]
 
