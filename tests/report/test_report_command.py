@@ -45,7 +45,7 @@ def test_the_plain_report(report: Report, make_run: MakeRun, field_file: Path) -
     code, out, err = report(make_run("mine"), field_file, "--radii", "0,0.5")
     assert (code, err) == (0, "")
     assert "published" not in out
-    written = ["curves.png", "distribution.png", "report.csv", "report.html", "report.md"]
+    written = [".smoothcert-report.json", "curves.png", "distribution.png", "report.csv", "report.html", "report.md"]
     assert sorted(path.name for path in Path("report").iterdir()) == written
 
 
@@ -119,7 +119,7 @@ def test_a_full_disk_is_failed_work(report: Report, make_run: MakeRun, monkeypat
     def full(path: Path, text: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("smoothcert.report.write_text_atomically", full)
+    monkeypatch.setattr("smoothcert.written_files.write_text_atomically", full)
     code, _, err = report(make_run("mine"), "--format", "md")
     assert code == 1
     assert "No space left on device" in err
@@ -187,3 +187,19 @@ def test_escape_sequences_and_formulas_are_text_in_every_output(
     code, _, err = report(tmp_path / "nowhere\x1b[2J", "--format", "md")
     assert code == 2
     assert r"nowhere\x1b[2J" in err
+
+
+def test_files_of_the_user_are_not_overwritten(report: Report, make_run: MakeRun, tmp_path: Path) -> None:
+    run, out = make_run("mine"), tmp_path / "thesis"
+    out.mkdir()
+    for name in ("report.md", "training.png"):
+        (out / name).write_text("dear reader")
+    code, _, err = report(run, "--out", out, "--format", "md,png")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "got report.md; choose another folder" in err
+    assert sorted(path.name for path in out.iterdir()) == ["report.md", "training.png"]
+    assert report(run, "--out", out, "--format", "md,png", "--force")[0] == 0
+    assert (out / "report.md").read_text().startswith("# Certified robustness")
+    assert (out / "training.png").read_text() == "dear reader", "this report has no such figure"
+    for _ in range(2):
+        assert report(run, "--out", out, "--format", "md,png")[0] == 0

@@ -117,7 +117,7 @@ def test_a_table_over_seeds_does_not_outlive_its_report(make_run: MakeRun, tmp_p
     write_report(runs, out, ["csv"])
     assert (out / "report-seeds.csv").exists()
     report = write_report(runs[:1], out, ["csv"])
-    assert [path.name for path in out.iterdir()] == ["report.csv"] == [path.name for path in report.written]
+    assert [path.name for path in out.glob("[!.]*")] == ["report.csv"] == [path.name for path in report.written]
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def test_markdown_report(make_run: MakeRun, field_file: Path, tmp_path: Path) ->
     report = write_report([make_run("a"), field_file], out, title="My | title")
     written = ["report.md", "report.csv", "report.tex", "curves.png", "distribution.png"]
     assert [path.name for path in report.written] == written
-    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in report.written)
+    assert sorted(path.name for path in out.glob("[!.]*")) == sorted(path.name for path in report.written)
     text = (out / "report.md").read_text(encoding="utf-8")
     assert text.startswith("# My \\| title\n")
     assert markdown_table(report.summaries) in text

@@ -1,13 +1,14 @@
 """Where an analysis goes: a figure in the formats asked for, and its numbers as CSV."""
 
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from smoothcert.errors import RequestError, write_error
-from smoothcert.files import write_text_atomically
 from smoothcert.palette import PICTURE_FORMATS, save_figure
+from smoothcert.written_files import write_files
 
 
 def parse_formats(text: str) -> list[str]:
@@ -18,17 +19,30 @@ def parse_formats(text: str) -> list[str]:
     return formats
 
 
+def analysis_files(name: str, formats: Sequence[str], texts: Iterable[str] = ("csv",)) -> list[str]:
+    """The names of the files of an analysis, numbers first."""
+    return [f"{name}.{kind}" for kind in (*texts, *formats)]
+
+
 def write_analysis(
-    out: Path, name: str, figure: Figure | None, formats: Sequence[str], texts: Mapping[str, str]
+    out: Path,
+    name: str,
+    figure: Figure | None,
+    formats: Sequence[str],
+    texts: Mapping[str, str],
+    force: bool = False,
 ) -> list[Path]:
-    """Write `name`.png (and so on) and `name`.csv, .md, as `texts` has them, into `out`; the paths, numbers first."""
-    written = [out / f"{name}.{kind}" for kind in texts]
-    pictures = [out / f"{name}.{kind}" for kind in formats] if figure is not None else []
+    """Write `name`.png (and so on) and `name`.csv, .md, as `texts` has them, into `out`; the paths, numbers first.
+
+    Files in `out` that smoothcert did not write are refused, unless `force` replaces them.
+    """
+    files = {f"{name}.{kind}": text.encode("utf-8", "backslashreplace") for kind, text in texts.items()}
     try:
-        for path, text in zip(written, texts.values(), strict=True):
-            write_text_atomically(path, text.encode("utf-8", "backslashreplace").decode())
-        if figure is not None:
-            save_figure(figure, pictures)
+        with tempfile.TemporaryDirectory(prefix="smoothcert-") as folder:
+            pictures = [Path(folder) / f"{name}.{kind}" for kind in formats] if figure is not None else []
+            if figure is not None:
+                save_figure(figure, pictures)
+            files |= {path.name: path.read_bytes() for path in pictures}
     except OSError as error:
         raise write_error(out, error) from error
-    return [*written, *pictures]
+    return write_files(out, files, force)

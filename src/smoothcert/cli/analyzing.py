@@ -9,7 +9,7 @@ import typer
 from rich.progress import Progress, TextColumn
 from rich.table import Table
 
-from smoothcert.cli.options import Data, Device, console
+from smoothcert.cli.options import Data, Device, Force, console
 from smoothcert.text import one_line
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
@@ -41,6 +41,7 @@ def margins(
     sigma: Sigma = None,
     out: Out = Path("analysis"),
     format_: Formats = "png",
+    force: Force = False,
     seed: Seed = 0,
     model: Model = None,
     data: Data = None,
@@ -48,14 +49,14 @@ def margins(
 ) -> None:
     """Log-probability margins of one test image under noise: histograms of several runs."""
     from smoothcert.analysis.margins import draw_margins, margins_csv, margins_under_noise
-    from smoothcert.analysis.output import parse_formats, write_analysis
+    from smoothcert.analysis.output import write_analysis
 
-    formats = parse_formats(format_)
+    formats = _checked_formats(format_, out, "margins", force)
     subjects = _subjects(runs, sigma, model, data, device)
     found = margins_under_noise(subjects, index, n, seed)
     rows = [[run, f"{found.share_below_zero(run):.2%}", f"{values.mean():.3f}"] for run, values in found.values.items()]
     _show(["run", "margin below 0", "mean margin"], rows)
-    _tell(write_analysis(out, "margins", draw_margins(found), formats, {"csv": margins_csv(found)}))
+    _tell(write_analysis(out, "margins", draw_margins(found), formats, {"csv": margins_csv(found)}, force))
 
 
 @analyze.command("interpolate")
@@ -71,6 +72,7 @@ def interpolate(
     sigma: Sigma = None,
     out: Out = Path("analysis"),
     format_: Formats = "png",
+    force: Force = False,
     seed: Seed = 0,
     model: Model = None,
     data: Data = None,
@@ -79,9 +81,9 @@ def interpolate(
     """From a test image to its unrestricted adversarial example: confidence on the way, and the images."""
     from smoothcert.analysis.interpolation import draw_interpolation, interpolation_csv
     from smoothcert.analysis.interpolation import interpolate as walk
-    from smoothcert.analysis.output import parse_formats, write_analysis
+    from smoothcert.analysis.output import write_analysis
 
-    formats = parse_formats(format_)
+    formats = _checked_formats(format_, out, "interpolation", force)
     subjects = _subjects(runs, sigma, model, data, device)
     attack = _attack(subjects, steps, step_size, num_noise)
     with _bar() as bar:
@@ -99,7 +101,7 @@ def interpolate(
     rows = [[x.run, str(x.other), f"{x.distance:.3f}", "never" if at is None else f"{at:.3f}"] for x, at in crossings]
     _show(["run", f"class {found.label} becomes", "L2 distance", "equal confidence at"], rows)
     figure = draw_interpolation(found, votes=votes)
-    _tell(write_analysis(out, "interpolation", figure, formats, {"csv": interpolation_csv(found)}))
+    _tell(write_analysis(out, "interpolation", figure, formats, {"csv": interpolation_csv(found)}, force))
 
 
 @analyze.command("mixing")
@@ -114,6 +116,7 @@ def mixing(
     sigma: Sigma = None,
     out: Out = Path("analysis"),
     format_: Formats = "png",
+    force: Force = False,
     seed: Seed = 0,
     model: Model = None,
     data: Data = None,
@@ -121,10 +124,10 @@ def mixing(
 ) -> None:
     """Equal-confidence mixing ratios toward adversarial examples: their distribution for several runs."""
     from smoothcert.analysis.mixing import draw_mixing, mixing_csv, mixing_ratios
-    from smoothcert.analysis.output import parse_formats, write_analysis
+    from smoothcert.analysis.output import write_analysis
     from smoothcert.certification import chosen_images
 
-    formats = parse_formats(format_)
+    formats = _checked_formats(format_, out, "mixing", force)
     subjects = _subjects(runs, sigma, model, data, device)
     attack = _attack(subjects, steps, step_size, num_noise)
     indices = chosen_images(len(subjects.data), skip, max_images)
@@ -140,16 +143,16 @@ def mixing(
         )
     rows = [[r.run, f"{r.median:.3f}", f"{r.wrong_from_the_start:.1%}", f"{r.never_changes:.1%}"] for r in found.runs]
     _show(["run", "median ratio", "wrong from the start", "never changes"], rows)
-    _tell(write_analysis(out, "mixing", draw_mixing(found), formats, {"csv": mixing_csv(found)}))
+    _tell(write_analysis(out, "mixing", draw_mixing(found), formats, {"csv": mixing_csv(found)}, force))
 
 
 @analyze.command("cost")
-def cost(runs: Runs, out: Out = Path("analysis"), format_: Formats = "png") -> None:
+def cost(runs: Runs, out: Out = Path("analysis"), format_: Formats = "png", force: Force = False) -> None:
     """Training cost of runs: time, peak memory, hyper-parameters; beside the published ones where there are any."""
     from smoothcert.analysis.cost import UNKNOWN, cost_cells, cost_csv, cost_markdown, draw_cost, training_costs
-    from smoothcert.analysis.output import parse_formats, write_analysis
+    from smoothcert.analysis.output import write_analysis
 
-    formats = parse_formats(format_)
+    formats = _checked_formats(format_, out, "cost", force, ("csv", "md"))
     found = training_costs(runs)
     titles, rows = cost_cells(found)
     # The files have all columns; a terminal is narrow.
@@ -157,7 +160,7 @@ def cost(runs: Runs, out: Out = Path("analysis"), format_: Formats = "png") -> N
     narrow = [i for i, title in enumerate(titles) if told[i] and title not in ("hyper-parameters", "device")]
     _show([titles[i] for i in narrow], [[row[i] for i in narrow] for row in rows])
     texts = {"csv": cost_csv(found), "md": cost_markdown(found)}
-    _tell(write_analysis(out, "cost", draw_cost(found), formats, texts))
+    _tell(write_analysis(out, "cost", draw_cost(found), formats, texts, force))
 
 
 @analyze.command("input-dependent-noise")
@@ -169,6 +172,7 @@ def input_dependent_noise(
     max_dimension: Annotated[int, typer.Option(min=1, help="Largest dimension.")] = 1_000_000,
     out: Out = Path("analysis"),
     format_: Formats = "png",
+    force: Force = False,
 ) -> None:
     """Noise whose scale depends on the input: the exact worst case and the bound C/d, against the dimension."""
     from smoothcert.analysis.input_dependent_noise import (
@@ -180,9 +184,9 @@ def input_dependent_noise(
         worst_cases,
         worst_cases_csv,
     )
-    from smoothcert.analysis.output import parse_formats, write_analysis
+    from smoothcert.analysis.output import write_analysis
 
-    formats = parse_formats(format_)
+    formats = _checked_formats(format_, out, "input-dependent-noise", force)
     scales = TwoScales(p, sigma, other_sigma, radius)
     found = worst_cases(scales, default_dimensions(max_dimension))
     exact = {name: worst_case(scales, d) for name, d in IMAGES.items()}
@@ -190,7 +194,17 @@ def input_dependent_noise(
     rows.append(["equal σ", "any", f"{scales.same_scale:.3g}"])
     _show(["images", "dimension", "smallest probability"], rows)
     texts = {"csv": worst_cases_csv(found)}
-    _tell(write_analysis(out, "input-dependent-noise", draw_worst_cases(found), formats, texts))
+    _tell(write_analysis(out, "input-dependent-noise", draw_worst_cases(found), formats, texts, force))
+
+
+def _checked_formats(format_: str, out: Path, name: str, force: bool, texts: tuple[str, ...] = ("csv",)) -> list[str]:
+    """The picture formats, after a check that the files of the analysis can be written: the work may take hours."""
+    from smoothcert.analysis.output import analysis_files, parse_formats
+    from smoothcert.written_files import refuse_foreign_files
+
+    formats = parse_formats(format_)
+    refuse_foreign_files(out, analysis_files(name, formats, texts), force)
+    return formats
 
 
 def _subjects(runs: list[Path], sigma: float | None, model: str | None, data: Path | None, device: str) -> "Subjects":

@@ -15,6 +15,7 @@ Data = Annotated[
     Path | None,
     typer.Option("--data", help="Data folder.", envvar="SMOOTHCERT_DATA", show_default="a user cache folder"),
 ]
+Force = Annotated[bool, typer.Option("--force", help="Replace files in the folder that smoothcert did not write.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from smoothcert.cli.options import Data, console, parse_radii
+from smoothcert.cli.options import Data, Force, console, parse_radii
 from smoothcert.errors import RequestError
 
 
@@ -26,6 +26,7 @@ def report(
         list[str] | None,
         typer.Option(metavar="folder:PATH", help="Your own images (or npz:PATH) to show in the HTML page."),
     ] = None,
+    force: Force = False,
     data: Data = None,
 ) -> None:
     """Tables, figures and an HTML page from certificates."""
@@ -50,7 +51,14 @@ def report(
                 )
         gallery = partial(pictures, folder=data, named=images or ())
     written = write_report(
-        runs, out, formats, parse_radii(radii), published=published, gallery=gallery, same_images=same_images
+        runs,
+        out,
+        formats,
+        parse_radii(radii),
+        published=published,
+        gallery=gallery,
+        same_images=same_images,
+        force=force,
     )
     for shown in terminal_report(written.contents, console.width):
         console.print(shown)

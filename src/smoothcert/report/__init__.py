@@ -1,13 +1,13 @@
 """Tables, figures and pages from certificates files. Reads those only: no model, no checkpoint, no forward pass."""
 
 import math
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from smoothcert.certificates import CertificatesFile, read_certificates
 from smoothcert.errors import RequestError, write_error
-from smoothcert.files import write_text_atomically
 from smoothcert.palette import PICTURE_FORMATS
 from smoothcert.report.comparison import Published, comparison_notes, place_in_table, published_rows
 from smoothcert.report.curves import draw_curves
@@ -37,6 +37,7 @@ from smoothcert.report.tables import (
     terminal_table,
 )
 from smoothcert.report.training_curves import draw_training_curves
+from smoothcert.written_files import write_files
 
 __all__ = [
     "FORMATS",
@@ -88,12 +89,14 @@ def write_report(
     published: PublishedFor | None = None,
     gallery: Gallery | None = None,
     same_images: bool = False,
+    force: bool = False,
 ) -> Report:
     """Tabulate and draw the certificates that `paths` name (see `find_certificates`) into the folder `out`.
 
     Writes report.md, report.csv, report.tex and report.html and, as png, pdf or svg, curves, distribution and training
-    (the last two where the files tell enough), as `formats` asks, each replaced atomically; with runs that differ by
-    their training seed only, report-seeds.csv too. Everything is read and checked before the first file is written.
+    (the last two where the files contain what they need), as `formats` asks, each replaced atomically; with runs that
+    differ by their training seed only, report-seeds.csv too. Everything is read, checked and drawn before the first
+    file is written. Files in `out` that smoothcert did not write are refused, unless `force` replaces them.
     `published` gives for a certificates file the row of a paper's table to set beside it, or None; runs then come in
     the order of the table. `radii` are the columns of the tables, by default those of the paper's table, else of
     `default_radii`. `gallery` has the pictures of the HTML page. With `same_images` only the images count that all
@@ -102,37 +105,29 @@ def write_report(
     formats = _checked_formats(formats)
     contents = _contents(paths, radii, title, published, gallery, same_images)
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        pictures = _draw(contents, out, [kind for kind in formats if kind in PICTURE_FORMATS])
-        contents = replace(contents, pictures=pictures)
-        texts = {out / name: text for kind in formats if kind in TEXTS for name, text in TEXTS[kind](contents).items()}
-        for path, text in texts.items():
-            if text is None:
-                path.unlink(missing_ok=True)
-            else:
-                write_text_atomically(path, text)
+        pictures = _drawn(contents, [kind for kind in formats if kind in PICTURE_FORMATS])
     except OSError as error:
         raise write_error(out, error) from error
-    return Report(contents, [*(path for path, text in texts.items() if text is not None), *pictures])
+    drawn = [out / name for name, picture in pictures.items() if picture is not None]
+    contents = replace(contents, pictures=drawn)
+    texts = {name: text for kind in formats if kind in TEXTS for name, text in TEXTS[kind](contents).items()}
+    files = {name: None if text is None else text.encode() for name, text in texts.items()}
+    return Report(contents, write_files(out, {**files, **pictures}, force))
 
 
-def _draw(contents: Contents, out: Path, kinds: Sequence[str]) -> list[Path]:
-    """Draw all figures that the files tell enough for; the pictures that were written."""
+def _drawn(contents: Contents, kinds: Sequence[str]) -> dict[str, bytes | None]:
+    """File name -> picture, for all figures; None for figures that the files do not contain enough for."""
     if not kinds:
-        return []
-    curves, distribution, training = (
-        [out / f"{name}.{kind}" for kind in kinds] for name in ("curves", "distribution", "training")
-    )
-    draw_curves(contents.files, curves)
-    drawn = {
-        tuple(distribution): draw_distribution(contents.files, distribution),
-        tuple(training): draw_training_curves(contents.trained, training),
-    }
-    for pictures, written in drawn.items():
-        if not written:  # what an earlier report left there
-            for path in pictures:
-                path.unlink(missing_ok=True)
-    return [*curves, *(path for pictures, written in drawn.items() if written for path in pictures)]
+        return {}
+    with tempfile.TemporaryDirectory(prefix="smoothcert-") as folder:
+        figures = {
+            name: [Path(folder) / f"{name}.{kind}" for kind in kinds] for name in ("curves", "distribution", "training")
+        }
+        draw_curves(contents.files, figures["curves"])
+        draw_distribution(contents.files, figures["distribution"])
+        draw_training_curves(contents.trained, figures["training"])
+        paths = [path for pictures in figures.values() for path in pictures]
+        return {path.name: path.read_bytes() if path.exists() else None for path in paths}
 
 
 def _contents(
