@@ -274,7 +274,7 @@ def test_recipe_settings_and_provenance_of_each_run_are_in_the_page(make_run: Ma
     told = CertificatesFile(stored.path, stored.rows, stored.settings, {"versions": {"torch": "2.13"}, "seeds": [1, 2]})
     text = page(("a", told), ("theirs", read_certificates(field_file)))
     ours, theirs = re.findall(r"<details>(.*?)</details>", text, flags=re.DOTALL)
-    assert "<pre>epochs: 90\nobjective:\n  name: gaussian\n</pre>" in ours
+    assert "<pre>epochs: 90\nobjective:\n  name: gaussian</pre>" in ours
     facts = dict(re.findall(r"<tr><th>(.*?)</th><td>(.*?)</td></tr>", ours))
     assert facts == {
         **{key: value if isinstance(value, str) else json.dumps(value) for key, value in stored.settings.items()},

@@ -6,6 +6,7 @@ import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,7 +14,16 @@ from scipy.stats import binomtest, norm
 
 from smoothcert.certificates import read_certificates
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.report import Summary, csv_table, curves, latex_table, markdown_table, terminal_table, write_report
+from smoothcert.report import (
+    Summary,
+    csv_table,
+    curves,
+    differing_protocols,
+    latex_table,
+    markdown_table,
+    terminal_table,
+    write_report,
+)
 from smoothcert.report.rendering import escape_latex
 from smoothcert.report.tables import compact, decimals_needed
 from smoothcert.text import escape_markdown
@@ -134,6 +144,38 @@ def test_runs_on_different_images_are_not_ranked(make_run: MakeRun, tmp_path: Pa
         assert ("**" in table) == ranked
 
 
+@pytest.mark.parametrize(
+    ("changes", "differing"),
+    [
+        ({}, []),
+        ({"n": 500}, ["n"]),
+        ({"alpha": 0.01}, ["alpha"]),
+        ({"bound": "two-sided"}, ["bound"]),
+        ({"bound": "one-sided", "noise": "gaussian", "sound": False, "radii": []}, []),
+        ({"n": 500, "sigma": 0.25}, []),
+    ],
+)
+def test_only_runs_that_are_certified_alike_are_ranked(
+    changes: dict[str, Any], differing: list[str], make_run: MakeRun, tmp_path: Path
+) -> None:
+    rows = [(3, 3, 0.1), (3, 3, 0.2), (3, 1, 0.1)]
+    better = make_run("better", images([*rows[:2], (3, 3, 0.2)], n=changes.get("n", 1000)), **changes)
+    runs = [make_run("plain", images(rows)), better]
+    report = write_report(runs, tmp_path / "out", ["md"], radii=[0.0])
+    assert differing_protocols(report.summaries) == differing
+    table = (tmp_path / "out" / "report.md").read_text().partition("\n\nCertified")[0]
+    assert ("**" in table) == (not differing and "sigma" not in changes)
+
+
+def test_laplace_and_uniform_noise_are_not_ranked(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [
+        make_run(noise, images([(3, 3, 0.1 * i)] * 3), noise=noise) for i, noise in enumerate(("laplace", "uniform"))
+    ]
+    report = write_report(runs, tmp_path / "out", ["md"], radii=[0.0])
+    assert differing_protocols(report.summaries) == ["noise"]
+    assert "**" not in (tmp_path / "out" / "report.md").read_text().partition("\n\nCertified")[0]
+
+
 def test_radii_in_different_norms_are_not_ranked(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("small", images([(3, 3, 0.1)] * 3)), make_run("large", images([(3, 3, 0.9)] * 3), noise="laplace")]
     report = write_report(runs, tmp_path / "out", ["md", "csv", "html"], radii=[0.0])
@@ -236,11 +278,15 @@ def test_wrong_requests_write_nothing(make_run: MakeRun, tmp_path: Path) -> None
         write_report([run], out, formats=["md", "docx"])
     with pytest.raises(RequestError, match="got none"):
         write_report([run], out, formats=[])
-    for radii in ([-1.0], [float("nan")], []):
-        with pytest.raises(RequestError, match="radii >= 0"):
+    for radii in ([-1.0], [float("nan")], [], [1e308], [float("inf")]):
+        with pytest.raises(RequestError, match="expected radii from 0 to 1,000,000"):
             write_report([run], out, radii=radii)
+    with pytest.raises(RequestError, match="expected at most 1,000 radii for a table, got 1,000,000"):
+        write_report([run], out, radii=[i / 1e6 for i in range(1_000_000)])
+    with pytest.raises(RequestError, match="expected radii that differ in 10 decimals"):
+        write_report([run], out, radii=[1e-300, 2e-300])
     with pytest.raises(RequestError, match="at least one certified image"):
-        write_report([run, make_run("empty", [])], out)
+        write_report([make_run("empty", [])], out)
     assert not out.exists()
 
 

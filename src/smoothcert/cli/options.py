@@ -27,5 +27,5 @@ def parse_radii(text: str | None) -> list[float] | None:
     except ValueError:
         values = [-1.0]
     if min(values) < 0 or not all(map(math.isfinite, values)):
-        raise RequestError(f"radii: expected numbers >= 0 by commas, such as 0,0.5,1.0, got {text}")
+        raise RequestError(f"radii: expected numbers >= 0 by commas, such as 0,0.5,1.0, got {text[:60]}")
     return values

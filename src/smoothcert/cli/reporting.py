@@ -32,7 +32,7 @@ def report(
     """Tables, figures and an HTML page from certificates."""
     from functools import partial
 
-    from smoothcert.report import on_the_same_images, terminal_report, write_report
+    from smoothcert.report import differing_protocols, on_the_same_images, terminal_report, write_report
 
     published = None
     if paper is not None:
@@ -63,9 +63,15 @@ def report(
     for shown in terminal_report(written.contents, console.width):
         console.print(shown)
     if same_images:
-        console.print("counted: the images that all runs of a data set have, whatever their σ")
+        left = {summary.dataset or "the data": summary.images for summary in written.summaries}
+        counts = ", ".join(f"{count:,} of {dataset}" for dataset, count in left.items())
+        console.print(
+            f"counted: the images that all runs of a data set have, whatever their σ: {counts}", soft_wrap=True
+        )
     elif not on_the_same_images(written.summaries):
         console.print("not all runs are on the same images: compare them with --same-images")
+    if differing := differing_protocols(written.summaries):
+        console.print(f"runs of one σ were certified with different {', '.join(differing)}: no best is marked")
     for path in written.written:
         console.print(f"wrote {path}", soft_wrap=True)
 

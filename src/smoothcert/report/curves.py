@@ -69,7 +69,7 @@ def attacked_curve(file: AttacksFile) -> Steps:
     At each radius an upper bound on robust accuracy; beyond the end nothing was tried.
     """
     distances = np.sort(np.asarray([row.distance for row in file.rows if not row.withstood], dtype=np.float64))
-    end = max([*file.settings.get("radii", ()), *distances], default=0.0)
+    end = max([*(file.settings.get("radii") or ()), *distances], default=0.0)
     standing = 1 - np.arange(len(distances) + 1, dtype=np.float64) / max(len(file.rows), 1)
     return Steps(np.concatenate([[0.0], distances, [end]]), np.append(standing, standing[-1]))
 

@@ -22,11 +22,12 @@ from smoothcert.report.figures import panel_titles, short_labels
 from smoothcert.report.html_gallery import Gallery, gallery_data, rounded_down
 from smoothcert.report.summary import Summary, counted_radii
 from smoothcert.report.tables import Cell, Column, Layout, by_sigma, layout
-from smoothcert.text import one_line
+from smoothcert.text import one_line, printable
 from smoothcert.version import __version__
 
 _SCRIPTS = ("page.js", "table.js", "curves.js", "gallery.js")
 _RADIUS_DECIMALS = 6
+_MOST_OF_RECIPE = 100_000  # bytes
 _LOOKS = 7  # colours in style.css
 
 NOTHING: Mapping[str, Any] = {}
@@ -195,7 +196,10 @@ def _recipe(file: CertificatesFile) -> str | None:
     path = folder.parent / "recipe.yaml"
     if folder.name != "certificates" or not path.is_file():
         return None
-    return path.read_text(encoding="utf-8", errors="replace")
+    with path.open("rb") as stream:
+        content = stream.read(_MOST_OF_RECIPE + 1)
+    lines = content[:_MOST_OF_RECIPE].decode("utf-8", "replace").splitlines()
+    return "\n".join(map(printable, [*lines, *(["..."] if len(content) > _MOST_OF_RECIPE else [])]))
 
 
 def _facts(heading: str, told: Mapping[str, Any]) -> str:

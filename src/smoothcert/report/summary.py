@@ -51,6 +51,8 @@ class Summary:
     """What sets the file apart from plain CERTIFY: the rule that spent the votes, the noise, the arithmetic."""
     norm: str = "L2"
     """Of the radii."""
+    protocol: tuple[tuple[str, object], ...] = ()
+    """What radii depend on besides the network and the image, as (name, value): only runs that share it are ranked."""
 
     @property
     def acr_interval(self) -> tuple[float, float] | None:
@@ -140,7 +142,7 @@ def _number(file: CertificatesFile, key: str) -> float | None:
         return None
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if isinstance(value, bool) or not math.isfinite(number):
         raise WorkError(
@@ -166,7 +168,8 @@ def _ceiling(file: CertificatesFile, sigma: float | None, n: int | None, alpha: 
     gaussian = (_text(file.settings, "noise") or "gaussian").lower() == "gaussian"
     if not gaussian or sigma is None or n is None or alpha is None or n < 1 or not 0 < alpha < 1:
         return None
-    return largest_certifiable_radius(sigma, n, alpha)
+    ceiling = largest_certifiable_radius(sigma, n, alpha)
+    return ceiling if math.isfinite(ceiling) else None
 
 
 def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summary:
@@ -196,7 +199,23 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         indices=frozenset(row.index for row in rows),
         remarks=_remarks(file),
         norm="L1" if in_l1(file) else "L2",
+        protocol=_protocol(file, n, alpha),
     )
+
+
+def _protocol(file: CertificatesFile, n: int | None, alpha: float | None) -> tuple[tuple[str, object], ...]:
+    told = file.settings
+    found = {
+        "n": _number(file, "n") if n is None else n,
+        "alpha": alpha,
+        "bound": "two-sided" if told.get("bound") == "two-sided" else "one-sided",
+        "noise": _text(told, "noise") or "gaussian",
+        "radii": str(told.get("radii") or ""),
+        "radius loss": _text(told, "radius_loss"),
+        "label-aware": bool(told.get("label_aware")),
+        "sound": bool(told.get("sound")),
+    }
+    return tuple(found.items())
 
 
 def refuse_without_images(file: CertificatesFile) -> None:
