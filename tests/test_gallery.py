@@ -48,7 +48,7 @@ def test_absent_data_are_a_reason_and_nothing_is_made(
     dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    answer = pictures(dataset, "test", [0], tmp_path / "data")
+    answer = pictures(dataset, "test", [0], tmp_path / "data", named=[dataset])
     assert isinstance(answer, str)
     assert dataset in answer
     assert "not there" in answer
@@ -95,7 +95,8 @@ def test_ones_own_images_of_any_size_become_thumbnails(tmp_path: Path) -> None:
     for name, size in (("ants/1", (300, 200)), ("bees/1", (120, 400))):
         (tmp_path / name).parent.mkdir()
         Image.new("RGB", size, "red").save(tmp_path / f"{name}.png")
-    got = found(pictures(f"folder:{tmp_path}", "test", [0, 1]))
+    name = f"folder:{tmp_path}"
+    got = found(pictures(name, "test", [0, 1], named=[name]))
     assert got.class_names == ("ants", "bees")
     assert got.labels == {0: 0, 1: 1}
     for file in got.files.values():
@@ -106,9 +107,23 @@ def test_ones_own_images_of_any_size_become_thumbnails(tmp_path: Path) -> None:
 def test_arrays_of_ones_own(tmp_path: Path) -> None:
     pixels = torch.arange(2 * 4 * 5, dtype=torch.uint8).reshape(2, 4, 5).numpy()
     np.savez(tmp_path / "own.npz", images=pixels, labels=np.array([1, 0]), class_names=np.array(["no", "yes"]))
-    got = found(pictures(f"npz:{tmp_path / 'own.npz'}", "test", [1]))
+    name = f"npz:{tmp_path / 'own.npz'}"
+    got = found(pictures(name, "test", [1], named=[name]))
     np.testing.assert_array_equal(np.asarray(opened(got.files[1])), pixels[1])
     assert got.class_names == ("no", "yes")
+
+
+@pytest.mark.parametrize("named", [[], ["folder:elsewhere"], ["npz:private"], ["folder:private/cats"]])
+def test_a_path_that_the_user_does_not_name_is_not_read(
+    named: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "private" / "cats").mkdir(parents=True)
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "private" / "cats" / "1.png")
+    for dataset in ("folder:private", f"folder:{tmp_path / 'private'}", "folder:private/../private"):
+        answer = pictures(dataset, "test", [0], named=named)
+        assert answer == f"No pictures: they are in {dataset}, which is read only on request; add --images {dataset}."
+    assert sorted(found(pictures("folder:private", "test", [0], named=["folder:./private"])).files) == [0]
 
 
 def test_an_unknown_data_set_is_a_reason() -> None:

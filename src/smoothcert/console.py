@@ -1,14 +1,17 @@
-"""Training and certification with a live progress bar."""
+"""The console that commands print to, and training and certification with a live progress bar."""
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from smoothcert.text import one_line
 
 if TYPE_CHECKING:  # each command loads what it needs: certifying starts without the training libraries
     from smoothcert.certification import CertificationStatus
@@ -17,6 +20,20 @@ if TYPE_CHECKING:  # each command loads what it needs: certifying starts without
     from smoothcert.empirical import AttackStatus
     from smoothcert.recipe import TrainRecipe
     from smoothcert.training import TrainingStatus
+
+
+class PlainConsole(Console):
+    """A console that shows each text, also in a table, as one printable line.
+
+    Texts contain names of files, runs and classes, which may come from anyone: neither markup nor emoji codes nor
+    escape sequences in them reach the terminal.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+        return super().render_str(one_line(text), **options)
 
 
 @contextmanager
@@ -28,7 +45,7 @@ def _bar() -> Iterator[Progress]:
         BarColumn(bar_width=10),
         TextColumn("{task.fields[now]}", markup=False),
     )
-    with Progress(*columns, console=Console(markup=False), disable=quiet) as bar:
+    with Progress(*columns, console=PlainConsole(), disable=quiet) as bar:
         yield bar
 
 
@@ -78,7 +95,7 @@ def train_with_bar(
     from smoothcert.training import train
 
     with _bar() as bar:
-        task = bar.add_task(f"train {folder.name}", total=None, now="")
+        task = bar.add_task(one_line(f"train {folder.name}"), total=None, now="")
 
         def show(status: "TrainingStatus") -> None:
             now = (
@@ -104,7 +121,7 @@ class CertificationBar:
     """Shows images done, running ACR, images/s, votes/s and the time left."""
 
     def __init__(self, bar: Progress, name: str, images: int) -> None:
-        self._bar, self._task = bar, bar.add_task(f"certify {name}", total=images, now="")
+        self._bar, self._task = bar, bar.add_task(one_line(f"certify {name}"), total=images, now="")
 
     def __call__(self, status: "CertificationStatus") -> None:
         left = status.seconds_left
@@ -130,7 +147,7 @@ def certification_bar(name: str, images: int) -> Iterator[CertificationBar]:
 def attack_bar(name: str, images: int) -> Iterator["Callable[[AttackStatus], None]"]:
     """A bar, and the function that shows images done, how many withstood everything, and contradictions on it."""
     with _bar() as bar:
-        task = bar.add_task(f"attack {name}", total=images, now="")
+        task = bar.add_task(one_line(f"attack {name}"), total=images, now="")
 
         def show(status: "AttackStatus") -> None:
             loud = f" {status.contradictions} CONTRADICTIONS" if status.contradictions else ""

@@ -1,6 +1,7 @@
 """Pictures of a data set for the gallery of a report: read where they are there already, never downloaded."""
 
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast, get_args
@@ -31,13 +32,20 @@ EXACT = 48
 """Sides up to this many pixels are shown as they are."""
 
 
-def pictures(dataset: str, split: str, indices: Sequence[int], folder: Path | None = None) -> Pictures | str:
+def pictures(
+    dataset: str, split: str, indices: Sequence[int], folder: Path | None = None, named: Sequence[str] = ()
+) -> Pictures | str:
     """The images `indices` of a split, and their labels; or one line that says why there are none.
 
     `dataset` is the name that certificates carry, `folder` where data sets are kept (None: `default_folder()`). Small
-    images are PNG files with exactly their pixels, larger ones JPEG files of at most 96 pixels a side. Indices that the
-    split does not have are left out.
+    images are PNG files with exactly their pixels, larger ones JPEG files of at most 96 pixels per side. Indices that
+    the split does not have are left out.
+
+    A certificates file may come from anyone and name any path. Of `folder:PATH` and `npz:PATH`, only those are read
+    that the user names in `named`, so that a report never shows pictures that its author did not choose to show.
     """
+    if own_images(dataset) and not any(_same_images(dataset, name) for name in named):
+        return f"No pictures: they are in {dataset}, which is read only on request; add --images {dataset}."
     if split == UNSPLIT:
         split = "test"  # either request gives all images of such data
     if split not in get_args(Split):
@@ -60,6 +68,18 @@ def pictures(dataset: str, split: str, indices: Sequence[int], folder: Path | No
         labels=dict(zip(known, labels.tolist(), strict=True)),
         class_names=data.class_names or (),
     )
+
+
+def own_images(dataset: str) -> bool:
+    """Whether `dataset` names a path, in contrast to a data set in the data folder."""
+    kind, colon, path = dataset.partition(":")
+    return kind in ("folder", "npz") and bool(colon and path)
+
+
+def _same_images(dataset: str, named: str) -> bool:
+    """Whether both are of one kind and one path, relative to the current folder."""
+    (kind, _, path), (other_kind, _, other) = dataset.partition(":"), named.partition(":")
+    return kind == other_kind and os.path.abspath(path) == os.path.abspath(os.path.expanduser(other))
 
 
 def _loaded(dataset: str, split: Split, folder: Path) -> ImageData | ImageFiles | None:

@@ -1,4 +1,4 @@
-"""How every figure looks: colours, line styles, text on one line, and files that are the same for the same numbers."""
+"""How every figure looks: colours, line styles, and files that are the same for the same numbers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from smoothcert.errors import RequestError
 from smoothcert.files import replaced_atomically
+from smoothcert.text import one_line
 
 Style = str | tuple[float, Sequence[float]]
 PICTURE_FORMATS = ("png", "pdf", "svg")
@@ -32,11 +33,6 @@ _METADATA: dict[str, dict[str, None]] = {
 def look(index: int) -> tuple[str, Style]:
     """Colour and line style of the `index`-th curve of a figure."""
     return COLOURS[index % len(COLOURS)], STYLES[index % len(STYLES)]
-
-
-def one_line(text: str) -> str:
-    """`text` with every run of white space and control characters as one space: it cannot break a row."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def plain(text: str) -> str:

@@ -3,11 +3,10 @@
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from smoothcert.certification import certify_run, chosen_images, complete_recipe
 from smoothcert.checkpoint import RECIPE, load_run
-from smoothcert.console import certification_bar, train_with_bar
+from smoothcert.console import PlainConsole, certification_bar, train_with_bar
 from smoothcert.data import load_dataset
 from smoothcert.gallery import pictures
 from smoothcert.presets import preset
@@ -35,7 +34,7 @@ def quickstart_recipe(name: str) -> TrainRecipe:
 
 def run_quickstart(out: Path) -> None:
     """Train, certify and report under `out`; what an earlier, interrupted call finished is not done again."""
-    console = Console(markup=False)
+    console = PlainConsole()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train_data, test_data = (load_dataset("mnist-sample", split) for split in ("train", "test"))
     indices = chosen_images(len(test_data), SKIP, None)
@@ -49,10 +48,7 @@ def run_quickstart(out: Path) -> None:
     report = write_report(folders, out / "report", ("md", "html", "png"), gallery=pictures)
     for shown in terminal_report(report.contents, console.width):
         console.print(shown)
-    console.print(
-        f"{len(indices)} test images, n = {VOTES:,} votes: a small budget for a first look.\n"
-        f"Full runs: smoothcert train --preset {METHODS[-1]} --sigma {SIGMA} --out runs/a",
-        soft_wrap=True,
-    )
+    console.print(f"{len(indices)} test images, n = {VOTES:,} votes: a small budget for a first look.", soft_wrap=True)
+    console.print(f"Full runs: smoothcert train --preset {METHODS[-1]} --sigma {SIGMA} --out runs/a", soft_wrap=True)
     for path in report.written:
         console.print(f"wrote {path}", soft_wrap=True)

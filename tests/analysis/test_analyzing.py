@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from half_space import untrained_run
-from rich.console import Console
 from typer.testing import CliRunner
 
 from smoothcert.analysis.output import parse_formats, write_analysis
 from smoothcert.cli.analyzing import analyze
+from smoothcert.console import PlainConsole
 from smoothcert.errors import RequestError, WorkError
 
 
@@ -39,17 +39,17 @@ def test_margins(two_runs: list[Path], tmp_path: Path) -> None:
     assert len(rows) == 60
     below = sum(float(row["run0"]) < 0 for row in rows) / 60
     assert f"{below:.2%}" in text
-    assert set(out.iterdir()) == {out / "margins.csv", out / "margins.png"}
+    assert set(out.glob("[!.]*")) == {out / "margins.csv", out / "margins.png"}
 
 
 def test_the_same_command_writes_the_same_files(tmp_path: Path) -> None:
     for out in ("a", "b"):
         call("input-dependent-noise", "--max-dimension", 10, "--format", "png,pdf,svg", "--out", tmp_path / out)
-    first = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    first = {path.name: path.read_bytes() for path in (tmp_path / "a").glob("[!.]*")}
     starts = {"csv": b"dimension,", "png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
     assert set(first) == {f"input-dependent-noise.{kind}" for kind in starts}
     assert all(first[f"input-dependent-noise.{kind}"].startswith(start) for kind, start in starts.items())
-    assert first == {path.name: path.read_bytes() for path in (tmp_path / "b").iterdir()}
+    assert first == {path.name: path.read_bytes() for path in (tmp_path / "b").glob("[!.]*")}
 
 
 def test_interpolate(two_runs: list[Path], tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_refused_request_writes_nothing(two_runs: list[Path], tmp_path: Path) 
 
 
 def test_names_are_shown_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=200)
+    terminal = PlainConsole(file=io.StringIO(), force_terminal=True, color_system=None, width=200)
     monkeypatch.setattr("smoothcert.cli.analyzing.console", terminal)
     run, out = untrained_run(tmp_path / "[" / "red]"), tmp_path / "[" / "bold]"
     closing = untrained_run(tmp_path / "other" / "red]")  # two of a name: both are called by their folders too
@@ -146,7 +146,7 @@ def test_names_that_are_not_text(tmp_path: Path) -> None:
         pytest.skip("this file system takes UTF-8 names alone")
     assert "caf\\udce9" in call("cost", run, "--out", out)
     assert "r\\udce9n\\x1b" in (out / "cost.csv").read_text(encoding="utf-8")
-    assert "r\\udce9n\\x1b" in (out / "cost.md").read_text(encoding="utf-8")
+    assert r"r\\udce9n\\x1b" in (out / "cost.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_full_disk_is_not_a_wrong_request(
     def fail(path: Path, text: str) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr("smoothcert.analysis.output.write_text_atomically", fail)
+    monkeypatch.setattr("smoothcert.written_files.write_text_atomically", fail)
     with pytest.raises(kind, match=os.strerror(code)) as caught:
         write_analysis(tmp_path, "numbers", None, (), {"csv": "a\n"})
     assert str(tmp_path) in str(caught.value)

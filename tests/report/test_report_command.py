@@ -1,17 +1,20 @@
 """`smoothcert report` as a user calls it, on certificates files only."""
 
+import csv
 import errno
 import json
 import os
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from smoothcert.papers import published_acr
 
-from .conftest import MakeRun, images
+from .conftest import MakeRun, image, images
 
 Report = Callable[..., tuple[int, str, str]]
 
@@ -43,7 +46,7 @@ def test_the_plain_report(report: Report, make_run: MakeRun, field_file: Path) -
     code, out, err = report(make_run("mine"), field_file, "--radii", "0,0.5")
     assert (code, err) == (0, "")
     assert "published" not in out
-    written = ["curves.png", "distribution.png", "report.csv", "report.html", "report.md"]
+    written = [".smoothcert-report.json", "curves.png", "distribution.png", "report.csv", "report.html", "report.md"]
     assert sorted(path.name for path in Path("report").iterdir()) == written
 
 
@@ -101,7 +104,7 @@ def test_brackets_in_a_path_are_text(report: Report, make_run: MakeRun, name: st
 def test_a_name_that_is_not_utf8(report: Report, make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("mine").rename(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xffname"))
     assert report(run, "--format", "md,csv,tex,html")[0] == 0
-    assert "bad?name" in Path("report/report.csv").read_text()
+    assert "bad\\udcffname" in Path("report/report.csv").read_text()
 
 
 @pytest.mark.parametrize(
@@ -117,7 +120,7 @@ def test_a_full_disk_is_failed_work(report: Report, make_run: MakeRun, monkeypat
     def full(path: Path, text: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("smoothcert.report.write_text_atomically", full)
+    monkeypatch.setattr("smoothcert.written_files.write_text_atomically", full)
     code, _, err = report(make_run("mine"), "--format", "md")
     assert code == 1
     assert "No space left on device" in err
@@ -131,6 +134,223 @@ def test_runs_on_different_images_are_told_apart(report: Report, make_run: MakeR
     code, out, _ = report(*runs, "--format", "csv", "--same-images")
     assert code == 0
     assert hint not in out
-    assert "counted: the images that all runs of a data set have" in out
+    assert "counted: the images that all runs of a data set have, whatever their σ: 5 of mnist\n" in out
     code, out, _ = report(runs[0], make_run("other", images()[::2], sigma=1.0), "--format", "csv")
     assert hint not in out, "they are not compared"
+
+
+def test_pictures_of_a_folder_that_only_the_certificates_name_are_not_embedded(
+    report: Report, make_run: MakeRun, tmp_path: Path
+) -> None:
+    private = tmp_path / "private"
+    for name, label in (("a", 0), ("b", 1)):
+        (private / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8), (200 * label, 10, 10)).save(private / name / "1.png")
+    rows = [image(0, 0, 0, 0.5), image(1, 1, 1, 0.25)]
+    run = make_run("received", rows, dataset=f"folder:{private}")
+    assert report(run, "--format", "html")[0] == 0
+    page = Path("report/report.html").read_text()
+    assert "data:image" not in page
+    assert f"add --images folder:{private}." in page
+    assert report(run, "--format", "html", "--images", f"folder:{private}")[0] == 0
+    assert Path("report/report.html").read_text().count("data:image/png") == 2
+    code, _, err = report(run, "--format", "html", "--images", private)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "images: expected folder:PATH or npz:PATH" in err
+
+
+def test_escape_sequences_and_formulas_are_text_in_every_output(
+    report: Report, make_run: MakeRun, tmp_path: Path
+) -> None:
+    name = "=HYPERLINK(1)\x1b[2J\u202e"
+    runs = [
+        make_run(name, objective="@me\x1b]0;title\x07", dataset="-set\x1b[2J", precision="+fp\x1b", split="te\x1bst"),
+        make_run("other", sigma=0.25, dataset="mnist\x9b", objective="-1"),
+    ]
+    code, out, err = report(*runs, "--format", "md,csv,tex,html,svg", "--out", "out\x1b[31m")
+    assert (code, err) == (0, "")
+    folder = Path("out\x1b[31m")
+    texts = {path.name: path.read_text() for path in folder.iterdir()}
+    assert len(texts) >= 6
+    for where, text in {**texts, "terminal": out}.items():
+        unprintable = {c for c in text if not c.isprintable()} - set("\n")
+        assert not unprintable - set("\t" if where.endswith("html") else ""), where
+        if not where.startswith((".", "distribution", "curves")):
+            assert "x1b" in text, where
+    lines = list(csv.DictReader(texts["report.csv"].splitlines()))
+    assert {lines[1]["name"], lines[1]["method"], lines[1]["dataset"], lines[1]["precision"]} == {
+        r"'=HYPERLINK(1)\x1b[2J\u202e",
+        r"'@me\x1b]0;title\x07",
+        r"'-set\x1b[2J",
+        r"'+fp\x1b",
+    }
+    assert lines[0]["method"] == "-1", "a number stays a number"
+    code, _, err = report(tmp_path / "nowhere\x1b[2J", "--format", "md")
+    assert code == 2
+    assert r"nowhere\x1b[2J" in err
+
+
+def test_files_of_the_user_are_not_overwritten(report: Report, make_run: MakeRun, tmp_path: Path) -> None:
+    run, out = make_run("mine"), tmp_path / "thesis"
+    out.mkdir()
+    for name in ("report.md", "training.png"):
+        (out / name).write_text("dear reader")
+    code, _, err = report(run, "--out", out, "--format", "md,png")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "got report.md; choose another folder" in err
+    assert sorted(path.name for path in out.iterdir()) == ["report.md", "training.png"]
+    assert report(run, "--out", out, "--format", "md,png", "--force")[0] == 0
+    assert (out / "report.md").read_text().startswith("# Certified robustness")
+    assert (out / "training.png").read_text() == "dear reader", "this report has no such figure"
+    for _ in range(2):
+        assert report(run, "--out", out, "--format", "md,png")[0] == 0
+
+
+def test_certificates_under_other_noise_than_in_training_are_noted(report: Report, make_run: MakeRun) -> None:
+    rows = images([(3, 3, 0.1), (1, 1, 0.05)])
+    runs = [
+        make_run("same", rows, training_sigma=0.5, noise="gaussian"),
+        make_run("moved", rows, training_sigma=0.25),
+        make_run("family", rows, training_sigma=0.5, noise="laplace"),
+        make_run("unknown", rows),
+    ]
+    for run in runs[:3]:
+        (run / "recipe.yaml").write_text("sigma: 0.5\nnoise: gaussian\n")
+    code, out, _ = report(*runs, "--format", "md,tex,html")
+    assert code == 0
+    texts = [Path(f"report/report.{kind}").read_text() for kind in ("md", "tex", "html")]
+    for note in (
+        "moved: certified with sigma 0.5, trained with sigma 0.25",
+        "family (L1): certified with laplace noise, trained with gaussian noise",
+    ):
+        for text in (out, *texts):
+            assert note in re.sub(r"\*\*|<b>|</b>", "", text)
+    assert all("same: certified" not in text and "unknown: certified" not in text for text in (out, *texts))
+
+
+def test_a_file_without_images_is_left_out_with_a_note(report: Report, make_run: MakeRun) -> None:
+    runs = [make_run("empty", []), make_run("mine")]
+    code, out, err = report(*runs, "--format", "md,csv,html")
+    assert (code, err) == (0, "")
+    assert "note: empty: left out: no image is certified yet" in out
+    assert "**empty**: left out: no image is certified yet" in Path("report/report.md").read_text()
+    assert "<b>empty</b>: left out" in Path("report/report.html").read_text()
+    assert [row["name"] for row in csv.DictReader(Path("report/report.csv").read_text().splitlines())] == ["mine"]
+    code, _, err = report(runs[0])
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def test_a_damaged_file_among_good_ones_is_named(report: Report, make_run: MakeRun) -> None:
+    good, bad = make_run("good"), make_run("bad")
+    path = bad / "certificates" / "test.tsv"
+    path.write_text(path.read_text().replace("\t0.25\t", "\tnan\t"))
+    code, _, err = report(good, bad)
+    assert (code, err.count("\n")) == (1, 1)
+    assert f"{path}, line 3: damaged" in err
+    assert not Path("report").exists()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"sigma": 1e308},
+        {"sigma": "wide"},
+        {"sigma": [0.5]},
+        {"sigma": 10**400},
+        {"alpha": 1e-320},
+        {"n": None, "n0": None, "sigma": None},
+        {"dataset": ["mnist"]},
+        {"noise": ["gaussian"]},
+        {"training_sigma": "x"},
+        {"objective": {"name": "x"}},
+        {"radii": {"a": 1}},
+    ],
+)
+def test_damaged_settings_are_no_traceback(report: Report, make_run: MakeRun, damage: dict[str, object]) -> None:
+    run = make_run("mine")
+    path = run / "certificates" / "test.json"
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps({**stored, "settings": {**stored["settings"], **damage}}))
+    code, _, err = report(run, "--format", "md,csv,tex,html")
+    assert (code, err.count("\n")) in ((0, 0), (1, 1)), err
+    if code == 0:
+        page = Path("report/report.html").read_text()
+        data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)
+        assert data
+        json.loads(data[1], parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    else:
+        assert "test.json" in err or "test.tsv" in err
+
+
+@pytest.mark.parametrize("depth", [60, 900])
+def test_settings_inside_settings_are_refused(report: Report, make_run: MakeRun, depth: int) -> None:
+    run = make_run("mine")
+    path = run / "certificates" / "test.json"
+    path.write_text('{"settings": {"x": ' + "[" * depth + "]" * depth + '}, "provenance": {}}')
+    code, _, err = report(run, "--format", "md,html")
+    assert (code, err.count("\n")) == (1, 1), err
+    assert str(path) in err
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        b"\xff\xfe",
+        b"a: [",
+        b"- 1\n",
+        b"objective: {1: a, b: c}\nseed: 0\n",
+        b"sigma: .nan\nseed: 1e400\n",
+        b"x" * 2_000_000,
+    ],
+)
+def test_a_damaged_recipe_is_no_traceback(report: Report, make_run: MakeRun, recipe: bytes) -> None:
+    run = make_run("mine")
+    (run / "recipe.yaml").write_bytes(recipe)
+    code, _, err = report(run, "--format", "md,html,svg")
+    assert (code, err.count("\n")) in ((0, 0), (1, 1)), err
+    if code:
+        assert "recipe.yaml" in err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"epoch": 0, "loss": 1e300}',
+        b'{"epoch": 0, "loss": NaN}',
+        b'{"epoch": 0, "loss": Infinity, "noisy_accuracy": 1e308}',
+        b'{"epoch": 1e300, "loss": 1.0}',
+        b'{"epoch": "x", "loss": "y"}',
+        b'{"epoch": 0, "loss": [1], "x": {"y": 1}}',
+        b"[1]",
+        b"\xff\xff",
+    ],
+)
+def test_damaged_metrics_are_no_traceback(report: Report, make_run: MakeRun, line: bytes) -> None:
+    run = make_run("mine")
+    (run / "metrics.jsonl").write_bytes(b'{"epoch": 0, "loss": 1.0, "noisy_accuracy": 0.5}\n' + line + b"\n")
+    code, _, err = report(run, "--format", "md,svg")
+    assert (code, err.count("\n")) in ((0, 0), (1, 1)), err
+    if code:
+        assert "metrics.jsonl, line 2: damaged" in err
+
+
+def test_a_pipe_does_not_block_a_report(report: Report, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.tsv")
+    code, _, err = report(tmp_path / "pipe.tsv", "--format", "md,html")
+    assert (code, err.count("\n")) == (2, 1), err
+    assert f"{tmp_path / 'pipe.tsv'}: expected a file, got a pipe" in err
+
+
+@pytest.mark.parametrize("radius", [1e300, 1e15, 1e-300])
+def test_absurd_radii_of_other_tools(report: Report, tmp_path: Path, radius: float) -> None:
+    path = tmp_path / "theirs"
+    path.write_text(f"idx\tlabel\tpredict\tradius\tcorrect\ttime\n0\t1\t1\t{radius}\t1\t1.0\n1\t1\t1\t0.5\t1\t1.0\n")
+    code, _, err = report(path, "--format", "md,csv,html,svg")
+    assert (code, err.count("\n")) in ((0, 0), (1, 1)), err
+
+
+@pytest.mark.parametrize("radii", ["1e308", "0,-1", "nan", "1e999", "1,,2", "\udcff", "0.5,x" * 10**5])
+def test_absurd_columns(report: Report, make_run: MakeRun, radii: str) -> None:
+    code, _, err = report(make_run("mine"), "--format", "csv", "--radii", radii)
+    assert (code, err.count("\n")) == (2, 1), err
+    assert len(err) < 300

@@ -44,7 +44,7 @@ def as_file(rows: list[CertifiedImage], **settings: object) -> CertificatesFile:
 def test_numbers_worked_out_by_hand() -> None:
     rows = images()
     assert average_certified_radius(rows) == pytest.approx((0.1 + 0.25 + 0.5 + 0.5 + 1.1 + 0.7499) / 10, abs=1e-15)
-    assert [certified_accuracy(rows, r) for r in (0, 0.1, 0.25, 0.5, 0.75, 1.1)] == [0.6, 0.5, 0.4, 0.2, 0.1, 0.0]
+    assert [certified_accuracy(rows, r) for r in (0, 0.1, 0.25, 0.5, 0.75, 1.1)] == [0.6, 0.6, 0.5, 0.4, 0.1, 0.1]
     assert abstention_rate(rows) == 0.2
 
 
@@ -60,7 +60,7 @@ def test_against_a_loop(seed: int) -> None:
     assert summary.acr_standard_error == pytest.approx(statistics.stdev(counted) / math.sqrt(len(rows)), rel=1e-12)
     assert list(summary.accuracy_at) == [0.0, 0.25, 0.5]
     for radius in (0.25, 0.5, 0.3, 2.0):
-        assert certified_accuracy(rows, radius) == sum(c > radius for c in counted) / len(rows)
+        assert certified_accuracy(rows, radius) == sum(c >= radius for c in counted) / len(rows)
 
 
 def test_radius_zero_counts_every_right_row(field_file: Path) -> None:
@@ -69,6 +69,29 @@ def test_radius_zero_counts_every_right_row(field_file: Path) -> None:
     assert certified_accuracy(rows, 0.0) == 3 / 5
     assert certified_accuracy(rows, 0.001) == 2 / 5
     assert average_certified_radius(rows) == pytest.approx((0.951 + 0.00123) / 5)
+
+
+def test_ties_count_as_in_the_analysis_of_the_field(tmp_path: Path) -> None:
+    """The field's tools print three digits and count `correct and radius >= r`, so that ties are common."""
+    cells = [
+        (3, 3, "0.25"),
+        (3, 3, "0.250"),
+        (3, 3, "0.249"),
+        (3, 3, "0.29"),
+        (3, 1, "0.5"),
+        (3, 3, "0.0"),
+        (3, -1, "0.0"),
+    ]
+    rows = [
+        f"{i}\t{label}\t{predict}\t{radius}\t{int(label == predict)}\t1.0"
+        for i, (label, predict, radius) in enumerate(cells)
+    ]
+    path = tmp_path / "theirs.tsv"
+    path.write_text("\n".join(["idx\tlabel\tpredict\tradius\tcorrect\ttime", *rows]))
+    file = read_certificates(path)
+    counted = [certified_accuracy(file.rows, r) * 7 for r in (0.0, 0.249, 0.25, 0.29, 0.291, 0.5)]
+    assert counted == pytest.approx([5, 4, 3, 1, 0, 0])
+    assert summarize(file, "theirs", [0.25]).accuracy_at == {0.25: pytest.approx(3 / 7)}
 
 
 def test_a_label_of_minus_one_is_not_a_right_abstention() -> None:
@@ -169,7 +192,17 @@ def test_no_rows_and_damaged_settings_are_refused() -> None:
 
 
 def test_report_imports_neither_torch_nor_what_needs_it() -> None:
-    checked = ("attack_file", "bounds", "certificates", "metrics_file", "palette", "papers/__init__", "result_file")
+    checked = (
+        "attack_file",
+        "bounds",
+        "certificates",
+        "metrics_file",
+        "palette",
+        "papers/__init__",
+        "result_file",
+        "text",
+        "written_files",
+    )
     allowed = {name.partition("/")[0] for name in checked} | {"errors", "files", "report", "version"}
     folder = Path(smoothcert.report.__file__).parent
     below = [folder.parent / f"{name}.py" for name in checked]

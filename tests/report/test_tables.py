@@ -6,6 +6,7 @@ import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,8 +14,19 @@ from scipy.stats import binomtest, norm
 
 from smoothcert.certificates import read_certificates
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.report import Summary, csv_table, curves, latex_table, markdown_table, terminal_table, write_report
-from smoothcert.report.tables import compact, decimals_needed, escape_latex, escape_markdown
+from smoothcert.report import (
+    Summary,
+    csv_table,
+    curves,
+    differing_protocols,
+    latex_table,
+    markdown_table,
+    terminal_table,
+    write_report,
+)
+from smoothcert.report.rendering import escape_latex
+from smoothcert.report.tables import compact, decimals_needed
+from smoothcert.text import escape_markdown
 
 from .conftest import MakeRun, image, images
 
@@ -105,13 +117,13 @@ def test_intervals_in_csv_and_markdown(make_run: MakeRun, field_file: Path, tmp_
     half = norm.ppf(0.975) * statistics.stdev(counted) / 10**0.5
     assert float(first["acr_low"]) == pytest.approx(statistics.fmean(counted) - half)
     assert float(first["acr_high"]) == pytest.approx(statistics.fmean(counted) + half)
-    for key, right in (("0.00", 6), ("0.50", 2)):
+    for key, right in (("0.00", 6), ("0.50", 4)):
         expected = binomtest(right, 10).proportion_ci(method="wilson")
         assert float(first[f"{key}_low"]) == pytest.approx(100 * expected.low)
         assert float(first[f"{key}_high"]) == pytest.approx(100 * expected.high)
     text = (tmp_path / "out" / "report.md").read_text()
     low, high = statistics.fmean(counted) - half, statistics.fmean(counted) + half
-    assert f"| 0.50 | a | {low:.3f}–{high:.3f} | 31.3–83.2 | 5.7–51.0 |" in text
+    assert f"| 0.50 | a | {low:.3f}–{high:.3f} | 31.3–83.2 | 16.8–68.7 |" in text
     assert f"(95% interval {low:.3f} to {high:.3f})" in text
     assert "Wilson" in text
 
@@ -135,6 +147,38 @@ def test_runs_on_different_images_are_not_ranked(make_run: MakeRun, tmp_path: Pa
         assert ("**" in table) == ranked
 
 
+@pytest.mark.parametrize(
+    ("changes", "differing"),
+    [
+        ({}, []),
+        ({"n": 500}, ["n"]),
+        ({"alpha": 0.01}, ["alpha"]),
+        ({"bound": "two-sided"}, ["bound"]),
+        ({"bound": "one-sided", "noise": "gaussian", "sound": False, "radii": []}, []),
+        ({"n": 500, "sigma": 0.25}, []),
+    ],
+)
+def test_only_runs_that_are_certified_alike_are_ranked(
+    changes: dict[str, Any], differing: list[str], make_run: MakeRun, tmp_path: Path
+) -> None:
+    rows = [(3, 3, 0.1), (3, 3, 0.2), (3, 1, 0.1)]
+    better = make_run("better", images([*rows[:2], (3, 3, 0.2)], n=changes.get("n", 1000)), **changes)
+    runs = [make_run("plain", images(rows)), better]
+    report = write_report(runs, tmp_path / "out", ["md"], radii=[0.0])
+    assert differing_protocols(report.summaries) == differing
+    table = (tmp_path / "out" / "report.md").read_text().partition("\n\nCertified")[0]
+    assert ("**" in table) == (not differing and "sigma" not in changes)
+
+
+def test_laplace_and_uniform_noise_are_not_ranked(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [
+        make_run(noise, images([(3, 3, 0.1 * i)] * 3), noise=noise) for i, noise in enumerate(("laplace", "uniform"))
+    ]
+    report = write_report(runs, tmp_path / "out", ["md"], radii=[0.0])
+    assert differing_protocols(report.summaries) == ["noise"]
+    assert "**" not in (tmp_path / "out" / "report.md").read_text().partition("\n\nCertified")[0]
+
+
 def test_radii_in_different_norms_are_not_ranked(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("small", images([(3, 3, 0.1)] * 3)), make_run("large", images([(3, 3, 0.9)] * 3), noise="laplace")]
     report = write_report(runs, tmp_path / "out", ["md", "csv", "html"], radii=[0.0])
@@ -155,7 +199,7 @@ def test_radii_that_a_run_lacks_are_not_shown_as_zero() -> None:
 def test_names_survive_every_format() -> None:
     name = 'x|y_[red]$5,"q"\n#1\\~^{}'
     table = [summary(name, 0.5, 1.0)]
-    assert next(csv.DictReader(io.StringIO(csv_table(table))))["name"] == name
+    assert next(csv.DictReader(io.StringIO(csv_table(table))))["name"] == name.replace("\n", " ")
     assert len(markdown_table(table).splitlines()) == 3
     console = Console(width=200, file=io.StringIO(), record=True)
     console.print(terminal_table(table))
@@ -198,7 +242,7 @@ def test_csv_of_a_report_against_the_certificates(make_run: MakeRun, field_file:
         assert float(row["acr"]) == pytest.approx(sum(right) / len(cells), rel=1e-9)
         assert float(row["0.00"]) == pytest.approx(100 * len(right) / len(cells), rel=1e-9)
         for radius in ("0.50", "1.00"):
-            expected = 100 * sum(r > float(radius) for r in right) / len(cells)
+            expected = 100 * sum(r >= float(radius) for r in right) / len(cells)
             assert float(row[radius]) == pytest.approx(expected, rel=1e-9)
 
 
@@ -207,7 +251,7 @@ def test_markdown_report(make_run: MakeRun, field_file: Path, tmp_path: Path) ->
     report = write_report([make_run("a"), field_file], out, title="My | title")
     written = ["report.md", "report.csv", "report.tex", "curves.png", "distribution.png"]
     assert [path.name for path in report.written] == written
-    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in report.written)
+    assert sorted(path.name for path in out.glob("[!.]*")) == sorted(path.name for path in report.written)
     text = (out / "report.md").read_text(encoding="utf-8")
     assert text.startswith("# My \\| title\n")
     assert markdown_table(report.summaries) in text
@@ -237,11 +281,15 @@ def test_wrong_requests_write_nothing(make_run: MakeRun, tmp_path: Path) -> None
         write_report([run], out, formats=["md", "docx"])
     with pytest.raises(RequestError, match="got none"):
         write_report([run], out, formats=[])
-    for radii in ([-1.0], [float("nan")], []):
-        with pytest.raises(RequestError, match="radii >= 0"):
+    for radii in ([-1.0], [float("nan")], [], [1e308], [float("inf")]):
+        with pytest.raises(RequestError, match="expected radii from 0 to 1,000,000"):
             write_report([run], out, radii=radii)
+    with pytest.raises(RequestError, match="expected at most 1,000 radii for a table, got 1,000,000"):
+        write_report([run], out, radii=[i / 1e6 for i in range(1_000_000)])
+    with pytest.raises(RequestError, match="expected radii that differ in 10 decimals"):
+        write_report([run], out, radii=[1e-300, 2e-300])
     with pytest.raises(RequestError, match="at least one certified image"):
-        write_report([run, make_run("empty", [])], out)
+        write_report([make_run("empty", [])], out)
     assert not out.exists()
 
 

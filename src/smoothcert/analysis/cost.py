@@ -10,7 +10,6 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from smoothcert.analysis.output import csv_text
 from smoothcert.analysis.subjects import distinct_names
 from smoothcert.certificates import read_certificates
 from smoothcert.errors import RequestError
@@ -21,6 +20,7 @@ from smoothcert.papers import paper_table
 from smoothcert.presets import preset
 from smoothcert.recipe import TrainRecipe, load_run_recipe
 from smoothcert.run_folder import RECIPE
+from smoothcert.text import csv_text, escape_markdown
 
 PUBLISHED = {
     "Gaussian": "cifar10/gaussian",
@@ -211,7 +211,7 @@ def cost_csv(costs: Sequence[Cost]) -> str:
         ]
         for c in costs
     )
-    return csv_text(header, rows)
+    return csv_text([header, *rows])
 
 
 def _listed(hyperparameters: Mapping[str, Any]) -> str:
@@ -257,7 +257,7 @@ def cost_markdown(costs: Sequence[Cost]) -> str:
     titles, rows = cost_cells(costs)
 
     def line(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |\n"
+        return f"| {' | '.join(escape_markdown(cell) for cell in cells)} |\n"
 
     notes = "Per epoch: the median after the first. Total: the sum over the epochs. ACR: average certified radius.\n"
     if not all(c.done for c in costs):

@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from smoothcert.analysis.output import csv_text
 from smoothcert.errors import RequestError
 from smoothcert.palette import COLOURS, GREY, new_figure, quiet_axes
+from smoothcert.text import csv_text
 
 Floats = NDArray[np.float64]
 SMALLEST_SHOWN = 1e-12
@@ -167,7 +167,7 @@ def worst_cases_csv(cases: WorstCases) -> str:
         [d, float(exact), float(bound), cases.scales.same_scale]
         for d, exact, bound in zip(cases.dimensions, cases.exact, cases.bound, strict=True)
     )
-    return csv_text(["dimension", "exact", "bound", "same_scale"], rows)
+    return csv_text([["dimension", "exact", "bound", "same_scale"], *rows])
 
 
 def draw_worst_cases(cases: WorstCases) -> Figure:

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from smoothcert.analysis.output import csv_text
 from smoothcert.analysis.subjects import Subject, Subjects, UnrestrictedAttack, adversarial_examples, smoothed
 from smoothcert.errors import RequestError
 from smoothcert.palette import COLOURS, GREY, Style, new_figure, plain, quiet_axes
+from smoothcert.text import csv_text
 
 Floats = NDArray[np.float64]
 SHOWN = 9
@@ -137,7 +137,7 @@ def interpolation_csv(interpolation: Interpolation) -> str:
         for line in interpolation.lines
         for r, mean, share in zip(interpolation.ratios, line.confidence, line.votes, strict=True)
     )
-    return csv_text(header, rows)
+    return csv_text([header, *rows])
 
 
 def draw_interpolation(interpolation: Interpolation, *, votes: bool = False) -> Figure:

@@ -8,12 +8,12 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from smoothcert.analysis.output import csv_text
 from smoothcert.analysis.subjects import Subjects, refuse_wrong_seed
 from smoothcert.errors import RequestError
 from smoothcert.modes import evaluating
 from smoothcert.palette import GREY, PALE, look, new_figure, plain, quiet_axes
 from smoothcert.smoothing.votes import default_batch_size
+from smoothcert.text import csv_text
 
 BINS = 60
 
@@ -67,7 +67,7 @@ def margins_under_noise(subjects: Subjects, index: int, n: int = 10_000, seed: i
 def margins_csv(margins: Margins) -> str:
     """One row a noise, one column a run."""
     columns = np.stack(list(margins.values.values()), axis=1)
-    return csv_text(["noise", *margins.values], ([i, *map(float, row)] for i, row in enumerate(columns)))
+    return csv_text([["noise", *margins.values], *([i, *map(float, row)] for i, row in enumerate(columns))])
 
 
 def draw_margins(margins: Margins) -> Figure:

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from smoothcert.analysis.output import csv_text
 from smoothcert.analysis.subjects import Subject, Subjects, UnrestrictedAttack, adversarial_examples, smoothed
 from smoothcert.errors import RequestError
 from smoothcert.palette import look, new_figure, plain, quiet_axes
+from smoothcert.text import csv_text
 
 Floats = NDArray[np.float64]
 GRID = 20
@@ -138,7 +138,7 @@ def mixing_csv(mixing: Mixing) -> str:
         for run in mixing.runs
         for index, ratio, distance in zip(mixing.indices, run.ratio, run.distance, strict=True)
     )
-    return csv_text(["run", "index", "ratio", "distance"], rows)
+    return csv_text([["run", "index", "ratio", "distance"], *rows])
 
 
 def draw_mixing(mixing: Mixing) -> Figure:

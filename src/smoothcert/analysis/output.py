@@ -1,20 +1,14 @@
 """Where an analysis goes: a figure in the formats asked for, and its numbers as CSV."""
 
-import csv
-import io
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from smoothcert.errors import RequestError, write_error
-from smoothcert.files import write_text_atomically
 from smoothcert.palette import PICTURE_FORMATS, save_figure
-
-
-def printable(text: str) -> str:
-    """`text` with escapes such as \\udcff for what no terminal, font or UTF-8 file takes: names need not be text."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+from smoothcert.written_files import write_files
 
 
 def parse_formats(text: str) -> list[str]:
@@ -25,27 +19,30 @@ def parse_formats(text: str) -> list[str]:
     return formats
 
 
-def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A CSV file: floats with ten digits, None as an empty cell."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    for row in rows:
-        writer.writerow(f"{cell:.10g}" if isinstance(cell, float) else cell for cell in row)
-    return out.getvalue()
+def analysis_files(name: str, formats: Sequence[str], texts: Iterable[str] = ("csv",)) -> list[str]:
+    """The names of the files of an analysis, numbers first."""
+    return [f"{name}.{kind}" for kind in (*texts, *formats)]
 
 
 def write_analysis(
-    out: Path, name: str, figure: Figure | None, formats: Sequence[str], texts: Mapping[str, str]
+    out: Path,
+    name: str,
+    figure: Figure | None,
+    formats: Sequence[str],
+    texts: Mapping[str, str],
+    force: bool = False,
 ) -> list[Path]:
-    """Write `name`.png (and so on) and `name`.csv, .md, as `texts` has them, into `out`; the paths, numbers first."""
-    written = [out / f"{name}.{kind}" for kind in texts]
-    pictures = [out / f"{name}.{kind}" for kind in formats] if figure is not None else []
+    """Write `name`.png (and so on) and `name`.csv, .md, as `texts` has them, into `out`; the paths, numbers first.
+
+    Files in `out` that smoothcert did not write are refused, unless `force` replaces them.
+    """
+    files = {f"{name}.{kind}": text.encode("utf-8", "backslashreplace") for kind, text in texts.items()}
     try:
-        for path, text in zip(written, texts.values(), strict=True):
-            write_text_atomically(path, text.encode("utf-8", "backslashreplace").decode())
-        if figure is not None:
-            save_figure(figure, pictures)
+        with tempfile.TemporaryDirectory(prefix="smoothcert-") as folder:
+            pictures = [Path(folder) / f"{name}.{kind}" for kind in formats] if figure is not None else []
+            if figure is not None:
+                save_figure(figure, pictures)
+            files |= {path.name: path.read_bytes() for path in pictures}
     except OSError as error:
         raise write_error(out, error) from error
-    return [*written, *pictures]
+    return write_files(out, files, force)

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from smoothcert.analysis.output import printable
 from smoothcert.attacks import smoothed_pgd
 from smoothcert.checkpoint import Run, load_run
 from smoothcert.data import Images, load_dataset
@@ -20,6 +19,7 @@ from smoothcert.presets import PRESETS, preset
 from smoothcert.probability import probabilities
 from smoothcert.smoothing.precision import at_precision
 from smoothcert.smoothing.votes import Stage, block_keys, default_batch_size
+from smoothcert.text import one_line
 
 NOISE_BLOCK = 20
 """Noises of an image that are in memory at once."""
@@ -150,7 +150,7 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
         raise RequestError(f"{repeated[0]}: expected each run once, got it twice; leave one out")
     names: list[str] = []
     for parts in range(1, max((len(folder.parts) for folder in whole), default=0) + 1):
-        names = [printable(str(Path(*folder.parts[-parts:]))) for folder in whole]
+        names = [one_line(Path(*folder.parts[-parts:])) for folder in whole]
         if len(set(names)) == len(names):
             break
     return names

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from smoothcert.cli.analyzing import analyze
@@ -17,7 +16,9 @@ from smoothcert.cli.listing import datasets, models, objectives, presets
 from smoothcert.cli.reporting import quickstart, report
 from smoothcert.cli.reproducing import reproduce
 from smoothcert.cli.training import import_, train
+from smoothcert.console import PlainConsole
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.text import one_line
 from smoothcert.version import __version__
 
 app = typer.Typer(
@@ -128,8 +129,6 @@ def main() -> None:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    errors = Console(stderr=True)
-    errors.print(
-        Text("smoothcert: ", style="bold red") + Text(" ".join(message.split()), style="default"), soft_wrap=True
-    )
+    line = Text("smoothcert: ", style="bold red") + Text(one_line(message), style="default")
+    PlainConsole(stderr=True).print(line, soft_wrap=True)
     sys.exit(code)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import Progress, TextColumn
 from rich.table import Table
-from rich.text import Text
 
-from smoothcert.cli.options import Data, Device, console
+from smoothcert.cli.options import Data, Device, Force, console
 from smoothcert.run_folder import check_run_folder
+from smoothcert.text import one_line
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
     from smoothcert.analysis.subjects import Subjects, UnrestrictedAttack
@@ -42,6 +42,7 @@ def margins(
     sigma: Sigma = None,
     out: Out = Path("analysis"),
     format_: Formats = "png",
+    force: Force = False,
     seed: Seed = 0,
     model: Model = None,
     data: Data = None,
@@ -51,14 +52,14 @@ def margins(
     for run in runs:
         check_run_folder(run)
     from smoothcert.analysis.margins import draw_margins, margins_csv, margins_under_noise
-    from smoothcert.analysis.output import parse_formats, write_analysis
+    from smoothcert.analysis.output import write_analysis
 
-    formats = parse_formats(format_)
+    formats = _checked_formats(format_, out, "margins", force)
     subjects = _subjects(runs, sigma, model, data, device)
     found = margins_under_noise(subjects, index, n, seed)
     rows = [[run, f"{found.share_below_zero(run):.2%}", f"{values.mean():.3f}"] for run, values in found.values.items()]
     _show(["run", "margin below 0", "mean margin"], rows)
-    _tell(write_analysis(out, "margins", draw_margins(found), formats, {"csv": margins_csv(found)}))
+    _tell(write_analysis(out, "margins", draw_margins(found), formats, {"csv": margins_csv(found)}, force))
 
 
 @analyze.command("interpolate")
@@ -74,6 +75,7 @@ def interpolate(
     sigma: Sigma = None,
     out: Out = Path("analysis"),
     format_: Formats = "png",
+    force: Force = False,
     seed: Seed = 0,
     model: Model = None,
     data: Data = None,
@@ -84,9 +86,9 @@ def interpolate(
         check_run_folder(run)
     from smoothcert.analysis.interpolation import draw_interpolation, interpolation_csv
     from smoothcert.analysis.interpolation import interpolate as walk
-    from smoothcert.analysis.output import parse_formats, write_analysis
+    from smoothcert.analysis.output import write_analysis
 
-    formats = parse_formats(format_)
+    formats = _checked_formats(format_, out, "interpolation", force)
     subjects = _subjects(runs, sigma, model, data, device)
     attack = _attack(subjects, steps, step_size, num_noise)
     with _bar() as bar:
@@ -104,7 +106,7 @@ def interpolate(
     rows = [[x.run, str(x.other), f"{x.distance:.3f}", "never" if at is None else f"{at:.3f}"] for x, at in crossings]
     _show(["run", f"class {found.label} becomes", "L2 distance", "equal confidence at"], rows)
     figure = draw_interpolation(found, votes=votes)
-    _tell(write_analysis(out, "interpolation", figure, formats, {"csv": interpolation_csv(found)}))
+    _tell(write_analysis(out, "interpolation", figure, formats, {"csv": interpolation_csv(found)}, force))
 
 
 @analyze.command("mixing")
@@ -119,6 +121,7 @@ def mixing(
     sigma: Sigma = None,
     out: Out = Path("analysis"),
     format_: Formats = "png",
+    force: Force = False,
     seed: Seed = 0,
     model: Model = None,
     data: Data = None,
@@ -128,15 +131,15 @@ def mixing(
     for run in runs:
         check_run_folder(run)
     from smoothcert.analysis.mixing import draw_mixing, mixing_csv, mixing_ratios
-    from smoothcert.analysis.output import parse_formats, write_analysis
+    from smoothcert.analysis.output import write_analysis
     from smoothcert.certification import chosen_images
 
-    formats = parse_formats(format_)
+    formats = _checked_formats(format_, out, "mixing", force)
     subjects = _subjects(runs, sigma, model, data, device)
     attack = _attack(subjects, steps, step_size, num_noise)
     indices = chosen_images(len(subjects.data), skip, max_images)
     with _bar() as bar:
-        tasks = {run.name: bar.add_task(f"mixing {run.name}", total=len(indices)) for run in subjects.runs}
+        tasks = {run.name: bar.add_task(one_line(f"mixing {run.name}"), total=len(indices)) for run in subjects.runs}
         found = mixing_ratios(
             subjects,
             indices,
@@ -147,16 +150,16 @@ def mixing(
         )
     rows = [[r.run, f"{r.median:.3f}", f"{r.wrong_from_the_start:.1%}", f"{r.never_changes:.1%}"] for r in found.runs]
     _show(["run", "median ratio", "wrong from the start", "never changes"], rows)
-    _tell(write_analysis(out, "mixing", draw_mixing(found), formats, {"csv": mixing_csv(found)}))
+    _tell(write_analysis(out, "mixing", draw_mixing(found), formats, {"csv": mixing_csv(found)}, force))
 
 
 @analyze.command("cost")
-def cost(runs: Runs, out: Out = Path("analysis"), format_: Formats = "png") -> None:
+def cost(runs: Runs, out: Out = Path("analysis"), format_: Formats = "png", force: Force = False) -> None:
     """Training cost of runs: time, peak memory, hyper-parameters; beside the published ones where there are any."""
     from smoothcert.analysis.cost import UNKNOWN, cost_cells, cost_csv, cost_markdown, draw_cost, training_costs
-    from smoothcert.analysis.output import parse_formats, write_analysis
+    from smoothcert.analysis.output import write_analysis
 
-    formats = parse_formats(format_)
+    formats = _checked_formats(format_, out, "cost", force, ("csv", "md"))
     found = training_costs(runs)
     titles, rows = cost_cells(found)
     # The files have all columns; a terminal is narrow.
@@ -164,7 +167,7 @@ def cost(runs: Runs, out: Out = Path("analysis"), format_: Formats = "png") -> N
     narrow = [i for i, title in enumerate(titles) if told[i] and title not in ("hyper-parameters", "device")]
     _show([titles[i] for i in narrow], [[row[i] for i in narrow] for row in rows])
     texts = {"csv": cost_csv(found), "md": cost_markdown(found)}
-    _tell(write_analysis(out, "cost", draw_cost(found), formats, texts))
+    _tell(write_analysis(out, "cost", draw_cost(found), formats, texts, force))
 
 
 @analyze.command("input-dependent-noise")
@@ -176,6 +179,7 @@ def input_dependent_noise(
     max_dimension: Annotated[int, typer.Option(min=1, help="Largest dimension.")] = 1_000_000,
     out: Out = Path("analysis"),
     format_: Formats = "png",
+    force: Force = False,
 ) -> None:
     """Noise whose scale depends on the input: the exact worst case and the bound C/d, against the dimension."""
     from smoothcert.analysis.input_dependent_noise import (
@@ -187,9 +191,9 @@ def input_dependent_noise(
         worst_cases,
         worst_cases_csv,
     )
-    from smoothcert.analysis.output import parse_formats, write_analysis
+    from smoothcert.analysis.output import write_analysis
 
-    formats = parse_formats(format_)
+    formats = _checked_formats(format_, out, "input-dependent-noise", force)
     scales = TwoScales(p, sigma, other_sigma, radius)
     found = worst_cases(scales, default_dimensions(max_dimension))
     exact = {name: worst_case(scales, d) for name, d in IMAGES.items()}
@@ -197,7 +201,17 @@ def input_dependent_noise(
     rows.append(["equal σ", "any", f"{scales.same_scale:.3g}"])
     _show(["images", "dimension", "smallest probability"], rows)
     texts = {"csv": worst_cases_csv(found)}
-    _tell(write_analysis(out, "input-dependent-noise", draw_worst_cases(found), formats, texts))
+    _tell(write_analysis(out, "input-dependent-noise", draw_worst_cases(found), formats, texts, force))
+
+
+def _checked_formats(format_: str, out: Path, name: str, force: bool, texts: tuple[str, ...] = ("csv",)) -> list[str]:
+    """The picture formats, after a check that the files of the analysis can be written: the work may take hours."""
+    from smoothcert.analysis.output import analysis_files, parse_formats
+    from smoothcert.written_files import refuse_foreign_files
+
+    formats = parse_formats(format_)
+    refuse_foreign_files(out, analysis_files(name, formats, texts), force)
+    return formats
 
 
 def _subjects(runs: list[Path], sigma: float | None, model: str | None, data: Path | None, device: str) -> "Subjects":
@@ -226,15 +240,12 @@ def _bar() -> Iterator[Progress]:
 
 
 def _show(titles: list[str], rows: list[list[str]]) -> None:
-    """A table whose cells are shown as they are, never read as markup."""
     table = Table(*titles)
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*row)
     console.print(table)
 
 
 def _tell(written: list[Path]) -> None:
-    from smoothcert.analysis.output import printable
-
     for path in written:
-        console.print(f"wrote {printable(str(path))}", soft_wrap=True, markup=False)
+        console.print(f"wrote {path}", soft_wrap=True)

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from smoothcert.console import PlainConsole
 from smoothcert.errors import RequestError
 
-console = Console(markup=False)  # paths and messages are text, whatever brackets are in them
+console = PlainConsole()
 
 Data = Annotated[
     Path | None,
@@ -20,6 +20,7 @@ Classes = Annotated[
     Path | None,
     typer.Option("--classes", help="Text file: one class name per line, in the order of the model's outputs."),
 ]
+Force = Annotated[bool, typer.Option("--force", help="Replace files in the folder that smoothcert did not write.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
@@ -47,5 +48,5 @@ def parse_radii(text: str | None) -> list[float] | None:
     except ValueError:
         values = [-1.0]
     if min(values) < 0 or not all(map(math.isfinite, values)):
-        raise RequestError(f"radii: expected numbers >= 0 by commas, such as 0,0.5,1.0, got {text}")
+        raise RequestError(f"radii: expected numbers >= 0 by commas, such as 0,0.5,1.0, got {text[:60]}")
     return values

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.files import locked
+from smoothcert.text import one_line
 
 Progress = Callable[[int, int | None], None]
 
@@ -118,7 +119,7 @@ def _opened(url: str, offset: int) -> Iterator[http.client.HTTPResponse | None]:
         yield None
         return
     except (OSError, http.client.HTTPException) as error:
-        raise _MirrorFailed(_one_line(getattr(error, "reason", error))) from error
+        raise _MirrorFailed(_reason(getattr(error, "reason", error))) from error
     with response:
         if response.status == http.HTTPStatus.PARTIAL_CONTENT:
             _check_range(response, offset)
@@ -138,7 +139,7 @@ def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
         try:
             chunk = response.read(CHUNK_BYTES)
         except (OSError, http.client.HTTPException) as error:
-            raise _MirrorFailed(_one_line(error)) from error
+            raise _MirrorFailed(_reason(error)) from error
         if not chunk:
             return
         yield chunk
@@ -190,5 +191,5 @@ def _digest(path: Path) -> str | None:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _one_line(problem: object) -> str:
-    return " ".join(str(problem).split()) or type(problem).__name__
+def _reason(problem: object) -> str:
+    return one_line(problem) or type(problem).__name__

@@ -38,7 +38,7 @@ ATTACKED_PART = "attacked (upper bound, of other or fewer images)"
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """A step function by its corners: `accuracy[i]` holds from `radii[i]` up to the next, that one excluded."""
+    """A step function by its corners: `accuracy[i]` is the height between `radii[i]` and the next radius."""
 
     radii: Floats
     accuracy: Floats
@@ -55,9 +55,9 @@ class Curve(Steps):
 
 
 def step_curve(rows: Sequence[CertifiedImage]) -> tuple[Floats, Floats]:
-    """Corners (radius, accuracy in [0, 1]) of the certified accuracy as a step function: a value holds from its radius
-    up to the next, that one excluded (`where="post"`). Both arrays have one entry more than there are right images;
-    the last accuracy is 0. No grid: the curve has every step of the data."""
+    """Corners (radius, accuracy in [0, 1]) of the certified accuracy as a step function, drawn with `where="post"`: the
+    accuracy of a corner holds beyond its radius, up to and including the next radius. Both arrays have one entry more
+    than there are right images; the last accuracy is 0. No grid: the curve has every step of the data."""
     radii = np.sort(np.asarray(counted_radii(rows), dtype=np.float64))
     accuracy = np.arange(len(radii), -1, -1, dtype=np.float64) / max(len(rows), 1)
     return np.concatenate([[0.0], radii]), accuracy
@@ -69,7 +69,7 @@ def attacked_curve(file: AttacksFile) -> Steps:
     At each radius an upper bound on robust accuracy; beyond the end nothing was tried.
     """
     distances = np.sort(np.asarray([row.distance for row in file.rows if not row.withstood], dtype=np.float64))
-    end = max([*file.settings.get("radii", ()), *distances], default=0.0)
+    end = max([*(file.settings.get("radii") or ()), *distances], default=0.0)
     standing = 1 - np.arange(len(distances) + 1, dtype=np.float64) / max(len(file.rows), 1)
     return Steps(np.concatenate([[0.0], distances, [end]]), np.append(standing, standing[-1]))
 

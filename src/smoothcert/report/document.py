@@ -12,7 +12,7 @@ from smoothcert.report.comparison import Published
 from smoothcert.report.html import html_page
 from smoothcert.report.html_gallery import Gallery
 from smoothcert.report.metrics import TrainedRun
-from smoothcert.report.rendering import comma_separated, escape_latex, escape_markdown, latex, markdown, terminal
+from smoothcert.report.rendering import comma_separated, escape_latex, latex, markdown, terminal
 from smoothcert.report.seeds import SEEDS_CAPTION, SeedMean, seeds_layout
 from smoothcert.report.summary import Summary
 from smoothcert.report.tables import (
@@ -23,6 +23,7 @@ from smoothcert.report.tables import (
     markdown_table,
     terminal_table,
 )
+from smoothcert.text import escape_markdown, one_line
 
 BESIDE = "the published row under each run, and the difference: run minus published, accuracies in points"
 
@@ -39,6 +40,8 @@ class Contents:
     """Name of a run -> the row of a paper's table that it reproduces."""
     notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """How runs differ from the paper's -> their names."""
+    warnings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What a reader should know before comparing numbers -> the runs that it is about."""
     trained: Sequence[TrainedRun] = ()
     """The runs of the files with what they tell of their training."""
     gallery: Gallery | None = None
@@ -69,15 +72,23 @@ def _described(summary: Summary) -> str:
     return f"- **{escape_markdown(summary.name)}**: {', '.join(part for part in parts if part)}\n"
 
 
+def _items(notes: Mapping[str, Sequence[str]]) -> str:
+    """A Markdown list: the runs of each note in bold, then the note."""
+    return "".join(
+        f"- {', '.join(f'**{escape_markdown(name)}**' for name in names)}: {escape_markdown(note)}\n"
+        for note, names in notes.items()
+    )
+
+
+def _warnings(contents: Contents) -> str:
+    return f"\n{_items(contents.warnings)}" if contents.warnings else ""
+
+
 def _comparison(contents: Contents) -> str:
     """The Markdown section on what was done otherwise than in the paper; empty where nothing is compared."""
     if not contents.published:
         return ""
-    items = [
-        f"- {', '.join(f'**{escape_markdown(name)}**' for name in names)}: {escape_markdown(note)}\n"
-        for note, names in contents.notes.items()
-    ]
-    return f"\n## Beside {escape_markdown(contents.tables)}\n\nIn italics: {BESIDE}.\n\n{''.join(items)}"
+    return f"\n## Beside {escape_markdown(contents.tables)}\n\nIn italics: {BESIDE}.\n\n{_items(contents.notes)}"
 
 
 def _seeds(contents: Contents) -> str:
@@ -122,10 +133,10 @@ def markdown_page(contents: Contents) -> str:
         f"# {escape_markdown(contents.title)}\n\n"
         f"{markdown_table(contents.summaries, contents.published)}\n"
         "Certified accuracy in % at each radius: the share of images that are classified correctly with a certified "
-        "radius greater than it (at 0: correctly, without abstaining). "
+        "radius of at least that (at 0: correctly, without abstaining). "
         "ACR: average certified radius, 0 where wrong or abstained. Bold: the best of each σ, where "
-        "all its runs are on the same images.\n"
-        f"{_comparison(contents)}{_seeds(contents)}{_figures(contents.pictures)}\n"
+        "all its runs are on the same images and certified with the same n, alpha, bound and noise.\n"
+        f"{_warnings(contents)}{_comparison(contents)}{_seeds(contents)}{_figures(contents.pictures)}\n"
         "## How each run was certified\n\n"
         f"{''.join(map(_described, by_sigma(contents.summaries)))}\n"
         "## 95% confidence intervals\n\n"
@@ -138,10 +149,13 @@ def markdown_page(contents: Contents) -> str:
 def latex_tables(contents: Contents) -> str:
     """The tabular of the runs, what differs from the paper under it, then the tabular over seeds."""
     parts = [latex_table(contents.summaries, contents.published)]
+    lines = [f"{', '.join(names)}: {note}." for note, names in contents.warnings.items()]
     if contents.published:
-        lines = [f"{', '.join(names)}: {note}." for note, names in contents.notes.items()]
-        told = "\n\n".join(map(escape_latex, [f"Beside {contents.tables}: {BESIDE}.", *lines]))
-        parts.append(f"\\par\\smallskip\n{{\\footnotesize\n{told}\n\\par}}\n")
+        lines.append(f"Beside {contents.tables}: {BESIDE}.")
+        lines += [f"{', '.join(names)}: {note}." for note, names in contents.notes.items()]
+    if lines:
+        notes = "\n\n".join(map(escape_latex, lines))
+        parts.append(f"\\par\\smallskip\n{{\\footnotesize\n{notes}\n\\par}}\n")
     if contents.seeds:
         parts.append(f"% mean and sample sd over seeds\n{latex(seeds_layout(contents.seeds, contents.published))}")
     return "\n".join(parts)
@@ -162,7 +176,7 @@ def html_file(contents: Contents) -> str:
         contents.summaries,
         contents.gallery,
         published=contents.published,
-        notes=contents.notes,
+        notes={**contents.warnings, **contents.notes},
         more=more,
     )
 
@@ -181,7 +195,10 @@ def terminal_report(contents: Contents, width: int) -> list[RenderableType]:
     shown: list[RenderableType] = [terminal_table(contents.summaries, width, contents.published)]
     if contents.published:
         shown.append(Text(f"beside {contents.tables}: {BESIDE}", style="italic"))
-    shown += [Text(f"{', '.join(names)}: {note}") for note, names in contents.notes.items()]
+    shown += [Text(one_line(f"{', '.join(names)}: {note}")) for note, names in contents.notes.items()]
+    shown += [
+        Text(one_line(f"note: {', '.join(names)}: {note}"), style="yellow") for note, names in contents.warnings.items()
+    ]
     if contents.seeds:
         shown.append(terminal(seeds_layout(contents.seeds, contents.published), width, SEEDS_CAPTION))
     return shown

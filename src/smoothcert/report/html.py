@@ -17,16 +17,17 @@ from typing import Any
 
 from smoothcert.certificates import CertificatesFile
 from smoothcert.errors import RequestError
-from smoothcert.palette import one_line
 from smoothcert.report.comparison import Published
 from smoothcert.report.figures import panel_titles, short_labels
 from smoothcert.report.html_gallery import Gallery, gallery_data, rounded_down
 from smoothcert.report.summary import Summary, counted_radii
 from smoothcert.report.tables import Cell, Column, Layout, by_sigma, layout
+from smoothcert.text import one_line, printable
 from smoothcert.version import __version__
 
 _SCRIPTS = ("page.js", "table.js", "curves.js", "gallery.js")
 _RADIUS_DECIMALS = 6
+_MOST_OF_RECIPE = 100_000  # bytes
 _LOOKS = 7  # colours in style.css
 
 NOTHING: Mapping[str, Any] = {}
@@ -84,9 +85,9 @@ def _page_file(name: str) -> str:
     return package_files("smoothcert.report").joinpath("page", name).read_text(encoding="utf-8")
 
 
-def _shown(text: str) -> str:
-    """`text` as HTML that shows it; half a surrogate pair, which no file can hold, becomes a question mark."""
-    return escape(text.encode("utf-8", "replace").decode())
+def _shown(text: object) -> str:
+    """`text` as HTML that shows it, on one line."""
+    return escape(one_line(text))
 
 
 def _embedded(data: Mapping[str, Any]) -> str:
@@ -140,7 +141,7 @@ def _table(content: Layout, colours: Mapping[str, int]) -> str:
 
 
 def _note(note: str, names: Sequence[str]) -> str:
-    return f'<p class="note"><b>{_shown(", ".join(map(one_line, names)))}</b>: {_shown(one_line(note))}</p>\n'
+    return f'<p class="note"><b>{_shown(", ".join(names))}</b>: {_shown(note)}</p>\n'
 
 
 def _radius_heading(columns: Sequence[Column]) -> str:
@@ -154,11 +155,11 @@ def _radius_heading(columns: Sequence[Column]) -> str:
 def _cell(column: Column, cell: Cell, colours: Mapping[str, int]) -> str:
     classes = "number" if column.numeric else "text"
     classes += " best" if cell.best else ""
-    attributes = "" if cell.value is None else f' data-value="{_shown(str(cell.value))}"'
+    attributes = "" if cell.value is None else f' data-value="{_shown(cell.value)}"'
     if column.radius is not None and isinstance(cell.value, int | float) and not cell.aside:
         classes += " accuracy"
         attributes += f' style="--share:{min(max(cell.value, 0.0), 100.0):.1f}%"'
-    text = _shown(one_line(cell.text))
+    text = _shown(cell.text)
     if column.key == "name" and cell.value in colours:
         text = f'<span class="swatch look-{colours[str(cell.value)] % _LOOKS}"></span>{text}'
     return f'<td class="{classes}"{attributes}>{text}</td>'
@@ -176,14 +177,14 @@ def _provenance(summary: Summary, file: CertificatesFile) -> str:
     ]
     recipe = _recipe(file)
     blocks = (
-        f"<h3>Recipe</h3><pre>{_shown(recipe)}</pre>" if recipe else "",
+        f"<h3>Recipe</h3><pre>{escape(recipe)}</pre>" if recipe else "",
         _facts("Certification", file.settings),
         _facts("Provenance", file.provenance),
     )
     inside = "".join(f"<div>{block}</div>" for block in blocks if block)
     nothing = '<p class="note">The files of this run say nothing more.</p>'
     return (
-        f"<details><summary><b>{_shown(one_line(summary.name))}</b> "
+        f"<details><summary><b>{_shown(summary.name)}</b> "
         f"<span>{_shown(', '.join(filter(None, told)))}</span></summary>"
         f'<div class="facts">{inside or nothing}</div></details>'
     )
@@ -195,7 +196,10 @@ def _recipe(file: CertificatesFile) -> str | None:
     path = folder.parent / "recipe.yaml"
     if folder.name != "certificates" or not path.is_file():
         return None
-    return path.read_text(encoding="utf-8", errors="replace")
+    with path.open("rb") as stream:
+        content = stream.read(_MOST_OF_RECIPE + 1)
+    lines = content[:_MOST_OF_RECIPE].decode("utf-8", "replace").splitlines()
+    return "\n".join(map(printable, [*lines, *(["..."] if len(content) > _MOST_OF_RECIPE else [])]))
 
 
 def _facts(heading: str, told: Mapping[str, Any]) -> str:

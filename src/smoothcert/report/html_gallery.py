@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smoothcert.certificates import ABSTAIN, CertificatesFile, CertifiedImage
-from smoothcert.palette import one_line
+from smoothcert.text import one_line
 
 PER_KIND = 24
 _TOP_VOTES = 3
@@ -49,11 +49,14 @@ def kinds_of(rows: Sequence[CertifiedImage]) -> dict[str, list[CertifiedImage]]:
 
 
 def rounded_down(radius: float, decimals: int) -> float:
-    """`radius` >= 0 to so many decimals, towards 0: it is never shown larger than it was certified."""
+    """The largest number with so many decimals that is at most `radius` >= 0: it is never shown larger than certified,
+    and a radius with fewer decimals stays as it is."""
     scale: int = 10**decimals
+    if radius * scale >= 2**53:  # no decimals are left
+        return radius
     steps = math.floor(radius * scale)
-    # The product may have been rounded up to the next whole number.
-    return (steps if steps / scale <= radius else steps - 1) / scale
+    # The product may have been rounded across a whole number, in either direction.
+    return max(k / scale for k in (steps - 1, steps, steps + 1) if k / scale <= radius)
 
 
 def gallery_data(files: Sequence[tuple[str, CertificatesFile]], gallery: Gallery | None) -> dict[str, Any]:
@@ -78,7 +81,9 @@ def gallery_data(files: Sequence[tuple[str, CertificatesFile]], gallery: Gallery
             {"title": kind, "total": len(rows), "images": [_card(row, known, places) for row in rows[:PER_KIND]]}
             for kind, rows in kinds[name].items()
         ]
-        runs.append({"name": one_line(name), "note": answer if isinstance(answer, str) else None, "kinds": lists})
+        runs.append(
+            {"name": one_line(name), "note": one_line(answer) if isinstance(answer, str) else None, "kinds": lists}
+        )
     pictures = [
         _data_uri(answer.files[index])
         for answer in found.values()

@@ -7,6 +7,7 @@ from typing import Any
 
 Value = float | int | str | None
 UNKNOWN = "–"
+MOST_DECIMALS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,11 @@ class Layout:
 
 def decimals_needed(numbers: Sequence[float]) -> int:
     """At least 2, and as many as tell the numbers apart and show each to one part in ten thousand."""
-    for decimals in range(2, 10):
+    for decimals in range(2, MOST_DECIMALS):
         shown = {f"{x:.{decimals}f}" for x in numbers}
         if len(shown) == len(set(numbers)) and all(abs(round(x, decimals) - x) <= 1e-4 * abs(x) for x in numbers):
             return decimals
-    return 10
+    return MOST_DECIMALS
 
 
 def shown(value: Value, decimals: int | None) -> str:

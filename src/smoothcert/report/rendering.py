@@ -1,21 +1,12 @@
 """A layout as Markdown, CSV, LaTeX or a table for the terminal."""
 
-import csv
-import io
-import re
 from collections.abc import Sequence
 
 from rich.table import Table
 from rich.text import Text
 
-from smoothcert.palette import one_line
-from smoothcert.report.layout import UNKNOWN, Cell, Layout, Value, fitting
-
-
-def escape_markdown(text: str) -> str:
-    """`text` so that Markdown shows it as it is, in a table cell too. Underscores inside words need no escape."""
-    return re.sub(r"([\\|*`<\[\]]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", one_line(text))
-
+from smoothcert.report.layout import UNKNOWN, Cell, Layout, fitting
+from smoothcert.text import csv_text, escape_markdown, one_line
 
 _LATEX = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -57,20 +48,8 @@ def markdown(content: Layout) -> str:
 def comma_separated(content: Layout) -> str:
     """All numbers with ten digits, a header line first; unknown values empty."""
     table = content.for_programs()
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(column.key for column in table.columns)
-    for group in table.groups:
-        for row in group:
-            writer.writerow(_for_programs(cell.value) for cell in row)
-    return out.getvalue()
-
-
-def _for_programs(value: Value) -> Value:
-    """Text without what cannot be written: a folder's name may hold any bytes."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    return f"{value:.10g}" if isinstance(value, float) else value
+    rows = ([cell.value for cell in row] for group in table.groups for row in group)
+    return csv_text([[column.key for column in table.columns], *rows])
 
 
 def latex(content: Layout) -> str:

@@ -1,6 +1,5 @@
 """Mean and spread over training seeds: runs that share everything else are put together."""
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +56,10 @@ class SeedMean:
         return self.members[0].indices
 
     @property
+    def protocol(self) -> tuple[tuple[str, object], ...]:
+        return self.members[0].protocol
+
+    @property
     def acr(self) -> tuple[float, float]:
         """Mean and sample standard deviation."""
         return _mean_and_sd([summary.acr for summary in self.members])
@@ -95,8 +98,14 @@ def _all_but_the_seed(file: CertificatesFile, recipe: Mapping[str, Any]) -> tupl
     """What two runs must share to be put together: recipe, protocol and images. What is off may be left unrecorded."""
     trained = {key: value for key, value in recipe.items() if key != "seed" and value is not None}
     certified = {key: value for key, value in file.settings.items() if key not in _NOT_COMPARED and value}
-    shared = json.dumps([trained, certified], sort_keys=True, default=str)
-    return shared, frozenset(row.index for row in file.rows)
+    return repr(_canonical([trained, certified])), frozenset(row.index for row in file.rows)
+
+
+def _canonical(value: object) -> object:
+    """`value` such that equal mappings have equal texts, whatever the order and the types of their keys."""
+    if isinstance(value, Mapping):
+        return sorted((repr(key), repr(_canonical(inner))) for key, inner in value.items())
+    return [_canonical(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def over_seeds(files: Sequence[CertificatesFile], summaries: Sequence[Summary]) -> list[SeedMean]:

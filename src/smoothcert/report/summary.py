@@ -51,6 +51,8 @@ class Summary:
     """What sets the file apart from plain CERTIFY: the rule that spent the votes, the noise, the arithmetic."""
     norm: str = "L2"
     """Of the radii."""
+    protocol: tuple[tuple[str, object], ...] = ()
+    """What radii depend on besides the network and the image, as (name, value): only runs that share it are ranked."""
 
     @property
     def acr_interval(self) -> tuple[float, float] | None:
@@ -97,13 +99,11 @@ def average_certified_radius(rows: Sequence[CertifiedImage]) -> float:
 
 
 def certified_accuracy(rows: Sequence[CertifiedImage], radius: float) -> float:
-    """The fraction in [0, 1] of images certified for their own label at a radius strictly greater than `radius`.
+    """The fraction in [0, 1] of images that are certified for their label with a radius of at least `radius`.
 
-    At radius 0 every image counts that is right and not abstained, as in the published tables: tools that print
-    three digits write a small radius as 0.0.
+    This is what the published tables count. An abstention never counts, not even at radius 0.
     """
-    radii = counted_radii(rows)
-    return sum(radius == 0 or r > radius for r in radii) / _count(rows)
+    return sum(r >= radius for r in counted_radii(rows)) / _count(rows)
 
 
 def abstention_rate(rows: Sequence[CertifiedImage]) -> float:
@@ -142,7 +142,7 @@ def _number(file: CertificatesFile, key: str) -> float | None:
         return None
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if isinstance(value, bool) or not math.isfinite(number):
         raise WorkError(
@@ -168,7 +168,8 @@ def _ceiling(file: CertificatesFile, sigma: float | None, n: int | None, alpha: 
     gaussian = (_text(file.settings, "noise") or "gaussian").lower() == "gaussian"
     if not gaussian or sigma is None or n is None or alpha is None or n < 1 or not 0 < alpha < 1:
         return None
-    return largest_certifiable_radius(sigma, n, alpha)
+    ceiling = largest_certifiable_radius(sigma, n, alpha)
+    return ceiling if math.isfinite(ceiling) else None
 
 
 def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summary:
@@ -198,7 +199,23 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         indices=frozenset(row.index for row in rows),
         remarks=_remarks(file),
         norm="L1" if in_l1(file) else "L2",
+        protocol=_protocol(file, n, alpha),
     )
+
+
+def _protocol(file: CertificatesFile, n: int | None, alpha: float | None) -> tuple[tuple[str, object], ...]:
+    told = file.settings
+    found = {
+        "n": _number(file, "n") if n is None else n,
+        "alpha": alpha,
+        "bound": "two-sided" if told.get("bound") == "two-sided" else "one-sided",
+        "noise": _text(told, "noise") or "gaussian",
+        "radii": str(told.get("radii") or ""),
+        "radius loss": _text(told, "radius_loss"),
+        "label-aware": bool(told.get("label_aware")),
+        "sound": bool(told.get("sound")),
+    }
+    return tuple(found.items())
 
 
 def refuse_without_images(file: CertificatesFile) -> None:

@@ -19,14 +19,7 @@ from smoothcert.report.layout import (
     row_of,
     with_best_marked,
 )
-from smoothcert.report.rendering import (
-    comma_separated,
-    escape_latex,
-    escape_markdown,
-    latex,
-    markdown,
-    terminal,
-)
+from smoothcert.report.rendering import comma_separated, latex, markdown, terminal
 from smoothcert.report.summary import Summary
 
 __all__ = [
@@ -39,8 +32,6 @@ __all__ = [
     "compact",
     "csv_table",
     "decimals_needed",
-    "escape_latex",
-    "escape_markdown",
     "fitting",
     "intervals_layout",
     "latex_table",
@@ -62,6 +53,8 @@ class Grouped(Protocol):
     def group(self) -> tuple[float, str]: ...
     @property
     def indices(self) -> frozenset[int]: ...
+    @property
+    def protocol(self) -> tuple[tuple[str, object], ...]: ...
 
 
 Subject = TypeVar("Subject", bound=Grouped)
@@ -76,6 +69,13 @@ def on_the_same_images(subjects: Sequence[Grouped]) -> bool:
     """Whether those of each group are, so that they can be ranked."""
     groups = {subject.group: subject.indices for subject in subjects}
     return all(groups[subject.group] == subject.indices for subject in subjects)
+
+
+def differing_protocols(subjects: Sequence[Grouped]) -> list[str]:
+    """What runs of one group were certified with differently, such as n; such runs are not ranked."""
+    groups = {subject.group: dict(subject.protocol) for subject in subjects}
+    pairs = [(subject.group, name, value) for subject in subjects for name, value in subject.protocol]
+    return list(dict.fromkeys(name for group, name, value in pairs if groups[group].get(name) != value))
 
 
 def compact(count: int) -> str:
@@ -178,13 +178,14 @@ def _columns(summaries: Sequence[Summary], published_of: PublishedOf) -> tuple[C
 
 def arranged(columns: Sequence[Column], subjects: Sequence[Subject], published_of: PublishedOf) -> Layout:
     """The rows of `subjects` in groups by sigma (unknown last), then in the given order, the best of each group marked,
-    published rows under those that have one. Runs that do not tell their sigma may have different ones: not ranked. Nor
-    are those on different images: which are taken can matter more than how the network was trained."""
+    published rows under those that have one. Not ranked: runs without a recorded sigma, which may differ in it; runs on
+    different images, which can matter more than how the network was trained; runs certified with different n, alpha,
+    bound or noise, on which radii depend."""
     groups = []
     for _, members in groupby(by_sigma(subjects), key=lambda subject: subject.group):
         group = list(members)
         rows = [row_of(columns, subject) for subject in group]
-        if group[0].sigma is not None and on_the_same_images(group):
+        if group[0].sigma is not None and on_the_same_images(group) and not differing_protocols(group):
             rows = with_best_marked(columns, rows)
         found = [published_of(subject) for subject in group]
         groups.append(
@@ -225,7 +226,7 @@ def intervals_layout(summaries: Sequence[Summary]) -> Layout:
 
 
 def markdown_table(summaries: Sequence[Summary], published: Mapping[str, Published] = NOTHING) -> str:
-    """A GitHub table; the best ACR and accuracies of each sigma are bold, if on the same images. Accuracies in %."""
+    """A GitHub table; the best ACR and accuracies of each sigma are bold, where runs are ranked. Accuracies in %."""
     return markdown(layout(summaries, published))
 
 
@@ -236,7 +237,7 @@ def csv_table(summaries: Sequence[Summary], published: Mapping[str, Published] =
 
 def latex_table(summaries: Sequence[Summary], published: Mapping[str, Published] = NOTHING) -> str:
     """A tabular for the booktabs package, a rule between sigmas; the best ACR and accuracies of each sigma are bold,
-    if on the same images."""
+    where runs are ranked (see `arranged`)."""
     return latex(layout(summaries, published))
 
 

@@ -14,13 +14,13 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.files import write_text_atomically
 from smoothcert.gallery import pictures
 from smoothcert.paper_runs import PaperRun, paper_runs, published
 from smoothcert.report import Published, terminal_report, write_report
-from smoothcert.report.rendering import escape_markdown
 from smoothcert.reproduction.planning import PlannedRun, Request, plan, share_runs
 from smoothcert.reproduction.work import Workshop, finish_runs
+from smoothcert.text import escape_markdown
+from smoothcert.written_files import write_files
 
 __all__ = ["QUICK", "PlannedRun", "Request", "plan", "plan_table", "reproduce", "share_runs"]
 
@@ -113,7 +113,7 @@ def show_report(request: Request, finished: Sequence[PlannedRun], rows: Sequence
         published=beside(finished),
         gallery=partial(pictures, folder=request.data),
     )
-    write_text_atomically(out / "rows.md", rows_page(title, rows))
+    write_files(out, {"rows.md": rows_page(title, rows).encode()})
     console.print(title, style="bold", soft_wrap=True, markup=False)
     for shown in terminal_report(report.contents, console.width):
         console.print(shown)

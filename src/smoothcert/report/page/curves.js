@@ -2,12 +2,12 @@
 const MARGIN = { left: 36, right: 8, top: 24, bottom: 40 };
 const NAME_HEIGHT = 15;
 
-// The percentage of images certified at a radius greater than `radius`; at 0 all that are right count.
+// The percentage of images certified with a radius of at least `radius`.
 function accuracy(run, radius) {
   let [low, high] = [0, run.radii.length];
-  while (radius > 0 && low < high) {
+  while (low < high) {
     const middle = (low + high) >> 1;
-    if (run.radii[middle] > radius) high = middle;
+    if (run.radii[middle] >= radius) high = middle;
     else low = middle + 1;
   }
   return (100 * (run.radii.length - low)) / run.images;
