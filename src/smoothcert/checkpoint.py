@@ -34,6 +34,7 @@ from smoothcert.run_folder import MODEL as MODEL
 from smoothcert.run_folder import RECIPE as RECIPE
 from smoothcert.run_folder import STATE as STATE
 from smoothcert.run_folder import check_run_folder
+from smoothcert.text import one_line
 from smoothcert.version import __version__
 
 MOST = 100_000
@@ -219,14 +220,9 @@ DAMAGE = (SafetensorError, KeyError, ValueError, TypeError, AttributeError, Runt
 
 def _damaged_model(path: Path, error: Exception) -> WorkError:
     return WorkError(
-        f"{path}: damaged or not a smoothcert model ({type(error).__name__}: {one_line(error)}); "
+        f"{path}: damaged or not a smoothcert model ({type(error).__name__}: {one_line(error)[:160]}); "
         "it is left as it is: restore it, or train again into another folder"
     )
-
-
-def one_line(error: Exception) -> str:
-    """The beginning of what `error` says."""
-    return " ".join(str(error).split())[:160]
 
 
 def refuse_code(source: Path, model: str, code: str | None) -> None:
@@ -299,7 +295,7 @@ def load_state(folder: Path) -> State | None:
         return _checked_state(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:  # on a damaged file the unpickler raises whatever it happens to meet
         # What torch says about files that it cannot read is several lines of advice.
-        reason = one_line(error) if isinstance(error, ValueError) else type(error).__name__
+        reason = one_line(error)[:160] if isinstance(error, ValueError) else type(error).__name__
         raise WorkError(
             f"{path}: damaged, the run cannot continue from it ({reason}); it is left as it is: restore it, or "
             "train again into another folder"

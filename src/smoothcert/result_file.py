@@ -24,7 +24,7 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
     beside = settings_path(path)
     check_regular_file(beside)
     try:
-        stored = json.loads(beside.read_text(encoding="utf-8"))
+        stored = json.loads(beside.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
         parts = {key: stored[key] for key in ("settings", "provenance")}
         if wrong := [key for key, value in parts.items() if not isinstance(value, dict)]:
             raise TypeError(f"'{wrong[0]}' is not a mapping")
@@ -36,6 +36,11 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
         ) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise WorkError(f"{beside}: damaged, expected JSON with 'settings' and 'provenance' ({error})") from error
+
+
+def _refuse_constant(name: str) -> None:
+    """NaN and Infinity are no JSON: Python would read them, and other readers refuse what is written from them."""
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def write_settings(path: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
@@ -86,9 +91,9 @@ def refuse_existing(out: Path) -> None:
 
     Settings of ours without their result file are what a killed process left: they may be replaced.
     """
-    beside = settings_path(out)
     if out.exists() or out.is_symlink():
         raise RequestError(f"{out}: exists already; choose another --out")
+    beside = settings_path(out)
     if beside.exists() or beside.is_symlink():
         try:
             read_settings(out)

@@ -21,7 +21,6 @@ from smoothcert.checkpoint import (
     State,
     load_run,
     load_state,
-    one_line,
     read_model_file,
     save_model,
 )
@@ -32,6 +31,7 @@ from smoothcert.metrics_file import METRICS, epochs_in, keep_metrics_before
 from smoothcert.processes import find_device, meet
 from smoothcert.recipe import TrainRecipe, load_run_recipe, parse_recipe, stored_fields
 from smoothcert.run_folder import refuse_lost_recipe
+from smoothcert.text import one_line
 
 STEPS_AHEAD = 8
 """Steps that a run may have asked for and not seen done: enough to keep a GPU busy, few to wait for."""
@@ -266,7 +266,7 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, start: Start, fo
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        reason = one_line(error)
+        reason = one_line(error)[:160]
         raise RequestError(f"{folder}: its weights do not fit the network ({reason}); choose another --out") from error
 
 
