@@ -101,8 +101,8 @@ def _united(files: Sequence[CertificatesFile]) -> dict[int, CertifiedImage]:
         # Shards draw seeds of their own, which is as good as one: votes of different images are independent anyway.
         first, own = ({**f.settings, "seed": None} for f in (files[0], file))
         unknown = [key for key in NEWER_SETTINGS if (key in first) != (key in own)]
-        compared = [{k: v for k, v in settings.items() if k not in unknown} for settings in (own, first)]
-        if differences := differing_settings(*compared, ("this", "that")):
+        this, that = ({k: v for k, v in settings.items() if k not in unknown} for settings in (own, first))
+        if differences := differing_settings(this, that, ("this", "that")):
             raise RequestError(f"{file.path}: has other settings than {files[0].path} ({'; '.join(differences)})")
         for row in file.rows:
             known = rows.setdefault(row.index, row)
