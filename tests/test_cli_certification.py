@@ -208,6 +208,7 @@ def test_attack_finds_data_that_have_another_name_than_their_data_set(
 
     spec = dataclasses.replace(DATASETS["mnist-sample"], load=renamed)
     monkeypatch.setitem(DATASETS, "mnist-sample", spec)
+    monkeypatch.chdir(run.parent)
     assert run_cli("certify", run, *FEW, "--max-images", 2)[0] == 0
     options = ("--radii", "0.5", "--steps", 2, "--num-noise", 2, "--n", 50, "--device", "cpu")
     code, out, err = run_cli("attack", run, *options)
