@@ -227,7 +227,8 @@ def test_the_printed_next_steps_run(run_cli: Cli, workplace: Path, network: str)
         workplace / "r.yaml"
     )
     code, out, err = run_cli(
-        "train", "--recipe", "r.yaml", "--out", "my runs/it's", "--data", "my data", "--device", "cpu"
+        *("train", "--recipe", "r.yaml", "--model", network, "--out", "my runs/it's", "--data", "my data"),
+        *("--device", "cpu"),
     )
     assert (code, err) == (0, "")
     certify = printed_next(out)

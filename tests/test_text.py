@@ -7,7 +7,7 @@ import sys
 import pytest
 from rich.table import Table
 
-from smoothcert.console import PlainConsole
+from smoothcert.console import PlainConsole, certification_bar
 from smoothcert.text import csv_text, one_line, printable
 
 
@@ -54,3 +54,11 @@ def test_the_console_shows_hostile_text_as_it_is(capsys: pytest.CaptureFixture[s
     assert r"wrote \x1b[2J:warning: [bold]b" in out
     assert "\x1b[2J" not in out
     assert "\x1b]0" not in out
+
+
+def test_a_progress_bar_shows_hostile_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with certification_bar("run\x1b[2J[red]", 1):
+        pass
+    out = capsys.readouterr().out
+    assert r"certify run\x1b[2J[red]" in out
+    assert "\x1b[2J" not in out

@@ -61,7 +61,7 @@ def test_captured_equals_plain(tmp_path: Path, tiny_data: ImageData, objective: 
     notes: list[str] = []
     train(recipe, tiny_data, tmp_path / "captured", device="cuda", compiling=compiling, on_note=notes.append)
     train(recipe, tiny_data, tmp_path / "plain", device="cuda", capture=False)
-    assert notes == []
+    assert not [note for note in notes if "captured" in note or "compiled" in note]
     told = load_run(tmp_path / "captured").provenance
     assert (told["captured"], told["compiled"]) == (True, compiled)
     assert torch.allclose(losses(tmp_path / "captured"), losses(tmp_path / "plain"), rtol=5e-3, atol=1e-4)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, Task, TextColumn
 from rich.text import Text
 
 from smoothcert.text import one_line
@@ -36,14 +36,24 @@ class PlainConsole(Console):
         return super().render_str(one_line(text), **options)
 
 
+class PlainColumn(TextColumn):
+    """A column of a progress bar that shows its text as one printable line."""
+
+    def __init__(self, text_format: str) -> None:
+        super().__init__(text_format, markup=False)
+
+    def render(self, task: Task) -> Text:
+        return Text(one_line(super().render(task).plain))
+
+
 @contextmanager
 def _bar() -> Iterator[Progress]:
     """On a terminal the bar lives; elsewhere its last state is printed once. Of several processes one shows it."""
     quiet = os.environ.get("RANK", "0") != "0"
     columns = (
-        TextColumn("{task.description}", markup=False),
+        PlainColumn("{task.description}"),
         BarColumn(bar_width=10),
-        TextColumn("{task.fields[now]}", markup=False),
+        PlainColumn("{task.fields[now]}"),
     )
     with Progress(*columns, console=PlainConsole(), disable=quiet) as bar:
         yield bar
@@ -95,7 +105,7 @@ def train_with_bar(
     from smoothcert.training import train
 
     with _bar() as bar:
-        task = bar.add_task(one_line(f"train {folder.name}"), total=None, now="")
+        task = bar.add_task(f"train {folder.name}", total=None, now="")
 
         def show(status: "TrainingStatus") -> None:
             now = (
@@ -121,7 +131,7 @@ class CertificationBar:
     """Shows images done, running ACR, images/s, votes/s and the time left."""
 
     def __init__(self, bar: Progress, name: str, images: int) -> None:
-        self._bar, self._task = bar, bar.add_task(one_line(f"certify {name}"), total=images, now="")
+        self._bar, self._task = bar, bar.add_task(f"certify {name}", total=images, now="")
 
     def __call__(self, status: "CertificationStatus") -> None:
         left = status.seconds_left
@@ -147,7 +157,7 @@ def certification_bar(name: str, images: int) -> Iterator[CertificationBar]:
 def attack_bar(name: str, images: int) -> Iterator["Callable[[AttackStatus], None]"]:
     """A bar, and the function that shows images done, how many withstood everything, and contradictions on it."""
     with _bar() as bar:
-        task = bar.add_task(one_line(f"attack {name}"), total=images, now="")
+        task = bar.add_task(f"attack {name}", total=images, now="")
 
         def show(status: "AttackStatus") -> None:
             loud = f" {status.contradictions} CONTRADICTIONS" if status.contradictions else ""

@@ -22,6 +22,7 @@ BUDGET = (
     "batch_size=128",
     "learning_rate=0.05",
     "learning_rate_drops=[1]",
+    "nesterov=true",
 )
 # One long attack step costs a quarter of four short ones and leads as far.
 CHEAPER = {"mnist/smoothmix": ("objective.num_noise=2", "objective.steps=1", "objective.step_size=4")}

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import Progress, TextColumn
+from rich.progress import Progress
 from rich.table import Table
 
 from smoothcert.cli.options import Data, Device, Force, console
+from smoothcert.console import PlainColumn
 from smoothcert.run_folder import check_run_folder
-from smoothcert.text import one_line
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
     from smoothcert.analysis.subjects import Subjects, UnrestrictedAttack
@@ -139,7 +139,7 @@ def mixing(
     attack = _attack(subjects, steps, step_size, num_noise)
     indices = chosen_images(len(subjects.data), skip, max_images)
     with _bar() as bar:
-        tasks = {run.name: bar.add_task(one_line(f"mixing {run.name}"), total=len(indices)) for run in subjects.runs}
+        tasks = {run.name: bar.add_task(f"mixing {run.name}", total=len(indices)) for run in subjects.runs}
         found = mixing_ratios(
             subjects,
             indices,
@@ -233,8 +233,7 @@ def _attack(subjects: "Subjects", steps: int | None, step_size: float | None, nu
 @contextmanager
 def _bar() -> Iterator[Progress]:
     """On a terminal alone, and gone when done: what it counts is in the table that follows."""
-    description = TextColumn("{task.description}", markup=False)  # names of runs are shown as they are
-    columns = (description, *Progress.get_default_columns()[1:])
+    columns = (PlainColumn("{task.description}"), *Progress.get_default_columns()[1:])
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield bar
 

@@ -25,7 +25,7 @@ FIRST_STAGE = 500
 LOOK = {"cpu": 500, "cuda": 2000}
 """Votes between two looks of a sequential test."""
 BEYOND = 1e-9
-"""A requested radius is tested slightly beyond itself, so that rounding cannot put its certificate below it."""
+"""A radius that was asked for is tested a little beyond itself: certified accuracy counts radii greater than it."""
 
 
 @dataclass(frozen=True)
