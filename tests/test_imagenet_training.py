@@ -42,7 +42,7 @@ def test_two_steps_on_generated_photographs(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr[-2000:]
 
     module = ("-m", "smoothcert")
-    options = ("train", "--recipe", "r.yaml", "--device", "cpu", "--out")
+    options = ("train", "--recipe", "r.yaml", "--model", "small_for_test:small", "--device", "cpu", "--out")
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     run(sys.executable, *module, *options, "one")
     run(sys.executable, *launcher, *module, *options, "two")

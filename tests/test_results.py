@@ -46,6 +46,9 @@ def runs_of(globs: list[str]) -> list[Path]:
         ("mnist-same-images", ["mnist"], "smoothmix/table2", ("md", "csv"), True),
         ("mnist-consistency-paper", ["mnist"], "consistency/supp-table2", ("md", "csv"), False),
         ("float32", ["float32"], "smoothmix/table2", ("md", "csv", "png"), False),
+        ("mnist-published-recipe", ["mnist-published-recipe"], "smoothmix/table2", ("md", "csv"), False),
+        ("cifar10-official", ["cifar10-official"], "smoothmix/table1", ("md", "csv"), False),
+        ("cifar10-official-n10000", ["cifar10-official-n10000"], "smoothmix/table1", ("md", "csv"), False),
         ("cifar10", CIFAR10["smoothmix/table1"], "smoothmix/table1", ("md", "csv", "png"), False),
         ("cifar10-n10000", ["cifar10-n10000"], "smoothmix/table1", ("md", "csv"), False),
         ("cifar10-resnet20", CIFAR10["consistency/table4"], "consistency/table4", ("md", "csv", "png"), False),
@@ -84,7 +87,7 @@ def test_all_rows_are_there_and_in_the_published_order(table: str, tmp_path: Pat
     assert wrong == []
 
 
-@pytest.mark.parametrize(("name", "runs"), [("mnist", 30), ("cifar10", 4), ("mnist-ablations", 24)])
+@pytest.mark.parametrize(("name", "runs"), [("mnist", 30), ("mnist-published-recipe", 4), ("cifar10", 4), ("cifar10-official", 2), ("mnist-ablations", 24)])
 def test_each_result_has_its_recipe_and_provenance(name: str, runs: int) -> None:
     folders = [path for path in (RESULTS / name).iterdir() if path.is_dir() and not path.name.startswith("report-")]
     assert len(folders) == runs

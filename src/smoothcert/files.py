@@ -96,7 +96,9 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        # Before the release: removed after it, the file could already be the lock of another process.
-        with suppress(OSError):  # Windows removes it on release and refuses it now
-            path.unlink()
-        lock.release()
+        try:
+            # Before the release: removed after it, the file could already be the lock of another process.
+            with suppress(OSError):  # Windows removes it on release and refuses it now
+                path.unlink()
+        finally:
+            lock.release()
