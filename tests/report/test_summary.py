@@ -194,7 +194,7 @@ def test_no_rows_and_damaged_settings_are_refused() -> None:
 def test_report_imports_neither_torch_nor_what_needs_it() -> None:
     checked = ("attack_file", "bounds", "certificates", "metrics_file", "palette", "papers/__init__", "result_file")
     allowed = {name.partition("/")[0] for name in checked} | {
-        *("errors", "files", "report", "text", "version", "written_files", "yaml_file")
+        *("errors", "files", "report", "run_folder", "text", "version", "written_files", "yaml_file")
     }
     folder = Path(smoothcert.report.__file__).parent
     below = [folder.parent / f"{name}.py" for name in checked]
