@@ -16,7 +16,7 @@ fast: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
 
 kernels: .venv/.installed-dev .venv/.triton
-	PYTHONPATH=.venv/triton TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/kernels
+	PYTHONPATH=.venv/triton TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/models/kernels
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .

@@ -22,11 +22,11 @@ import torch
 from torch import nn
 
 from smoothcert.models import CifarResNet, LeNet
+from smoothcert.models.precision import DTYPES, at_precision, resolve_precision
 from smoothcert.noise import Gaussian
-from smoothcert.smoothing import VoteCounter, certificate_from_votes, select_and_estimate
-from smoothcert.smoothing.precision import DTYPES, at_precision, resolve_precision
-from smoothcert.smoothing.sound import IntegerGaussian
-from smoothcert.smoothing.votes import default_batch_size
+from smoothcert.smoothing.certify import certificate_from_votes
+from smoothcert.smoothing.integer_noise import IntegerGaussian
+from smoothcert.smoothing.votes import VoteCounter, default_batch_size, select_and_estimate
 
 SIGMA = 0.5
 

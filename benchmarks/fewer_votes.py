@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from smoothcert.certification import certify_images, complete_recipe, make_counter, make_rule
-from smoothcert.checkpoint import load_run
+from smoothcert.certification.dataset import certify_images, complete_recipe, make_counter, make_rule
 from smoothcert.data import load_dataset
 from smoothcert.noise import NOISES
+from smoothcert.training.checkpoint import load_run
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import torch
 from smoothcert.models import LeNet
 from smoothcert.noise import Gaussian
 from smoothcert.objectives import Progress
-from smoothcert.presets import PRESETS, preset
+from smoothcert.papers.presets import PRESETS, preset
 
 
 def one_pass(name: str, sigma: float, images: torch.Tensor, labels: torch.Tensor) -> float:

@@ -5,9 +5,9 @@
 
 The usual loop: a DataLoader with worker processes, batches cut into one chunk a noise, float32 (TF32 convolutions)
 without capture, SGD, and the loss and accuracy read by the host after each step. It runs `--usual-steps` steps, from
-which its epoch is computed. Ours: `smoothcert.training.train` as `smoothcert train` calls it, the median of its epochs
-after the first; with `--compile` it is compiled in the first epoch however short the run. The first epoch is shown
-too: it holds the start. `--jobs` trains several copies side by side and prints what that does to the total.
+which its epoch is computed. Ours: `smoothcert.training.loop.train` as `smoothcert train` calls it, the median of its
+epochs after the first; with `--compile` it is compiled in the first epoch however short the run. The first epoch is
+shown too: it holds the start. `--jobs` trains several copies side by side and prints what that does to the total.
 Images are random pixels: speed does not depend on them.
 """
 
@@ -22,14 +22,14 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from smoothcert.checkpoint import InputSpec, new_model
-from smoothcert.compiling import Compiling
 from smoothcert.data import DATASETS, ImageData
-from smoothcert.metrics_file import METRICS
 from smoothcert.objectives import Progress
-from smoothcert.presets import preset
-from smoothcert.recipe import TrainRecipe, with_overrides
-from smoothcert.training import train, train_together
+from smoothcert.papers.presets import preset
+from smoothcert.training.checkpoint import InputSpec, new_model
+from smoothcert.training.loop import train, train_together
+from smoothcert.training.metrics import METRICS
+from smoothcert.training.recipe import TrainRecipe, with_overrides
+from smoothcert.training.step import Compiling
 
 RUNS = {"lenet": ("mnist", 1.0, 60_000), "resnet110": ("cifar10", 0.5, 50_000), "resnet20": ("cifar10", 0.5, 50_000)}
 

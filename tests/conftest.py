@@ -10,7 +10,7 @@ from tiny import tiny_recipe
 
 from smoothcert import cli
 from smoothcert.data import ImageData, mnist_sample
-from smoothcert.training import train
+from smoothcert.training.loop import train
 
 
 @pytest.fixture(scope="session")

@@ -17,13 +17,13 @@ import typer
 from scipy.stats import beta, norm
 from tiny import tiny_recipe
 
-from smoothcert.certificates import ABSTAIN, Certificate
-from smoothcert.checkpoint import load_run
 from smoothcert.cli import app
 from smoothcert.data import ImageData
 from smoothcert.objectives import OBJECTIVES
-from smoothcert.recipe import with_overrides
-from smoothcert.training import train
+from smoothcert.smoothing.certificate import ABSTAIN, Certificate
+from smoothcert.training.checkpoint import load_run
+from smoothcert.training.loop import train
+from smoothcert.training.recipe import with_overrides
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

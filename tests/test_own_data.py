@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 from tiny import tiny_recipe
 
-from smoothcert.certificates import read_certificates
-from smoothcert.checkpoint import load_run
+from smoothcert.certification.certificates import read_certificates
 from smoothcert.data import mnist_sample
+from smoothcert.training.checkpoint import load_run
 
 Cli = Callable[..., tuple[int, str, str]]
 

@@ -14,13 +14,13 @@ from tiny import tiny_recipe
 from torch import nn
 
 from smoothcert import RequestError
-from smoothcert.certificates import read_certificates
-from smoothcert.certification import certify_own_model
-from smoothcert.checkpoint import load_run
+from smoothcert.certification.certificates import read_certificates
+from smoothcert.certification.dataset import certify_own_model
 from smoothcert.data import mnist_sample
 from smoothcert.models import build_model, check_outputs, own_model
-from smoothcert.recipe import CertifyRecipe
-from smoothcert.training import train
+from smoothcert.training.checkpoint import load_run
+from smoothcert.training.loop import train
+from smoothcert.training.recipe import CertifyRecipe
 
 MODULE = """
 import asyncio

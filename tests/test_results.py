@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from smoothcert.analysis.cost import cost_csv, cost_markdown, duration, training_costs
-from smoothcert.certificates import read_certificates
-from smoothcert.paper_runs import paper_runs, published_for
-from smoothcert.recipe import load_train_recipe
+from smoothcert.certification.certificates import read_certificates
+from smoothcert.papers.rows import paper_runs, published_for
 from smoothcert.report import average_certified_radius, find_certificates, write_report
+from smoothcert.training.recipe import load_train_recipe
 
 RESULTS = Path(__file__).parent.parent / "results"
 CIFAR10 = {

@@ -1,7 +1,7 @@
 """A recipe small enough for tests."""
 
 from smoothcert.objectives import Gaussian
-from smoothcert.recipe import TrainRecipe
+from smoothcert.training.recipe import TrainRecipe
 
 
 def tiny_recipe(**changes: object) -> TrainRecipe:

@@ -5,13 +5,14 @@
 
 from importlib import import_module
 
-from smoothcert.version import __version__
+__version__ = "0.1.0"
 
 TYPE_CHECKING = False  # as in typing, whose import takes longer than all of this file
 if TYPE_CHECKING:
-    from smoothcert.certificates import ABSTAIN, Certificate, read_certificates
+    from smoothcert.certification.certificates import read_certificates
     from smoothcert.errors import RequestError, WorkError
-    from smoothcert.smoothing import SmoothedClassifier
+    from smoothcert.smoothing.certificate import ABSTAIN, Certificate
+    from smoothcert.smoothing.classifier import SmoothedClassifier
 
 __all__ = [
     "ABSTAIN",
@@ -23,12 +24,12 @@ __all__ = [
     "read_certificates",
 ]
 _MODULES = {
-    "ABSTAIN": "certificates",
-    "Certificate": "certificates",
+    "ABSTAIN": "smoothing.certificate",
+    "Certificate": "smoothing.certificate",
     "RequestError": "errors",
-    "SmoothedClassifier": "smoothing",
+    "SmoothedClassifier": "smoothing.classifier",
     "WorkError": "errors",
-    "read_certificates": "certificates",
+    "read_certificates": "certification.certificates",
 }
 
 

@@ -5,22 +5,34 @@ Gaussian: Cohen et al. 2019, https://arxiv.org/abs/1902.02918; Laplace and unifo
 https://arxiv.org/abs/2002.08118.
 """
 
+from __future__ import annotations
+
 import math
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy import special
-from torch import Tensor
 
-from smoothcert.bounds import SAFETY, UNIT_RADII
 from smoothcert.errors import RequestError
 
+if TYPE_CHECKING:  # certificates are read without torch
+    import torch
+    from torch import Tensor
+
+# scipy's inverse incomplete beta is good to a few ulp. One part in 1e12 covers that many times over and
+# costs less than 1e-12 of a radius.
+SAFETY = 1e-12
+UNIT_RADII: dict[str, Callable[[float], float]] = {
+    "gaussian": lambda q: -float(special.ndtri(q)),
+    "laplace": lambda q: -math.log(2 * q) / math.sqrt(2),
+    "uniform": lambda q: 2 * math.sqrt(3) * (0.5 - q),
+}
+"""The certified radius at sigma = 1 that follows from p >= 1 - q with q < 1/2, by the name of the noise."""
 VECTOR_MATHEMATICS = platform.machine().lower() in ("x86_64", "amd64")
 """Where numpy computes logarithms, sines and cosines in vector registers: there Box and Muller's method beats numpy's
 own normal numbers nearly three to one; elsewhere it loses."""
@@ -70,6 +82,8 @@ class Noise(ABC):
 
     def sample(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
         """Independent noise, float32, of `shape`, on the generator's device."""
+        import torch
+
         out = torch.empty(tuple(shape), device=generator.device)
         self._draw(out, generator)
         return out
@@ -79,6 +93,8 @@ class Noise(ABC):
         if out.device.type == "cpu":
             self._draw_numpy(out, np.random.Generator(np.random.SFC64(key)))
         else:
+            import torch
+
             self._draw(out, torch.Generator(out.device).manual_seed(key))
 
     def radius(self, q: float) -> float:
@@ -150,10 +166,12 @@ class Laplace(Noise):
     def _draw(self, out: Tensor, generator: torch.Generator) -> None:
         # The difference of two exponential variables.
         out.exponential_(generator=generator)
-        out.sub_(torch.empty_like(out).exponential_(generator=generator)).mul_(self.scale)
+        out.sub_(out.new_empty(out.shape).exponential_(generator=generator)).mul_(self.scale)
 
     def _draw_numpy(self, out: Tensor, generator: np.random.Generator) -> None:
         generator.standard_exponential(out=out.numpy(), dtype=np.float32)
+        import torch
+
         out.sub_(torch.from_numpy(generator.standard_exponential(out.shape, dtype=np.float32))).mul_(self.scale)
 
     def error_at(self, radius: float) -> float:

@@ -7,9 +7,9 @@ import torch
 from tiny import tiny_recipe
 from torch import Tensor, nn
 
-from smoothcert.checkpoint import RECIPE, InputSpec, new_model, save_model
 from smoothcert.data import mnist_sample
-from smoothcert.metrics_file import METRICS
+from smoothcert.training.checkpoint import RECIPE, InputSpec, new_model, save_model
+from smoothcert.training.metrics import METRICS
 
 SIGMA = 0.25
 SCORES = (0.6, 0.3, -0.2, 0.9)

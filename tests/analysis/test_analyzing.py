@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from smoothcert.analysis.output import parse_formats, write_analysis
 from smoothcert.cli.analyzing import analyze
-from smoothcert.console import PlainConsole
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.report.progress import PlainConsole
 
 
 def call(*arguments: object) -> str:
@@ -162,7 +162,7 @@ def test_a_full_disk_is_not_a_wrong_request(
     def fail(path: Path, text: str) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr("smoothcert.written_files.write_text_atomically", fail)
+    monkeypatch.setattr("smoothcert.io.written_files.write_text_atomically", fail)
     with pytest.raises(kind, match=os.strerror(code)) as caught:
         write_analysis(tmp_path, "numbers", None, (), {"csv": "a\n"})
     assert str(tmp_path) in str(caught.value)

@@ -17,11 +17,11 @@ from fuzz_runner import call
 from PIL import Image
 from tiny import tiny_recipe
 
-from smoothcert import training
-from smoothcert.checkpoint import load_run, save_model
 from smoothcert.data import load_dataset, mnist_sample
-from smoothcert.metrics_file import METRICS
 from smoothcert.models import LeNet
+from smoothcert.training import loop as training
+from smoothcert.training.checkpoint import load_run, save_model
+from smoothcert.training.metrics import METRICS
 
 DATA = "npz:digits.npz"
 EPOCHS = 2

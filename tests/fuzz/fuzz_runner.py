@@ -25,8 +25,8 @@ from safetensors import safe_open
 
 import smoothcert
 from smoothcert import cli
-from smoothcert.attack_file import read_attacks
-from smoothcert.certificates import read_certificates
+from smoothcert.certification.attack_file import read_attacks
+from smoothcert.certification.certificates import read_certificates
 
 try:
     import resource

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from scipy import stats
 
 from smoothcert import cli
-from smoothcert.recipe import TrainRecipe
+from smoothcert.training.recipe import TrainRecipe
 
 CASE = Path("case")
 """Where the files of a case are, from the folder that tests run in."""

@@ -31,7 +31,7 @@ from fuzz_targets import BASE_COMMANDS, CASE, DAMAGED, NOT_FUZZED, TARGETS, Targ
 
 from smoothcert import cli
 from smoothcert.data import mnist
-from smoothcert.reproduction import estimate
+from smoothcert.papers.reproduce import estimate
 
 SEED = os.environ.get("SMOOTHCERT_FUZZ_SEED", "17")
 TIME = os.environ.get("SMOOTHCERT_FUZZ_SECONDS")

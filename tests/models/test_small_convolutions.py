@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from smoothcert.models.small_convolutions import aligned_linear, convolve_windows
+from smoothcert.models.kernels.small_convolutions import aligned_linear, convolve_windows
 
 
 def values_and_gradients(function, *inputs: Tensor) -> list[Tensor]:

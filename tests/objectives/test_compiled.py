@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 from smoothcert.models import LeNet
 from smoothcert.objectives import Adversary, Consistency, Objective, Progress, SmoothAdv, SmoothMix
-from smoothcert.training_step import Step
+from smoothcert.training.step import Step
 
 
 @pytest.mark.parametrize(

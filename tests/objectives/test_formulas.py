@@ -14,6 +14,7 @@ import torch
 from reference import Array, Network
 from torch import Tensor, nn
 
+from smoothcert.classifier import divergence_from_logits
 from smoothcert.objectives import (
     OBJECTIVES,
     Adversary,
@@ -27,7 +28,6 @@ from smoothcert.objectives import (
     SmoothMix,
     Stability,
 )
-from smoothcert.probability import divergence_from_logits
 
 SHAPE, PIXELS, HIDDEN, CLASSES, BATCH = (1, 2, 3), 6, 5, 4, 7
 VALUE = {"rel": 1e-9, "abs": 1e-9}

@@ -8,7 +8,7 @@ from tiny import tiny_recipe
 
 from smoothcert.errors import RequestError
 from smoothcert.objectives import OBJECTIVES, Adversary, Consistency, SmoothMix
-from smoothcert.recipe import with_overrides
+from smoothcert.training.recipe import with_overrides
 
 # Method, field, value as YAML, and what the line must say was expected.
 REFUSED = [

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from smoothcert.certificates import ABSTAIN, Certificate, CertifiedImage, certificates_writer
+from smoothcert.certification.certificates import CertifiedImage, certificates_writer
+from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 
 SETTINGS = {
     "sigma": 0.5,

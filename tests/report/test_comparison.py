@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from smoothcert.errors import RequestError
-from smoothcert.papers import dataset_of, paper_table, paper_table_names
+from smoothcert.papers.tables import dataset_of, paper_table, paper_table_names
 from smoothcert.report import Published, summarize, terminal_report, write_report
 from smoothcert.report.comparison import AS_PUBLISHED, certified_otherwise
 
@@ -108,7 +108,7 @@ def differences(
 ) -> list[str]:
     rows = [image(i, i % classes, i % classes, 0.5, n=n, n0=n0) for i in range(images)]
     settings = {k: v for k, v in {**PAPERS, "n": n, "n0": n0, **changes}.items() if v is not None}
-    return certified_otherwise(summarize(as_file(rows, **settings), "x", []), table)
+    return certified_otherwise(summarize(as_file(rows, **settings), "x", []), dataset_of(table))
 
 
 def test_the_papers_own_protocol() -> None:
@@ -147,9 +147,9 @@ def test_each_difference_is_told_alone(changes: dict[str, Any], expected: str) -
 
 def test_a_file_of_another_tool_and_mixed_votes() -> None:
     theirs = summarize(as_file([image(i, i % 2, i % 2, 0.5, n=0, n0=0) for i in range(10_000)]), "x", [])
-    assert certified_otherwise(theirs, TABLE) == ["n, n0, alpha not recorded", "data set not recorded"]
+    assert certified_otherwise(theirs, "mnist") == ["n, n0, alpha not recorded", "data set not recorded"]
     rows = [image(i, i % 2, i % 2, 0.5, n=100_000 if i else 50_000, n0=100) for i in range(10_000)]
-    told = certified_otherwise(summarize(as_file(rows, **PAPERS), "x", []), TABLE)
+    told = certified_otherwise(summarize(as_file(rows, **PAPERS), "x", []), "mnist")
     assert told[0] == "n not the same for all images, the paper's 100,000"
 
 

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from smoothcert.attack_file import AttackedImage, attacks_writer, empirical_accuracy, read_attacks
-from smoothcert.certificates import CertificatesFile, CertifiedImage, read_certificates
+from smoothcert.certification.attack_file import AttackedImage, attacks_writer, empirical_accuracy, read_attacks
+from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, read_certificates
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.report import certified_accuracy, draw_curves, largest_certifiable_radius, write_report
 from smoothcert.report.curves import ATTACKED, ATTACKED_PART, _figure, attacked_curve, step_curve

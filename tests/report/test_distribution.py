@@ -10,7 +10,7 @@ import pytest
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from smoothcert.certificates import ABSTAIN, Certificate, CertificatesFile, CertifiedImage, read_certificates
+from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, read_certificates
 from smoothcert.errors import RequestError
 from smoothcert.report.distribution import (
     LEAST_SHOWN,
@@ -22,6 +22,7 @@ from smoothcert.report.distribution import (
     draw_distribution,
 )
 from smoothcert.report.figures import looks_of, panels_of
+from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 
 from .conftest import SETTINGS
 

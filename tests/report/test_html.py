@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from smoothcert.certificates import ABSTAIN, Certificate, CertificatesFile, CertifiedImage, read_certificates
+from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, read_certificates
 from smoothcert.errors import RequestError
 from smoothcert.report import certified_accuracy, summarize
 from smoothcert.report.comparison import Published
@@ -33,6 +33,7 @@ from smoothcert.report.html_gallery import (
     rounded_down,
 )
 from smoothcert.report.tables import intervals_layout, layout
+from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 
 from .conftest import PLAIN, SETTINGS, MakeRun, image, images
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from smoothcert.certificates import CertificatesFile, CertifiedImage
+from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.report import certified_accuracy, summarize
 from smoothcert.report.comparison import Published
 from smoothcert.report.html import html_page

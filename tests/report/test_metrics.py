@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from smoothcert.certificates import read_certificates
+from smoothcert.certification.certificates import read_certificates
 from smoothcert.errors import WorkError
-from smoothcert.metrics_file import append_metrics
 from smoothcert.report.locate import find_certificates
 from smoothcert.report.metrics import further_terms, learning_rate_drops, read_metrics, read_run, training_runs
 from smoothcert.report.training_curves import draw_training_curves
+from smoothcert.training.metrics import append_metrics
 
 from .conftest import MakeRun
 

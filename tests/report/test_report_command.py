@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from smoothcert.papers import published_acr
+from smoothcert.papers.tables import published_acr
 
 from .conftest import MakeRun, image, images
 
@@ -120,7 +120,7 @@ def test_a_full_disk_is_failed_work(report: Report, make_run: MakeRun, monkeypat
     def full(path: Path, text: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("smoothcert.written_files.write_text_atomically", full)
+    monkeypatch.setattr("smoothcert.io.written_files.write_text_atomically", full)
     code, _, err = report(make_run("mine"), "--format", "md")
     assert code == 1
     assert "No space left on device" in err

@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console
 from scipy.stats import binomtest, norm
 
-from smoothcert.certificates import read_certificates
+from smoothcert.certification.certificates import read_certificates
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.text import escape_markdown
 from smoothcert.report import (
     Summary,
     csv_table,
@@ -26,7 +27,6 @@ from smoothcert.report import (
 )
 from smoothcert.report.rendering import escape_latex
 from smoothcert.report.tables import compact, decimals_needed
-from smoothcert.text import escape_markdown
 
 from .conftest import MakeRun, image, images
 

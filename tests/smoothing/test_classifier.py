@@ -7,9 +7,10 @@ import torch
 
 import smoothcert.smoothing.classifier as module
 from smoothcert import ABSTAIN, RequestError, SmoothedClassifier
-from smoothcert.bounds import lower_bound
 from smoothcert.noise import Gaussian
-from smoothcert.smoothing import certificate_from_votes, class_from_votes
+from smoothcert.smoothing.bounds import lower_bound
+from smoothcert.smoothing.certify import certificate_from_votes
+from smoothcert.smoothing.predict import class_from_votes
 
 
 def brightness(images: torch.Tensor) -> torch.Tensor:

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from smoothcert import ABSTAIN, RequestError
-from smoothcert.certificates import Certificate
-from smoothcert.certification import make_rule
+from smoothcert.certification.dataset import make_rule
 from smoothcert.noise import Gaussian, Laplace, Noise, Uniform
-from smoothcert.recipe import CertifyRecipe
-from smoothcert.smoothing import Rule, VoteCounter
-from smoothcert.smoothing.sound import IntegerGaussian
-from smoothcert.smoothing.votes import block_keys
+from smoothcert.smoothing.certificate import Certificate
+from smoothcert.smoothing.integer_noise import IntegerGaussian
+from smoothcert.smoothing.rules import Rule
+from smoothcert.smoothing.votes import VoteCounter, block_keys
+from smoothcert.training.recipe import CertifyRecipe
 
 SIGMA = 0.5
 

@@ -11,16 +11,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from smoothcert.analysis.subjects import distinct_names
-from smoothcert.certificates import read_certificates
+from smoothcert.certification.certificates import read_certificates
+from smoothcert.certification.model_provenance import model_provenance
 from smoothcert.errors import RequestError
-from smoothcert.metrics_file import METRICS, read_epochs
-from smoothcert.model_provenance import model_provenance
-from smoothcert.palette import COLOURS, GREY, new_figure, plain, quiet_axes
-from smoothcert.papers import paper_table
-from smoothcert.presets import preset
-from smoothcert.recipe import TrainRecipe, load_run_recipe
-from smoothcert.run_folder import RECIPE
-from smoothcert.text import csv_text, escape_markdown
+from smoothcert.io.text import csv_text, escape_markdown
+from smoothcert.papers.presets import preset
+from smoothcert.papers.tables import paper_table
+from smoothcert.report.style import COLOURS, GREY, new_figure, plain, quiet_axes
+from smoothcert.training.metrics import METRICS, read_epochs
+from smoothcert.training.recipe import TrainRecipe, load_run_recipe
+from smoothcert.training.run_folder import RECIPE
 
 PUBLISHED = {
     "Gaussian": "cifar10/gaussian",

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from smoothcert.errors import RequestError
-from smoothcert.palette import COLOURS, GREY, new_figure, quiet_axes
-from smoothcert.text import csv_text
+from smoothcert.io.text import csv_text
+from smoothcert.report.style import COLOURS, GREY, new_figure, quiet_axes
 
 Floats = NDArray[np.float64]
 SMALLEST_SHOWN = 1e-12

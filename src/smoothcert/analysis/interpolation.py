@@ -13,8 +13,8 @@ from torch import Tensor
 
 from smoothcert.analysis.subjects import Subject, Subjects, UnrestrictedAttack, adversarial_examples, smoothed
 from smoothcert.errors import RequestError
-from smoothcert.palette import COLOURS, GREY, Style, new_figure, plain, quiet_axes
-from smoothcert.text import csv_text
+from smoothcert.io.text import csv_text
+from smoothcert.report.style import COLOURS, GREY, Style, new_figure, plain, quiet_axes
 
 Floats = NDArray[np.float64]
 SHOWN = 9

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from smoothcert.analysis.subjects import Subjects, refuse_wrong_seed
+from smoothcert.classifier import evaluating
 from smoothcert.errors import RequestError
-from smoothcert.modes import evaluating
-from smoothcert.palette import GREY, PALE, look, new_figure, plain, quiet_axes
+from smoothcert.io.text import csv_text
+from smoothcert.report.style import GREY, PALE, look, new_figure, plain, quiet_axes
 from smoothcert.smoothing.votes import default_batch_size
-from smoothcert.text import csv_text
 
 BINS = 60
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from smoothcert.errors import RequestError, write_error
-from smoothcert.palette import PICTURE_FORMATS, save_figure
-from smoothcert.written_files import write_files
+from smoothcert.io.written_files import write_files
+from smoothcert.report.style import PICTURE_FORMATS, save_figure
 
 
 def parse_formats(text: str) -> list[str]:

@@ -9,17 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from smoothcert.attacks import smoothed_pgd
-from smoothcert.checkpoint import Run, load_run
+from smoothcert.classifier import Classifier, evaluating, probabilities
 from smoothcert.data import Images, load_dataset
 from smoothcert.errors import RequestError
-from smoothcert.modes import Classifier, evaluating
+from smoothcert.io.text import one_line
+from smoothcert.models.precision import at_precision
 from smoothcert.noise import NOISES, Noise
 from smoothcert.objectives import SmoothMix
-from smoothcert.presets import PRESETS, preset
-from smoothcert.probability import probabilities
-from smoothcert.smoothing.precision import at_precision
+from smoothcert.papers.presets import PRESETS, preset
 from smoothcert.smoothing.votes import Stage, block_keys, default_batch_size
-from smoothcert.text import one_line
+from smoothcert.training.checkpoint import Run, load_run
 
 NOISE_BLOCK = 20
 """Noises of an image that are in memory at once."""

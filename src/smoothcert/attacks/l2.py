@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from smoothcert.modes import Classifier as Classifier
-from smoothcert.modes import evaluating
+from smoothcert.classifier import Classifier as Classifier
+from smoothcert.classifier import evaluating
 
 
 @contextmanager

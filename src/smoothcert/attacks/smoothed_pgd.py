@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from smoothcert.attacks.l2 import Classifier, attacked, project, unit
-from smoothcert.modes import evaluating
-from smoothcert.probability import log_probability, probabilities
+from smoothcert.classifier import evaluating, log_probability, probabilities
 
 
 def smoothed_loss_and_gradient(

@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.text import Text
 
+from smoothcert import __version__
 from smoothcert.cli.analyzing import analyze
 from smoothcert.cli.attacking import attack
 from smoothcert.cli.certification import certify, merge, predict, recertify
@@ -16,10 +17,9 @@ from smoothcert.cli.listing import datasets, models, objectives, presets
 from smoothcert.cli.reporting import quickstart, report
 from smoothcert.cli.reproducing import reproduce
 from smoothcert.cli.training import import_, train
-from smoothcert.console import PlainConsole
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.text import one_line
-from smoothcert.version import __version__
+from smoothcert.io.text import one_line
+from smoothcert.report.progress import PlainConsole
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -10,8 +10,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from smoothcert.cli.options import Data, Device, Force, console
-from smoothcert.console import PlainColumn
-from smoothcert.run_folder import check_run_folder
+from smoothcert.report.progress import PlainColumn
+from smoothcert.training.run_folder import check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
     from smoothcert.analysis.subjects import Subjects, UnrestrictedAttack
@@ -132,7 +132,7 @@ def mixing(
         check_run_folder(run)
     from smoothcert.analysis.mixing import draw_mixing, mixing_csv, mixing_ratios
     from smoothcert.analysis.output import write_analysis
-    from smoothcert.certification import chosen_images
+    from smoothcert.certification.dataset import chosen_images
 
     formats = _checked_formats(format_, out, "mixing", force)
     subjects = _subjects(runs, sigma, model, data, device)
@@ -207,7 +207,7 @@ def input_dependent_noise(
 def _checked_formats(format_: str, out: Path, name: str, force: bool, texts: tuple[str, ...] = ("csv",)) -> list[str]:
     """The picture formats, after a check that the files of the analysis can be written: the work may take hours."""
     from smoothcert.analysis.output import analysis_files, parse_formats
-    from smoothcert.written_files import refuse_foreign_files
+    from smoothcert.io.written_files import refuse_foreign_files
 
     formats = parse_formats(format_)
     refuse_foreign_files(out, analysis_files(name, formats, texts), force)
@@ -216,7 +216,7 @@ def _checked_formats(format_: str, out: Path, name: str, force: bool, texts: tup
 
 def _subjects(runs: list[Path], sigma: float | None, model: str | None, data: Path | None, device: str) -> "Subjects":
     from smoothcert.analysis.subjects import load_subjects
-    from smoothcert.processes import find_device
+    from smoothcert.distributed import find_device
 
     return load_subjects(runs, find_device(device), sigma=sigma, data=data, code=model)
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from smoothcert.cli.options import Data, Device, check_name, command_line, console, parse_radii
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.run_folder import check_run_folder
+from smoothcert.training.run_folder import check_run_folder
 
 LIKELY_A_BUG = 1e-3
 """Contradictions less likely than this are not put down to alpha."""
@@ -39,19 +39,19 @@ def attack(
 ) -> None:
     """Attack the smoothed classifier: an upper bound on its robust accuracy, and a check of its certificates."""
     check_run_folder(run)
-    from smoothcert.attack_file import contradiction_p_value, empirical_accuracy
-    from smoothcert.certificates import read_certificates
-    from smoothcert.certification import chosen_images
-    from smoothcert.checkpoint import load_run
-    from smoothcert.console import attack_bar
+    from smoothcert.certification.attack import AttackRecipe, attack_run, default_attack_radii
+    from smoothcert.certification.attack_file import contradiction_p_value, empirical_accuracy
+    from smoothcert.certification.certificates import read_certificates
+    from smoothcert.certification.dataset import chosen_images
     from smoothcert.data import load_dataset
-    from smoothcert.empirical import AttackRecipe, attack_run, default_attack_radii
-    from smoothcert.files import check_inside
-    from smoothcert.processes import find_device
-    from smoothcert.recipe import parse_recipe
-    from smoothcert.result_file import stored_settings
-    from smoothcert.smoothing.precision import resolve_precision
+    from smoothcert.distributed import find_device
+    from smoothcert.io.files import check_inside
+    from smoothcert.io.results import stored_settings
+    from smoothcert.models.precision import resolve_precision
+    from smoothcert.report.progress import attack_bar
     from smoothcert.smoothing.votes import default_batch_size
+    from smoothcert.training.checkpoint import load_run
+    from smoothcert.training.recipe import parse_recipe
 
     check_name(name)
     loaded, where = load_run(run, model), find_device(device)

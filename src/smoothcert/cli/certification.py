@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from smoothcert.certificates import ABSTAIN, CertifiedImage, read_certificates
+from smoothcert.certification.certificates import CertifiedImage, read_certificates
 from smoothcert.cli.options import Classes, Data, Device, check_name, command_line, console, parse_radii
 from smoothcert.errors import RequestError
-from smoothcert.run_folder import check_run_folder
+from smoothcert.smoothing.certificate import ABSTAIN
+from smoothcert.training.run_folder import check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
-    from smoothcert.checkpoint import Run
     from smoothcert.smoothing.accuracy import NoiseAccuracy
+    from smoothcert.training.checkpoint import Run
 
 
 def certify(
@@ -58,7 +59,7 @@ def certify(
     """Certify test images of a run, or of your own model; an interrupted file is continued."""
     if run is not None:
         check_run_folder(run)  # before torch is imported, which takes seconds
-    from smoothcert.certification import (
+    from smoothcert.certification.dataset import (
         Selection,
         certify_own_model,
         certify_run,
@@ -66,12 +67,12 @@ def certify(
         missing_classes,
         unreachable_radius,
     )
-    from smoothcert.checkpoint import load_run
-    from smoothcert.console import certification_bar, print_data_notes, print_note, print_warning
     from smoothcert.data import load_dataset, read_class_names
-    from smoothcert.files import check_inside
+    from smoothcert.distributed import find_device, meet, team
+    from smoothcert.io.files import check_inside
     from smoothcert.models import own_model
-    from smoothcert.processes import find_device, meet, team
+    from smoothcert.report.progress import certification_bar, print_data_notes, print_note, print_warning
+    from smoothcert.training.checkpoint import load_run
 
     meet()
     loaded = load_run(run, model) if run is not None else None
@@ -176,7 +177,7 @@ def training_command(
     data: Path | None,
 ) -> str:
     """The command that trains the same network under this noise."""
-    from smoothcert.checkpoint import RECIPE
+    from smoothcert.training.checkpoint import RECIPE
 
     network = model if run is None else run.recipe.model
     if run is not None and (folder / RECIPE).exists():
@@ -227,8 +228,8 @@ def merge(
     partial: Annotated[bool, typer.Option("--partial", help="Merge incomplete shards, too.")] = False,
 ) -> None:
     """Put the certificates files of shards together; missing and incomplete shards are refused."""
-    from smoothcert.console import print_note
-    from smoothcert.shards import merge_certificates
+    from smoothcert.certification.shards import merge_certificates
+    from smoothcert.report.progress import print_note
 
     rows = merge_certificates(files, out, partial=partial, on_note=lambda text: print_note(console, text))
     console.print(f"wrote {rows} rows to {out}; next: {command_line('report', out)}", soft_wrap=True)
@@ -243,7 +244,7 @@ def recertify(
     out: Annotated[Path | None, typer.Option(help="File to write.", show_default="beside the old one")] = None,
 ) -> None:
     """Other statistics from stored votes: no sampling, no model."""
-    from smoothcert.recertification import recertify as recompute
+    from smoothcert.certification.recertify import recertify as recompute
 
     words = [
         file.name.removesuffix(".tsv"),
@@ -268,14 +269,14 @@ def predict(
 ) -> None:
     """Class, votes and certified radius of image files."""
     check_run_folder(run)
-    from smoothcert.bounds import smallest_error_bound
-    from smoothcert.checkpoint import load_run
-    from smoothcert.console import print_note
     from smoothcert.data import DATASETS, read_class_names
     from smoothcert.data.decoding import read_image_files
-    from smoothcert.processes import find_device
+    from smoothcert.distributed import find_device
+    from smoothcert.models.precision import DTYPES, at_precision, resolve_precision
+    from smoothcert.report.progress import print_note
+    from smoothcert.smoothing.bounds import smallest_error_bound
     from smoothcert.smoothing.classifier import SmoothedClassifier
-    from smoothcert.smoothing.precision import DTYPES, at_precision, resolve_precision
+    from smoothcert.training.checkpoint import load_run
 
     loaded, where = load_run(run, model), find_device(device)
     spec, dataset = loaded.spec, DATASETS.get(loaded.recipe.dataset)

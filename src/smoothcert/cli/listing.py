@@ -14,7 +14,7 @@ def presets(
     sigma: Annotated[float | None, typer.Option(help="Noise level.")] = None,
 ) -> None:
     """The published runs: all of them, or one recipe in full."""
-    from smoothcert.presets import PRESETS, preset
+    from smoothcert.papers.presets import PRESETS, preset
 
     if name is not None and name in PRESETS:
         print(preset(name, sigma).to_yaml(), end="")

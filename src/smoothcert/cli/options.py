@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from smoothcert.console import PlainConsole
 from smoothcert.errors import RequestError
+from smoothcert.report.progress import PlainConsole
 
 console = PlainConsole()
 

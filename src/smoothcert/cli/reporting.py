@@ -7,7 +7,7 @@ import typer
 
 from smoothcert.cli.options import Data, Force, console, parse_radii
 from smoothcert.errors import RequestError
-from smoothcert.run_folder import check_exists
+from smoothcert.training.run_folder import check_exists
 
 
 def report(
@@ -39,13 +39,13 @@ def report(
 
     published = None
     if paper is not None:
-        from smoothcert.paper_runs import published_for
+        from smoothcert.papers.rows import published_for
 
         published = published_for(paper)
     formats = [f.strip() for f in format_.split(",")]
     gallery = None
     if "html" in formats:  # the test images, where they are at hand; the rest of a report does without torch
-        from smoothcert.gallery import own_images, pictures
+        from smoothcert.report.thumbnails import own_images, pictures
 
         for name in images or ():
             if not own_images(name):
@@ -81,6 +81,6 @@ def report(
 
 def quickstart(out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("quickstart")) -> None:
     """Bundled MNIST sample: models trained, certified, compared; report written."""
-    from smoothcert.quickstart import run_quickstart
+    from smoothcert.cli.quickstart import run_quickstart
 
     run_quickstart(out)

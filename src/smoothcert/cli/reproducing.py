@@ -33,8 +33,8 @@ def reproduce(
 ) -> None:
     """A paper's table: train and certify what is missing, then report it beside the published numbers. Of several
     tables, rows with the same recipe are one run."""
-    from smoothcert.reproduction import Request, plan, plan_table, share_runs
-    from smoothcert.reproduction import reproduce as reproduce_tables
+    from smoothcert.papers.reproduce import Request, plan, plan_table, share_runs
+    from smoothcert.papers.reproduce import reproduce as reproduce_tables
 
     names = {table: table.replace("/", "-") for table in tables}
     if out is None and len(names) > 1:

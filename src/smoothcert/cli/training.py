@@ -9,8 +9,8 @@ from smoothcert.cli.options import Data, Device, command_line, console
 from smoothcert.errors import RequestError, WorkError
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
-    from smoothcert.compiling import Compiling
-    from smoothcert.published import InputLayer
+    from smoothcert.training.import_checkpoint import InputLayer
+    from smoothcert.training.step import Compiling
 
 
 def train(
@@ -33,9 +33,9 @@ def train(
     device: Device = "auto",
 ) -> None:
     """Train a model into a run folder."""
-    from smoothcert.presets import preset as find_preset
-    from smoothcert.recipe import load_run_recipe, load_train_recipe, with_overrides
-    from smoothcert.run_folder import MODEL, RECIPE, refuse_lost_recipe
+    from smoothcert.papers.presets import preset as find_preset
+    from smoothcert.training.recipe import load_run_recipe, load_train_recipe, with_overrides
+    from smoothcert.training.run_folder import MODEL, RECIPE, refuse_lost_recipe
 
     if preset is not None and recipe is not None:
         raise RequestError("give --preset or --recipe, not both")
@@ -50,7 +50,7 @@ def train(
     elif recipe is None:
         chosen = load_run_recipe(file)
     elif file.suffix == Path(MODEL).suffix and file.is_file():
-        from smoothcert.checkpoint import recipe_of_model
+        from smoothcert.training.checkpoint import recipe_of_model
 
         chosen = recipe_of_model(file)
     else:
@@ -59,11 +59,11 @@ def train(
     overrides += [f"model={model}"] if model is not None else []
     final = with_overrides(chosen, overrides)
     # torch is imported when the request is known to be right.
-    from smoothcert.checkpoint import refuse_code
-    from smoothcert.console import print_data_notes, print_note, train_with_bar
     from smoothcert.data import UNSPLIT, load_dataset
+    from smoothcert.distributed import meet
     from smoothcert.models import is_code
-    from smoothcert.processes import meet
+    from smoothcert.report.progress import print_data_notes, print_note, train_with_bar
+    from smoothcert.training.checkpoint import refuse_code
 
     if file is not None and f"model={final.model}" not in overrides:
         refuse_code(file, final.model, None)
@@ -93,7 +93,7 @@ def import_(
 ) -> None:
     """Make a run folder from a published checkpoint; its pickled code is never run."""
     from smoothcert.data import load_dataset
-    from smoothcert.published import import_checkpoint, input_layer_warning
+    from smoothcert.training.import_checkpoint import import_checkpoint, input_layer_warning
 
     run = import_checkpoint(
         file, out, sigma=sigma, arch=arch, dataset=dataset, input_layer=check_input_layer(input_layer), method=method
@@ -111,7 +111,7 @@ def import_(
 
 
 def check_input_layer(name: str | None) -> "InputLayer | None":
-    from smoothcert.published import InputLayer
+    from smoothcert.training.import_checkpoint import InputLayer
 
     for known in get_args(InputLayer):
         if name == known:
@@ -123,7 +123,7 @@ def check_input_layer(name: str | None) -> "InputLayer | None":
 
 
 def check_compiling(text: str) -> "Compiling":
-    from smoothcert.compiling import Compiling
+    from smoothcert.training.step import Compiling
 
     for known in get_args(Compiling):
         if text == known:

@@ -15,7 +15,7 @@ from smoothcert.data.image_files import ImageFiles
 from smoothcert.data.images import UNSPLIT, ImageData, Images, Normalization, Split
 from smoothcert.data.own import load_folder, load_npz
 from smoothcert.errors import RequestError
-from smoothcert.files import check_regular_file
+from smoothcert.io.files import check_regular_file
 
 __all__ = [
     "DATASETS",

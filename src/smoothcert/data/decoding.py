@@ -24,7 +24,7 @@ from torch import Tensor
 
 from smoothcert.data.images import in_unit_interval
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.files import check_regular_file
+from smoothcert.io.files import check_regular_file
 
 N = TypeVar("N", int, float)
 Pixels = NDArray[np.uint8]

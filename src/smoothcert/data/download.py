@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.files import locked
-from smoothcert.text import one_line
+from smoothcert.io.files import locked
+from smoothcert.io.text import one_line
 
 Progress = Callable[[int, int | None], None]
 

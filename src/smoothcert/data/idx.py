@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smoothcert.errors import WorkError
-from smoothcert.files import check_regular_file
+from smoothcert.io.files import check_regular_file
 
 IMAGES_MAGIC = 2051  # 0x00000803: unsigned bytes in three dimensions, [n, h, w]
 LABELS_MAGIC = 2049  # 0x00000801: unsigned bytes in one dimension, [n]

@@ -16,7 +16,7 @@ from smoothcert.data.decoding import Decoder, ImageHead, image_head, transparenc
 from smoothcert.data.image_files import FileList, ImageFiles
 from smoothcert.data.images import UNSPLIT, ImageData, Split
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.files import check_regular_file
+from smoothcert.io.files import check_regular_file
 
 IN_MEMORY_BYTES = 2_000_000_000
 NPZ_BYTES = 8_000_000_000

@@ -11,9 +11,9 @@ from smoothcert.errors import RequestError
 from smoothcert.models.densenet import DenseNet40
 from smoothcert.models.lenet import LeNet
 from smoothcert.models.normalize import Normalize
-from smoothcert.models.own import check_outputs, is_code, own_model
 from smoothcert.models.resnet50 import ResNet50
 from smoothcert.models.resnet_cifar import CifarResNet
+from smoothcert.models.user_code import check_outputs, is_code, own_model
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from smoothcert.kernels import kernel_dtype
-from smoothcert.models.small_convolutions import aligned_linear, convolve_windows
+from smoothcert.models.kernels import kernel_dtype
+from smoothcert.models.kernels.small_convolutions import aligned_linear, convolve_windows
 
 
 class LeNet(nn.Module):
@@ -32,7 +32,7 @@ def convolve_and_halve(x: Tensor, convolution: nn.Conv2d) -> Tensor:
     """relu(max_pool2d(convolution(x), 2)), up to rounding, for odd kernels and even sizes: the fastest way on x's
     device."""
     if (dtype := kernel_dtype(x)) is not None:
-        from smoothcert.kernels.pooled_convolution import pooled_convolution  # needs Triton
+        from smoothcert.models.kernels.pooled_convolution import pooled_convolution  # needs Triton
 
         return pooled_convolution(x, convolution, dtype)
     # ReLU and maximum commute: ReLU after the pooling gives the same numbers for a quarter of the work.

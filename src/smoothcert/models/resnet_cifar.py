@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from smoothcert.kernels import apply_to, is_plain, kernel_dtype
+from smoothcert.models.kernels import apply_to, is_plain, kernel_dtype
 
 
 class BasicBlock(nn.Module):
@@ -45,7 +45,7 @@ class Stage(nn.Sequential):
         own = layers if downsample is None else layers[1:]  # a convolution with a stride is left to torch
         if len(blocks) < len(self) or not apply_to(own, x):
             return self._one_by_one(x)
-        from smoothcert.kernels.residual_layers import residual_layers  # needs Triton
+        from smoothcert.models.kernels.residual_layers import residual_layers  # needs Triton
 
         if downsample is None:
             return residual_layers(x, None, own, dtype)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from smoothcert.modes import Classifier as Classifier
+from smoothcert.classifier import Classifier as Classifier
 
 if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from smoothcert.classifier import divergence_from_logits, log_probability, probabilities
 from smoothcert.objectives.adversary import Adversary
 from smoothcert.objectives.base import (
     Classifier,
@@ -20,7 +21,6 @@ from smoothcert.objectives.base import (
     cross_entropy_under_noise,
     logits_under_noise,
 )
-from smoothcert.probability import divergence_from_logits, log_probability, probabilities
 
 if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
+from smoothcert.classifier import probabilities
 from smoothcert.objectives.base import Classifier, LossTerms, Objective, Progress, logits_under_noise
-from smoothcert.probability import probabilities
 
 if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, model_validator
 
+from smoothcert.classifier import divergence_from_logits, probabilities
 from smoothcert.objectives.base import (
     Classifier,
     LossTerms,
@@ -22,7 +23,6 @@ from smoothcert.objectives.base import (
     cross_entropy_under_noise,
     logits_under_noise,
 )
-from smoothcert.probability import divergence_from_logits, probabilities
 
 if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor

@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from smoothcert.certificates import CertificatesFile, read_certificates
+from smoothcert.certification.certificates import CertificatesFile, read_certificates
 from smoothcert.errors import RequestError, WorkError, write_error
-from smoothcert.files import check_regular_file
-from smoothcert.palette import PICTURE_FORMATS
+from smoothcert.io.files import check_regular_file
+from smoothcert.io.results import settings_path
+from smoothcert.io.written_files import write_files
 from smoothcert.report.comparison import Published, comparison_notes, place_in_table, published_rows
 from smoothcert.report.curves import draw_curves
 from smoothcert.report.distribution import draw_distribution
@@ -19,6 +20,7 @@ from smoothcert.report.locate import find_certificates
 from smoothcert.report.metrics import read_run, training_runs
 from smoothcert.report.seeds import SeedMean, over_seeds, run_recipe
 from smoothcert.report.shared_images import cut_to_shared_images
+from smoothcert.report.style import PICTURE_FORMATS
 from smoothcert.report.summary import (
     Summary,
     abstention_rate,
@@ -39,8 +41,6 @@ from smoothcert.report.tables import (
     terminal_table,
 )
 from smoothcert.report.training_curves import draw_training_curves
-from smoothcert.result_file import settings_path
-from smoothcert.written_files import write_files
 
 __all__ = [
     "FORMATS",

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smoothcert.certificates import CertificatesFile
+from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.errors import RequestError
-from smoothcert.papers import dataset_of
 from smoothcert.report.layout import UNKNOWN, Cell, Column, Row
 from smoothcert.report.summary import Summary
 
@@ -30,6 +29,8 @@ class Published:
     """The row among `rows`."""
     rows: tuple[str, ...] = ()
     """All rows of the table, top to bottom, each by a name of its own."""
+    dataset: str = "mnist"
+    """The data set of the table."""
 
 
 PublishedOf = Callable[[Any], Published | None]
@@ -71,9 +72,8 @@ def place_in_table(row: Published | None) -> float:
     return row.rows.index(row.row) if row is not None and row.row in row.rows else math.inf
 
 
-def certified_otherwise(summary: Summary, table: str) -> list[str]:
-    """How a file was certified otherwise than the papers do, as far as it tells; [] if in no way."""
-    data = dataset_of(table)
+def certified_otherwise(summary: Summary, data: str) -> list[str]:
+    """How a file was certified otherwise than the papers do on the data set `data`, as far as it is recorded."""
     given: dict[str, float | None] = {"n": summary.n, "n0": summary.n0, "alpha": summary.alpha}
     mixed = [key for key in ("n", "n0") if given[key] is None and summary.votes]
     unknown = [key for key, value in given.items() if value is None and key not in mixed]
@@ -105,7 +105,7 @@ def comparison_notes(summaries: Sequence[Summary], published: Mapping[str, Publi
         if row is None:
             note = f"not in {tables}"
         else:
-            note = "; ".join([*row.differences, *certified_otherwise(summary, row.table)]) or AS_PUBLISHED
+            note = "; ".join([*row.differences, *certified_otherwise(summary, row.dataset)]) or AS_PUBLISHED
         notes.setdefault(note, []).append(summary.name)
     there = {row.row for row in published.values()}
     missing = [name for name in dict.fromkeys(n for row in published.values() for n in row.rows) if name not in there]
@@ -124,7 +124,7 @@ def _as_printed(column: Column, row: Published, value: float) -> str:
     """With the digits of the paper: ACR 3 decimals (4 over seeds), accuracies 1 (none on ImageNet)."""
     if column.radius is None:
         return f"{value:.4f}" if row.table.endswith("over-5-seeds") else f"{value:.3f}"
-    return f"{value:.0f}" if dataset_of(row.table) == "imagenet" else f"{value:.1f}"
+    return f"{value:.0f}" if row.dataset == "imagenet" else f"{value:.1f}"
 
 
 def _signed(difference: float, decimals: int) -> str:

@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from smoothcert.attack_file import AttacksFile, read_attacks
-from smoothcert.certificates import CertificatesFile, CertifiedImage
-from smoothcert.palette import GREY, plain, quiet_axes
+from smoothcert.certification.attack_file import AttacksFile, read_attacks
+from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.report.figures import (
     AXIS_SIZE,
     NOTE_SIZE,
@@ -29,6 +28,7 @@ from smoothcert.report.figures import (
 )
 from smoothcert.report.labels import name_curves
 from smoothcert.report.locate import find_attacks
+from smoothcert.report.style import GREY, plain, quiet_axes
 from smoothcert.report.summary import counted_radii
 
 Floats = NDArray[np.float64]

@@ -22,8 +22,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from smoothcert.certificates import CertificatesFile, CertifiedImage
-from smoothcert.palette import GREY, PALE, plain, quiet_axes
+from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.report.figures import (
     AXIS_SIZE,
     LABEL_SIZE,
@@ -39,6 +38,7 @@ from smoothcert.report.figures import (
     write_pictures,
 )
 from smoothcert.report.labels import name_curves
+from smoothcert.report.style import GREY, PALE, plain, quiet_axes
 
 Floats = NDArray[np.float64]
 LEAST_SHOWN = 0.01

@@ -7,7 +7,8 @@ from pathlib import Path
 from rich.console import RenderableType
 from rich.text import Text
 
-from smoothcert.certificates import CertificatesFile
+from smoothcert.certification.certificates import CertificatesFile
+from smoothcert.io.text import escape_markdown, one_line
 from smoothcert.report.comparison import Published
 from smoothcert.report.html import html_page
 from smoothcert.report.html_gallery import Gallery
@@ -23,7 +24,6 @@ from smoothcert.report.tables import (
     markdown_table,
     terminal_table,
 )
-from smoothcert.text import escape_markdown, one_line
 
 BESIDE = "the published row under each run, and the difference: run minus published, accuracies in points"
 

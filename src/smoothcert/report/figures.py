@@ -10,10 +10,10 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from smoothcert.certificates import CertificatesFile
+from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.errors import RequestError
-from smoothcert.palette import Style, look, new_figure, plain, save_figure
 from smoothcert.report.layout import decimals_needed
+from smoothcert.report.style import Style, look, new_figure, plain, save_figure
 from smoothcert.report.summary import Summary, summarize
 from smoothcert.report.tables import by_sigma
 

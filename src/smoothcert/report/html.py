@@ -15,15 +15,15 @@ from importlib.resources import files as package_files
 from itertools import groupby
 from typing import Any
 
-from smoothcert.certificates import CertificatesFile
+from smoothcert import __version__
+from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.errors import RequestError
+from smoothcert.io.text import one_line, printable
 from smoothcert.report.comparison import Published
 from smoothcert.report.figures import panel_titles, short_labels
 from smoothcert.report.html_gallery import Gallery, gallery_data, rounded_down
 from smoothcert.report.summary import Summary, counted_radii
 from smoothcert.report.tables import Cell, Column, Layout, by_sigma, layout
-from smoothcert.text import one_line, printable
-from smoothcert.version import __version__
 
 _SCRIPTS = ("page.js", "table.js", "curves.js", "gallery.js")
 _RADIUS_DECIMALS = 6

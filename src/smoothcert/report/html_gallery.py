@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smoothcert.certificates import ABSTAIN, CertificatesFile, CertifiedImage
-from smoothcert.text import one_line
+from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
+from smoothcert.io.text import one_line
+from smoothcert.smoothing.certificate import ABSTAIN
 
 PER_KIND = 24
 _TOP_VOTES = 3

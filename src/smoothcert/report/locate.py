@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from smoothcert.errors import RequestError
-from smoothcert.run_folder import check_exists
+from smoothcert.training.run_folder import check_exists
 
 # Files of other tools are called things like `noise_0.25`: only these endings are not part of the name.
 _ENDINGS = (".tsv", ".txt")

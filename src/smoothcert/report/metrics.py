@@ -8,10 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from smoothcert.certificates import CertificatesFile
+from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.errors import RequestError
-from smoothcert.metrics_file import METRICS, Metrics, read_epochs
-from smoothcert.yaml_file import read_yaml
+from smoothcert.io.yaml_file import read_yaml
+from smoothcert.training.metrics import METRICS, Metrics, read_epochs
 
 # What is not a term of its own: the book-keeping, and the part of the loss that classifies.
 _NOT_TERMS = (

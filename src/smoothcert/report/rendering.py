@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from smoothcert.io.text import csv_text, escape_markdown, one_line
 from smoothcert.report.layout import UNKNOWN, Cell, Layout, fitting
-from smoothcert.text import csv_text, escape_markdown, one_line
 
 _LATEX = {
     **{c: f"\\{c}" for c in "&%$#_{}"},

@@ -7,13 +7,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from smoothcert.certificates import CertificatesFile
+from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.yaml_file import read_yaml
 from smoothcert.report.comparison import Published, published_columns
 from smoothcert.report.layout import UNKNOWN, Column, Layout, decimals_needed
 from smoothcert.report.summary import Summary
 from smoothcert.report.tables import arranged
-from smoothcert.yaml_file import read_yaml
 
 SEEDS_CAPTION = "mean ± sd over seeds; certified accuracy in % at each radius"
 _RECIPE = "recipe.yaml"

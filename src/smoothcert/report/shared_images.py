@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from smoothcert.certificates import CertificatesFile
+from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.errors import RequestError
 from smoothcert.report.summary import refuse_without_images
 

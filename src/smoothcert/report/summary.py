@@ -8,8 +8,9 @@ from typing import Any
 
 from scipy.special import ndtri
 
-from smoothcert.certificates import ABSTAIN, CertificatesFile, CertifiedImage
+from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.smoothing.certificate import ABSTAIN
 
 MAX_RADII = 12
 MANY_IMAGES = 20

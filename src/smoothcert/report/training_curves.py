@@ -11,8 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from smoothcert.metrics_file import Metrics
-from smoothcert.palette import GREY, look, new_figure, plain, quiet_axes
 from smoothcert.report.figures import (
     AXIS_SIZE,
     NOTE_SIZE,
@@ -25,6 +23,8 @@ from smoothcert.report.figures import (
 )
 from smoothcert.report.labels import BEHIND, name_curves
 from smoothcert.report.metrics import TrainedRun, further_terms, learning_rate_drops
+from smoothcert.report.style import GREY, look, new_figure, plain, quiet_axes
+from smoothcert.training.metrics import Metrics
 
 _ALWAYS = {"loss": "training loss", "noisy_accuracy": "accuracy under noise (%)"}
 _TERMS = "further terms of the loss"

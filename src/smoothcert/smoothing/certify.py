@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from smoothcert.bounds import error_upper_bound, two_sided_bounds
-from smoothcert.certificates import ABSTAIN, Certificate
 from smoothcert.errors import RequestError
 from smoothcert.noise import Gaussian, Noise
+from smoothcert.smoothing.bounds import error_upper_bound, two_sided_bounds
+from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 
 
 def certificate_from_votes(

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from smoothcert.bounds import top_two_p_value
-from smoothcert.certificates import ABSTAIN
+from smoothcert.smoothing.bounds import top_two_p_value
+from smoothcert.smoothing.certificate import ABSTAIN
 
 
 def class_from_votes(votes: Sequence[int], alpha: float) -> int:

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smoothcert.certificates import ABSTAIN, Certificate
 from smoothcert.errors import RequestError
 from smoothcert.noise import Noise
-from smoothcert.sequential import GridRun, GridTest, combined_error_bound, split_alpha
+from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 from smoothcert.smoothing.certify import certificate_from_bound, certificate_of_class, sorted_votes
+from smoothcert.smoothing.sequential import GridRun, GridTest, combined_error_bound, split_alpha
+from smoothcert.smoothing.two_stage import second_stage_votes
 from smoothcert.smoothing.votes import VoteCounter, noise_block
-from smoothcert.two_stage import second_stage_votes
 
 FIRST_STAGE = 500
 """Votes of the first stage of the two-stage rule, at least."""

@@ -17,13 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smoothcert.bounds import MOST_VOTES
+from smoothcert.classifier import Classifier as Classifier
+from smoothcert.classifier import evaluating, image_layout
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.modes import Classifier as Classifier
-from smoothcert.modes import evaluating
 from smoothcert.noise import Noise
-from smoothcert.smoothing.precision import image_layout
-from smoothcert.smoothing.sound import IntegerGaussian, pixels
+from smoothcert.smoothing.bounds import MOST_VOTES
+from smoothcert.smoothing.integer_noise import IntegerGaussian, pixels
 
 Vote = Callable[[Tensor, Tensor, Tensor | None, torch.memory_format], Tensor]
 Stage = Literal["select", "estimate", "predict"]

@@ -1,0 +1,168 @@
+"""The record of an attacked image and its file: append, read, resume; and the accuracy that attacks leave.
+
+An attacks file is a TSV with the columns below, one row an image, and a JSON file beside it that says what was
+attacked and how. It bounds robust accuracy from above, as a certificates file bounds it from below.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy import special
+
+from smoothcert.certification.certificates import LARGEST_INTEGER, check_settings
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.files import check_regular_file
+from smoothcert.io.results import ResultWriter, read_settings
+from smoothcert.smoothing.certificate import ABSTAIN
+
+COLUMNS = ("idx", "label", "predict", "distance", "certified_radius", "contradiction", "radius", "time")
+HEADER = "\t".join(COLUMNS) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class AttackedImage:
+    """The first point found at which the smoothed classifier gives a class other than the label.
+
+    `predict` is the class there, `distance` how far from the image it lies, `radius` the ball it was searched in.
+    Both numbers are 0 for an image that is misclassified as it is, and infinite for one that withstood every attack;
+    `predict` is then the class of the image itself, or ABSTAIN. `certified_radius` is what a certificates file claims
+    for the image (None where it has no row); `contradiction`: the point lies inside it and has another class.
+    """
+
+    index: int
+    label: int
+    predict: int
+    distance: float
+    certified_radius: float | None
+    contradiction: bool
+    radius: float
+    seconds: float
+
+    @property
+    def withstood(self) -> bool:
+        return math.isinf(self.distance)
+
+
+@dataclass(frozen=True, slots=True)
+class AttacksFile:
+    """All rows of a file, in file order, and the settings beside it."""
+
+    path: Path
+    rows: tuple[AttackedImage, ...]
+    settings: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+
+    @property
+    def contradictions(self) -> tuple[AttackedImage, ...]:
+        """Rows that cannot be true together with the certificate of their image."""
+        return tuple(row for row in self.rows if row.contradiction)
+
+
+def empirical_accuracy(rows: Sequence[AttackedImage], radius: float) -> float:
+    """The fraction in [0, 1] of images that are not shown wrong, neither as they are nor closer than `radius`.
+
+    An upper bound on the robust accuracy at `radius` over these images: each image that is left out is left out
+    wrongly with probability at most the file's alpha, and one that no attack could move may still have a point that
+    a better attack would find.
+    """
+    if not rows:
+        raise RequestError("expected at least one attacked image, got none; attack some with `smoothcert attack RUN`")
+    return sum(row.distance > 0 and row.distance >= radius for row in rows) / len(rows)
+
+
+def contradiction_p_value(file: AttacksFile) -> float | None:
+    """The probability of at least as many contradictions as the file has, if nothing is wrong but the dice.
+
+    A certificate and an attack may each fail with their own alpha, so a row contradicts its certificate with
+    probability at most the sum, independently of other rows. Tiny: the certificates or the attack are broken.
+    None where no certificates were compared, or where they do not tell their alpha.
+    """
+    compared = file.settings.get("certificates") or {}
+    alphas = (compared.get("alpha"), file.settings.get("alpha"))
+    if None in alphas:
+        return None
+    certified = sum(bool(row.certified_radius) for row in file.rows)
+    seen = len(file.contradictions)
+    if seen == 0:
+        return 1.0
+    return float(special.bdtrc(seen - 1, certified, min(1.0, sum(float(alpha or 0) for alpha in alphas))))
+
+
+def format_row(row: AttackedImage) -> str:
+    """One line of the file, newline included. Floats are written with repr, so reading gives the same number back."""
+    certified = "" if row.certified_radius is None else repr(row.certified_radius)
+    numbers = (row.index, row.label, row.predict, repr(row.distance), certified, int(row.contradiction))
+    return "\t".join(map(str, (*numbers, repr(row.radius), round(row.seconds, 6)))) + "\n"
+
+
+def parse_row(line: str) -> AttackedImage:
+    """The inverse of `format_row`. Raises ValueError when the line is not a row."""
+    cells = line.rstrip("\r\n").split("\t")
+    if len(cells) != len(COLUMNS):
+        raise ValueError(f"expected {len(COLUMNS)} columns, got {len(cells)}")
+    index, label, predict, contradiction = (int(cells[i]) for i in (0, 1, 2, 5))
+    distance, radius, seconds = (float(cells[i]) for i in (3, 6, 7))
+    certified = float(cells[4]) if cells[4] else None
+    if not (0 <= index <= LARGEST_INTEGER and 0 <= label <= LARGEST_INTEGER and -1 <= predict <= LARGEST_INTEGER):
+        raise ValueError(f"expected an index and classes >= 0, got {cells[0]}, {cells[1]} and {cells[2]}")
+    if not 0 <= seconds <= LARGEST_INTEGER:
+        raise ValueError(f"expected a time in seconds, got {cells[7]}")
+    if not 0 <= distance <= radius or math.isinf(distance) != math.isinf(radius):
+        raise ValueError(f"expected 0 <= distance <= radius, got {cells[3]} and {cells[6]}")
+    if math.isfinite(distance) != (predict not in (label, ABSTAIN)):
+        raise ValueError(f"distance {cells[3]} does not fit label {label} and prediction {predict}")
+    if certified is not None and not 0 <= certified < math.inf:
+        raise ValueError(f"expected a certified radius >= 0, got {cells[4]}")
+    if contradiction not in (0, 1) or (contradiction and not distance < (certified or 0.0)):
+        raise ValueError(f"contradiction {cells[5]} does not fit distance {cells[3]} and certified radius {cells[4]}")
+    return AttackedImage(index, label, predict, distance, certified, bool(contradiction), radius, seconds)
+
+
+def read_attacks(path: str | Path) -> AttacksFile:
+    """Read an attacks file. One that is still being written reads up to its last whole row."""
+    path = Path(path)
+    rows, _ = _parse_file(path)
+    stored = read_settings(path)
+    check_settings(stored["settings"], path)
+    return AttacksFile(path, tuple(rows), stored["settings"], stored["provenance"])
+
+
+def _parse_file(path: Path) -> tuple[list[AttackedImage], int]:
+    """Rows of `path` and the number of bytes that they and the header take up.
+
+    A last line without its newline was being written when the process died: it is dropped.
+    """
+    check_regular_file(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read ({error.strerror or error}); give an attacks file") from error
+    whole = content[: content.rfind(b"\n") + 1]
+    if not whole and HEADER.encode().startswith(content):
+        return [], 0
+    header, *lines = whole.decode("utf-8", "replace").splitlines(keepends=True) or [""]
+    if header != HEADER:
+        shown = " ".join(header.split())[:80]
+        raise WorkError(f"{path}: not an attacks file: expected the columns '{' '.join(COLUMNS)}', got '{shown}'")
+    rows: dict[int, AttackedImage] = {}
+    for number, line in enumerate(lines, start=2):
+        try:
+            row = parse_row(line)
+        except ValueError as error:
+            raise WorkError(
+                f"{path}, line {number}: damaged ({error}); the file is left as it is: repair the line or move the file"
+            ) from error
+        if row.index in rows:
+            raise WorkError(f"{path}: image {row.index} is in the file twice; remove one of its rows")
+        rows[row.index] = row
+    return list(rows.values()), len(whole)
+
+
+def attacks_writer(
+    path: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]
+) -> ResultWriter[AttackedImage]:
+    """Opens or resumes the attacks file `path`."""
+    return ResultWriter(path, settings, provenance, header=HEADER, parse=_parse_file, format_row=format_row)

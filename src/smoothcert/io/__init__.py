@@ -1,0 +1,1 @@
+"""Files and text from outside: atomic writes, locks, append-only results, YAML, printable text."""

@@ -1,0 +1,170 @@
+"""Result files: rows appended to a TSV, each on disk before the next, and a JSON file beside it with their settings."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Generic, TypeVar
+
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.files import LockedError, check_regular_file, locked, write_text_atomically
+
+Row = TypeVar("Row")
+
+
+def settings_path(path: Path) -> Path:
+    """Where the settings of the result file `path` are kept."""
+    return path.with_name(path.name.removesuffix(".tsv") + ".json")
+
+
+def read_settings(path: Path) -> dict[str, dict[str, Any]]:
+    """{"settings": ..., "provenance": ...} of the result file `path`."""
+    beside = settings_path(path)
+    check_regular_file(beside)
+    try:
+        stored = json.loads(beside.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        parts = {key: stored[key] for key in ("settings", "provenance")}
+        if wrong := [key for key, value in parts.items() if not isinstance(value, dict)]:
+            raise TypeError(f"'{wrong[0]}' is not a mapping")
+        return parts
+    except OSError as error:
+        raise RequestError(
+            f"{path}: expected its settings in {beside.name} beside it, got none that can be read; "
+            "restore that file, or move this one and choose another --name"
+        ) from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise WorkError(f"{beside}: damaged, expected JSON with 'settings' and 'provenance' ({error})") from error
+
+
+def _refuse_constant(name: str) -> None:
+    """NaN and Infinity are no JSON: Python would read them, and other readers refuse what is written from them."""
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def write_settings(path: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
+    content = {"settings": dict(settings), "provenance": dict(provenance)}
+    write_text_atomically(settings_path(path), json.dumps(content, indent=2) + "\n")
+
+
+def stored_settings(path: Path) -> dict[str, Any]:
+    """The settings of an existing result file, {} if there is none: a resumed run continues with them."""
+    return read_settings(path)["settings"] if settings_path(path).exists() else {}
+
+
+def differing_settings(
+    stored: Mapping[str, Any], wanted: Mapping[str, Any], names: tuple[str, str] = ("the file", "the request")
+) -> list[str]:
+    """`field: the file has X, the request Y` for each field that differs, or with other `names` of the two."""
+    normal = json.loads(json.dumps(dict(wanted)))
+    keys = [*stored, *(k for k in normal if k not in stored)]
+    return [
+        f"{k}: {names[0]} has {stored.get(k)!r}, {names[1]} {normal.get(k)!r}"
+        for k in keys
+        if stored.get(k) != normal.get(k)
+    ]
+
+
+@contextmanager
+def alone(path: Path, otherwise: str = "choose another --name") -> Iterator[None]:
+    """Refuse a second process that would write the file `path` at the same time; the refusal ends in `otherwise`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(path.with_name(f".{path.name}.lock"), wait=False))
+        except LockedError as error:
+            raise RequestError(f"{path}: another process is writing it; wait for it, or {otherwise}") from error
+        yield
+
+
+@contextmanager
+def not_being_written(path: Path, otherwise: str) -> Iterator[None]:
+    """Refuse a file that another process is writing, and keep others from writing it meanwhile."""
+    lock = path.with_name(f".{path.name}.lock")
+    with alone(path, otherwise) if lock.exists() else nullcontext():
+        yield
+
+
+def refuse_existing(out: Path) -> None:
+    """Refuse to replace the result file `out`, or a JSON file in the place of its settings that is not ours.
+
+    Settings of ours without their result file are what a killed process left: they may be replaced.
+    """
+    if out.exists() or out.is_symlink():
+        raise RequestError(f"{out}: exists already; choose another --out")
+    beside = settings_path(out)
+    if beside.exists() or beside.is_symlink():
+        try:
+            read_settings(out)
+        except (RequestError, WorkError) as error:
+            raise RequestError(
+                f"{beside}: exists already and does not hold settings of smoothcert; choose another --out"
+            ) from error
+
+
+class ResultWriter(Generic[Row]):
+    """Appends rows; they are on disk when `append` returns, so a kill costs the rows in flight and no others.
+
+    A new file is created together with its first rows, or on leaving the `with` block without an error: work that
+    fails before its first row leaves nothing. Opening an existing file resumes it: its settings must equal
+    `settings`, a torn last line is cut off, and `done` holds its rows. A damaged file is refused and left untouched.
+    `parse` gives the rows of a file and the bytes that they and the header take up.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        settings: Mapping[str, Any],
+        provenance: Mapping[str, Any],
+        *,
+        header: str,
+        parse: Callable[[Path], tuple[list[Row], int]],
+        format_row: Callable[[Row], str],
+    ) -> None:
+        self.path = path
+        self.done: list[Row] = []
+        self._format_row = format_row
+        self._settings, self._provenance, self._header = settings, provenance, header
+        self._file: IO[bytes] | None = None
+        length = 0
+        if path.exists():
+            if differences := differing_settings(read_settings(path)["settings"], settings):
+                raise RequestError(
+                    f"{path}: was made with other settings ({'; '.join(differences)}); "
+                    "use those or choose another --name"
+                )
+            self.done, length = parse(path)
+        if length > 0:
+            self._file = path.open("r+b")
+            self._file.truncate(length)
+            self._file.seek(length)
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Add rows; they are on disk when this returns."""
+        text = "".join(map(self._format_row, rows))
+        if self._file is None:
+            self._create(text)
+            return
+        self._file.write(text.encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _create(self, text: str) -> None:
+        """Write the settings, then the header and the first rows at once: no reader meets a file without them."""
+        if not self.path.exists():
+            write_settings(self.path, self._settings, self._provenance)
+        write_text_atomically(self.path, self._header + text)
+        self._file = self.path.open("r+b")
+        self._file.seek(0, os.SEEK_END)
+
+    def __enter__(self) -> "ResultWriter[Row]":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is None and error is None:
+            self._create("")
+        if self._file is not None:
+            self._file.close()

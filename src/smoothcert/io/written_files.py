@@ -1,0 +1,88 @@
+"""Writing reports into a folder without replacing files that smoothcert did not write.
+
+A hidden file in the folder lists the names and the SHA-256 of what was written there. A file that is not in the list,
+or that has changed since, belongs to the user: it is replaced only on request.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from smoothcert.errors import RequestError, write_error
+from smoothcert.io.files import replaced_atomically, write_text_atomically
+
+MANIFEST = ".smoothcert-report.json"
+Digests = dict[str, list[str]]
+"""File name -> SHA-256 of its content; several while the file is being replaced."""
+
+
+def refuse_foreign_files(folder: Path, names: Iterable[str], force: bool) -> None:
+    """Refuse if a file of `folder` that is about to be replaced is not as smoothcert wrote it."""
+    written = _written(folder)
+    foreign = [name for name in names if not force and _foreign(folder / name, written.get(name, []))]
+    if foreign:
+        raise RequestError(
+            f"{folder}: expected no files but those that smoothcert wrote, got {', '.join(foreign)}; choose another "
+            "folder, move them away or, in report and analyze, replace them with --force"
+        )
+
+
+def write_files(folder: Path, files: Mapping[str, bytes | None], force: bool = False) -> list[Path]:
+    """Write each file into `folder`, atomically; the paths of those written.
+
+    A content of None removes what an earlier call wrote, and leaves files of the user alone. Refused as a whole, before
+    anything is written, as in `refuse_foreign_files`. A process that is killed in between leaves files that the next
+    call recognises.
+    """
+    contents = {name: content for name, content in files.items() if content is not None}
+    refuse_foreign_files(folder, contents, force)
+    digests = {name: [hashlib.sha256(content).hexdigest()] for name, content in contents.items()}
+    before = _written(folder)
+    kept = {name: known for name, known in before.items() if name not in files}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        either = {name: [*before.get(name, []), *new] for name, new in digests.items()}
+        _write_manifest(folder, {**before, **either})
+        for name, content in files.items():
+            if content is None:
+                if not _foreign(folder / name, before.get(name, [])):
+                    (folder / name).unlink(missing_ok=True)
+                continue
+            with replaced_atomically(folder / name) as temporary:
+                temporary.write_bytes(content)
+        _write_manifest(folder, {**kept, **digests})
+    except OSError as error:
+        raise write_error(folder, error) from error
+    return [folder / name for name in contents]
+
+
+def _foreign(path: Path, digests: list[str]) -> bool:
+    if not os.path.lexists(path):
+        return False
+    if path.is_symlink() or not path.is_file():
+        return True
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() not in digests
+    except OSError:
+        return True
+
+
+def _written(folder: Path) -> Digests:
+    """What the list in `folder` says; nothing where there is none that can be read."""
+    path = folder / MANIFEST
+    try:
+        stored = json.loads(path.read_bytes()) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    files = stored.get("files") if isinstance(stored, dict) else None
+    known = files.items() if isinstance(files, dict) else ()
+    return {name: digests for name, digests in known if isinstance(digests, list)}
+
+
+def _write_manifest(folder: Path, digests: Digests) -> None:
+    about = "Files that smoothcert wrote here, with their SHA-256. It replaces these and no others."
+    content = {"about": about, "files": dict(sorted(digests.items()))}
+    write_text_atomically(folder / MANIFEST, json.dumps(content, indent=2) + "\n")

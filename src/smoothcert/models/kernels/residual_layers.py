@@ -1,0 +1,429 @@
+"""Layers relu(batch_norm(conv2d(x)) + shortcut) one after the other, in training and under attack, on a GPU.
+
+Each second layer adds what the layer before it was given. They are differentiated together: a gradient goes through a
+convolution, a shortcut, a ReLU and the sums of a batch norm in one kernel. The kernels are in `residual_kernels`.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor, nn
+
+from smoothcert.models.kernels import residual_kernels
+
+CONVOLUTION = {16: (512, 4, 1), 32: (256, 4, 3), 64: (128, 8, 4)}
+"""Channels -> pixels of a program, warps, stages."""
+MANY = {16: (256, 4, 1), 32: (256, 4, 3), 64: (128, 4, 2)}
+"""The same for many images, in evaluation."""
+WEIGHT_GRADIENT = {16: (256, 64, 4, 3), 32: (128, 64, 4, 3), 64: (32, 64, 4, 3)}
+"""Channels -> into how many parts the pixels go, pixels at a time, warps, stages."""
+NUMBERS = 16384
+"""That are added up at a time by one program."""
+BLOCK = 1024
+"""Numbers of a program where each is by itself."""
+
+
+class Layers(NamedTuple):
+    """The tensors of all layers, by kind: weights [c, 3, 3, c], numbers of batches seen, and the others [c]."""
+
+    weights: list[Tensor]
+    gammas: list[Tensor]
+    betas: list[Tensor]
+    means: list[Tensor]
+    variances: list[Tensor]
+    batches: list[Tensor]
+
+    @classmethod
+    def of(cls, layers: Sequence[tuple[nn.Conv2d, nn.BatchNorm2d]]) -> "Layers":
+        norms = [norm for _, norm in layers]
+        return cls(
+            [convolution.weight.permute(0, 2, 3, 1) for convolution, _ in layers],
+            [norm.weight for norm in norms],
+            [norm.bias for norm in norms],
+            [norm.get_buffer("running_mean") for norm in norms],
+            [norm.get_buffer("running_var") for norm in norms],
+            [norm.get_buffer("num_batches_tracked") for norm in norms],
+        )
+
+
+def residual_layers(
+    x: Tensor, shortcut: Tensor | None, layers: Sequence[tuple[nn.Conv2d, nn.BatchNorm2d]], dtype: torch.dtype
+) -> Tensor:
+    """All `layers` on x [n, c, h, w], computed in `dtype` (bf16 or fp16) and summed in float32; channels last.
+
+    They are layers of which `apply_to` says yes. With a shortcut the first layer adds it, and each second after that
+    adds the input of the layer before it; without, the second layer is the first that does. In training as batch norm
+    has it, with all gradients; else by running statistics, with gradients for x and shortcut alone.
+    """
+    assert _adds(len(layers) - 1, shortcut is not None), "the last layer adds a shortcut"
+    norm = layers[0][1]
+    images, beside = _channels_last(x, dtype), None if shortcut is None else _channels_last(shortcut, dtype)
+    tensors = Layers.of(layers)
+    out: Tensor
+    if norm.training:
+        out = TrainedLayers.apply(images, beside, norm.momentum, norm.eps, *chain(*tensors))  # type: ignore[no-untyped-call]
+    else:
+        out = EvaluatedLayers.apply(images, beside, tensors, norm.eps)  # type: ignore[no-untyped-call]
+    return out.permute(0, 3, 1, 2)
+
+
+class TrainedLayers(torch.autograd.Function):
+    """Images [n, h, w, c]; `tensors` are those of `Layers`, kind after kind."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, shortcut: Tensor | None, momentum: float, epsilon: float, *tensors: Tensor
+    ) -> Tensor:
+        number = len(tensors) // len(Layers._fields)
+        layers = Layers(*(list(tensors[start : start + number]) for start in range(0, len(tensors), number)))
+        outs, ys, statistics = trained(x, shortcut, *layers, momentum, epsilon)
+        ctx.save_for_backward(x, outs, ys, statistics, *layers.weights)
+        ctx.has_shortcut = shortcut is not None
+        out: Tensor = outs[-1]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, outs, ys, statistics, *weights = ctx.saved_tensors
+        for_x, for_shortcut, for_weights, sums = trained_gradient(
+            gradients[0], x, outs, ys, statistics, weights, ctx.has_shortcut
+        )
+        shortcut = for_shortcut if ctx.has_shortcut else None
+        parameters = (*for_weights, *sums[:, 1], *sums[:, 0])
+        return for_x, shortcut, None, None, *parameters, *[None] * len(parameters)
+
+
+class EvaluatedLayers(torch.autograd.Function):
+    """By running statistics; gradients for x and shortcut alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shortcut: Tensor | None, layers: Layers, epsilon: float) -> Tensor:
+        weight, gamma, beta, mean, variance = (torch.stack(tensors) for tensors in layers[:5])
+        factor = gamma / (variance + epsilon).sqrt()
+        bias, outs = beta - mean * factor, x.new_empty((len(weight), *x.shape))
+        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+            matrices = _matrices(weight, x, factor=factor)
+            for number in range(len(outs)):
+                added = _added(number, x, shortcut, outs)
+                _evaluation(_input(number, x, outs), matrices[number], bias[number], added, outs[number], CONVOLUTION)
+        ctx.save_for_backward(outs, weight, factor)
+        ctx.has_shortcut = shortcut is not None
+        return outs[-1]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # they would be wrong, and nothing would say so
+            raise RuntimeError("these kernels have no second derivatives; set precision=fp32 for them")
+        outs, weight, factor = ctx.saved_tensors
+        with torch.cuda.device_of(outs):  # type: ignore[no-untyped-call]
+            matrices = _matrices(weight, outs[0], factor=factor, transposed=True)
+            carried = gradient = _masked_gradient(gradients[0].contiguous(), outs[-1], None)[0]
+            for number in reversed(range(len(outs))):
+                adds = _adds(number, ctx.has_shortcut)
+                carried = gradient if adds else carried
+                below = outs[number - 1] if number else None
+                gradient, _ = _convolution_gradient(gradient, matrices[number], None if adds else carried, below, None)
+        return gradient, carried if ctx.has_shortcut else None, None, None
+
+
+def _channels_last(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """[n, c, h, w] -> [n, h, w, c], as the kernels read it."""
+    return x.permute(0, 2, 3, 1).to(dtype).contiguous()
+
+
+def _adds(number: int, has_shortcut: bool) -> bool:
+    """Whether that layer adds a shortcut."""
+    return number % 2 == (0 if has_shortcut else 1)
+
+
+def _input(number: int, x: Tensor, outs: Tensor) -> Tensor:
+    return outs[number - 1] if number else x
+
+
+def _added(number: int, x: Tensor, shortcut: Tensor | None, outs: Tensor) -> Tensor | None:
+    """What that layer adds, if it does."""
+    if not _adds(number, shortcut is not None):
+        return None
+    return shortcut if number == 0 else _input(number - 1, x, outs)
+
+
+@torch.library.custom_op("smoothcert::trained", mutates_args=("means", "variances", "batches"))
+def trained(
+    x: Tensor,
+    shortcut: Tensor | None,
+    weights: list[Tensor],
+    gammas: list[Tensor],
+    betas: list[Tensor],
+    means: list[Tensor],
+    variances: list[Tensor],
+    batches: list[Tensor],
+    momentum: float,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x [n, h, w, c] -> of each layer its output and convolution, [layers, n, h, w, c] both, and statistics
+    [layers, 4, c]. The running statistics are updated as batch norm does."""
+    layers = Layers(weights, gammas, betas, means, variances, batches)
+    outs, ys, statistics = _trained_like(x, shortcut, weights)
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # where Triton launches
+        matrices = _matrices(torch.stack(weights), x)
+        for number, (_, *norm) in enumerate(zip(*layers, strict=True)):
+            sums = _convolution(_input(number, x, outs), matrices[number], ys[number])
+            _statistics(sums, norm, statistics[number], _pixels(x), momentum, epsilon)
+            _normalisation(ys[number], statistics[number], _added(number, x, shortcut, outs), outs[number])
+    return outs, ys, statistics
+
+
+@trained.register_fake
+def _trained_like(
+    x: Tensor, shortcut: Tensor | None, weights: list[Tensor], *_: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    shape, statistics = (len(weights), *x.shape), (len(weights), 4, x.shape[3])
+    return x.new_empty(shape), x.new_empty(shape), x.new_empty(statistics, dtype=torch.float32)
+
+
+@torch.library.custom_op("smoothcert::trained_gradient", mutates_args=())
+def trained_gradient(
+    gradient: Tensor,
+    x: Tensor,
+    outs: Tensor,
+    ys: Tensor,
+    statistics: Tensor,
+    weights: list[Tensor],
+    has_shortcut: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients with respect to x, the shortcut (or nothing), the weights [layers, c, 3, 3, c], and beta and gamma
+    together [layers, 2, c]."""
+    channels, parts = x.shape[3], _parts(x)
+    # Those of all layers are added up at once: a sum for each would take as long as half of what it sums.
+    for_weights = x.new_empty((len(weights), parts[0] * _wide(x, 32), channels, 3, 3, channels), dtype=torch.float32)
+    totals = statistics.new_empty((len(weights), 2, channels))
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        matrices = _matrices(torch.stack(weights), x, transposed=True)
+        gradient, sums = _masked_gradient(gradient.contiguous(), outs[-1], (ys[-1], statistics[-1]))
+        carried = gradient
+        for number in reversed(range(len(weights))):
+            adds = _adds(number, has_shortcut)
+            carried = gradient if adds else carried
+            _totals(sums, totals[number])
+            for_y = _normalisation_gradient(gradient, ys[number], statistics[number], totals[number])
+            _weight_gradient(_input(number, x, outs), for_y, for_weights[number], parts[1])
+            below = (ys[number - 1], statistics[number - 1]) if number else None
+            gradient, sums = _convolution_gradient(
+                for_y, matrices[number], None if adds else carried, outs[number - 1] if number else None, below
+            )
+    return gradient, carried if has_shortcut else x.new_empty(0), for_weights.sum(1), totals
+
+
+@trained_gradient.register_fake
+def _trained_gradient_like(
+    gradient: Tensor,
+    x: Tensor,
+    outs: Tensor,
+    ys: Tensor,
+    statistics: Tensor,
+    weights: list[Tensor],
+    has_shortcut: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    layers, channels = len(weights), x.shape[3]
+    return (
+        torch.empty_like(x),
+        x.new_empty(x.shape if has_shortcut else (0,)),
+        x.new_empty((layers, channels, 3, 3, channels), dtype=torch.float32),
+        statistics.new_empty((layers, 2, channels)),
+    )
+
+
+def evaluated_convolution(x: Tensor, convolution: nn.Conv2d, shortcut: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """relu(convolution(x) + shortcut) for x [n, c, h, w], without gradients, for a convolution that has kernels."""
+    images, added = _channels_last(x, dtype), None if shortcut is None else _channels_last(shortcut, dtype)
+    bias = images.new_zeros(images.shape[3]) if convolution.bias is None else convolution.bias
+    out: Tensor = evaluated(images, convolution.weight.permute(0, 2, 3, 1), bias, added)
+    return out.permute(0, 3, 1, 2)
+
+
+@torch.library.custom_op("smoothcert::evaluated", mutates_args=())
+def evaluated(x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None) -> Tensor:
+    """relu(convolution + bias [+ shortcut]) for x [n, h, w, c] and weight [c, 3, 3, c]."""
+    out = torch.empty_like(x)
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        (matrix,) = _matrices(weight[None], x)
+        _evaluation(x, matrix, bias, shortcut, out, MANY)
+    return out
+
+
+@evaluated.register_fake
+def _evaluated_like(x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None) -> Tensor:
+    return torch.empty_like(x)
+
+
+# Launches. Images are [n, h, w, c] and contiguous, a matrix is that of a layer.
+
+
+def _matrices(weights: Tensor, x: Tensor, *, factor: Tensor | None = None, transposed: bool = False) -> Tensor:
+    """weights [layers, c, 3, 3, c], times factor [layers, c], as the kernels multiply images like x with them."""
+    layers, channels, wide = len(weights), x.shape[3], _wide(x)
+    shape = (9, channels, channels) if wide == 1 else (3, 4 * channels, 2 * channels)
+    out = x.new_empty((layers, *shape))
+    residual_kernels.matrices[(layers, shape[0])](
+        weights.contiguous(),
+        weights if factor is None else factor,
+        out,
+        channels=channels,
+        transposed=transposed,
+        scaled=factor is not None,
+        wide=wide,
+    )
+    return out
+
+
+def _convolution(x: Tensor, matrix: Tensor, out: Tensor) -> Tensor:
+    """Writes out; sums [programs, 2, c] of it and its squares."""
+    grid, blocks = _blocks(x, CONVOLUTION)
+    sums = x.new_empty((*grid, 2, x.shape[3]), dtype=torch.float32)
+    residual_kernels.convolution[grid](x, matrix, out, sums, _pixels(x), *x.shape[1:], **blocks)
+    return sums
+
+
+def _evaluation(
+    x: Tensor, matrix: Tensor, bias: Tensor, shortcut: Tensor | None, out: Tensor, chosen: Mapping[int, tuple[int, ...]]
+) -> None:
+    """Writes out."""
+    grid, blocks = _blocks(x, chosen)
+    added = x if shortcut is None else shortcut
+    residual_kernels.evaluation[grid](
+        x, matrix, bias, added, out, _pixels(x), *x.shape[1:], added=shortcut is not None, **blocks
+    )
+
+
+def _convolution_gradient(
+    gradient: Tensor,
+    matrix: Tensor,
+    carried: Tensor | None,
+    below: Tensor | None,
+    normal: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    """Through the convolution; with what a shortcut carried, where the ReLU below lets it through; and its sums with
+    the normalised (y, statistics) of the layer below."""
+    grid, blocks = _blocks(gradient, CONVOLUTION)
+    out = torch.empty_like(gradient)
+    sums = out.new_empty((*grid, 2, gradient.shape[3]) if normal else 0, dtype=torch.float32)
+    residual_kernels.convolution_gradient[grid](
+        gradient,
+        matrix,
+        gradient if carried is None else carried,
+        gradient if below is None else below,
+        *(normal or (gradient, sums)),
+        out,
+        sums,
+        _pixels(gradient),
+        *gradient.shape[1:],
+        added=carried is not None,
+        masked=below is not None,
+        summed=normal is not None,
+        **blocks,
+    )
+    return out, sums
+
+
+def _masked_gradient(gradient: Tensor, out: Tensor, normal: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    """What the ReLU of `out` lets through, and its sums with the normalised (y, statistics), if given."""
+    channels, pixels = out.shape[3], _pixels(out)
+    rows = 4096 // channels
+    grid = (triton.cdiv(pixels, rows),)
+    passed = torch.empty_like(out)
+    sums = out.new_empty((*grid, 2, channels) if normal else 0, dtype=torch.float32)
+    residual_kernels.masked_gradient[grid](
+        gradient.to(out.dtype),
+        out,
+        *(normal or (out, sums)),
+        passed,
+        sums,
+        pixels,
+        channels=channels,
+        summed=normal is not None,
+        rows=rows,
+    )
+    return passed, sums
+
+
+def _statistics(
+    sums: Tensor, norm: Sequence[Tensor], out: Tensor, pixels: int, momentum: float, epsilon: float
+) -> None:
+    """Writes out [4, c], and the running statistics among `norm`, which is gamma, beta, mean, variance, batches."""
+    residual_kernels.statistics[(1,)](
+        sums,
+        *norm,
+        out,
+        *(len(sums), pixels, momentum, epsilon),
+        channels=sums.shape[2],
+        block=_at_a_time(sums),
+        num_warps=16,
+    )
+
+
+def _totals(sums: Tensor, out: Tensor) -> None:
+    """sums [parts, 2, c] -> out [2, c]."""
+    block = _at_a_time(sums)
+    residual_kernels.totals[(1,)](sums, out, len(sums), channels=sums.shape[2], block=block, num_warps=16)
+
+
+def _at_a_time(sums: Tensor) -> int:
+    return min(int(triton.next_power_of_2(len(sums))), NUMBERS // sums.shape[2])
+
+
+def _normalisation(y: Tensor, statistics: Tensor, shortcut: Tensor | None, out: Tensor) -> None:
+    added = y if shortcut is None else shortcut
+    residual_kernels.normalisation[(triton.cdiv(y.numel(), BLOCK),)](
+        y, statistics, added, out, y.numel(), channels=y.shape[3], added=shortcut is not None, block=BLOCK
+    )
+
+
+def _normalisation_gradient(gradient: Tensor, y: Tensor, statistics: Tensor, totals: Tensor) -> Tensor:
+    out = torch.empty_like(y)
+    residual_kernels.normalisation_gradient[(triton.cdiv(y.numel(), BLOCK),)](
+        gradient, y, statistics, totals, out, y.numel(), _pixels(y), channels=y.shape[3], block=BLOCK
+    )
+    return out
+
+
+def _weight_gradient(x: Tensor, gradient: Tensor, sums: Tensor, part: int) -> None:
+    """Writes sums [parts * wide, c, 3, 3, c], of `part` pixels each."""
+    _, pixels, warps, stages = WEIGHT_GRADIENT[x.shape[3]]
+    wide = _wide(x, 32)
+    residual_kernels.weight_gradient[(len(sums) // wide, 3)](
+        x,
+        gradient,
+        sums,
+        *(_pixels(x), part),
+        *x.shape[1:],
+        wide=wide,
+        rows=pixels // wide,
+        num_warps=warps,
+        num_stages=stages,
+    )
+
+
+def _parts(x: Tensor) -> tuple[int, int]:
+    """Into how many parts a gradient's sums go, and of how many pixels."""
+    most, pixels, *_ = WEIGHT_GRADIENT[x.shape[3]]
+    part = triton.cdiv(_pixels(x), most * pixels) * pixels
+    return triton.cdiv(_pixels(x), part), part
+
+
+def _blocks(x: Tensor, chosen: Mapping[int, tuple[int, ...]]) -> tuple[tuple[int], dict[str, int]]:
+    """Programs, and what each takes."""
+    (pixels, warps, stages), wide = chosen[x.shape[3]], _wide(x)
+    blocks = {"wide": wide, "rows": pixels // wide, "stages": stages, "num_warps": warps}
+    return (triton.cdiv(_pixels(x), pixels),), blocks
+
+
+def _wide(x: Tensor, few: int = 16) -> int:
+    """Pixels of a row that are taken together: two where channels are few, if rows are even."""
+    return 2 if x.shape[3] <= few and x.shape[2] % 2 == 0 else 1
+
+
+def _pixels(x: Tensor) -> int:
+    return x.shape[0] * x.shape[1] * x.shape[2]

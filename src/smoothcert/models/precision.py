@@ -1,0 +1,91 @@
+"""The base classifier as it is evaluated: precision and memory layout are part of f, so a certificate records them."""
+
+import copy
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from smoothcert.errors import RequestError
+from smoothcert.models.kernels import is_plain
+
+Precision = Literal["fp32", "bf16", "fp16"]
+DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def fast_precision(device: torch.device) -> Precision:
+    """bf16 where the hardware multiplies it faster than float32, else fp32."""
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    return "bf16" if device.type == "cpu" and torch.cpu._is_amx_tile_supported() else "fp32"
+
+
+def resolve_precision(precision: str, device: torch.device) -> Precision:
+    """`auto` as what is fast on `device`; a precision by its name; anything else is refused."""
+    if precision == "auto":
+        return fast_precision(device)
+    for name in get_args(Precision):
+        if precision == name:
+            chosen: Precision = name
+            return chosen
+    raise RequestError(f"precision: expected one of auto, {', '.join(get_args(Precision))}, got {precision}")
+
+
+def has_batch_norm(model: object) -> bool:
+    """False for callables that are no modules."""
+    return isinstance(model, nn.Module) and any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()
+    )
+
+
+def fold_batch_norm(model: nn.Module) -> nn.Module:
+    """`model` (in eval mode) with the same outputs up to rounding, faster; itself where it cannot be traced."""
+    if not has_batch_norm(model) or not all(is_plain(module) for module in model.modules()):
+        return model
+    # Imported here: it takes a while, and few models need it.
+    from torch.fx import symbolic_trace
+    from torch.fx.experimental.optimization import fuse
+
+    from smoothcert.models.kernels.joined_convolution import join_convolutions
+
+    try:
+        calls = [node.target for node in symbolic_trace(model).graph.nodes if node.op == "call_module"]
+        # A module that is called twice would have two batch norms folded into one weight.
+        return join_convolutions(fuse(model)) if len(calls) == len(set(calls)) else model
+    except Exception:  # whatever tracing trips over in a user's own forward: the model works as it is
+        return model
+
+
+def at_precision(
+    model: nn.Module, precision: Precision, device: torch.device, shape: tuple[int, int, int]
+) -> nn.Module:
+    """A copy of `model` (for images of `shape`, (c, h, w)) in eval mode on `device`, with weights of `precision`.
+
+    Batch norm is folded into the convolutions in front of it where the model can be traced; weights have their channels
+    last where the model computes with them so.
+    """
+    try:
+        own = copy.deepcopy(model)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:120]
+        raise RequestError(
+            f"model: {type(model).__name__} cannot be copied ({reason}); remove what stands in the way"
+        ) from error
+    evaluated = fold_batch_norm(own.eval()).requires_grad_(False).to(device, DTYPES[precision])
+    return with_channels_last(evaluated, torch.zeros(2, *shape, device=device, dtype=DTYPES[precision]))
+
+
+def with_channels_last(model: nn.Module, images: Tensor) -> nn.Module:
+    """`model` with its weights laid out channels last, which is faster, if it can compute `images` so; else as it was.
+
+    A network that flattens by `view` cannot.
+    """
+    try:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        with torch.no_grad():
+            model(images.contiguous(memory_format=torch.channels_last))
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    return model

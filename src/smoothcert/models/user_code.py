@@ -1,0 +1,127 @@
+"""A user's own network, named as `package.module:function` or `FILE.py:function`: imported and called."""
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from smoothcert.classifier import Classifier, evaluating
+from smoothcert.errors import RequestError
+from smoothcert.io.files import check_regular_file
+
+
+def is_code(name: str) -> bool:
+    """Whether a model's name is a reference to code rather than an entry of MODELS."""
+    return ":" in name
+
+
+def own_model(reference: str, num_classes: int) -> Classifier:
+    """What `package.module:function` returns: a module or any callable from images in [0, 1] to logits.
+
+    A name that ends in .py is a file, which is imported from where it is. The function is called with `num_classes` if
+    it has a parameter of that name, else without arguments. It must be a function or a class that is written in Python:
+    built-in ones are refused, because none of them builds a network and some of them end the process (`os:abort`).
+    Whatever the import or the call raises is a RequestError, `SystemExit` too; only Ctrl-C passes.
+    """
+    name, _, attribute = reference.rpartition(":")
+    try:
+        function: Any = getattr(_import_file(Path(name)) if name.endswith(".py") else _import(name), attribute)
+    except (KeyboardInterrupt, RequestError):
+        raise
+    except BaseException as error:  # the module is a user's code, which may fail in any way
+        raise RequestError(
+            f"model: expected package.module:function or FILE.py:function, got {reference} ({_reason(error)}); "
+            "run where Python finds the module, or set PYTHONPATH"
+        ) from error
+    if not callable(function):
+        raise RequestError(f"model: expected {reference} to be a function, got {type(function).__name__}")
+    if not _is_python(function):
+        raise RequestError(
+            f"model: expected {reference} to be a function or a class written in Python that builds the network, "
+            f"got {type(function).__name__}; write a function that returns it"
+        )
+    try:
+        takes_classes = "num_classes" in inspect.signature(function).parameters
+        model = function(num_classes=num_classes) if takes_classes else function()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's code may fail in any way
+        raise RequestError(
+            f"model: {reference}() failed ({_reason(error)}); "
+            "it is called with num_classes, if it takes that, and nothing else"
+        ) from error
+    if not callable(model):
+        raise RequestError(
+            f"model: expected {reference}() to return a module or a callable, got {type(model).__name__}"
+        )
+    network: Classifier = model
+    return network
+
+
+def _import(name: str) -> ModuleType:
+    # The current folder is searched too, but last: a file in it must not replace an installed package.
+    _search_last(os.getcwd())
+    return importlib.import_module(name)
+
+
+def _import_file(path: Path) -> ModuleType:
+    """The module in the file `path`. Modules next to it can be imported by it."""
+    path = path.expanduser().resolve()
+    check_regular_file(path)
+    if not path.exists():
+        raise RequestError(f"model: expected a Python file, got {path}, which does not exist; correct the path")
+    _search_last(str(path.parent))
+    # A name of its own: a file called torch.py must not replace torch.
+    name = f"smoothcert_model_{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise RequestError(f"model: expected a Python file, got {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look a class's module up by its name
+    spec.loader.exec_module(module)
+    return module
+
+
+def _search_last(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+def _is_python(function: Any) -> bool:
+    """Whether `function` is a Python function, a method or a class, perhaps wrapped or partly applied."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    return inspect.isfunction(function) or inspect.ismethod(function) or inspect.isclass(function)
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+
+
+def check_outputs(model: Classifier, name: str, shape: tuple[int, int, int], num_classes: int) -> None:
+    """Refuse a network that does not give [n, num_classes] for two black images of `shape`."""
+    parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    try:
+        with torch.no_grad(), evaluating(model):
+            logits = model(torch.zeros(2, *shape, device=parameter.device if parameter is not None else None))
+    except (Exception, SystemExit) as error:  # a user's code may fail in any way
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise RequestError(f"model: {name} fails on images of shape {list(shape)} ({reason})") from error
+    given = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if given != [2, num_classes]:
+        more = isinstance(given, list) and len(given) == 2 and given[1] > num_classes
+        raise RequestError(
+            f"model: {name} gives {given} for 2 images, expected logits [2, {num_classes}]: "
+            f"the data has {num_classes} classes"
+            + ("; name the classes of all outputs with certify --classes FILE" if more else "")
+        )

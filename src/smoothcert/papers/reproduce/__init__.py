@@ -1,0 +1,173 @@
+"""The papers' tables regenerated: planned as runs, trained and certified where missing, reported beside the paper's.
+
+Everything is found again in the folders: the same request goes on where it was left, and finished work is not redone.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.text import escape_markdown
+from smoothcert.io.written_files import write_files
+from smoothcert.papers.reproduce.planning import PlannedRun, Request, plan, share_runs
+from smoothcert.papers.reproduce.work import Workshop, finish_runs
+from smoothcert.papers.rows import PaperRun, paper_runs, published
+from smoothcert.report import Published, terminal_report, write_report
+from smoothcert.report.thumbnails import pictures
+
+__all__ = ["QUICK", "PlannedRun", "Request", "plan", "plan_table", "reproduce", "share_runs"]
+
+QUICK = "quick, scaled-down: not the paper's protocol"
+FORMATS = ("md", "csv", "tex", "html", "png")
+NOT_ASKED, DONE, FAILED = "not asked for", "done", "failed: "
+
+Outcome = tuple[PaperRun, str, str]
+"""A run of the table, the name of its folder, what became of it."""
+
+
+def plan_table(request: Request, planned: Sequence[PlannedRun]) -> Table:
+    """The plan for a terminal: state and estimate of each run."""
+    total = duration(sum(run.seconds for run in planned))
+    table = Table(
+        Column("run", overflow="fold"),
+        "published ACR",
+        "state",
+        "estimate",
+        title=f"{request.table} ({QUICK})" if request.quick else request.table,
+        caption=f"estimate for all, one after the other: {total}",
+    )
+    for run in planned:
+        acr = "" if run.paper.acr is None else f"{run.paper.acr:.3f}"
+        table.add_row(run.folder.name, acr, Text(run.state), duration(run.seconds) if run.seconds else "-")
+    return table
+
+
+def duration(seconds: float) -> str:
+    """Two digits are more than an estimate deserves."""
+    for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def reproduce(plans: Sequence[tuple[Request, Sequence[PlannedRun]]], console: Console) -> None:
+    """Train and certify what is missing of the plans, then write a report for each, with the published rows.
+
+    The requests are for several tables (see `share_runs`), or for one, and alike otherwise. A run that fails is named
+    in the WorkError at the end, after the others have been finished and reported, and so is what kept them from being
+    reported.
+    """
+    request = plans[0][0]
+    workshop = Workshop(request.jobs, request.device, request.data, console, request.compile)
+    runs = {run.folder: run for _, planned in plans for run in planned if run.recipe is not None}
+    failed = {run.folder: run.problem for run in runs.values() if run.problem is not None}
+    failed |= finish_runs([run for run in runs.values() if run.folder not in failed], workshop)
+    reasons = "; ".join(f"{folder.name}: {reason}" for folder, reason in failed.items())
+    told = f"{len(failed)} of {len(runs)} runs failed, the same command tries them again ({reasons})"
+    unreported: list[str] = []
+    for request, planned in plans:
+        finished = [run for run in planned if run.recipe is not None and run.folder not in failed]
+        try:
+            if finished:
+                show_report(request, finished, outcomes(request, planned, failed), console)
+        except (RequestError, WorkError, OSError) as error:
+            unreported.append(f"{request.table} could not be reported: {error}")
+    if failed or unreported:
+        raise WorkError("; ".join([told] * bool(failed) + unreported))
+
+
+def outcomes(request: Request, planned: Sequence[PlannedRun], failed: Mapping[Path, str]) -> list[Outcome]:
+    """(run of the table, name of its folder, what became of it), for all that the table has and was asked for.
+
+    A run of the table that was asked for with several seeds is there once for each.
+    """
+    by_name: dict[str, list[PlannedRun]] = {}
+    for run in planned:
+        by_name.setdefault(run.paper.name, []).append(run)
+    found = []
+    for paper in paper_runs(request.table):
+        for run in by_name.get(paper.name, []):
+            state = run.state if run.recipe is None else DONE
+            state = FAILED + failed[run.folder] if run.folder in failed else state
+            found.append((paper, run.folder.name, state))
+        if paper.name not in by_name:
+            found.append((paper, "", NOT_ASKED))
+    return found
+
+
+def show_report(request: Request, finished: Sequence[PlannedRun], rows: Sequence[Outcome], console: Console) -> None:
+    """Write report and rows.md into the report folder, and print the table, what is missing in it, and the files."""
+    out, title = request.out / f"{request.prefix}{request.report}", title_of(request, rows)
+    report = write_report(
+        [run.certificates for run in finished],
+        out,
+        FORMATS,
+        title=title,
+        published=beside(finished),
+        gallery=partial(pictures, folder=request.data),
+    )
+    write_files(out, {"rows.md": rows_page(title, rows).encode()})
+    console.print(title, style="bold", soft_wrap=True, markup=False)
+    for shown in terminal_report(report.contents, console.width):
+        console.print(shown)
+    for line in (*missing(rows), *(f"wrote {path}" for path in (*report.written, out / "rows.md"))):
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def title_of(request: Request, rows: Sequence[Outcome]) -> str:
+    """The table, how it was reproduced, and how much of it where that is not all."""
+    seeds = ", ".join(map(str, dict.fromkeys(request.seeds)))
+    runs = {paper.name for paper, _, _ in rows}
+    done = {paper.name for paper, _, state in rows if state == DONE}
+    failed = sum(state.startswith(FAILED) for _, _, state in rows)
+    parts = [
+        QUICK if request.quick else "reproduced",
+        f"seeds: {seeds}" if seeds else "",
+        f"{len(done)} of {len(runs)} runs" if done < runs else "",
+        f"{failed} failed" if failed else "",
+    ]
+    return f"{request.table} ({'; '.join(part for part in parts if part)})"
+
+
+def missing(rows: Sequence[Outcome]) -> list[str]:
+    """A line for each reason that keeps runs out of the table; seeds that fail count by themselves."""
+    runs = f"the paper's {len({paper.name for paper, _, _ in rows})} runs"
+    tried = f"{sum(state == DONE or state.startswith(FAILED) for _, _, state in rows)} runs tried"
+    counts = Counter(state for _, _, state in rows if state != DONE)
+    return [
+        f"not in this table: {count} of {tried if state.startswith(FAILED) else runs}, {state}"
+        for state, count in counts.items()
+    ]
+
+
+def beside(finished: Sequence[PlannedRun]) -> Callable[[Path], Published | None]:
+    """From a certificates file to the row that its run was planned for, whatever its recipe has come to be.
+
+    The rows that are missing are told elsewhere, with the reason.
+    """
+    by_file = {run.certificates.resolve(): run for run in finished}
+
+    def find(path: Path) -> Published | None:
+        run = by_file.get(path.resolve())
+        if run is None or run.recipe is None:
+            return None
+        return replace(published(run.paper, run.recipe, path), rows=())
+
+    return find
+
+
+def rows_page(title: str, rows: Sequence[Outcome]) -> str:
+    """Markdown: what became of each run of the table."""
+    lines = ["| row | σ | published ACR | run | state |", "|---|---|---|---|---|"]
+    for paper, folder, state in rows:
+        acr = "" if paper.acr is None else str(paper.acr)
+        cells = (paper.label, f"{paper.sigma:g}", acr, folder, state)
+        lines.append(f"| {' | '.join(map(escape_markdown, cells))} |")
+    return f"# {escape_markdown(title)}: what became of each row\n\n" + "\n".join(lines) + "\n"

@@ -1,0 +1,125 @@
+"""How long runs will take on this machine: seconds an input, measured for a moment, times the inputs, counted."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from smoothcert.certification.dataset import make_counter
+from smoothcert.models import build_model, is_code
+from smoothcert.models.precision import resolve_precision
+from smoothcert.objectives import Objective, Progress
+from smoothcert.smoothing.votes import default_batch_size
+from smoothcert.training.checkpoint import InputSpec
+from smoothcert.training.recipe import CertifyRecipe, TrainRecipe
+from smoothcert.training.setup import training_device, weights_layout
+from smoothcert.training.step import WARM_UP_STEPS
+
+LONG_ENOUGH = 0.3
+"""Seconds that make a measurement worth believing."""
+REPLAYS = 64
+"""The most captured steps in one measurement: a single one of a small network is too short."""
+
+
+def training_seconds(recipe: TrainRecipe, spec: InputSpec, images: int, epochs: int, device: torch.device) -> float:
+    """An estimate for `epochs` epochs of `images` training images each."""
+    used = images // recipe.batch_size * recipe.batch_size
+    inputs = epochs * used * inputs_per_image(recipe.objective)
+    at_once = recipe.images_per_step * recipe.objective.num_noise
+    bf16 = resolve_precision(recipe.precision, device) == "bf16"
+    return inputs * _seconds_per_trained_input(recipe.model, spec, at_once, bf16, device)
+
+
+def certification_seconds(model: str, spec: InputSpec, votes: int, device: torch.device) -> float:
+    """An estimate for so many votes of the network `model`."""
+    return votes * _seconds_per_vote(model, spec, device)
+
+
+def inputs_per_image(objective: Objective) -> int:
+    """Inputs that the network takes, forward and back, for each image of a step: attacks, noises and mixtures.
+
+    Counted while the loss of one tiny image is computed, so a new method needs no formula here.
+    """
+    seen = 0
+
+    def classifier(images: Tensor) -> Tensor:
+        nonlocal seen
+        seen += len(images)
+        return images.flatten(1)
+
+    noise = torch.zeros(objective.num_noise, 1, 1, 1, 2)
+    progress = Progress(1.0, torch.ones(()), torch.ones(()), torch.full((1,), 0.5))
+    objective.loss(classifier, torch.full((1, 1, 1, 2), 0.5), torch.zeros(1, dtype=torch.int64), noise, progress)
+    return seen
+
+
+@cache
+def _seconds_per_trained_input(name: str, spec: InputSpec, most: int, bf16: bool, device: torch.device) -> float:
+    """A forward and a backward pass of the network, in batches of up to `most` inputs; on a GPU of `most`, captured."""
+    own_network = is_code(name)
+    model = _network(name, spec).to(device, memory_format=weights_layout(own_network))  # type: ignore[call-overload]
+    model.train()
+
+    def step(size: int) -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            loss = model(torch.randn(size, *spec.shape, device=device)).logsumexp(1).sum()
+        loss.backward()
+        model.zero_grad()
+
+    if device.type != "cuda" or own_network:  # which is not captured
+        return _seconds_per_input(step, most, device)
+    with training_device(device):
+        for _ in range(WARM_UP_STEPS):
+            step(most)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            step(most)
+
+        def replay(count: int) -> None:
+            for _ in range(count):
+                graph.replay()
+
+        return _seconds_per_input(replay, REPLAYS, device) / most
+
+
+@cache
+def _seconds_per_vote(name: str, spec: InputSpec, device: torch.device) -> float:
+    """Noise and forward pass, as certification does them."""
+    precision, most = resolve_precision("auto", device), default_batch_size(device, spec.shape)
+    recipe = CertifyRecipe(sigma=1.0, seed=0, precision=precision, batch_size=most)
+    counter, recipe = make_counter(_network(name, spec), spec.shape, spec.num_classes, recipe, device)
+    image = torch.zeros(1, *spec.shape, device=device)
+
+    def vote(size: int) -> None:
+        replace(counter, batch_size=size).count(image, [(0, 0)], "estimate", size)
+
+    return _seconds_per_input(vote, recipe.batch_size, device)
+
+
+def _network(name: str, spec: InputSpec) -> nn.Module:
+    normalization = spec.normalization
+    mean, std = (normalization.mean, normalization.std) if normalization else (None, None)
+    with torch.random.fork_rng(devices=[]):
+        return build_model(name, spec.shape, spec.num_classes, mean, std)
+
+
+def _seconds_per_input(work: Callable[[int], None], most: int, device: torch.device) -> float:
+    """Of the largest batch up to `most` that is reached by doubling until a call takes long enough."""
+    size = min(2, most)
+    work(size)  # the first call sets things up
+    while True:
+        seconds = min(_timed(work, size, device) for _ in range(2))
+        if seconds >= LONG_ENOUGH or size == most:
+            return seconds / size
+        size = min(2 * size, most)
+
+
+def _timed(work: Callable[[int], None], size: int, device: torch.device) -> float:
+    started = time.perf_counter()
+    work(size)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started

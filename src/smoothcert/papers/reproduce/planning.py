@@ -1,0 +1,291 @@
+"""A paper's table as a plan: which runs, in which folders, how far each has come, how long the rest may take."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from smoothcert.certification.certificates import read_certificates
+from smoothcert.certification.dataset import chosen_images
+from smoothcert.data import DATASETS, load_dataset
+from smoothcert.distributed import find_device
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.objectives import Adversary, Macer, Objective, SmoothMix
+from smoothcert.papers.reproduce.estimate import certification_seconds, training_seconds
+from smoothcert.papers.rows import SEEDS_TABLE, PaperRun, paper_runs
+from smoothcert.training.checkpoint import MODEL, RECIPE, InputSpec, load_run
+from smoothcert.training.recipe import TrainRecipe, load_run_recipe, with_overrides
+from smoothcert.training.setup import refuse_other_recipe
+
+QUICK_CHANGES = {
+    "mnist": ("dataset=mnist-sample", "epochs=2", "batch_size=128", "learning_rate=0.05", "learning_rate_drops=[1]"),
+    "cifar10": ("epochs=2", "learning_rate_drops=[1]"),
+    "imagenet": ("epochs=1", "learning_rate_drops=[]"),
+}
+QUICK_PREFIX = "quick-"
+VOTES, QUICK_VOTES, N0 = 100_000, 1_000, 100
+# Every so many images of the test set; a quick reproduction certifies a hundred.
+SKIP = {"imagenet": 100}
+QUICK_SKIP = {"mnist-sample": 20, "cifar10": 100, "imagenet": 500}
+# Training and test images, known without reading (or downloading) them.
+SIZES = {
+    "mnist": (60_000, 10_000),
+    "mnist-sample": (10_000, 2_000),
+    "cifar10": (50_000, 10_000),
+    "imagenet": (1_281_167, 50_000),
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which rows of a table to reproduce, how, where and with what. What is empty chooses all
+    of the table."""
+
+    table: str
+    out: Path
+    sigmas: tuple[float, ...] = ()
+    methods: tuple[str, ...] = ()
+    """Parts of the printed label or of the folder's name, any of which is enough."""
+    other_tables: tuple[str, ...] = ()
+    """Those of the same call: a method may be theirs."""
+    seeds: tuple[int, ...] = ()
+    quick: bool = False
+    overrides: tuple[str, ...] = ()
+    n: int | None = None
+    skip: int | None = None
+    max_images: int | None = None
+    data: Path | None = None
+    device: str = "auto"
+    jobs: int = 1
+    compile: bool = False
+    """Whether votes are compiled; training decides for itself."""
+    report: str = "report"
+    """Folder of the report in `out`."""
+
+    @property
+    def prefix(self) -> str:
+        """Of all folders and files, so that no result of a quick reproduction is taken for a full one."""
+        return QUICK_PREFIX if self.quick else ""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A row's run in its folder, how far it has come, and an estimate of the seconds that are left."""
+
+    paper: PaperRun
+    folder: Path
+    recipe: TrainRecipe | None
+    n: int
+    skip: int
+    max_images: int | None
+    images: int
+    epochs_done: int = 0
+    images_done: int = 0
+    seconds: float = 0.0
+    problem: str | None = None
+    """Why nothing can be done with the folder: a damaged file."""
+
+    @property
+    def certificates(self) -> Path:
+        return self.folder / "certificates" / f"test-n{self.n}.tsv"
+
+    @property
+    def trained(self) -> bool:
+        return self.recipe is not None and self.epochs_done >= self.recipe.epochs
+
+    @property
+    def done(self) -> bool:
+        return self.trained and self.images_done >= self.images
+
+    @property
+    def state(self) -> str:
+        if self.recipe is None:
+            return f"cannot be trained: {self.paper.reason}"
+        if self.problem is not None:
+            return f"damaged: {self.problem}"
+        if not self.trained:
+            return f"trained {self.epochs_done} of {self.recipe.epochs} epochs" if self.epochs_done else "missing"
+        if self.images_done < self.images:
+            return f"certified {self.images_done:,} of {self.images:,}" if self.images_done else "trained"
+        return "done"
+
+
+def plan(request: Request) -> list[PlannedRun]:
+    """The runs that `request` asks for, in the order of the table, with their state and estimated seconds."""
+    for option, value in (("jobs", request.jobs), ("n", request.n)):
+        if value is not None and value < 1:
+            raise RequestError(f"{option}: expected at least 1, got {value}")
+    device = find_device(request.device)
+    chosen = chosen_runs(request)
+    planned = [planned_run(request, run, seed) for run in chosen for seed in seeds_of(request, run)]
+    planned = found_elsewhere(request, planned)
+    if all(run.recipe is None for run in planned):
+        raise RequestError(f"{request.table}: none of these rows can be trained: {planned[0].paper.reason}")
+    return [with_estimate(run, request.data, device) for run in planned]
+
+
+def share_runs(plans: Sequence[Sequence[PlannedRun]]) -> list[list[PlannedRun]]:
+    """The plans of several tables, with rows of the same recipe as one run: of their folders the one that has come
+    furthest, else the first. Its time counts once.
+
+    Where a request's changes have made rows of one table the same, these keep their folders: a report has a row a file.
+    Rows of different recipes that would have one folder are refused.
+    """
+    runs = [run for planned in plans for run in planned if run.recipe is not None]
+    for run in runs:
+        other = next((other for other in runs if other.folder == run.folder and other.recipe != run.recipe), None)
+        if other is not None:
+            raise RequestError(
+                f"{run.folder}: expected one recipe, got those of {run.paper.table} and {other.paper.table}, which "
+                "differ; reproduce these tables into folders of their own"
+            )
+    return [[_shared(run, [other for other in runs if other.recipe == run.recipe]) for run in p] for p in plans]
+
+
+def _shared(run: PlannedRun, same: Sequence[PlannedRun]) -> PlannedRun:
+    """The row of `run`, in the folder that it shares with the other rows of the same recipe."""
+    tables, best = {other.paper.table for other in same}, furthest(same)
+    if best is None or len(tables) < len(same):
+        return run
+    return replace(best, paper=run.paper, seconds=best.seconds if run is same[0] else 0.0)
+
+
+def chosen_runs(request: Request) -> list[PaperRun]:
+    runs = paper_runs(request.table)
+    methods = [part.lower() for part in request.methods or ("",)]
+    chosen = [
+        run
+        for run in runs
+        if (not request.sigmas or run.sigma in request.sigmas)
+        and any(_is_called(run, part) for part in methods)
+        and (request.table != SEEDS_TABLE or not request.seeds or (run.recipe and run.recipe.seed in request.seeds))
+    ]
+    elsewhere = [run for table in request.other_tables for run in paper_runs(table)]
+    unknown = [part for part in methods if not any(_is_called(run, part) for run in (*runs, *elsewhere))]
+    if not chosen or unknown:
+        asked = f"the method {unknown[0]!r}" if unknown else "the sigma, method and seed asked for"
+        sigmas = ", ".join(f"{sigma:g}" for sigma in sorted({run.sigma for run in runs}))
+        labels = ", ".join(dict.fromkeys(run.label for run in runs))
+        raise RequestError(f"{request.table}: no row has {asked}; sigmas: {sigmas}; methods: {labels}")
+    return chosen
+
+
+def _is_called(run: PaperRun, part: str) -> bool:
+    return part in run.label.lower() or part in run.name
+
+
+def seeds_of(request: Request, run: PaperRun) -> Sequence[int | None]:
+    """The seeds to train a row with, each once; None where the row's recipe tells, or there is none."""
+    told = run.table == SEEDS_TABLE or run.recipe is None or not request.seeds
+    return (None,) if told else tuple(dict.fromkeys(request.seeds))
+
+
+def found_elsewhere(request: Request, planned: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """`planned`, where a row without a folder has that of a run with its recipe, which another table's row has made; of
+    several the one that has come furthest. Damaged ones are not taken, nor quick ones for full ones.
+
+    Rows of one table that a request's changes have made the same stay apart: a report has a row a file.
+    """
+    folders: dict[TrainRecipe, list[Path]] = {}
+    for path in sorted(request.out.glob(f"*/{RECIPE}")):
+        with suppress(RequestError):  # of an imported model, or damaged: none of ours
+            if path.parent.name.startswith(QUICK_PREFIX) == request.quick:
+                folders.setdefault(load_run_recipe(path), []).append(path.parent)
+    recipes = [run.recipe for run in planned]
+
+    def found(run: PlannedRun) -> PlannedRun:
+        if run.recipe is None or recipes.count(run.recipe) > 1 or (run.folder / RECIPE).exists():
+            return run
+        there = [planned_run(request, run.paper, run.recipe.seed, folder) for folder in folders.get(run.recipe, [])]
+        return furthest([other for other in there if other.problem is None]) or run
+
+    return [found(run) for run in planned]
+
+
+def furthest(runs: Sequence[PlannedRun]) -> PlannedRun | None:
+    """The one that has come furthest, the first of those that are as far; None of none."""
+    return max(runs, key=lambda run: (run.epochs_done, run.images_done), default=None)
+
+
+def planned_run(request: Request, run: PaperRun, seed: int | None, folder: Path | None = None) -> PlannedRun:
+    """The run in its folder, which its row names where none is given, as far as it has come."""
+    recipe = recipe_of(request, run, seed)
+    folder = folder or request.out / (request.prefix + run.name + (f"-seed{seed}" if seed else ""))
+    dataset = recipe.dataset if recipe else ""
+    skip = (QUICK_SKIP if request.quick else SKIP).get(dataset, 1) if request.skip is None else request.skip
+    n = (QUICK_VOTES if request.quick else VOTES) if request.n is None else request.n
+    fresh = PlannedRun(run, folder, recipe, n, skip, request.max_images, 0)
+    if recipe is None:
+        return fresh
+    indices = chosen_images(sizes_of(recipe, request.data)[1], skip, request.max_images)
+    fresh = replace(fresh, images=len(indices))
+    if not (folder / RECIPE).exists():
+        return fresh
+    refuse_other_recipe(load_run_recipe(folder / RECIPE), recipe, folder)
+    path, wanted = fresh.certificates, set(indices)
+    try:
+        epochs = load_run(folder, recipe.model).epoch if (folder / MODEL).exists() else 0
+        images = sum(row.index in wanted for row in read_certificates(path).rows) if path.exists() else 0
+    except WorkError as error:
+        return replace(fresh, problem=str(error))
+    return replace(fresh, epochs_done=epochs, images_done=images)
+
+
+def recipe_of(request: Request, run: PaperRun, seed: int | None) -> TrainRecipe | None:
+    """The paper's recipe, scaled down if the request is quick, with the request's own changes last.
+
+    Its sigma is always the row's: numbers at another one have no place beside the row.
+    """
+    if run.recipe is None:
+        return None
+    changes = list(QUICK_CHANGES[run.recipe.dataset]) if request.quick else []
+    changes += ["model=resnet20"] if request.quick and run.recipe.model == "resnet110" else []
+    # An ablation varies what would be scaled down.
+    changes += cheaper(run.recipe.objective) if request.quick and "method" in run.row else []
+    changes += [f"seed={seed}"] if seed is not None else []
+    recipe = with_overrides(run.recipe, [*changes, *request.overrides])
+    if recipe.sigma != run.sigma:
+        raise RequestError(
+            f"--set sigma: expected {run.sigma:g} beside the row {run.name}, got {recipe.sigma:g}; "
+            "choose rows with --sigma"
+        )
+    return recipe
+
+
+def cheaper(objective: Objective) -> list[str]:
+    """Changes to fewer noises and attack steps; one long step leads as far as several short ones."""
+    adversary = getattr(objective, "adversary", None)
+    changes = [f"num_noise={min(objective.num_noise, 4 if isinstance(objective, Macer) else 2)}"]
+    if isinstance(objective, SmoothMix):
+        changes += ["steps=1", f"step_size={objective.steps * objective.step_size}"]
+        if objective.one_step and objective.one_step_radius is None:
+            changes.append(f"one_step_radius={objective.step_size}")
+    if isinstance(adversary, Adversary):
+        changes.append(f"adversary.steps={min(adversary.steps, 2)}")
+    return [f"objective.{change}" for change in changes]
+
+
+def sizes_of(recipe: TrainRecipe, data: Path | None) -> tuple[int, int]:
+    """Training and test images; a data set of one's own is read for them."""
+    if recipe.dataset in SIZES and recipe.image_size is None:
+        return SIZES[recipe.dataset]
+    load = partial(load_dataset, recipe.dataset, folder=data, image_size=recipe.image_size)
+    return len(load("train")), len(load("test"))
+
+
+def with_estimate(run: PlannedRun, data: Path | None, device: torch.device) -> PlannedRun:
+    if run.recipe is None or run.problem is not None or run.done:
+        return run
+    recipe, known = run.recipe, DATASETS.get(run.recipe.dataset)
+    spec = (
+        InputSpec(known.shape, known.num_classes, known.normalization)
+        if known
+        else InputSpec.of(load_dataset(recipe.dataset, "train", data, image_size=recipe.image_size))
+    )
+    images, _ = sizes_of(recipe, data)
+    seconds = training_seconds(recipe, spec, images, recipe.epochs - run.epochs_done, device)
+    votes = (run.images - run.images_done) * (run.n + N0)
+    return replace(run, seconds=seconds + certification_seconds(recipe.model, spec, votes, device))

@@ -1,0 +1,169 @@
+"""The console that commands print to, and training and certification with a live progress bar."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, Task, TextColumn
+from rich.text import Text
+
+from smoothcert.io.text import one_line
+
+if TYPE_CHECKING:  # each command loads what it needs: certifying starts without the training libraries
+    from smoothcert.certification.attack import AttackStatus
+    from smoothcert.certification.dataset import CertificationStatus
+    from smoothcert.data import Images
+    from smoothcert.training.loop import TrainingStatus
+    from smoothcert.training.recipe import TrainRecipe
+    from smoothcert.training.step import Compiling
+
+
+class PlainConsole(Console):
+    """A console that shows each text, also in a table, as one printable line.
+
+    Texts contain names of files, runs and classes, which may come from anyone: neither markup nor emoji codes nor
+    escape sequences in them reach the terminal.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(one_line(text), **options)
+
+
+class PlainColumn(TextColumn):
+    """A column of a progress bar that shows its text as one printable line."""
+
+    def __init__(self, text_format: str) -> None:
+        super().__init__(text_format, markup=False)
+
+    def render(self, task: Task) -> Text:
+        return Text(one_line(super().render(task).plain))
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    """On a terminal the bar lives; elsewhere its last state is printed once. Of several processes one shows it."""
+    quiet = os.environ.get("RANK", "0") != "0"
+    columns = (
+        PlainColumn("{task.description}"),
+        BarColumn(bar_width=10),
+        PlainColumn("{task.fields[now]}"),
+    )
+    with Progress(*columns, console=PlainConsole(), disable=quiet) as bar:
+        yield bar
+
+
+def print_note(console: Console, text: str) -> None:
+    """What a user may want to know, above the bars of `console`."""
+    console.print(f"note: {text}", style="yellow", soft_wrap=True, markup=False)
+
+
+def print_warning(console: Console, text: str) -> None:
+    """What a user should change."""
+    console.print(f"warning: {text}", style="yellow", soft_wrap=True, markup=False)
+
+
+def print_data_notes(console: Console, images: "Images", trained_on: str | None = None) -> None:
+    """Print what a user should know about `images`. `trained_on` is the data set of the network that is certified."""
+    from smoothcert.data import UNSPLIT, same_data
+
+    if os.environ.get("RANK", "0") != "0":
+        return
+    for note in images.notes:
+        print_note(console, note)
+    if images.split == UNSPLIT and trained_on is not None and same_data(trained_on, images.name):
+        print_warning(
+            console,
+            f"{images.name} has no split: the certified accuracy is that of images that the network was trained on; "
+            "give data with a test split",
+        )
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds, such as 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def train_with_bar(
+    recipe: "TrainRecipe",
+    data: "Images",
+    folder: Path,
+    *,
+    resume: bool = False,
+    device: str = "auto",
+    capture: bool | None = None,
+    compiling: "Compiling" = "auto",
+) -> None:
+    """`train`, showing epoch, loss, noisy accuracy, images/s and the time left, and notes above the bar."""
+    from smoothcert.training.loop import train
+
+    with _bar() as bar:
+        task = bar.add_task(f"train {folder.name}", total=None, now="")
+
+        def show(status: "TrainingStatus") -> None:
+            now = (
+                f"epoch {status.epoch + 1}/{status.epochs} loss {status.loss:.3f} "
+                f"noisy acc {status.noisy_accuracy:.1%} {status.images_per_second:,.0f} img/s "
+                f"{clock(status.seconds_left)} left"
+            )
+            done = status.epoch * status.steps + status.step
+            bar.update(task, total=status.epochs * status.steps, completed=done, now=now)
+
+        train(
+            *(recipe, data, folder),
+            resume=resume,
+            device=device,
+            capture=capture,
+            compiling=compiling,
+            on_progress=show,
+            on_note=partial(print_note, bar.console),
+        )
+
+
+class CertificationBar:
+    """Shows images done, running ACR, images/s, votes/s and the time left."""
+
+    def __init__(self, bar: Progress, name: str, images: int) -> None:
+        self._bar, self._task = bar, bar.add_task(f"certify {name}", total=images, now="")
+
+    def __call__(self, status: "CertificationStatus") -> None:
+        left = status.seconds_left
+        now = (
+            f"{status.done}/{status.total} ACR {status.average_certified_radius:.3f} "
+            f"{status.images_per_second:.2f} img/s {status.votes_per_second:,.0f} votes/s"
+        ) + (f" {clock(left)} left" if left else "")
+        self._bar.update(self._task, completed=status.done, now=now)
+
+    def warn(self, text: str) -> None:
+        """Print a warning above the bar."""
+        print_warning(self._bar.console, text)
+
+
+@contextmanager
+def certification_bar(name: str, images: int) -> Iterator[CertificationBar]:
+    """A bar to call with each status of a certification."""
+    with _bar() as bar:
+        yield CertificationBar(bar, name, images)
+
+
+@contextmanager
+def attack_bar(name: str, images: int) -> Iterator["Callable[[AttackStatus], None]"]:
+    """A bar, and the function that shows images done, how many withstood everything, and contradictions on it."""
+    with _bar() as bar:
+        task = bar.add_task(f"attack {name}", total=images, now="")
+
+        def show(status: "AttackStatus") -> None:
+            loud = f" {status.contradictions} CONTRADICTIONS" if status.contradictions else ""
+            now = (
+                f"{status.done}/{status.total} withstood {status.withstood} {status.images_per_second:.2f} img/s{loud}"
+            )
+            bar.update(task, completed=status.done, now=now)
+
+        yield show

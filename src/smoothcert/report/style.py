@@ -1,0 +1,68 @@
+"""How every figure looks: colours, line styles, and files that are the same for the same numbers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from smoothcert.errors import RequestError
+from smoothcert.io.files import replaced_atomically
+from smoothcert.io.text import one_line
+
+Style = str | tuple[float, Sequence[float]]
+PICTURE_FORMATS = ("png", "pdf", "svg")
+
+# Okabe and Ito's palette, safe for colour-blind readers; its yellow is left out, too pale for a line on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Five styles and seven colours: 35 curves before a look repeats, and neighbours differ in print without colour too.
+STYLES: tuple[Style, ...] = ("-", (0, (5, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1)))
+GREY = "#666666"
+PALE = "#E6E6E6"
+
+# Without dates and version stamps, so that the same numbers give the same file.
+_METADATA: dict[str, dict[str, None]] = {
+    "png": {"Software": None},
+    "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
+    "svg": {"Date": None, "Creator": None},
+}
+
+
+def look(index: int) -> tuple[str, Style]:
+    """Colour and line style of the `index`-th curve of a figure."""
+    return COLOURS[index % len(COLOURS)], STYLES[index % len(STYLES)]
+
+
+def plain(text: str) -> str:
+    """`text` on one line, for a figure: a dollar sign would start a formula."""
+    return one_line(text).replace("$", r"\$")
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure, in inches, that needs no display and makes room for its labels."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def quiet_axes(axes: Axes) -> None:
+    """A pale grid behind the curves, no frame above and to the right, small ticks."""
+    axes.grid(color=PALE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=8, color=GREY)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def save_figure(figure: Figure, paths: Sequence[Path]) -> None:
+    """Write `figure` to each of `paths`, as PNG, PDF or SVG by its ending; each file is replaced atomically."""
+    for path in paths:
+        if path.suffix[1:] not in PICTURE_FORMATS:
+            raise RequestError(f"{path}: expected a name that ends in .png, .pdf or .svg; choose one of these")
+    # TrueType in PDF: journals refuse Type 3 fonts. A fixed salt makes SVG ids, hence the file, reproducible.
+    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "smoothcert", "text.usetex": False}):
+        for path in paths:
+            kind = path.suffix[1:]
+            with replaced_atomically(path) as temporary:
+                figure.savefig(temporary, format=kind, dpi=160, metadata=_METADATA[kind])

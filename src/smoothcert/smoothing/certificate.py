@@ -1,0 +1,22 @@
+"""The certificate of one image."""
+
+from dataclasses import dataclass
+
+ABSTAIN = -1
+"""The prediction where nothing could be shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """With probability at least 1 - alpha over the sampling, g(x') = predict for all ||x' - x|| < radius.
+
+    `predict` is ABSTAIN and `radius` 0 where nothing could be shown. `count` of the `n` fresh votes went to the
+    class that the first `n0` votes had chosen; `votes` are all n votes as (class, count), largest count first.
+    """
+
+    predict: int
+    radius: float
+    n0: int
+    n: int
+    count: int
+    votes: tuple[tuple[int, int], ...]

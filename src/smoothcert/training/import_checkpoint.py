@@ -1,0 +1,364 @@
+"""The field's published checkpoints as run folders; nothing that is stored in such a file is ever executed.
+
+Layouts: {arch, epoch, state_dict, optimizer} of Cohen et al. (https://github.com/locuslab/smoothing) and of the work
+that builds on it (SmoothAdv, Consistency, SmoothMix), with the network at index 1 behind an input layer;
+{net, epoch} of MACER (https://github.com/RuntianZ/macer); bare state dicts, such as torchvision's.
+"""
+
+import hashlib
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from smoothcert.classifier import evaluating
+from smoothcert.data import DATASETS, Images, Normalization
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.files import remove_temporaries
+from smoothcert.io.results import alone
+from smoothcert.models import MODELS, Normalize
+from smoothcert.noise import Gaussian
+from smoothcert.training.checkpoint import (
+    MODEL,
+    RECIPE,
+    STATE,
+    InputSpec,
+    Run,
+    new_model,
+    read_model_file,
+    save_model,
+    versions,
+)
+from smoothcert.training.metrics import METRICS
+from smoothcert.training.recipe import ImportRecipe, parse_recipe
+
+InputLayer = Literal["normalize", "center", "none"]
+INPUT_LAYERS: tuple[InputLayer, ...] = ("normalize", "center", "none")
+USUAL_DATASET = {"lenet": "mnist", "resnet50": "imagenet"}  # of the other networks: cifar10
+CONTAINERS = ("state_dict", "net", "model_state_dict", "model")
+INPUT_BUFFERS = (("means", "sds"), ("mean", "std"), ("mu", "sigma"))
+"""What input layers call their mean and standard deviation, where these are saved at all."""
+COUNTER = "num_batches_tracked"
+CLEARLY_BETTER = 0.10
+BATCH = 50
+
+# Some files keep an accuracy or an epoch as a numpy number. Rebuilding one takes numpy's scalar function (under the
+# name of numpy 1 too) and a numeric dtype: a number from bytes, no code. Whatever else a file asks for is refused.
+_SCALAR = np.float64(0).__reduce__()[0]
+_NUMBERS: list[Any] = [
+    *((_SCALAR, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+    np.dtype,
+    *(type(np.dtype(kind)) for kind in ("float64", "float32", "int64", "int32", "bool")),
+]
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """How the tensors of a file fill an architecture; it fits if there are no `problems`."""
+
+    weights: Mapping[str, Tensor]
+    num_classes: int
+    prefix: str = ""
+    buffers: Normalization | None = None
+    """Mean and std of an input layer that saved them."""
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def import_checkpoint(
+    file: Path,
+    out: Path,
+    *,
+    sigma: float,
+    arch: str | None = None,
+    dataset: str | None = None,
+    input_layer: InputLayer | None = None,
+    method: str = "imported",
+) -> Run:
+    """Make the run folder `out` from a published checkpoint: its model gives the logits that the source gave.
+
+    That holds if the input layer is the one it was trained with: `normalize` (x - mean) / std, `center` x - mean, or
+    `none`. Most files do not say which; `provenance["notes"]` lists all that was guessed, and `input_layer_warning`
+    tries the others. SmoothAdv's code has both, so its files may need `center`. What is refused leaves nothing behind;
+    after an interruption the same call does the import again.
+    """
+    if (out / RECIPE).exists():
+        raise RequestError(f"{out}: holds a run already; choose another --out")
+    if out.exists() and not out.is_dir():
+        raise RequestError(f"{out}: expected a folder to make, got a file; choose another --out")
+    contents = _read(file)
+    layout, state = _state_dict(file, contents)
+    name, fit = _architecture(file, arch, contents.get("arch"), state)
+    notes = list(fit.notes)
+    dataset = _dataset(file, dataset, name, fit.num_classes, notes)
+    layer, normalization = _input_layer(dataset, input_layer, fit, layout, notes)
+    fields = {"dataset": dataset, "model": name, "sigma": sigma, "input_layer": layer}
+    recipe = parse_recipe(ImportRecipe, {**fields, "source": file.name, "method": method}, "import")
+    spec = InputSpec(DATASETS[dataset].shape, fit.num_classes, normalization)
+    with torch.random.fork_rng(devices=[]):
+        model = new_model(recipe, spec)
+    _network(model, spec).load_state_dict(fit.weights)
+    _refuse_not_finite(file, model)
+    epoch = contents.get("epoch")
+    epoch = int(epoch) if isinstance(epoch, int | np.integer) and epoch >= 0 else 0
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    about = {"versions": versions(torch.device("cpu")), "source_sha256": digest, "notes": notes}
+    with alone(out / METRICS, "choose another --out"):
+        _refuse_other_files(out, recipe, digest)
+        for name in (MODEL, RECIPE):
+            remove_temporaries(out / name)
+        # The recipe last: without it, the same command does the import again.
+        save_model(out, model, recipe, spec, epoch, about)
+        recipe.save(out / RECIPE)
+    return Run(out, recipe, spec, model.eval(), epoch, about)
+
+
+def _refuse_not_finite(file: Path, model: nn.Module) -> None:
+    """A WorkError where a weight is NaN or infinite: the logits would be, too."""
+    for name, tensor in model.state_dict().items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise WorkError(
+                f"{file}: expected finite weights, got NaN or infinite ones in {name}; download the file again or give "
+                "a checkpoint of an earlier epoch"
+            )
+
+
+def _refuse_other_files(out: Path, recipe: ImportRecipe, digest: str) -> None:
+    """A RequestError where `out` holds files of a run other than those of an interrupted import of the same file."""
+    files = [name for name in (RECIPE, MODEL, STATE, METRICS) if (out / name).exists()]
+    if files == [MODEL]:
+        stored = read_model_file(out / MODEL)
+        if stored.recipe == recipe and stored.provenance.get("source_sha256") == digest:
+            return
+    if files:
+        raise RequestError(f"{out}: holds a run already ({', '.join(files)}); choose another --out")
+
+
+def _read(file: Path) -> Mapping[Any, Any]:
+    """The mapping in `file`, tensors on the CPU. Cannot run code: tensors, containers and numbers only."""
+    if not file.is_file():
+        raise RequestError(f"{file}: no such file; give a checkpoint, such as checkpoint.pth.tar")
+    try:
+        with warnings.catch_warnings(), torch.serialization.safe_globals(_NUMBERS):
+            warnings.simplefilter("ignore")  # about the age of the format
+            contents = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # on a damaged file the unpickler raises whatever it happens to meet
+        if wanted := re.search(r"GLOBAL (\S+) (?:was not|whose module)|unrecognized function (\S+)", str(error)):
+            raise WorkError(
+                f"{file}: refused: expected tensors and numbers, got a file that asks to run {wanted[1] or wanted[2]} "
+                "when it is read; if you trust its author, load it in a script and save its state_dict() alone"
+            ) from None
+        raise WorkError(
+            f"{file}: damaged or not a PyTorch checkpoint ({type(error).__name__}: "
+            f"{' '.join(str(error).split())[:100]}); download it again or give another file"
+        ) from error
+    if not isinstance(contents, Mapping):
+        raise RequestError(
+            f"{file}: expected a checkpoint (a dict with state_dict or net, or a state dict), "
+            f"got a {type(contents).__name__}; give another file"
+        )
+    return contents
+
+
+def _state_dict(file: Path, contents: Mapping[Any, Any]) -> tuple[str, dict[str, Tensor]]:
+    """(key that the weights stood under, or "", and the weights), in the order of the file."""
+    for key in (*CONTAINERS, ""):
+        inner = contents.get(key) if key else contents
+        if isinstance(inner, Mapping) and inner and all(map(_is_dense, inner.values())):
+            return key, {str(name): tensor for name, tensor in inner.items()}
+    raise RequestError(
+        f"{file}: expected weights under {', '.join(CONTAINERS)} or a bare state dict, got a dict with the keys "
+        f"{', '.join(map(str, list(contents)[:5])) or 'none'}; give another file"
+    )
+
+
+def _is_dense(value: object) -> bool:
+    """Whether `value` is a tensor that can be copied into a network: there are sparse, quantized and empty ones."""
+    if not isinstance(value, Tensor):
+        return False
+    plain = not value.is_quantized and not value.is_complex()
+    return plain and value.layout == torch.strided and value.device.type == "cpu"
+
+
+def _architecture(file: Path, given: str | None, stored: object, state: Mapping[str, Tensor]) -> tuple[str, _Fit]:
+    """The architecture (as asked for, else as the file says, else the one that fits), filled with the tensors."""
+    # The papers' code says cifar_resnet110 for what is called resnet110 here.
+    name = str(stored if given is None else given).lower().removeprefix("cifar_")
+    if given is not None and name not in MODELS:
+        raise RequestError(f"arch: expected one of {', '.join(MODELS)}, got {given}; choose one of these")
+    fits = {arch: _fit(arch, state) for arch in MODELS}
+    fitting = next((arch for arch in MODELS if not fits[arch].problems), None)
+    if name in MODELS and fits[name].problems:
+        hint = f"give --arch {fitting}, which fits" if fitting else f"give --arch, one of {', '.join(MODELS)}"
+        raise RequestError(f"{file}: expected the tensors of {name}, got {'; '.join(fits[name].problems)}; {hint}")
+    if name in MODELS:
+        return name, fits[name]
+    if fitting is None:
+        says = f" (the file says {stored!r})" if isinstance(stored, str) else ""
+        raise RequestError(
+            f"{file}: expected weights of one of {', '.join(MODELS)}, got {len(state)} tensors that fit none{says}, "
+            f"such as {', '.join(list(state)[:3])}; with --arch the differences are listed; another network is "
+            "certified from code that builds it: `smoothcert certify --model package.module:function`"
+        )
+    note = f"architecture: {fitting}, which the names and shapes of the tensors fit"
+    return fitting, replace(fits[fitting], notes=(note, *fits[fitting].notes))
+
+
+@cache
+def _shapes(arch: str, num_classes: int) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of an architecture's tensors, the last layer's last, without the memory for them."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        return {name: tuple(tensor.shape) for name, tensor in MODELS[arch].build(num_classes).state_dict().items()}
+
+
+def _fit(arch: str, state: Mapping[str, Tensor]) -> _Fit:
+    """Match tensors by name, behind whichever prefix (`module.`, `1.`, `1.module.`, ...) finds most of them."""
+    names = list(_shapes(arch, 10))
+    needed = [name for name in names if not name.endswith(COUNTER)]
+    prefixes = {name.removesuffix(needed[0]) for name in state if name.endswith("." + needed[0])} | {""}
+    prefix = max(prefixes, key=lambda p: (sum(p + name in state for name in needed), -len(p)))
+    weights = {name: state[prefix + name] for name in names if prefix + name in state}
+    missing = [name for name in needed if name not in weights]
+    if arch == "lenet" and missing and (by_order := _lenet_by_order(state)):
+        return by_order
+    num_classes = weights[names[-1]].numel() if names[-1] in weights else 10
+    shapes = _shapes(arch, num_classes)
+    differing = [name for name in weights if tuple(weights[name].shape) != shapes[name]]
+    used = {prefix + name for name in weights}
+    rest = {name: tensor for name, tensor in state.items() if name not in used}
+    buffers, unexpected = _input_buffers(rest, channels=shapes[needed[0]][1])
+    problems = [
+        f"{len(some)} {what} ({', '.join(some[:3])}{', ...' if len(some) > 3 else ''})"
+        for what, some in (("missing", missing), ("unexpected", unexpected), ("of other shape", differing))
+        if some
+    ]
+    # Files of torch before 0.4.1 have no counters; evaluation does not use them.
+    counters = {name: torch.zeros((), dtype=torch.int64) for name in names if name not in (*needed, *weights)}
+    notes = (f"{COUNTER}: absent from the file, set to zero",) if counters else ()
+    return _Fit({**weights, **counters}, num_classes, prefix, buffers, tuple(problems), notes)
+
+
+def _lenet_by_order(state: Mapping[str, Tensor]) -> _Fit | None:
+    """LeNet's tensors by our names, if the file has exactly these shapes in this order: no two of them are alike."""
+    num_classes = list(state.values())[-1].numel()
+    shapes = _shapes("lenet", num_classes)
+    if [tuple(tensor.shape) for tensor in state.values()] != list(shapes.values()):
+        return None
+    notes = ("layers: matched by order and shape, since the file has other names",)
+    return _Fit(dict(zip(shapes, state.values(), strict=True)), num_classes, notes=notes)
+
+
+def _input_buffers(rest: Mapping[str, Tensor], channels: int) -> tuple[Normalization | None, list[str]]:
+    """Mean and std among the tensors that are not the network's, and the names of the tensors that are neither."""
+    ends = {name.rpartition(".")[2]: tensor for name, tensor in rest.items() if tensor.numel() == channels}
+    for mean, std in INPUT_BUFFERS:
+        stds = ends[std].flatten().tolist() if std in ends else [1.0] * channels
+        if mean in ends and min(stds) > 0:
+            unexpected = [name for name in rest if name.rpartition(".")[2] not in (mean, std)]
+            return Normalization(tuple(ends[mean].flatten().tolist()), tuple(stds)), unexpected
+    return None, list(rest)
+
+
+def _dataset(file: Path, asked: str | None, arch: str, num_classes: int, notes: list[str]) -> str:
+    """The data set: as asked for, else the usual one for the architecture, which is noted."""
+    dataset = USUAL_DATASET.get(arch, "cifar10") if asked is None else asked
+    if asked is None:
+        notes.append(f"data set: {dataset}, the usual one for {arch}")
+    if dataset not in DATASETS:
+        raise RequestError(f"dataset: expected one of {', '.join(DATASETS)}, got {dataset}; choose one of these")
+    if num_classes != DATASETS[dataset].num_classes:
+        raise RequestError(
+            f"{file}: expected {DATASETS[dataset].num_classes} classes for {dataset}, got a network with "
+            f"{num_classes}; give the --dataset that it was trained on"
+        )
+    return dataset
+
+
+def _input_layer(
+    dataset: str, asked: InputLayer | None, fit: _Fit, layout: str, notes: list[str]
+) -> tuple[InputLayer, Normalization | None]:
+    """The input layer: the file's own if it saved one, else as asked for, else the usual one, which is noted."""
+    if fit.buffers is not None:
+        layer: InputLayer = "center" if set(fit.buffers.std) == {1.0} else "normalize"
+        instead = f"; {asked}, which was asked for, contradicts them" if asked not in (None, layer) else ""
+        notes.append(f"input layer: {layer}, with the mean and std that the file holds{instead}")
+        return layer, fit.buffers
+    published = DATASETS[dataset].normalization
+    if asked is None:
+        # MACER's code trains the network on pixels as they are; an index in the names tells of a layer before it.
+        bare_macer = layout == "net" and not re.search(r"(^|\.)\d+\.", fit.prefix)
+        asked = "none" if published is None or bare_macer else "normalize"
+        notes.append(f"input layer: {asked}, the usual one for {'MACER' if bare_macer else dataset}")
+    if asked in ("normalize", "center") and published is None:
+        raise RequestError(f"input layer: expected none for {dataset}, which has no published mean, got {asked}")
+    return asked, layer_normalization(asked, published)
+
+
+def layer_normalization(layer: InputLayer, published: Normalization | None) -> Normalization | None:
+    """`layer` as mean and std, given those of the data set."""
+    if layer == "none" or published is None:
+        return None
+    return published if layer == "normalize" else Normalization(published.mean, (1.0,) * len(published.mean))
+
+
+def _network(model: nn.Module, spec: InputSpec) -> nn.Module:
+    """The network without its input layer."""
+    return model.get_submodule("1") if spec.normalization else model
+
+
+@torch.no_grad()
+def check_accuracy(run: Run, images: Images, *, count: int = 200, sigma: float | None = None, seed: int = 0) -> float:
+    """The base classifier's accuracy on `count` images spread over the data, one noisy copy of each.
+
+    The noise has the run's sigma unless one is given, and depends on `seed` alone.
+    """
+    spec, total = run.spec, min(count, len(images))
+    if images.shape != spec.shape or images.num_classes > spec.num_classes or total < 1:
+        raise RequestError(
+            f"{run.folder}: expected at least one image of shape {spec.shape} and at most {spec.num_classes} classes, "
+            f"got {total} of shape {images.shape} and {images.num_classes}; give images of the run's data set"
+        )
+    device = next(run.model.parameters()).device
+    noise, generator = Gaussian(run.recipe.sigma if sigma is None else sigma), torch.Generator().manual_seed(seed)
+    correct = 0
+    with evaluating(run.model):
+        for indices in torch.split(torch.arange(total) * len(images) // total, BATCH):
+            pixels, labels = (part.to(device) for part in images.batch(indices))
+            noisy = pixels + noise.sample(pixels.shape, generator).to(device)
+            correct += int((run.model(noisy).argmax(1) == labels).sum())
+    return correct / total
+
+
+def input_layer_warning(run: Run, images: Images, *, count: int = 200, seed: int = 0) -> str | None:
+    """One line if another input layer is right on over 10 points more of the same noisy images than the run's; else
+    None. It does not raise for images that cannot be read or do not fit: the line then says that nothing was checked.
+    """
+    assert isinstance(run.recipe, ImportRecipe), "only an imported run has an input layer to doubt"
+    current, network = run.recipe.input_layer, _network(run.model, run.spec)
+    published = DATASETS[run.recipe.dataset].normalization
+    accuracy: dict[str, float] = {}
+    try:
+        for layer in INPUT_LAYERS:
+            normalization = run.spec.normalization if layer == current else layer_normalization(layer, published)
+            if normalization is None and layer not in (current, "none"):
+                continue  # a data set without a published mean
+            first = [Normalize(normalization.mean, normalization.std)] if normalization else []
+            model = nn.Sequential(*first, network).to(next(network.parameters()).device)
+            accuracy[layer] = check_accuracy(replace(run, model=model), images, count=count, seed=seed)
+    except (RequestError, WorkError, OSError) as error:
+        return f"input layer: not checked ({' '.join(str(error).split())})"
+    best = max(accuracy, key=accuracy.__getitem__)
+    if accuracy[best] - accuracy[current] <= CLEARLY_BETTER:
+        return None
+    return (
+        f"input layer: accuracy on {min(count, len(images))} noisy images is {accuracy[current]:.0%} with {current}, "
+        f"{accuracy[best]:.0%} with {best}; import again with --input-layer {best}"
+    )

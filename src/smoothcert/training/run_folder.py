@@ -1,0 +1,46 @@
+"""The files of a run folder, and checks of a folder that need nothing but its path: they answer at once."""
+
+import shlex
+from pathlib import Path
+
+from smoothcert.errors import RequestError
+from smoothcert.training.metrics import METRICS
+
+MODEL, RECIPE, STATE = "model.safetensors", "recipe.yaml", "state.pt"
+
+
+def check_run_folder(folder: Path) -> None:
+    """Refuse a path that is not a run folder with a model."""
+    if not folder.is_dir():
+        raise RequestError(f"{folder}: no such run folder; `smoothcert train --out {folder}` makes one")
+    if not (folder / MODEL).exists() and not (folder / RECIPE).exists():
+        raise RequestError(f"{folder}: expected a run folder, got one without {RECIPE} and {MODEL}; give another")
+    if not (folder / MODEL).exists():
+        raise RequestError(
+            f"{folder}: holds no {MODEL}: no epoch has finished, or it was left out; train it with --resume"
+        )
+
+
+def check_exists(path: Path) -> None:
+    """Refuse the path of a report that does not exist."""
+    if not path.exists():
+        raise RequestError(
+            f"{path}: no such file or folder; give a run folder or a certificates file (`smoothcert certify RUN`)"
+        )
+
+
+def refuse_lost_recipe(folder: Path, compared: bool = False) -> None:
+    """A RequestError where a folder without a recipe holds other files of a run: they would be overwritten.
+
+    A model holds the recipe: with `compared`, where the request is compared with that, such a folder is accepted.
+    """
+    files = [name for name in (MODEL, STATE, METRICS) if (folder / name).exists()]
+    if not files or (compared and MODEL in files):
+        return
+    hint = (
+        f"`smoothcert train --recipe {shlex.quote(str(folder / MODEL))} --out {shlex.quote(str(folder))} --resume` "
+        f"takes it from {MODEL}"
+        if MODEL in files
+        else f"restore {RECIPE}"
+    )
+    raise RequestError(f"{folder}: holds {' and '.join(files)} but no {RECIPE}; {hint}, or choose another --out")

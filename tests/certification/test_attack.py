@@ -1,0 +1,380 @@
+"""Attacks on classifiers whose radius is known: they fall where they must, and a false certificate is found out."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from smoothcert import ABSTAIN, SmoothedClassifier
+from smoothcert.certification.attack import (
+    AttackRecipe,
+    AttackStatus,
+    Purpose,
+    attack_dataset,
+    attack_run,
+    default_attack_radii,
+    noise_key,
+)
+from smoothcert.certification.attack_file import (
+    HEADER,
+    AttackedImage,
+    AttacksFile,
+    attacks_writer,
+    contradiction_p_value,
+    empirical_accuracy,
+    format_row,
+    parse_row,
+    read_attacks,
+)
+from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
+from smoothcert.data import ImageData, mnist_sample
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.results import settings_path
+from smoothcert.smoothing.certificate import Certificate
+from smoothcert.training.checkpoint import load_run
+from smoothcert.training.recipe import parse_recipe
+
+CPU = torch.device("cpu")
+SIGMA = 0.25
+DISTANCES = (0.2, 0.4, 0.6)
+RADII = (0.18, 0.26, 0.36, 0.52, 0.54, 0.78)
+"""0.9 and 1.3 times each distance."""
+INDICES = list(range(6))
+
+
+def half_space(images: Tensor) -> Tensor:
+    """Class 1 where the mean of 16 pixels exceeds 1/2: the unit normal is 1/4 in each pixel."""
+    score = images.flatten(1).sum(1) / 4 - 2
+    return torch.stack([-score, score], dim=1)
+
+
+def constant(images: Tensor) -> Tensor:
+    """Class 1 everywhere, though autograd sees the image."""
+    zero = 0 * images.flatten(1).sum(1)
+    return torch.stack([zero, zero + 1], dim=1)
+
+
+@pytest.fixture
+def data() -> ImageData:
+    """Grey images at about the DISTANCES above and below the boundary of the half-space, labelled rightly."""
+    greys = torch.tensor([255 * (0.5 + side * d / 4) for side in (1, -1) for d in DISTANCES]).round().to(torch.uint8)
+    labels = torch.tensor([1, 1, 1, 0, 0, 0])
+    return ImageData(greys.view(-1, 1, 1, 1).expand(-1, 1, 4, 4).clone(), labels, 2, "greys", "test")
+
+
+def recipe(**changes: object) -> AttackRecipe:
+    fields = {"sigma": SIGMA, "radii": RADII, "num_noise": 8, "gradient_batch_size": 32, "seed": 7}
+    return AttackRecipe.model_validate(fields | changes)
+
+
+def attack(
+    data: ImageData,
+    path: Path,
+    indices: list[int] = INDICES,
+    *,
+    model: Callable[[Tensor], Tensor] = half_space,
+    certificates: CertificatesFile | None = None,
+    on_progress: Callable[[AttackStatus], None] = lambda status: None,
+    **changes: object,
+) -> AttacksFile:
+    return attack_dataset(
+        model,
+        data,
+        indices,
+        recipe(**changes),
+        path,
+        CPU,
+        certificates=certificates,
+        about={"model": "half-space"},
+        provenance={},
+        on_progress=on_progress,
+    )
+
+
+def certified(data: ImageData, scale: float = 1.0, **settings: object) -> CertificatesFile:
+    """Certificates of the half-space, radii times `scale`: false for a scale well above 1."""
+    images, labels = data.batch(torch.arange(len(data)))
+    found = SmoothedClassifier(half_space, sigma=SIGMA, num_classes=2).certify(images, n=5000, seed=3)
+    rows = [
+        CertifiedImage(i, label, replace(c, radius=scale * c.radius), 0.0)
+        for i, (label, c) in enumerate(zip(labels.tolist(), found, strict=True))
+    ]
+    about = {"sigma": SIGMA, "alpha": 0.001, "dataset": data.name, "split": data.split, "noise": "gaussian"}
+    return CertificatesFile(Path("certificates/test.tsv"), tuple(rows), {**about, **settings}, {})
+
+
+def comparable(file: AttacksFile) -> dict[int, AttackedImage]:
+    """Everything but the time."""
+    return {row.index: replace(row, seconds=0.0) for row in file.rows}
+
+
+def true_distances(data: ImageData) -> list[float]:
+    images, _ = data.batch(torch.arange(len(data)))
+    return [abs(float(s)) for s in images.double().flatten(1).sum(1) / 4 - 2]
+
+
+def test_half_spaces_fall_beyond_their_distance_and_not_before(data: ImageData, tmp_path: Path) -> None:
+    rows = attack(data, tmp_path / "a.tsv").rows
+    assert [row.radius for row in rows] == [0.26, 0.52, 0.78] * 2
+    for row, truth in zip(rows, true_distances(data), strict=True):
+        assert truth < row.distance <= row.radius
+        assert row.distance == pytest.approx(row.radius, rel=1e-5), "the attack goes all the way"
+        assert row.predict == 1 - row.label
+        assert row.certified_radius is None
+        assert not row.contradiction
+    assert [empirical_accuracy(rows, r) for r in (0.0, 0.2, 0.26, 0.6, 0.78)] == [1, 1, 4 / 6, 2 / 6, 0]
+
+
+def test_true_certificates_are_not_contradicted(data: ImageData, tmp_path: Path) -> None:
+    claims = certified(data)
+    file = attack(data, tmp_path / "a.tsv", certificates=claims)
+    assert [row.certified_radius for row in file.rows] == [row.certificate.radius for row in claims.rows]
+    assert all(row.certified_radius is not None and 0 < row.certified_radius <= row.distance for row in file.rows)
+    assert file.contradictions == ()
+    assert contradiction_p_value(file) == 1
+
+
+def test_false_certificates_are_found_out(data: ImageData, tmp_path: Path) -> None:
+    """Radii twice too large: the attack at 1.3 times the distance succeeds inside."""
+    seen: list[AttackStatus] = []
+    file = attack(data, tmp_path / "a.tsv", certificates=certified(data, scale=2), on_progress=seen.append)
+    assert [row.index for row in file.contradictions] == INDICES
+    assert file.contradictions == read_attacks(tmp_path / "a.tsv").contradictions
+    assert seen[-1].contradictions == 6
+    chance = contradiction_p_value(file)
+    assert chance == pytest.approx(0.002**6)
+    assert file.settings["certificates"]["file"] == "test.tsv"
+
+
+def test_a_certificate_for_the_wrong_class_is_contradicted_by_other_classes_only(
+    data: ImageData, tmp_path: Path
+) -> None:
+    """Image 0, of class 1, relabelled as 0, is wrong as it is. A certificate for class 1 agrees, one for 0 cannot."""
+    relabelled = replace(data, labels=torch.zeros(6, dtype=torch.int64))
+    for claimed, contradicted in ((1, False), (0, True), (ABSTAIN, False)):
+        radius = 0.0 if claimed == ABSTAIN else 0.1
+        row = CertifiedImage(0, 0, Certificate(claimed, radius, 0, 0, 0, ()), 0.0)
+        claims = CertificatesFile(Path("c.tsv"), (row,), {}, {})
+        (found,) = attack(relabelled, tmp_path / f"{claimed}.tsv", [0], certificates=claims).rows
+        assert found.contradiction is contradicted
+        assert (found.predict, found.certified_radius) == (1, radius)
+
+
+def test_images_that_are_wrong_as_they_are_have_radius_0(data: ImageData, tmp_path: Path) -> None:
+    rows = attack(replace(data, labels=1 - data.labels), tmp_path / "a.tsv").rows
+    assert {(row.distance, row.radius) for row in rows} == {(0.0, 0.0)}
+    assert all(row.predict == 1 - row.label for row in rows)
+    assert empirical_accuracy(rows, 0.0) == 0
+
+
+def test_a_constant_classifier_never_falls(data: ImageData, tmp_path: Path) -> None:
+    rows = attack(data, tmp_path / "a.tsv", [0, 1, 2], model=constant).rows
+    assert all(row.withstood and row.radius == math.inf and row.predict == 1 for row in rows)
+    assert empirical_accuracy(rows, 100.0) == 1
+    assert comparable(read_attacks(tmp_path / "a.tsv")) == {row.index: replace(row, seconds=0.0) for row in rows}
+
+
+def test_an_abstention_is_no_success(data: ImageData, tmp_path: Path) -> None:
+    """On the boundary itself every prediction abstains, whatever the label: nothing is shown."""
+
+    def coin(images: Tensor) -> Tensor:
+        score = images[:, 0, 0, 0] - images[:, 0, 0, 1]
+        return torch.stack([-score, score], dim=1)
+
+    (row,) = attack(data, tmp_path / "a.tsv", [0], model=coin, radii=(1e-4,)).rows
+    assert row.predict == ABSTAIN
+    assert row.withstood
+
+
+def test_resume_parts_and_order_change_nothing(data: ImageData, tmp_path: Path) -> None:
+    claims = certified(data)
+    whole = comparable(attack(data, tmp_path / "whole.tsv", certificates=claims))
+    backwards = comparable(attack(data, tmp_path / "back.tsv", INDICES[::-1], certificates=claims))
+    path = tmp_path / "parts.tsv"
+    attack(data, path, [4], certificates=claims)
+    attack(data, path, [1, 5], certificates=claims)
+    with path.open("ab") as file:
+        file.write(b"0\t1\t0\t0.2")  # a row in flight when the process died
+    kept = path.read_bytes()
+    assert len(read_attacks(path).rows) == 3
+    seen: list[AttackStatus] = []
+    parts = comparable(attack(data, path, certificates=claims, on_progress=seen.append))
+    assert path.read_bytes().startswith(kept[: kept.rindex(b"\n") + 1])
+    assert whole == backwards == parts
+    assert list(whole) == INDICES
+    assert [status.done for status in seen] == [3, 6]
+
+
+def test_another_seed_has_other_votes_and_noise_is_not_shared() -> None:
+    keys = [noise_key(s, i, p, r) for s in (1, 2) for i in (0, 1) for p in Purpose for r in (0.0, 0.5, 1.0)]
+    assert len(set(keys)) == len(keys) == 24
+    assert noise_key(1, 2, Purpose.VOTES, 0.5) == noise_key(1, 2, Purpose.VOTES, 0.5)
+
+
+def test_votes_at_the_attacked_point_are_fresh(
+    data: ImageData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No key that fills noise is used twice: clean votes, gradients and votes after the attack are independent."""
+    used: list[int] = []
+    fill = type(SmoothedClassifier(half_space, sigma=SIGMA, num_classes=2).noise).fill
+
+    def recorded(self: object, out: Tensor, key: int) -> None:
+        used.append(key)
+        fill(self, out, key)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("smoothcert.noise.Gaussian.fill", recorded)
+    attack(data, tmp_path / "a.tsv", [0, 1])
+    assert len(used) == len(set(used))
+    # Image 0 is attacked at two radii, image 1 at four; the votes of each point take four blocks of 250.
+    assert len(used) == 6 + 4 * (2 + 6)
+
+
+def test_other_settings_are_refused(data: ImageData, tmp_path: Path) -> None:
+    attack(data, tmp_path / "a.tsv", [0])
+    before = (tmp_path / "a.tsv").read_bytes()
+    for field, value in (("n", 400), ("seed", 6), ("steps", 5), ("radii", [0.5]), ("num_noise", 4)):
+        with pytest.raises(RequestError, match=f"{field}: the file has"):
+            attack(data, tmp_path / "a.tsv", [1], **{field: value})
+    with pytest.raises(RequestError, match="certificates: the file has None"):
+        attack(data, tmp_path / "a.tsv", [1], certificates=certified(data))
+    assert (tmp_path / "a.tsv").read_bytes() == before
+
+
+def test_certificates_of_another_classifier_are_refused(data: ImageData, tmp_path: Path) -> None:
+    for field, value in (
+        ("sigma", 0.5),
+        ("dataset", "mnist"),
+        ("noise", "laplace"),
+        ("sound", True),
+        ("precision", "bf16"),
+    ):
+        with pytest.raises(RequestError, match=f"another classifier.*{field}: the file has") as caught:
+            attack(data, tmp_path / "a.tsv", certificates=certified(data, **{field: value}))
+        assert "\n" not in str(caught.value)
+    with pytest.raises(RequestError, match="image 0: expected its certified label 1, got 0"):
+        attack(replace(data, labels=1 - data.labels), tmp_path / "b.tsv", certificates=certified(data))
+    assert not (tmp_path / "a.tsv").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"radii": [0.5, 0.25]}, "radii: expected rising numbers > 0, got 0.5, 0.25; give for example"),
+        ({"radii": [0.5, 0.5]}, "radii: expected rising numbers > 0"),
+        ({"radii": []}, "radii: expected rising numbers > 0, got none"),
+        ({"radii": [-1.0, 1.0]}, "radii: expected rising numbers > 0, got -1, 1"),
+        ({"radii": [0.0, 1.0]}, "radii: expected rising numbers > 0, got 0, 1"),
+        ({"radii": [math.inf]}, "radii.0: expected"),
+        ({"steps": 0}, "steps: expected greater than or equal to 1"),
+        ({"num_noise": 300}, "num_noise: expected at most gradient_batch_size = 256, got 300"),
+        ({"n": 10}, "n: 10 votes decide nothing at alpha 0.001 and 1 radii even if all agree; give at least 12"),
+    ],
+)
+def test_wrong_requests_cost_one_line(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_recipe(AttackRecipe, {"sigma": 0.5, "radii": [1.0], "seed": 1} | changes, "attack")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_fewest_votes_that_are_accepted_can_decide(data: ImageData, tmp_path: Path) -> None:
+    chosen = parse_recipe(AttackRecipe, {"sigma": 0.5, "radii": [1.0], "seed": 1, "n": 12}, "attack")
+    wrong = replace(data, labels=torch.zeros_like(data.labels))
+    (row,) = attack(wrong, tmp_path / "a.tsv", [0], model=constant, n=chosen.n, radii=chosen.radii).rows
+    assert row.radius == 0
+
+
+def test_a_classifier_without_gradient_is_refused(data: ImageData, tmp_path: Path) -> None:
+    opaque = lambda images: half_space(images.detach())  # noqa: E731
+    with pytest.raises(RequestError, match="no gradient with respect to the image"):
+        attack(data, tmp_path / "a.tsv", model=opaque)
+    assert not list(tmp_path.iterdir())
+
+
+def test_default_radii_span_what_can_be_certified() -> None:
+    assert default_attack_radii(0.5) == (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
+    recipe(radii=default_attack_radii(0.12))
+
+
+def test_rows_survive_the_file(tmp_path: Path) -> None:
+    rows = [
+        AttackedImage(3, 1, 0, np.pi / 10, 0.25, False, 0.5, 0.125),
+        AttackedImage(4, 1, 0, 0.1, 1 / 3, True, 0.5, 2.0),
+        AttackedImage(5, 1, ABSTAIN, math.inf, None, False, math.inf, 0.0),
+    ]
+    assert [parse_row(format_row(row)) for row in rows] == rows
+    with attacks_writer(tmp_path / "new" / "a.tsv", {"radii": (0.5,)}, {"versions": {}}) as writer:
+        writer.append(rows)
+    stored = read_attacks(tmp_path / "new" / "a.tsv")
+    assert stored.rows == tuple(rows)
+    assert stored.settings == {"radii": [0.5]}
+    assert contradiction_p_value(stored) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "1\t1\t0\t0.5",
+        "1\t1\t0\t0.5\t\t0\t0.4\t0.0",  # farther than the ball
+        "1\t1\t1\t0.5\t\t0\t0.5\t0.0",  # fell, but has its label
+        "1\t1\t0\tinf\t\t0\tinf\t0.0",  # withstood, but has another class
+        "1\t1\t0\t0.5\t-1.0\t0\t0.5\t0.0",
+        "1\t1\t0\t0.5\t0.4\t1\t0.5\t0.0",  # a contradiction outside the certified radius
+        "1\t1\t0\tnan\t\t0\t0.5\t0.0",
+    ],
+)
+def test_damaged_rows_are_refused_and_kept(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text(HEADER + line + "\n")
+    settings_path(path).write_text(json.dumps({"settings": {}, "provenance": {}}))
+    before = path.read_bytes()
+    with pytest.raises(WorkError, match="line 2: damaged"):
+        read_attacks(path)
+    with pytest.raises(WorkError, match="line 2: damaged"):
+        attacks_writer(path, {}, {})
+    assert path.read_bytes() == before
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    with pytest.raises(RequestError, match="cannot be read"):
+        read_attacks(path)
+    path.write_text("idx\tlabel\n")
+    with pytest.raises(WorkError, match="not an attacks file"):
+        read_attacks(path)
+    row = "1\t1\t0\t0.5\t\t0\t0.5\t0.0\n"
+    path.write_text(HEADER + row + row)
+    with pytest.raises(WorkError, match="image 1 is in the file twice"):
+        read_attacks(path)
+    path.write_text(HEADER + row)
+    with pytest.raises(RequestError, match=r"settings in a\.json"):
+        read_attacks(path)
+    settings_path(path).write_text("{}")
+    with pytest.raises(WorkError, match=r"a\.json: damaged"):
+        read_attacks(path)
+    with pytest.raises(RequestError, match="at least one attacked image"):
+        empirical_accuracy([], 0.5)
+
+
+def test_a_trained_network_falls_and_the_order_does_not_matter(trained_run: Path, tmp_path: Path) -> None:
+    run, digits = load_run(trained_run), mnist_sample.load("test")
+    chosen = recipe(sigma=0.5, radii=(0.5, 6.0), steps=4, n=250)
+    files = [
+        attack_run(run, digits, indices, chosen, tmp_path / f"{name}.tsv", CPU)
+        for name, indices in (("a", [0, 1, 2, 3, 4]), ("b", [4, 3, 2, 1, 0]))
+    ]
+    one, other = comparable(files[0]), comparable(files[1])
+    for index, row in one.items():  # the place of an image in a batch may change its last digits
+        assert row.distance == pytest.approx(other[index].distance, rel=1e-5)
+        assert replace(row, distance=0.0) == replace(other[index], distance=0.0)
+    assert not any(row.withstood for row in files[0].rows), "6 is farther than the next digit"
+    assert any(row.radius == 6.0 for row in files[0].rows)
+    assert len(files[0].settings["weights_sha256"]) == 64
+    with pytest.raises(RequestError, match="give the data that it was trained for"):
+        attack_run(run, replace(digits, num_classes=11), [0], chosen, tmp_path / "c.tsv", CPU)

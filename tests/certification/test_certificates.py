@@ -1,0 +1,306 @@
+"""The certificates file: exact round trip, resume, torn and damaged files, files of other tools."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smoothcert.certification.certificates import (
+    COLUMNS,
+    CertifiedImage,
+    certificates_writer,
+    format_row,
+    parse_row,
+    read_certificates,
+)
+from smoothcert.certification.recertify import recertify
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.results import settings_path
+from smoothcert.noise import NOISES
+from smoothcert.smoothing.certificate import Certificate
+from smoothcert.smoothing.certify import certificate_of_class
+
+SETTINGS = {"sigma": 0.5, "n": 10, "seed": 1}
+
+
+def row(index: int, radius: float = 0.25) -> CertifiedImage:
+    return CertifiedImage(index, 3, Certificate(3, radius, 5, 10, 9, ((3, 9), (1, 1))), 0.5)
+
+
+def write(path: Path, *indices: int, settings: dict[str, object] = SETTINGS) -> list[int]:
+    with certificates_writer(path, settings, {"who": "test"}) as writer:
+        writer.append([row(i) for i in indices])
+        return [r.index for r in writer.done]
+
+
+@given(
+    st.integers(0, 10**6),
+    st.floats(0, 10),
+    st.integers(0, 9),
+    st.floats(0, 10**6),
+    st.lists(st.integers(1, 10**5), min_size=1, max_size=10),
+)
+def test_rows_come_back_exactly(index: int, radius: float, label: int, seconds: float, counts: list[int]) -> None:
+    votes = tuple(enumerate(counts))
+    original = CertifiedImage(index, label, Certificate(0, radius, 100, sum(counts), counts[0], votes), seconds)
+    back = parse_row(format_row(original))
+    assert (back.index, back.label, back.certificate) == (index, label, original.certificate)
+    assert back.seconds == pytest.approx(seconds, abs=1e-6)
+
+
+def test_columns_start_with_those_of_the_field(tmp_path: Path) -> None:
+    write(tmp_path / "a.tsv", 0)
+    header, line = (tmp_path / "a.tsv").read_text().splitlines()
+    assert header == "idx\tlabel\tpredict\tradius\tcorrect\ttime\tn0\tn\tcount\tvotes"
+    assert line == "0\t3\t3\t0.25\t1\t0:00:00.500000\t5\t10\t9\t3:9,1:1"
+
+
+def test_appending_resumes(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    assert write(path, 0, 1) == []
+    assert write(path, 2) == [0, 1]
+    stored = read_certificates(path)
+    assert [r.index for r in stored.rows] == [0, 1, 2]
+    assert stored.settings == SETTINGS
+    assert stored.provenance == {"who": "test"}
+
+
+@pytest.mark.parametrize("cut", range(1, 40))
+def test_a_torn_line_is_dropped_on_resume(tmp_path: Path, cut: int) -> None:
+    """Wherever a kill cuts the file: rows before the cut stay, the row in flight goes, the result is whole again."""
+    path = tmp_path / "a.tsv"
+    write(path, 0, 1, 2)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    stored = read_certificates(path)
+    left = [r.index for r in stored.rows]
+    assert stored.torn == (not path.read_bytes().endswith(b"\n"))
+    assert write(path) == left
+    write(path, *[i for i in (0, 1, 2) if i not in left])
+    assert path.read_bytes() == whole
+
+
+def test_a_torn_header_is_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    write(path, 0)
+    whole = path.read_bytes()
+    for cut in (0, 1, 7):
+        path.write_bytes(whole[:cut])
+        assert write(path, 0) == []
+        assert path.read_bytes() == whole
+
+
+def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    write(path, 0)
+    before = path.read_bytes()
+    with pytest.raises(RequestError, match=r"n: the file has 10, the request 20"):
+        write(path, 1, settings=SETTINGS | {"n": 20})
+    with pytest.raises(RequestError, match="alpha: the file has None"):
+        write(path, 1, settings=SETTINGS | {"alpha": 0.1})
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text.replace("3:9,1:1", "3:9,1:x", 1), "line 2: damaged"),
+        (lambda text: text.replace("3:9,1:1", "3:9,1:2", 1), "do not add up"),
+        (lambda text: text.replace("\t1\t0:00", "\t0\t0:00", 1), "column 'correct'"),
+        (lambda text: text.replace("0.25", "nan", 1), "expected a radius"),
+        (lambda text: text.replace("idx", "index", 1), "not a certificates file"),
+        (lambda text: text + text.splitlines()[1] + "\n", "image 0 is in the file twice"),
+        (lambda text: "\x00\x01" * 40 + "\n" + text, "not a certificates file"),
+    ],
+)
+def test_a_damaged_file_is_refused_and_left_alone(tmp_path: Path, damage, message: str) -> None:
+    path = tmp_path / "a.tsv"
+    write(path, 0, 1)
+    path.write_text(damage(path.read_text()))
+    before = path.read_bytes()
+    for action in (lambda: write(path, 2), lambda: read_certificates(path)):
+        with pytest.raises(WorkError, match=message) as caught:
+            action()
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+
+
+def test_damaged_settings_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    write(path, 0)
+    settings_path(path).write_text("{")
+    with pytest.raises(WorkError, match=r"a\.json: damaged"):
+        write(path, 1)
+
+
+def test_files_of_other_tools_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "theirs"
+    path.write_text("\t".join(COLUMNS[:6]) + "\n0\t7\t7\t1.01\t1\t0:01:02.500000\n20\t2\t-1\t0.0\t0\t1 day, 0:00:01")
+    stored = read_certificates(path)
+    assert [(r.index, r.label, r.certificate.predict, r.radius_if_correct, r.seconds) for r in stored.rows] == [
+        (0, 7, 7, 1.01, 62.5),
+        (20, 2, -1, 0.0, 86401.0),
+    ]
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"none\.tsv"):
+        read_certificates(tmp_path / "none.tsv")
+
+
+POSSIBLE = {"sigma": 0.25, "n": 200, "n0": 100, "alpha": 0.001, "noise": "gaussian", "bound": "one-sided"}
+
+
+def possible(path: Path, settings: dict[str, object], *rows: str) -> None:
+    """A file of ours with these lines."""
+    path.with_suffix(".json").write_text(json.dumps({"settings": settings, "provenance": {}}))
+    path.write_text("\t".join(COLUMNS) + "\n" + "".join(line + "\n" for line in rows))
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("0\t7\t7\t99.0\t1\t0:00:01\t100\t200\t200\t7:200", "the radius 99 exceeds 0.456"),
+        ("0\t7\t7\t0.4\t1\t0:00:01\t100\t200\t150\t7:150,1:50", "the most that 150 of 200 votes can show"),
+        ("-1\t7\t7\t0.1\t1\t0:00:01\t100\t200\t200\t7:200", "column 'idx'"),
+        ("0\t-7\t7\t0.1\t0\t0:00:01\t100\t200\t200\t7:200", "column 'label'"),
+        ("0\t7\t-2\t0.0\t0\t0:00:01\t100\t200\t200\t7:200", "column 'predict'"),
+        ("0\t7\t7\t0.1\t1\t0:00:01\t-1\t200\t200\t7:200", "column 'n0'"),
+        ("0\t7\t7\t0.1\t1\t0:00:01\t100\t-200\t-200\t7:-200", "column 'n'"),
+        ("0\t7\t7\t0.1\t1\t0:00:01\t100\t200\t250\t7:250,1:-50", "column 'votes'"),
+        ("0\t7\t7\t0.1\t1\t0:00:01\t100\t200\t250\t7:150,1:50", "count 250 exceeds n = 200"),
+        ("0\t7\t7\t0.1\t1\t0:00:01\t100\t200\t200\t7:150,1:50", "count is 200, but class 7 has 150"),
+        ("0\t7\t7\t0.1\t1\t0:00:01\t100\t200\t100\t7:100,7:100", "name a class twice"),
+        ("0\t7\t7\t0.1\t1\t0:00:01\t100\t900\t900\t7:900", "has 900 votes, the settings say n = 200"),
+        ("0\t7\t-1\t0.1\t0\t0:00:01\t100\t200\t200\t7:200", "abstains but has the radius"),
+        ("0\t7\t7\tinf\t1\t0:00:01\t100\t200\t200\t7:200", "expected a radius >= 0, got inf"),
+        ("0\t7\t7\tnan\t1\t0:00:01\t100\t200\t200\t7:200", "expected a radius >= 0, got nan"),
+        ("0\t7\t7\t0.1\t1\tinf\t100\t200\t200\t7:200", "expected a time, got inf"),
+        ("0\t12\t7\t0.1\t0\t0:00:01\t100\t200\t200\t7:200", "class 12 is out of range for 10 classes"),
+        ("0\t7\t7\t0.1\t1\t0:00:01\t100\t200\t199\t7:199,11:1", "class 11 is out of range for 10 classes"),
+    ],
+)
+def test_impossible_rows_are_refused_with_line_and_reason(tmp_path: Path, line: str, reason: str) -> None:
+    path = tmp_path / "a.tsv"
+    good = "3\t7\t7\t0.45\t1\t0:00:01\t100\t200\t200\t7:200"
+    possible(path, POSSIBLE | {"num_classes": 10}, good, line)
+    with pytest.raises(WorkError, match=rf"a\.tsv, line 3: damaged .*{re.escape(reason)}"):
+        read_certificates(path)
+    possible(path, POSSIBLE | {"num_classes": 10}, good)
+    assert len(read_certificates(path).rows) == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"bound": "clopper-pearson one-sided"},
+        {"bound": "two-sided"},
+        {"noise": "laplace"},
+        {"noise": "uniform"},
+        {"radii": [0.1, 0.2], "n": 1000},
+        {"radii": [0.1, 0.2], "hold_back": True, "n": 1000},
+        {"radius_loss": 0.1, "n": 1000},
+        {"sound": True},
+    ],
+)
+def test_what_each_rule_can_show_is_its_limit(tmp_path: Path, settings: dict[str, object]) -> None:
+    """The largest radius of the rule, computed as certify does, is read; one a little larger is refused."""
+    noise = NOISES[settings.get("noise", "gaussian")](0.25)
+    votes = [0, 190, 10] if settings.get("bound") == "two-sided" else [0, 200]
+    certificate = certificate_of_class(1, votes, 100, noise, 0.001, two_sided=settings.get("bound") == "two-sided")
+    radius = certificate.radius
+    if "radii" in settings and not settings.get("hold_back"):
+        radius = 0.2 * (1 + 1e-9)
+    elif "radii" in settings:
+        radius = noise.radius(1 - 0.001 ** (1 / 200))
+    pairs = ",".join(f"{c}:{k}" for c, k in certificate.votes)
+    line = f"0\t1\t1\t{{}}\t1\t0:00:01\t100\t200\t{votes[1]}\t{pairs}"
+    path = tmp_path / "a.tsv"
+    possible(path, POSSIBLE | settings, line.format(radius))
+    assert read_certificates(path).rows[0].certificate.radius == radius
+    possible(path, POSSIBLE | settings, line.format(radius * 1.001))
+    with pytest.raises(WorkError, match=r"line 2: damaged .the radius"):
+        read_certificates(path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sigma": None, "n": "many"},
+        {"sigma": "0.5"},
+        {"sigma": 1e308},
+        {"sigma": -1},
+        {"sigma": True},
+        {"noise": ["gaussian"]},
+        {"noise": "cauchy"},
+        {"bound": {}},
+        {"dataset": ["mnist"]},
+        {"alpha": 2},
+        {"radii": 3},
+        {"radii": ["a"]},
+        {"n": 10**30},
+        {"label_aware": "yes"},
+    ],
+)
+def test_wrong_settings_are_one_line(tmp_path: Path, settings: dict[str, object]) -> None:
+    path, key = tmp_path / "a.tsv", list(settings)[-1]
+    possible(path, POSSIBLE | settings, "3\t7\t7\t0.45\t1\t0:00:01\t100\t200\t200\t7:200")
+    for read in (read_certificates, lambda path: recertify(path, tmp_path / "x.tsv", alpha=0.01)):
+        with pytest.raises(WorkError, match=rf"a\.json: damaged, expected .* for '{key}'") as caught:
+            read(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_recertify_names_a_missing_setting(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    for key in ("bound", "sigma", "noise", "alpha"):
+        settings = {k: v for k, v in POSSIBLE.items() if k != key}
+        possible(path, settings, "3\t7\t7\t0.25\t1\t0:00:01\t100\t200\t200\t7:200")
+        with pytest.raises(RequestError, match=f"expected the setting '{key}', got none"):
+            recertify(path, tmp_path / "x.tsv")
+        assert not (tmp_path / "x.tsv").exists()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"settings": [], "provenance": {}}', "[1]", '{"settings": {}}'])
+def test_settings_of_another_structure_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.tsv"
+    write(path, 0)
+    settings_path(path).write_text(text)
+    with pytest.raises(WorkError, match=r"a\.json: damaged"):
+        read_certificates(path)
+
+
+def test_a_writer_that_fails_before_its_first_row_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), certificates_writer(tmp_path / "new" / "a.tsv", SETTINGS, {}):
+        raise KeyboardInterrupt
+    assert not (tmp_path / "new").exists()
+    write(tmp_path / "a.tsv")
+    assert read_certificates(tmp_path / "a.tsv").rows == ()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.tsv")
+    with pytest.raises(RequestError, match="expected a file, got a pipe"):
+        read_certificates(tmp_path / "a.tsv")
+    write(tmp_path / "b.tsv", 0)
+    settings_path(tmp_path / "b.tsv").unlink()
+    os.mkfifo(tmp_path / "b.json")
+    with pytest.raises(RequestError, match="expected a file, got a pipe"):
+        read_certificates(tmp_path / "b.tsv")
+
+
+def test_every_certificates_file_of_the_results_is_read() -> None:
+    files = sorted((Path(__file__).parents[2] / "results").rglob("*.tsv"))
+    assert len(files) >= 63
+    # The smallest of each folder here; the larger ones are read by the tests of the tables.
+    smallest = {path.parents[2]: path for path in sorted(files, key=lambda path: -path.stat().st_size)}
+    for path in smallest.values():
+        stored = read_certificates(path)
+        assert stored.rows
+        assert not stored.torn

@@ -1,0 +1,715 @@
+"""A data set through CERTIFY: resume, kills, independence of order and batching, agreement with the plain API."""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+import pytest
+import torch
+
+from smoothcert import SmoothedClassifier
+from smoothcert.certification.certificates import CertifiedImage, read_certificates
+from smoothcert.certification.dataset import (
+    CertificationStatus,
+    Selection,
+    certify_own_model,
+    certify_run,
+    chosen_images,
+    complete_recipe,
+    images_at_once,
+    missing_classes,
+    unreachable_radius,
+)
+from smoothcert.certification.recertify import recertify
+from smoothcert.certification.shards import merge_certificates
+from smoothcert.classifier import image_layout
+from smoothcert.data import ImageData, mnist_sample
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.results import alone
+from smoothcert.models.precision import at_precision, has_batch_norm
+from smoothcert.smoothing.accuracy import NoiseAccuracy
+from smoothcert.smoothing.votes import default_batch_size, fitting_batch_size
+from smoothcert.training.checkpoint import load_run
+from smoothcert.training.recipe import CertifyRecipe, parse_recipe
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def test_data() -> ImageData:
+    return mnist_sample.load("test")
+
+
+def recipe(**changes: object) -> CertifyRecipe:
+    return CertifyRecipe.model_validate({"sigma": 0.5, "n": 300, "seed": 5} | changes)
+
+
+def comparable(rows: tuple[CertifiedImage, ...]) -> dict[int, tuple[object, ...]]:
+    """Everything but the time."""
+    return {row.index: (row.label, row.certificate) for row in rows}
+
+
+def certify(
+    run: Path, data: ImageData, path: Path, indices: list[int], **changes: object
+) -> dict[int, tuple[object, ...]]:
+    certify_run(load_run(run), data, indices, recipe(**changes), path, CPU)
+    return comparable(read_certificates(path).rows)
+
+
+def test_rows_equal_the_plain_api(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+    """The same numbers as SmoothedClassifier gives for images 0, 1, 2 with the same seed."""
+    rows = certify(trained_run, test_data, tmp_path / "a.tsv", [0, 1, 2])
+    images, labels = test_data.batch(torch.arange(3))
+    model = load_run(trained_run).model
+    plain = SmoothedClassifier(model, sigma=0.5, num_classes=10).certify(images, n=300, seed=5)
+    assert [rows[i][1] for i in range(3)] == plain
+    assert [rows[i][0] for i in range(3)] == labels.tolist()
+    assert any(certificate.radius > 0 for certificate in plain)
+
+
+def test_order_resume_and_parts_change_nothing(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+    whole = certify(trained_run, test_data, tmp_path / "whole.tsv", list(range(14)))
+    backwards = certify(trained_run, test_data, tmp_path / "back.tsv", list(range(14))[::-1])
+    certify(trained_run, test_data, tmp_path / "parts.tsv", [3, 4])
+    certify(trained_run, test_data, tmp_path / "parts.tsv", [9])
+    parts = certify(trained_run, test_data, tmp_path / "parts.tsv", list(range(14)))
+    assert whole == backwards == parts
+    assert len(whole) == 14
+
+
+def test_a_file_is_continued_without_doing_rows_again(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    certify(trained_run, test_data, path, [0, 1, 2])
+    before = path.read_bytes()
+    seen: list[CertificationStatus] = []
+    certify_run(load_run(trained_run), test_data, [0, 1, 2, 3], recipe(), path, CPU, seen.append)
+    assert path.read_bytes().startswith(before)
+    assert [status.done for status in seen] == [3, 4]
+    radii = [row.radius_if_correct for row in read_certificates(path).rows]
+    assert seen[-1].average_certified_radius == pytest.approx(sum(radii) / 4)
+    assert seen[-1].total == 4
+    assert seen[-1].votes_per_second > 0
+
+
+def test_other_settings_are_refused(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+    certify(trained_run, test_data, tmp_path / "a.tsv", [0])
+    for field, value in (("n", 400), ("alpha", 0.01), ("seed", 6), ("sigma", 0.25), ("batch_size", 250)):
+        with pytest.raises(RequestError, match=f"{field}: the file has"):
+            certify(trained_run, test_data, tmp_path / "a.tsv", [1], **{field: value})
+
+
+def test_settings_say_what_was_certified_and_how(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+    certify(trained_run, test_data, tmp_path / "a.tsv", [0])
+    stored = read_certificates(tmp_path / "a.tsv")
+    expected = {"sigma": 0.5, "n0": 100, "n": 300, "alpha": 0.001, "precision": "fp32", "seed": 5, "batch_size": 500}
+    assert {k: stored.settings[k] for k in expected} == expected
+    assert stored.settings["noise"] == "gaussian"
+    assert stored.settings["dataset"] == "mnist-sample"
+    assert len(stored.settings["weights_sha256"]) == 64
+    assert stored.provenance["versions"]["torch"] == torch.__version__
+    assert stored.provenance["model"] == load_run(trained_run).provenance
+
+
+@pytest.mark.slow
+def test_kill_loses_at_most_the_row_in_flight(trained_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained_run, run)
+    options = ["--n", "1500", "--max-images", "12", "--seed", "3", "--batch-size", "100", "--device", "cpu"]
+    command = [sys.executable, "-m", "smoothcert", "certify", str(run), *options]
+    victim = subprocess.Popen([*command, "--name", "killed"], stdout=subprocess.DEVNULL)
+    path = run / "certificates" / "killed.tsv"
+    deadline = time.monotonic() + 120
+    while not (path.exists() and path.read_bytes().count(b"\n") >= 4):
+        assert time.monotonic() < deadline
+        assert victim.poll() is None
+        time.sleep(0.005)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    kept = path.read_bytes()
+    kept = kept[: kept.rindex(b"\n") + 1]
+    assert 3 <= kept.count(b"\n") - 1 < 12
+    subprocess.run([*command, "--name", "killed"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*command, "--name", "whole"], check=True, stdout=subprocess.DEVNULL)
+    assert path.read_bytes().startswith(kept)
+    whole = read_certificates(run / "certificates" / "whole.tsv").rows
+    assert comparable(read_certificates(path).rows) == comparable(whole)
+    assert len(whole) == 12
+
+
+def test_a_resumed_file_keeps_what_was_not_asked_for(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+    """Seed, batch size and precision of an existing file are taken over; what is asked for is not overruled."""
+    path = tmp_path / "a.tsv"
+    certify(trained_run, test_data, path, [0], batch_size=300, precision="fp32", seed=77)
+    again = complete_recipe({"sigma": 0.5, "n": 300, "precision": "auto", "seed": None}, path, CPU, (1, 28, 28))
+    assert (again.seed, again.batch_size, again.precision) == (77, 300, "fp32")
+    asked = complete_recipe({"sigma": 0.5, "precision": "bf16", "batch_size": 100, "seed": 5}, path, CPU, (1, 28, 28))
+    assert (asked.seed, asked.batch_size, asked.precision) == (5, 100, "bf16")
+    fresh = {complete_recipe({"sigma": 0.5}, tmp_path / "b.tsv", CPU, (1, 28, 28)).seed for _ in range(3)}
+    assert len(fresh) == 3
+
+
+def test_chosen_images() -> None:
+    assert chosen_images(10, 4, None) == [0, 4, 8]
+    assert chosen_images(10, 1, 3) == [0, 1, 2]
+    for skip, most in ((0, None), (1, 0)):
+        with pytest.raises(RequestError, match="expected at least 1"):
+            chosen_images(10, skip, most)
+
+
+def test_images_of_few_classes_are_warned_about() -> None:
+    """Where classes repeat every ten images, and where they come one after the other."""
+    labels = torch.arange(1000) % 10
+    data = ImageData(torch.zeros(1000, 1, 2, 2, dtype=torch.uint8), labels, 10, "interleaved", "test")
+    warning = missing_classes(data, chosen_images(1000, 20, None))
+    assert warning is None, "too few to tell"
+    warning = missing_classes(data, chosen_images(1000, 10, None))
+    assert "the 100 chosen images have none of 9 of the 10 classes (1, 2, 3, 4, 5, ...)" in str(warning)
+    assert "5 of the 10 classes (1, 3, 5, 7, 9)" in str(missing_classes(data, chosen_images(1000, 2, None)))
+    assert missing_classes(data, chosen_images(1000, 3, None)) is None
+    by_class = replace(data, labels=labels.sort().values)
+    assert missing_classes(by_class, chosen_images(1000, 20, None)) is None
+    assert "9 of the 10" in str(missing_classes(by_class, chosen_images(1000, 1, 100)))
+
+
+def test_images_that_lack_a_class_by_chance_are_not() -> None:
+    """Of 200 random orders of a hundred classes, and of ten of which one is rare."""
+    torch.manual_seed(0)
+    many, rare = torch.arange(10_000) % 100, torch.cat([torch.arange(9950) % 9, torch.full((50,), 9)])
+    for labels, skip in ((many, 20), (many, 17), (rare, 50), (rare, 10)):
+        warned = 0
+        for _ in range(200):
+            order = labels[torch.randperm(10_000)]
+            data = ImageData(torch.zeros(10_000, 1, 1, 1, dtype=torch.uint8), order, 100, "shuffled", "test")
+            warned += missing_classes(data, chosen_images(10_000, skip, None)) is not None
+        assert warned <= 0.1 * 200
+
+
+@pytest.mark.parametrize(("n", "images"), [(100_000, 1), (1_000, 5), (5_000, 2)])
+def test_rows_are_written_often(n: int, images: int) -> None:
+    assert images_at_once(recipe(n=n)) == images
+
+
+def test_a_radius_out_of_reach_is_announced() -> None:
+    assert unreachable_radius(recipe(n=1000), 1.2) is None
+    warning = unreachable_radius(recipe(n=1000), 1.5)
+    assert warning is not None
+    assert "at most 1.231" in warning
+    needed = int(warning.split("; n = ")[1].split(" ")[0].replace(",", ""))
+    assert unreachable_radius(recipe(n=needed), 1.499) is None
+    assert unreachable_radius(recipe(n=needed - 10), 1.5) is not None
+    assert "no n can" in str(unreachable_radius(recipe(n=1000), 50.0))
+
+
+def test_shards_merge_into_the_whole(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+    whole = certify(trained_run, test_data, tmp_path / "whole.tsv", list(range(7)))
+    for i in (1, 2, 3):
+        certify(trained_run, test_data, tmp_path / f"{i}.tsv", chosen_images(7, 1, None, (i, 3)))
+    assert merge_certificates([tmp_path / f"{i}.tsv" for i in (1, 2, 3)], tmp_path / "merged.tsv") == 7
+    merged = read_certificates(tmp_path / "merged.tsv")
+    assert comparable(merged.rows) == whole
+    assert [row.index for row in merged.rows] == list(range(7))
+    with pytest.raises(RequestError, match="exists already"):
+        merge_certificates([tmp_path / "1.tsv"], tmp_path / "merged.tsv")
+    certify(trained_run, test_data, tmp_path / "other.tsv", [1], alpha=0.01)
+    with pytest.raises(
+        RequestError, match=r"other\.tsv: has other settings than .*1\.tsv \(alpha: this has 0\.01, that 0\.001\)"
+    ):
+        merge_certificates([tmp_path / "1.tsv", tmp_path / "other.tsv"], tmp_path / "x.tsv")
+
+
+def test_a_contradicting_row_is_refused(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        certify(trained_run, test_data, tmp_path / f"{name}.tsv", [0])
+    path = tmp_path / "b.tsv"
+    path.write_text(path.read_text().replace("0\t7\t", "0\t6\t").replace("\t1\t0:", "\t0\t0:"))
+    with pytest.raises(WorkError, match="image 0 has another result"):
+        merge_certificates([tmp_path / "a.tsv", path], tmp_path / "x.tsv")
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_file_of_one(trained_run: Path, tmp_path: Path) -> None:
+    """torchrun with gloo on the CPU: also when a part of the work was done, and a part file was left, before."""
+    run = Path(shutil.copytree(trained_run, tmp_path / "run"))
+    options = ["--votes", "300", "--max-images", "9", "--seed", "3", "--device", "cpu"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+    def call(*front: str, name: str, images: str = "9") -> None:
+        command = [sys.executable, *front, "-m", "smoothcert", "certify", str(run), *options, "--name", name]
+        command[command.index("--max-images") + 1] = images
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr[-2000:]
+
+    call(name="one")
+    call(name="two", images="3")
+    folder = run / "certificates"
+    shutil.copy(folder / "one.json", folder / ".two.part1.json")
+    lines = (folder / "one.tsv").read_text().splitlines(keepends=True)
+    (folder / ".two.part1.tsv").write_text(lines[0] + lines[8] + lines[9][:7])
+    call(*launcher, name="two")
+    assert comparable(read_certificates(folder / "two.tsv").rows) == comparable(
+        read_certificates(folder / "one.tsv").rows
+    )
+    assert [row.index for row in read_certificates(folder / "two.tsv").rows] == list(range(9))
+    assert list(folder.glob(".two.*")) == []
+
+
+def test_recertify_equals_certifying_with_those_settings(
+    trained_run: Path, test_data: ImageData, tmp_path: Path
+) -> None:
+    certify(trained_run, test_data, tmp_path / "a.tsv", list(range(12)))
+    for changes in ({"alpha": 1e-5}, {"alpha": 0.2}, {"bound": "two-sided"}, {"alpha": 0.01, "bound": "two-sided"}):
+        name = "-".join(map(str, changes.values()))
+        fresh = certify(trained_run, test_data, tmp_path / f"{name}.tsv", list(range(12)), **changes)
+        assert recertify(tmp_path / "a.tsv", tmp_path / f"{name}-re.tsv", **changes) == 12
+        again = read_certificates(tmp_path / f"{name}-re.tsv")
+        assert comparable(again.rows) == fresh
+        assert again.settings["alpha"] == changes.get("alpha", 0.001)
+        assert again.provenance["recertified_from"] == "a.tsv"
+
+
+def test_recertify_reads_the_first_files(tmp_path: Path) -> None:
+    """The numbers that docs/reading-a-certificate.md shows for image 20."""
+    first = Path(__file__).parents[2] / "results/float32/consistency-0.5/certificates/test-n100000.tsv"
+    assert recertify(first, tmp_path / "a.tsv", alpha=1e-6) == 1000
+    stored = read_certificates(tmp_path / "a.tsv")
+    assert stored.settings["bound"] == "one-sided"
+    assert [f"{row.certificate.radius:.3f}" for row in stored.rows if row.index == 20] == ["0.948"]
+
+
+def test_recertify_refuses_what_it_cannot_do_soundly(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+    certify(trained_run, test_data, tmp_path / "s.tsv", [0, 1], radii=(0.2,))
+    with pytest.raises(RequestError, match="stopped by a sequential test"):
+        recertify(tmp_path / "s.tsv", tmp_path / "x.tsv", alpha=0.01)
+    (tmp_path / "theirs.tsv").write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n0\t1\t1\t0.5\t1\t0:00:01\n")
+    with pytest.raises(RequestError, match="stores no votes"):
+        recertify(tmp_path / "theirs.tsv", tmp_path / "x.tsv", alpha=0.01)
+    certify(trained_run, test_data, tmp_path / "bare.tsv", [0])
+    (tmp_path / "bare.json").unlink()
+    with pytest.raises(RequestError, match=r"bare\.tsv: expected its settings in bare\.json beside it"):
+        recertify(tmp_path / "bare.tsv", tmp_path / "x.tsv", alpha=0.01)
+    certify(trained_run, test_data, tmp_path / "a.tsv", [0])
+    for changes, message in (({"alpha": 2.0}, "alpha: expected"), ({"bound": "three"}, "bound: expected")):
+        with pytest.raises(RequestError, match=message):
+            recertify(tmp_path / "a.tsv", tmp_path / "x.tsv", **changes)
+    assert not (tmp_path / "x.tsv").exists()
+
+
+def test_a_batch_that_does_not_fit_is_halved() -> None:
+    seen: list[int] = []
+
+    def narrow(images: torch.Tensor) -> torch.Tensor:
+        seen.append(len(images))
+        if len(images) > 100:
+            raise torch.OutOfMemoryError
+        return images.flatten(1)
+
+    assert fitting_batch_size(narrow, 640, torch.zeros(1, 2, 2)) == 80
+    assert seen == [640, 320, 160, 80]
+    assert default_batch_size(CPU, (1, 28, 28)) == 500
+    assert 8 <= default_batch_size(CPU, (3, 224, 224)) < 20
+
+
+def test_batch_norm_is_folded_and_recorded(tmp_path: Path) -> None:
+    """The folded network votes as the network itself does."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(
+        *(
+            torch.nn.Conv2d(1, 4, 3),
+            torch.nn.BatchNorm2d(4),
+            torch.nn.ReLU(),
+            torch.nn.Flatten(),
+            torch.nn.Linear(144, 3),
+        )
+    )
+    network[1].running_mean.normal_()
+    network[1].running_var.uniform_(0.5, 2)
+    folded = at_precision(network, "fp32", CPU, (1, 8, 8))
+    images = torch.rand(5, 1, 8, 8)
+    assert not has_batch_norm(folded)
+    assert torch.allclose(folded(images), network.eval()(images), atol=1e-5)
+    data = ImageData(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 2]), 3, "made", "test")
+    certify_own_model("mine", network, data, [0, 1], recipe(), tmp_path / "a.tsv", CPU)
+    assert read_certificates(tmp_path / "a.tsv").settings["batch_norm_folded"] is True
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"radii": (0.5, 0.2)}, "radii: expected rising"),
+        ({"radii": (0.5,), "radius_loss": 0.1}, "choose one of the two"),
+        ({"radii": (0.5,), "bound": "two-sided"}, "expected one-sided together with radii"),
+        ({"bound": "two-sided", "noise": "laplace"}, "expected one-sided for laplace"),
+        ({"sound": True, "noise": "uniform"}, "sound: expected gaussian"),
+        ({"noise": "cauchy"}, "noise: expected 'gaussian', 'laplace' or 'uniform'"),
+    ],
+)
+def test_rules_that_exclude_each_other_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        parse_recipe(CertifyRecipe, {"sigma": 0.5, "seed": 1} | changes, "certify")
+
+
+def test_folding_leaves_alone_what_it_would_change() -> None:
+    """Shared layers, hooks and computed weights: the network is then evaluated as it is."""
+
+    class Shared(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv2d(1, 1, 3, padding=1)
+            self.bn1, self.bn2 = torch.nn.BatchNorm2d(1), torch.nn.BatchNorm2d(1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.bn2(self.conv(self.bn1(self.conv(x)).relu())).flatten(1)
+
+    def plain() -> torch.nn.Sequential:
+        return torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.Flatten())
+
+    hooked, watched, spectral = plain(), plain(), plain()
+    hooked.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2 - 1,))
+    watched[0].register_forward_hook(lambda module, inputs, output: output * 3)
+    spectral[0] = torch.nn.utils.parametrizations.spectral_norm(spectral[0])
+    torch.manual_seed(0)
+    for network in (Shared(), hooked, watched, spectral):
+        for module in network.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.running_mean.normal_()
+                module.running_var.uniform_(0.5, 2)
+        images = torch.rand(4, 1, 8, 8)
+        expected = network.eval()(images)
+        assert torch.allclose(at_precision(network, "fp32", CPU, (1, 8, 8))(images), expected, atol=1e-4)
+
+
+def test_two_processes_cannot_write_one_file(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    with alone(path), pytest.raises(RequestError, match="another process is writing it"):
+        certify(trained_run, test_data, path, [0])
+    assert not path.exists()
+    assert len(certify(trained_run, test_data, path, [0])) == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "a.tsv"]
+
+
+def test_shards_with_seeds_of_their_own_merge(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+    for i in (1, 2):
+        certify(trained_run, test_data, tmp_path / f"{i}.tsv", chosen_images(4, 1, None, (i, 2)), seed=i)
+    assert merge_certificates([tmp_path / "1.tsv", tmp_path / "2.tsv"], tmp_path / "whole.tsv") == 4
+    merged = read_certificates(tmp_path / "whole.tsv")
+    assert merged.settings["seed"] is None
+    assert merged.provenance["seeds"] == [1, 2]
+
+
+class Viewing(torch.nn.Module):
+    """Flattens by `view`, as many networks do: that fails on channels-last activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.linear = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4 * 6 * 6, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        activations = self.convolution(images)
+        return self.linear(activations.view(len(activations), -1))
+
+
+def test_a_network_that_needs_contiguous_activations_is_certified(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = Viewing()
+    data = ImageData(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 2]), 3, "made", "test")
+    certify_own_model("mine", network, data, [0, 1], recipe(), tmp_path / "a.tsv", CPU)
+    assert len(read_certificates(tmp_path / "a.tsv").rows) == 2
+    assert image_layout(at_precision(network, "fp32", CPU, (3, 8, 8))) == torch.contiguous_format
+    SmoothedClassifier(network, sigma=0.5, num_classes=3).certify(torch.rand(1, 3, 8, 8), n=100)
+
+
+def test_a_callable_that_has_become_another_does_not_go_on_in_the_same_file(tmp_path: Path) -> None:
+    """It has no weights to tell by, so the classes of some images do."""
+    data = ImageData(torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1) * 40, torch.zeros(6).long(), 2, "made", "test")
+
+    def above(threshold: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda images: torch.cat([threshold - images.flatten(1), images.flatten(1) - threshold], dim=1)
+
+    path = tmp_path / "a.tsv"
+    certify_own_model("mine", above(0.5), data, [0, 1], recipe(), path, CPU)
+    certify_own_model("mine", above(0.5), data, [0, 1, 2], recipe(), path, CPU)
+    before = path.read_bytes()
+    with pytest.raises(RequestError, match=r"other settings .classes_sha256"):
+        certify_own_model("mine", above(0.2), data, [0, 1, 2, 3], recipe(), path, CPU)
+    assert path.read_bytes() == before
+    assert len(read_certificates(path).rows) == 3
+
+
+@pytest.mark.parametrize("change", ["one image more", "another label", "another image"])
+def test_images_of_ones_own_that_have_changed_do_not_go_on_in_the_same_file(change: str, tmp_path: Path) -> None:
+    images, labels = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1) * 40, torch.tensor([0, 0, 0, 1, 1, 1])
+
+    def bright(images: torch.Tensor) -> torch.Tensor:
+        return torch.cat([0.5 - images.flatten(1), images.flatten(1) - 0.5], dim=1)
+
+    path = tmp_path / "a.tsv"
+    certify_own_model("mine", bright, ImageData(images, labels, 2, "npz:a", "test"), [0, 1], recipe(), path, CPU)
+    if change == "one image more":
+        images, labels = torch.cat([images[:1], images]), torch.cat([labels[:1], labels])
+    elif change == "another label":
+        labels = torch.tensor([0, 0, 1, 1, 1, 1])
+    else:
+        images = images.clone()
+        images[5] += 9
+    changed, before = ImageData(images, labels, 2, "npz:a", "test"), path.read_bytes()
+    with pytest.raises(RequestError, match="images_sha256"):
+        certify_own_model("mine", bright, changed, [0, 1, 2], recipe(), path, CPU)
+    assert path.read_bytes() == before
+
+
+def test_a_file_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    """It does not tell by what its images and its callable are known."""
+    data = ImageData(torch.zeros(4, 1, 1, 1, dtype=torch.uint8), torch.zeros(4).long(), 2, "npz:a", "test")
+    path, seen = tmp_path / "a.tsv", []
+
+    def dark(images: torch.Tensor) -> torch.Tensor:
+        seen.append(len(images))
+        return torch.cat([0.5 - images.flatten(1), images.flatten(1) - 0.5], dim=1)
+
+    certify_own_model("mine", dark, data, [0], recipe(batch_size=3), path, CPU)
+    assert max(seen) <= 3
+    stored = json.loads(path.with_suffix(".json").read_text())
+    for key in ("images_sha256", "classes_sha256"):
+        del stored["settings"][key]
+    path.with_suffix(".json").write_text(json.dumps(stored))
+    certify_own_model("mine", dark, data, [0, 1], recipe(batch_size=3), path, CPU)
+    assert len(read_certificates(path).rows) == 2
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS])
+def test_file_systems_without_locks_go_on_without(
+    error: int, trained_run: Path, test_data: ImageData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(file: object, operation: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    assert len(certify(trained_run, test_data, tmp_path / "a.tsv", [0])) == 1
+
+
+def test_a_lock_that_was_removed_in_between_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holder removes its file after the second process has opened it: that one must lock the next."""
+    path, lock, tries = tmp_path / "a.tsv", fcntl.flock, []
+
+    def removed_first(file: IO[str], operation: int) -> None:
+        if not tries:
+            (tmp_path / ".a.tsv.lock").unlink()
+        tries.append(1)
+        lock(file, operation)
+
+    monkeypatch.setattr("fcntl.flock", removed_first)
+    with alone(path), pytest.raises(RequestError, match="another process"), alone(path):
+        pass
+    assert len(tries) >= 3
+
+
+def test_of_six_processes_on_one_file_one_writes(tmp_path: Path) -> None:
+    script = """
+import sys, time
+from pathlib import Path
+from smoothcert.errors import RequestError
+from smoothcert.io.results import alone
+while time.time() < float(sys.argv[2]):
+    time.sleep(0.01)
+try:
+    with alone(Path(sys.argv[1])):
+        time.sleep(3)
+        print("wrote")
+except RequestError as error:
+    print(error)
+"""
+    path, start = tmp_path / "a.tsv", str(time.time() + 4)
+    command = [sys.executable, "-c", script, str(path), start]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    said = sorted(process.communicate(timeout=60)[0] for process in processes)
+    assert said == [f"{path}: another process is writing it; wait for it, or choose another --name\n"] * 5 + ["wrote\n"]
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_lock_of_a_killed_process_does_not_block(tmp_path: Path) -> None:
+    script = """
+import os, sys
+from pathlib import Path
+from smoothcert.io.results import alone
+with alone(Path(sys.argv[1])):
+    os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", script, str(tmp_path / "a.tsv")]).returncode == 9
+    assert [path.name for path in tmp_path.iterdir()] == [".a.tsv.lock"]
+    with alone(tmp_path / "a.tsv"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_lock_that_is_a_symbolic_link_is_refused(exists: bool, tmp_path: Path) -> None:
+    """A downloaded folder may contain one: what it points to is neither changed nor created."""
+    (tmp_path / "run").mkdir()
+    precious = tmp_path / "precious"
+    if exists:
+        precious.write_text("content")
+    (tmp_path / "run" / ".a.tsv.lock").symlink_to(precious)
+    expected = r"\.a\.tsv\.lock: expected no file or a lock file, got a symbolic link; remove it"
+    with pytest.raises(RequestError, match=expected), alone(tmp_path / "run" / "a.tsv"):
+        pass
+    assert (precious.read_text() if precious.exists() else None) == ("content" if exists else None)
+
+
+def test_radii_that_cannot_be_tested_leave_no_file(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+    for radii in ((100.0,), (1e-20, 2e-20)):
+        with pytest.raises(RequestError, match="radii: "):
+            certify_run(load_run(trained_run), test_data, [0], recipe(radii=radii), tmp_path / "new" / "a.tsv", CPU)
+    assert not (tmp_path / "new").exists()
+
+
+def test_other_networks_are_evaluated_with_channels_last() -> None:
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 3))
+    fast = at_precision(network, "fp32", CPU, (3, 8, 8))
+    assert image_layout(fast) == torch.channels_last
+    assert image_layout(network) == torch.contiguous_format, "the user's own network is left as it is"
+    images = torch.rand(5, 3, 8, 8)
+    assert torch.allclose(fast(images), network(images), atol=1e-5)
+
+
+def test_accuracy_and_selection_are_recorded_and_change_no_certificate(
+    trained_run: Path, test_data: ImageData, tmp_path: Path
+) -> None:
+    seen: list[NoiseAccuracy] = []
+    chosen = Selection(len(test_data), 1, 12)
+    run, path = load_run(trained_run), tmp_path / "a.tsv"
+
+    def call(selection: Selection) -> None:
+        certify_run(
+            run, test_data, selection.indices, recipe(), path, CPU, on_accuracy=seen.append, selection=selection
+        )
+
+    call(chosen)
+    stored = read_certificates(path)
+    assert stored.provenance["selection"] == chosen.to_mapping()
+    assert stored.provenance["accuracy"] == seen[0].to_mapping()
+    assert seen[0].images == 12
+    images, labels = test_data.batch(torch.arange(12))
+    assert seen[0].clean == pytest.approx(float((run.model(images).argmax(1) == labels).float().mean()))
+    assert 0.3 < seen[0].noisy < 1
+    model = SmoothedClassifier(run.model, sigma=0.5, num_classes=10)
+    assert [row.certificate for row in stored.rows] == model.certify(images, n=300, seed=5)
+    call(chosen)
+    assert len(seen) == 1, "nothing is left to do"
+    call(Selection(len(test_data), 1, 14))
+    assert seen == [seen[0]] * 2, "measured once for a file"
+    assert read_certificates(path).provenance["selection"]["max_images"] == 14
+
+
+def test_an_interruption_before_the_first_image_leaves_no_file(
+    trained_run: Path, test_data: ImageData, tmp_path: Path
+) -> None:
+    def interrupt(status: CertificationStatus) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        certify_run(load_run(trained_run), test_data, [0], recipe(), tmp_path / "a.tsv", CPU, interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+    ],
+)
+def test_a_batch_beyond_memory_is_one_line_and_leaves_no_file(error: Exception, tmp_path: Path) -> None:
+    data = ImageData(torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1]), 4, "made", "test")
+
+    def narrow(images: torch.Tensor) -> torch.Tensor:
+        if len(images) > 100:
+            raise error
+        return images.flatten(1)
+
+    with pytest.raises(RequestError, match=r"batch-size: 500 noisy images .* do not fit into memory; give a smaller"):
+        certify_own_model("mine", narrow, data, [0, 1], recipe(), tmp_path / "a.tsv", CPU)
+    assert list(tmp_path.iterdir()) == []
+    certify_own_model("mine", narrow, data, [0, 1], recipe(batch_size=50), tmp_path / "a.tsv", CPU)
+
+
+class Scaled(torch.nn.Module):
+    """Forward code that depends on more than its weights."""
+
+    def __init__(self, sign: float) -> None:
+        super().__init__()
+        self.weight, self.sign = torch.nn.Parameter(torch.ones(1)), sign
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        score = self.sign * self.weight * (images.flatten(1).mean(1, keepdim=True) - 0.5)
+        return torch.cat([-score, score], dim=1)
+
+
+def test_a_module_whose_code_has_changed_does_not_continue_a_file(tmp_path: Path) -> None:
+    data = ImageData(torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1) * 40, torch.zeros(6).long(), 2, "made", "test")
+    path = tmp_path / "a.tsv"
+    certify_own_model("mine", Scaled(1), data, [0], recipe(), path, CPU)
+    certify_own_model("mine", Scaled(1), data, [0, 1], recipe(), path, CPU)
+    before = path.read_bytes()
+    with pytest.raises(RequestError, match=r"other settings .classes_sha256"):
+        certify_own_model("mine", Scaled(-1), data, [0, 1, 2], recipe(), path, CPU)
+    assert path.read_bytes() == before
+    # A file of an earlier version does not say: it is continued.
+    stored = json.loads(path.with_suffix(".json").read_text())
+    for key in ("classes_sha256", "num_classes"):
+        del stored["settings"][key]
+    path.with_suffix(".json").write_text(json.dumps(stored))
+    certify_own_model("mine", Scaled(1), data, [0, 1, 2], recipe(), path, CPU)
+    assert len(read_certificates(path).rows) == 3
+
+
+def test_recertify_does_not_overwrite_files_of_the_user(
+    trained_run: Path, test_data: ImageData, tmp_path: Path
+) -> None:
+    certify(trained_run, test_data, tmp_path / "a.tsv", [0])
+    for name, text in (("x.json", "{}"), ("x.tsv", "mine")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(RequestError, match=f"{name}: exists already"):
+            recertify(tmp_path / "a.tsv", tmp_path / "x.tsv", alpha=0.01)
+        assert (tmp_path / name).read_text() == text
+        (tmp_path / name).unlink()
+
+
+def test_the_time_left_is_extrapolated() -> None:
+    assert CertificationStatus(0, 10, 0.0, 0.0, 0.0, 0).seconds_left is None
+    assert CertificationStatus(4, 10, 0.0, 2.0, 100.0, 50).seconds_left == 3.0
+
+
+@pytest.mark.parametrize("field", ["n", "n0", "batch_size"])
+def test_numbers_beyond_use_are_refused(field: str) -> None:
+    for value in (10**9 + 1, 2**63 - 1):
+        with pytest.raises(RequestError, match=f"{field}: expected less than or equal to 1000000000"):
+            parse_recipe(CertifyRecipe, {"sigma": 0.5, "seed": 1, field: value}, "certify")
+
+
+def test_parts_of_an_interrupted_team_are_continued_with_their_seed(
+    trained_run: Path, test_data: ImageData, tmp_path: Path
+) -> None:
+    """Two processes were killed before their parts were joined: the settings exist, the file does not."""
+    path, part = tmp_path / "a.tsv", tmp_path / ".a.part1.tsv"
+    rows = certify(trained_run, test_data, path, [0, 1], seed=77)
+    path.rename(part)
+    shutil.copy(tmp_path / "a.json", tmp_path / ".a.part1.json")
+    again = complete_recipe({"sigma": 0.5, "n": 300, "precision": "fp32"}, path, CPU, (1, 28, 28))
+    assert again.seed == 77
+    certify_run(load_run(trained_run), test_data, [0, 1, 2], again, path, CPU)
+    found = comparable(read_certificates(path).rows)
+    assert len(found) == 3
+    assert rows.items() <= found.items()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "a.tsv"]

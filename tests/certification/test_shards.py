@@ -1,0 +1,134 @@
+"""Shards: which images they take, and merges that are complete or refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from smoothcert.certification.certificates import CertifiedImage, certificates_writer, read_certificates
+from smoothcert.certification.shards import Selection, chosen_images, merge_certificates
+from smoothcert.errors import RequestError
+from smoothcert.io.results import alone
+from smoothcert.smoothing.certificate import Certificate
+
+SETTINGS = {"sigma": 0.5, "n": 10, "alpha": 0.001, "seed": 1}
+
+
+def row(index: int) -> CertifiedImage:
+    return CertifiedImage(index, 3, Certificate(3, 0.0, 5, 10, 10, ((3, 10),)), 0.5)
+
+
+def shards(folder: Path, parts: int, images: int = 20, *, recorded: bool = True, **selection: int) -> list[Path]:
+    paths = []
+    for part in range(1, parts + 1):
+        chosen = Selection(images, shard=(part, parts), **selection)
+        path = folder / f"test-shard{part}of{parts}.tsv"
+        with certificates_writer(path, SETTINGS, {"selection": chosen.to_mapping()} if recorded else {}) as writer:
+            writer.append([row(i) for i in chosen.indices])
+        paths.append(path)
+    return paths
+
+
+def without_lines(path: Path, count: int) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-count]))
+
+
+def test_selections_are_recorded_and_read_back() -> None:
+    selection = Selection(10_000, 20, 300, (2, 8))
+    assert selection.indices == chosen_images(10_000, 20, 300, (2, 8)) == list(range(20, 6000, 160))
+    stored = json.loads(json.dumps({"selection": selection.to_mapping()}))
+    assert Selection.from_provenance(stored) == selection
+    for damage in (
+        {},
+        {"selection": 3},
+        {"selection": {"images": "x", "skip": 1, "max_images": None, "shard": [1, 1]}},
+    ):
+        assert Selection.from_provenance(damage) is None
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_all_shards_merge(tmp_path: Path, recorded: bool) -> None:
+    assert merge_certificates(shards(tmp_path, 8, recorded=recorded), tmp_path / "all.tsv") == 20
+    merged = read_certificates(tmp_path / "all.tsv")
+    assert [r.index for r in merged.rows] == list(range(20))
+    assert ("selection" in merged.provenance) == recorded
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_missing_shard_is_named(tmp_path: Path, recorded: bool) -> None:
+    paths = shards(tmp_path, 8, recorded=recorded)
+    del paths[2]
+    with pytest.raises(RequestError, match=r"test-shard3of8\.tsv is missing"):
+        merge_certificates(paths, tmp_path / "all.tsv")
+    assert not (tmp_path / "all.tsv").exists()
+    notes: list[str] = []
+    assert merge_certificates(paths, tmp_path / "all.tsv", partial=True, on_note=notes.append) == 17
+    assert "test-shard3of8.tsv is missing" in notes[0]
+    assert read_certificates(tmp_path / "all.tsv").provenance["incomplete"] == ["test-shard3of8.tsv is missing"]
+
+
+def test_a_shard_that_lacks_rows_is_refused(tmp_path: Path) -> None:
+    paths = shards(tmp_path, 2)
+    without_lines(paths[1], 4)
+    with pytest.raises(RequestError, match=r"test-shard2of2\.tsv lacks 4 of its 10 images"):
+        merge_certificates(paths, tmp_path / "all.tsv")
+    paths[1].write_text(paths[1].read_text()[:-5])
+    with pytest.raises(RequestError, match=r"test-shard2of2\.tsv lacks 5 of its 10 images"):
+        merge_certificates(paths, tmp_path / "all.tsv")
+
+
+def test_a_shard_of_an_earlier_version_is_judged_by_its_rows(tmp_path: Path) -> None:
+    paths = shards(tmp_path, 2, recorded=False)
+    whole = paths[1].read_text()
+    for damage, message in (
+        (whole[:-5], "test-shard2of2.tsv ends in the middle of a row"),
+        ("".join(whole.splitlines(keepends=True)[:5]), "test-shard2of2.tsv has 4 rows where others have 10"),
+        (whole.splitlines(keepends=True)[0], "test-shard2of2.tsv has no rows"),
+    ):
+        paths[1].write_text(damage)
+        with pytest.raises(RequestError, match=message):
+            merge_certificates(paths, tmp_path / "all.tsv")
+
+
+def test_more_shards_than_images_are_complete(tmp_path: Path) -> None:
+    assert merge_certificates(shards(tmp_path, 4, images=2), tmp_path / "all.tsv") == 2
+
+
+def test_shards_of_two_versions_merge(tmp_path: Path) -> None:
+    paths = shards(tmp_path, 2)
+    stored = json.loads(paths[0].with_suffix(".json").read_text())
+    stored["settings"]["num_classes"] = 10
+    paths[0].with_suffix(".json").write_text(json.dumps(stored))
+    assert merge_certificates(paths, tmp_path / "all.tsv") == 20
+
+
+def test_shards_of_other_selections_are_refused(tmp_path: Path) -> None:
+    for name, most in (("a", 10), ("b", 12)):
+        (tmp_path / name).mkdir()
+        shards(tmp_path / name, 2, max_images=most)
+    paths = [tmp_path / "a" / "test-shard1of2.tsv", tmp_path / "b" / "test-shard2of2.tsv"]
+    with pytest.raises(RequestError, match="chose other images"):
+        merge_certificates(paths, tmp_path / "all.tsv")
+    (tmp_path / "c").mkdir()
+    with pytest.raises(RequestError, match="is shard 1 of 3"):
+        merge_certificates([paths[0], *shards(tmp_path / "c", 3)], tmp_path / "all.tsv")
+
+
+def test_a_shard_that_is_being_written_is_refused(tmp_path: Path) -> None:
+    paths = shards(tmp_path, 2)
+    with alone(paths[1]), pytest.raises(RequestError, match=r"shard2of2\.tsv: another process is writing it"):
+        merge_certificates(paths, tmp_path / "all.tsv")
+    assert merge_certificates(paths, tmp_path / "all.tsv") == 20
+
+
+def test_files_of_the_user_are_not_overwritten(tmp_path: Path) -> None:
+    paths = shards(tmp_path, 2)
+    for text in ("{}", "my notes"):
+        (tmp_path / "all.json").write_text(text)
+        with pytest.raises(RequestError, match=r"all\.json: exists already"):
+            merge_certificates(paths, tmp_path / "all.tsv")
+        assert (tmp_path / "all.json").read_text() == text
+    assert not (tmp_path / "all.tsv").exists()
+    # A merge that was killed between its two files leaves settings of ours: it can be repeated.
+    (tmp_path / "all.json").write_text('{"settings": {}, "provenance": {}}')
+    assert merge_certificates(paths, tmp_path / "all.tsv") == 20

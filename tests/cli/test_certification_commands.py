@@ -1,0 +1,243 @@
+"""`certify`, `merge`, `recertify` and `attack` as a user calls them: warnings, refusals and the printed next steps."""
+
+import dataclasses
+import os
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny import tiny_recipe
+
+from smoothcert.certification.certificates import read_certificates
+from smoothcert.data import DATASETS, ImageData, mnist_sample
+from smoothcert.errors import RequestError
+from smoothcert.training.metrics import METRICS, append_metrics
+
+Cli = Callable[..., tuple[int, str, str]]
+FEW = ("--n", 50, "--n0", 20, "--device", "cpu")
+MODULE = """
+import torch
+from torch import nn
+
+class Constant(nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.one_hot(torch.zeros(len(x), dtype=torch.long), 10).float()
+
+def constant():
+    return Constant()
+
+def small(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, num_classes))
+"""
+
+
+@pytest.fixture
+def run(trained_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained_run, tmp_path / "run"))
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a module and a data set of four 8x8 colour images of two classes."""
+    (tmp_path / "nets_for_cli_test.py").write_text(MODULE)
+    levels = np.repeat(np.array([40, 60, 200, 220], dtype=np.uint8), 192).reshape(4, 8, 8, 3)
+    labels = np.array([0, 0, 1, 1])
+    np.savez(tmp_path / "grey.npz", images=levels, labels=labels)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def printed_next(out: str) -> list[str]:
+    """The words of the command that the output ends with."""
+    (line,) = (line for line in out.splitlines() if "next: smoothcert " in line and not line.startswith("warning"))
+    return shlex.split(line.split("next: smoothcert ")[1])
+
+
+def test_a_trained_run_warns_of_nothing(run_cli: Cli, run: Path) -> None:
+    code, out, err = run_cli("certify", run, *FEW, "--max-images", 100)
+    assert (code, err) == (0, "")
+    assert "warning" not in out
+    stored = read_certificates(run / "certificates" / "test-n50.tsv").provenance["accuracy"]
+    assert stored["images"] == 100
+    assert stored["noisy"] > 0.5
+
+
+def test_another_sigma_or_noise_than_in_training_is_reported(run_cli: Cli, run: Path) -> None:
+    for options, asked in (
+        (("--sigma", 0.6), "certified with gaussian noise at sigma 0.6"),
+        (("--noise", "laplace"), "certified with laplace noise at sigma 0.5"),
+    ):
+        code, out, _ = run_cli("certify", run, *FEW, *options, "--max-images", 3, "--name", options[0].strip("-"))
+        assert code == 0
+        (warning,) = (line for line in out.splitlines() if line.startswith("warning"))
+        assert f"was trained with gaussian noise at sigma 0.5 and is {asked}" in warning
+        assert "next: smoothcert train --recipe" in warning
+
+
+def test_a_network_that_fails_under_the_noise_is_reported(run_cli: Cli, run: Path) -> None:
+    call = ("certify", run, *FEW, "--max-images", 100, "--sigma", 8)
+    code, out, _ = run_cli(*call)
+    assert code == 0
+    _, warning = (line for line in out.splitlines() if line.startswith("warning"))
+    accuracy = read_certificates(run / "certificates" / "test-n50.tsv").provenance["accuracy"]
+    measured = f"clean accuracy {accuracy['clean']:.0%}, under noise {accuracy['noisy']:.0%} (first 100 images)"
+    assert warning.startswith(f"warning: not trained under this noise: {measured}; choose a smaller --sigma or train")
+    words = shlex.split(warning.split("next: ")[1])
+    assert words[:2] == ["smoothcert", "train"]
+    few = mnist_sample.load("train").subset(torch.arange(64))
+    np.savez(run / "few.npz", images=few.images[:, 0].numpy(), labels=few.labels.numpy())
+    assert run_cli(*words[1:], "--set", f"dataset=npz:{run / 'few.npz'}", "--device", "cpu")[0] == 0
+    code, out, _ = run_cli(*call)
+    assert "not trained under this noise" not in out, "a finished file is not judged again"
+
+
+def test_a_network_that_knows_nothing_is_reported(run_cli: Cli, workplace: Path) -> None:
+    code, out, _ = run_cli(
+        *("certify", "--model", "nets_for_cli_test:constant", "--dataset", "mnist-sample", "--sigma", 0.25),
+        *("--out", "runs/c", "--max-images", 100, *FEW),
+    )
+    assert code == 0
+    (warning,) = (line for line in out.splitlines() if line.startswith("warning"))
+    assert "accuracy at chance" in warning
+    assert "check the normalisation (it belongs inside the model), the input range [0, 1] and the order" in warning
+
+
+def test_a_model_that_is_not_the_runs_own_is_refused(run_cli: Cli, run: Path) -> None:
+    for command in (("certify", run), ("attack", run)):
+        code, _, err = run_cli(*command, "--model", "some.module:function")
+        assert (code, err.count("\n")) == (2, 1)
+        assert "its network is lenet, got --model some.module:function; leave --model out" in err
+    assert run_cli("certify", run, "--model", "lenet", *FEW, "--max-images", 1)[0] == 0
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "-x", "a/b", "a\x1b[2J", "a\nb"])
+def test_names_that_are_not_plain_are_refused(run_cli: Cli, run: Path, name: str) -> None:
+    for command in ("certify", "attack"):
+        code, _, err = run_cli(command, run, f"--name={name}", *("--n", 50, "--device", "cpu"))
+        assert (code, err.count("\n")) == (2, 1)
+        assert "--name: expected a file's name without folders" in err
+        assert "\x1b" not in err
+    assert not (run / "certificates").exists()
+
+
+@pytest.mark.parametrize("shard", ["²/8", "1/²", "9999999999/2", "1/2/3", "-1/2", "0/2"])
+def test_shards_that_are_not_numbers_are_refused(run_cli: Cli, run: Path, shard: str) -> None:
+    code, _, err = run_cli("certify", run, "--shard", shard)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "shard: expected i/k" in err
+
+
+@pytest.mark.parametrize("n", [2**31, 2**63 - 1])
+def test_votes_without_end_are_refused(run_cli: Cli, run: Path, n: int) -> None:
+    code, _, err = run_cli("certify", run, "--n", n)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "n: expected less than or equal to 1000000000" in err
+
+
+@pytest.mark.parametrize("place", ["certificates", "certificates/test-n50.tsv", "attacks"])
+def test_nothing_is_written_through_a_link_that_leaves_the_run(
+    run_cli: Cli, run: Path, tmp_path: Path, place: str
+) -> None:
+    private = tmp_path / "private"
+    if place.endswith("tsv"):
+        (run / "certificates").mkdir()
+        private.write_text("mine")
+    else:
+        private.mkdir()
+    (run / place).symlink_to(private)
+    command = "attack" if place == "attacks" else "certify"
+    code, _, err = run_cli(command, run, "--n", 50, "--max-images", 1, "--device", "cpu")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "a symbolic link leads to" in err
+    assert (private.read_text() == "mine") if private.is_file() else (os.listdir(private) == [])
+
+
+def test_training_metrics_are_not_written_through_a_link_that_leaves_the_run(tmp_path: Path) -> None:
+    private, run = tmp_path / "private", tmp_path / "run"
+    private.write_text("mine")
+    run.mkdir()
+    (run / METRICS).symlink_to(private)
+    with pytest.raises(RequestError, match="a symbolic link leads to"):
+        append_metrics(run / METRICS, {"epoch": 0})
+    assert private.read_text() == "mine"
+
+
+def test_certificates_of_other_images_are_not_attacked(run_cli: Cli, run: Path) -> None:
+    assert run_cli("certify", run, *FEW, "--max-images", 1)[0] == 0
+    path = run / "certificates" / "test-n50.tsv"
+    path.write_text(path.read_text().replace("\n0\t", "\n123456789\t"))
+    code, _, err = run_cli("attack", run, "--n", 50, "--device", "cpu")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "image 123456789: expected an index below 2000" in err
+
+
+def test_merge_through_the_command_line(run_cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The printed command, its pattern expanded as a shell does; with a shard missing it is refused."""
+    monkeypatch.chdir(run.parent)
+    for part in (1, 2):
+        _, out, _ = run_cli("certify", run, *FEW, "--max-images", 4, "--shard", f"{part}/2")
+        command, pattern, *rest = printed_next(out)
+        shards = sorted(Path(pattern).parent.glob(Path(pattern).name))
+        code, told, err = run_cli(command, *shards, *rest)
+        if part == 1:
+            assert code == 2
+            assert "test-n50-shard2of2.tsv is missing" in err
+            code, told, err = run_cli(command, *shards, "--out", "part.tsv", "--partial")
+            assert code == 0
+            assert "merged with --partial, incomplete: test-n50-shard2of2.tsv is missing" in told
+    assert (code, err) == (0, "")
+    assert [row.index for row in read_certificates("merged.tsv").rows] == [0, 1, 2, 3]
+    assert run_cli(*printed_next(told))[0] == 0
+    code, _, err = run_cli("merge", *shards, "--out", "merged.tsv")
+    assert code == 2
+    assert "merged.tsv: exists already" in err
+
+
+def test_attack_finds_data_that_have_another_name_than_their_data_set(
+    run_cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As CIFAR-10 does whose files are not the official ones."""
+
+    def renamed(split: str, folder: Path) -> ImageData:
+        return dataclasses.replace(mnist_sample.load(split), name="mnist-sample (not the official files)")
+
+    spec = dataclasses.replace(DATASETS["mnist-sample"], load=renamed)
+    monkeypatch.setitem(DATASETS, "mnist-sample", spec)
+    monkeypatch.chdir(run.parent)
+    assert run_cli("certify", run, *FEW, "--max-images", 2)[0] == 0
+    options = ("--radii", "0.5", "--steps", 2, "--num-noise", 2, "--n", 50, "--device", "cpu")
+    code, out, err = run_cli("attack", run, *options)
+    assert (code, err) == (0, "")
+    assert run_cli(*printed_next(out))[0] == 0
+    monkeypatch.undo()
+    code, _, err = run_cli("attack", run, *options, "--name", "other")
+    assert code == 2
+    assert "dataset: the file has 'mnist-sample (not the official files)', the request 'mnist-sample'" in err
+
+
+@pytest.mark.parametrize("network", ["resnet20", "nets_for_cli_test:small"])
+def test_the_printed_next_steps_run(run_cli: Cli, workplace: Path, network: str) -> None:
+    """train, certify, attack, report: each command is printed by the one before, with all it needs."""
+    tiny_recipe(dataset="npz:grey.npz", model=network, epochs=1, learning_rate_drops=(), batch_size=4).save(
+        workplace / "r.yaml"
+    )
+    code, out, err = run_cli(
+        *("train", "--recipe", "r.yaml", "--model", network, "--out", "my runs/it's", "--data", "my data"),
+        *("--device", "cpu"),
+    )
+    assert (code, err) == (0, "")
+    certify = printed_next(out)
+    assert certify[:2] == ["certify", "my runs/it's"]
+    code, out, err = run_cli(*certify, *FEW)
+    assert (code, err) == (0, "")
+    assert run_cli(*printed_next(out))[0] == 0
+    code, out, err = run_cli(
+        *("attack", *certify[1:], "--radii", "0.5", "--steps", 2, "--num-noise", 2, "--n", 50, "--device", "cpu")
+    )
+    assert (code, err) == (0, "")
+    assert run_cli(*printed_next(out))[0] == 0

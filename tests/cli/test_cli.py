@@ -1,0 +1,340 @@
+"""The command line: what each command prints and writes, and that a wrong request costs one line and exit code 2."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from tiny import tiny_recipe
+
+from smoothcert import RequestError, __version__
+from smoothcert.certification.certificates import read_certificates
+from smoothcert.data import DATASETS, Images, mnist_sample
+from smoothcert.training.checkpoint import load_run
+
+Cli = Callable[..., tuple[int, str, str]]
+SAMPLE = ["--preset", "mnist/gaussian", "--set", "dataset=mnist-sample"]
+
+
+@pytest.fixture
+def run(trained_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained_run, tmp_path / "run"))
+
+
+def test_certify_then_report(run_cli: Cli, run: Path, tmp_path: Path) -> None:
+    code, out, _ = run_cli("certify", run, "--n", 200, "--max-images", 5, "--skip", 3, "--device", "cpu")
+    assert code == 0
+    rows = read_certificates(run / "certificates" / "test-n200.tsv").rows
+    assert [row.index for row in rows] == [0, 3, 6, 9, 12]
+    assert "test-n200.tsv" in out
+    code, out, _ = run_cli("report", run, "--out", tmp_path / "report", "--format", "md,csv,tex,png")
+    assert code == 0
+    acr = sum(row.radius_if_correct for row in rows) / 5
+    assert f"{acr:.3f}" in out
+    assert f"{acr:.3f}" in (tmp_path / "report" / "report.md").read_text()
+    assert (tmp_path / "report" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_certify_continues_with_the_seed_of_the_file(run_cli: Cli, run: Path) -> None:
+    for images in (2, 4):
+        code, _, err = run_cli("certify", run, "--n", 100, "--max-images", images, "--device", "cpu")
+        assert (code, err) == (0, "")
+    assert len(read_certificates(run / "certificates" / "test-n100.tsv").rows) == 4
+
+
+def test_certify_warns_before_sampling_when_n_is_too_small(run_cli: Cli, run: Path) -> None:
+    code, out, _ = run_cli("certify", run, "--n", 100, "--max-images", 1, "--radius", 1.5, "--device", "cpu")
+    assert code == 0
+    assert "cannot certify radius 1.5" in out
+    assert out.index("cannot certify") < out.index("wrote")
+
+
+def test_train_and_resume(run_cli: Cli, tmp_path: Path) -> None:
+    recipe = tmp_path / "r.yaml"
+    tiny_recipe(epochs=1, batch_size=5000).save(recipe)
+    arguments = ("train", "--recipe", recipe, "--out", tmp_path / "run", "--device", "cpu", "--set", "seed=3")
+    assert run_cli(*arguments)[0] == 0
+    assert "seed: 3" in (tmp_path / "run" / "recipe.yaml").read_text()
+    code, _, err = run_cli(*arguments)
+    assert code == 2
+    assert "--resume" in err
+    assert run_cli("train", "--out", tmp_path / "run", "--resume", "--device", "cpu")[0] == 0
+
+
+def test_predict(run_cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = mnist_sample.load("test")
+    rows = read_rows(run_cli, run)
+    confident = max(rows, key=lambda row: row.radius_if_correct)
+    path = tmp_path / "digit.png"
+    Image.fromarray(data.images[confident.index, 0].numpy()).save(path)
+    monkeypatch.chdir(tmp_path)  # a short path is not folded
+    code, out, _ = run_cli("predict", run, path.name, "--n", 500, "--device", "cpu")
+    assert code == 0
+    cells = [cell.strip() for cell in next(line for line in out.splitlines() if "digit.png" in line).split("│")]
+    assert cells[2] == str(confident.label)
+    assert float(cells[3]) > 0
+    Image.fromarray(data.images[0, 0].numpy()).resize((40, 40)).save(path)
+    code, _, err = run_cli("predict", run, path)
+    assert code == 2
+    assert "expected an image of 28x28 pixels, got 40x40" in err
+    assert run_cli("predict", run, path, "--resize", "--n", 100)[0] == 0
+
+
+def read_rows(run_cli: Cli, run: Path):
+    run_cli("certify", run, "--n", 100, "--max-images", 20, "--device", "cpu")
+    return read_certificates(run / "certificates" / "test-n100.tsv").rows
+
+
+@pytest.mark.parametrize("command", ["presets", "datasets", "models", "objectives"])
+def test_lists(run_cli: Cli, command: str) -> None:
+    code, out, _ = run_cli(command)
+    assert code == 0
+    assert {"presets": "mnist/gaussian", "datasets": "mnist-sample", "models": "lenet", "objectives": "gaussian"}[
+        command
+    ] in out
+
+
+def test_one_preset_and_one_objective_in_full(run_cli: Cli) -> None:
+    code, out, _ = run_cli("presets", "mnist/gaussian", "--sigma", 1.0)
+    assert code == 0
+    assert "sigma: 1.0" in out
+    assert "name: gaussian" in out
+    assert "objective.num_noise" in run_cli("objectives", "gaussian")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["certify", "nowhere"], "nowhere: no such run folder"),
+        (["certify", "."], ".: expected a run folder, got one without recipe.yaml and model.safetensors"),
+        (["train", "--out", "x"], "give --preset NAME or --recipe FILE"),
+        (["train", "--out", "x", "--resume"], "x: holds no run to continue"),
+        (["train", "--out", "x", *SAMPLE, "--model", "lenett"], "lenett"),
+        (["train", "--out", "x", *SAMPLE, "--model", "os:nope"], "nope"),
+        (["train", "--out", "x", "--preset", "mnist/gausian"], "did you mean mnist/gaussian"),
+        (["train", "--out", "x", "--preset", "mnist/gaussian", "--set", "epoch=3"], "did you mean epochs"),
+        (["train", "--out", "x", "--preset", "mnist/gaussian", "--sigma", "-1"], "sigma: expected a number > 0"),
+        (["train", "--out", "x", "--preset", "mnist/gaussian", "--sigma", "much"], "Invalid value for '--sigma'"),
+        (["train", "--out", "x", "--preset", "mnist/gaussian", "--sigma", "much"], "much"),
+        (["certify", "x", "--n", "1e5"], "1e5"),
+        (["train", "--out", "x", "--preset", "a", "--recipe", "b"], "not both"),
+        (["train", "--out", "x", "--recipe", "missing.yaml"], "missing.yaml: cannot be read"),
+        (["train", "--out", "x", "--preset", "mnist/gaussian", "--compile", "maybe"], "expected one of auto, always"),
+        (["train"], "Missing option '--out'"),
+        (["certfy", "x"], "No such command 'certfy'"),
+        (["report", "nowhere"], "nowhere"),
+        (["presets", "nothing"], "no preset is called nothing"),
+        (["objectives", "nothing"], "expected one of"),
+        (["train", "--out", "x", *SAMPLE, "--device", "tpu"], "tpu"),
+    ],
+)
+def test_a_wrong_request_costs_one_line(
+    run_cli: Cli, tmp_path: Path, monkeypatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run_cli(*arguments)
+    assert code == 2
+    assert message in err
+    assert err.startswith("smoothcert: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--n", "0"], "n: expected greater than or equal to 1"),
+        (["--alpha", "2"], "alpha: expected less than 1"),
+        (["--skip", "0"], "skip: expected at least 1"),
+        (["--precision", "int4"], "precision: expected one of auto"),
+        (["--sigma", "0"], "sigma: expected greater than 0"),
+        (["--batch-size", "0"], "batch_size: expected greater"),
+        (["--seed", "-3"], "seed: expected greater"),
+        (["--radius", "nan"], "--radius: expected a number >= 0, got nan"),
+        (["--until-radius", "inf"], "--until-radius: expected a number >= 0, got inf"),
+        (["--name", "../../x"], "--name: expected a file's name without folders"),
+        (["--out", "x"], "--out: expected none with a run folder"),
+        pytest.param(
+            ["--device", "cuda"],
+            "torch sees no GPU",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU"),
+        ),
+    ],
+)
+def test_wrong_certify_options(run_cli: Cli, run: Path, options: list[str], message: str) -> None:
+    code, _, err = run_cli("certify", run, *options)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (run / "certificates").exists()
+
+
+def test_other_settings_for_a_file_are_refused(run_cli: Cli, run: Path) -> None:
+    run_cli("certify", run, "--n", 100, "--max-images", 1, "--name", "mine", "--device", "cpu")
+    code, _, err = run_cli("certify", run, "--n", 200, "--max-images", 1, "--name", "mine", "--device", "cpu")
+    assert code == 2
+    assert "n: the file has 100, the request 200" in err
+
+
+def test_images_that_an_earlier_call_chose_are_told(run_cli: Cli, run: Path) -> None:
+    def certified(*options: object) -> str:
+        code, out, _ = run_cli("certify", run, "--n", 100, "--device", "cpu", *options)
+        assert code == 0
+        return out
+
+    assert "note:" not in certified("--skip", 3, "--max-images", 2)
+    assert "note:" not in certified("--skip", 1, "--max-images", 4), "more of the same is what was asked for"
+    assert "holds 3 images that an earlier call chose as well; a report is about all 5" in " ".join(
+        certified("--skip", 9, "--max-images", 2).split()
+    )
+
+
+def test_the_version(run_cli: Cli) -> None:
+    assert run_cli("--version") == (0, f"smoothcert {__version__}\n", "")
+
+
+def test_damaged_files_exit_with_1(run_cli: Cli, run: Path) -> None:
+    run_cli("certify", run, "--n", 100, "--max-images", 1, "--name", "mine", "--device", "cpu")
+    path = run / "certificates" / "mine.tsv"
+    path.write_text("what is this\n")
+    code, _, err = run_cli("report", run)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "not a certificates file" in err
+    (run / "model.safetensors").write_bytes(b"nothing")
+    code, _, err = run_cli("certify", run)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "damaged" in err
+
+
+def test_ctrl_c_says_how_to_go_on(run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("smoothcert.training.loop.train", interrupted)
+    recipe = tmp_path / "r.yaml"
+    tiny_recipe().save(recipe)
+    code, _, err = run_cli("train", "--recipe", recipe, "--out", tmp_path / "run", "--device", "cpu")
+    assert code == 130
+    assert "--resume" in err
+
+
+def test_import_then_certify(run_cli: Cli, tmp_path: Path, trained_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A LeNet saved the way the field does gives the certificates that the original gives."""
+
+    def absent(split: str, folder: Path) -> Images:
+        raise RequestError("MNIST is not there")
+
+    # Without MNIST the check of the input layer is skipped, and said to be.
+    monkeypatch.setitem(DATASETS, "mnist", dataclasses.replace(DATASETS["mnist"], load=absent))
+    original = load_run(trained_run).model
+    state = {f"module.{name}": tensor for name, tensor in original.state_dict().items()}
+    torch.save({"arch": "lenet", "epoch": 90, "state_dict": state}, tmp_path / "checkpoint.pth.tar")
+    arguments = ("import", tmp_path / "checkpoint.pth.tar", "--sigma", 0.5, "--out", tmp_path / "imported")
+    code, out, err = run_cli(*arguments)
+    assert (code, err) == (0, "")
+    assert "not checked" in out
+    images = torch.rand(4, 1, 28, 28)
+    assert torch.equal(load_run(tmp_path / "imported").model(images), original(images))
+    code, _, err = run_cli("certify", tmp_path / "imported", "--dataset", "mnist-sample", "--n", 100, "--max-images", 2)
+    assert (code, err) == (0, "")
+    code, _, err = run_cli(*arguments)
+    assert code == 2
+    assert err.count("\n") == 1
+    code, _, err = run_cli(*arguments[:-1], tmp_path / "other", "--input-layer", "strange")
+    assert code == 2
+    assert "input-layer: expected one of normalize, center, none, got strange" in err
+
+
+def test_rules_from_the_command_line(run_cli: Cli, run: Path) -> None:
+    """Each rule writes a file of its own name; the votes it spent are said."""
+    fixed = ("certify", run, "--n", 2000, "--max-images", 4, "--seed", 1, "--device", "cpu")
+    code, out, _ = run_cli(*fixed, "--until-radius", 0.25)
+    assert code == 0
+    assert "times fewer than n each" in out
+    rows = read_certificates(run / "certificates" / "test-n2000-radii.tsv").rows
+    assert all(row.certificate.radius in (0.0, pytest.approx(0.25)) for row in rows)
+    for options, name in (
+        (("--radii", "0.1,0.2", "--name", "grid"), "grid"),
+        (("--radius-loss", 0.2), "test-n2000-loss"),
+        (("--label-aware",), "test-n2000-label-aware"),
+        (("--bound", "two-sided"), "test-n2000-two-sided"),
+        (("--sound",), "test-n2000-sound"),
+        (("--noise", "laplace"), "test-n2000-laplace"),
+        (("--shard", "2/2"), "test-n2000-shard2of2"),
+    ):
+        code, _, err = run_cli(*fixed, *options)
+        assert (code, err) == (0, "")
+        assert (run / "certificates" / f"{name}.tsv").exists()
+    assert [r.index for r in read_certificates(run / "certificates/test-n2000-shard2of2.tsv").rows] == [1, 3]
+    names = ("test-n2000-radii", "test-n2000-loss", "test-n2000-label-aware", "test-n2000-sound", "test-n2000-laplace")
+    code, out, _ = run_cli("report", *(run / "certificates" / f"{name}.tsv" for name in names), "--out", run / "report")
+    assert code == 0
+    assert "(label-aware)" in out
+    report = (run / "report" / "report.md").read_text()
+    for remark in (
+        "until radius 0.25 was",
+        "two-stage",
+        "benchmarks only",
+        "sound integer",
+        "radii in L1",
+        "times fewer",
+    ):
+        assert remark in report
+    for options, message in (
+        (("--until-radius", 0.2, "--radii", "0.1"), "not both"),
+        (("--shard", "3/2"), "expected i/k with 1 <= i <= k"),
+        (("--shard", "x"), "expected i/k"),
+        (("--bound", "both"), "bound: expected"),
+    ):
+        code, _, err = run_cli(*fixed, *options)
+        assert code == 2
+        assert message in err
+
+
+def test_merge_and_recertify_commands(run_cli: Cli, run: Path, tmp_path: Path) -> None:
+    fixed = ("certify", run, "--n", 200, "--max-images", 4, "--seed", 1, "--device", "cpu")
+    for i in (1, 2):
+        _, out, _ = run_cli(*fixed, "--shard", f"{i}/2")
+        assert f"next: smoothcert merge {run / 'certificates'}/test-n200-shard*of2.tsv --out merged.tsv" in out
+    shards = [run / "certificates" / f"test-n200-shard{i}of2.tsv" for i in (1, 2)]
+    assert run_cli("merge", *shards, "--out", tmp_path / "whole.tsv")[0] == 0
+    assert [r.index for r in read_certificates(tmp_path / "whole.tsv").rows] == [0, 1, 2, 3]
+    code, out, _ = run_cli("recertify", tmp_path / "whole.tsv", "--alpha", 0.01)
+    assert code == 0
+    assert "whole-alpha0.01.tsv" in out
+    before, after = (read_certificates(tmp_path / f"whole{x}.tsv").rows for x in ("", "-alpha0.01"))
+    assert all(b.certificate.radius >= a.certificate.radius for a, b in zip(before, after, strict=True))
+    code, _, err = run_cli("recertify", tmp_path / "whole.tsv", "--alpha", 3, "--out", tmp_path / "x.tsv")
+    assert code == 2
+    assert "alpha: expected 0 < alpha < 1" in err
+
+
+def test_attack_command(run_cli: Cli, run: Path) -> None:
+    run_cli("certify", run, "--n", 200, "--max-images", 3, "--seed", 1, "--device", "cpu")
+    options = ("--radii", "0.5,3", "--steps", 4, "--num-noise", 4, "--n", 200, "--seed", 1, "--device", "cpu")
+    code, out, err = run_cli("attack", run, *options)
+    assert (code, err) == (0, "")
+    assert "accuracy under attack" in out
+    assert len((run / "attacks" / "pgd.tsv").read_text().splitlines()) == 4
+    # Certificates with forged votes are refuted.
+    path, votes = run / "certificates" / "test-n200.tsv", 10**9
+    lines = [line.split("\t") for line in path.read_text().splitlines()]
+    rows = [[*c[:2], c[1], "2.8", "1", c[5], c[6], str(votes), str(votes), f"{c[1]}:{votes}"] for c in lines[1:]]
+    path.write_text("\n".join("\t".join(c) for c in [lines[0], *rows]) + "\n")
+    settings = path.with_suffix(".json")
+    settings.write_text(settings.read_text().replace('"n": 200,', f'"n": {votes},'))
+    code, out, err = run_cli("attack", run, *options, "--name", "again", "--radii", "2.75", "--steps", 20)
+    assert code == 1
+    assert "CONTRADICTION: image" in out
+    assert "the certificates are wrong" in err
+
+
+def test_a_value_with_a_line_break_is_refused_in_one_line(run_cli: Cli) -> None:
+    code, out, err = run_cli("presets", "mnist/gaussian", "--sigma", "a\nb")
+    assert (code, out) == (2, "")
+    assert err.startswith("smoothcert: ")
+    assert len(err.splitlines()) == 1

@@ -1,0 +1,154 @@
+"""What a process imports: nothing that its system lacks, nothing that its command does not need."""
+
+import importlib
+import io
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from smoothcert import cli
+from smoothcert.certification.certificates import read_certificates
+from smoothcert.models import kernels
+from smoothcert.models.kernels import kernels_work
+
+COMPILER = ("torch._dynamo", "torch._inductor", "sympy")
+
+
+def run_python(script: str, *arguments: object, cwd: Path) -> str:
+    """What `script` prints in a process that sees only what is installed."""
+    command = [sys.executable, "-P", "-c", script, *map(str, arguments)]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_the_python_interface_does_not_import_the_compiler(tmp_path: Path) -> None:
+    script = (
+        f"import smoothcert, sys; smoothcert.SmoothedClassifier; print([m for m in {COMPILER} if m in sys.modules])"
+    )
+    assert run_python(script, cwd=tmp_path) == "[]\n"
+
+
+def test_certify_runs_without_posix_locks_and_without_the_compiler(trained_run: Path, tmp_path: Path) -> None:
+    """Windows has no fcntl."""
+    run = Path(shutil.copytree(trained_run, tmp_path / "run"))
+    script = f"""
+import sys
+sys.modules["fcntl"] = None
+import smoothcert, smoothcert.cli
+try:
+    smoothcert.cli.main()
+except SystemExit as end:
+    print(end.code, [m for m in {COMPILER} if m in sys.modules])
+"""
+    options = ("--n", 100, "--max-images", 2, "--device", "cpu")
+    assert run_python(script, "certify", run, *options, cwd=tmp_path).splitlines()[-1] == "0 []"
+    assert len(read_certificates(run / "certificates" / "test-n100.tsv").rows) == 2
+    assert list((run / "certificates").glob(".*")) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("presets", 0),
+        ("presets mnist/smoothmix --sigma 1.0", 0),
+        ("objectives consistency", 0),
+        ("certify runs/nope", 2),
+        ("predict runs/nope x.png", 2),
+        ("attack runs/nope", 2),
+        ("report runs/nope", 2),
+        ("analyze margins runs/nope", 2),
+        ("train --out runs/nope --resume", 2),
+        ("train --out runs/new --preset mnist/nope", 2),
+        ("train --out runs/new --recipe nope.yaml", 2),
+    ],
+)
+def test_what_needs_no_torch_answers_without_it(
+    command: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch takes seconds to import. Here it cannot be imported, and the package is imported anew."""
+    monkeypatch.chdir(tmp_path)
+    kept = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in ("smoothcert", "torch")}
+    try:
+        for name in kept:
+            del sys.modules[name]
+        sys.modules["torch"] = None  # type: ignore[assignment]
+        fresh = importlib.import_module("smoothcert.cli")
+        monkeypatch.setattr(sys, "argv", ["smoothcert", *command.split()])
+        with pytest.raises(SystemExit) as end:
+            fresh.main()
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("smoothcert", "torch")]:
+            del sys.modules[name]
+        sys.modules.update(kept)
+    assert end.value.code == code
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_compiler_takes_the_answer_about_kernels_as_a_constant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not trace the function, which tries to build a kernel; the mark is that of torch's decorator."""
+
+    @torch.compiler.assume_constant_result
+    def marked() -> None: ...
+
+    assert vars(kernels_work) == vars(marked)
+    monkeypatch.setattr(kernels, "triton", object())
+    monkeypatch.setattr(kernels, "_tried", lambda gpu: Path(sys.executable).exists())  # cannot be traced
+    compiled = torch.compile(lambda x: x + 2 * kernels.kernels_work(0), backend="eager", fullgraph=True)
+    assert compiled(torch.zeros(1)).item() == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for another process")
+@pytest.mark.parametrize("seconds", [0.15, 0.3])
+def test_an_interrupt_during_imports_costs_one_line(seconds: float, tmp_path: Path) -> None:
+    """The import of the command line is slowed down, so that the interrupt comes while it runs."""
+    script = """
+import sys, time
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            print("importing", flush=True)
+            time.sleep(20)
+sys.meta_path.insert(0, Slow())
+from smoothcert.__main__ import main
+main()
+"""
+    command = [sys.executable, "-P", "-c", script, "presets"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "smoothcert: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "errors"),
+    [("ascii", "strict"), ("ascii", "surrogateescape"), ("latin-1", "strict"), ("cp1252", "strict")],
+)
+@pytest.mark.parametrize("command", ["report", "analyze"])
+def test_tables_are_printed_on_terminals_that_are_not_utf_8(
+    command: str, encoding: str, errors: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = Path(__file__).parents[2] / "results" / "mnist"
+    arguments = {
+        "report": ["report", *map(str, sorted(runs.glob("*gaussian-0.*")))],
+        "analyze": ["analyze", "input-dependent-noise"],
+    }
+    monkeypatch.setattr(sys, "argv", ["smoothcert", *arguments[command], "--out", str(tmp_path), "--format", "svg"])
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors=errors)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    terminal.flush()
+    shown = terminal.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+    assert end.value.code == 0
+    assert "+--" in shown
+    assert "wrote" in shown

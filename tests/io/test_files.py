@@ -1,0 +1,32 @@
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from smoothcert.errors import RequestError
+from smoothcert.io.files import check_regular_file, write_text_atomically
+
+
+def test_only_regular_files_are_accepted(tmp_path: Path) -> None:
+    file, fifo = tmp_path / "file", tmp_path / "fifo"
+    file.write_text("")
+    check_regular_file(file)
+    check_regular_file(tmp_path / "absent")
+    os.mkfifo(fifo)
+    for path, kind in ((fifo, "a pipe"), (tmp_path, "a folder")):
+        with pytest.raises(RequestError, match=kind):
+            check_regular_file(path)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_written_files_have_the_permissions_that_the_umask_allows(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        write_text_atomically(tmp_path / "file", "old")
+        write_text_atomically(tmp_path / "file", "new")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o666 & ~umask
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

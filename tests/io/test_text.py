@@ -1,0 +1,64 @@
+"""Text from outside is one printable line in every output, and never a formula."""
+
+import csv
+import io
+import sys
+
+import pytest
+from rich.table import Table
+
+from smoothcert.io.text import csv_text, one_line, printable
+from smoothcert.report.progress import PlainConsole, certification_bar
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain σ = 0.5", "plain σ = 0.5"),
+        (" two\n\tlines\r\n", "two lines"),
+        ("\x1b[31mred\x07", r"\x1b[31mred\x07"),
+        ("bytes \udcff", r"bytes \udcff"),
+        ("\u202egnp.txt", r"\u202egnp.txt"),
+        ("a\u2028b\x85c\u00a0d", "a b c d"),
+    ],
+)
+def test_one_line(text: str, shown: str) -> None:
+    assert one_line(text) == shown
+    assert one_line(shown) == shown
+    shown.encode()
+
+
+def test_printable_keeps_indentation() -> None:
+    assert printable("  a: 1\x1b") == r"  a: 1\x1b"
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\t=1", "\r=1", " =1", "-", "--a"])
+def test_a_formula_in_csv_is_text(text: str) -> None:
+    ((cell,),) = csv.reader(io.StringIO(csv_text([[text]])))
+    assert cell == "'" + text.strip()
+
+
+def test_numbers_in_csv_stay_numbers() -> None:
+    numbers = [-1, -0.25, 1e-12, 1 / 3, "-0.5", "+1e-3"]
+    assert csv_text([[*numbers, None, "a,b"]]) == '-1,-0.25,1e-12,0.3333333333,-0.5,+1e-3,,"a,b"\n'
+
+
+def test_the_console_shows_hostile_text_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    console = PlainConsole(file=sys.stdout, force_terminal=True, width=100)
+    table = Table("run\x1b[2J")
+    table.add_row("[red]a[/red] :smile: \x1b]0;title\x07")
+    console.print(table)
+    console.print("wrote \x1b[2J:warning: [bold]b", soft_wrap=True, highlight=False)
+    out = capsys.readouterr().out
+    assert r"[red]a[/red] :smile: \x1b]0;title\x07" in out
+    assert r"wrote \x1b[2J:warning: [bold]b" in out
+    assert "\x1b[2J" not in out
+    assert "\x1b]0" not in out
+
+
+def test_a_progress_bar_shows_hostile_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with certification_bar("run\x1b[2J[red]", 1):
+        pass
+    out = capsys.readouterr().out
+    assert r"certify run\x1b[2J[red]" in out
+    assert "\x1b[2J" not in out

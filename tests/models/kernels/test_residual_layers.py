@@ -1,0 +1,275 @@
+"""The Triton kernels beside torch in float64: on a GPU, or on a CPU with TRITON_INTERPRET=1 (fp16 alone)."""
+
+import copy
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+pytest.importorskip("triton", reason="torch's builds for CPUs come without Triton")
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
+
+import smoothcert.models.kernels.residual_layers as residual_layers_module
+from smoothcert.models import build_model
+from smoothcert.models.kernels import has_kernels, kernels_work
+from smoothcert.models.kernels.residual_layers import evaluated_convolution, residual_layers
+from smoothcert.models.precision import fold_batch_norm
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SHAPES = [(9, 16, 8, 8), (2, 32, 6, 10), (3, 64, 4, 4), (8, 16, 12, 12), (2, 16, 5, 7), (3, 32, 4, 5)]
+"""Images, channels, height, width."""
+TYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16]
+"""Triton's interpreter does not know bfloat16."""
+Layers = list[tuple[nn.Conv2d, nn.BatchNorm2d]]
+
+
+def new_layers(channels: int, number: int) -> Layers:
+    convolutions = [nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(number)]
+    norms = [nn.BatchNorm2d(channels, eps=0.1, momentum=0.3) for _ in range(number)]
+    for norm in norms:
+        nn.init.uniform_(norm.weight, 0.5, 1.5)
+        nn.init.normal_(norm.bias)
+        nn.init.normal_(norm.running_mean)  # type: ignore[arg-type]
+        nn.init.uniform_(norm.running_var, 0.5, 1.5)  # type: ignore[arg-type]
+    assert all(map(has_kernels, convolutions))
+    return [(c.to(DEVICE), n.to(DEVICE)) for c, n in zip(convolutions, norms, strict=True)]
+
+
+def by_torch(x: Tensor, shortcut: Tensor | None, layers: Layers) -> tuple[Tensor, Tensor]:
+    """The same layers, and how near to 0 each number of the last came before a ReLU, of the last or of one before."""
+    entry, nearest = shortcut, None
+    for number, (convolution, norm) in enumerate(layers):
+        adds = number % 2 == (0 if shortcut is not None else 1)
+        before = norm(convolution(x)) + (entry if adds else 0)
+        entry = x
+        x, nearest = F.relu(before), before.abs() if nearest is None else torch.minimum(nearest, before.abs())
+    assert nearest is not None
+    return x, nearest
+
+
+def rounded(layers: Layers, dtype: torch.dtype) -> Layers:
+    for convolution, _ in layers:
+        convolution.weight.data = convolution.weight.data.to(dtype).float()
+    return layers
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_values_gradients_and_statistics(
+    shape: tuple[int, ...], dtype: torch.dtype, number: int, training: bool
+) -> None:
+    torch.manual_seed(0)
+    layers = rounded(new_layers(shape[1], number), dtype)
+    with_shortcut = number % 2 == 1
+    x, shortcut = (torch.randn(shape, device=DEVICE).to(dtype).float().requires_grad_() for _ in range(2))
+    theirs = [tuple(copy.deepcopy(module).cpu().double() for module in layer) for layer in layers]
+    leaves = [tensor.detach().cpu().double().requires_grad_() for tensor in (x, shortcut)]
+    for modules in (*layers, *theirs):
+        modules[1].train(training)
+    found = residual_layers(x, shortcut if with_shortcut else None, layers, dtype)
+    expected, _ = by_torch(leaves[0], leaves[1] if with_shortcut else None, theirs)  # type: ignore[arg-type]
+    unit = torch.finfo(dtype).eps
+    assert largest_error(found, expected) <= 2 * number * unit
+    for (_, mine), (_, other) in zip(layers, theirs, strict=True):
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            assert largest_error(getattr(mine, name), getattr(other, name)) <= 2 * number * unit
+
+    gradient = torch.randn(shape, dtype=torch.float64).to(dtype)
+    wanted = [(x, leaves[0]), *([(shortcut, leaves[1])] if with_shortcut else [])]
+    if training:
+        for (c, n), (c2, n2) in zip(layers, theirs, strict=True):
+            wanted += [(c.weight, c2.weight), (n.weight, n2.weight), (n.bias, n2.bias)]  # type: ignore[list-item]
+    mine_all = torch.autograd.grad(found, [mine for mine, _ in wanted], gradient.to(DEVICE, dtype))
+    other_all = torch.autograd.grad(expected, [other for _, other in wanted], gradient.double())
+    for mine, other in zip(mine_all, other_all, strict=True):
+        assert mine.dtype == torch.float32
+        # Rounding decides about a few numbers near 0 whether ReLU lets them through.
+        error = float((mine.cpu().double() - other).norm() / other.norm())
+        assert error <= min(0.3, 64 * number * unit)
+
+
+def largest_error(found: Tensor, expected: Tensor) -> float:
+    largest = max(float(expected.detach().abs().max()), 1e-30)
+    return float((found.detach().cpu().double() - expected.detach()).abs().max()) / largest
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_gradients_where_relu_is_certain(shape: tuple[int, ...], dtype: torch.dtype, training: bool) -> None:
+    """Far from 0 a ReLU passes what it passes in float64."""
+    torch.manual_seed(0)
+    layers = new_layers(shape[1], 2)
+    for convolution, norm in layers:
+        norm.train(training)
+        nn.init.constant_(norm.bias, 20.0)
+        convolution.weight.data *= 0.05
+    rounded(layers, dtype)
+    x = torch.randn(shape, device=DEVICE).to(dtype).float().requires_grad_()
+    theirs = [tuple(copy.deepcopy(module).cpu().double() for module in layer) for layer in layers]
+    leaf = x.detach().cpu().double().requires_grad_()
+    expected, nearest = by_torch(leaf, None, theirs)  # type: ignore[arg-type]
+    assert float(nearest.detach().min()) > 1
+    gradient = torch.randn(shape).to(dtype)
+    found = residual_layers(x, None, layers, dtype)
+    ours, others = [x], [leaf]
+    if training:
+        ours += [p for layer in layers for module in layer for p in module.parameters()]
+        others += [p for layer in theirs for module in layer for p in module.parameters()]
+    given = torch.autograd.grad(found, ours, gradient.to(DEVICE))
+    wanted = torch.autograd.grad(expected, others, gradient.double())
+    for mine, other in zip(given, wanted, strict=True):
+        assert largest_error(mine, other) <= 8 * torch.finfo(dtype).eps
+
+
+def test_running_statistics_of_few_pixels() -> None:
+    """Where a variance over n and one over n - 1 are far apart."""
+    torch.manual_seed(0)
+    layers = new_layers(16, 1)
+    convolution, norm = (copy.deepcopy(module).cpu().double() for module in layers[0])
+    x = torch.randn(1, 16, 2, 3, device=DEVICE).half().float()
+    residual_layers(x, x, layers, torch.float16)
+    norm(convolution(x.cpu().double()))
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        assert largest_error(getattr(layers[0][1], name), getattr(norm, name)) <= 2 * torch.finfo(torch.float16).eps
+
+
+@pytest.mark.parametrize("shape", [(37, 9, 8, 64), (130, 8, 8, 32), (20, 30, 30, 16)], ids=str)
+def test_weight_gradient_of_many_pixels(shape: tuple[int, ...]) -> None:
+    """Of more pixels than there are parts at one time: each part goes round several times."""
+    torch.manual_seed(0)
+    x, gradient = (torch.randn(shape, device=DEVICE, dtype=torch.float16) for _ in range(2))
+    parts, part = residual_layers_module._parts(x)
+    assert part > residual_layers_module.WEIGHT_GRADIENT[shape[3]][1]
+    wide, channels = residual_layers_module._wide(x, 32), shape[3]
+    sums = torch.full((parts * wide, channels, 3, 3, channels), torch.nan, device=DEVICE)
+    residual_layers_module._weight_gradient(x, gradient, sums, part)
+    images, given = (tensor.cpu().double().permute(0, 3, 1, 2) for tensor in (x, gradient))
+    of_torch = torch.nn.grad.conv2d_weight(images, (channels, channels, 3, 3), given, padding=1)
+    assert largest_error(sums.sum(0).permute(0, 3, 1, 2), of_torch) <= 1e-5
+
+
+def test_sums_of_many_parts() -> None:
+    torch.manual_seed(0)
+    sums, out = torch.randn(3000, 2, 16, device=DEVICE), torch.empty(2, 16, device=DEVICE)
+    residual_layers_module._totals(sums, out)
+    assert largest_error(out, sums.cpu().double().sum(0)) <= 1e-5
+
+
+def test_no_second_derivatives_rather_than_wrong_ones() -> None:
+    layers = new_layers(16, 2)
+    for _, norm in layers:
+        norm.eval()
+    x = torch.randn(2, 16, 4, 4, device=DEVICE, requires_grad=True)
+    total = residual_layers(x, None, layers, torch.float16).square().sum()
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.grad(total, x, create_graph=True)
+
+
+def test_what_is_no_number_stays_one() -> None:
+    layers = new_layers(16, 2)
+    x = torch.rand(2, 16, 4, 4, device=DEVICE)
+    x[0, 3, 1, 1] = torch.nan
+    assert residual_layers(x, None, layers, torch.float16).isnan().all(), "as batch norm's"
+
+
+def test_sums_are_the_same_each_time() -> None:
+    def gradients() -> list[Tensor]:
+        torch.manual_seed(0)
+        layers = new_layers(32, 2)
+        x = torch.randn(12, 32, 8, 8, device=DEVICE, requires_grad=True)
+        parameters = [p for layer in layers for module in layer for p in module.parameters()]
+        return list(torch.autograd.grad(residual_layers(x, None, layers, torch.float16).sum(), [x, *parameters]))
+
+    for one, other in zip(gradients(), gradients(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_two_passes_before_one_gradient() -> None:
+    """As an objective has it that sees clean and mixed images."""
+    torch.manual_seed(0)
+    layers = new_layers(16, 2)
+    x, other = (torch.randn(3, 16, 8, 8, device=DEVICE) for _ in range(2))
+    parameters = [p for layer in layers for module in layer for p in module.parameters()]
+
+    def total(images: Tensor) -> Tensor:
+        return residual_layers(images, None, layers, torch.float16).sum()
+
+    together = torch.autograd.grad(total(x) + total(other), parameters)
+    apart = [torch.autograd.grad(total(images), parameters) for images in (x, other)]
+    for found, one, two in zip(together, *apart, strict=True):
+        torch.testing.assert_close(found, one + two, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("with_shortcut", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_evaluation(shape: tuple[int, ...], with_shortcut: bool) -> None:
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(shape[1], shape[1], 3, padding=1).to(DEVICE, torch.float16)
+    x, shortcut = (torch.randn(shape, device=DEVICE, dtype=torch.float16) for _ in range(2))
+    with torch.no_grad():
+        found = evaluated_convolution(x, convolution, shortcut if with_shortcut else None, torch.float16)
+        expected = copy.deepcopy(convolution).cpu().double()(x.cpu().double())
+        expected += shortcut.cpu().double() if with_shortcut else 0
+    assert largest_error(found, F.relu(expected)) <= 2 * torch.finfo(torch.float16).eps
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_compiler_takes_them_as_they_are(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
+    """A ResNet in training, and folded for evaluation: traced without a break, and the same numbers."""
+    for module in ("smoothcert.models.resnet_cifar", "smoothcert.models.kernels.joined_convolution"):
+        monkeypatch.setattr(f"{module}.kernel_dtype", lambda x: torch.float16)
+    torch.manual_seed(0)
+    network = build_model("resnet20", (3, 8, 8), 10).to(DEVICE).train(training)
+    network = network if training else fold_batch_norm(network)
+    images = torch.rand(4, 3, 8, 8, device=DEVICE)
+
+    def numbers(compiled: bool) -> list[Tensor]:
+        mine = copy.deepcopy(network)
+
+        def loss(images: Tensor) -> Tensor:
+            with torch.autocast(DEVICE, torch.float16):
+                return mine(images).float().square().mean()
+
+        with torch.set_grad_enabled(training):
+            value = (torch.compile(loss, backend="aot_eager", fullgraph=True) if compiled else loss)(images)
+        gradients = torch.autograd.grad(value, list(mine.parameters())) if training else ()
+        return [value.detach(), *gradients, *mine.buffers()]
+
+    # On a GPU sums are taken in no fixed order. In half precision a last digit decides which side of a ReLU a number
+    # falls on: a change of the images by 1e-5 moves these gradients by a fifth. The interpreter repeats itself exactly.
+    eager, traced = numbers(compiled=False), numbers(compiled=True)
+    gradients = range(1, 1 + len(list(network.parameters())) * training)
+    for i, (one, other) in enumerate(zip(eager, traced, strict=True)):
+        within = 1e-3 if DEVICE == "cpu" else 0.5 if i in gradients else 1e-2
+        assert (one - other).float().norm() <= within * one.float().norm() + 1e-5
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("training", [True, False])
+def test_resnet_with_and_without_them(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
+    torch.manual_seed(0)
+    network = build_model("resnet20", (3, 32, 32), 10).to(DEVICE, memory_format=torch.channels_last)
+    images = torch.rand(64, 3, 32, 32, device=DEVICE)
+
+    def numbers(bf16: bool) -> list[Tensor]:
+        again, given = copy.deepcopy(network).train(training), images.clone().requires_grad_()
+        again.requires_grad_(training)
+        with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
+            logits = again(given)
+        logits.square().mean().backward()
+        gradients = [p.grad for p in (given, *again.parameters()) if p.grad is not None]
+        return [logits.detach(), *gradients, *(b.float() for b in again.buffers())]
+
+    assert kernels_work(0)
+    exact, ours = numbers(bf16=False), numbers(bf16=True)
+    monkeypatch.setattr("smoothcert.models.resnet_cifar.kernel_dtype", lambda x: None)
+    for right, mine, theirs in zip(exact, ours, numbers(bf16=True), strict=True):
+        # Twenty layers of 16 bits add up: as near to float32 as torch's are.
+        error, other = ((found - right).norm() / (right.norm() + 1e-6) for found in (mine, theirs))
+        assert float(error) <= 1.5 * float(other) + 0.01

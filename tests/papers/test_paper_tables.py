@@ -1,0 +1,89 @@
+"""The papers' tables: spot checks against the printed numbers, and that each file is well formed."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+import smoothcert.papers.tables
+from smoothcert.errors import RequestError
+from smoothcert.papers.tables import paper_table, paper_table_names, published_acr
+
+FILES = sorted(Path(smoothcert.papers.tables.__file__).parent.glob("*.csv"))
+
+
+def test_names() -> None:
+    names = paper_table_names()
+    assert names == sorted(set(names))
+    expected = {
+        "smoothmix/table1", "smoothmix/table2", "smoothmix/table3", "smoothmix/table4", "smoothmix/table6",
+        "consistency/table1", "consistency/table2", "consistency/supp-table2", "consistency/supp-table7",
+        "mnist/acr-over-5-seeds",
+    }  # fmt: skip
+    assert expected <= set(names)
+    assert len(names) == len(FILES) + 1, "every file has a name, one file has two"
+
+
+def test_two_tables_of_one_file() -> None:
+    assert paper_table("smoothmix/table1") == paper_table("smoothmix/table3")
+
+
+def test_supplement_and_main_text_are_told_apart() -> None:
+    assert paper_table("consistency/table2") != paper_table("consistency/supp-table2")
+
+
+def test_a_row_as_printed() -> None:
+    first = paper_table("smoothmix/table2")[0]
+    assert (first["sigma"], first["method"], first["acr"], first["0.75"]) == ("0.25", "Gaussian", "0.911", "93.3")
+
+
+def test_rows_are_the_callers_own() -> None:
+    paper_table("smoothmix/table2")[0]["acr"] = "9"
+    assert paper_table("smoothmix/table2")[0]["acr"] == "0.911"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_file_is_well_formed(path: Path) -> None:
+    """Rows as long as the header, ACR in range, and certified accuracy that never rises with the radius."""
+    header, *rows = csv.reader(path.open(newline="", encoding="utf-8"))
+    assert rows
+    radii = [i for i, name in enumerate(header) if name.replace(".", "").isdigit()]
+    assert [float(header[i]) for i in radii] == sorted(float(header[i]) for i in radii)
+    for row in rows:
+        assert len(row) == len(header), row
+        shares = [float(row[i]) for i in radii]
+        assert shares == sorted(shares, reverse=True), row
+        assert all(0 <= share <= 100 for share in shares)
+        if "acr" in header:
+            assert 0 < float(row[header.index("acr")]) < 4
+
+
+@pytest.mark.parametrize(
+    ("table", "match", "expected"),
+    [
+        ("smoothmix/table2", {"sigma": 0.5, "method": "Gaussian"}, 1.553),
+        ("smoothmix/table2", {"sigma": "0.50", "method": "Gaussian"}, 1.553),
+        ("smoothmix/table2", {"sigma": 1, "method": "SmoothMix (eta=5) + one-step adversary"}, 1.823),
+        ("smoothmix/table6", {"eta": 4}, 1.820),
+        ("smoothmix/table7", {"alpha_T": "2.0x4"}, 1.790),
+        ("consistency/table1", {"sigma": 0.25, "method": "SmoothAdv"}, 0.544),
+        ("smoothmix/table2", {"sigma": 0.5, "method": "gaussian"}, None),
+        ("smoothmix/table2", {"sigma": 0.3, "method": "Gaussian"}, None),
+        ("smoothmix/table2", {"colour": "red"}, None),
+        ("mnist/acr-over-5-seeds", {"method": "Gaussian"}, None),
+    ],
+)
+def test_published_acr(table: str, match: dict[str, object], expected: float | None) -> None:
+    assert published_acr(table, **match) == expected
+
+
+def test_a_question_with_several_answers() -> None:
+    with pytest.raises(RequestError, match=r"smoothmix/table2.*sigma=0\.5 \(9 rows\)"):
+        published_acr("smoothmix/table2", sigma=0.5)
+
+
+def test_unknown_tables() -> None:
+    with pytest.raises(RequestError, match=r"'smoothmx/table2'.*smoothmix/table2"):
+        paper_table("smoothmx/table2")
+    with pytest.raises(RequestError, match="consistency/table1"):
+        published_acr("?", sigma=1)

@@ -1,0 +1,126 @@
+"""Every published configuration: hyper-parameters and ACR as printed, and each one builds and trains two steps."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from smoothcert.data import DATASETS, ImageData
+from smoothcert.objectives import Consistency, Macer, SmoothAdv, SmoothMix
+from smoothcert.papers.presets import PRESETS, preset
+from smoothcert.papers.tables import paper_table
+from smoothcert.training.checkpoint import load_run
+from smoothcert.training.loop import train
+from smoothcert.training.recipe import with_overrides
+
+
+def test_the_main_tables_are_covered_row_by_row() -> None:
+    for dataset, table in (
+        ("mnist", "smoothmix/table2"),
+        ("cifar10", "smoothmix/table1"),
+        ("imagenet", "smoothmix/table4"),
+    ):
+        found = {
+            (sigma, found.published_acr(sigma))
+            for name, found in PRESETS.items()
+            if name.startswith(dataset) and "ablation" not in name
+            for sigma in found.sigmas
+        }
+        assert {(float(row["sigma"]), float(row["acr"])) for row in paper_table(table)} <= found
+
+
+@pytest.mark.parametrize(
+    ("prefix", "table", "rows"),
+    [
+        ("consistency-form", "consistency/supp-table4", 6),
+        ("consistency-lambda", "consistency/supp-table6", 8),
+        ("smoothmix-eta", "smoothmix/table6", 5),
+        ("smoothmix-alpha-T", "smoothmix/table7", 4),
+        ("smoothmix-max-norm", "smoothmix/table8", 4),
+        ("smoothmix-noises", "smoothmix/table9", 4),
+    ],
+)
+def test_ablations_are_covered_row_by_row(prefix: str, table: str, rows: int) -> None:
+    """All rows but those that repeat another table's, are plain Gaussian training or have no limit."""
+    found = [p for name, p in PRESETS.items() if name.startswith(f"mnist/ablation/{prefix}/")]
+    published = [p.published_acr(1.0) for p in found if p.published]
+    assert len(published) == rows
+    assert set(published) <= {float(row["acr"]) for row in paper_table(table)}
+
+
+def test_the_number_of_noises_is_published_at_every_sigma() -> None:
+    found = PRESETS["mnist/ablation/consistency-noises/8"]
+    assert [found.published_acr(s) for s in (0.25, 0.5, 1.0)] == [0.929, 1.667, 1.762]
+
+
+def test_hyper_parameters_as_published() -> None:
+    """A sample of METHODS' per-sigma settings, written out."""
+    assert [preset("mnist/smoothmix", s).objective.steps for s in (0.25, 0.5, 1.0)] == [2, 4, 8]
+    assert [preset("mnist/smoothmix-eta1", s).objective.steps for s in (0.25, 0.5, 1.0)] == [3, 4, 8]
+    assert [preset("mnist/consistency", s).objective.weight for s in (0.25, 0.5, 1.0)] == [10, 5, 5]
+    assert [preset("cifar10/consistency", s).objective.weight for s in (0.25, 0.5, 1.0)] == [20, 10, 10]
+    assert [preset("mnist/macer", s).objective.weight for s in (0.25, 0.5, 1.0)] == [16, 16, 6]
+    assert [preset("cifar10/macer", s).objective.deferred for s in (0.25, 0.5, 1.0)] == [False, False, True]
+    assert [preset("cifar10/smoothmix", s).objective.step_size for s in (0.25, 0.5, 1.0)] == [0.5, 1, 2]
+    assert [preset("cifar10/stability", s).objective.weight for s in (0.25, 0.5, 1.0)] == [2, 2, 1]
+    assert [preset("cifar10/smoothadv", s).objective.num_noise for s in (0.25, 0.5, 1.0)] == [4, 8, 8]
+    best = [preset("cifar10/smoothadv-best", s).objective for s in (0.25, 0.5, 1.0)]
+    assert [(b.adversary.epsilon, b.num_noise) for b in best if isinstance(b, SmoothAdv)] == [(1, 4), (2, 2), (2, 2)]
+    assert preset("imagenet/consistency", 1.0).objective == Consistency(weight=5, entropy_weight=0.1)
+    smoothmix = preset("imagenet/smoothmix", 0.5).objective
+    assert isinstance(smoothmix, SmoothMix)
+    assert (smoothmix.num_noise, smoothmix.steps, smoothmix.step_size, smoothmix.one_step) == (1, 1, 8, False)
+    macer = preset("mnist/macer").objective
+    assert isinstance(macer, Macer)
+    assert (macer.num_noise, macer.gamma, macer.beta, macer.deferred) == (16, 8, 16, True)
+
+
+def test_protocols_as_published() -> None:
+    recipe = preset("cifar10/gaussian", 0.25)
+    assert (recipe.model, recipe.epochs, recipe.batch_size) == ("resnet110", 150, 256)
+    assert (recipe.learning_rate, recipe.learning_rate_drops, recipe.momentum, recipe.weight_decay) == (
+        0.1,
+        (51, 101),
+        0.9,
+        1e-4,
+    )
+    assert not any(preset(name).nesterov for name in PRESETS), "the published runs use plain momentum"
+    recipe = preset("imagenet/gaussian")
+    assert (recipe.model, recipe.epochs, recipe.batch_size, recipe.learning_rate_drops) == (
+        "resnet50",
+        90,
+        200,
+        (31, 61),
+    )
+
+
+def test_an_unpublished_sigma_takes_the_nearest_setting() -> None:
+    assert preset("mnist/smoothmix", 0.3).objective.steps == 2
+    assert preset("mnist/smoothmix", 0.3).sigma == 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_builds_and_trains_two_steps(name: str, tmp_path: Path) -> None:
+    """Its own model and objective; small images and batches, and ResNet-20 for ResNet-110, which differs in depth."""
+    recipe = preset(name)
+    size = recipe.objective.num_noise * 2 if recipe.objective.chunked else 2
+    changes = [f"batch_size={size}", "epochs=1"]
+    changes += ["model=resnet20"] if recipe.model == "resnet110" else []
+    recipe = with_overrides(recipe, changes)
+    spec = DATASETS[recipe.dataset]
+    shape = {"mnist": (1, 28, 28), "cifar10": (3, 16, 16), "imagenet": (3, 64, 64)}[recipe.dataset]
+    generator = torch.Generator().manual_seed(0)
+    steps = 1 if recipe.objective.chunked and recipe.objective.num_noise > 1 else 2
+    images = torch.randint(256, (steps * size, *shape), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(10, (steps * size,), generator=generator)
+    train(
+        recipe,
+        ImageData(images, labels, 10, recipe.dataset, "train", spec.normalization),
+        tmp_path / "run",
+        device="cpu",
+    )
+    run = load_run(tmp_path / "run")
+    assert run.finished
+    assert run.spec.normalization == spec.normalization
+    assert all(bool(p.isfinite().all()) for p in run.model.parameters())

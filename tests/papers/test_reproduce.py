@@ -1,0 +1,694 @@
+"""A table reproduced: planned, trained and certified where missing, reported; interrupted and failed work is kept."""
+
+import csv
+import io
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from tiny import tiny_recipe
+from torch import Tensor, nn
+
+from smoothcert.certification.certificates import CertifiedImage, read_certificates, write_certificates
+from smoothcert.cli.several import split
+from smoothcert.data import ImageData, mnist_sample
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.objectives import Adversary, Consistency, Gaussian, Macer, Objective, SmoothAdv, SmoothMix, Stability
+from smoothcert.papers import reproduce as reproduction
+from smoothcert.papers.reproduce import (
+    PlannedRun,
+    Request,
+    duration,
+    missing,
+    outcomes,
+    plan,
+    plan_table,
+    planning,
+    share_runs,
+    title_of,
+    work,
+)
+from smoothcert.papers.reproduce import estimate as estimates
+from smoothcert.papers.reproduce.planning import sizes_of, with_estimate
+from smoothcert.papers.rows import paper_runs
+from smoothcert.smoothing.certificate import Certificate
+from smoothcert.training.checkpoint import InputSpec, load_run
+from smoothcert.training.loop import train
+from smoothcert.training.recipe import CertifyRecipe, load_train_recipe
+
+CPU = torch.device("cpu")
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each input of training takes a second, each vote a thousand."""
+    monkeypatch.setattr(estimates, "_seconds_per_trained_input", lambda *network: 1.0)
+    monkeypatch.setattr(estimates, "_seconds_per_vote", lambda *network: 1000.0)
+
+
+def names(planned: list[PlannedRun]) -> list[str]:
+    return [run.folder.name for run in planned]
+
+
+def request(**changes: object) -> Request:
+    return Request(**({"table": "smoothmix/table2", "out": Path("out"), "device": "cpu"} | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_a_plan_has_the_rows_asked_for(tmp_path: Path) -> None:
+    everything = plan(request(out=tmp_path))
+    assert len(everything) == 27
+    assert {run.state for run in everything} == {"missing"}
+    assert {(run.n, run.skip, run.images) for run in everything} == {(100_000, 1, 10_000)}
+    assert all(run.recipe == run.paper.recipe for run in everything)
+    some = plan(request(out=tmp_path, sigmas=(0.5, 1.0), methods=("one-STEP",)))
+    assert names(some) == [f"smoothmix-eta{eta}-one-step-adversary-{sigma}" for sigma in (0.5, 1.0) for eta in (1, 5)]
+    seeds = plan(request(out=tmp_path, sigmas=(0.5,), methods=("macer",), seeds=(0, 3)))
+    assert [(run.folder.name, run.recipe and run.recipe.seed) for run in seeds] == [
+        ("macer-0.5", 0),
+        ("macer-0.5-seed3", 3),
+    ]
+    assert names(plan(request(out=tmp_path, sigmas=(0.5, 0.5), methods=("macer",), seeds=(1, 0, 1)))) == [
+        "macer-0.5-seed1",
+        "macer-0.5",
+    ]
+    two = plan(request(out=tmp_path, sigmas=(0.5,), methods=("macer", "STAB")))
+    assert names(two) == ["stability-0.5", "macer-0.5"]
+    with pytest.raises(RequestError, match=r"table2: no row has the method 'gausian'; sigmas: 0.25.*methods: Gaussian"):
+        plan(request(out=tmp_path, sigmas=(0.5,), methods=("macer", "gausian")))
+    table = plan(
+        request(out=tmp_path, table="mnist/acr-over-5-seeds", seeds=(1, 4), methods=("macer",), sigmas=(0.25,))
+    )
+    assert names(table) == ["macer-0.25-seed1", "macer-0.25-seed4"]
+    imagenet = plan(request(out=tmp_path, table="smoothmix/table4"))
+    assert {(run.skip, run.images) for run in imagenet} == {(100, 500)}
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_wrong_requests_cost_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"no row has the sigma.*sigmas: 0.25, 0.5, 1; methods: Gaussian, "):
+        plan(request(out=tmp_path, sigmas=(0.3,)))
+    with pytest.raises(RequestError, match="none of these rows can be trained: the paper does not tell"):
+        plan(request(out=tmp_path, table="consistency/table1", methods=("SmoothAdv + Consistency",)))
+    with pytest.raises(RequestError, match=r"sigma: expected 0\.5 .*, got 0\.3; choose rows with --sigma"):
+        plan(request(out=tmp_path, sigmas=(0.5,), methods=("macer",), overrides=("sigma=0.3",)))
+    assert len(plan(request(out=tmp_path, sigmas=(0.5,), methods=("macer",), overrides=("sigma=0.5",)))) == 1
+    with pytest.raises(RequestError, match="image_size: expected none for mnist"):
+        plan(request(out=tmp_path, methods=("macer",), overrides=("image_size=8",)))
+    with pytest.raises(RequestError, match="jobs: expected at least 1, got 0"):
+        plan(request(out=tmp_path, jobs=0))
+    with pytest.raises(RequestError, match="smoothmix/table2"):
+        plan(request(out=tmp_path, table="smoothmix/table20"))
+    tiny_recipe().save(tmp_path / "gaussian-0.5" / "recipe.yaml")
+    with pytest.raises(RequestError, match=r"gaussian-0\.5: holds a run of another recipe"):
+        plan(request(out=tmp_path, methods=("gaussian",)))
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_quick_says_so_and_keeps_what_an_ablation_varies(tmp_path: Path) -> None:
+    (run,) = plan(request(out=tmp_path, quick=True, sigmas=(1.0,), methods=("SmoothMix (eta=5) + one",)))
+    assert run.folder.name.startswith("quick-")
+    assert run.recipe is not None
+    assert (run.recipe.dataset, run.recipe.epochs, run.n, run.images) == ("mnist-sample", 2, 1000, 100)
+    # Eight steps of length 1 become one of length 8; the one-step side stays as near as it was.
+    assert run.recipe.objective == SmoothMix(num_noise=2, steps=1, step_size=8, one_step=True, one_step_radius=1)
+    assert "not the paper's protocol" in str(plan_table(request(quick=True), [run]).title)
+    for table in ("smoothmix/table7", "smoothmix/table9", "consistency/supp-table5"):
+        for ablation in plan(request(out=tmp_path, table=table, quick=True)):
+            assert ablation.recipe is not None
+            assert ablation.paper.recipe is not None
+            assert ablation.recipe.objective == ablation.paper.recipe.objective
+    architectures = plan(request(out=tmp_path, table="consistency/table4", quick=True))
+    assert {run.recipe.model for run in architectures if run.recipe} == {"resnet20", "densenet40"}
+    main = plan(request(out=tmp_path, table="smoothmix/table1", quick=True, overrides=("epochs=5",)))
+    assert {(run.recipe.model, run.recipe.epochs) for run in main if run.recipe} == {("resnet20", 5)}
+
+
+@pytest.mark.parametrize(
+    ("objective", "inputs"),
+    [
+        (Gaussian(), 1),
+        (Stability(), 1 + 1),
+        (Macer(), 16),
+        (Consistency(num_noise=3), 3),
+        (SmoothAdv(num_noise=4, adversary=Adversary(steps=10)), 4 * 10 + 4),
+        (Consistency(num_noise=4, adversary=Adversary(steps=2)), 4 * 2 + 4),
+        (SmoothMix(num_noise=4, steps=8), 4 * 8 + 4 + 4),
+    ],
+    ids=lambda value: value.name if isinstance(value, Objective) else str(value),
+)
+def test_inputs_are_counted_as_the_formulas_say(objective: Objective, inputs: int) -> None:
+    assert estimates.inputs_per_image(objective) == inputs
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_an_estimate_is_inputs_times_seconds(tmp_path: Path) -> None:
+    """Batches of 256 leave 96 of MNIST's 60,000 images out of an epoch."""
+    (run,) = plan(request(out=tmp_path, sigmas=(0.5,), methods=("Consistency",), n=400, skip=2, max_images=10))
+    assert run.seconds == 90 * (60_000 - 96) * 2 + 1000 * 10 * (400 + 100)
+    shown = str(plan_table(request(), [replace(run, seconds=9_350), replace(run, seconds=9_350)]).caption)
+    assert shown == "estimate for all, one after the other: 5.2 h"
+    assert [duration(s) for s in (12, 150, 20_000, 400_000)] == ["12 s", "2.5 min", "5.6 h", "4.6 days"]
+
+
+class Viewing(nn.Module):
+    """A network that counts on its images lying row by row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.linear = nn.Conv2d(1, 4, 5), nn.Linear(4 * 24 * 24, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.linear(self.convolution(images).view(len(images), -1))
+        return logits
+
+
+def test_a_users_network_is_measured_as_it_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimates, "_network", lambda name, spec: Viewing())
+    recipe = tiny_recipe(model="theirs:Viewing")
+    assert estimates.training_seconds(recipe, InputSpec((1, 28, 28), 10), 640, 1, CPU) > 0
+
+
+def test_a_measurement_grows_with_the_work() -> None:
+    spec = InputSpec((1, 28, 28), 10)
+    one, ten = (estimates.training_seconds(tiny_recipe(), spec, 640, epochs, CPU) for epochs in (1, 10))
+    assert 0 < one < 600
+    assert ten == pytest.approx(10 * one)
+    assert 0 < estimates.certification_seconds("lenet", spec, 1000, CPU) < 600
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Path:
+    """A few hundred images of the bundled sample."""
+    train, test = mnist_sample.load("train"), mnist_sample.load("test")
+    path = tmp_path / "few.npz"
+    images = {"train_images": train.images[:256, 0], "test_images": test.images[:40, 0]}
+    np.savez(path, train_labels=train.labels[:256], test_labels=test.labels[:40], **images)
+    return path
+
+
+def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_clock")
+def test_two_rows_end_to_end(run_cli: Cli, sample: Path, tmp_path: Path) -> None:
+    """Planned only; trained and certified, two at once; then only what was deleted; then one is damaged."""
+    out = tmp_path / "out"
+    asked = ["reproduce", "consistency/supp-table2", "--sigma", "0.5", "--method", "gaussian", "--quick"]
+    small = ["--set", f"dataset=npz:{sample}", "--set", "epochs=1", "--n", 100, "--skip", 2, "--device", "cpu"]
+    first, second = (out / f"quick-{name}-0.5" for name in ("gaussian", "gaussian-consistency-lambda5"))
+    certificates = Path("certificates/test-n100.tsv")
+
+    code, shown, _ = run_cli(*asked, *small, "--out", out, "--dry-run")
+    assert code == 0
+    assert all(
+        part in shown for part in (first.name, second.name, "1.553", "1.657", "missing", "estimate for all", "quick")
+    )
+    assert not out.exists()
+
+    code, shown, errors = run_cli(*asked, *small, "--out", out, "--jobs", 2)
+    assert (code, errors) == (0, "")
+    assert [row.index for row in read_certificates(first / certificates).rows] == list(range(0, 40, 2))
+    assert [row.index for row in read_certificates(second / certificates).rows] == list(range(0, 40, 2))
+    report = (out / "quick-report" / "report.md").read_text()
+    for text in (shown, report):
+        assert "quick, scaled-down: not the paper's protocol; 2 of 18 runs" in text
+        assert "epochs 1, the paper's 90" in text
+        assert all(acr in text for acr in ("1.553", "1.657"))
+    assert "not in this table: 16 of the paper's 18 runs, not asked for" in shown
+    assert "missing here" not in shown, "told once"
+    rows = (out / "quick-report" / "rows.md").read_text()
+    assert (rows.count("| done |"), rows.count("| not asked for |")) == (2, 16)
+
+    before = [contents(first), contents(second)]
+    (first / certificates).unlink()
+    (first / certificates).with_suffix(".json").unlink()
+    code, shown, _ = run_cli(*asked, *small, "--out", out)
+    assert (code, shown.count("│ trained "), shown.count("│ done ")) == (0, 1, 1)
+    assert len(read_certificates(first / certificates).rows) == 20
+    kept = {path: content for path, content in before[0].items() if "certificates" not in path}
+    assert {path: content for path, content in contents(first).items() if "certificates" not in path} == kept
+    assert contents(second) == before[1]
+
+    (first / "model.safetensors").write_bytes(b"torn")
+    code, shown, errors = run_cli(*asked, *small, "--out", out)
+    assert (code, shown.count("│ done ")) == (1, 1)
+    assert "1 of 2 runs failed" in errors
+    assert first.name in errors
+    assert f"wrote {out / 'quick-report' / 'report.md'}" in shown
+    assert "failed: " in (out / "quick-report" / "rows.md").read_text()
+    assert contents(second) == before[1]
+
+
+def finished_in(out: Path, table: str = "smoothmix/table2", seeds: tuple[int, ...] = (0,)) -> list[PlannedRun]:
+    """The row of Gaussian training at sigma 0.5, trained and certified with each seed, as far as its files tell."""
+    (paper,) = [run for run in paper_runs(table) if run.name == "gaussian-0.5"]
+    assert paper.recipe is not None
+    runs = []
+    for seed in seeds:
+        recipe = paper.recipe.model_copy(update={"seed": seed})
+        folder = out / (paper.name + (f"-seed{seed}" if seed else ""))
+        runs.append(PlannedRun(paper, folder, recipe, 40, 1, 1, 1, epochs_done=90, images_done=1))
+        recipe.save(folder / "recipe.yaml")
+        certify_in(folder, "test-n40", 40)
+    return runs
+
+
+def certify_in(folder: Path, name: str, n: int) -> None:
+    row = CertifiedImage(0, 7, Certificate(7, 0.5, 100, n, n, ((7, n),)), 0.1)
+    write_certificates(folder / "certificates" / f"{name}.tsv", [row], {"sigma": 0.5, "n": n}, {})
+
+
+@pytest.fixture
+def texts_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without figures, which take their time."""
+    monkeypatch.setattr(reproduction, "FORMATS", ("md", "csv"))
+
+
+def reproduced(asked: Request, planned: list[PlannedRun]) -> str:
+    """What `reproduce` prints."""
+    shown = io.StringIO()
+    reproduction.reproduce([(asked, planned)], Console(file=shown, width=200))
+    return shown.getvalue()
+
+
+@pytest.mark.usefixtures("texts_only")
+def test_a_report_has_each_run_once_by_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    """Not what the run was certified to before, nor what somebody else put beside it."""
+    planned = finished_in(tmp_path, seeds=(0, 3))
+    certify_in(planned[0].folder, "test-n20", 20)
+    (planned[0].folder / "certificates" / "mine.tsv").write_text("not certificates")
+    reproduced(request(out=tmp_path), planned)
+    with (tmp_path / "report" / "report.csv").open() as file:
+        rows = [(row["name"], row["n"], row["published_row"]) for row in csv.DictReader(file)]
+    assert rows == [("gaussian-0.5", "40", "Gaussian"), ("gaussian-0.5-seed3", "40", "Gaussian")]
+
+
+@pytest.mark.usefixtures("texts_only")
+def test_runs_of_the_table_are_counted_once_whatever_the_seeds(tmp_path: Path) -> None:
+    asked = request(out=tmp_path, seeds=(0, 3, 4))
+    planned = finished_in(tmp_path, seeds=asked.seeds)
+    shown = reproduced(asked, planned)
+    assert "smoothmix/table2 (reproduced; seeds: 0, 3, 4; 1 of 27 runs)" in shown
+    assert "not in this table: 26 of the paper's 27 runs, not asked for" in shown
+    rows = outcomes(asked, planned, {planned[1].folder: "torn", planned[2].folder: "torn"})
+    assert title_of(asked, rows) == "smoothmix/table2 (reproduced; seeds: 0, 3, 4; 1 of 27 runs; 2 failed)"
+    assert missing(rows) == [
+        "not in this table: 26 of the paper's 27 runs, not asked for",
+        "not in this table: 2 of 3 runs tried, failed: torn",
+    ]
+    done = [row for row in rows if row[1] == "gaussian-0.5"]
+    assert title_of(request(), done) == "smoothmix/table2 (reproduced)"
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_several_tables_share_the_runs_that_both_have(run_cli: Cli, tmp_path: Path) -> None:
+    """No weight of the consistency term is Gaussian training, as is none of SmoothMix's; T = 8 is in both of its."""
+    tables = ("smoothmix/table6", "smoothmix/table7", "consistency/supp-table6")
+    alone = [plan(request(out=tmp_path, table=table)) for table in tables]
+    eta, steps, weight = share_runs(alone)
+    assert eta == alone[0]
+    assert names(steps) == [*names(alone[1])[:3], "smoothmix-eta1-1.0"]
+    assert names(weight) == ["smoothmix-eta0-1.0", *names(alone[2])[1:]]
+    assert [run.paper for run in weight] == [run.paper for run in alone[2]]
+    assert (steps[3].recipe, steps[3].seconds) == (alone[1][3].recipe, 0)
+    assert weight[1:] == alone[2][1:]
+    begun = [replace(run, epochs_done=3, seconds=5.0) if run is alone[1][3] else run for run in alone[1]]
+    eta, steps, _ = share_runs([alone[0], begun, alone[2]])
+    assert eta[1].folder == steps[3].folder == begun[3].folder, "the one that has come furthest"
+    assert (eta[1].seconds, steps[3].seconds) == (5, 0)
+    changes = {"out": tmp_path, "overrides": ("objective={name: gaussian}",)}
+    alike = [plan(request(table=table, **changes)) for table in tables]
+    alike[1] = [replace(run, epochs_done=i) for i, run in enumerate(alike[1])]
+    assert len({run.recipe for planned in alike for run in planned}) == 1
+    assert share_runs(alike) == alike, "each row of a table has a run of its own"
+    code, shown, _ = run_cli("reproduce", *tables, "--out", tmp_path, "--device", "cpu", "--dry-run")
+    assert (code, shown.count("smoothmix-eta1-1.0"), shown.count("estimate for all")) == (0, 2, 3)
+    code, _, error = run_cli("reproduce", *tables, "--dry-run")
+    assert (code, "give --out DIR for the runs that 3 tables share" in error) == (2, True)
+    code, _, error = run_cli("reproduce", "smoothmix/table1", "smoothmix/table2", "--out", tmp_path, "--dry-run")
+    assert code == 2
+    assert "gaussian-0.25: expected one recipe, got those of smoothmix/table1 and smoothmix/table2" in error
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_a_run_that_another_table_has_made_is_found_by_its_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(folder: Path, model: str) -> None:
+        raise WorkError(f"{folder}: damaged")
+
+    (eta,) = plan(request(out=tmp_path, table="smoothmix/table6", methods=("eta=0",)))
+    assert eta.recipe is not None
+    eta.recipe.save(eta.folder / "recipe.yaml")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "recipe.yaml").write_text("nonsense")
+    weight = request(out=tmp_path, table="consistency/supp-table6")
+    assert names(plan(weight))[:2] == ["smoothmix-eta0-1.0", "consistency-lambda1-1.0"]
+    assert names(plan(replace(weight, seeds=(0, 1))))[:2] == ["smoothmix-eta0-1.0", "consistency-lambda0-1.0-seed1"]
+    other = tmp_path / "another" / "recipe.yaml"
+    eta.recipe.save(other)
+    monkeypatch.setattr(planning, "load_run", lambda folder, model: SimpleNamespace(epoch=len(folder.name)))
+    (eta.folder / "model.safetensors").touch()
+    assert names(plan(weight))[0] == "smoothmix-eta0-1.0", "the one that has come furthest"
+    (other.parent / "model.safetensors").touch()
+    monkeypatch.setattr(planning, "load_run", damaged)
+    assert names(plan(weight))[0] == "consistency-lambda0-1.0", "none that is damaged"
+    own = tmp_path / "consistency-lambda0-1.0" / "recipe.yaml"
+    eta.recipe.save(own)
+    monkeypatch.setattr(planning, "load_run", lambda folder, model: SimpleNamespace(epoch=len(folder.name)))
+    assert names(plan(weight))[0] == "consistency-lambda0-1.0", "its own, where it has one"
+    own.unlink()
+    full = [f"{key}={value}" for key, value in eta.recipe.to_mapping().items() if isinstance(value, str | int | list)]
+    quick = replace(weight, quick=True, overrides=tuple(full), methods=("lambda=0",))
+    assert names(plan(quick)) == ["quick-consistency-lambda0-1.0"], "a full one is no quick one"
+    changed = replace(weight, overrides=("objective={name: gaussian}",))
+    assert names(plan(changed)) == names(plan(replace(changed, out=tmp_path / "none"))), "rows that are alike"
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_a_method_may_be_of_another_table_of_the_call(tmp_path: Path) -> None:
+    asked = request(out=tmp_path, table="smoothmix/table6", methods=("eta=0", "lambda=0"))
+    with pytest.raises(RequestError, match="no row has the method 'lambda=0'"):
+        plan(asked)
+    assert names(plan(replace(asked, other_tables=("consistency/supp-table6",)))) == ["smoothmix-eta0-1.0"]
+
+
+@pytest.mark.usefixtures("no_clock")
+@pytest.mark.parametrize(
+    ("tables", "reports"),
+    [
+        (
+            ["smoothmix/table6", "consistency/supp-table6"],
+            ["report-smoothmix-table6", "report-consistency-supp-table6"],
+        ),
+        (["smoothmix/table6", "smoothmix/table6"], ["report"]),
+    ],
+)
+def test_each_table_has_a_report_of_its_own(
+    tables: list[str], reports: list[str], run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worked_on, written = [], []
+    monkeypatch.setattr(reproduction, "finish_runs", lambda runs, workshop: worked_on.extend(runs) or {})
+    monkeypatch.setattr(reproduction, "show_report", lambda request, *rest: written.append(request.report))
+    code, _, error = run_cli("reproduce", *tables, "--out", tmp_path, "--device", "cpu")
+    assert (code, error, written) == (0, "", reports)
+    assert len(names(worked_on)) == len(set(names(worked_on))) == (14 if len(reports) == 2 else 6)
+
+
+@pytest.mark.usefixtures("texts_only")
+def test_a_shared_run_is_worked_on_once_and_reported_in_each_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, worked_on = ("smoothmix/table2", "consistency/supp-table2"), []
+    plans = [
+        (request(out=tmp_path, table=table, report=f"report-{i}"), finished_in(tmp_path, table))
+        for i, table in enumerate(tables)
+    ]
+    monkeypatch.setattr(reproduction, "finish_runs", lambda runs, workshop: worked_on.extend(runs) or {})
+    shown = io.StringIO()
+    reproduction.reproduce(plans, Console(file=shown, width=200))
+    assert names(worked_on) == ["gaussian-0.5"]
+    for i, table in enumerate(tables):
+        assert f"{table} (reproduced; 1 of {(27, 18)[i]} runs)" in shown.getvalue()
+        with (tmp_path / f"report-{i}" / "report.csv").open() as file:
+            assert [row["published_table"] for row in csv.DictReader(file)] == [table]
+
+    def stumble(request: Request, *rest: object) -> None:
+        reports.append(request.table)
+        raise OSError(f"no room for {request.table}")
+
+    reports: list[str] = []
+    monkeypatch.setattr(reproduction, "show_report", stumble)
+    with pytest.raises(WorkError, match=f"{tables[0]} could not be .* for {tables[0]}; .* no room for {tables[1]}"):
+        reproduction.reproduce(plans, Console(file=shown))
+    assert reports == list(tables)
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_a_row_that_cannot_be_trained_is_planned_once(tmp_path: Path) -> None:
+    asked = request(out=tmp_path, table="consistency/table1", sigmas=(0.5,), seeds=(1, 2))
+    planned = plan(asked)
+    unknown = [run.folder.name for run in planned if run.recipe is None]
+    assert unknown == ["smoothadv-consistency-lambda5-0.5"]
+    assert len(planned) == 2 * len({run.paper.name for run in planned}) - 1
+
+
+@pytest.mark.usefixtures("texts_only")
+@pytest.mark.parametrize("name", ["o[/x]", "o[old]"])
+def test_brackets_in_a_path_are_printed(name: str, tmp_path: Path) -> None:
+    out = tmp_path / name
+    good, bad = finished_in(out, seeds=(0, 3))
+    bad = replace(bad, problem=f"{bad.folder}: torn")
+    plan_shown = io.StringIO()
+    Console(file=plan_shown, width=400).print(plan_table(request(out=out), [good, bad]))
+    assert f"damaged: {bad.problem}" in plan_shown.getvalue()
+    report = io.StringIO()
+    with pytest.raises(WorkError):
+        reproduction.reproduce([(request(out=out), [good, bad])], Console(file=report, width=400))
+    assert f"runs tried, failed: {bad.problem}" in report.getvalue()
+    assert f"wrote {out / 'report' / 'report.md'}" in report.getvalue()
+
+
+def test_runs_that_failed_are_told_even_if_the_report_fails(tmp_path: Path) -> None:
+    good, bad = finished_in(tmp_path, seeds=(0, 3))
+    (good.folder / "metrics.jsonl").write_text("torn\n{}\n")
+    with pytest.raises(WorkError, match=r"metrics\.jsonl") as alone:
+        reproduced(request(out=tmp_path), [good])
+    with pytest.raises(WorkError, match=r"1 of 2 runs failed.*gaussian-0\.5-seed3: no weights.*metrics\.jsonl") as both:
+        reproduced(request(out=tmp_path), [good, replace(bad, problem="no weights")])
+    assert str(both.value).endswith(str(alone.value))
+
+
+@pytest.mark.usefixtures("no_clock")
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_images_are_scaled_to_the_image_size_of_the_recipe(jobs: int, tmp_path: Path) -> None:
+    """Files of many sizes, which cannot be read without one; the second recipe's is not what its network takes."""
+    for number in range(8):
+        picture = tmp_path / "pictures" / str(number % 2) / f"{number}.png"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (36 + number, 40)).save(picture)
+    recipe = tiny_recipe(dataset=f"folder:{tmp_path / 'pictures'}", epochs=1, batch_size=8)
+    right, wrong = (
+        replace(run, recipe=recipe.model_copy(update={"image_size": size}), n=10, max_images=2)
+        for run, size in zip(runs_in(tmp_path / "out", 2), (28, 20), strict=True)
+    )
+    assert sizes_of(work.recipe_of(right), None) == (8, 8)
+    assert with_estimate(right, None, CPU).seconds > 0
+    failed = work.train_runs([right, wrong], workshop(jobs))
+    assert list(failed) == [wrong.folder]
+    assert "the data has (1, 20, 20)" in failed[wrong.folder]
+    assert load_run(right.folder).spec.shape == (1, 28, 28)
+    assert work.certify_runs([right], workshop(jobs)) == {}
+    assert [row.index for row in read_certificates(right.certificates).rows] == [0, 1]
+
+
+def runs_in(folder: Path, count: int) -> list[PlannedRun]:
+    (paper,) = [run for run in paper_runs("smoothmix/table2") if run.name == "gaussian-0.5"]
+    return [PlannedRun(paper, folder / str(number), paper.recipe, 100, 1, None, 10) for number in range(count)]
+
+
+def workshop(jobs: int) -> work.Workshop:
+    return work.Workshop(jobs, "cpu", None, Console(quiet=True))
+
+
+def python_in_place_of_smoothcert(
+    monkeypatch: pytest.MonkeyPatch, codes: Mapping[str, str]
+) -> list["subprocess.Popen[bytes]"]:
+    """Folder name -> what its process does, as Python code; the processes that were started."""
+    monkeypatch.setattr(work, "commands", lambda run, workshop: [str(run.folder)])
+    started: list[subprocess.Popen[bytes]] = []
+    genuine = subprocess.Popen
+
+    def start(command: list[str], **options: object) -> "subprocess.Popen[bytes]":
+        started.append(genuine([sys.executable, "-c", codes[Path(command[-1]).name]], **options))  # type: ignore[call-overload]
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    return started
+
+
+def test_processes_that_fail_are_told_and_the_others_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = {
+        "0": "import os; print(os.environ['OMP_NUM_THREADS'])",
+        "1": "import sys; print('at epoch 3'); sys.exit('smoothcert: the loss diverged')",
+        "2": "import os; print('at epoch 4', flush=True); os.kill(os.getpid(), 9)",
+        "3": "import time; time.sleep(0.3)",
+    }
+    started = python_in_place_of_smoothcert(monkeypatch, codes)
+    failed = work.at_once(runs_in(tmp_path, 4), workshop(2))
+    assert failed == {
+        tmp_path / "1": "the loss diverged",
+        tmp_path / "2": "killed by signal 9, last seen at: at epoch 4",
+    }
+    assert len(started) == 4
+    threads = int((tmp_path / "0" / work.LOG).read_text())
+    assert threads == max(1, torch.get_num_threads() // 2)
+
+
+def test_a_run_that_cannot_be_started_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are in place of all folders but one."""
+    runs = runs_in(tmp_path, 4)
+    for run in (runs[0], runs[1], runs[3]):
+        run.folder.write_text("in the way")
+    with pytest.raises(RequestError, match="expected a folder to write to"):
+        work.commands(runs[0], workshop(2))
+    python_in_place_of_smoothcert(monkeypatch, {"2": "print('done')"})
+    failed = work.at_once(runs, workshop(2))
+    assert set(failed) == {runs[0].folder, runs[1].folder, runs[3].folder}
+    assert all(str(folder) in reason for folder, reason in failed.items())
+    assert (runs[2].folder / work.LOG).read_text() == "done\n"
+
+
+def test_on_a_full_disk_every_run_is_tried(tmp_path: Path, tiny_data: ImageData) -> None:
+    runs, limit = runs_in(tmp_path, 2), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))
+    try:
+        failed = work.in_turn(runs, lambda run: train(tiny_recipe(epochs=1), tiny_data, run.folder, device="cpu"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert set(failed) == {run.folder for run in runs}
+    assert all("could not be written to (File too large)" in reason for reason in failed.values())
+
+
+def test_no_more_than_the_jobs_run_at_once_and_none_outlives_an_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = python_in_place_of_smoothcert(monkeypatch, dict.fromkeys("01234", "import time; time.sleep(60)"))
+    looks = 0
+
+    def interrupt(seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(work.time, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        work.at_once(runs_in(tmp_path, 5), workshop(2))
+    assert len(started) == 2
+    assert [process.returncode for process in started] == [-signal.SIGTERM] * 2
+
+
+def test_runs_that_train_together_give_what_each_gives_alone(tmp_path: Path, sample: Path) -> None:
+    """Two of them, and a third whose batches are larger than the data, which fails alone."""
+    runs = [
+        replace(run, recipe=tiny_recipe(dataset=f"npz:{sample}", epochs=1, seed=seed, batch_size=size))
+        for run, seed, size in zip(runs_in(tmp_path, 3), (0, 1, 2), (64, 64, 512), strict=True)
+    ]
+    failed = work.train_runs(runs, workshop(2))
+    assert list(failed) == [runs[2].folder]
+    assert "batch_size: expected at most the 256 training images, got 512" in failed[runs[2].folder]
+    work.train_here(replace(runs[1], folder=tmp_path / "alone"), workshop(1))
+    together, alone = (load_run(folder).model.state_dict() for folder in (runs[1].folder, tmp_path / "alone"))
+    assert all(torch.equal(together[name], alone[name]) for name in alone)
+
+
+def test_in_turn_a_failure_does_not_stop_the_rest(tmp_path: Path) -> None:
+    seen = []
+
+    def fail_first(run: PlannedRun) -> None:
+        seen.append(run.folder.name)
+        if run.folder.name == "0":
+            raise WorkError("the loss\ndiverged")
+
+    assert work.in_turn(runs_in(tmp_path, 3), fail_first) == {tmp_path / "0": "the loss diverged"}
+    assert seen == ["0", "1", "2"]
+
+
+def test_a_process_trains_only_where_epochs_are_missing(tmp_path: Path) -> None:
+    (run,) = runs_in(tmp_path, 1)
+    both = work.commands(run, workshop(2))
+    assert both[: both.index("then")] == ["train", "--out", str(run.folder), "--resume", "--device", "cpu"]
+    assert load_train_recipe(run.folder / "recipe.yaml") == run.recipe
+    certify = work.commands(replace(run, epochs_done=90, skip=3, max_images=7), workshop(2))
+    assert certify[:4] == both[both.index("then") + 1 :][:4] == ["certify", str(run.folder), "--n", "100"]
+    assert certify[4:] == ["--skip", "3", "--max-images", "7", "--name", "test-n100", "--device", "cpu"]
+    assert split(both) == [both[:6], both[7:]]
+    assert "--compile" in work.commands(run, replace(workshop(2), compile=True))
+    assert "--compile" not in both
+    own = work.commands(replace(run, recipe=tiny_recipe(model="mine:build")), workshop(2))
+    assert all(command[command.index("--model") + 1] == "mine:build" for command in split(own)), "its code may run"
+
+
+def test_a_process_ends_with_the_one_that_started_it() -> None:
+    code = "from smoothcert.cli.several import end_with_input; end_with_input(); print('up', flush=True); "
+    sleeping = [sys.executable, "-c", code + "import time; time.sleep(60)"]
+    with subprocess.Popen(sleeping, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        assert process.poll() is None
+        process.stdin.close()
+        assert process.wait(timeout=30) == 1
+
+
+def test_a_worker_does_not_import_the_package_from_the_current_folder(
+    tmp_path: Path, sample: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file there never replaces a package; a user's network there is found, as it is without workers."""
+    monkeypatch.chdir(tmp_path)
+    for module in ("smoothcert/__init__.py", "smoothcert/cli/several.py", "json.py", "torch.py"):
+        (tmp_path / module).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / module).write_text("open('ran', 'w'); raise SystemExit(3)")
+    (tmp_path / "network_for_test.py").write_text(
+        "from torch import nn\ndef build(): return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))"
+    )
+    recipe = tiny_recipe(dataset=f"npz:{sample}", model="network_for_test:build", epochs=1)
+    (run,) = (replace(run, recipe=recipe, max_images=2) for run in runs_in(tmp_path / "out", 1))
+    assert work.at_once([run], workshop(2)) == {}
+    assert not (tmp_path / "ran").exists()
+    assert len(read_certificates(run.certificates).rows) == 2
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_full_disk_fails_the_run_and_not_the_next(jobs: int, tmp_path: Path, sample: Path) -> None:
+    """The weights of the first run are larger than a file may be; those of the second are not."""
+    resource = pytest.importorskip("resource")
+    (tmp_path / "small_for_test.py").write_text(
+        "from torch import nn\ndef build(): return nn.Sequential(nn.AvgPool2d(14), nn.Flatten(), nn.Linear(4, 10))"
+    )
+    recipes = [
+        tiny_recipe(dataset=f"npz:{sample}", model=model, epochs=1) for model in ("lenet", "small_for_test:build")
+    ]
+    large, small = (replace(run, recipe=r) for run, r in zip(runs_in(tmp_path / "out", 2), recipes, strict=True))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        try:
+            failed = work.train_runs([large, small], workshop(jobs))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert list(failed) == [large.folder]
+        assert "\n" not in failed[large.folder]
+        assert load_run(small.folder, "small_for_test:build").finished
+
+
+def test_votes_are_compiled_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+
+    def certified(run: object, data: object, indices: object, recipe: CertifyRecipe, *rest: object) -> None:
+        seen.append(recipe.compile)
+
+    monkeypatch.setattr(work, "certify_run", certified)
+    monkeypatch.setattr(work, "load_run", lambda folder, code: None)
+    monkeypatch.setattr(work, "load_dataset", lambda *names, **options: mnist_sample.load("test"))
+    (run,) = runs_in(tmp_path, 1)
+    for wanted in (False, True):
+        work.certify_here(run, replace(workshop(1), compile=wanted))
+    assert seen == [False, True]

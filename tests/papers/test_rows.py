@@ -1,0 +1,319 @@
+"""Every printed row has its recipe, or says why not; a finished run finds its row, and what it did otherwise."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from smoothcert.io.results import write_settings
+from smoothcert.objectives import Consistency, Gaussian, Macer, SmoothAdv, SmoothMix
+from smoothcert.papers.presets import PRESETS, preset
+from smoothcert.papers.rows import PaperRun, differences_from, paper_runs, published, published_for
+from smoothcert.papers.tables import paper_table, paper_table_names
+from smoothcert.training.recipe import TrainRecipe, with_overrides
+
+EVERY_RUN = [run for table in paper_table_names() for run in paper_runs(table)]
+
+
+def only(table: str, label: str, sigma: float) -> PaperRun:
+    (run,) = [run for run in paper_runs(table) if (run.label, run.sigma) == (label, sigma)]
+    return run
+
+
+@pytest.mark.parametrize("table", paper_table_names())
+def test_each_row_of_each_table_is_there_in_order(table: str) -> None:
+    runs = paper_runs(table)
+    rows: list[object] = []
+    for run in runs:
+        if not rows or rows[-1] != run.row:
+            rows.append(run.row)
+    assert rows == paper_table(table)
+    assert len({run.name for run in runs}) == len(runs)
+    assert all((run.recipe is None) == (run.reason is not None) for run in runs)
+    assert all(re.fullmatch(r"[a-z0-9.-]+", run.name) for run in runs)
+
+
+def test_a_presets_published_row_has_the_presets_recipe() -> None:
+    found = 0
+    for chosen in PRESETS.values():
+        for sigma, (table, columns) in chosen.published.items():
+            for run in paper_runs(table):
+                printed = {**run.row, "sigma": str(run.sigma)}
+                if all(printed.get(k) == str(v) or _number(printed.get(k)) == v for k, v in columns.items()) and (
+                    run.sigma == sigma
+                ):
+                    assert run.recipe == chosen.recipe(sigma), (table, columns)
+                    assert run.acr == chosen.published_acr(sigma)
+                    found += 1
+    assert found > 100
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text or "")
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize("table", paper_table_names())
+def test_a_recipe_does_what_its_row_prints(table: str) -> None:
+    """The printed columns and the numbers inside the label, compared with the objective's own fields."""
+    for run in paper_runs(table):
+        if run.recipe is not None:
+            assert_as_printed(run, run.recipe)
+
+
+def assert_as_printed(run: PaperRun, recipe: TrainRecipe) -> None:
+    assert recipe.sigma == run.sigma == float(run.row.get("sigma", run.sigma))
+    objective = recipe.objective
+    printed = {**run.row, **dict(re.findall(r"(lambda|eta)=(\d+)\)", run.row.get("method", "")))}
+    if "0" in (printed.get("lambda"), printed.get("eta")):
+        assert objective == Gaussian()
+        return
+    fields = {"lambda": "weight", "eta": "eta", "m": "num_noise", "epsilon": "max_norm"}
+    for column, field in fields.items():
+        if column in printed:
+            limit = getattr(objective, field)
+            assert (float("inf") if limit is None else limit) == float(printed[column])
+    if "alpha_T" in printed:
+        assert isinstance(objective, SmoothMix)
+        assert f"{objective.step_size}x{objective.steps}" == printed["alpha_T"]
+    if isinstance(objective, SmoothMix) and "sigma" in printed and recipe.dataset != "imagenet":
+        assert objective.one_step == ("one-step" in printed.get("method", ""))
+
+
+def test_the_settings_that_no_column_prints() -> None:
+    """The runtime table repeats rows of the main table; networks, seeds and the data set are the table's."""
+    runtime = {run.label: run for run in paper_runs("consistency/table3")}
+    main = {run.acr: run.recipe for run in paper_runs("consistency/table1") if run.sigma == 0.5}
+    assert all(run.recipe == main[run.acr] for run in runtime.values())
+    assert {run.recipe.model for run in paper_runs("consistency/table4") if run.recipe} == {"resnet20", "densenet40"}
+    stability = [run for run in paper_runs("consistency/supp-table7") if run.label == "Stability (lambda=5,10,20)"]
+    weights = [run.recipe.objective.model_dump()["weight"] for run in stability if run.recipe]
+    assert weights == [5, 10, 20] * 3
+    seeds = paper_runs("mnist/acr-over-5-seeds")
+    assert len(seeds) == 10 * 3 * 5
+    assert [run.recipe.seed for run in seeds if run.recipe] == [0, 1, 2, 3, 4] * 30
+    assert {run.acr for run in seeds if run.label == "MACER"} == {0.9201, 1.5899, 1.5950}
+    best = only("consistency/table1", "SmoothAdv + hyperparameter search", 1.0).recipe
+    assert best is not None
+    assert isinstance(best.objective, SmoothAdv)
+    assert (best.objective.num_noise, best.objective.adversary.epsilon) == (2, 2.0)
+    macer = only("consistency/table4", "DenseNet-40, MACER", 0.5).recipe
+    assert macer is not None
+    assert macer.objective == Macer(weight=4)
+    imagenet = only("consistency/table2", "Gaussian + Consistency (lambda=10)", 0.5).recipe
+    assert imagenet is not None
+    assert (imagenet.dataset, imagenet.objective) == ("imagenet", Consistency(weight=10))
+
+
+def test_what_the_papers_do_not_tell_is_not_guessed() -> None:
+    unknown = [run for run in EVERY_RUN if run.recipe is None]
+    assert {(run.table, run.label.split(" (")[0]) for run in unknown} == {
+        ("consistency/table1", "SmoothAdv + Consistency")
+    }
+    assert len(unknown) == 3
+    first_version = [run for run in EVERY_RUN if run.remark and "second softmax" in run.remark]
+    assert {run.table for run in first_version} == {f"consistency/table{number}" for number in (1, 2, 3, 4)}
+    assert all(run.recipe and isinstance(run.recipe.objective, Consistency) for run in first_version)
+
+
+def test_published_numbers_as_printed() -> None:
+    run = only("smoothmix/table2", "SmoothMix (eta=5)", 1.0)
+    assert run.acr == 1.820
+    assert run.accuracy_at[0.0] == 93.7
+    assert run.accuracy_at[2.75] == 21.5
+    assert len(run.accuracy_at) == 12
+
+
+def certificates(folder: Path, recipe: TrainRecipe | None, epoch: object = None, **settings: object) -> Path:
+    """An empty certificates file in a run folder, with its settings."""
+    path = folder / "certificates" / "test.tsv"
+    path.parent.mkdir(parents=True)
+    path.write_text("")
+    if recipe is not None:
+        recipe.save(folder / "recipe.yaml")
+    provenance = {} if epoch is None else {"epoch": epoch}
+    path.with_suffix(".json").write_text(json.dumps({"settings": settings, "provenance": provenance}))
+    return path
+
+
+@pytest.mark.parametrize("table", paper_table_names())
+def test_each_run_finds_its_own_row(table: str, tmp_path: Path) -> None:
+    find = published_for(table)
+    for run in paper_runs(table):
+        if run.recipe is not None and run.recipe.seed == 0:
+            row = find(certificates(tmp_path / run.name, run.recipe))
+            assert row is not None
+            assert (row.label, row.acr, row.accuracy_at) == (run.label, run.acr, run.accuracy_at)
+            assert row.differences == ((run.remark,) if run.remark else ())
+
+
+def test_what_a_run_did_otherwise_is_told(tmp_path: Path) -> None:
+    find = published_for("smoothmix/table2")
+    changed = with_overrides(
+        preset("mnist/smoothmix", 0.5), ["epochs=2", "dataset=mnist-sample", "learning_rate_drops=[1]", "seed=7"]
+    )
+    row = find(certificates(tmp_path / "a", changed, epoch=1))
+    assert row is not None
+    assert row.label == "SmoothMix (eta=5)"
+    assert row.differences == (
+        "data mnist-sample, the paper's mnist",
+        "epochs 2, the paper's 90",
+        "learning-rate drops [1], the paper's [31, 61]",
+        "certified after 1 of its epochs",
+    )
+    other = with_overrides(preset("mnist/smoothmix", 0.5), ["objective.eta=4"])
+    assert find(certificates(tmp_path / "b", other)) is None
+    assert find(certificates(tmp_path / "c", preset("mnist/smoothmix", 0.3))) is None
+
+
+def test_changed_hyper_parameters_are_told_of_a_run_whose_row_is_known(tmp_path: Path) -> None:
+    run = only("consistency/supp-table2", "SmoothAdv + Consistency (lambda=1)", 0.5)
+    assert run.recipe is not None
+    changed = with_overrides(run.recipe, ["objective.num_noise=2", "objective.adversary.steps=2"])
+    row = published(run, changed, certificates(tmp_path / "a", changed))
+    assert row.acr == 1.697
+    assert row.differences == ("num_noise 2, the paper's 4", "adversary.steps 2, the paper's 10")
+
+
+def test_every_setting_of_a_training_that_changes_its_result_is_told() -> None:
+    """All fields of a recipe, but for the seed and the precision, which the provenance knows better."""
+    paper = preset("mnist/gaussian", 0.5)
+    others = {
+        "dataset": "mnist-sample",
+        "image_size": 28,
+        "model": "resnet20",
+        "sigma": 0.3,
+        "noise": "laplace",
+        "objective": "macer",
+        "epochs": 2,
+        "batch_size": 32,
+        "learning_rate": 0.5,
+        "learning_rate_drops": "[1]",
+        "learning_rate_warm_up": 1,
+        "momentum": 0.5,
+        "nesterov": "true",
+        "weight_decay": 0.5,
+    }
+    assert set(others) == set(TrainRecipe.model_fields) - {"seed", "precision"}
+    for field, value in others.items():
+        assert differences_from(paper, with_overrides(paper, [f"{field}={value}"])), field
+    assert differences_from(paper, with_overrides(paper, ["sigma=0.3"])) == ["sigma 0.3, the paper's 0.5"]
+
+
+@pytest.mark.parametrize("epoch", ["x", None, [1], 90])
+def test_an_epoch_that_tells_nothing_is_not_compared(epoch: object, tmp_path: Path) -> None:
+    row = published_for("smoothmix/table2")(certificates(tmp_path / "a", preset("mnist/gaussian", 0.5), epoch))
+    assert row is not None
+    assert row.differences == ()
+
+
+@pytest.mark.parametrize("where", ["certificates", "model"])
+@pytest.mark.parametrize(
+    ("asked", "trained", "told"),
+    [("auto", "bf16", True), ("auto", "fp32", False), ("bf16", None, True), ("fp32", None, False)],
+)
+def test_the_precision_of_training_is_told(
+    asked: str, trained: str | None, told: bool, where: str, tmp_path: Path
+) -> None:
+    recipe = with_overrides(preset("mnist/gaussian", 0.5), [f"precision={asked}"])
+    path = certificates(tmp_path / "a", recipe)
+    if trained is not None and where == "certificates":
+        write_settings(path, {}, {"model": {"precision": trained}})
+    elif trained is not None:
+        about = json.dumps({"provenance": {"precision": trained}})
+        save_file({"weight": torch.zeros(1)}, tmp_path / "a" / "model.safetensors", metadata={"smoothcert": about})
+    row = published_for("smoothmix/table2")(path)
+    assert row is not None
+    assert row.differences == (("precision bf16, the paper's fp32",) if told else ())
+
+
+def test_networks_count_where_the_table_compares_them(tmp_path: Path) -> None:
+    recipe = with_overrides(preset("cifar10/gaussian", 0.5), ["model=densenet40"])
+    path = certificates(tmp_path / "a", recipe)
+    row = published_for("consistency/table4")(path)
+    assert row is not None
+    assert (row.label, row.acr, row.differences) == ("DenseNet-40, Gaussian", 0.494, ())
+    elsewhere = published_for("smoothmix/table1")(path)
+    assert elsewhere is not None
+    assert elsewhere.differences == ("network densenet40, the paper's resnet110",)
+    assert published_for("consistency/table4")(certificates(tmp_path / "b", preset("cifar10/gaussian", 0.5))) is None
+
+
+def test_a_row_is_not_reproduced_on_another_data_set(tmp_path: Path) -> None:
+    """The two main tables have rows of the same objective and sigma, one on CIFAR-10, the other on MNIST."""
+    cifar10, mnist = published_for("smoothmix/table1"), published_for("smoothmix/table2")
+    recipe = preset("mnist/gaussian", 0.5)
+    for name, dataset, found in (("a", "mnist", True), ("b", "mnist-sample", True), ("c", "npz:mnist", False)):
+        path = certificates(tmp_path / name, with_overrides(recipe, [f"dataset={dataset}"]))
+        assert cifar10(path) is None
+        assert (mnist(path) is not None) == found
+    assert mnist(certificates(tmp_path / "d", preset("cifar10/gaussian", 0.5))) is None
+    for name, dataset in (("e", "cifar10"), ("f", "cifar10 (not the official files)"), ("g", None)):
+        told = {} if dataset is None else {"dataset": dataset}
+        path = certificates(tmp_path / name, None, objective="gaussian", sigma=0.5, **told)
+        row = cifar10(path)
+        assert row is not None
+        assert (row.table, row.label) == ("smoothmix/table1", "Gaussian")
+        assert (mnist(path) is None) == (dataset is not None)
+    assert cifar10(certificates(tmp_path / "h", None, objective="gaussian", sigma=0.5, dataset="mnist")) is None
+
+
+def test_without_a_recipe_the_settings_decide_where_one_row_fits(tmp_path: Path) -> None:
+    find = published_for("smoothmix/table2")
+    row = find(certificates(tmp_path / "a", None, objective="macer", sigma=1.0))
+    assert row is not None
+    assert (row.label, row.acr) == ("MACER", 1.598)
+    assert row.differences == ("how it was trained is not recorded",)
+    named = find(certificates(tmp_path / "b", None, objective="SmoothMix (eta=5)", sigma=0.5))
+    assert named is not None
+    assert named.acr == 1.694
+    assert find(certificates(tmp_path / "c", None, objective="smoothmix", sigma=0.5)) is None
+    assert find(certificates(tmp_path / "d", None, objective="macer", sigma=0.3)) is None
+    assert find(certificates(tmp_path / "e", None)) is None
+    # Gaussian + Consistency alone can be trained by us, but SmoothAdv + Consistency is called the same.
+    unclear = certificates(tmp_path / "f", None, objective="consistency", sigma=0.25)
+    assert published_for("consistency/table1")(unclear) is None
+    bare = tmp_path / "noise_0.25"
+    bare.write_text("")
+    assert find(bare) is None
+
+
+def test_an_imported_model_has_no_training_recipe(tmp_path: Path) -> None:
+    path = certificates(tmp_path / "a", None, objective="gaussian", sigma=0.5)
+    (tmp_path / "a" / "recipe.yaml").write_text("dataset: mnist\nmodel: lenet\nsigma: 0.5\n")
+    row = published_for("smoothmix/table2")(path)
+    assert row is not None
+    assert row.label == "Gaussian"
+
+
+def test_the_cross_entropy_rows_are_printed_with_the_numbers_of_another_form() -> None:
+    """The paper's table of loss forms repeats rows of its other tables there: those are trained, and a run says so."""
+    rows = {
+        run.row["lambda"]: run for run in paper_runs("consistency/supp-table4") if run.row["loss"] == "cross-entropy"
+    }
+    elsewhere = {run.row["lambda"]: run for run in paper_runs("consistency/supp-table6")}
+    assert set(rows) == {"5", "20"}
+    for weight, run in rows.items():
+        assert abs(run.acr - elsewhere[weight].acr) < 1e-9
+        assert run.recipe == elsewhere[weight].recipe
+        assert "of which the paper prints the numbers here" in run.remark
+
+
+def test_a_run_knows_its_row_and_all_rows_of_the_table(tmp_path: Path) -> None:
+    row = published_for("smoothmix/table2")(certificates(tmp_path / "a", preset("mnist/macer", 0.5)))
+    assert row is not None
+    assert row.row == "macer-0.5"
+    assert row.rows == tuple(run.name for run in paper_runs("smoothmix/table2"))
+
+
+def test_rows_that_cannot_be_trained_are_not_missed(tmp_path: Path) -> None:
+    recipe = only("consistency/table1", "Gaussian", 0.5).recipe
+    row = published_for("consistency/table1")(certificates(tmp_path / "a", recipe))
+    assert row is not None
+    assert set(row.rows) == {run.name for run in paper_runs("consistency/table1") if run.recipe is not None}
+    assert len(row.rows) < len(paper_runs("consistency/table1"))

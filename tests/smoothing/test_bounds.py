@@ -1,0 +1,81 @@
+"""Clopper-Pearson and PREDICT's test against exact enumeration in rational arithmetic."""
+
+import math
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from smoothcert.noise import Gaussian
+from smoothcert.smoothing.bounds import (
+    error_upper_bound,
+    lower_bound,
+    smallest_error_bound,
+    top_two_p_value,
+    votes_needed,
+)
+
+
+def upper_tail(n: int, p: Fraction, count: int) -> Fraction:
+    """P(Binomial(n, p) >= count), exactly."""
+    return sum((math.comb(n, j) * p**j * (1 - p) ** (n - j) for j in range(count, n + 1)), Fraction(0))
+
+
+@pytest.mark.parametrize("alpha", [0.001, 0.05, 0.3])
+@pytest.mark.parametrize("n", [1, 2, 7, 25])
+def test_the_bound_exceeds_p_with_probability_at_most_alpha(n: int, alpha: float) -> None:
+    bounds = [lower_bound(count, n, alpha) for count in range(n + 1)]
+    assert all(a < b for a, b in pairwise(bounds))
+    # Just below a bound is where the rule is most often wrong: check there and on a grid.
+    for p in [Fraction(k, 60) for k in range(1, 60)] + [Fraction(b) * (1 - Fraction(1, 10**9)) for b in bounds[1:]]:
+        wrong = sum((upper_tail(n, p, k) - upper_tail(n, p, k + 1) for k in range(n + 1) if bounds[k] > p), Fraction(0))
+        assert wrong <= Fraction(alpha)
+
+
+@pytest.mark.parametrize("n", [3, 20])
+@pytest.mark.parametrize("alpha", [0.001, 0.1])
+def test_the_bound_is_one_sided_and_not_looser_than_needed(n: int, alpha: float) -> None:
+    for count in range(1, n + 1):
+        p = Fraction(lower_bound(count, n, alpha))
+        # At the exact bound the tail is alpha: within rounding, never above. A two-sided bound would give alpha / 2.
+        assert Fraction(alpha) * (1 - Fraction(1, 10**6)) <= upper_tail(n, p, count) <= Fraction(alpha)
+
+
+@given(st.integers(1, 200_000), st.floats(1e-9, 0.5), st.data())
+def test_scipys_interval_agrees(n: int, alpha: float, data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, n))
+    reference = stats.binomtest(count, n, alternative="greater").proportion_ci(1 - alpha, method="exact").low
+    assert lower_bound(count, n, alpha) == pytest.approx(reference, rel=1e-6, abs=2e-12)
+    assert lower_bound(count, n, alpha) + error_upper_bound(count, n, alpha) <= 1
+
+
+@pytest.mark.parametrize(("n", "radius"), [(10**3, 2.463), (10**4, 3.199), (10**5, 3.812), (10**6, 4.347)])
+def test_radius_when_all_votes_agree(n: int, radius: float) -> None:
+    assert Gaussian(1.0).radius(smallest_error_bound(n, 0.001)) == pytest.approx(radius, abs=1e-3)
+
+
+def test_no_votes_show_nothing() -> None:
+    assert error_upper_bound(0, 10, 0.001) == 1.0
+    assert lower_bound(0, 10, 0.001) == 0.0
+
+
+@pytest.mark.parametrize(("count", "n", "alpha"), [(-1, 5, 0.1), (6, 5, 0.1), (0, 0, 0.1), (1, 2, 0.0), (1, 2, 1.0)])
+def test_impossible_arguments_are_refused(count: int, n: int, alpha: float) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        error_upper_bound(count, n, alpha)
+
+
+@given(st.integers(0, 400), st.integers(0, 400))
+def test_top_two_p_value_is_the_binomial_test(a: int, b: int) -> None:
+    high, low = max(a, b), min(a, b)
+    reference = stats.binomtest(high, high + low).pvalue if high + low else 1.0
+    assert top_two_p_value(high, low) == pytest.approx(reference, rel=1e-9)
+
+
+@pytest.mark.parametrize("q", [0.4, 0.02, 1e-4])
+def test_votes_needed_is_the_least_n(q: float) -> None:
+    n = votes_needed(q, 0.001)
+    assert smallest_error_bound(n, 0.001) <= q < smallest_error_bound(n - 1, 0.001)

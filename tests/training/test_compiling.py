@@ -1,0 +1,45 @@
+"""When compiling is worth its time."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from smoothcert.models import CifarResNet, LeNet
+from smoothcert.training.step import compile_pays, keep_compiled_kernels
+
+
+def test_short_runs_are_not_compiled_and_long_ones_are() -> None:
+    small = compile_pays(LeNet(10), "auto")
+    assert not small(10)
+    assert small(60)
+
+
+def test_a_deep_network_needs_a_longer_run() -> None:
+    shallow, deep = compile_pays(LeNet(10), "auto"), compile_pays(CifarResNet(110, 10), "auto")
+    assert shallow(100)
+    assert not deep(100)
+    assert deep(1000)
+
+
+def test_blocks_that_are_kernels_leave_nothing_to_compile() -> None:
+    assert not compile_pays(CifarResNet(110, 10), "auto", by_kernels=True)(1e9)
+    assert compile_pays(CifarResNet(110, 10), "always", by_kernels=True)(0)
+    assert compile_pays(LeNet(10), "auto", by_kernels=True)(60), "where compiling joins what lies between the kernels"
+
+
+def test_the_user_has_the_last_word() -> None:
+    assert compile_pays(LeNet(10), "always")(0)
+    assert not compile_pays(LeNet(10), "never")(1e9)
+
+
+def test_kernels_are_kept_beside_the_data_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMOOTHCERT_DATA", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+    keep_compiled_kernels()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    keep_compiled_kernels()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled")

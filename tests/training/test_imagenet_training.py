@@ -1,0 +1,54 @@
+"""ImageNet folders through training and certification, in one process and in two: same images, same losses."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from data.photographs import write_photograph
+
+from smoothcert.certification.certificates import read_certificates
+
+MODEL = """
+from torch import nn
+
+def small(num_classes):
+    "Without batch norm, whose statistics would depend on the number of processes."
+    return nn.Sequential(nn.Conv2d(3, 4, 7, stride=8), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 28 * 28, num_classes))
+"""
+RECIPE = """
+{dataset: imagenet, model: 'small_for_test:small', sigma: 0.25, objective: {name: consistency, num_noise: 2, weight: 1},
+ epochs: 1, batch_size: 8, learning_rate: 0.01, learning_rate_drops: []}
+"""
+
+
+@pytest.mark.slow
+def test_two_steps_on_generated_photographs(tmp_path: Path) -> None:
+    for split, images in (("train", 4), ("val", 1)):
+        for c, wnid in enumerate(("n01440764", "n01443537")):
+            for i in range(images):
+                name = f"{wnid}_{i}.JPEG"
+                write_photograph(
+                    tmp_path / "imagenet" / split / wnid / name, 10 * c + i, width=300 + 20 * i, height=260
+                )
+    (tmp_path / "small_for_test.py").write_text(MODEL)
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "SMOOTHCERT_DATA": str(tmp_path)}
+
+    def run(*command: str) -> None:
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr[-2000:]
+
+    module = ("-m", "smoothcert")
+    options = ("train", "--recipe", "r.yaml", "--model", "small_for_test:small", "--device", "cpu", "--out")
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    run(sys.executable, *module, *options, "one")
+    run(sys.executable, *launcher, *module, *options, "two")
+    one, two = (json.loads((tmp_path / name / "metrics.jsonl").read_text()) for name in ("one", "two"))
+    assert one["loss"] == pytest.approx(two["loss"], rel=1e-4)
+    assert one["kl"] == pytest.approx(two["kl"], rel=1e-2, abs=1e-6)
+    run(sys.executable, *module, "certify", "one", "--model", "small_for_test:small", "--n", "100", "--device", "cpu")
+    rows = read_certificates(tmp_path / "one/certificates/test-n100.tsv").rows
+    assert [row.label for row in rows] == [0, 1]

@@ -1,0 +1,495 @@
+"""Published checkpoints: every layout gives the source's logits; nothing in a file runs; wrong files cost one line."""
+
+import argparse
+import contextlib
+import os
+import re
+import resource
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from smoothcert.data import DATASETS, ImageData, mnist_sample
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.yaml_file import read_yaml
+from smoothcert.models import MODELS
+from smoothcert.training.checkpoint import load_run
+from smoothcert.training.import_checkpoint import check_accuracy, import_checkpoint, input_layer_warning
+from smoothcert.training.recipe import ImportRecipe, parse_recipe
+
+CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+
+
+def channels(values: tuple[float, ...]) -> Tensor:
+    return torch.tensor(values).view(1, -1, 1, 1)
+
+
+def network(arch: str, num_classes: int = 10) -> nn.Module:
+    """A network whose batch norms are not at their initial values, in eval mode."""
+    torch.manual_seed(1)
+    model = MODELS[arch].build(num_classes)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 1.5)
+    return model.eval()
+
+
+def prefixed(model: nn.Module, prefix: str) -> "OrderedDict[str, Tensor]":
+    return OrderedDict((prefix + name, tensor) for name, tensor in model.state_dict().items())
+
+
+def saved(contents: object, path: Path, **options: Any) -> Path:
+    torch.save(contents, path, **options)
+    return path
+
+
+def cohen(model: nn.Module, arch: str, prefix: str = "1.") -> dict[str, object]:
+    """As the papers' training code writes it; the optimizer has state."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return {
+        "epoch": 90,
+        "arch": arch,
+        "state_dict": prefixed(model, prefix),
+        "optimizer": optimizer.state_dict(),
+    }
+
+
+def logits(model: nn.Module, images: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model(images)
+
+
+def normalized(images: Tensor) -> Tensor:
+    return (images - channels(CIFAR_MEAN)) / channels(CIFAR_STD)
+
+
+@pytest.fixture(scope="module")
+def resnet20() -> nn.Module:
+    return network("resnet20")
+
+
+@pytest.fixture(scope="module")
+def lenet() -> nn.Module:
+    return network("lenet")
+
+
+@pytest.fixture(scope="module")
+def photographs() -> Tensor:
+    return torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def digits() -> Tensor:
+    return torch.rand(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("prefix", ["1.", "1.module.", "module.1.", "module.", "model.", "net.0.1.", ""])
+def test_every_prefix_gives_the_source_logits(
+    prefix: str, resnet20: nn.Module, photographs: Tensor, tmp_path: Path
+) -> None:
+    file = saved(cohen(resnet20, "cifar_resnet20", prefix), tmp_path / "checkpoint.pth.tar")
+    run = import_checkpoint(file, tmp_path / "run", sigma=0.25, method="cohen")
+    loaded = load_run(tmp_path / "run")
+    expected = logits(resnet20, normalized(photographs))
+    assert torch.equal(logits(run.model, photographs), expected)
+    assert torch.equal(logits(loaded.model, photographs), expected)
+    assert (loaded.epoch, loaded.finished, loaded.recipe.method) == (90, True, "cohen")
+    assert loaded.spec.shape == (3, 32, 32)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["model.safetensors", "recipe.yaml"]
+
+
+def test_recipe_and_provenance(resnet20: nn.Module, tmp_path: Path) -> None:
+    file = saved(cohen(resnet20, "cifar_resnet20"), tmp_path / "checkpoint.pth.tar")
+    run = import_checkpoint(file, tmp_path / "run", sigma=0.25)
+    recipe = parse_recipe(ImportRecipe, read_yaml(tmp_path / "run" / "recipe.yaml"), "recipe.yaml")
+    assert recipe == run.recipe
+    assert recipe.to_mapping() == {
+        "dataset": "cifar10",
+        "model": "resnet20",
+        "sigma": 0.25,
+        "input_layer": "normalize",
+        "source": "checkpoint.pth.tar",
+        "method": "imported",
+    }
+    assert re.fullmatch("[0-9a-f]{64}", run.provenance["source_sha256"])
+    assert "torch" in run.provenance["versions"]
+    assert [note.partition(":")[0] for note in run.provenance["notes"]] == ["data set", "input layer"]
+
+
+@pytest.mark.parametrize(
+    ("layer", "mean", "std"),
+    [("normalize", CIFAR_MEAN, CIFAR_STD), ("center", CIFAR_MEAN, (1.0, 1.0, 1.0)), ("none", (0.0,) * 3, (1.0,) * 3)],
+)
+def test_input_layers(
+    layer: Any,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    resnet20: nn.Module,
+    photographs: Tensor,
+    tmp_path: Path,
+) -> None:
+    file = saved(cohen(resnet20, "cifar_resnet20"), tmp_path / "checkpoint.pth.tar")
+    run = import_checkpoint(file, tmp_path / "run", sigma=0.5, dataset="cifar10", input_layer=layer)
+    expected = logits(resnet20, (photographs - channels(mean)) / channels(std))
+    assert torch.equal(logits(run.model, photographs), expected)
+    assert run.recipe.to_mapping()["input_layer"] == layer
+    assert run.provenance["notes"] == []
+
+
+@pytest.mark.parametrize(("names", "shape"), [(("means", "sds"), (3,)), (("mu", "sigma"), (3, 1, 1))])
+def test_mean_and_std_in_the_file_win(
+    names: tuple[str, str], shape: tuple[int, ...], resnet20: nn.Module, photographs: Tensor, tmp_path: Path
+) -> None:
+    mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.4, 0.5, 0.6])
+    state = prefixed(resnet20, "1.")
+    state |= {f"0.{name}": tensor.view(shape) for name, tensor in zip(names, (mean, std), strict=True)}
+    file = saved({"arch": "cifar_resnet20", "state_dict": state}, tmp_path / "a.pth")
+    run = import_checkpoint(file, tmp_path / "run", sigma=0.5, input_layer="none")
+    expected = logits(resnet20, (photographs - mean.view(1, 3, 1, 1)) / std.view(1, 3, 1, 1))
+    assert torch.equal(logits(run.model, photographs), expected)
+    assert run.recipe.to_mapping()["input_layer"] == "normalize"
+    assert any("none, which was asked for, contradicts" in note for note in run.provenance["notes"])
+
+
+def test_a_saved_mean_alone_centers(resnet20: nn.Module, photographs: Tensor, tmp_path: Path) -> None:
+    state = prefixed(resnet20, "1.") | {"0.means": torch.tensor(CIFAR_MEAN)}
+    run = import_checkpoint(saved(state, tmp_path / "a.pth"), tmp_path / "run", sigma=0.5)
+    assert torch.equal(logits(run.model, photographs), logits(resnet20, photographs - channels(CIFAR_MEAN)))
+    assert run.recipe.to_mapping()["input_layer"] == "center"
+
+
+@pytest.mark.parametrize(("prefix", "layer"), [("", "none"), ("module.", "none"), ("module.1.", "normalize")])
+def test_macer(prefix: str, layer: str, resnet20: nn.Module, photographs: Tensor, tmp_path: Path) -> None:
+    """MACER's code puts nothing before the network; an index in the names says that something stood there."""
+    file = saved({"net": prefixed(resnet20, prefix), "epoch": 440}, tmp_path / "440.pth")
+    run = import_checkpoint(file, tmp_path / "run", sigma=0.25)
+    seen = normalized(photographs) if layer == "normalize" else photographs
+    assert torch.equal(logits(run.model, photographs), logits(resnet20, seen))
+    assert (run.recipe.model, run.recipe.to_mapping()["input_layer"], run.epoch) == ("resnet20", layer, 440)
+    assert [note.partition(":")[0] for note in run.provenance["notes"]] == ["architecture", "data set", "input layer"]
+
+
+def test_bare_resnet50_of_imagenet(tmp_path: Path) -> None:
+    model = network("resnet50", 1000)
+    file = saved(model.state_dict(), tmp_path / "resnet50.pth")
+    run = import_checkpoint(file, tmp_path / "run", sigma=0.5)
+    mean, std = channels((0.485, 0.456, 0.406)), channels((0.229, 0.224, 0.225))
+    images = torch.rand(1, 3, 64, 64)
+    assert torch.equal(logits(run.model, images), logits(model, (images - mean) / std))
+    assert (run.recipe.model, run.recipe.dataset, run.spec.num_classes, run.epoch) == ("resnet50", "imagenet", 1000, 0)
+
+
+@pytest.mark.parametrize("arch", ["resnet20", "resnet110", "densenet40"])
+def test_architecture_is_found_by_names_and_shapes(arch: str, tmp_path: Path) -> None:
+    run = import_checkpoint(saved(prefixed(network(arch), "module."), tmp_path / "a.pt"), tmp_path / "run", sigma=1.0)
+    assert (run.recipe.model, run.recipe.dataset) == (arch, "cifar10")
+
+
+@pytest.mark.parametrize("prefix", ["1.", "1.module.", ""])
+def test_lenet_by_name(prefix: str, lenet: nn.Module, digits: Tensor, tmp_path: Path) -> None:
+    file = saved(cohen(lenet, "lenet", prefix), tmp_path / "checkpoint.pth.tar")
+    run = import_checkpoint(file, tmp_path / "run", sigma=0.25)
+    assert torch.equal(logits(run.model, digits), logits(lenet, digits))
+    assert (run.recipe.dataset, run.recipe.to_mapping()["input_layer"]) == ("mnist", "none")
+
+
+@pytest.mark.parametrize("names", [("0", "3", "7", "9"), ("net.0", "net.3", "net.7", "net.9"), ("a", "b", "c", "d")])
+def test_lenet_with_other_names(names: tuple[str, ...], lenet: nn.Module, digits: Tensor, tmp_path: Path) -> None:
+    ours = ("conv1", "conv2", "fc1", "fc2")
+    renamed = dict(zip(ours, names, strict=True))
+    state = {}
+    for name, tensor in lenet.state_dict().items():
+        layer, _, kind = name.partition(".")
+        state[f"{renamed[layer]}.{kind}"] = tensor
+    run = import_checkpoint(saved(state, tmp_path / "a.pt"), tmp_path / "run", sigma=0.25, dataset="mnist-sample")
+    assert torch.equal(logits(run.model, digits), logits(lenet, digits))
+    assert any("by order" in note for note in run.provenance["notes"])
+
+
+def test_lenet_in_another_order_is_refused(lenet: nn.Module, tmp_path: Path) -> None:
+    state = {f"layer{i}": tensor for i, tensor in enumerate(reversed(lenet.state_dict().values()))}
+    with pytest.raises(RequestError, match="8 missing"):
+        import_checkpoint(saved(state, tmp_path / "a.pt"), tmp_path / "run", sigma=0.25, arch="lenet")
+
+
+def test_old_files(resnet20: nn.Module, photographs: Tensor, tmp_path: Path) -> None:
+    """Before torch 1.6: another container, no batch counters; and numbers of numpy, under the name of numpy 1."""
+    state = {name: t for name, t in prefixed(resnet20, "1.").items() if not name.endswith("num_batches_tracked")}
+    contents = {"arch": "cifar_resnet20", "epoch": np.int64(7), "best": np.float32(0.5), "state_dict": state}
+    file = saved(contents, tmp_path / "old.pth.tar", _use_new_zipfile_serialization=False)
+    file.write_bytes(file.read_bytes().replace(b"numpy._core.multiarray\n", b"numpy.core.multiarray\n"))
+    run = import_checkpoint(file, tmp_path / "run", sigma=0.25)
+    assert torch.equal(logits(run.model, photographs), logits(resnet20, normalized(photographs)))
+    assert run.epoch == 7
+    assert all(not t.any() for name, t in run.model.state_dict().items() if name.endswith("num_batches_tracked"))
+    assert any("num_batches_tracked" in note for note in run.provenance["notes"])
+
+
+def test_half_precision_weights_are_widened(lenet: nn.Module, digits: Tensor, tmp_path: Path) -> None:
+    state = {name: tensor.half() for name, tensor in lenet.state_dict().items()}
+    run = import_checkpoint(saved(state, tmp_path / "a.pt"), tmp_path / "run", sigma=0.25)
+    assert all(tensor.dtype == torch.float32 for tensor in run.model.state_dict().values())
+    assert torch.allclose(logits(run.model, digits), logits(lenet, digits), atol=1e-2)
+
+
+def test_import_leaves_the_callers_random_numbers_alone(lenet: nn.Module, tmp_path: Path) -> None:
+    file = saved(lenet.state_dict(), tmp_path / "a.pt")
+    before = torch.get_rng_state()
+    import_checkpoint(file, tmp_path / "run", sigma=0.25)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Malicious:
+    """Writes a file when it is unpickled the ordinary way."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (open, (str(self.marker), "w"))
+
+
+def refused(file: Path, out: Path, kind: type[Exception], match: str, **options: Any) -> None:
+    """One line of the given kind, and nothing written."""
+    with pytest.raises(kind, match=match) as caught:
+        import_checkpoint(file, out, **{"sigma": 0.5, **options})
+    assert "\n" not in str(caught.value)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_code_in_a_file_does_not_run(zipped: bool, lenet: nn.Module, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    contents = {"state_dict": lenet.state_dict(), "extra": Malicious(marker)}
+    file = saved(contents, tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
+    refused(file, tmp_path / "run", WorkError, r"refused: .* asks to run _?io\.open when it is read")
+    assert not marker.exists()
+    torch.load(file, weights_only=False)["extra"].close()
+    assert marker.exists(), "the file would have run code in a reader that lets it"
+
+
+@pytest.mark.parametrize(
+    ("extra", "name"),
+    [(argparse.Namespace(lr=0.1), "argparse.Namespace"), (nn.Linear(1, 1), "Linear"), (np.zeros(3), "reconstruct")],
+)
+def test_objects_beside_tensors_and_numbers_are_refused(extra: object, name: str, tmp_path: Path) -> None:
+    refused(saved({"args": extra}, tmp_path / "a.pth"), tmp_path / "run", WorkError, f"asks to run .*{name}")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("part", [0.0, 0.001, 0.5, 0.999])
+def test_truncated_files(part: float, zipped: bool, lenet: nn.Module, tmp_path: Path) -> None:
+    file = saved(lenet.state_dict(), tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
+    file.write_bytes(file.read_bytes()[: int(part * file.stat().st_size)])
+    refused(file, tmp_path / "run", WorkError, "damaged or not a PyTorch checkpoint .* download it again")
+
+
+def test_not_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "page.pth").write_text("<html>404: no such page</html>\n")
+    refused(tmp_path / "page.pth", tmp_path / "run", WorkError, "not a PyTorch checkpoint")
+    refused(tmp_path / "absent.pth", tmp_path / "run", RequestError, "no such file")
+    refused(tmp_path, tmp_path / "run", RequestError, "no such file")
+    refused(saved([1, 2], tmp_path / "list.pth"), tmp_path / "run", RequestError, "got a list")
+    refused(saved({}, tmp_path / "empty.pth"), tmp_path / "run", RequestError, "the keys none")
+    contents = {"epoch": 3, "optimizer": {"lr": 0.1}}
+    refused(saved(contents, tmp_path / "b.pth"), tmp_path / "run", RequestError, "the keys epoch, optimizer")
+    for tensor in (torch.zeros(2).to_sparse(), torch.zeros(2, device="meta"), 1):
+        contents = {"state_dict": {"fc.bias": tensor}}
+        refused(saved(contents, tmp_path / "d.pth"), tmp_path / "run", RequestError, "the keys state_dict")
+    foreign = {"features.0.weight": torch.zeros(2, 2)}
+    refused(
+        saved(foreign, tmp_path / "c.pth"), tmp_path / "run", RequestError, r"fit none, such as features\.0\.weight"
+    )
+
+
+def test_wrong_requests(resnet20: nn.Module, tmp_path: Path) -> None:
+    file, out = saved(cohen(resnet20, "cifar_resnet20"), tmp_path / "a.pth"), tmp_path / "run"
+    differences = r"tensors of resnet110, got \d+ missing \(layer1.3.conv1.weight, .*, \.\.\.\); give --arch resnet20"
+    refused(file, out, RequestError, differences, arch="resnet110")
+    refused(file, out, RequestError, "arch: expected one of lenet", arch="vgg")
+    refused(file, out, RequestError, "expected 1000 classes for imagenet, got a network with 10", dataset="imagenet")
+    refused(file, out, RequestError, "dataset: expected one of mnist", dataset="svhn")
+    refused(file, out, RequestError, "sigma", sigma=-1)
+    refused(file, out, RequestError, "input_layer", input_layer="whiten")
+    refused(file, out, RequestError, "takes images of shape", dataset="mnist", input_layer="none")
+    refused(file, out, RequestError, "no published mean", dataset="mnist", input_layer="center")
+
+
+def test_tensors_that_are_not_of_the_network_are_refused(resnet20: nn.Module, tmp_path: Path) -> None:
+    """A denoiser before the classifier, a second copy without prefix, a wider layer: never dropped silently."""
+    for extra in ({"0.conv.weight": torch.zeros(1)}, {"conv1.weight": torch.zeros(16, 3, 3, 3)}):
+        state = prefixed(resnet20, "1.") | extra
+        file = saved(cohen(resnet20, "cifar_resnet20") | {"state_dict": state}, tmp_path / "a.pth")
+        refused(file, tmp_path / "run", RequestError, f"1 unexpected .{re.escape(next(iter(extra)))}")
+    state = prefixed(resnet20, "1.") | {"1.conv1.weight": torch.zeros(32, 3, 3, 3), "1.fc.bias": torch.zeros(9)}
+    file = saved(cohen(resnet20, "cifar_resnet20") | {"state_dict": state}, tmp_path / "a.pth")
+    refused(file, tmp_path / "run", RequestError, r"2 of other shape \(conv1.weight, fc.weight\)")
+
+
+def test_existing_runs_are_kept(lenet: nn.Module, tmp_path: Path) -> None:
+    file, out = saved(lenet.state_dict(), tmp_path / "a.pt"), tmp_path / "run"
+    import_checkpoint(file, out, sigma=0.25)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(RequestError, match="holds a run already"):
+        import_checkpoint(file, out, sigma=0.5)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    with pytest.raises(RequestError, match="expected a folder"):
+        import_checkpoint(file, file, sigma=0.5)
+
+
+@pytest.fixture(scope="module")
+def brightness() -> tuple[nn.Module, ImageData]:
+    """A resnet20 written by hand that says 1 where the normalised red is above 0.8 on average, and images for it.
+
+    The dark ones lie at 0.3 and the bright ones at 1.3; without the division by std, or without the layer, all of
+    them lie below 0.8, so that half of the answers are wrong.
+    """
+    model = MODELS["resnet20"].build(10).eval()
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d):
+                module.weight.zero_()
+        model.conv1.weight[:2, 0, 1, 1] = torch.tensor([1.0, -1.0])  # red and its negative pass every ReLU ...
+        for stage in (model.layer2, model.layer3):
+            stage[0].downsample[0].weight[:2, :2, 0, 0] = torch.eye(2)  # ... along the shortcuts ...
+        model.fc.weight.zero_()
+        model.fc.weight[1, :2] = torch.tensor([1.0, -1.0])  # ... and are put together again
+        model.fc.bias.copy_(torch.tensor([0.0, -0.8] + [-100.0] * 8))
+    labels = torch.arange(40) % 2
+    levels = CIFAR_MEAN[0] + CIFAR_STD[0] * (0.3 + labels)
+    images = (levels * 255).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 32, 32).contiguous()
+    return model, ImageData(images, labels, 2, "brightness", "test")
+
+
+def test_warning_about_the_input_layer(brightness: tuple[nn.Module, ImageData], tmp_path: Path) -> None:
+    model, data = brightness
+    file = saved(cohen(model, "cifar_resnet20"), tmp_path / "a.pth")
+    right = import_checkpoint(file, tmp_path / "right", sigma=0.1)
+    assert check_accuracy(right, data) == 1
+    assert input_layer_warning(right, data) is None
+    for layer in ("center", "none"):
+        wrong = import_checkpoint(file, tmp_path / layer, sigma=0.1, input_layer=layer)
+        assert check_accuracy(wrong, data) == 0.5
+        assert input_layer_warning(wrong, data) == (
+            f"input layer: accuracy on 40 noisy images is 50% with {layer}, 100% with normalize; "
+            "import again with --input-layer normalize"
+        )
+
+
+def test_the_check_leaves_the_run_as_it_is(brightness: tuple[nn.Module, ImageData], tmp_path: Path) -> None:
+    model, data = brightness
+    run = import_checkpoint(saved(cohen(model, "resnet20"), tmp_path / "a.pth"), tmp_path / "run", sigma=0.1)
+    before = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
+    run.model.train()
+    assert check_accuracy(run, data, count=7) == 1, "in eval mode"
+    assert input_layer_warning(run, data, count=7) is None
+    assert all(module.training for module in run.model.modules())
+    assert all(torch.equal(before[name], tensor) for name, tensor in run.model.state_dict().items())
+
+
+def test_accuracy_is_that_of_a_noisy_copy(lenet: nn.Module, tmp_path: Path) -> None:
+    """The same value from a plain loop over every 10th image; without a published mean there is no other layer."""
+    file = saved(lenet.state_dict(), tmp_path / "a.pth")
+    run = import_checkpoint(file, tmp_path / "run", sigma=0.5, dataset="mnist-sample")
+    data = mnist_sample.load("test").subset(torch.arange(600))
+    images, labels = data.batch(torch.arange(0, 600, 10))
+    generator = torch.Generator().manual_seed(3)
+    noise = torch.cat([torch.randn((size, 1, 28, 28), generator=generator) for size in (50, 10)])
+    plain = [int((logits(lenet, images + s * noise).argmax(1) == labels).sum()) / 60 for s in (0.5, 0.05)]
+    assert [check_accuracy(run, data, count=60, sigma=s, seed=3) for s in (None, 0.05)] == plain
+    assert input_layer_warning(run, data, count=60) is None
+
+
+def test_images_that_do_not_fit(lenet: nn.Module, tmp_path: Path) -> None:
+    run = import_checkpoint(saved(lenet.state_dict(), tmp_path / "a.pth"), tmp_path / "run", sigma=0.5)
+    images = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
+    data = ImageData(images, torch.zeros(4, dtype=torch.int64), 10, "grey", "test")
+    with pytest.raises(RequestError, match="give images of the run's data set"):
+        check_accuracy(run, data)
+    assert "not checked" in str(input_layer_warning(run, data))
+
+
+def test_published_means_are_those_of_the_papers() -> None:
+    normalization = DATASETS["cifar10"].normalization
+    assert normalization is not None
+    assert (normalization.mean, normalization.std) == (CIFAR_MEAN, CIFAR_STD)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e300])
+def test_weights_that_are_not_finite_are_refused(value: float, lenet: nn.Module, tmp_path: Path) -> None:
+    """1e300 is finite in float64 and not in float32, which networks are evaluated in."""
+    state = {name: tensor.double() for name, tensor in lenet.state_dict().items()}
+    last = list(state)[-1]
+    state[last][3] = value
+    refused(saved(state, tmp_path / "a.pt"), tmp_path / "run", WorkError, f"NaN or infinite ones in {last}")
+
+
+def test_another_network_is_pointed_to_certify(tmp_path: Path) -> None:
+    file = saved(nn.Linear(784, 10).state_dict(), tmp_path / "mynet.pt")
+    refused(file, tmp_path / "run", RequestError, r"`smoothcert certify --model package\.module:function`")
+
+
+@pytest.mark.parametrize("operation", range(20))
+def test_an_import_that_ends_at_any_file_operation_can_be_repeated(
+    operation: int, lenet: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a kill: nothing that runs after the operation tidies up."""
+    file, out, count = saved(lenet.state_dict(), tmp_path / "a.pt"), tmp_path / "run", 0
+
+    class Killed(BaseException):
+        pass
+
+    def dies(name: str, owner: Any) -> None:
+        original = getattr(owner, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count > operation:
+                raise Killed
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for name in ("replace", "chmod", "unlink", "write_bytes", "write_text", "mkdir"):
+        dies(name, Path)
+    dies("fsync", os)
+    with contextlib.suppress(Killed):
+        import_checkpoint(file, out, sigma=0.5)
+        assert count < 20, "each operation has its turn"
+    monkeypatch.undo()
+    if not (out / "recipe.yaml").exists():
+        import_checkpoint(file, out, sigma=0.5)
+        assert sorted(path.name for path in out.iterdir()) == ["model.safetensors", "recipe.yaml"]
+    assert load_run(out).recipe.sigma == 0.5
+
+
+def test_an_interrupted_import_is_not_replaced_by_another(lenet: nn.Module, tmp_path: Path) -> None:
+    file, out = saved(lenet.state_dict(), tmp_path / "a.pt"), tmp_path / "run"
+    import_checkpoint(file, out, sigma=0.5)
+    (out / "recipe.yaml").unlink()
+    before = (out / "model.safetensors").read_bytes()
+    with pytest.raises(RequestError, match=r"holds a run already \(model\.safetensors\)"):
+        import_checkpoint(file, out, sigma=1.0)
+    assert [path.name for path in out.iterdir()] == ["model.safetensors"]
+    assert (out / "model.safetensors").read_bytes() == before
+
+
+def test_a_full_disk_costs_one_line(lenet: nn.Module, tmp_path: Path) -> None:
+    file, out = saved(lenet.state_dict(), tmp_path / "a.pt"), tmp_path / "run"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(WorkError, match=r"could not be written to .*File too large") as caught:
+            import_checkpoint(file, out, sigma=0.5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "\n" not in str(caught.value)
+    assert list(out.iterdir()) == []
+    import_checkpoint(file, out, sigma=0.5)

@@ -1,0 +1,138 @@
+"""The captured step beside the plain one, where there is a GPU."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny_recipe
+from torch import Tensor, nn
+
+from smoothcert.data import ImageData
+from smoothcert.models import LeNet
+from smoothcert.models.precision import Precision
+from smoothcert.objectives import (
+    Adversary,
+    Consistency,
+    Gaussian,
+    Macer,
+    Objective,
+    SmoothAdv,
+    SmoothMix,
+    Stability,
+)
+from smoothcert.papers.reproduce import estimate
+from smoothcert.training.checkpoint import InputSpec, load_run
+from smoothcert.training.loop import TrainingStatus, train, train_together
+from smoothcert.training.metrics import METRICS
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+OBJECTIVES = [
+    Gaussian(),
+    Stability(),
+    Consistency(),
+    Macer(num_noise=4),
+    SmoothAdv(num_noise=2, adversary=Adversary(steps=2)),
+    SmoothAdv(num_noise=2, adversary=Adversary(steps=2, attack="ddn")),
+    SmoothMix(num_noise=2, steps=2),
+    SmoothMix(num_noise=2, steps=2, one_step=True),
+]
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+
+
+def losses(folder: Path) -> Tensor:
+    return torch.tensor([line["loss"] for line in metrics(folder)])
+
+
+@pytest.mark.parametrize(
+    ("objective", "compiled"),
+    [*((objective, False) for objective in OBJECTIVES), *((objective, True) for objective in OBJECTIVES[-1:])],
+    ids=str,
+)
+def test_captured_equals_plain(tmp_path: Path, tiny_data: ImageData, objective: Objective, compiled: bool) -> None:
+    compiling = "always" if compiled else "never"
+    recipe = tiny_recipe(objective=objective, epochs=12, learning_rate=0.01, batch_size=32)
+    notes: list[str] = []
+    train(recipe, tiny_data, tmp_path / "captured", device="cuda", compiling=compiling, on_note=notes.append)
+    train(recipe, tiny_data, tmp_path / "plain", device="cuda", capture=False)
+    assert not [note for note in notes if "captured" in note or "compiled" in note]
+    told = load_run(tmp_path / "captured").provenance
+    assert (told["captured"], told["compiled"]) == (True, compiled)
+    assert torch.allclose(losses(tmp_path / "captured"), losses(tmp_path / "plain"), rtol=5e-3, atol=1e-4)
+
+
+def test_a_captured_run_resumes_exactly_where_it_was(tmp_path: Path, tiny_data: ImageData) -> None:
+    train(tiny_recipe(epochs=4), tiny_data, tmp_path / "whole", device="cuda")
+    with pytest.raises(Stop):
+        train(tiny_recipe(epochs=4), tiny_data, tmp_path / "cut", device="cuda", on_progress=stop_after(2))
+    train(tiny_recipe(epochs=4), tiny_data, tmp_path / "cut", device="cuda", resume=True)
+    assert torch.allclose(losses(tmp_path / "whole"), losses(tmp_path / "cut"), rtol=1e-3)
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(epochs: int) -> Callable[[TrainingStatus], None]:
+    def look(status: TrainingStatus) -> None:
+        if status.epoch == epochs:
+            raise Stop
+
+    return look
+
+
+class Asking(nn.Module):
+    """A network that asks the host about its input, which a capture cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = LeNet(10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        assert images.mean().item() < 10
+        return self.network(images)
+
+
+def test_what_cannot_be_captured_trains_all_the_same(tmp_path: Path, tiny_data: ImageData) -> None:
+    notes: list[str] = []
+    recipe = tiny_recipe(epochs=3)
+    torch.manual_seed(0)
+    network = Asking()
+    twin = copy.deepcopy(network)
+    train(recipe, tiny_data, tmp_path / "asking", model=network, device="cuda", capture=True, on_note=notes.append)
+    train(recipe, tiny_data, tmp_path / "plain", model=twin, device="cuda")
+    assert len(notes) == 1
+    assert "not captured" in notes[0]
+    assert torch.allclose(losses(tmp_path / "asking"), losses(tmp_path / "plain"), rtol=1e-3)
+    assert not load_run(tmp_path / "plain", model=twin).provenance["captured"], "own networks are not, unless asked for"
+
+
+def test_runs_side_by_side_give_what_they_give_alone(tmp_path: Path, tiny_data: ImageData) -> None:
+    recipes = [tiny_recipe(seed=i, objective=SmoothMix(num_noise=2, steps=2)) for i in range(3)]
+    jobs = [(recipe, tiny_data, tmp_path / f"together{recipe.seed}") for recipe in recipes]
+    assert train_together(jobs, 3, device="cuda") == {}
+    for recipe in recipes:
+        train(recipe, tiny_data, tmp_path / f"alone{recipe.seed}", device="cuda")
+        together, alone = (losses(tmp_path / f"{kind}{recipe.seed}") for kind in ("together", "alone"))
+        assert torch.allclose(together, alone, rtol=1e-3)
+        assert load_run(tmp_path / f"together{recipe.seed}").provenance["captured"]
+
+
+@pytest.mark.parametrize(("model", "shape"), [("lenet", (1, 28, 28)), ("resnet20", (3, 32, 32))])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_is_estimated_by_captured_steps(
+    model: str, shape: tuple[int, int, int], precision: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay, replays = torch.cuda.CUDAGraph.replay, list[torch.cuda.CUDAGraph]()
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replays.append(graph), replay(graph)))
+    estimate._seconds_per_trained_input.cache_clear()
+    recipe = tiny_recipe(model=model, precision=precision)
+    assert 0 < estimate.training_seconds(recipe, InputSpec(shape, 10), 640, 1, torch.device("cuda")) < 600
+    assert len(replays) > 2
+    assert len(set(replays)) == 1

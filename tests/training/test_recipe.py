@@ -1,0 +1,136 @@
+"""Recipes: round trips, overrides, and refusals of one line that name field, value and allowed range."""
+
+import os
+from pathlib import Path
+
+import pytest
+from tiny import tiny_recipe
+
+from smoothcert.errors import RequestError
+from smoothcert.objectives import OBJECTIVES
+from smoothcert.papers.presets import PRESETS, preset
+from smoothcert.training.recipe import CertifyRecipe, TrainRecipe, load_train_recipe, parse_recipe, with_overrides
+
+
+def test_yaml_round_trip(tmp_path: Path) -> None:
+    recipe = tiny_recipe(seed=7)
+    recipe.save(tmp_path / "recipe.yaml")
+    assert load_train_recipe(tmp_path / "recipe.yaml") == recipe
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_survives_yaml(name: str, tmp_path: Path) -> None:
+    recipe = preset(name)
+    recipe.save(tmp_path / "recipe.yaml")
+    assert load_train_recipe(tmp_path / "recipe.yaml") == recipe
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_field_is_described(name: str) -> None:
+    assert OBJECTIVES[name].name == name
+    assert all(field.description for field in OBJECTIVES[name].model_fields.values())
+
+
+def test_overrides_change_what_they_name() -> None:
+    recipe = with_overrides(tiny_recipe(), ["epochs=5", "learning_rate_drops=[2, 3]", "precision=bf16"])
+    assert (recipe.epochs, recipe.learning_rate_drops, recipe.precision) == (5, (2, 3), "bf16")
+    assert recipe.batch_size == tiny_recipe().batch_size
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("epochs", "expected key=value"),
+        ("epochs=0", "epochs: expected greater than or equal to 1, got 0"),
+        ("epochs=many", "epochs: expected a valid integer"),
+        ("epoch=3", "epoch: unknown key; did you mean epochs"),
+        ("learning_rat=3", "did you mean learning_rate"),
+        ("sigma=-1", "sigma: expected greater than 0, got -1"),
+        ("sigma=.nan", "sigma: expected a finite number"),
+        ("precision=fp8", "precision: expected 'auto', 'fp32' or 'bf16', got 'fp8'"),
+        ("objective=gausian", "did you mean gaussian"),
+        ("objective={name: [gaussian]}", "objective: unknown method"),
+        ("objective.num_noises=2", "objective.num_noises: unknown key; did you mean objective.num_noise"),
+        ("objective.num_noise=0", "objective.num_noise: expected greater than or equal to 1, got 0"),
+        ("objective.num_noise=3", "batch_size: expected a multiple of objective.num_noise = 3, got 64"),
+        ("objectiv.num_noise=3", "did you mean objective"),
+        ("learning_rate_drops=[60, 30]", "learning_rate_drops: expected rising epochs"),
+        ("learning_rate_warm_up=1", "before the first drop and the last epoch, at most 0 epochs, got 1"),
+        ("epochs=[", "not YAML"),
+        ("epochs=" + "[" * 1000 + "]" * 1000, "not YAML (nested too deeply)"),
+        ("epochs=" + "[" * 40 + "]" * 40, "epochs: expected a valid integer, got [[["),
+        ("epochs=" + "9" * 5000, "not YAML"),
+        ("epochs=1000000000000", "epochs: expected less than or equal to 1000000, got 1000000000000"),
+        ("epochs=2001-99-99", "not YAML"),
+        ("dataset=!!int ''", "not YAML"),
+        ('dataset="\\ud800"', "not YAML"),
+        ("dataset=\udcff", "not YAML"),
+        ("\ud800=1", "not YAML"),
+        ("learning_rate_drops={a: 1, a: 2}", "expected each key once, got a 2 times"),
+        ("learning_rate=1e308", "learning_rate: expected at most 1e+30, got 1e+308"),
+        ("sigma=1.0e+300", "sigma: expected at most 1e+30"),
+        ("weight_decay=1.0e+300", "weight_decay: expected at most 1e+30"),
+        ("seed=" + "9" * 30, "seed: expected less than 9223372036854775808"),
+        (
+            "objective={name: macer, num_noise: 1" + "0" * 40 + "}",
+            "objective.num_noise: expected at most 1e+06, got 1000",
+        ),
+        ("objective={name: macer, weight: 1.0e+300}", "objective.weight: expected at most 1e+30, got 1e+300"),
+        ("objective={name: smoothadv, adversary: {steps: 100000000}}", "objective.adversary.steps: expected at most"),
+        ("lr=0.1", "lr: unknown key; did you mean learning_rate"),
+        ("wd=0.1", "wd: unknown key; did you mean weight_decay"),
+        ("objective={name: consistency, lambda: 3}", "objective.lambda: unknown key; did you mean objective.weight"),
+    ],
+)
+def test_wrong_overrides_are_refused_in_one_line(override: str, message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        with_overrides(tiny_recipe(), [override])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+    str(caught.value).encode()
+
+
+BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"{b}: &{b} [{', '.join(['*' + a] * 10)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("epochs: 3", "dataset: missing"),
+        ("- 1", "expected a mapping"),
+        ("a: [", "not YAML"),
+        (None, "cannot be read"),
+        (BOMB, "not YAML .*got an alias"),
+        ("1: 2", "expected names of fields as keys"),
+        ('"\\ud800": 1', "not YAML"),
+        ("#" * 1_000_001, "at most 1,000,000 bytes"),
+        ("sigma: 0.5\nsigma: 1.0", "expected each key once, got sigma 2 times"),
+    ],
+)
+def test_wrong_files_are_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(RequestError, match=message) as caught:
+        load_train_recipe(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_pipe_in_place_of_a_recipe_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "recipe.yaml")
+    with pytest.raises(RequestError, match="expected a file, got a pipe"):
+        load_train_recipe(tmp_path / "recipe.yaml")
+
+
+def test_unknown_presets_list_the_near_ones() -> None:
+    with pytest.raises(RequestError, match="did you mean mnist/gaussian"):
+        preset("mnist/gausian")
+
+
+def test_certify_recipe_has_the_papers_defaults() -> None:
+    recipe = parse_recipe(CertifyRecipe, {"sigma": 0.5, "seed": 1}, "test")
+    assert (recipe.n0, recipe.n, recipe.alpha) == (100, 100_000, 0.001)
+    assert isinstance(tiny_recipe(), TrainRecipe)
