@@ -82,12 +82,12 @@ def test_without_a_paper_nothing_is_said_of_it(make_run: MakeRun, tmp_path: Path
 
 def test_numbers_as_printed(make_run: MakeRun, tmp_path: Path) -> None:
     """ImageNet's accuracies have no decimals, and some rows have no ACR or not all radii."""
-    row = replace(ROW, table="consistency/table2", acr=None, accuracy_at={0.0: 57.0, 0.5: 46.0})
+    row = replace(ROW, table="consistency/table2", dataset="imagenet", acr=None, accuracy_at={0.0: 57.0, 0.5: 46.0})
     write_report([make_run("a")], tmp_path / "out", ["md"], radii=[0.0, 0.5, 0.7], published=only("a", row))
     text = (tmp_path / "out" / "report.md").read_text()
     assert "| *published* |  | *–* | *57* | *46* | *–* |" in text
     assert "| *difference* |  | *–* | *+3.0* | *−6.0* | *–* |" in text
-    elsewhere = replace(row, table="consistency/supp-table7")
+    elsewhere = replace(row, table="consistency/supp-table7", dataset="cifar10")
     write_report([tmp_path / "a"], tmp_path / "out", ["md"], radii=[0.0, 0.5], published=only("a", elsewhere))
     assert "| *57.0* | *46.0* |" in (tmp_path / "out" / "report.md").read_text()
 
