@@ -27,7 +27,7 @@ from smoothcert.training.recipe import with_overrides
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
-OPTIONS_OF_OTHER_TOOLS = {"--nproc-per-node"}
+OPTIONS_OF_OTHER_TOOLS = {"--nproc-per-node", "--help"}
 
 
 def page_name(path: Path) -> str:
