@@ -120,7 +120,7 @@ def test_csv_and_figure(found: Interpolation) -> None:
 
 
 def test_wrong_requests(half_spaces: Subjects) -> None:
-    with pytest.raises(RequestError, match="points >= 2"):
+    with pytest.raises(RequestError, match="points: expected 2 to 1,000,000"):
         interpolate(half_spaces, 0, ATTACK, points=1)
     with pytest.raises(RequestError, match="step-size: expected a number > 0, got 0"):
         UnrestrictedAttack(4, 0.0)

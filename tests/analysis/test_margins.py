@@ -83,5 +83,5 @@ def test_wrong_requests(half_spaces: Subjects) -> None:
         margins_under_noise(half_spaces, 4)
     with pytest.raises(RequestError, match="index: expected 0 to 3, the images of greys, got -1"):
         margins_under_noise(half_spaces, -1)
-    with pytest.raises(RequestError, match="n: expected at least 1"):
+    with pytest.raises(RequestError, match="n: expected 1 to 1,000,000"):
         margins_under_noise(half_spaces, 0, 0)

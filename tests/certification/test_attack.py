@@ -272,6 +272,7 @@ def test_certificates_of_another_classifier_are_refused(data: ImageData, tmp_pat
         ({"radii": [0.0, 1.0]}, "radii: expected rising numbers > 0, got 0, 1"),
         ({"radii": [math.inf]}, "radii.0: expected"),
         ({"steps": 0}, "steps: expected greater than or equal to 1"),
+        ({"steps": 2**63 - 1}, "steps: expected less than or equal to 1000000"),
         ({"num_noise": 300}, "num_noise: expected at most gradient_batch_size = 256, got 300"),
         ({"n": 10}, "n: 10 votes decide nothing at alpha 0.001 and 1 radii even if all agree; give at least 12"),
     ],

@@ -11,8 +11,14 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from smoothcert.analysis.subjects import Subject, Subjects, UnrestrictedAttack, adversarial_examples, smoothed
-from smoothcert.errors import RequestError
+from smoothcert.analysis.subjects import (
+    Subject,
+    Subjects,
+    UnrestrictedAttack,
+    adversarial_examples,
+    refuse_wrong_count,
+    smoothed,
+)
 from smoothcert.io.text import csv_text
 from smoothcert.report.style import COLOURS, GREY, Style, new_figure, plain, quiet_axes
 
@@ -81,8 +87,8 @@ def interpolate(
     All points of a line and all runs see the same noise, so that curves are smooth and comparable; it is not the noise
     that the attack used.
     """
-    if points < 2 or num_noise < 1:
-        raise RequestError(f"expected points >= 2 and n >= 1, got points {points} and n {num_noise}")
+    refuse_wrong_count("points", points, 2)
+    refuse_wrong_count("n", num_noise)
     _, labels = subjects.images([index])
     ratios = torch.linspace(0, 1, points, device=subjects.device)
     lines = []

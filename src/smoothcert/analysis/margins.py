@@ -8,9 +8,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from smoothcert.analysis.subjects import Subjects, refuse_wrong_seed
+from smoothcert.analysis.subjects import Subjects, refuse_wrong_count, refuse_wrong_seed
 from smoothcert.classifier import evaluating
-from smoothcert.errors import RequestError
 from smoothcert.io.text import csv_text
 from smoothcert.report.style import GREY, PALE, look, new_figure, plain, quiet_axes
 from smoothcert.smoothing.votes import default_batch_size
@@ -47,8 +46,7 @@ def margins_of(logits: Tensor, label: int) -> Tensor:
 @torch.no_grad()
 def margins_under_noise(subjects: Subjects, index: int, n: int = 10_000, seed: int = 0) -> Margins:
     """Margins of the test image `index` under `n` noises, the same ones for every run."""
-    if n < 1:
-        raise RequestError(f"n: expected at least 1 noise, got {n}")
+    refuse_wrong_count("n", n)
     refuse_wrong_seed(seed)
     images, labels = subjects.images([index])
     label = int(labels[0])

@@ -11,7 +11,14 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from smoothcert.analysis.subjects import Subject, Subjects, UnrestrictedAttack, adversarial_examples, smoothed
+from smoothcert.analysis.subjects import (
+    Subject,
+    Subjects,
+    UnrestrictedAttack,
+    adversarial_examples,
+    refuse_wrong_count,
+    smoothed,
+)
 from smoothcert.errors import RequestError
 from smoothcert.io.text import csv_text
 from smoothcert.report.style import look, new_figure, plain, quiet_axes
@@ -97,8 +104,9 @@ def mixing_ratios(
     Confidence is the mean softmax over `num_noise` noises, the same at all ratios and for all runs, hence continuous in
     the ratio.
     """
-    if num_noise < 1 or not indices:
-        raise RequestError(f"expected n >= 1 and at least one image, got n {num_noise} and {len(indices)} images")
+    refuse_wrong_count("n", num_noise)
+    if not indices:
+        raise RequestError("expected at least one image, got none")
     found = []
     at_once = subjects.images_at_once()
     for run in subjects.runs:

@@ -25,6 +25,8 @@ NOISE_BLOCK = 20
 GRADIENT_BATCH = 256
 """Noisy images whose gradient is computed at once."""
 LARGEST_SEED = 2**63 - 1
+MOST_NOISES = 10**6
+"""Of an image or of an attack: an analysis keeps a number for each, and some keep all noises in memory."""
 LARGEST_LENGTH = 1e6
 """Of a noise level or an attack step: far more than the diagonal of any image, far less than float32 can hold."""
 
@@ -89,11 +91,19 @@ class UnrestrictedAttack:
             if not value > 0:
                 raise RequestError(f"{name}: expected a number > 0, got {value}")
         _refuse_length("step-size", self.step_size)
+        refuse_wrong_count("steps", self.steps)
+        refuse_wrong_count("num-noise", self.num_noise)
 
 
 def _refuse_length(name: str, value: float) -> None:
     if value > LARGEST_LENGTH:
         raise RequestError(f"{name}: expected at most {LARGEST_LENGTH:,.0f}, got {value}")
+
+
+def refuse_wrong_count(name: str, value: int, least: int = 1) -> None:
+    """Refuse a number of noises, points or steps that is too small to mean anything or would never end."""
+    if not least <= value <= MOST_NOISES:
+        raise RequestError(f"{name}: expected {least} to {MOST_NOISES:,}, got {value}")
 
 
 def refuse_wrong_seed(seed: int) -> None:

@@ -50,7 +50,7 @@ class AttackRecipe(Recipe):
 
     sigma: float = Field(gt=0, description="standard deviation of the noise")
     radii: tuple[float, ...] = Field(description="L2 norms of the attacks, rising")
-    steps: int = Field(20, ge=1, description="gradient steps of an attack")
+    steps: int = Field(20, ge=1, le=10**6, description="gradient steps of an attack")
     num_noise: int = Field(32, ge=1, description="noises that the gradient is averaged over")
     n: int = Field(1000, ge=1, le=MOST_VOTES, description="fresh votes that decide whether an attack succeeded")
     alpha: float = Field(0.001, gt=0, lt=1, description="probability that an image falls wrongly, at most")
