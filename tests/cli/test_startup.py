@@ -61,7 +61,11 @@ except SystemExit as end:
         ("objectives consistency", 0),
         ("certify runs/nope", 2),
         ("predict runs/nope x.png", 2),
+        ("predict RUN nope.png", 2),
         ("attack runs/nope", 2),
+        ("attack RUN --certificates nope.tsv", 2),
+        ("recertify nope.tsv --alpha 1e-4", 2),
+        ("import nope.pth --sigma 0.5 --out runs/new", 2),
         ("report runs/nope", 2),
         ("analyze margins runs/nope", 2),
         ("train --out runs/nope --resume", 2),
@@ -70,7 +74,7 @@ except SystemExit as end:
     ],
 )
 def test_what_needs_no_torch_answers_without_it(
-    command: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, code: int, trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch takes seconds to import. Here it cannot be imported, and the package is imported anew."""
     monkeypatch.chdir(tmp_path)
@@ -80,7 +84,7 @@ def test_what_needs_no_torch_answers_without_it(
             del sys.modules[name]
         sys.modules["torch"] = None  # type: ignore[assignment]
         fresh = importlib.import_module("smoothcert.cli")
-        monkeypatch.setattr(sys, "argv", ["smoothcert", *command.split()])
+        monkeypatch.setattr(sys, "argv", ["smoothcert", *command.replace("RUN", str(trained_run)).split()])
         with pytest.raises(SystemExit) as end:
             fresh.main()
     finally:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from smoothcert.cli.options import Data, Device, check_name, command_line, console, parse_radii
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.training.run_folder import check_run_folder
+from smoothcert.training.run_folder import check_file, check_run_folder
 
 LIKELY_A_BUG = 1e-3
 """Contradictions less likely than this are not put down to alpha."""
@@ -39,6 +39,8 @@ def attack(
 ) -> None:
     """Attack the smoothed classifier: an upper bound on its robust accuracy, and a check of its certificates."""
     check_run_folder(run)
+    if certificates is not None:
+        check_file(certificates, "a certificates file")
     from smoothcert.certification.attack import AttackRecipe, attack_run, default_attack_radii
     from smoothcert.certification.attack_file import contradiction_p_value, empirical_accuracy
     from smoothcert.certification.certificates import read_certificates

@@ -15,7 +15,7 @@ from smoothcert.certification.certificates import CertifiedImage, read_certifica
 from smoothcert.cli.options import Classes, Data, Device, check_name, command_line, console, parse_radii
 from smoothcert.errors import RequestError
 from smoothcert.smoothing.certificate import ABSTAIN
-from smoothcert.training.run_folder import check_run_folder
+from smoothcert.training.run_folder import check_file, check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
     from smoothcert.smoothing.accuracy import NoiseAccuracy
@@ -244,6 +244,7 @@ def recertify(
     out: Annotated[Path | None, typer.Option(help="File to write.", show_default="beside the old one")] = None,
 ) -> None:
     """Other statistics from stored votes: no sampling, no model."""
+    check_file(file, "a certificates file")
     from smoothcert.certification.recertify import recertify as recompute
 
     words = [
@@ -269,6 +270,8 @@ def predict(
 ) -> None:
     """Class, votes and certified radius of image files."""
     check_run_folder(run)
+    for image in images:
+        check_file(image, "an image file")
     from smoothcert.data import DATASETS, read_class_names
     from smoothcert.data.decoding import read_image_files
     from smoothcert.distributed import find_device

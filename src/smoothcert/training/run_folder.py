@@ -29,6 +29,12 @@ def check_exists(path: Path) -> None:
         )
 
 
+def check_file(path: Path, wanted: str) -> None:
+    """Refuse the path of an input file that does not exist; `wanted` says what to give instead."""
+    if not path.exists():
+        raise RequestError(f"{path}: no such file; give {wanted}")
+
+
 def refuse_lost_recipe(folder: Path, compared: bool = False) -> None:
     """A RequestError where a folder without a recipe holds other files of a run: they would be overwritten.
 
