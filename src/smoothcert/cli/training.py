@@ -92,7 +92,7 @@ def import_(
     data: Data = None,
 ) -> None:
     """Make a run folder from a published checkpoint; its pickled code is never run."""
-    from smoothcert.run_folder import check_file
+    from smoothcert.training.run_folder import check_file
 
     check_file(file, "a checkpoint, such as checkpoint.pth.tar")
     from smoothcert.data import load_dataset
