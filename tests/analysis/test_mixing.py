@@ -110,5 +110,5 @@ def test_csv_and_figure(mixing: Mixing) -> None:
 def test_wrong_requests(half_spaces: Subjects) -> None:
     with pytest.raises(RequestError, match="at least one image"):
         mixing_ratios(half_spaces, [], ATTACK)
-    with pytest.raises(RequestError, match="n 0"):
+    with pytest.raises(RequestError, match="n: expected 1 to"):
         mixing_ratios(half_spaces, [0], ATTACK, num_noise=0)
