@@ -64,20 +64,21 @@ def call(arguments: Sequence[str], seconds: float = SECONDS) -> Outcome:
     err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace", write_through=True)
     code: object = None
     escaped = trace = ""
+    stopped: list[bool] = []
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         patch.setattr(sys, "argv", ["smoothcert", *arguments])
         patch.setattr(sys, "stdout", out)
         patch.setattr(sys, "stderr", err)
         try:
-            with limited(seconds):
+            with limited(seconds) as stopped:
                 cli.main()
         except SystemExit as end:
             code = 0 if end.code is None else end.code
-        except TooLong:
-            escaped = TOO_LONG
         except BaseException as error:
             escaped, trace = signature(error), traceback.format_exc()
+        if stopped:  # whatever a library made of the exception that was raised inside it
+            escaped = TOO_LONG
     return Outcome(code, _text(out), _text(err), escaped, trace)
 
 
@@ -118,10 +119,15 @@ def _text(stream: io.TextIOWrapper) -> str:
 
 
 @contextlib.contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Raises TooLong after `seconds`, and MemoryError (or torch's error) beyond MEMORY, where the system can."""
+def limited(seconds: float) -> Iterator[list[bool]]:
+    """Raise TooLong after `seconds`, and MemoryError (or torch's error) beyond MEMORY, where the system can.
+
+    The list that it yields is empty unless the time ran out.
+    """
+    stopped: list[bool] = []
 
     def stop(*_: object) -> NoReturn:
+        stopped.append(True)
         raise TooLong
 
     alarm = hasattr(signal, "setitimer")
@@ -134,7 +140,7 @@ def limited(seconds: float) -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_AS, (size, limits[1]))
         if alarm:
             signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
+        yield stopped
     finally:
         if alarm:
             signal.setitimer(signal.ITIMER_REAL, 0)
