@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ PATIENCE = timedelta(days=7)
 
 CONNECT_SECONDS = 120
 """How long a process waits for the others to start; SMOOTHCERT_CONNECT_SECONDS overrides it."""
-_stores: list[dist.Store] = []
+_stores: list[Any] = []
 """The store that connects the processes, once they have met. It lives as long as this process, which may serve it."""
 _groups = itertools.count()
 """Numbers the process groups: one that reused the keys of an earlier group would read the addresses of that group."""
@@ -118,9 +118,10 @@ def team(device: torch.device = torch.device("cpu")) -> Iterator[Team]:
         yield Team(dist.get_rank(), dist.get_world_size())
     else:
         # NCCL refuses two processes on one GPU; gloo takes longer, but works.
-        several_gpus = environment_number("LOCAL_WORLD_SIZE", size, 1) <= torch.cuda.device_count()
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and several_gpus else "gloo"
-        rank, store = environment_number("RANK", 0), dist.PrefixStore(f"smoothcert/group{next(_groups)}", _stores[0])
+        rank, on_this_machine = environment_number("RANK", 0), environment_number("LOCAL_WORLD_SIZE", size, 1)
+        gpu_each = device.type == "cuda" and on_this_machine <= torch.cuda.device_count()
+        backend = "cpu:gloo,cuda:nccl" if gpu_each else "gloo"
+        store = dist.PrefixStore(f"smoothcert/group{next(_groups)}", _stores[0])  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
         try:
             yield Team(rank, size)

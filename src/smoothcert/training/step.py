@@ -87,7 +87,7 @@ class TrainingStep:
         noise = drawn.noise.sample(shape, drawn.generator)[:, drawn.share]
         uniform = torch.rand(drawn.images, generator=drawn.generator, device=images.device)[drawn.share]
         terms = self.step(images, labels, noise, self.progress._replace(uniform=uniform))
-        terms.loss.backward()
+        terms.loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.meter.add(terms, labels)
