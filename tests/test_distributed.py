@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from tiny import tiny_recipe
 
 from smoothcert import distributed
@@ -49,7 +50,7 @@ def test_a_wrong_environment_costs_one_line(
     tmp_path: Path,
     tiny_data: ImageData,
 ) -> None:
-    """In certification, which forms a team, and in training, where accelerate reads the environment too."""
+    """Certification and training refuse it alike, before anything is written."""
     set_environment(**variables)
     with pytest.raises(RequestError, match=message) as caught, distributed.team():
         pass
@@ -75,3 +76,7 @@ def test_one_process_needs_no_others(set_environment: Callable[..., None]) -> No
     set_environment()
     assert distributed.meet() == 1
     assert "WORLD_SIZE" not in os.environ
+    with distributed.team() as group:
+        assert (group.rank, group.size, group.leads) == (0, 1, True)
+        assert group.mean(torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]
+        assert not torch.distributed.is_initialized()

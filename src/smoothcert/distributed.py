@@ -1,30 +1,34 @@
-"""Several processes that share a piece of work, as torchrun starts them (one is a team of one), and their devices."""
+"""The processes that torchrun starts, their devices, and what they exchange; a single process starts nothing."""
 
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from smoothcert.errors import RequestError, WorkError
 
 Value = TypeVar("Value")
 PATIENCE = timedelta(days=7)
-"""How long the fast processes wait for the slowest: certifying takes as long as it takes."""
+"""How long the fast processes wait for the slowest one, which may certify for days."""
 
 CONNECT_SECONDS = 120
 """How long a process waits for the others to start; SMOOTHCERT_CONNECT_SECONDS overrides it."""
-_stores: list[object] = []
-"""Through which the processes met: it must live as long as they do, since the first process may serve it."""
+_stores: list[Any] = []
+"""The store that connects the processes, once they have met. It lives as long as this process, which may serve it."""
+_groups = itertools.count()
+"""Numbers the process groups: one that reused the keys of an earlier group would read the addresses of that group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """Which of how many processes this one is."""
+    """This process is number `rank` of `size` processes, which all make the same calls in the same order."""
 
     rank: int = 0
     size: int = 1
@@ -34,17 +38,25 @@ class Team:
         return self.rank == 0
 
     def wait(self) -> None:
-        """Until all have come here."""
+        """Wait until all processes make this call."""
         if self.size > 1:
             dist.barrier()
 
     def agree(self, value: Value) -> Value:
-        """The first process's value, in all of them."""
+        """Return the value of the first process, in every process."""
         if self.size == 1:
             return value
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean of `values` over the processes, in every process."""
+        if self.size == 1:
+            return values
+        total = values.clone()
+        dist.all_reduce(total)
+        return total / self.size
 
 
 def environment_number(name: str, default: int, lowest: int = 0) -> int:
@@ -87,26 +99,38 @@ def meet() -> int:
                 f"process {rank} waited {seconds} s at most for the other {size - 1} of {size} processes, in vain; "
                 f"start them by torchrun, or set SMOOTHCERT_CONNECT_SECONDS to wait longer ({reason})"
             ) from error
+        store.set_timeout(PATIENCE)
         _stores.append(store)
     return size
 
 
 @contextmanager
-def team() -> Iterator[Team]:
-    """The team that torchrun has started this process in; connected over the CPU, since little is said."""
+def team(device: torch.device = torch.device("cpu")) -> Iterator[Team]:
+    """The processes that torchrun has started with this one, connected as long as the context lasts.
+
+    They exchange tensors on the CPU by gloo, and those on `device`, if it is a GPU that no other process uses, by NCCL.
+    A process group that the caller has initialized is used and kept.
+    """
     size = meet()
     if size == 1:
         yield Team()
-        return
-    dist.init_process_group("gloo", timeout=PATIENCE)
-    try:
-        yield Team(dist.get_rank(), size)
-    finally:
-        dist.destroy_process_group()
+    elif dist.is_initialized():
+        yield Team(dist.get_rank(), dist.get_world_size())
+    else:
+        # NCCL refuses two processes on one GPU; gloo takes longer, but works.
+        rank, on_this_machine = environment_number("RANK", 0), environment_number("LOCAL_WORLD_SIZE", size, 1)
+        gpu_each = device.type == "cuda" and on_this_machine <= torch.cuda.device_count()
+        backend = "cpu:gloo,cuda:nccl" if gpu_each else "gloo"
+        store = dist.PrefixStore(f"smoothcert/group{next(_groups)}", _stores[0])  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+        try:
+            yield Team(rank, size)
+        finally:
+            dist.destroy_process_group()
 
 
 def find_device(name: str) -> torch.device:
-    """The device of this process that `name` (auto, cpu or cuda) stands for; refused where there is none."""
+    """Return the device of this process for `name` (auto, cpu or cuda); cuda without a GPU is refused."""
     if name not in ("auto", "cpu", "cuda"):
         raise RequestError(f"device: expected auto, cpu or cuda, got {name}")
     if name == "cuda" and not torch.cuda.is_available():

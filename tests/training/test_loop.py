@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from safetensors import safe_open
 from safetensors.torch import save_file
 from tiny import tiny_recipe
@@ -26,7 +24,7 @@ from torch import Tensor, nn
 from smoothcert.data import ImageData, mnist_sample
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.models import LeNet
-from smoothcert.training.checkpoint import MODEL, RECIPE, STATE, load_run, tensors_digest
+from smoothcert.training.checkpoint import MODEL, RECIPE, STATE, load_run, load_state, tensors_digest
 from smoothcert.training.loop import (
     TrainingStatus,
     at_chance,
@@ -142,23 +140,65 @@ def test_kill_loses_at_most_the_epoch_in_flight(tmp_path: Path) -> None:
     assert not list((tmp_path / "killed").glob(".*.tmp"))
 
 
+SEVERAL_RUNS = """
+import os, sys, torch
+sys.path.insert(0, "tests")
+from pathlib import Path
+from tiny import tiny_recipe
+from torch import distributed, nn
+from smoothcert.data import mnist_sample
+from smoothcert.objectives import Gaussian, SmoothAdv, SmoothMix
+from smoothcert.training.loop import train
+
+class HalfUsed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(784, 10), nn.Linear(784, 10)
+
+    def forward(self, images):
+        return self.used(images.flatten(1))
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+data = mnist_sample.load("train").subset(torch.arange(256))
+folder = Path(sys.argv[1])
+attack = {"attack": "pgd", "steps": 2, "epsilon": 0.5}
+objectives = {"gaussian": Gaussian(), "smoothadv": SmoothAdv(num_noise=2, adversary=attack),
+              "smoothmix": SmoothMix(num_noise=2, steps=2)}
+for name, objective in objectives.items():
+    train(tiny_recipe(objective=objective), data, folder / name, device="cpu")
+    assert not distributed.is_initialized()
+several = "WORLD_SIZE" in os.environ
+if several:
+    distributed.init_process_group("gloo")
+train(tiny_recipe(model="mine", epochs=1), data, folder / "mine", model=HalfUsed(), device="cpu")
+assert distributed.is_initialized() == several, "the caller's own process group is kept"
+"""
+
+
 @pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
-    """torchrun with gloo on the CPU: the same losses and weights, up to rounding."""
+    """torchrun with gloo on the CPU: the same losses and weights up to rounding, run after run in the same processes.
+
+    Attacks switch parameter gradients off and on inside the wrapped step; the user's network has unused parameters.
+    """
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    subprocess.run(
-        [*launch, str(script), str(tmp_path / "two"), "2"], cwd=ROOT, check=True, env=environment, timeout=240
-    )
-    subprocess.run([sys.executable, str(script), str(tmp_path / "one"), "2"], cwd=ROOT, check=True, env=environment)
-    for two, one in zip(metrics(tmp_path / "two"), metrics(tmp_path / "one"), strict=True):
-        assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
-        assert two["noisy_accuracy"] == pytest.approx(one["noisy_accuracy"], abs=0.01)
-    models = (load_run(tmp_path / name).model for name in ("two", "one"))
-    for a, b in zip(*(m.parameters() for m in models), strict=True):
-        assert torch.allclose(a, b, atol=1e-4)
+    script.write_text(SEVERAL_RUNS)
+    for front, name in ((launch, "two"), ([sys.executable], "one")):
+        command = [*front, str(script), str(tmp_path / name)]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr[-2000:]
+    for run in ("gaussian", "smoothadv", "smoothmix", "mine"):
+        for two, one in zip(metrics(tmp_path / "two" / run), metrics(tmp_path / "one" / run), strict=True):
+            assert two["loss"] == pytest.approx(one["loss"], rel=1e-4), run
+            assert two["noisy_accuracy"] == pytest.approx(one["noisy_accuracy"], abs=0.01), run
+        two_state, one_state = (load_state(tmp_path / name / run) for name in ("two", "one"))
+        assert two_state is not None
+        assert one_state is not None
+        for a, b in zip(two_state.model.values(), one_state.model.values(), strict=True):
+            assert torch.allclose(a, b, atol=1e-4), run
 
 
 @pytest.mark.parametrize("noise", ["laplace", "uniform"])
@@ -637,15 +677,6 @@ def test_a_changed_network_is_refused_on_resume(tmp_path: Path, tiny_data: Image
         train(
             tiny_recipe(model="mine", epochs=1), tiny_data, tmp_path / "run", model=build(5), resume=True, device="cpu"
         )
-
-
-def test_a_run_does_not_inherit_what_accelerate_remembers(tmp_path: Path, tiny_data: ImageData) -> None:
-    """accelerate keeps the device and the precision of its first use in a process; a run has its own."""
-    train(tiny_recipe(epochs=1), tiny_data, tmp_path / "first", device="cpu")
-    AcceleratorState._reset_state(reset_partial_state=True)
-    assert Accelerator(mixed_precision="bf16", cpu=True).mixed_precision == "bf16"
-    train(tiny_recipe(epochs=1), tiny_data, tmp_path / "second", device="cpu")
-    assert digest(tmp_path / "first") == digest(tmp_path / "second")
 
 
 def test_runs_in_turn_give_what_they_give_alone(tmp_path: Path, tiny_data: ImageData) -> None:

@@ -19,11 +19,11 @@ from typing import TypedDict, Unpack
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from smoothcert.data import Images
-from smoothcert.distributed import find_device
+from smoothcert.distributed import Team, find_device, team
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import alone
 from smoothcert.models import check_outputs, is_code
@@ -43,7 +43,6 @@ from smoothcert.training.setup import (
     own_stream,
     restore,
     set_learning_rate,
-    start_accelerator,
     start_again,
     training_device,
     weights_layout,
@@ -112,8 +111,9 @@ def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Unpack[Opt
     It is saved after each epoch, though at most once a second, and can be resumed from there. On one GPU a step is
     captured as a CUDA graph, and compiled if that pays (see `training_step`).
     """
-    with enough_memory(), training_device(find_device(options.get("device", "auto"))):
-        for _ in training_steps(recipe, data, folder, **options):
+    where = find_device(options.get("device", "auto"))
+    with enough_memory(), training_device(where), team(where) as group:
+        for _ in training_steps(recipe, data, folder, group, **options):
             pass
 
 
@@ -138,7 +138,8 @@ def train_together(
     where, at_once = find_device(device), min(jobs, len(runs))
     waiting, failures = list(runs), dict[Path, Exception]()
     active: list[tuple[Path, Generator[None, None, None], AbstractContextManager[object], Pace]] = []
-    with training_device(where), ExitStack() as opened:  # an exception must not leave their folders locked
+    # The stack closes the runs, also after an exception, which must not leave their folders locked.
+    with training_device(where), team(where) as group, ExitStack() as opened:
         while waiting or active:
             while waiting and len(active) < at_once:
                 recipe, data, folder = waiting.pop(0)
@@ -146,6 +147,7 @@ def train_together(
                     recipe,
                     data,
                     folder,
+                    group,
                     resume=(folder / RECIPE).exists(),
                     device=device,
                     compiling=compiling,
@@ -179,6 +181,7 @@ def training_steps(
     recipe: TrainRecipe,
     data: Images,
     folder: Path,
+    group: Team,
     *,
     model: nn.Module | None = None,
     resume: bool = False,
@@ -193,11 +196,10 @@ def training_steps(
     """The loop: what `train` does, handing over after each step to the other runs of `runs_at_once`, of which so many
     are `running`."""
     own_network = model is not None or is_code(recipe.model)
-    accelerator = start_accelerator(device, own_network)
-    where = accelerator.device
+    where = find_device(device)
     if model is not None:
         check_outputs(model, recipe.model, data.shape, data.num_classes)
-    check_request(recipe, data, folder, accelerator)
+    check_request(recipe, data, folder, group)
     spec = InputSpec.of(data)
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
         torch.manual_seed(derived_seed(recipe.seed, 0))
@@ -205,8 +207,8 @@ def training_steps(
     if next(model.parameters(), None) is None:
         raise RequestError(f"model: {recipe.model} has no parameters to train; give a network that has some")
     # Only now is there a folder, and this process alone in it.
-    with alone(folder / METRICS, "choose another --out") if accelerator.is_main_process else nullcontext():
-        start = open_run(recipe, data, folder, accelerator, resume, on_note)
+    with alone(folder / METRICS, "choose another --out") if group.leads else nullcontext():
+        start = open_run(recipe, data, folder, group, resume, on_note)
         data = data.to(where)
         precision = resolve_precision(recipe.precision, where)
         model = model.to(where, memory_format=weights_layout(own_network))  # type: ignore[call-overload]
@@ -214,29 +216,28 @@ def training_steps(
         initial_weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         restore(model, optimizer, start, folder)
         loss = Step(model, recipe.objective, device_type=where.type, bf16=precision == "bf16")
-        step_module, backward = loss, Tensor.backward
-        if accelerator.num_processes > 1:  # one process needs none of this, nor the seconds that its imports take
-            step_module, optimizer = accelerator.prepare(loss, optimizer)
-            backward = accelerator.backward
+        step_module: nn.Module = loss
+        if group.size > 1:  # a user's network may have parameters that a loss does not reach
+            step_module = DistributedDataParallel(loss, find_unused_parameters=own_network)
 
         per_step = recipe.images_per_step
         steps = len(data) // recipe.batch_size * (recipe.batch_size // per_step)
-        share = slice_of_process(per_step, accelerator)
+        share = slice_of_process(per_step, group)
         generator, meter = torch.Generator(where), Meter(where, steps)
         noise = NOISES[recipe.noise](recipe.sigma)
         sampling = Sampling(noise, recipe.objective.num_noise, per_step, share, generator)
         progress = Progress(recipe.sigma, torch.zeros((), device=where), torch.zeros((), device=where), torch.empty(0))
-        run_step = TrainingStep(step_module, optimizer, backward, sampling, progress, meter)
+        run_step = TrainingStep(step_module, optimizer, sampling, progress, meter)
         captured = None
         if capture is None:
             capture = not own_network
-        if capture and where.type == "cuda" and accelerator.num_processes == 1:
+        if capture and where.type == "cuda" and group.size == 1:
             keep_compiled_kernels()
             steps_left = (recipe.epochs - start.epoch) * steps
             pays = compile_pays(model, compiling, by_kernels=precision == "bf16" and kernels_work(where.index or 0))
             captured = CapturedStep(run_step, loss, steps_left, pays, on_note)
         computed_with = versions(where)
-        if accelerator.is_main_process:
+        if group.leads:
             write_missing_model(folder, model, recipe, spec, start, {"versions": computed_with, "precision": precision})
         # A run that started again after a dead start has another warm-up than its recipe.
         warm_up, dead_epochs, epoch = start.warm_up, start.dead_epochs, start.epoch
@@ -266,14 +267,14 @@ def training_steps(
                 if time.perf_counter() - last_report > REPORT_SECONDS or step + 1 == steps:
                     meter.stop_if_diverged(epoch, folder)
                     last_report = now = time.perf_counter()
-                    if accelerator.is_main_process:
+                    if group.leads:
                         on_progress(
                             status_of(meter, recipe, epoch, first_epoch, step, steps, started, now - epoch_started)
                         )
 
-            metrics = meter.means(accelerator)
+            metrics = meter.means(group)
             seconds = time.perf_counter() - epoch_started
-            if accelerator.is_main_process:
+            if group.leads:
                 line = {"epoch": epoch, "learning_rate": rate, **metrics, "seconds": seconds}
                 # What the seconds depend on: a run may go on elsewhere, or beside others.
                 conditions = {"device": computed_with["device"], "runs_at_once": shared_by, **peak_memory(where)}
@@ -285,21 +286,19 @@ def training_steps(
                 start_again(model, optimizer, initial_weights)
                 warm_up, dead_epochs, epoch, first_epoch = RESTART_WARM_UP, 0, 0, 0
                 started, last_save = time.perf_counter(), -math.inf
-                if accelerator.is_main_process:
+                if group.leads:
                     # The state first: after a kill in between, the metrics of the dead epochs are cut off.
                     weights, momentum = model.state_dict(), optimizer.state_dict()
                     fields = recipe.to_mapping()
                     save_state(folder, State(0, weights, momentum, fields, start.digest, None, warm_up, dead_epochs))
                     keep_metrics_before(folder / METRICS, 0)
                     on_note(f"{folder}: {DEAD_START}")
-                accelerator.wait_for_everyone()
+                group.wait()
                 continue
-            if accelerator.is_main_process and (
-                epoch + 1 == recipe.epochs or time.perf_counter() - last_save > save_seconds
-            ):
+            if group.leads and (epoch + 1 == recipe.epochs or time.perf_counter() - last_save > save_seconds):
                 provenance = {
                     "versions": computed_with,
-                    "processes": accelerator.num_processes,
+                    "processes": group.size,
                     "precision": precision,
                     "runs_at_once": runs_at_once,
                     "captured": captured is not None and captured.graph is not None,
@@ -314,7 +313,7 @@ def training_steps(
                 save_state(folder, state)
                 save_model(folder, model, recipe, spec, epoch + 1, provenance)
                 last_save = time.perf_counter()
-            accelerator.wait_for_everyone()
+            group.wait()
             epoch += 1
 
 
@@ -388,10 +387,10 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     return {"peak_memory_bytes": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {}
 
 
-def slice_of_process(images: int, accelerator: Accelerator) -> slice:
+def slice_of_process(images: int, group: Team) -> slice:
     """The share of a step that this process computes."""
-    size = images // accelerator.num_processes
-    return slice(size * accelerator.process_index, size * (accelerator.process_index + 1))
+    size = images // group.size
+    return slice(size * group.rank, size * (group.rank + 1))
 
 
 def status_of(

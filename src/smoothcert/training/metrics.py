@@ -17,9 +17,9 @@ from smoothcert.io.files import check_inside, write_text_atomically
 
 if TYPE_CHECKING:
     import torch
-    from accelerate import Accelerator
     from torch import Tensor
 
+    from smoothcert.distributed import Team
     from smoothcert.objectives import LossTerms
 
 METRICS = "metrics.jsonl"
@@ -151,9 +151,9 @@ class Meter:
         loss, accuracy = self._so_far()[:, :2].mean(0).tolist()
         return loss, accuracy
 
-    def means(self, accelerator: Accelerator) -> dict[str, float]:
+    def means(self, team: Team) -> dict[str, float]:
         """Means over the epoch, and over all processes."""
-        values = accelerator.reduce(self._so_far().mean(0), reduction="mean").tolist()
+        values = team.mean(self._so_far().mean(0)).tolist()
         return dict(zip(self.names, values, strict=True))
 
     def _so_far(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a training run starts with: processes, device, precision, optimizer, its folder and the state in it."""
+"""What a training run starts with: device, precision, optimizer, its folder and the state in it."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
-from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
 from smoothcert.data import Images
-from smoothcert.distributed import find_device, meet
+from smoothcert.distributed import Team
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import remove_temporaries
 from smoothcert.io.text import one_line
@@ -35,18 +33,6 @@ from smoothcert.training.run_folder import refuse_lost_recipe
 
 STEPS_AHEAD = 8
 """Steps that a run may have asked for and not seen done: enough to keep a GPU busy, few to wait for."""
-
-
-def start_accelerator(device: str, own_network: bool) -> Accelerator:
-    """Devices and processes, by accelerate. An earlier run of this Python process may have had others."""
-    cpu = find_device(device).type == "cpu"
-    meet()
-    AcceleratorState._reset_state(reset_partial_state=True)
-    # A user's network may have parameters that a loss does not reach.
-    handlers = [DistributedDataParallelKwargs(find_unused_parameters=own_network)]
-    accelerator = Accelerator(mixed_precision="no", cpu=cpu, kwargs_handlers=handlers)
-    assert (accelerator.device.type == "cpu") == cpu
-    return accelerator
 
 
 @contextmanager
@@ -137,14 +123,14 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"] = rate
 
 
-def check_request(recipe: TrainRecipe, data: Images, folder: Path, accelerator: Accelerator) -> None:
+def check_request(recipe: TrainRecipe, data: Images, folder: Path, team: Team) -> None:
     """Refuse what cannot be trained before anything is written."""
     if len(data) < recipe.batch_size:
         raise RequestError(f"batch_size: expected at most the {len(data)} training images, got {recipe.batch_size}")
-    if recipe.images_per_step % accelerator.num_processes:
+    if recipe.images_per_step % team.size:
         raise RequestError(
-            f"batch_size: a step of {recipe.images_per_step} images does not divide among "
-            f"{accelerator.num_processes} processes; choose another batch_size"
+            f"batch_size: a step of {recipe.images_per_step} images does not divide among {team.size} processes; "
+            "choose another batch_size"
         )
     there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     if there.exists() and not there.is_dir():
@@ -170,7 +156,7 @@ def open_run(
     recipe: TrainRecipe,
     data: Images,
     folder: Path,
-    accelerator: Accelerator,
+    team: Team,
     resume: bool,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> Start:
@@ -200,8 +186,8 @@ def open_run(
         refuse_other_recipe(stored, recipe, folder, STATE, harmless)
     epoch = first_epoch(recipe, folder, state, model)
     # All processes have looked before the main one writes.
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
+    team.wait()
+    if team.leads:
         for name in (RECIPE, STATE, MODEL, METRICS):
             remove_temporaries(folder / name)
         if not exists:
@@ -213,7 +199,7 @@ def open_run(
             on_note(f"{folder}: its {METRICS} is gone; that of epochs 0 to {epoch - 1} is lost")
         if epoch == recipe.epochs:
             on_note(f"{folder}: all {epoch} epochs are trained already")
-    accelerator.wait_for_everyone()
+    team.wait()
     warm_up = recipe.learning_rate_warm_up if state is None or state.warm_up is None else state.warm_up
     return Start(epoch, state, digest, model, warm_up, 0 if state is None else state.dead_epochs)
 

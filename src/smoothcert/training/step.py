@@ -70,14 +70,12 @@ class TrainingStep:
         self,
         step: Callable[[Tensor, Tensor, Tensor, Progress], LossTerms],
         optimizer: torch.optim.Optimizer,
-        backward: Callable[[Tensor], None],
         sampling: Sampling,
         progress: Progress,
         meter: Meter,
     ) -> None:
         self.step = step
         self.optimizer = optimizer
-        self.backward = backward
         self.sampling = sampling
         self.progress = progress
         self.meter = meter
@@ -89,7 +87,7 @@ class TrainingStep:
         noise = drawn.noise.sample(shape, drawn.generator)[:, drawn.share]
         uniform = torch.rand(drawn.images, generator=drawn.generator, device=images.device)[drawn.share]
         terms = self.step(images, labels, noise, self.progress._replace(uniform=uniform))
-        self.backward(terms.loss)
+        terms.loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.meter.add(terms, labels)
