@@ -13,7 +13,7 @@ import torch
 from smoothcert.data import cifar10, imagenet, mnist, mnist_sample
 from smoothcert.data.image_files import ImageFiles
 from smoothcert.data.images import UNSPLIT, ImageData, Images, Normalization, Split
-from smoothcert.data.own import load_folder, load_npz
+from smoothcert.data.user_data import load_folder, load_npz
 from smoothcert.errors import RequestError
 from smoothcert.io.files import check_regular_file
 
