@@ -4,7 +4,6 @@ import contextlib
 import gzip
 import io
 import json
-import pickle
 import re
 import shutil
 import struct
@@ -171,12 +170,6 @@ def _make_archives(base: Path) -> None:
             member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
             member.size = 2 * len(record)
             tar.addfile(member, io.BytesIO(record * 2))
-    python = base / "cifar-python" / "cifar-10-batches-py"
-    python.mkdir(parents=True)
-    pixels = np.frombuffer(record * 2, dtype=np.uint8).reshape(2, -1)[:, 1:]
-    for name in names:
-        content = pickle.dumps({"data": pixels.copy(), "labels": [3, 3], "batch_label": "x"}, protocol=3)
-        (python / name.removesuffix(".bin")).write_bytes(content)
     (base / "cifar-archive").mkdir()
     archive = base / "cifar-archive" / "cifar-10-binary.tar.gz"
     archive.write_bytes(gzip.compress(packed.getvalue(), mtime=0))
