@@ -12,7 +12,7 @@ from tiny import tiny_recipe
 
 from smoothcert import RequestError, __version__
 from smoothcert.certification.certificates import read_certificates
-from smoothcert.data import DATASETS, Images, mnist_sample
+from smoothcert.data import DATASETS, Images, mnist
 from smoothcert.training.checkpoint import load_run
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -65,7 +65,7 @@ def test_train_and_resume(run_cli: Cli, tmp_path: Path) -> None:
 
 
 def test_predict(run_cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = mnist_sample.load("test")
+    data = mnist.load_sample("test")
     rows = read_rows(run_cli, run)
     confident = max(rows, key=lambda row: row.radius_if_correct)
     path = tmp_path / "digit.png"

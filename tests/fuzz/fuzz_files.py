@@ -16,7 +16,7 @@ from fuzz_runner import call
 from PIL import Image
 from tiny import tiny_recipe
 
-from smoothcert.data import load_dataset, mnist_sample
+from smoothcert.data import load_dataset, mnist
 from smoothcert.models import LeNet
 from smoothcert.training import loop as training
 from smoothcert.training.checkpoint import load_run, save_model
@@ -51,14 +51,14 @@ def make_base(base: Path) -> None:
 def _make_digits(path: Path) -> None:
     arrays = {}
     for split, count in (("train", 40), ("test", 20)):
-        data = mnist_sample.load(split)  # type: ignore[arg-type]
+        data = mnist.load_sample(split)  # type: ignore[arg-type]
         arrays[f"{split}_images"] = data.images[:count, 0].numpy()
         arrays[f"{split}_labels"] = data.labels[:count].numpy().astype(np.uint8)
     np.savez(path, **arrays)
 
 
 def _make_run(folder: Path) -> None:
-    data = mnist_sample.load("train").subset(torch.arange(1024))
+    data = mnist.load_sample("train").subset(torch.arange(1024))
     recipe = tiny_recipe(dataset=DATA)
     training.train(recipe, data, folder, device="cpu")
     run = load_run(folder)
@@ -121,7 +121,7 @@ def _make_begun(folder: Path) -> None:
 
 
 def _make_images(base: Path) -> None:
-    data = mnist_sample.load("test")
+    data = mnist.load_sample("test")
     folder = base / "images"
     folder.mkdir()
     grey = Image.fromarray(data.images[0, 0].numpy())
@@ -151,7 +151,7 @@ def _turned() -> Image.Exif:
 
 def _make_archives(base: Path) -> None:
     """MNIST's idx files, CIFAR-10's binary files and its archive, with few images."""
-    data = mnist_sample.load("test")
+    data = mnist.load_sample("test")
     images, labels = data.images[:10, 0].numpy(), data.labels[:10].numpy().astype(np.uint8)
     folder = base / "idx" / "MNIST" / "raw"
     folder.mkdir(parents=True)
