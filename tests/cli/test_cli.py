@@ -328,7 +328,6 @@ def test_rules_from_the_command_line(run_cli: Cli, run: Path) -> None:
         (("--until-radius", 0.2, "--radii", "0.1"), "not both"),
         (("--shard", "3/2"), "expected i/k with 1 <= i <= k"),
         (("--shard", "x"), "expected i/k"),
-        (("--bound", "both"), "bound: expected"),
     ):
         code, _, err = run_cli(*fixed, *options)
         assert code == 2
