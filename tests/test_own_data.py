@@ -11,7 +11,7 @@ from PIL import Image
 from tiny import tiny_recipe
 
 from smoothcert.certification.certificates import read_certificates
-from smoothcert.data import mnist_sample
+from smoothcert.data import mnist
 from smoothcert.training.checkpoint import load_run
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -20,7 +20,7 @@ Cli = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def digits(tmp_path: Path) -> Path:
     """Three digits of each of the classes "zero", "one" and "seven" of the MNIST sample, without a split."""
-    data = mnist_sample.load("test")
+    data = mnist.load_sample("test")
     for label, name in ((0, "zero"), (1, "one"), (7, "seven")):
         (tmp_path / "digits" / name).mkdir(parents=True)
         for index in (data.labels == label).nonzero().flatten()[:3].tolist():

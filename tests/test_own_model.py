@@ -16,7 +16,7 @@ from torch import nn
 from smoothcert import RequestError
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.dataset import certify_own_model
-from smoothcert.data import mnist_sample
+from smoothcert.data import mnist
 from smoothcert.models import build_model, check_outputs, own_model
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import train
@@ -262,7 +262,7 @@ def test_a_plain_module_in_python_is_trained_certified_and_loaded(tmp_path: Path
         torch.manual_seed(0)
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
 
-    data = mnist_sample.load("train").subset(torch.arange(128))
+    data = mnist.load_sample("train").subset(torch.arange(128))
     module, before = build(), build().state_dict()
     train(tiny_recipe(model="mine", epochs=1), data, tmp_path / "run", model=module, device="cpu")
     assert not torch.equal(module[1].weight.detach(), before["1.weight"])

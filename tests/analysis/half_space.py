@@ -7,7 +7,7 @@ import torch
 from tiny import tiny_recipe
 from torch import Tensor, nn
 
-from smoothcert.data import mnist_sample
+from smoothcert.data import mnist
 from smoothcert.training.checkpoint import RECIPE, InputSpec, new_model, save_model
 from smoothcert.training.metrics import METRICS
 
@@ -32,7 +32,7 @@ def untrained_run(folder: Path, seconds: tuple[float, ...] = (2.0, 1.0), **chang
     """A run folder as training leaves it, of a network at its random start."""
     recipe = tiny_recipe(**changes)
     folder.mkdir(parents=True)
-    spec = InputSpec.of(mnist_sample.load("test"))
+    spec = InputSpec.of(mnist.load_sample("test"))
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
         model = new_model(recipe, spec)

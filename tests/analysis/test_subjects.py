@@ -17,7 +17,7 @@ from smoothcert.analysis.subjects import (
     smoothed,
 )
 from smoothcert.attacks import smoothed_pgd
-from smoothcert.data import mnist_sample
+from smoothcert.data import mnist
 from smoothcert.errors import RequestError
 
 CPU = torch.device("cpu")
@@ -63,7 +63,7 @@ def test_names_are_distinct(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("sigma", "expected"), [(0.25, (2, 1.0)), (0.5, (4, 1.0)), (1.0, (8, 1.0))])
 def test_the_attack_is_by_default_that_of_the_paper(sigma: float, expected: tuple[int, float]) -> None:
-    assert default_attack(mnist_sample.load("test"), sigma) == expected
+    assert default_attack(mnist.load_sample("test"), sigma) == expected
 
 
 def test_other_data_are_attacked_as_cifar10(half_spaces: Subjects) -> None:

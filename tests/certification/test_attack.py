@@ -33,7 +33,7 @@ from smoothcert.certification.attack_file import (
     read_attacks,
 )
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
-from smoothcert.data import ImageData, mnist_sample
+from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import settings_path
 from smoothcert.smoothing.certificate import Certificate
@@ -364,7 +364,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_trained_network_falls_and_the_order_does_not_matter(trained_run: Path, tmp_path: Path) -> None:
-    run, digits = load_run(trained_run), mnist_sample.load("test")
+    run, digits = load_run(trained_run), mnist.load_sample("test")
     chosen = recipe(sigma=0.5, radii=(0.5, 6.0), steps=4, n=250)
     files = [
         attack_run(run, digits, indices, chosen, tmp_path / f"{name}.tsv", CPU)

@@ -33,7 +33,7 @@ from smoothcert.certification.dataset import (
 from smoothcert.certification.recertify import recertify
 from smoothcert.certification.shards import merge_certificates
 from smoothcert.classifier import image_layout
-from smoothcert.data import ImageData, mnist_sample
+from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import alone
 from smoothcert.models.precision import at_precision, has_batch_norm
@@ -47,7 +47,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def test_data() -> ImageData:
-    return mnist_sample.load("test")
+    return mnist.load_sample("test")
 
 
 def recipe(**changes: object) -> CertifyRecipe:

@@ -13,7 +13,7 @@ import torch
 from tiny import tiny_recipe
 
 from smoothcert.certification.certificates import read_certificates
-from smoothcert.data import DATASETS, ImageData, mnist_sample
+from smoothcert.data import DATASETS, ImageData, mnist
 from smoothcert.errors import RequestError
 from smoothcert.training.metrics import METRICS, append_metrics
 
@@ -89,7 +89,7 @@ def test_a_network_that_fails_under_the_noise_is_reported(run_cli: Cli, run: Pat
     assert warning.startswith(f"warning: not trained under this noise: {measured}; choose a smaller --sigma or train")
     words = shlex.split(warning.split("next: ")[1])
     assert words[:2] == ["smoothcert", "train"]
-    few = mnist_sample.load("train").subset(torch.arange(64))
+    few = mnist.load_sample("train").subset(torch.arange(64))
     np.savez(run / "few.npz", images=few.images[:, 0].numpy(), labels=few.labels.numpy())
     assert run_cli(*words[1:], "--set", f"dataset=npz:{run / 'few.npz'}", "--device", "cpu")[0] == 0
     code, out, _ = run_cli(*call)
@@ -204,7 +204,7 @@ def test_attack_finds_data_that_have_another_name_than_their_data_set(
     """As CIFAR-10 does whose files are not the official ones."""
 
     def renamed(split: str, folder: Path) -> ImageData:
-        return dataclasses.replace(mnist_sample.load(split), name="mnist-sample (not the official files)")
+        return dataclasses.replace(mnist.load_sample(split), name="mnist-sample (not the official files)")
 
     spec = dataclasses.replace(DATASETS["mnist-sample"], load=renamed)
     monkeypatch.setitem(DATASETS, "mnist-sample", spec)

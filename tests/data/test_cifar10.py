@@ -1,10 +1,7 @@
-"""CIFAR-10: both layouts with small files, pickles that want to run code, the archive, and the names of the result."""
+"""CIFAR-10: small binary files, the archive, the Python layout that is not read, and the names of the result."""
 
 import hashlib
 import io
-import os
-import pickle
-import struct
 import tarfile
 from pathlib import Path
 
@@ -30,40 +27,11 @@ def binary(name: str) -> bytes:
     return b"".join(bytes([label]) + b"".join(plane.tobytes() for plane in image) for label, image in records)
 
 
-def python2_pickle(name: str) -> bytes:
-    """What Python 2 and the numpy of 2009 wrote, opcode by opcode: keys and pixels are its byte strings."""
-
-    def short(text: str) -> bytes:
-        return b"U" + bytes([len(text)]) + text.encode()
-
-    pixels = PIXELS[name].tobytes()
-    dtype = (
-        b"cnumpy\ndtype\n("
-        + short("u1")
-        + b"K\x00K\x01tR(K\x03"
-        + short("|")
-        + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-    )
-    shape = b"(K" + bytes([len(LABELS[name])]) + b"M" + struct.pack("<H", 3072) + b"t"
-    array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00t" + short("b") + b"tR"
-    array += b"(K\x01" + shape + dtype + b"\x89" + b"T" + struct.pack("<i", len(pixels)) + pixels + b"tb"
-    labels = b"](" + b"".join(b"K" + bytes([label]) for label in LABELS[name]) + b"e"
-    return b"\x80\x02}(" + short("data") + array + short("labels") + labels + short("batch_label") + short("x") + b"u."
-
-
 def write_binary(folder: Path) -> Path:
     target = folder / "cifar-10-batches-bin"
     target.mkdir(parents=True)
     for name in SIZES:
         (target / f"{name}.bin").write_bytes(binary(name))
-    return target
-
-
-def write_python(folder: Path) -> Path:
-    target = folder / "cifar-10-batches-py"
-    target.mkdir(parents=True)
-    for name in SIZES:
-        (target / name).write_bytes(python2_pickle(name))
     return target
 
 
@@ -75,30 +43,9 @@ def check(folder: Path, **options: object) -> None:
         assert (data.num_classes, data.split, data.shape) == (10, split, (3, 32, 32))
 
 
-def test_pickle_of_the_tests_is_one_that_pickle_reads() -> None:
-    content = pickle.loads(python2_pickle("test_batch"), encoding="bytes")
-    np.testing.assert_array_equal(content[b"data"], PIXELS["test_batch"].reshape(-1, 3072))
-    assert content[b"labels"] == LABELS["test_batch"].tolist()
-
-
-@pytest.mark.parametrize("write", [write_binary, write_python])
 @pytest.mark.parametrize("below", [".", "cifar10"])
-def test_round_trip(tmp_path: Path, write, below: str) -> None:
-    write(tmp_path / below)
-    check(tmp_path)
-
-
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_python3_pickles_are_read_too(tmp_path: Path, order: str) -> None:
-    for name, path in ((name, write_python(tmp_path) / name) for name in ["test_batch"]):
-        pixels = np.array(PIXELS[name].reshape(-1, 3072), order=order)
-        path.write_bytes(pickle.dumps({b"data": pixels, b"labels": LABELS[name].tolist()}, protocol=4))
-    check(tmp_path)
-
-
-def test_binary_is_preferred(tmp_path: Path) -> None:
-    (write_python(tmp_path) / "test_batch").write_bytes(b"damaged")
-    write_binary(tmp_path)
+def test_round_trip(tmp_path: Path, below: str) -> None:
+    write_binary(tmp_path / below)
     check(tmp_path)
 
 
@@ -114,75 +61,15 @@ def test_training_is_augmented_and_normalization_is_the_papers(tmp_path: Path) -
     assert torch.equal(next(test.batches(order, slice(0, 4), 0))[0], test.batch(order[0])[0])
 
 
-@pytest.mark.parametrize("write", [write_binary, write_python])
-def test_the_name_says_whether_the_content_is_official(tmp_path: Path, write) -> None:
-    write(tmp_path)
-    digests = {name: hashlib.sha256(binary(name)).hexdigest() for name in SIZES}
+def test_the_name_says_whether_the_content_is_official(tmp_path: Path) -> None:
+    write_binary(tmp_path)
+    digests = {f"{name}.bin": hashlib.sha256(binary(name)).hexdigest() for name in SIZES}
     assert load("train", tmp_path, official_sha256=digests).name == "cifar10"
-    digests["data_batch_4"] = digests["data_batch_3"]
+    digests["data_batch_4.bin"] = digests["data_batch_3.bin"]
     assert load("train", tmp_path, official_sha256=digests).name == "cifar10 (not the official files)"
     assert load("test", tmp_path, official_sha256=digests).name == "cifar10"
     assert load("test", tmp_path).name == "cifar10 (not the official files)"
-    assert OFFICIAL_SHA256.keys() == SIZES.keys()
-
-
-class Malicious:
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.marker),)
-
-
-@pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_a_malicious_pickle_does_not_run(tmp_path: Path, protocol: int) -> None:
-    path, marker = write_python(tmp_path) / "test_batch", tmp_path / "marker"
-    path.write_bytes(pickle.dumps({"data": Malicious(marker), "labels": [1]}, protocol=protocol))
-    with pytest.raises(WorkError, match=r"posix\.mkdir, which was not run; delete the file") as raised:
-        load("test", tmp_path)
-    assert str(path) in str(raised.value)
-    assert not marker.exists()
-    pickle.loads(path.read_bytes())  # the test tests something: the usual reader runs it
-    assert marker.exists()
-
-
-@pytest.mark.parametrize("wanted", ["builtins eval", "numpy load", "numpy.core.multiarray fromfile", "_codecs encode"])
-def test_every_other_name_is_refused(tmp_path: Path, wanted: str) -> None:
-    module, name = wanted.split()
-    path = write_python(tmp_path) / "test_batch"
-    path.write_bytes(f"c{module}\n{name}\n(tR.".encode())
-    with pytest.raises(WorkError, match=f"asks for {module}.{name}"):
-        load("test", tmp_path)
-
-
-GOOD = {"data": PIXELS["test_batch"].reshape(-1, 3072), "labels": LABELS["test_batch"].tolist()}
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (python2_pickle("test_batch")[:-500], "found damaged data"),
-        (b"", "found damaged data (EOFError)"),
-        (b"something else", "found damaged data"),
-        (pickle.dumps([1, 2]), "expected a pickled dict, found list"),
-        (pickle.dumps({"data": 1}), "found ['data']"),
-        (pickle.dumps({**GOOD, "labels": [0, 1, 10, 2]}), "expected labels in 0..9"),
-        (pickle.dumps({**GOOD, "labels": [0, 1, -1, 2]}), "expected labels in 0..9"),
-        (pickle.dumps({**GOOD, "labels": [0, 1, "2", 2]}), "expected labels in 0..9"),
-        (pickle.dumps({**GOOD, "labels": [0, 1]}), "found 2 labels and shape (4, 3072)"),
-        (pickle.dumps({**GOOD, "data": GOOD["data"].astype(np.float32)}), "expected an array of unsigned bytes"),
-        (pickle.dumps({**GOOD, "data": np.array([{}], dtype=object)}), "expected an array of unsigned bytes"),
-    ],
-)
-def test_damaged_pickle_is_one_line(tmp_path: Path, content: bytes, problem: str) -> None:
-    path = write_python(tmp_path) / "test_batch"
-    path.write_bytes(content)
-    with pytest.raises(WorkError) as raised:
-        load("test", tmp_path)
-    message = str(raised.value)
-    assert message.startswith(f"{path}: ")
-    assert problem in message
-    assert "\n" not in message
+    assert OFFICIAL_SHA256.keys() == digests.keys()
 
 
 @pytest.mark.parametrize(
@@ -204,7 +91,7 @@ def test_damaged_binary_file_is_one_line(tmp_path: Path, content: bytes, problem
     assert "\n" not in message
 
 
-def test_half_a_layout_is_refused_and_not_mixed(tmp_path: Path, mirror: Mirror) -> None:
+def test_incomplete_batches_are_refused_and_not_downloaded(tmp_path: Path, mirror: Mirror) -> None:
     (write_binary(tmp_path) / "data_batch_3.bin").unlink()
     with pytest.raises(RequestError, match=r"found no data_batch_3\.bin; complete the folder, or delete it"):
         load("train", tmp_path, urls=[mirror.url("archive")])
@@ -310,5 +197,30 @@ def test_offline_and_absent_is_one_line_with_a_way_out(tmp_path: Path, dead_url:
     message = str(raised.value)
     assert "\n" not in message
     reason = dead_url if download else "switched off"
-    for word in (str(tmp_path / "misspelt" / "cifar-10-batches-bin"), reason, "put cifar-10-binary.tar.gz"):
+    for word in (
+        str(tmp_path / "misspelt" / "cifar-10-batches-bin"),
+        reason,
+        "download https://",
+        "cifar-10-binary.tar.gz and put",
+    ):
         assert word in message
+
+
+@pytest.mark.parametrize("name", ["cifar-10-batches-py", "cifar-10-python.tar.gz"])
+@pytest.mark.parametrize("below", [".", "cifar10"])
+def test_python_layout_is_one_line_that_names_the_file_to_download(tmp_path: Path, name: str, below: str) -> None:
+    path = tmp_path / below / name
+    path.mkdir(parents=True)
+    with pytest.raises(RequestError, match="the Python layout, which is not read") as raised:
+        load("test", tmp_path, download=False)
+    message = str(raised.value)
+    assert "\n" not in message
+    assert str(path) in message
+    assert f"download https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz and put it into {tmp_path}" in message
+
+
+def test_python_layout_does_not_prevent_the_download(tmp_path: Path, mirror: Mirror) -> None:
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    mirror.files["cifar"] = content = archive()
+    load("test", tmp_path, urls=[mirror.url("cifar")], archive_sha256=hashlib.sha256(content).hexdigest())
+    check(tmp_path)

@@ -12,9 +12,8 @@ import pytest
 import torch
 from local_mirror import Mirror
 
-from smoothcert.data import DATASETS, default_folder, load_dataset, mnist, mnist_sample
-from smoothcert.data.idx import IMAGES_MAGIC, LABELS_MAGIC, read_idx
-from smoothcert.data.mnist import FILES, MnistFile, SplitFiles
+from smoothcert.data import DATASETS, default_folder, load_dataset, mnist
+from smoothcert.data.mnist import FILES, IMAGES_MAGIC, LABELS_MAGIC, MnistFile, SplitFiles, read_idx
 from smoothcert.errors import RequestError, WorkError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, size=(7, 4, 5), dtype=np.uint8)
@@ -215,9 +214,9 @@ def test_sample_is_the_beginning_of_mnist(split: str, length: int) -> None:
 @pytest.mark.parametrize("cut", [0, 1000, 1_000_000])
 def test_damaged_sample_is_one_line(tmp_path: Path, cut: int) -> None:
     archive = tmp_path / "sample.npz"
-    archive.write_bytes(mnist_sample.ARCHIVE.read_bytes()[:cut])
+    archive.write_bytes(mnist.SAMPLE.read_bytes()[:cut])
     with pytest.raises(WorkError, match=r"expected the bundled MNIST sample, .*; install smoothcert again") as raised:
-        mnist_sample.load("test", archive)
+        mnist.load_sample("test", archive)
     assert "\n" not in str(raised.value)
 
 

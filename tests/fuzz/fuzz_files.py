@@ -4,7 +4,6 @@ import contextlib
 import gzip
 import io
 import json
-import pickle
 import re
 import shutil
 import struct
@@ -17,7 +16,7 @@ from fuzz_runner import call
 from PIL import Image
 from tiny import tiny_recipe
 
-from smoothcert.data import load_dataset, mnist_sample
+from smoothcert.data import load_dataset, mnist
 from smoothcert.models import LeNet
 from smoothcert.training import loop as training
 from smoothcert.training.checkpoint import load_run, save_model
@@ -52,14 +51,14 @@ def make_base(base: Path) -> None:
 def _make_digits(path: Path) -> None:
     arrays = {}
     for split, count in (("train", 40), ("test", 20)):
-        data = mnist_sample.load(split)  # type: ignore[arg-type]
+        data = mnist.load_sample(split)  # type: ignore[arg-type]
         arrays[f"{split}_images"] = data.images[:count, 0].numpy()
         arrays[f"{split}_labels"] = data.labels[:count].numpy().astype(np.uint8)
     np.savez(path, **arrays)
 
 
 def _make_run(folder: Path) -> None:
-    data = mnist_sample.load("train").subset(torch.arange(1024))
+    data = mnist.load_sample("train").subset(torch.arange(1024))
     recipe = tiny_recipe(dataset=DATA)
     training.train(recipe, data, folder, device="cpu")
     run = load_run(folder)
@@ -122,7 +121,7 @@ def _make_begun(folder: Path) -> None:
 
 
 def _make_images(base: Path) -> None:
-    data = mnist_sample.load("test")
+    data = mnist.load_sample("test")
     folder = base / "images"
     folder.mkdir()
     grey = Image.fromarray(data.images[0, 0].numpy())
@@ -152,7 +151,7 @@ def _turned() -> Image.Exif:
 
 def _make_archives(base: Path) -> None:
     """MNIST's idx files, CIFAR-10's binary files and its archive, with few images."""
-    data = mnist_sample.load("test")
+    data = mnist.load_sample("test")
     images, labels = data.images[:10, 0].numpy(), data.labels[:10].numpy().astype(np.uint8)
     folder = base / "idx" / "MNIST" / "raw"
     folder.mkdir(parents=True)
@@ -171,12 +170,6 @@ def _make_archives(base: Path) -> None:
             member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
             member.size = 2 * len(record)
             tar.addfile(member, io.BytesIO(record * 2))
-    python = base / "cifar-python" / "cifar-10-batches-py"
-    python.mkdir(parents=True)
-    pixels = np.frombuffer(record * 2, dtype=np.uint8).reshape(2, -1)[:, 1:]
-    for name in names:
-        content = pickle.dumps({"data": pixels.copy(), "labels": [3, 3], "batch_label": "x"}, protocol=3)
-        (python / name.removesuffix(".bin")).write_bytes(content)
     (base / "cifar-archive").mkdir()
     archive = base / "cifar-archive" / "cifar-10-binary.tar.gz"
     archive.write_bytes(gzip.compress(packed.getvalue(), mtime=0))

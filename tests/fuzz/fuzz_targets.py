@@ -414,12 +414,6 @@ TARGETS: tuple[Target, ...] = (
         oracle=new_certificates,
     ),
     Target(
-        *("cifar-pickles", 60, (f"{OWN} --dataset cifar10 --data case/cifar-python",)),
-        files=("cifar-python",),
-        damage=(("cifar-python/*/test_batch", "bytes"),),
-        oracle=new_certificates,
-    ),
-    Target(
         *("cifar-archive", 60, (f"{OWN} --dataset cifar10 --data case/cifar-archive",)),
         files=("cifar-archive",),
         damage=(("cifar-archive/*.gz", "gzip"),),

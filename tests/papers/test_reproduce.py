@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from smoothcert.certification.certificates import CertifiedImage, read_certificates, write_certificates
 from smoothcert.cli.several import split
-from smoothcert.data import ImageData, mnist_sample
+from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.objectives import Adversary, Consistency, Gaussian, Macer, Objective, SmoothAdv, SmoothMix, Stability
 from smoothcert.papers import reproduce as reproduction
@@ -191,7 +191,7 @@ def test_a_measurement_grows_with_the_work() -> None:
 @pytest.fixture
 def sample(tmp_path: Path) -> Path:
     """A few hundred images of the bundled sample."""
-    train, test = mnist_sample.load("train"), mnist_sample.load("test")
+    train, test = mnist.load_sample("train"), mnist.load_sample("test")
     path = tmp_path / "few.npz"
     images = {"train_images": train.images[:256, 0], "test_images": test.images[:40, 0]}
     np.savez(path, train_labels=train.labels[:256], test_labels=test.labels[:40], **images)
@@ -687,7 +687,7 @@ def test_votes_are_compiled_where_that_is_asked_for(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(work, "certify_run", certified)
     monkeypatch.setattr(work, "load_run", lambda folder, code: None)
-    monkeypatch.setattr(work, "load_dataset", lambda *names, **options: mnist_sample.load("test"))
+    monkeypatch.setattr(work, "load_dataset", lambda *names, **options: mnist.load_sample("test"))
     (run,) = runs_in(tmp_path, 1)
     for wanted in (False, True):
         work.certify_here(run, replace(workshop(1), compile=wanted))

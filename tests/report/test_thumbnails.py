@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from smoothcert.data import cifar10, mnist, mnist_sample
+from smoothcert.data import cifar10, mnist
 from smoothcert.data.cifar10 import CLASS_NAMES
 from smoothcert.report.html_gallery import Pictures
 from smoothcert.report.thumbnails import THUMBNAIL, pictures
@@ -33,7 +33,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_small_images_keep_every_pixel_and_their_label() -> None:
-    data = mnist_sample.load("test")
+    data = mnist.load_sample("test")
     got = found(pictures("mnist-sample", "test", [5, 0, 1999, 2000, -1]))
     assert sorted(got.files) == [0, 5, 1999], "indices that the split does not have are left out"
     for index, file in got.files.items():

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from smoothcert.data import DATASETS, ImageData, mnist_sample
+from smoothcert.data import DATASETS, ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.yaml_file import read_yaml
 from smoothcert.models import MODELS
@@ -397,7 +397,7 @@ def test_accuracy_is_that_of_a_noisy_copy(lenet: nn.Module, tmp_path: Path) -> N
     """The same value from a plain loop over every 10th image; without a published mean there is no other layer."""
     file = saved(lenet.state_dict(), tmp_path / "a.pth")
     run = import_checkpoint(file, tmp_path / "run", sigma=0.5, dataset="mnist-sample")
-    data = mnist_sample.load("test").subset(torch.arange(600))
+    data = mnist.load_sample("test").subset(torch.arange(600))
     images, labels = data.batch(torch.arange(0, 600, 10))
     generator = torch.Generator().manual_seed(3)
     noise = torch.cat([torch.randn((size, 1, 28, 28), generator=generator) for size in (50, 10)])

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from tiny import tiny_recipe
 from torch import Tensor, nn
 
-from smoothcert.data import ImageData, mnist_sample
+from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.models import LeNet
 from smoothcert.training.checkpoint import MODEL, RECIPE, STATE, load_run, load_state, tensors_digest
@@ -111,9 +111,9 @@ import sys, torch
 sys.path.insert(0, "tests")
 from pathlib import Path
 from tiny import tiny_recipe
-from smoothcert.data import mnist_sample
+from smoothcert.data import mnist
 from smoothcert.training.loop import train
-data = mnist_sample.load("train").subset(torch.arange(256))
+data = mnist.load_sample("train").subset(torch.arange(256))
 torch.set_num_threads(1)
 train(tiny_recipe(epochs=int(sys.argv[2])), data, Path(sys.argv[1]), resume=True, device="cpu")
 """
@@ -400,7 +400,7 @@ def test_a_damaged_model_is_refused(tmp_path: Path, tiny_data: ImageData) -> Non
 
 
 def test_too_few_images_are_refused(tmp_path: Path) -> None:
-    data = mnist_sample.load("train").subset(torch.arange(10))
+    data = mnist.load_sample("train").subset(torch.arange(10))
     with pytest.raises(RequestError, match="expected at most the 10 training images, got 64"):
         train(tiny_recipe(), data, tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()

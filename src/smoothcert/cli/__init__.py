@@ -68,12 +68,14 @@ INTERRUPTED = 130
 
 
 def parser_message(error: Exception) -> str:
-    """What the parser says, and the value that it could not read where it does not repeat that."""
+    """The message of the parser, with the value that it could not read if the message does not repeat it."""
     from pydantic import ValidationError
 
     message: str = getattr(error, "format_message", error.__str__)()
     if isinstance(error.__cause__, ValidationError):
-        message += f", got {error.__cause__.errors()[0]['input']}"
+        message = message.replace("Value error, ", "", 1)  # pydantic's word for what our users call a wrong choice
+        value = error.__cause__.errors()[0]["input"]
+        message += f", got {value}" if repr(value) not in message else ""
     return message
 
 

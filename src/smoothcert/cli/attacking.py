@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from smoothcert.cli.options import Data, Device, check_name, command_line, console, parse_radii
+from smoothcert.cli.options import Data, Device, Precision, check_name, command_line, console, parse_radii
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.training.run_folder import check_file, check_run_folder
 
@@ -28,7 +28,7 @@ def attack(
     skip: Annotated[int, typer.Option(help="Attack every SKIP-th image.")] = 1,
     max_images: Annotated[int | None, typer.Option(help="Attack at most so many images.")] = None,
     precision: Annotated[
-        str | None, typer.Option(help="auto, fp32, bf16 or fp16.", show_default="as certified")
+        Precision | None, typer.Option(help="Precision of the network.", show_default="as certified")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="For tests and replays.", show_default="fresh")] = None,
     name: Annotated[str, typer.Option(help="Name of the attacks file.")] = "pgd",

@@ -12,7 +12,18 @@ import typer
 from rich.table import Table
 
 from smoothcert.certification.certificates import CertifiedImage, read_certificates
-from smoothcert.cli.options import Classes, Data, Device, check_name, command_line, console, parse_radii
+from smoothcert.cli.options import (
+    Bound,
+    Classes,
+    Data,
+    Device,
+    NoiseName,
+    Precision,
+    check_name,
+    command_line,
+    console,
+    parse_radii,
+)
 from smoothcert.errors import RequestError
 from smoothcert.smoothing.certificate import ABSTAIN
 from smoothcert.training.run_folder import check_file, check_run_folder
@@ -35,7 +46,7 @@ def certify(
     n0: Annotated[int, typer.Option(help="Votes that choose the class.")] = 100,
     alpha: Annotated[float, typer.Option(help="Probability that a certificate is wrong, at most.")] = 0.001,
     sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the run's")] = None,
-    noise: Annotated[str | None, typer.Option(help="gaussian, laplace or uniform.", show_default="the run's")] = None,
+    noise: Annotated[NoiseName | None, typer.Option(help="Kind of noise.", show_default="the run's")] = None,
     skip: Annotated[int, typer.Option(help="Certify every SKIP-th image.")] = 1,
     max_images: Annotated[int | None, typer.Option(help="Certify at most so many images.")] = None,
     shard: Annotated[
@@ -45,9 +56,9 @@ def certify(
     radii: Annotated[str | None, typer.Option(help="Sample only until these radii (by commas) are decided.")] = None,
     radius_loss: Annotated[float | None, typer.Option(help="Radius, in sigmas, to give up for fewer votes.")] = None,
     label_aware: Annotated[bool, typer.Option("--label-aware", help="Benchmarks only: skip wrong images.")] = False,
-    bound: Annotated[str, typer.Option(help="one-sided or two-sided.")] = "one-sided",
+    bound: Annotated[Bound, typer.Option(help="Two-sided bounds the runner-up too.")] = "one-sided",
     sound: Annotated[bool, typer.Option("--sound", help="Integer noise: sound in floating point.")] = False,
-    precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
+    precision: Annotated[Precision, typer.Option(help="Precision of the network.")] = "auto",
     compile_: Annotated[bool, typer.Option("--compile", help="torch.compile the network.")] = False,
     batch_size: Annotated[int | None, typer.Option(help="Noisy images in a forward pass.")] = None,
     seed: Annotated[int | None, typer.Option(help="For tests and replays.", show_default="fresh")] = None,
@@ -240,7 +251,7 @@ def recertify(
     alpha: Annotated[
         float | None, typer.Option(help="Probability of a wrong certificate.", show_default="the file's")
     ] = None,
-    bound: Annotated[str | None, typer.Option(help="one-sided or two-sided.", show_default="the file's")] = None,
+    bound: Annotated[Bound | None, typer.Option(help="Confidence bound.", show_default="the file's")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write.", show_default="beside the old one")] = None,
 ) -> None:
     """Other statistics from stored votes: no sampling, no model."""
@@ -262,7 +273,7 @@ def predict(
     images: Annotated[list[Path], typer.Argument(help="Image files of the size the run was trained on.")],
     n: Annotated[int, typer.Option(help="Votes that bound the class's probability.")] = 10_000,
     alpha: Annotated[float, typer.Option(help="Probability that a line is wrong, at most.")] = 0.001,
-    precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
+    precision: Annotated[Precision, typer.Option(help="Precision of the network.")] = "auto",
     resize: Annotated[bool, typer.Option("--resize", help="Scale and crop images that have another size.")] = False,
     classes: Classes = None,
     model: Annotated[str | None, typer.Option(help="The run's own network, package.module:function.")] = None,

@@ -3,7 +3,7 @@
 import math
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -21,7 +21,13 @@ Classes = Annotated[
     typer.Option("--classes", help="Text file: one class name per line, in the order of the model's outputs."),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace files in the folder that smoothcert did not write.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+# The choices are written out here, because the modules that use them import torch and --help must answer at once.
+Bound = Literal["one-sided", "two-sided"]
+Compiling = Literal["auto", "always", "never"]
+InputLayer = Literal["normalize", "center", "none"]
+NoiseName = Literal["gaussian", "laplace", "uniform"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")]
 
 
 def command_line(*words: object) -> str:

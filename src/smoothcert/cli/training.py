@@ -1,16 +1,12 @@
 """`smoothcert train` and `smoothcert import`: commands that make run folders."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import Annotated
 
 import typer
 
-from smoothcert.cli.options import Data, Device, command_line, console
+from smoothcert.cli.options import Compiling, Data, Device, InputLayer, command_line, console
 from smoothcert.errors import RequestError, WorkError
-
-if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
-    from smoothcert.training.import_checkpoint import InputLayer
-    from smoothcert.training.step import Compiling
 
 
 def train(
@@ -25,7 +21,9 @@ def train(
     ] = None,
     set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of the recipe.")] = [],  # noqa: B006
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
-    compile_: Annotated[str, typer.Option("--compile", help="auto (if it pays), always or never; on a GPU.")] = "auto",
+    compile_: Annotated[
+        Compiling, typer.Option("--compile", help="torch.compile on a GPU; auto: if it pays.")
+    ] = "auto",
     capture: Annotated[
         bool | None, typer.Option(help="Steps as CUDA graphs; on a GPU.", show_default="not for your own network")
     ] = None,
@@ -67,13 +65,12 @@ def train(
 
     if file is not None and f"model={final.model}" not in overrides:
         refuse_code(file, final.model, None)
-    compiling = check_compiling(compile_)
     meet()
     images = load_dataset(final.dataset, "train", data, image_size=final.image_size)
     print_data_notes(console, images)
     if images.split == UNSPLIT:
         print_note(console, f"{images.name} has no split: all {len(images):,} images are trained on; certify others")
-    train_with_bar(final, images, out, resume=resume, device=device, capture=capture, compiling=compiling)
+    train_with_bar(final, images, out, resume=resume, device=device, capture=capture, compiling=compile_)
     code = ["--model", final.model] if is_code(final.model) else []
     onwards = command_line("certify", out, *code, *(["--data", data] if data is not None else []))
     console.print(f"trained {out}; next: {onwards}", soft_wrap=True)
@@ -86,7 +83,7 @@ def import_(
     arch: Annotated[str | None, typer.Option(help="Network: see `smoothcert models`.", show_default="guessed")] = None,
     dataset: Annotated[str | None, typer.Option(help="Its data set.", show_default="guessed")] = None,
     input_layer: Annotated[
-        str | None, typer.Option(help="normalize, center or none.", show_default="the data set's")
+        InputLayer | None, typer.Option(help="What comes before the network.", show_default="the data set's")
     ] = None,
     method: Annotated[str, typer.Option(help="What tables call it.")] = "imported",
     data: Data = None,
@@ -98,9 +95,7 @@ def import_(
     from smoothcert.data import load_dataset
     from smoothcert.training.import_checkpoint import import_checkpoint, input_layer_warning
 
-    run = import_checkpoint(
-        file, out, sigma=sigma, arch=arch, dataset=dataset, input_layer=check_input_layer(input_layer), method=method
-    )
+    run = import_checkpoint(file, out, sigma=sigma, arch=arch, dataset=dataset, input_layer=input_layer, method=method)
     for note in run.provenance["notes"]:
         console.print(f"note: {note}", soft_wrap=True, highlight=False)
     try:
@@ -111,25 +106,3 @@ def import_(
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True, highlight=False)
     onwards = command_line("certify", out, *(["--data", data] if data is not None else []))
     console.print(f"imported {out}; next: {onwards}", soft_wrap=True)
-
-
-def check_input_layer(name: str | None) -> "InputLayer | None":
-    from smoothcert.training.import_checkpoint import InputLayer
-
-    for known in get_args(InputLayer):
-        if name == known:
-            found: InputLayer = known
-            return found
-    if name is not None:
-        raise RequestError(f"input-layer: expected one of {', '.join(get_args(InputLayer))}, got {name}")
-    return None
-
-
-def check_compiling(text: str) -> "Compiling":
-    from smoothcert.training.step import Compiling
-
-    for known in get_args(Compiling):
-        if text == known:
-            found: Compiling = known
-            return found
-    raise RequestError(f"compile: expected one of {', '.join(get_args(Compiling))}, got {text}")

@@ -10,10 +10,10 @@ from typing import get_args
 
 import torch
 
-from smoothcert.data import cifar10, imagenet, mnist, mnist_sample
+from smoothcert.data import cifar10, imagenet, mnist
 from smoothcert.data.image_files import ImageFiles
 from smoothcert.data.images import UNSPLIT, ImageData, Images, Normalization, Split
-from smoothcert.data.own import load_folder, load_npz
+from smoothcert.data.user_data import load_folder, load_npz
 from smoothcert.errors import RequestError
 from smoothcert.io.files import check_regular_file
 
@@ -64,9 +64,9 @@ DATASETS: dict[str, DatasetSpec] = {
     ),
     "mnist-sample": DatasetSpec(
         description="the first 10,000 training and 2,000 test images of MNIST; bundled, needs no network",
-        shape=mnist_sample.SHAPE,
-        num_classes=mnist_sample.NUM_CLASSES,
-        load=lambda split, _folder: mnist_sample.load(split),
+        shape=mnist.SHAPE,
+        num_classes=mnist.NUM_CLASSES,
+        load=lambda split, _folder: mnist.load_sample(split),
     ),
     "cifar10": DatasetSpec(
         description="photographs of ten classes, 50,000 training and 10,000 test images; downloaded when absent",

@@ -1,6 +1,7 @@
 """CIFAR-10: 50,000 training and 10,000 test photographs of ten kinds of objects, 3 x 32 x 32.
 
 Krizhevsky: "Learning Multiple Layers of Features from Tiny Images", https://www.cs.toronto.edu/~kriz/cifar.html.
+Only the binary layout is read: the Python layout consists of pickles, which can run code when they are read.
 """
 
 import gzip
@@ -8,58 +9,47 @@ import hashlib
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from smoothcert.data.augment import flip_and_crop
-from smoothcert.data.cifar10_files import NUM_CLASSES, Records, read_binary, read_python
 from smoothcert.data.download import Progress, UnreachableError, alone_in, download, made
 from smoothcert.data.images import ImageData, Normalization, Split
 from smoothcert.errors import RequestError, WorkError
 
-__all__ = ["CLASS_NAMES", "NORMALIZATION", "NUM_CLASSES", "SHAPE", "load"]
-
 SHAPE = (3, 32, 32)
+NUM_CLASSES = 10
+RECORD = 1 + 3 * 32 * 32
+"""Bytes of a record: the label, then the red, the green and the blue plane, each row by row."""
 NORMALIZATION = Normalization(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
 CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+FOLDER = "cifar-10-batches-bin"
+PYTHON_LAYOUT = ("cifar-10-batches-py", "cifar-10-python.tar.gz")
 ARCHIVE = "cifar-10-binary.tar.gz"
 URLS = (f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}",)
 MOST_BYTES = 100_000_000
 """Larger batch files are not unpacked; the official ones have 30,730,000 bytes."""
 ARCHIVE_SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
 BATCHES: Mapping[Split, tuple[str, ...]] = {
-    "train": tuple(f"data_batch_{number}" for number in range(1, 6)),
-    "test": ("test_batch",),
+    "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+    "test": ("test_batch.bin",),
 }
 OFFICIAL_SHA256 = {
-    "data_batch_1": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
-    "data_batch_2": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
-    "data_batch_3": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
-    "data_batch_4": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
-    "data_batch_5": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
-    "test_batch": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+    "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+    "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 }
-"""Digests of the official records, which both layouts hold: of the binary files as they are."""
+"""Digests of the official batch files."""
 
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """One of the two ways in which the data set is distributed."""
-
-    folder: str
-    suffix: str
-    read: Callable[[Path], Records]
-
-    def paths(self, place: Path, split: Split) -> list[Path]:
-        return [place / self.folder / (name + self.suffix) for name in BATCHES[split]]
-
-
-BINARY = Layout("cifar-10-batches-bin", ".bin", read_binary)
-PYTHON = Layout("cifar-10-batches-py", "", read_python)
+Records = NDArray[np.uint8]
+"""[n, RECORD]: label, pixels."""
 
 
 def load(
@@ -74,20 +64,18 @@ def load(
 ) -> ImageData:
     """One split of CIFAR-10, images [n, 3, 32, 32]; the training split is augmented with `flip_and_crop`.
 
-    Looked for in `folder` and `folder`/cifar10, in the binary layout first, then in the Python one. If absent, the
-    official binary archive is downloaded, unless `download` is False, and unpacked into `folder`; an archive that
-    lies there already serves as well. Files with other content than the official ones are read too, but then the
-    data set is called "cifar10 (not the official files)", and so in every result. Absent files that cannot be had
-    are a RequestError, damaged ones a WorkError.
+    The binary batch files are looked for in `folder` and `folder`/cifar10. If they are absent, the official archive is
+    downloaded, unless `download` is False, and unpacked into `folder`; an archive that is already there is used
+    instead. Files with other content than the official ones are read too, but then the data set is called
+    "cifar10 (not the official files)", also in every result. Absent files that cannot be downloaded are a
+    RequestError, damaged files a WorkError.
     """
-    found = _found(split, folder)
-    if found is None:
+    paths = _complete_batches(split, folder)
+    if paths is None:
         _unpack_official(split, folder, urls if download else (), archive_sha256, progress)
-        found = BINARY, BINARY.paths(folder, split)
-    layout, paths = found
-    batches = [layout.read(path) for path in paths]
-    names = BATCHES[split]
-    official = all(_digest(batch) == official_sha256[name] for name, batch in zip(names, batches, strict=True))
+        paths = _paths(folder, split)
+    batches = [_read(path) for path in paths]
+    official = all(_digest(batch) == official_sha256[path.name] for path, batch in zip(paths, batches, strict=True))
     records = torch.from_numpy(np.concatenate(batches))
     return ImageData(
         images=records[:, 1:].reshape(-1, *SHAPE).contiguous(),
@@ -105,23 +93,44 @@ def _digest(records: Records) -> str:
     return hashlib.sha256(records.tobytes()).hexdigest()
 
 
-def _found(split: Split, folder: Path) -> tuple[Layout, list[Path]] | None:
-    """The first layout of which all files are there; half of one is a RequestError, so that none is mixed."""
+def _paths(place: Path, split: Split) -> list[Path]:
+    return [place / FOLDER / name for name in BATCHES[split]]
+
+
+def _complete_batches(split: Split, folder: Path) -> list[Path] | None:
+    """The batch files in the first place that has all of them; if a place has only some, a RequestError."""
     incomplete: RequestError | None = None
-    for layout in (BINARY, PYTHON):
-        for place in (folder, folder / "cifar10"):
-            paths = layout.paths(place, split)
-            absent = [path.name for path in paths if not path.is_file()]
-            if not absent:
-                return layout, paths
-            if len(absent) < len(paths):
-                incomplete = incomplete or RequestError(
-                    f"{paths[0].parent}: expected {paths[0].name} to {paths[-1].name}, found no {', '.join(absent)}; "
-                    "complete the folder, or delete it so that the official files are downloaded"
-                )
+    for place in (folder, folder / "cifar10"):
+        paths = _paths(place, split)
+        absent = [path.name for path in paths if not path.is_file()]
+        if not absent:
+            return paths
+        if len(absent) < len(paths):
+            incomplete = incomplete or RequestError(
+                f"{paths[0].parent}: expected {paths[0].name} to {paths[-1].name}, found no {', '.join(absent)}; "
+                "complete the folder, or delete it so that the official files are downloaded"
+            )
     if incomplete is not None:
         raise incomplete
     return None
+
+
+def _read(path: Path) -> Records:
+    """The records of a batch file; partial records and labels outside 0..9 are a WorkError."""
+    try:
+        content = np.fromfile(path, dtype=np.uint8)
+    except OSError as error:
+        raise WorkError(f"{path}: expected a readable file, found: {error.strerror or error}; check it") from None
+    if content.size == 0 or content.size % RECORD:
+        raise _bad_file(path, f"expected whole records of {RECORD} bytes, found {content.size} bytes")
+    records = content.reshape(-1, RECORD)
+    if (highest := int(records[:, 0].max())) >= NUM_CLASSES:
+        raise _bad_file(path, f"expected labels in 0..{NUM_CLASSES - 1}, found label {highest}")
+    return records
+
+
+def _bad_file(path: Path, problem: str) -> WorkError:
+    return WorkError(f"{path}: {problem}; replace it, or delete its folder so that the official files are downloaded")
 
 
 def _unpack_official(split: Split, folder: Path, urls: Sequence[str], sha256: str, progress: Progress | None) -> None:
@@ -131,7 +140,7 @@ def _unpack_official(split: Split, folder: Path, urls: Sequence[str], sha256: st
         raise _absent(folder, "downloading is switched off")
     try:
         with made(folder), alone_in(folder):
-            if all(path.is_file() for path in BINARY.paths(folder, split)):
+            if all(path.is_file() for path in _paths(folder, split)):
                 return  # another process of this run was first
             if mine.is_file():
                 return _unpack(mine, folder)
@@ -148,7 +157,7 @@ def _unpack_official(split: Split, folder: Path, urls: Sequence[str], sha256: st
 
 def _unpack(archive: Path, folder: Path) -> None:
     """The six binary files of `archive` into `folder`, each there as a whole or not at all; nothing else is taken."""
-    wanted = {f"{BINARY.folder}/{name}{BINARY.suffix}" for names in BATCHES.values() for name in names}
+    wanted = {f"{FOLDER}/{name}" for names in BATCHES.values() for name in names}
     with tempfile.TemporaryDirectory(dir=folder, prefix=".cifar-10-") as temporary:
         try:
             with tarfile.open(archive, "r:gz") as tar:
@@ -165,10 +174,10 @@ def _unpack(archive: Path, folder: Path) -> None:
             raise _bad_archive(archive, error) from error
         unpacked = [Path(temporary) / name for name in sorted(wanted)]
         if absent := [path.name for path in unpacked if not path.is_file()]:
-            raise WorkError(f"{archive}: expected it to hold {BINARY.folder}, found no {', '.join(absent)}; delete it")
-        (folder / BINARY.folder).mkdir(exist_ok=True)
+            raise WorkError(f"{archive}: expected it to hold {FOLDER}, found no {', '.join(absent)}; delete it")
+        (folder / FOLDER).mkdir(exist_ok=True)
         for path in unpacked:
-            path.replace(folder / BINARY.folder / path.name)
+            path.replace(folder / FOLDER / path.name)
 
 
 def _bad_archive(archive: Path, error: Exception) -> WorkError:
@@ -177,7 +186,10 @@ def _bad_archive(archive: Path, error: Exception) -> WorkError:
 
 
 def _absent(folder: Path, reason: str) -> RequestError:
+    places = (place / name for place in (folder, folder / "cifar10") for name in PYTHON_LAYOUT)
+    python = next((path for path in places if path.exists()), None)
+    found = "nothing" if python is None else f"{python} (the Python layout, which is not read)"
     return RequestError(
-        f"expected the files of CIFAR-10 in {folder / BINARY.folder} or {folder / PYTHON.folder}, found nothing and "
-        f"{reason}; put {ARCHIVE} or its files into {folder}"
+        f"expected the binary files of CIFAR-10 in {folder / FOLDER}, found {found}, and {reason}; "
+        f"download {URLS[0]} and put it into {folder}"
     )

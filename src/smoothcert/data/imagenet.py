@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from smoothcert.data.class_folders import image_names, list_images, subfolders
 from smoothcert.data.decoding import Decoder
 from smoothcert.data.image_files import FileList, ImageFiles
 from smoothcert.data.images import Normalization, Split
+from smoothcert.data.user_data import image_names, list_images, subfolders
 from smoothcert.errors import RequestError, WorkError
 
 SHAPE = (3, 224, 224)

@@ -1,18 +1,29 @@
 """MNIST: 60,000 training and 10,000 test images of handwritten digits, 1 x 28 x 28.
 
 LeCun, Cortes, Burges: "The MNIST database of handwritten digits", http://yann.lecun.com/exdb/mnist/.
+It is distributed as gzipped idx files, whose numbers are big-endian: a magic number whose last byte counts the
+dimensions, one uint32 per dimension, the bytes. A sample of it is part of the package, for work without a network.
 """
 
-from collections.abc import Mapping, Sequence
+import gzip
+import hashlib
+import math
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from smoothcert.data.download import Progress, UnreachableError, download
-from smoothcert.data.idx import IMAGES_MAGIC, LABELS_MAGIC, read_idx
 from smoothcert.data.images import ImageData, Split
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.files import check_regular_file
 
 SHAPE = (1, 28, 28)
 NUM_CLASSES = 10
@@ -20,6 +31,11 @@ MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
+SAMPLE = Path(__file__).with_name("mnist_sample.npz")  # <split>_images uint8 [n, 28, 28], <split>_labels uint8 [n]
+IMAGES_MAGIC = 2051  # 0x00000803: unsigned bytes in three dimensions, [n, h, w]
+LABELS_MAGIC = 2049  # 0x00000801: unsigned bytes in one dimension, [n]
+MOST_BYTES = 1_000_000_000
+"""Larger contents are refused before they are unpacked; the largest file of MNIST has 47,040,000 bytes of data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +120,25 @@ def load(
     )
 
 
+def load_sample(split: Split, archive: Path = SAMPLE) -> ImageData:
+    """One split of the bundled sample, images [n, 1, 28, 28]: the first 10,000 training or 2,000 test images."""
+    try:
+        with np.load(archive, allow_pickle=False) as arrays:
+            images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise WorkError(
+            f"{archive}: expected the bundled MNIST sample, found a missing or damaged file ({error}); "
+            "install smoothcert again"
+        ) from error
+    return ImageData(
+        images=torch.from_numpy(images).unsqueeze(1),
+        labels=torch.from_numpy(labels).to(torch.int64),
+        num_classes=NUM_CLASSES,
+        name="mnist-sample",
+        split=split,
+    )
+
+
 def _places(folder: Path) -> tuple[Path, ...]:
     return folder / "MNIST" / "raw", folder, folder / "mnist"
 
@@ -132,3 +167,63 @@ def _absent(missing: Sequence[MnistFile], folder: Path, reason: str) -> RequestE
         f"expected {' and '.join(file.name for file in missing)} in {_places(folder)[0]}, found nothing and "
         f"{reason}; put the files there, or use the bundled sample with --set dataset=mnist-sample"
     )
+
+
+def read_idx(path: Path, magic: int, sha256: str | None = None) -> NDArray[np.uint8]:
+    """The array in the gzipped idx file `path`: [n, h, w] for IMAGES_MAGIC, [n] for LABELS_MAGIC.
+
+    At most MOST_BYTES are unpacked, whatever the archive holds. Guarantees that the file is whole: its header fits its
+    length and, where `sha256` is given, that is the digest of the uncompressed content. The archive is not hashed,
+    since the same content may be compressed in many ways. Otherwise a WorkError says what was found.
+    """
+    start = 4 * (1 + (magic & 0xFF))
+    check_regular_file(path)
+    with _reading(path) as file:
+        header = file.read(start)
+        shape = _shape(path, header, magic)
+        expected = math.prod(shape)
+        if expected > MOST_BYTES:
+            raise _bad_file(
+                path, f"expected at most {MOST_BYTES:,} bytes of data, found a header for {expected:,} {list(shape)}"
+            )
+        # One byte more than expected is enough to see that the file does not fit its header.
+        content = header + file.read(expected + 1)
+    if (found := len(content) - start) != expected:
+        more = "more" if found > expected else f"{found}"
+        raise _bad_file(path, f"expected {expected} bytes of data for shape {list(shape)}, found {more}")
+    digest = hashlib.sha256(content).hexdigest()
+    if sha256 is not None and digest != sha256:
+        raise _bad_file(path, f"expected content with SHA-256 {sha256}, found {digest}")
+    # A copy, because an array over bytes is read-only and a tensor made from it must not be.
+    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape).copy()
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[gzip.GzipFile]:
+    """The uncompressed content of `path` as a file; damage, seen then or later, is a WorkError."""
+    try:
+        with gzip.open(path, "rb") as file:
+            yield file
+    except EOFError:
+        size = path.stat().st_size
+        raise _bad_file(path, f"expected a whole gzip archive, found one cut off after {size} bytes") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise _bad_file(path, f"expected a gzip archive, found corrupt data ({error})") from None
+    except OSError as error:
+        raise WorkError(f"{path}: expected a readable file, found: {error.strerror or error}; check it") from None
+
+
+def _shape(path: Path, header: bytes, magic: int) -> tuple[int, ...]:
+    """The shape that the header declares."""
+    dimensions = magic & 0xFF
+    start = 4 * (1 + dimensions)
+    if len(header) < start:
+        raise _bad_file(path, f"expected an idx header of {start} bytes, found {len(header)} bytes in all")
+    found, *shape = struct.unpack(f">{1 + dimensions}I", header)
+    if found != magic:
+        raise _bad_file(path, f"expected magic number {magic}, found {found}")
+    return tuple(shape)
+
+
+def _bad_file(path: Path, problem: str) -> WorkError:
+    return WorkError(f"{path}: {problem}; delete it so that it is downloaded again")

@@ -22,7 +22,6 @@ from smoothcert.data import (
     load_folder,
     load_npz,
     mnist,
-    mnist_sample,
 )
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.report.html_gallery import Pictures
@@ -95,7 +94,7 @@ def _loaded(dataset: str, split: Split, folder: Path) -> ImageData | ImageFiles 
     if kind == "mnist":
         return mnist.load(split, folder, download=False)
     if kind == "mnist-sample":
-        return mnist_sample.load(split)
+        return mnist.load_sample(split)
     if kind.startswith("cifar10"):  # files that are not the official ones say so in their name
         return cifar10.load(split, folder, download=False)
     return imagenet.load(split, folder) if kind == "imagenet" else None

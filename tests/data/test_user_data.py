@@ -1,4 +1,4 @@
-"""One's own images: folder:PATH and npz:PATH, good and bad."""
+"""Images of users: folder:PATH and npz:PATH, good and bad."""
 
 import io
 import os
