@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from smoothcert.analysis.cost import cost_csv, cost_markdown, duration, training_costs
+from smoothcert.analysis.cost import cost_csv, cost_markdown, training_costs
 from smoothcert.certification.certificates import read_certificates
+from smoothcert.io.text import duration
 from smoothcert.papers.rows import paper_runs, published_for
 from smoothcert.report import average_certified_radius, find_certificates, write_report
 from smoothcert.training.recipe import load_train_recipe
@@ -178,7 +179,7 @@ def test_the_cost_table_is_that_of_the_runs() -> None:
     assert (RESULTS / "cost" / "cost.csv").read_text(encoding="utf-8") == cost_csv(costs)
     assert all(cost.published_hours and cost.runs_at_once == 1 for cost in costs)
     cells = [
-        f"| {cost.run} | {cost.seconds_per_epoch:.2f} s | {duration(cost.seconds_planned)} "
+        f"| {cost.run} | {cost.seconds_per_epoch:.2f} s | {duration(cost.seconds_planned or 0)} "
         f"| {cost.published_hours:g} h | {(cost.peak_memory or 0) / 1e9:.1f} GB | {cost.published_memory:g} GB |"
         for cost in costs
     ]

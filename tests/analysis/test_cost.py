@@ -16,7 +16,6 @@ from smoothcert.analysis.cost import (
     cost_csv,
     cost_markdown,
     draw_cost,
-    duration,
     training_costs,
 )
 from smoothcert.certification.certificates import HEADER
@@ -148,14 +147,6 @@ def test_other_work_has_no_published_cost(
     monkeypatch.setattr("half_space.new_model", lambda recipe, spec: torch.nn.Linear(1, 1))
     theirs = {"model": "resnet110", "dataset": "cifar10", "epochs": 150, "batch_size": 256, "objective": Gaussian()}
     assert published(tmp_path / "a", **theirs | change) == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(None, "–"), (1.26, "1.3 s"), (42.4, "42 s"), (59.7, "1 min 0 s"), (260, "4 min 20 s"), (31_320, "8 h 42 min")],
-)
-def test_durations(seconds: float | None, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_tables(run: Path, tmp_path: Path) -> None:

@@ -98,13 +98,10 @@ def test_csv_and_figure(mixing: Mixing) -> None:
     rows = list(csv.DictReader(io.StringIO(mixing_csv(mixing))))
     assert [row["index"] for row in rows] == ["0", "1", "2", "3"] * 2
     assert [float(row["ratio"]) for row in rows[4:]] == pytest.approx(mixing.runs[1].ratio.tolist())
-    axes = draw_mixing(mixing).axes[0]
-    for line, text in zip(axes.get_lines(), axes.texts, strict=True):
-        y = np.asarray(line.get_ydata())
-        assert y.max() == 75
-        assert "25.0% never change" in text.get_text()
-    heights = [text.get_position()[1] for text in axes.texts]
-    assert abs(heights[0] - heights[1]) >= 12
+    figure = draw_mixing(mixing)
+    assert [np.asarray(line.get_ydata()).max() for line in figure.axes[0].get_lines()] == [75, 75]
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts == ["flat: 25.0% never change", "steep: 25.0% never change"]
 
 
 def test_wrong_requests(half_spaces: Subjects) -> None:

@@ -7,7 +7,16 @@ import sys
 import pytest
 from rich.table import Table
 
-from smoothcert.io.text import csv_text, one_line, printable
+from smoothcert.io.text import (
+    csv_text,
+    did_you_mean,
+    duration,
+    escape_markdown,
+    flattened,
+    markdown_table,
+    one_line,
+    printable,
+)
 from smoothcert.report.progress import PlainConsole, certification_bar
 
 
@@ -62,3 +71,28 @@ def test_a_progress_bar_shows_hostile_names_as_they_are(capsys: pytest.CaptureFi
     out = capsys.readouterr().out
     assert r"certify run\x1b[2J[red]" in out
     assert "\x1b[2J" not in out
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(1.26, "1.3 s"), (42.4, "42 s"), (59.7, "1 min 0 s"), (260, "4 min 20 s"), (31_320, "8 h 42 min")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_did_you_mean_names_what_is_alike_else_all() -> None:
+    known = ["gaussian", "laplace", "gauss"]
+    assert did_you_mean("gausian", known) == "did you mean gaussian, gauss?"
+    assert did_you_mean("gausian", known, synonyms=["laplace"]) == "did you mean laplace, gaussian, gauss?"
+    assert did_you_mean("zzz", known) == "did you mean gaussian, laplace, gauss?"
+    assert did_you_mean("zzz", known, "choose one of these") == "choose one of these"
+
+
+def test_markdown_tables() -> None:
+    assert markdown_table(["a", "b"], [["1", escape_markdown("x|y")]]) == "| a | b |\n| --- | --- |\n| 1 | x\\|y |\n"
+    assert markdown_table(["a"], [], ["---:"]) == "| a |\n| ---: |\n"
+
+
+def test_nested_keys_are_joined_by_dots() -> None:
+    assert flattened({"a": 1, "b": {"c": 2, "d": {"e": [3]}}, "f": {}}) == {"a": 1, "b.c": 2, "b.d.e": [3]}

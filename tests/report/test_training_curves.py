@@ -68,8 +68,8 @@ def curves(axes: Axes) -> dict[str, Line2D]:
     return {str(line.get_label()): line for line in axes.lines if str(line.get_label())[0] != "_"}
 
 
-def names(axes: Axes) -> list[str]:
-    return sorted(text.get_text() for text in axes.texts if not text.get_rotation())
+def legend_texts(figure: Figure) -> list[str]:
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
 
 
 def test_lines_are_the_metrics(training: MakeTraining, figure_of: Callable[..., Figure]) -> None:
@@ -85,29 +85,18 @@ def test_lines_are_the_metrics(training: MakeTraining, figure_of: Callable[..., 
     assert [axes.get_xlabel() for axes in figure.axes] == ["epoch", "epoch"]
     assert "loss" in loss.get_ylabel()
     assert "%" in accuracy.get_ylabel()
-    assert names(loss) == ["gaussian", "smoothmix"], "named at the curves"
-    assert not figure.legends
+    assert legend_texts(figure) == ["gaussian", "smoothmix", "learning rate drops"]
 
 
 def test_drops_of_the_learning_rate_are_marked(training: MakeTraining, figure_of: Callable[..., Figure]) -> None:
     figure = figure_of(training("a"), training("b", method="smoothmix", scale=0.5))
     for axes in figure.axes:
-        marked = [line for line in axes.lines if line.get_linewidth() < 1 and line.get_label() == "_behind"]
+        marked = [line for line in axes.lines if line.get_linewidth() < 1]
         assert [list(np.asarray(line.get_xdata())) for line in marked] == [[3, 3]]
-    assert "learning rate drops" in [text.get_text().strip() for text in figure.axes[0].texts]
+    assert "learning rate drops" in legend_texts(figure)
     short = figure_of(training("c", epochs=3))
-    assert not [line for axes in short.axes for line in axes.lines if line.get_label() == "_behind"]
-
-
-def test_names_may_be_written_over_the_marks(training: MakeTraining, figure_of: Callable[..., Figure]) -> None:
-    runs = [training("a run of a long name"), training("another of a long name", scale=0.2)]
-    for _, folder in runs:
-        path = folder / "metrics.jsonl"
-        entries = [json.loads(line) for line in path.read_text().splitlines()]
-        path.write_text("".join(json.dumps({**e, "learning_rate": 0.1 ** e["epoch"]}) + "\n" for e in entries))
-    figure = figure_of(*runs)
-    assert names(figure.axes[0]) == ["a run of a long name", "another of a long name"]
-    assert not figure.legends
+    assert not [line for axes in short.axes for line in axes.lines if line.get_linewidth() < 1]
+    assert legend_texts(short) == ["gaussian"]
 
 
 def test_a_column_a_sigma_and_one_look_a_method(training: MakeTraining, figure_of: Callable[..., Figure]) -> None:
@@ -130,20 +119,23 @@ def test_further_terms_have_a_panel_and_their_runs_colour(
 ) -> None:
     plain = training("plain")
     consistency = training("c", method="consistency", scale=3.0, terms={"kl": 0.1, "entropy": 0.9})
-    loss, _, terms = figure_of(plain, consistency).axes
+    figure = figure_of(plain, consistency)
+    loss, _, terms = figure.axes
     assert list(curves(terms)) == ["kl", "entropy"]
+    assert legend_texts(figure)[:4] == ["gaussian", "consistency", "kl", "entropy"]
     assert {line.get_color() for line in curves(terms).values()} == {curves(loss)["consistency"].get_color()}
-    assert len({str(line.get_linestyle()) for line in curves(terms).values()}) == 2
+    styles = [line._dash_pattern for line in (curves(loss)["consistency"], *curves(terms).values())]  # type: ignore[attr-defined]
+    assert len(set(map(str, styles))) == 3, "the legend tells the run and its terms apart"
     np.testing.assert_allclose(np.asarray(curves(terms)["kl"].get_ydata()), 0.3 * 0.5 ** np.arange(6))
     other = training("s", method="stability", scale=0.3, terms={"kl": 1.0, "stability": 2.0})
     _, _, terms = figure_of(plain, consistency, other).axes
     assert list(curves(terms)) == ["consistency: kl", "entropy", "stability: kl", "stability: stability"]
 
 
-def test_a_single_run_is_named_in_the_title(training: MakeTraining, figure_of: Callable[..., Figure]) -> None:
+def test_a_single_run_is_named_in_the_legend(training: MakeTraining, figure_of: Callable[..., Figure]) -> None:
     figure = figure_of(training("a", method="macer", terms={"robust": 0.0}))
-    assert figure.get_suptitle() == "macer, σ = 0.50"
-    assert [names(axes) for axes in figure.axes] == [[], [], ["robust"]]
+    assert figure.get_suptitle() == "σ = 0.50"
+    assert legend_texts(figure)[:2] == ["macer", "robust"]
     assert [axes.get_yscale() for axes in figure.axes] == ["log", "linear", "linear"], "no logarithm of 0"
 
 

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ from smoothcert.analysis.subjects import distinct_names
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.model_provenance import model_provenance
 from smoothcert.errors import RequestError
-from smoothcert.io.text import csv_text, escape_markdown
+from smoothcert.io.text import csv_text, duration, escape_markdown, flattened, markdown_table
 from smoothcert.papers.presets import preset
 from smoothcert.papers.tables import paper_table
+from smoothcert.report.layout import UNKNOWN
 from smoothcert.report.style import COLOURS, GREY, new_figure, plain, quiet_axes
 from smoothcert.training.metrics import METRICS, read_epochs
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe
-from smoothcert.training.run_folder import RECIPE
+from smoothcert.training.run_folder import RECIPE, runs_in
 
 PUBLISHED = {
     "Gaussian": "cifar10/gaussian",
@@ -30,7 +31,6 @@ PUBLISHED = {
 }
 """Row of the paper's table -> the preset behind it, at sigma 0.5; its ACR tells which SmoothAdv is meant."""
 GIB = 2**30
-UNKNOWN = "–"
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,8 @@ def training_costs(folders: Sequence[Path]) -> list[Cost]:
     """The costs of the runs in `folders`, or in the folders in these, from their files alone: no model is loaded."""
     if not folders:
         raise RequestError("expected at least one run folder, got none; give one")
-    folders = [run for folder in folders for run in _runs_in(folder)]
+    folders = [run for folder in folders for run in runs_in(folder, lambda path: (path / METRICS).exists())]
     return [_cost(name, folder) for name, folder in zip(distinct_names(folders), folders, strict=True)]
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    """The trained runs of a folder of runs; anything else is what it is."""
-    runs = [] if (folder / RECIPE).exists() else sorted(path.parent for path in folder.glob(f"*/{METRICS}"))
-    return runs or [folder]
 
 
 def _cost(name: str, folder: Path) -> Cost:
@@ -186,18 +180,6 @@ def _work(recipe: TrainRecipe) -> tuple[object, ...]:
     return (*training, recipe.method, recipe.objective.num_noise, attack)
 
 
-def duration(seconds: float | None) -> str:
-    """Such as 1.3 s, 4 min 20 s or 8 h 42 min."""
-    if seconds is None:
-        return UNKNOWN
-    if round(seconds) < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
-
-
 def cost_csv(costs: Sequence[Cost]) -> str:
     """One row a run, times in seconds, memory in bytes."""
     header = ["run", "dataset", "model", "method", "hyperparameters", "sigma", "epochs", "epochs_planned"]
@@ -216,12 +198,7 @@ def cost_csv(costs: Sequence[Cost]) -> str:
 
 def _listed(hyperparameters: Mapping[str, Any]) -> str:
     """Such as `num_noise 2, adversary.attack pgd`: the names that --set takes, without its `objective.`."""
-
-    def named(values: Mapping[str, Any], before: str) -> Iterator[str]:
-        for key, value in values.items():
-            yield from named(value, f"{before}{key}.") if isinstance(value, Mapping) else [f"{before}{key} {value}"]
-
-    return ", ".join(named(hyperparameters, ""))
+    return ", ".join(f"{name} {value}" for name, value in flattened(hyperparameters).items())
 
 
 TITLES = ("run", "method", "hyper-parameters", "σ", "epochs", "per epoch", "total", "peak memory", "device", "ACR")
@@ -237,13 +214,14 @@ def cost_cells(costs: Sequence[Cost]) -> tuple[list[str], list[list[str]]]:
 
 def _cells(c: Cost) -> list[str]:
     epochs = str(c.epochs) if c.done else f"{c.epochs} of {c.epochs_planned}"
-    total = duration(c.seconds)
+    total = UNKNOWN if c.seconds is None else duration(c.seconds)
     if not c.done and c.seconds is not None:
         total = f"{total} so far" if c.seconds_planned is None else f"about {duration(c.seconds_planned)}"
     together = f", {c.runs_at_once} at once" if c.runs_at_once > 1 else ""
     return [
         *(c.run, c.method, _listed(c.hyperparameters), f"{c.sigma:g}", epochs),
-        *(duration(c.seconds_per_epoch), total + together),
+        UNKNOWN if c.seconds_per_epoch is None else duration(c.seconds_per_epoch),
+        total + together,
         UNKNOWN if c.peak_memory is None else f"{c.peak_memory / GIB:.2f} GiB",
         c.device or UNKNOWN,
         UNKNOWN if c.acr is None else f"{c.acr:.3f}",
@@ -255,10 +233,6 @@ def _cells(c: Cost) -> list[str]:
 def cost_markdown(costs: Sequence[Cost]) -> str:
     """A GitHub table, and below it what its columns mean."""
     titles, rows = cost_cells(costs)
-
-    def line(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(escape_markdown(cell) for cell in cells)} |\n"
-
     notes = "Per epoch: the median after the first. Total: the sum over the epochs. ACR: average certified radius.\n"
     if not all(c.done for c in costs):
         notes += "\nAbout: the recorded epochs, and the median for each of the others.\n"
@@ -266,7 +240,7 @@ def cost_markdown(costs: Sequence[Cost]) -> str:
         notes += "\nAt once: so many runs shared the device; their times and memory are those of all.\n"
     if len(titles) > len(TITLES):
         notes += "\nPublished: consistency/table3, ResNet-110 on CIFAR-10 at σ = 0.5, on the paper's hardware.\n"
-    table = "".join(map(line, [titles, ["---"] * len(titles), *rows]))
+    table = markdown_table(titles, [[escape_markdown(cell) for cell in row] for row in rows])
     return f"# Training cost\n\n{table}\n{notes}"
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from smoothcert.analysis.subjects import Subjects, refuse_wrong_count, refuse_wrong_seed
 from smoothcert.classifier import evaluating
 from smoothcert.io.text import csv_text
-from smoothcert.report.style import GREY, PALE, look, new_figure, plain, quiet_axes
+from smoothcert.report.style import GREY, PALE, legend_below, look, new_figure, plain, quiet_axes
 from smoothcert.smoothing.votes import default_batch_size
 
 BINS = 60
@@ -80,14 +80,13 @@ def draw_margins(margins: Margins) -> Figure:
     edges = width * np.arange(np.floor(min(low, 0.0) / width) - 1, np.ceil(max(high, 0.0) / width) + 2)
     axes.axvspan(edges[0], 0, color=PALE, zorder=0, linewidth=0)
     axes.axvline(0, color=GREY, linewidth=0.8)
-    lines = []
     for i, (run, values) in enumerate(margins.values.items()):
         colour, style = look(i)
         counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
         share = 100 * counts / len(values)
         axes.stairs(share, edges, fill=True, color=colour, alpha=0.18)
-        outline = axes.stairs(share, edges, color=colour, linestyle=style, linewidth=1.4)
-        lines.append((outline, f"{plain(run)}: {margins.share_below_zero(run):.2%} below 0"))
+        label = plain(f"{run}: {margins.share_below_zero(run):.2%} below 0")
+        axes.stairs(share, edges, color=colour, linestyle=style, linewidth=1.4, label=label)
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(bottom=0)
     axes.text(0, 1.0, " misclassified", transform=axes.transAxes, fontsize=7.5, color=GREY, va="top", ha="left")
@@ -95,15 +94,5 @@ def draw_margins(margins: Margins) -> Figure:
     axes.set_ylabel("share of noises (%)", fontsize=9)
     title = f"{plain(margins.dataset)} test image {margins.index}, class {margins.label}, σ = {margins.sigma:g}"
     axes.set_title(title, fontsize=9.5)
-    handles, labels = zip(*lines, strict=True)
-    figure.legend(
-        handles,
-        labels,
-        loc="outside lower center",
-        ncols=min(2, len(lines)),
-        fontsize=8,
-        frameon=False,
-        labelcolor="linecolor",
-        handlelength=2.4,
-    )
+    legend_below(figure)
     return figure

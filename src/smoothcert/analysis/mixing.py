@@ -3,7 +3,6 @@ an image can be mixed before the smoothed prediction changes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from smoothcert.analysis.subjects import (
 )
 from smoothcert.errors import RequestError
 from smoothcert.io.text import csv_text
-from smoothcert.report.style import look, new_figure, plain, quiet_axes
+from smoothcert.report.style import legend_below, look, new_figure, plain, quiet_axes
 
 Floats = NDArray[np.float64]
 GRID = 20
@@ -155,29 +154,17 @@ def draw_mixing(mixing: Mixing) -> Figure:
     figure = new_figure(5.4, 3.3)
     axes = figure.subplots()
     quiet_axes(axes)
-    ends = []
     for i, run in enumerate(mixing.runs):
         colour, style = look(i)
         ratios = np.sort(run.ratio[np.isfinite(run.ratio)])
         share = 100 * np.arange(len(ratios) + 1) / len(run.ratio)
         x, y = np.concatenate([[0.0], ratios, [1.0]]), np.append(share, share[-1])
-        axes.step(x, y, where="post", color=colour, linestyle=style, linewidth=1.6)
-        text = f"{plain(run.run)}\n{run.never_changes:.1%} never change"
-        ends.append((float(share[-1]), text, colour))
-    for height, (_, text, colour) in zip(_apart([end for end, *_ in ends]), ends, strict=True):
-        axes.text(1.015, height, text, color=colour, fontsize=8, va="center", transform=axes.get_yaxis_transform())
+        label = plain(f"{run.run}: {run.never_changes:.1%} never change")
+        axes.step(x, y, where="post", color=colour, linestyle=style, linewidth=1.6, label=label)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 102)
     axes.set_xlabel("mixing ratio toward the adversarial example", fontsize=9)
     axes.set_ylabel("images whose prediction has changed (%)", fontsize=9)
     axes.set_title(f"{plain(mixing.dataset)}, {len(mixing.indices)} test images, σ = {mixing.sigma:g}", fontsize=9.5)
+    legend_below(figure)
     return figure
-
-
-def _apart(heights: Sequence[float], gap: float = 12.0) -> list[float]:
-    """Heights of labels near those of their curves, in the same order, at least `gap` percent apart."""
-    order = sorted(range(len(heights)), key=lambda i: heights[i], reverse=True)
-    placed = list(heights)
-    for above, below in pairwise(order):
-        placed[below] = min(placed[below], placed[above] - gap)
-    return placed

@@ -156,8 +156,9 @@ def mixing(
 @analyze.command("cost")
 def cost(runs: Runs, out: Out = Path("analysis"), format_: Formats = "png", force: Force = False) -> None:
     """Training cost of runs: time, peak memory, hyper-parameters; beside the published ones where there are any."""
-    from smoothcert.analysis.cost import UNKNOWN, cost_cells, cost_csv, cost_markdown, draw_cost, training_costs
+    from smoothcert.analysis.cost import cost_cells, cost_csv, cost_markdown, draw_cost, training_costs
     from smoothcert.analysis.output import write_analysis
+    from smoothcert.report.layout import UNKNOWN
 
     formats = _checked_formats(format_, out, "cost", force, ("csv", "md"))
     found = training_costs(runs)

@@ -1,6 +1,5 @@
 """Images and labels: one reader a data set, all of them in `DATASETS`, batches cut on the device."""
 
-import difflib
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from smoothcert.data.images import UNSPLIT, ImageData, Images, Normalization, Sp
 from smoothcert.data.user_data import load_folder, load_npz
 from smoothcert.errors import RequestError
 from smoothcert.io.files import check_regular_file
+from smoothcert.io.text import did_you_mean
 
 __all__ = [
     "DATASETS",
@@ -142,8 +142,7 @@ def _load(name: str, split: Split, folder: Path | None, image_size: int | None) 
     kind, _, path = name.partition(":")
     own = kind in ("folder", "npz") and path != ""
     if not own and name not in DATASETS:
-        near = difflib.get_close_matches(name, DATASETS)
-        hint = f"did you mean {' or '.join(near)}?" if near else "choose one of these"
+        hint = did_you_mean(name, DATASETS, "choose one of these")
         known = ", ".join([*DATASETS, *OWN_DATA])
         raise RequestError(f"expected a data set among {known}, got {name!r}; {hint}")
     if split not in get_args(Split):

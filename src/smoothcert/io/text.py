@@ -1,9 +1,11 @@
 """Text from outside (file names, settings, error messages), made safe for every output: terminal, CSV, Markdown."""
 
 import csv
+import difflib
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 _FORMULA = ("=", "+", "-", "@")
 
@@ -18,6 +20,42 @@ def printable(text: object) -> str:
 def one_line(text: object) -> str:
     """`text` printable and on one line: each run of white space becomes one space."""
     return printable(" ".join(str(text).split()))
+
+
+def did_you_mean(name: object, known: Iterable[str], otherwise: str | None = None, synonyms: Iterable[str] = ()) -> str:
+    """The hint "did you mean a, b?" with up to three names: `synonyms`, then those of `known` that are like `name`.
+
+    Where there are none, `otherwise`, or all that are known.
+    """
+    known = list(known)
+    near = list(dict.fromkeys([*synonyms, *difflib.get_close_matches(str(name), known, n=3)]))[:3]
+    if not near and otherwise is not None:
+        return otherwise
+    return f"did you mean {', '.join(near or known)}?"
+
+
+def duration(seconds: float) -> str:
+    """Such as 1.3 s, 4 min 20 s or 8 h 42 min."""
+    if round(seconds) < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]], rule: Sequence[str] | None = None) -> str:
+    """A GitHub table. `titles` and `rows` are Markdown (see `escape_markdown`); `rule` aligns columns as in `---:`."""
+    lines = (titles, rule or ["---"] * len(titles), *rows)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def flattened(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`fields` without nesting: the keys of nested mappings are joined by dots."""
+    flat: dict[str, Any] = {}
+    for key, value in fields.items():
+        flat |= flattened(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 def escape_markdown(text: str) -> str:

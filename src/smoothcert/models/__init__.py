@@ -1,6 +1,5 @@
 """Images in [0, 1] -> logits, normalisation inside. To add a model: one file, one line in MODELS."""
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,6 +7,7 @@ from functools import partial
 from torch import nn
 
 from smoothcert.errors import RequestError
+from smoothcert.io.text import did_you_mean
 from smoothcert.models.densenet import DenseNet40
 from smoothcert.models.lenet import LeNet
 from smoothcert.models.normalize import Normalize
@@ -48,8 +48,7 @@ def build_model(
     if is_code(name):
         return _trainable(own_model(name, num_classes), name, shape, num_classes)
     if name not in MODELS:
-        near = difflib.get_close_matches(name, MODELS, n=3) or sorted(MODELS)
-        raise RequestError(f"model: expected a known model, got {name}; did you mean {', '.join(near)}?")
+        raise RequestError(f"model: expected a known model, got {name}; {did_you_mean(name, sorted(MODELS))}")
     spec = MODELS[name]
     if any(want is not None and want != given for want, given in zip(spec.shape, shape, strict=True)):
         raise RequestError(

@@ -4,12 +4,12 @@ Hyper-parameters that the papers choose per sigma are written as {sigma: value};
 one is taken. Where a paper's text and its published runs differ, these are the runs (`xent`, which is the text, apart).
 """
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from smoothcert.errors import RequestError
+from smoothcert.io.text import did_you_mean
 from smoothcert.objectives import Adversary, Consistency, Gaussian, Macer, Objective, SmoothAdv, SmoothMix, Stability
 from smoothcert.papers.tables import published_acr
 from smoothcert.training.recipe import TrainRecipe, parse_recipe
@@ -225,8 +225,8 @@ PRESETS: dict[str, Preset] = mnist_presets() | cifar10_presets() | imagenet_pres
 def preset(name: str, sigma: float | None = None) -> TrainRecipe:
     """The recipe of a preset at `sigma` (0.5 by default; 1.0 for ablations); an unknown name lists the near ones."""
     if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, n=3) or ["`smoothcert presets` lists them"]
-        raise RequestError(f"preset: no preset is called {name}; did you mean {', '.join(near)}?")
+        hint = did_you_mean(name, PRESETS, "`smoothcert presets` lists them")
+        raise RequestError(f"preset: no preset is called {name}; {hint}")
     found = PRESETS[name]
     if sigma is None:
         sigma = DEFAULT_SIGMA if DEFAULT_SIGMA in found.sigmas else found.sigmas[0]

@@ -10,10 +10,12 @@ from typing import Any
 from smoothcert.certification.model_provenance import model_provenance
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import read_settings, settings_path, stored_settings
+from smoothcert.io.text import flattened
 from smoothcert.papers.presets import preset
 from smoothcert.papers.tables import dataset_of, paper_table
 from smoothcert.report.comparison import Published
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe, with_overrides
+from smoothcert.training.run_folder import recipe_of_certificates
 
 Row = Mapping[str, str]
 
@@ -255,26 +257,16 @@ def differences_from(paper: TrainRecipe, recipe: TrainRecipe) -> list[str]:
     """What `recipe` does otherwise than the paper's: "epochs 2, the paper's 90"."""
     before, now = paper.to_mapping(), recipe.to_mapping()
     pairs = [(word, now[field], before[field]) for field, word in DIFFERENCES.items()]
-    before, now = _flat(before["objective"]), _flat(now["objective"])
+    before, now = flattened(before["objective"]), flattened(now["objective"])
     pairs += [(field, now.get(field), before.get(field)) for field in dict.fromkeys((*now, *before))]
     return [f"{word} {ours}, the paper's {theirs}" for word, ours, theirs in pairs if ours != theirs]
 
 
-def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """An objective's hyper-parameters, those of its adversary with a dot."""
-    flat: dict[str, Any] = {}
-    for key, value in fields.items():
-        flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}
-    return flat
-
-
 def recipe_beside(path: Path) -> TrainRecipe | None:
     """The recipe of the run folder that `path` lies in; None for other files and for imported models."""
-    file = path.resolve().parent.parent / "recipe.yaml"
-    if path.resolve().parent.name != "certificates" or not file.exists():
-        return None
+    file = recipe_of_certificates(path)
     try:
-        return load_run_recipe(file)
+        return None if file is None else load_run_recipe(file)
     except RequestError:
         return None
 

@@ -5,7 +5,6 @@ tables of a paper: each of them is a name of its own for the same rows.
 """
 
 import csv
-import difflib
 import io
 import re
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from importlib.resources import files
 from types import MappingProxyType
 
 from smoothcert.errors import RequestError
+from smoothcert.io.text import did_you_mean
 
 __all__ = ["dataset_of", "paper_table", "paper_table_names", "published_acr"]
 
@@ -52,8 +52,8 @@ def paper_table(name: str) -> list[dict[str, str]]:
     """The rows of a published table, top to bottom: column -> text as printed. Columns such as "0.50" are radii."""
     file = _files().get(name)
     if file is None:
-        near = difflib.get_close_matches(name, _files(), n=3, cutoff=0.4) or paper_table_names()
-        raise RequestError(f"expected the name of a paper's table, got {name!r}; near it are: {', '.join(near)}")
+        hint = did_you_mean(name, paper_table_names())
+        raise RequestError(f"expected the name of a paper's table, got {name!r}; {hint}")
     text = files(__package__).joinpath(file).read_text(encoding="utf-8")
     return list(csv.DictReader(io.StringIO(text)))
 

@@ -13,22 +13,9 @@ from numpy.typing import NDArray
 
 from smoothcert.certification.attack_file import AttacksFile, read_attacks
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
-from smoothcert.report.figures import (
-    AXIS_SIZE,
-    NOTE_SIZE,
-    TITLE_SIZE,
-    Look,
-    Member,
-    first_column,
-    looks_of,
-    panel_grid,
-    panel_titles,
-    panels_of,
-    write_pictures,
-)
-from smoothcert.report.labels import name_curves
+from smoothcert.report.figures import Look, Member, looks_of, panel_grid, panels_of, write_pictures
 from smoothcert.report.locate import find_attacks
-from smoothcert.report.style import GREY, plain, quiet_axes
+from smoothcert.report.style import GREY, NOTE_SIZE, legend_below, quiet_axes
 from smoothcert.report.summary import counted_radii
 
 Floats = NDArray[np.float64]
@@ -142,16 +129,10 @@ def _figure(files: Sequence[tuple[str, CertificatesFile]]) -> Figure:
     panels = [[_curve(member) for member in panel] for panel in panels_of(files)]
     curves = [curve for panel in panels for curve in panel]
     looks = looks_of(curve.member.label for curve in curves)
-    figure, grid = panel_grid(len(panels))
-    first = [panel[0].member.summary for panel in panels]
-    titles = [plain(title) for title in panel_titles([(summary.sigma, summary.compared_on) for summary in first])]
-    for axes, panel, title in zip(grid, panels, titles, strict=True):
+    figure, grid = panel_grid([[c.member for c in panel] for panel in panels], "radius", "certified accuracy (%)")
+    for axes, panel in zip(grid, panels, strict=True):
         _draw_panel(axes, panel, looks)
-        axes.set_title(title, fontsize=TITLE_SIZE)
-        axes.set_xlabel("radius", fontsize=AXIS_SIZE)
-    for axes in first_column(grid):
-        axes.set_ylabel("certified accuracy (%)", fontsize=AXIS_SIZE)
-    name_curves(figure, grid, looks, _attack_entry(curves, looks))
+    legend_below(figure, _attack_entry(curves, looks))
     return figure
 
 

@@ -13,7 +13,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,22 +22,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
-from smoothcert.report.figures import (
-    AXIS_SIZE,
-    LABEL_SIZE,
-    NOTE_SIZE,
-    TITLE_SIZE,
-    Look,
-    Member,
-    first_column,
-    looks_of,
-    panel_grid,
-    panel_titles,
-    panels_of,
-    write_pictures,
-)
-from smoothcert.report.labels import name_curves
-from smoothcert.report.style import GREY, PALE, plain, quiet_axes
+from smoothcert.report.figures import Look, Member, looks_of, panel_grid, panels_of, write_pictures
+from smoothcert.report.style import GREY, LABEL_SIZE, NOTE_SIZE, PALE, legend_below, plain, quiet_axes
 
 Floats = NDArray[np.float64]
 LEAST_SHOWN = 0.01
@@ -61,11 +46,6 @@ class Distribution:
     member: Member
     probits: Floats
     bounded: bool
-
-    @property
-    def agreed(self) -> float:
-        """The share of images all of whose votes went to the true class."""
-        return float(np.isposinf(self.probits).mean())
 
 
 def vote_share(row: CertifiedImage) -> float:
@@ -123,27 +103,6 @@ def _draw_steps(axes: Axes, distribution: Distribution, look: Look, jump: float)
     line.set_label(_label(distribution))
 
 
-def _spread(heights: Sequence[float], top: float, gap: float) -> list[float]:
-    """`heights`, moved down where needed so that none is above `top` and any two are `gap` apart."""
-    moved: dict[int, float] = {}
-    ceiling = top
-    for i in sorted(range(len(heights)), key=lambda i: -heights[i]):
-        moved[i] = min(heights[i], ceiling)
-        ceiling = moved[i] - gap
-    return [moved[i] for i in range(len(heights))]
-
-
-def _mark_agreed(axes: Axes, panel: Sequence[Distribution], looks: Mapping[str, Look]) -> None:
-    """Beside the foot of each jump at the right end: the share of images whose votes all agree."""
-    shown = [d for d in panel if d.agreed > 0]
-    feet = [100 * (1 - d.agreed) for d in shown]
-    in_margin: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": NOTE_SIZE}
-    for distribution, foot, y in zip(shown, feet, _spread(feet, 92.0, 6.0), strict=True):
-        axes.annotate(f"{100 - foot:.1f}%", (1.01, y), color=looks[distribution.member.label][0], **in_margin)
-    if shown:
-        axes.annotate("p = 1:", (1.01, 98), color=GREY, **in_margin)
-
-
 def _radius_axis(axes: Axes, sigma: float, last: float) -> None:
     """On top: the radius sigma Phi^-1(p) that p would certify if it were known exactly."""
     top = axes.secondary_xaxis("top", functions=(lambda z: np.multiply(z, sigma), lambda r: np.divide(r, sigma)))
@@ -170,27 +129,21 @@ def _draw_panel(axes: Axes, panel: Sequence[Distribution], looks: Mapping[str, L
     for i, distribution in enumerate(panel):
         jump = last + _STRIP * (i + 1) / (len(panel) + 1)
         _draw_steps(axes, distribution, looks[distribution.member.label], jump)
-    _mark_agreed(axes, panel, looks)
     sigma = panel[0].member.summary.sigma
     if sigma and all(_gaussian(d.member) for d in panel):
         _radius_axis(axes, sigma, last)
 
 
 def _figure(panels: Sequence[Sequence[Distribution]], looks: Mapping[str, Look], left_out: Sequence[str]) -> Figure:
-    figure, grid = panel_grid(len(panels), extra_height=0.5)
-    first = [panel[0].member.summary for panel in panels]
-    titles = [plain(title) for title in panel_titles([(summary.sigma, summary.compared_on) for summary in first])]
-    for axes, panel, title in zip(grid, panels, titles, strict=True):
+    members = [[d.member for d in panel] for panel in panels]
+    x, y = "vote share of the true class, p", "images with this p or less (%)"
+    figure, grid = panel_grid(members, x, y, extra_height=0.5)
+    for axes, panel in zip(grid, panels, strict=True):
         _draw_panel(axes, panel, looks)
-        axes.set_title(title, fontsize=TITLE_SIZE)
-        axes.set_xlabel("vote share of the true class, p", fontsize=AXIS_SIZE)
-    for axes in first_column(grid):
-        axes.set_ylabel("images with this p or less (%)", fontsize=AXIS_SIZE)
     if left_out:
         text = f"not drawn, having neither votes nor radii under a known Gaussian noise: {', '.join(left_out)}"
         figure.supxlabel(text, fontsize=NOTE_SIZE, color=GREY)
-    shown = {_label(d): looks[d.member.label] for panel in panels for d in panel}
-    name_curves(figure, grid, shown)
+    legend_below(figure)
     return figure
 
 
@@ -198,10 +151,10 @@ def draw_distribution(files: Sequence[tuple[str, CertificatesFile]], pictures: S
     """Draw, for (name, file) pairs, the share of images with p <= x against x, one panel a sigma and data set.
 
     p is the share of an image's n votes for its label, on a probit axis from 0.01; a grey line marks 1/2. The images
-    whose votes all agree are beyond what n votes can resolve: they are counted in the strip at the right end, where
-    their share is written. The axis on top (Gaussian noise only) is the radius of a p known exactly; certified radii
-    are a little smaller. A file without votes is drawn from p = 1/2 on, by the lower bounds that its radii are; one
-    without votes and sigma is named below the panels instead.
+    whose votes all agree are beyond what n votes can resolve: in the strip at the right end, a curve rises by their
+    share. The axis on top (Gaussian noise only) is the radius of a p known exactly; certified radii are a little
+    smaller. A file without votes is drawn from p = 1/2 on, by the lower bounds that its radii are; one without votes
+    and sigma is named below the panels instead.
 
     False, and nothing written, where no file can be drawn. Pictures are PNG, PDF or SVG by their endings, replaced
     atomically.

@@ -13,15 +13,11 @@ from matplotlib.figure import Figure
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.errors import RequestError
 from smoothcert.report.layout import decimals_needed
-from smoothcert.report.style import Style, look, new_figure, plain, save_figure
+from smoothcert.report.style import AXIS_SIZE, TITLE_SIZE, Style, look, new_figure, plain, save_figure
 from smoothcert.report.summary import Summary, summarize
 from smoothcert.report.tables import by_sigma
 
 Look = tuple[str, Style]
-TITLE_SIZE = 9.5
-AXIS_SIZE = 9.0
-LABEL_SIZE = 8.0
-NOTE_SIZE = 7.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +87,14 @@ def panel_titles(groups: Sequence[tuple[float | None, str | None]]) -> list[str]
     return [title(sigma, dataset) for sigma, dataset in groups]
 
 
-def panel_grid(count: int, extra_height: float = 0.0) -> tuple[Figure, list[Axes]]:
-    """A figure with `count` panels of one vertical axis, at most three beside each other, row by row."""
+def panel_grid(
+    panels: Sequence[Sequence[Member]], x: str, y: str, extra_height: float = 0.0
+) -> tuple[Figure, list[Axes]]:
+    """A figure with empty `panels` and their titles, row by row, at most three in a row.
+
+    `x` is the name of every horizontal axis, `y` that of the common vertical one.
+    """
+    count = len(panels)
     columns = 2 if count == 4 else min(3, count)
     rows = -(-count // columns)
     width, height = (4.8, 3.5) if count == 1 else (3.1 * columns + 0.3, 2.9 * rows)
@@ -100,12 +102,13 @@ def panel_grid(count: int, extra_height: float = 0.0) -> tuple[Figure, list[Axes
     grid: list[Axes] = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel().tolist()
     for axes in grid[count:]:
         axes.remove()
+    titles = panel_titles([(panel[0].summary.sigma, panel[0].summary.compared_on) for panel in panels])
+    for axes, title in zip(grid, titles, strict=False):
+        axes.set_title(plain(title), fontsize=TITLE_SIZE)
+        axes.set_xlabel(x, fontsize=AXIS_SIZE)
+    for axes in grid[:count:columns]:
+        axes.set_ylabel(y, fontsize=AXIS_SIZE)
     return figure, grid[:count]
-
-
-def first_column(grid: Sequence[Axes]) -> list[Axes]:
-    """The panels that carry the name of the vertical axis."""
-    return [axes for axes in grid if (spec := axes.get_subplotspec()) is not None and spec.is_first_col()]
 
 
 def write_pictures(draw: Callable[[], Figure], paths: Sequence[Path]) -> None:

@@ -18,12 +18,13 @@ from typing import Any
 from smoothcert import __version__
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.errors import RequestError
-from smoothcert.io.text import one_line, printable
+from smoothcert.io.text import flattened, one_line, printable
 from smoothcert.report.comparison import Published
 from smoothcert.report.figures import panel_titles, short_labels
 from smoothcert.report.html_gallery import Gallery, gallery_data, rounded_down
 from smoothcert.report.summary import Summary, counted_radii
 from smoothcert.report.tables import Cell, Column, Layout, by_sigma, layout
+from smoothcert.training.run_folder import recipe_of_certificates
 
 _SCRIPTS = ("page.js", "table.js", "curves.js", "gallery.js")
 _RADIUS_DECIMALS = 6
@@ -192,9 +193,8 @@ def _provenance(summary: Summary, file: CertificatesFile) -> str:
 
 def _recipe(file: CertificatesFile) -> str | None:
     """The recipe of the run whose folder holds `file`, as it is written; None where there is none."""
-    folder = file.path.resolve().parent
-    path = folder.parent / "recipe.yaml"
-    if folder.name != "certificates" or not path.is_file():
+    path = recipe_of_certificates(file.path)
+    if path is None:
         return None
     with path.open("rb") as stream:
         content = stream.read(_MOST_OF_RECIPE + 1)
@@ -203,17 +203,9 @@ def _recipe(file: CertificatesFile) -> str | None:
 
 
 def _facts(heading: str, told: Mapping[str, Any]) -> str:
-    rows = "".join(f"<tr><th>{_shown(key)}</th><td>{_shown(value)}</td></tr>" for key, value in _flat(told))
+    texts = {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for key, value in flattened(told).items()
+    }
+    rows = "".join(f"<tr><th>{_shown(key)}</th><td>{_shown(text)}</td></tr>" for key, text in texts.items())
     return f"<h3>{heading}</h3><table>{rows}</table>" if rows else ""
-
-
-def _flat(told: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """(key, text) of every entry; keys of nested entries are joined by dots."""
-    found: list[tuple[str, str]] = []
-    for key, value in told.items():
-        if isinstance(value, Mapping):
-            found += _flat(value, f"{prefix}{key}.")
-        else:
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            found.append((f"{prefix}{key}", text))
-    return found

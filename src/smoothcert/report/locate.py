@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from smoothcert.errors import RequestError
-from smoothcert.training.run_folder import check_exists
+from smoothcert.training.run_folder import CERTIFICATES, MODEL, RECIPE, check_exists, run_of_certificates, runs_in
 
 # Files of other tools are called things like `noise_0.25`: only these endings are not part of the name.
 _ENDINGS = (".tsv", ".txt")
-_RUN_FILES = ("recipe.yaml", "model.safetensors", "certificates")
+_RUN_FILES = (RECIPE, MODEL, CERTIFICATES)
 
 
 def _tables(folder: Path) -> list[Path]:
@@ -20,21 +20,18 @@ def _stem(path: Path) -> str:
     return path.stem if path.suffix in _ENDINGS else path.name
 
 
-def _runs_in(path: Path) -> list[Path]:
+def _with_runs_in(path: Path) -> list[Path]:
     """The certified runs of a folder of runs, after the files that lie there; anything else is what it is."""
-    if not path.is_dir() or _tables(path / "certificates"):
-        return [path]
-    runs = sorted(run for run in path.iterdir() if _tables(run / "certificates"))
-    return [*_tables(path), *runs] if runs else [path]
+    runs = runs_in(path, lambda run: bool(_tables(run / CERTIFICATES)))
+    return runs if runs == [path] else [*_tables(path), *runs]
 
 
 def _files_of(path: Path) -> tuple[Path, list[Path]]:
     """What the files are named after, and the files. Raises RequestError where there are none."""
     check_exists(path)
     if not path.is_dir():
-        folder = path.resolve().parent
-        of_a_run = folder.name == "certificates" and path.suffix == ".tsv"
-        return (folder.parent if of_a_run else path), [path]
+        run = run_of_certificates(path)
+        return (path if run is None or path.suffix != ".tsv" else run), [path]
     if files := _tables(path / "certificates"):
         return path.resolve(), files
     if files := _tables(path):
@@ -56,8 +53,8 @@ def find_attacks(path: Path) -> list[Path]:
 
     Files are not opened: whether one of them attacked what `path` certifies is for the caller to see.
     """
-    folder = path.resolve().parent
-    return _tables(folder.parent / "attacks") if folder.name == "certificates" else []
+    run = run_of_certificates(path)
+    return [] if run is None else _tables(run / "attacks")
 
 
 def _distinct(names: list[str], owners: list[Path]) -> list[str]:
@@ -86,7 +83,7 @@ def find_certificates(paths: Sequence[Path]) -> list[tuple[str, Path]]:
         raise RequestError("expected at least one run folder or certificates file, got none; give one to report on")
     owners: dict[Path, Path] = {}
     files: dict[Path, Path] = {}
-    for path in [run for given in paths for run in _runs_in(Path(given))]:
+    for path in [run for given in paths for run in _with_runs_in(Path(given))]:
         owner, found = _files_of(path)
         for file in found:
             files.setdefault(file.resolve(), file)

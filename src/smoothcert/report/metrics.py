@@ -12,6 +12,7 @@ from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.errors import RequestError
 from smoothcert.io.yaml_file import read_yaml
 from smoothcert.training.metrics import METRICS, Metrics, read_epochs
+from smoothcert.training.run_folder import RECIPE, run_of_certificates
 
 # What is not a term of its own: the book-keeping, and the part of the loss that classifies.
 _NOT_TERMS = (
@@ -61,9 +62,9 @@ def training_runs(files: Sequence[tuple[str, CertificatesFile]]) -> list[tuple[s
     """
     names: dict[Path, list[str]] = {}
     for name, file in files:
-        folder = file.path.resolve().parent
-        if folder.name == "certificates":
-            names.setdefault(folder.parent, []).append(name)
+        run = run_of_certificates(file.path)
+        if run is not None:
+            names.setdefault(run, []).append(name)
     short = {run: found[0] if len(found) == 1 else found[0].rpartition("/")[0] for run, found in names.items()}
     counts = Counter(short.values())
     return [(short[run] if short[run] and counts[short[run]] == 1 else found[0], run) for run, found in names.items()]
@@ -72,7 +73,7 @@ def training_runs(files: Sequence[tuple[str, CertificatesFile]]) -> list[tuple[s
 def _recipe(folder: Path) -> Mapping[str, Any]:
     """The run's recipe as it is written; {} where there is none that can be read: it only serves labels here."""
     try:
-        return read_yaml(folder / "recipe.yaml")
+        return read_yaml(folder / RECIPE)
     except RequestError:
         return {}
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from smoothcert.io.text import csv_text, escape_markdown, one_line
+from smoothcert.io.text import csv_text, escape_markdown, markdown_table, one_line
 from smoothcert.report.layout import UNKNOWN, Cell, Layout, fitting
 
 _LATEX = {
@@ -32,9 +32,6 @@ def markdown(content: Layout) -> str:
     """A GitHub table; the best of each group is bold, what is beside a run's own is in italics."""
     table = content.for_reading()
 
-    def line(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(cells)} |\n"
-
     def marked(cell: Cell) -> str:
         text = escape_markdown(cell.text)
         mark = "**" if cell.best else "*" if cell.aside and text else ""
@@ -42,7 +39,7 @@ def markdown(content: Layout) -> str:
 
     rows = [[marked(cell) for cell in row] for group in table.groups for row in group]
     rule = ["---:" if column.numeric else ":---" for column in table.columns]
-    return "".join(map(line, [[column.title for column in table.columns], rule, *rows]))
+    return markdown_table([column.title for column in table.columns], rows, rule)
 
 
 def comma_separated(content: Layout) -> str:

@@ -14,9 +14,9 @@ from smoothcert.report.comparison import Published, published_columns
 from smoothcert.report.layout import UNKNOWN, Column, Layout, decimals_needed
 from smoothcert.report.summary import Summary
 from smoothcert.report.tables import arranged
+from smoothcert.training.run_folder import recipe_of_certificates
 
 SEEDS_CAPTION = "mean ± sd over seeds; certified accuracy in % at each radius"
-_RECIPE = "recipe.yaml"
 # They follow from the training seed, or say where and with which noise the same thing was measured.
 _NOT_COMPARED = ("weights_sha256", "seed", "batch_size", "noise_block", "batch_norm_folded", "compile", "device")
 
@@ -81,9 +81,8 @@ def _mean_and_sd(values: Sequence[float]) -> tuple[float, float]:
 
 def run_recipe(path: Path) -> Mapping[str, Any] | None:
     """The recipe of the run that the certificates file `path` belongs to, as its YAML has it; None without one."""
-    folder = path.resolve().parent
-    recipe = folder.parent / _RECIPE
-    if folder.name != "certificates" or not recipe.is_file():
+    recipe = recipe_of_certificates(path)
+    if recipe is None:
         return None
     try:
         return read_yaml(recipe)

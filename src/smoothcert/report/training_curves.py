@@ -9,21 +9,21 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from smoothcert.report.figures import (
-    AXIS_SIZE,
-    NOTE_SIZE,
-    TITLE_SIZE,
-    Look,
-    looks_of,
-    panel_titles,
-    short_labels,
-    write_pictures,
-)
-from smoothcert.report.labels import BEHIND, name_curves
+from smoothcert.report.figures import Look, looks_of, panel_titles, short_labels, write_pictures
 from smoothcert.report.metrics import TrainedRun, further_terms, learning_rate_drops
-from smoothcert.report.style import GREY, look, new_figure, plain, quiet_axes
+from smoothcert.report.style import (
+    AXIS_SIZE,
+    GREY,
+    TITLE_SIZE,
+    legend_below,
+    look,
+    new_figure,
+    plain,
+    quiet_axes,
+)
 from smoothcert.training.metrics import Metrics
 
 _ALWAYS = {"loss": "training loss", "noisy_accuracy": "accuracy under noise (%)"}
@@ -32,7 +32,7 @@ TermLooks = dict[tuple[str, str], tuple[str, Look]]
 
 
 def _term_looks(runs: Sequence[TrainedRun], labels: Mapping[str, str], looks: Mapping[str, Look]) -> TermLooks:
-    """(Label of a run, term) -> the term's own label and look: the run's colour, a style a term.
+    """(Label of a run, term) -> the label and look of the term: the run's colour, another style for each term.
 
     A term is named alone where the runs of one label only have it, else after the run.
     """
@@ -42,7 +42,8 @@ def _term_looks(runs: Sequence[TrainedRun], labels: Mapping[str, str], looks: Ma
     def named(label: str, term: str) -> tuple[str, Look]:
         number = [other for owner, other in found if owner == label].index(term)
         alone = owners[term] == 1 and term not in looks
-        return plain(term) if alone else f"{label}: {plain(term)}", (looks[label][0], look(number)[1])
+        style = look(list(looks).index(label) + 1 + number)[1]
+        return plain(term) if alone else f"{label}: {plain(term)}", (looks[label][0], style)
 
     return {pair: named(*pair) for pair in found}
 
@@ -69,13 +70,9 @@ def _scale_row(row: Sequence[Axes]) -> None:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
-def _mark_drops(axes: Axes, runs: Sequence[TrainedRun], named: bool) -> None:
+def _mark_drops(axes: Axes, runs: Sequence[TrainedRun]) -> list[Line2D]:
     drops = sorted({drop for run in runs for drop in learning_rate_drops(run.metrics)})
-    for drop in drops:
-        axes.axvline(drop, color=GREY, linewidth=0.7, linestyle=(0, (1, 2)), zorder=1, label=BEHIND)
-    if named and drops:
-        text = axes.text(drops[0], 0.98, "learning rate drops ", color=GREY, fontsize=NOTE_SIZE)
-        text.set(transform=axes.get_xaxis_transform(), rotation=90, ha="right", va="top")
+    return [axes.axvline(drop, color=GREY, linewidth=0.7, linestyle=(0, (1, 2)), zorder=1) for drop in drops]
 
 
 def _axes_grid(quantities: int, groups: int) -> tuple[Figure, list[list[Axes]]]:
@@ -111,6 +108,7 @@ def _figure(runs: Sequence[TrainedRun], labels: Mapping[str, str], looks: Mappin
             return {term: terms[label, term] for term in further_terms(run.metrics)}
         return {quantity: (label, looks[label])}
 
+    marks: list[Line2D] = []
     for (quantity, title), row in zip(quantities.items(), grid, strict=True):
         for axes, group in zip(row, groups, strict=True):
             quiet_axes(axes)
@@ -120,13 +118,12 @@ def _figure(runs: Sequence[TrainedRun], labels: Mapping[str, str], looks: Mappin
                     _draw_line(axes, run.metrics, key, label, line_look)
         _scale_row(row)
         for axes, group in zip(row, groups, strict=True):
-            _mark_drops(axes, group, named=axes is grid[0][0])
+            marks += _mark_drops(axes, group)
         row[0].set_ylabel(title, fontsize=AXIS_SIZE)
 
     titles = [plain(title) for title in panel_titles([(group[0].sigma, group[0].dataset) for group in groups])]
-    only = f"{next(iter(looks))}, " if len(looks) == 1 else ""
-    _entitle(figure, grid, [only + title for title in titles])
-    name_curves(figure, [axes for row in grid for axes in row], {**({} if only else looks), **dict(terms.values())})
+    _entitle(figure, grid, titles)
+    legend_below(figure, [("learning rate drops", mark) for mark in marks[:1]])
     return figure
 
 

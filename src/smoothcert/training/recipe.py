@@ -1,6 +1,5 @@
 """What to do, validated: TrainRecipe and CertifyRecipe, to and from YAML, and `key=value` overrides."""
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -18,6 +17,7 @@ from pydantic import (
 
 from smoothcert.errors import RequestError
 from smoothcert.io.files import write_text_atomically
+from smoothcert.io.text import did_you_mean
 from smoothcert.io.yaml_file import ascii_only, parse_yaml, read_yaml
 from smoothcert.objectives import OBJECTIVES, Objective
 from smoothcert.smoothing.bounds import MOST_VOTES
@@ -32,8 +32,7 @@ def _objective_from(value: Any) -> Any:
         raise ValueError(f"objective: expected a mapping with the key 'name', one of {', '.join(OBJECTIVES)}")
     name = fields["name"]
     if not isinstance(name, str) or name not in OBJECTIVES:
-        near = difflib.get_close_matches(str(name), OBJECTIVES, n=3) or list(OBJECTIVES)
-        raise ValueError(f"objective: unknown method {name}; did you mean {', '.join(near)}?")
+        raise ValueError(f"objective: unknown method {name}; {did_you_mean(name, OBJECTIVES)}")
     try:
         return OBJECTIVES[name].model_validate({k: v for k, v in fields.items() if k != "name"})
     except ValidationError as error:
@@ -239,8 +238,8 @@ def _describe(kind: type[BaseModel], error: Any, prefix: str) -> str:
     field = prefix + ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         names = [prefix + name for name in field_descriptions(kind)]
-        near = list(dict.fromkeys([*_synonyms(kind, field, prefix), *difflib.get_close_matches(field, names, n=3)]))
-        return f"{_shown(field)}: unknown key; did you mean {', '.join(near[:3] or sorted(names))}?"
+        hint = did_you_mean(field, sorted(names), synonyms=_synonyms(kind, field, prefix))
+        return f"{_shown(field)}: unknown key; {hint}"
     if error["type"] == "missing":
         return f"{field}: missing; it must be given"
     if error["type"] == "value_error":
@@ -297,8 +296,8 @@ def _set(fields: dict[str, Any], keys: list[str], value: Any, override: str) -> 
         if inner is None and parent in fields:
             inner = fields[parent] = {}
         if not isinstance(inner, dict):
-            near = difflib.get_close_matches(parent, [k for k, v in fields.items() if isinstance(v, dict)], n=3)
-            hint = f"did you mean {', '.join(near)}?" if near else f"keys with parts: {_nested(fields)}"
+            with_parts = [key for key, part in fields.items() if isinstance(part, dict)]
+            hint = did_you_mean(parent, with_parts, f"keys with parts: {_nested(fields)}")
             raise RequestError(f"--set {override}: {parent} has no parts; {hint}")
         fields = inner
     fields[last] = value

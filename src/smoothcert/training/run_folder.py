@@ -1,12 +1,33 @@
 """The files of a run folder, and checks of a folder that need nothing but its path: they answer at once."""
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 from smoothcert.errors import RequestError
 from smoothcert.training.metrics import METRICS
 
 MODEL, RECIPE, STATE = "model.safetensors", "recipe.yaml", "state.pt"
+CERTIFICATES = "certificates"
+
+
+def runs_in(folder: Path, is_run: Callable[[Path], bool]) -> list[Path]:
+    """The runs in a folder of runs, sorted; `folder` itself where it is a run, or holds none."""
+    if not folder.is_dir() or is_run(folder):
+        return [folder]
+    return sorted(filter(is_run, folder.iterdir())) or [folder]
+
+
+def run_of_certificates(path: Path) -> Path | None:
+    """The run folder in whose `certificates` folder the file `path` lies; None for a file elsewhere."""
+    folder = path.resolve().parent
+    return folder.parent if folder.name == CERTIFICATES else None
+
+
+def recipe_of_certificates(path: Path) -> Path | None:
+    """The recipe.yaml of the run that the certificates file `path` belongs to; None where there is none."""
+    run = run_of_certificates(path)
+    return run / RECIPE if run is not None and (run / RECIPE).is_file() else None
 
 
 def check_run_folder(folder: Path) -> None:

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.text import escape_markdown
+from smoothcert.io.text import duration, escape_markdown, markdown_table
 from smoothcert.io.written_files import write_files
 from smoothcert.papers.reproduce.planning import PlannedRun, Request, plan, share_runs
 from smoothcert.papers.reproduce.work import Workshop, finish_runs
@@ -47,14 +47,6 @@ def plan_table(request: Request, planned: Sequence[PlannedRun]) -> Table:
         acr = "" if run.paper.acr is None else f"{run.paper.acr:.3f}"
         table.add_row(run.folder.name, acr, Text(run.state), duration(run.seconds) if run.seconds else "-")
     return table
-
-
-def duration(seconds: float) -> str:
-    """Two digits are more than an estimate deserves."""
-    for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def reproduce(plans: Sequence[tuple[Request, Sequence[PlannedRun]]], console: Console) -> None:
@@ -165,9 +157,11 @@ def beside(finished: Sequence[PlannedRun]) -> Callable[[Path], Published | None]
 
 def rows_page(title: str, rows: Sequence[Outcome]) -> str:
     """Markdown: what became of each run of the table."""
-    lines = ["| row | σ | published ACR | run | state |", "|---|---|---|---|---|"]
-    for paper, folder, state in rows:
-        acr = "" if paper.acr is None else str(paper.acr)
-        cells = (paper.label, f"{paper.sigma:g}", acr, folder, state)
-        lines.append(f"| {' | '.join(map(escape_markdown, cells))} |")
-    return f"# {escape_markdown(title)}: what became of each row\n\n" + "\n".join(lines) + "\n"
+    cells = (
+        (paper.label, f"{paper.sigma:g}", "" if paper.acr is None else str(paper.acr), folder, state)
+        for paper, folder, state in rows
+    )
+    table = markdown_table(
+        ("row", "σ", "published ACR", "run", "state"), [[escape_markdown(cell) for cell in row] for row in cells]
+    )
+    return f"# {escape_markdown(title)}: what became of each row\n\n{table}"
