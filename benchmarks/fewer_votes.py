@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from smoothcert.certification.dataset import certify_images, complete_recipe, make_counter, make_rule
+from smoothcert.certification.certify_dataset import certify_images, complete_recipe, make_counter, make_rule
 from smoothcert.data import load_dataset
 from smoothcert.noise import NOISES
 from smoothcert.training.checkpoint import load_run

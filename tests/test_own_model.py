@@ -15,7 +15,7 @@ from torch import nn
 
 from smoothcert import RequestError
 from smoothcert.certification.certificates import read_certificates
-from smoothcert.certification.dataset import certify_own_model
+from smoothcert.certification.certify_dataset import certify_own_model
 from smoothcert.data import mnist
 from smoothcert.models import build_model, check_outputs, own_model
 from smoothcert.training.checkpoint import load_run

@@ -6,7 +6,7 @@ import pytest
 import torch
 from half_space import SCORES, SIGMA, HalfSpace, untrained_run
 
-from smoothcert.analysis.subjects import Subject, Subjects
+from smoothcert.analysis.compared_runs import Subject, Subjects
 from smoothcert.data import ImageData
 from smoothcert.noise import Gaussian
 

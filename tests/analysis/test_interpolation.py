@@ -10,6 +10,7 @@ import pytest
 from half_space import SCORES, SIGMA
 from scipy.special import expit, ndtr
 
+from smoothcert.analysis.compared_runs import Subjects, UnrestrictedAttack, smoothed
 from smoothcert.analysis.interpolation import (
     SHOWN,
     Interpolation,
@@ -17,7 +18,6 @@ from smoothcert.analysis.interpolation import (
     interpolate,
     interpolation_csv,
 )
-from smoothcert.analysis.subjects import Subjects, UnrestrictedAttack, smoothed
 from smoothcert.errors import RequestError
 
 INDEX, N = 1, 1500
@@ -101,7 +101,7 @@ def test_the_line_is_looked_at_under_fresh_noise(half_spaces: Subjects) -> None:
 
 def test_points_in_parts_change_nothing(half_spaces: Subjects, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = interpolate(half_spaces, INDEX, ATTACK, points=5, num_noise=30)
-    monkeypatch.setattr("smoothcert.analysis.subjects.default_batch_size", lambda *of: 40)
+    monkeypatch.setattr("smoothcert.analysis.compared_runs.default_batch_size", lambda *of: 40)
     parts = interpolate(half_spaces, INDEX, ATTACK, points=5, num_noise=30)
     for a, b in zip(whole.lines, parts.lines, strict=True):
         np.testing.assert_allclose(a.confidence, b.confidence, atol=1e-6)

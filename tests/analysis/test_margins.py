@@ -9,8 +9,8 @@ import torch
 from half_space import SCORES, SIGMA
 from scipy.special import ndtr
 
+from smoothcert.analysis.compared_runs import Subjects
 from smoothcert.analysis.margins import draw_margins, margins_csv, margins_of, margins_under_noise
-from smoothcert.analysis.subjects import Subjects
 from smoothcert.errors import RequestError
 from smoothcert.noise import Gaussian
 

@@ -9,6 +9,7 @@ import torch
 from half_space import SCORES
 from torch import Tensor
 
+from smoothcert.analysis.compared_runs import Subjects, UnrestrictedAttack
 from smoothcert.analysis.mixing import (
     GRID,
     HALVINGS,
@@ -19,7 +20,6 @@ from smoothcert.analysis.mixing import (
     mixing_csv,
     mixing_ratios,
 )
-from smoothcert.analysis.subjects import Subjects, UnrestrictedAttack
 from smoothcert.errors import RequestError
 
 CPU = torch.device("cpu")
@@ -83,7 +83,7 @@ def test_an_image_does_not_depend_on_its_neighbours(mixing: Mixing, half_spaces:
 
 
 def test_progress_counts_the_images_of_each_run(half_spaces: Subjects, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smoothcert.analysis.subjects.default_batch_size", lambda *of: 40)
+    monkeypatch.setattr("smoothcert.analysis.compared_runs.default_batch_size", lambda *of: 40)
     seen: list[tuple[str, int]] = []
     mixing_ratios(half_spaces, [0, 1, 2], ATTACK, num_noise=20, on_progress=lambda *at: seen.append(at))
     assert seen == [("flat", 2), ("flat", 3), ("steep", 2), ("steep", 3)]

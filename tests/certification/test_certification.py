@@ -19,7 +19,7 @@ import torch
 
 from smoothcert import SmoothedClassifier
 from smoothcert.certification.certificates import CertifiedImage, read_certificates
-from smoothcert.certification.dataset import (
+from smoothcert.certification.certify_dataset import (
     CertificationStatus,
     Selection,
     certify_own_model,

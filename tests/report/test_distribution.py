@@ -20,7 +20,7 @@ from smoothcert.report.distribution import (
     distribution_of,
     draw_distribution,
 )
-from smoothcert.report.figures import looks_of, panels_of
+from smoothcert.report.panels import looks_of, panels_of
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 
 from .conftest import SETTINGS

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from smoothcert import ABSTAIN, RequestError
-from smoothcert.certification.dataset import make_rule
+from smoothcert.certification.certify_dataset import make_rule
 from smoothcert.noise import Gaussian, Laplace, Noise, Uniform
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.smoothing.integer_noise import IntegerGaussian

@@ -146,7 +146,7 @@ sys.path.insert(0, "tests")
 from pathlib import Path
 from tiny import tiny_recipe
 from torch import distributed, nn
-from smoothcert.data import mnist_sample
+from smoothcert.data import mnist
 from smoothcert.objectives import Gaussian, SmoothAdv, SmoothMix
 from smoothcert.training.loop import train
 
@@ -160,7 +160,7 @@ class HalfUsed(nn.Module):
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
-data = mnist_sample.load("train").subset(torch.arange(256))
+data = mnist.load_sample("train").subset(torch.arange(256))
 folder = Path(sys.argv[1])
 attack = {"attack": "pgd", "steps": 2, "epsilon": 0.5}
 objectives = {"gaussian": Gaussian(), "smoothadv": SmoothAdv(num_noise=2, adversary=attack),

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from smoothcert.analysis.subjects import Subjects, refuse_wrong_count, refuse_wrong_seed
+from smoothcert.analysis.compared_runs import Subjects, refuse_wrong_count, refuse_wrong_seed
 from smoothcert.classifier import evaluating
 from smoothcert.io.text import csv_text
 from smoothcert.report.style import GREY, PALE, legend_below, look, new_figure, plain, quiet_axes

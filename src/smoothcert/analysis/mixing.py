@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from smoothcert.analysis.subjects import (
+from smoothcert.analysis.compared_runs import (
     Subject,
     Subjects,
     UnrestrictedAttack,

@@ -14,7 +14,7 @@ from smoothcert.report.progress import PlainColumn
 from smoothcert.training.run_folder import check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
-    from smoothcert.analysis.subjects import Subjects, UnrestrictedAttack
+    from smoothcert.analysis.compared_runs import Subjects, UnrestrictedAttack
 
 analyze = typer.Typer(
     no_args_is_help=True, help="The papers' analyses: each writes a figure and the numbers behind it (csv)."
@@ -132,7 +132,7 @@ def mixing(
         check_run_folder(run)
     from smoothcert.analysis.mixing import draw_mixing, mixing_csv, mixing_ratios
     from smoothcert.analysis.output import write_analysis
-    from smoothcert.certification.dataset import chosen_images
+    from smoothcert.certification.certify_dataset import chosen_images
 
     formats = _checked_formats(format_, out, "mixing", force)
     subjects = _subjects(runs, sigma, model, data, device)
@@ -216,14 +216,14 @@ def _checked_formats(format_: str, out: Path, name: str, force: bool, texts: tup
 
 
 def _subjects(runs: list[Path], sigma: float | None, model: str | None, data: Path | None, device: str) -> "Subjects":
-    from smoothcert.analysis.subjects import load_subjects
+    from smoothcert.analysis.compared_runs import load_subjects
     from smoothcert.distributed import find_device
 
     return load_subjects(runs, find_device(device), sigma=sigma, data=data, code=model)
 
 
 def _attack(subjects: "Subjects", steps: int | None, step_size: float | None, num_noise: int) -> "UnrestrictedAttack":
-    from smoothcert.analysis.subjects import UnrestrictedAttack, default_attack
+    from smoothcert.analysis.compared_runs import UnrestrictedAttack, default_attack
 
     usual_steps, usual_size = default_attack(subjects.data, subjects.noise.sigma)
     return UnrestrictedAttack(

@@ -44,7 +44,7 @@ def attack(
     from smoothcert.certification.attack import AttackRecipe, attack_run, default_attack_radii
     from smoothcert.certification.attack_file import contradiction_p_value, empirical_accuracy
     from smoothcert.certification.certificates import read_certificates
-    from smoothcert.certification.dataset import chosen_images
+    from smoothcert.certification.certify_dataset import chosen_images
     from smoothcert.data import load_dataset
     from smoothcert.distributed import find_device
     from smoothcert.io.files import check_inside

@@ -70,7 +70,7 @@ def certify(
     """Certify test images of a run, or of your own model; an interrupted file is continued."""
     if run is not None:
         check_run_folder(run)  # before torch is imported, which takes seconds
-    from smoothcert.certification.dataset import (
+    from smoothcert.certification.certify_dataset import (
         Selection,
         certify_own_model,
         certify_run,

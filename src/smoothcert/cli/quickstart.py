@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from smoothcert.certification.dataset import certify_run, chosen_images, complete_recipe
+from smoothcert.certification.certify_dataset import certify_run, chosen_images, complete_recipe
 from smoothcert.data import load_dataset
 from smoothcert.papers.presets import preset
 from smoothcert.report import terminal_report, write_report

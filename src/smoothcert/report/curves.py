@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from smoothcert.certification.attack_file import AttacksFile, read_attacks
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
-from smoothcert.report.figures import Look, Member, looks_of, panel_grid, panels_of, write_pictures
 from smoothcert.report.locate import find_attacks
+from smoothcert.report.panels import Look, Member, looks_of, panel_grid, panels_of, write_pictures
 from smoothcert.report.style import GREY, NOTE_SIZE, legend_below, quiet_axes
 from smoothcert.report.summary import counted_radii
 

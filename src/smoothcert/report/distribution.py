@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
-from smoothcert.report.figures import Look, Member, looks_of, panel_grid, panels_of, write_pictures
+from smoothcert.report.panels import Look, Member, looks_of, panel_grid, panels_of, write_pictures
 from smoothcert.report.style import GREY, LABEL_SIZE, NOTE_SIZE, PALE, legend_below, plain, quiet_axes
 
 Floats = NDArray[np.float64]

@@ -20,8 +20,8 @@ from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.errors import RequestError
 from smoothcert.io.text import flattened, one_line, printable
 from smoothcert.report.comparison import Published
-from smoothcert.report.figures import panel_titles, short_labels
 from smoothcert.report.html_gallery import Gallery, gallery_data, rounded_down
+from smoothcert.report.panels import panel_titles, short_labels
 from smoothcert.report.summary import Summary, counted_radii
 from smoothcert.report.tables import Cell, Column, Layout, by_sigma, layout
 from smoothcert.training.run_folder import recipe_of_certificates

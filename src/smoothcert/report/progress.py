@@ -15,7 +15,7 @@ from smoothcert.io.text import one_line
 
 if TYPE_CHECKING:  # each command loads what it needs: certifying starts without the training libraries
     from smoothcert.certification.attack import AttackStatus
-    from smoothcert.certification.dataset import CertificationStatus
+    from smoothcert.certification.certify_dataset import CertificationStatus
     from smoothcert.data import Images
     from smoothcert.training.loop import TrainingStatus
     from smoothcert.training.recipe import TrainRecipe

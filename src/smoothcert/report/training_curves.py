@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from smoothcert.report.figures import Look, looks_of, panel_titles, short_labels, write_pictures
 from smoothcert.report.metrics import TrainedRun, further_terms, learning_rate_drops
+from smoothcert.report.panels import Look, looks_of, panel_titles, short_labels, write_pictures
 from smoothcert.report.style import (
     AXIS_SIZE,
     GREY,

@@ -33,7 +33,7 @@ class Rule:
     """`radii` makes it sequential, `radius_loss` (in sigmas) two-stage; without them it is CERTIFY with n votes.
 
     `label_aware` (benchmarks only): an image whose first votes do not choose its label gets no further votes, since it
-    cannot count towards certified accuracy. `slack` is added to every error bound (see `sound`).
+    cannot count towards certified accuracy. `slack` is added to every error bound (see `integer_noise`).
     """
 
     n0: int

@@ -97,7 +97,7 @@ class VoteCounter:
     batch_size: int = BATCH_SIZE["cpu"]
     dtype: torch.dtype = torch.float32
     sound: IntegerGaussian | None = None
-    """Integer noise in place of `noise`, for certificates that hold in floating point too (see `sound`)."""
+    """Integer noise in place of `noise`, for certificates that hold in floating point too (see `integer_noise`)."""
     compiled: bool = False
     """Whether torch.compile works on all that follows the drawing of noise."""
 

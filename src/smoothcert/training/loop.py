@@ -109,7 +109,7 @@ def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Unpack[Opt
     """Train `recipe` on `data` into the run folder `folder`.
 
     It is saved after each epoch, though at most once a second, and can be resumed from there. On one GPU a step is
-    captured as a CUDA graph, and compiled if that pays (see `training_step`).
+    captured as a CUDA graph, and compiled if that pays (see `training/step.py`).
     """
     where = find_device(options.get("device", "auto"))
     with enough_memory(), training_device(where), team(where) as group:

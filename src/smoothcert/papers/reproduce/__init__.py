@@ -37,7 +37,7 @@ def plan_table(request: Request, planned: Sequence[PlannedRun]) -> Table:
     total = duration(sum(run.seconds for run in planned))
     table = Table(
         Column("run", overflow="fold"),
-        "published ACR",
+        Column("published ACR", max_width=9),  # in two lines: names of runs are long
         "state",
         "estimate",
         title=f"{request.table} ({QUICK})" if request.quick else request.table,

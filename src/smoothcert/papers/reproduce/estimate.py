@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from smoothcert.certification.dataset import make_counter
+from smoothcert.certification.certify_dataset import make_counter
 from smoothcert.models import build_model, is_code
 from smoothcert.models.precision import resolve_precision
 from smoothcert.objectives import Objective, Progress

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from smoothcert.certification.dataset import certify_run, chosen_images, complete_recipe, missing_classes
+from smoothcert.certification.certify_dataset import certify_run, chosen_images, complete_recipe, missing_classes
 from smoothcert.data import load_dataset
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError, WorkError

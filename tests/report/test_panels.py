@@ -1,6 +1,6 @@
 """Labels of runs in figures."""
 
-from smoothcert.report.figures import short_labels
+from smoothcert.report.panels import short_labels
 
 LOW, HIGH = (0.5, "mnist"), (1.0, "mnist")
 

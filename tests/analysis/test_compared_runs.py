@@ -6,7 +6,7 @@ import pytest
 import torch
 from half_space import untrained_run
 
-from smoothcert.analysis.subjects import (
+from smoothcert.analysis.compared_runs import (
     NOISE_BLOCK,
     Subjects,
     UnrestrictedAttack,
@@ -103,6 +103,6 @@ def test_adversarial_examples_are_the_last_iterates(half_spaces: Subjects, monke
     images, labels = half_spaces.images([0, 1, 3])
     noise = torch.cat(list(half_spaces.noise_blocks([0, 1, 3], 8, 5, "select")))
     *_, expected = smoothed_pgd(run.classifier, images, labels, noise, steps=2, step_size=0.4)
-    monkeypatch.setattr("smoothcert.analysis.subjects.GRADIENT_BATCH", 16)  # two images at once
+    monkeypatch.setattr("smoothcert.analysis.compared_runs.GRADIENT_BATCH", 16)  # two images at once
     found = adversarial_examples(half_spaces, run, [0, 1, 3], attack, 5)
     torch.testing.assert_close(found, expected)
