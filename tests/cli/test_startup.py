@@ -71,6 +71,9 @@ except SystemExit as end:
         ("train --out runs/nope --resume", 2),
         ("train --out runs/new --preset mnist/nope", 2),
         ("train --out runs/new --recipe nope.yaml", 2),
+        ("train --out runs/new --preset mnist/gaussian --set dataset=folder:nope", 2),
+        ("certify --model net.py:build --dataset npz:nope.npz --sigma 0.5 --out runs/new", 2),
+        ("reproduce nope/table", 2),
     ],
 )
 def test_what_needs_no_torch_answers_without_it(

@@ -12,7 +12,7 @@ from smoothcert.report.style import PICTURE_FORMATS, save_figure
 
 
 def parse_formats(text: str) -> list[str]:
-    """Picture formats by commas, such as png,pdf; anything else is refused."""
+    """Picture formats, separated by commas, such as png,pdf; anything else is refused."""
     formats = list(dict.fromkeys(part.strip() for part in text.split(",")))
     if unknown := [kind for kind in formats if kind not in PICTURE_FORMATS]:
         raise RequestError(f"format: expected some of {', '.join(PICTURE_FORMATS)} by commas, got {unknown[0]!r}")

@@ -22,10 +22,10 @@ analyze = typer.Typer(
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders, all of one data set.")]
 Out = Annotated[Path, typer.Option(help="Folder for the figure and the csv file.")]
-Formats = Annotated[str, typer.Option("--format", help="Of png, pdf, svg; by commas.")]
+Formats = Annotated[str, typer.Option("--format", help="Picture formats, separated by commas: png, pdf, svg.")]
 Index = Annotated[int, typer.Option(help="Which test image, from 0.")]
 Sigma = Annotated[float | None, typer.Option(help="Noise level.", show_default="the runs' own")]
-Seed = Annotated[int, typer.Option(min=0, help="Of the noise.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the noise.")]
 Model = Annotated[str | None, typer.Option(help="The runs' own network, package.module:function.")]
 Steps = Annotated[int | None, typer.Option(help="Attack steps (T).", show_default="SmoothMix's for the data")]
 StepSize = Annotated[
@@ -114,7 +114,7 @@ def mixing(
     runs: Runs,
     n: Annotated[int, typer.Option("--n", help="Noises of a prediction.")] = 100,
     skip: Annotated[int, typer.Option(help="Take every SKIP-th test image.")] = 1,
-    max_images: Annotated[int, typer.Option(help="Take at most so many images.")] = 200,
+    max_images: Annotated[int, typer.Option(help="Take at most this many images.")] = 200,
     steps: Steps = None,
     step_size: StepSize = None,
     num_noise: AttackNoise = 32,

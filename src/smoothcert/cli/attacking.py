@@ -20,13 +20,15 @@ def attack(
     certificates: Annotated[
         Path | None, typer.Option(help="Certificates to check and images to attack.", show_default="the run's, if one")
     ] = None,
-    radii: Annotated[str | None, typer.Option(help="L2 radii by commas.", show_default="up to 4 sigma")] = None,
+    radii: Annotated[
+        str | None, typer.Option(help="L2 radii, separated by commas.", show_default="up to 4 sigma")
+    ] = None,
     steps: Annotated[int, typer.Option(help="Attack steps.")] = 20,
     num_noise: Annotated[int, typer.Option(help="Noises that the attack averages over.")] = 32,
     n: Annotated[int, typer.Option("--n", "--votes", help="Votes of a prediction.")] = 1000,
     alpha: Annotated[float, typer.Option(help="Probability that an image's row is wrong, at most.")] = 0.001,
     skip: Annotated[int, typer.Option(help="Attack every SKIP-th image.")] = 1,
-    max_images: Annotated[int | None, typer.Option(help="Attack at most so many images.")] = None,
+    max_images: Annotated[int | None, typer.Option(help="Attack at most this many images.")] = None,
     precision: Annotated[
         Precision | None, typer.Option(help="Precision of the network.", show_default="as certified")
     ] = None,

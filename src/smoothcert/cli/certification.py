@@ -19,6 +19,7 @@ from smoothcert.cli.options import (
     Device,
     NoiseName,
     Precision,
+    check_dataset,
     check_name,
     command_line,
     console,
@@ -48,12 +49,14 @@ def certify(
     sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the run's")] = None,
     noise: Annotated[NoiseName | None, typer.Option(help="Kind of noise.", show_default="the run's")] = None,
     skip: Annotated[int, typer.Option(help="Certify every SKIP-th image.")] = 1,
-    max_images: Annotated[int | None, typer.Option(help="Certify at most so many images.")] = None,
+    max_images: Annotated[int | None, typer.Option(help="Certify at most this many images.")] = None,
     shard: Annotated[
         str, typer.Option(help="i/k: the i-th of k shares of the images; see `smoothcert merge`.")
     ] = "1/1",
     until_radius: Annotated[float | None, typer.Option(help="Sample only until this radius is decided.")] = None,
-    radii: Annotated[str | None, typer.Option(help="Sample only until these radii (by commas) are decided.")] = None,
+    radii: Annotated[
+        str | None, typer.Option(help="Sample only until these radii, separated by commas, are decided.")
+    ] = None,
     radius_loss: Annotated[float | None, typer.Option(help="Radius, in sigmas, to give up for fewer votes.")] = None,
     label_aware: Annotated[bool, typer.Option("--label-aware", help="Benchmarks only: skip wrong images.")] = False,
     bound: Annotated[Bound, typer.Option(help="Two-sided bounds the runner-up too.")] = "one-sided",
@@ -70,6 +73,8 @@ def certify(
     """Certify test images of a run, or of your own model; an interrupted file is continued."""
     if run is not None:
         check_run_folder(run)  # before torch is imported, which takes seconds
+    if dataset is not None:
+        check_dataset(dataset)
     from smoothcert.certification.certify_dataset import (
         Selection,
         certify_own_model,
@@ -252,7 +257,7 @@ def recertify(
         float | None, typer.Option(help="Probability of a wrong certificate.", show_default="the file's")
     ] = None,
     bound: Annotated[Bound | None, typer.Option(help="Confidence bound.", show_default="the file's")] = None,
-    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="beside the old one")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="next to the old one")] = None,
 ) -> None:
     """Other statistics from stored votes: no sampling, no model."""
     check_file(file, "a certificates file")

@@ -35,6 +35,14 @@ def command_line(*words: object) -> str:
     return shlex.join(["smoothcert", *map(str, words)])
 
 
+def check_dataset(name: str) -> None:
+    """Refuse the path of user data that does not exist, before torch is imported, which takes seconds."""
+    kind, _, path = name.partition(":")
+    wanted = {"folder": "a folder", "npz": "a file"}.get(kind)
+    if wanted and path and not path.startswith("~") and not Path(path).exists():
+        raise RequestError(f"{name}: expected {wanted}, got nothing there; give a path that exists")
+
+
 def check_name(name: str) -> None:
     """Refuse a --name that is not the plain name of a file."""
     plain = name.isprintable() and Path(name).name == name and "\\" not in name
@@ -54,5 +62,5 @@ def parse_radii(text: str | None) -> list[float] | None:
     except ValueError:
         values = [-1.0]
     if min(values) < 0 or not all(map(math.isfinite, values)):
-        raise RequestError(f"radii: expected numbers >= 0 by commas, such as 0,0.5,1.0, got {text[:60]}")
+        raise RequestError(f"radii: expected numbers >= 0, separated by commas, such as 0,0.5,1.0, got {text[:60]}")
     return values

@@ -14,11 +14,11 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, folders of them, or certificates files.")],
     out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("report"),
     format_: Annotated[
-        str, typer.Option("--format", help="Of md, csv, tex, html, png, pdf, svg; by commas.")
+        str, typer.Option("--format", help="Formats, separated by commas: md, csv, tex, html, png, pdf, svg.")
     ] = "md,csv,html,png",
-    radii: Annotated[str | None, typer.Option(help="Radii of the table, by commas.")] = None,
+    radii: Annotated[str | None, typer.Option(help="Radii of the table, separated by commas.")] = None,
     paper: Annotated[
-        str | None, typer.Option(metavar="TABLE", help="Published rows beside the runs, as in smoothmix/table2.")
+        str | None, typer.Option(metavar="TABLE", help="Show the published rows of a table, such as smoothmix/table2.")
     ] = None,
     same_images: Annotated[
         bool, typer.Option("--same-images", help="Count only images that all runs of a data set have.")

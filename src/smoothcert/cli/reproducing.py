@@ -14,18 +14,20 @@ Number = TypeVar("Number", int, float)
 
 def reproduce(
     tables: Annotated[list[str], typer.Argument(help="Papers and tables, as in smoothmix/table2.")],
-    sigma: Annotated[str | None, typer.Option(help="Rows of these noise levels, by commas.")] = None,
+    sigma: Annotated[str | None, typer.Option(help="Only rows of these noise levels, separated by commas.")] = None,
     method: Annotated[list[str], typer.Option(help="Rows whose label or run name has this in it; may repeat.")] = [],  # noqa: B006
-    seeds: Annotated[str | None, typer.Option(help="Train each row with these seeds, by commas.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Train each row with these seeds, separated by commas.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Scaled down: few epochs, images and votes.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and the estimate only.")] = False,
     jobs: Annotated[int, typer.Option(help="Runs at once.")] = 1,
     out: Annotated[
         Path | None, typer.Option(help="Folder for runs and reports.", show_default="reproduced/PAPER-TABLE")
     ] = None,
-    n: Annotated[int | None, typer.Option("--n", "--votes", help="Votes an image.", show_default="the paper's")] = None,
+    n: Annotated[
+        int | None, typer.Option("--n", "--votes", help="Votes per image.", show_default="the paper's")
+    ] = None,
     skip: Annotated[int | None, typer.Option(help="Every SKIP-th image.", show_default="the paper's")] = None,
-    max_images: Annotated[int | None, typer.Option(help="Certify at most so many images.")] = None,
+    max_images: Annotated[int | None, typer.Option(help="Certify at most this many images.")] = None,
     set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of every recipe.")] = [],  # noqa: B006
     compile_: Annotated[bool, typer.Option("--compile", help="torch.compile the votes.")] = False,
     data: Data = None,
@@ -33,6 +35,10 @@ def reproduce(
 ) -> None:
     """A paper's table: train and certify what is missing, then report it beside the published numbers. Of several
     tables, rows with the same recipe are one run."""
+    from smoothcert.papers.tables import paper_table
+
+    for table in tables:
+        paper_table(table)  # a misspelt name is refused before torch is imported, which takes seconds
     from smoothcert.papers.reproduce import Request, plan, plan_table, share_runs
     from smoothcert.papers.reproduce import reproduce as reproduce_tables
 
@@ -70,4 +76,4 @@ def parse_numbers(option: str, text: str | None, kind: type[Number]) -> tuple[Nu
     try:
         return () if text is None else tuple(kind(part) for part in text.split(","))
     except ValueError as error:
-        raise RequestError(f"{option}: expected numbers by commas, got {text}") from error
+        raise RequestError(f"{option}: expected numbers, separated by commas, got {text}") from error

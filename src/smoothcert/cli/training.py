@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from smoothcert.cli.options import Compiling, Data, Device, InputLayer, command_line, console
+from smoothcert.cli.options import Compiling, Data, Device, InputLayer, check_dataset, command_line, console
 from smoothcert.errors import RequestError, WorkError
 
 
@@ -56,6 +56,7 @@ def train(
     overrides = list(set_) if sigma is None or preset is not None else [f"sigma={sigma}", *set_]
     overrides += [f"model={model}"] if model is not None else []
     final = with_overrides(chosen, overrides)
+    check_dataset(final.dataset)
     # torch is imported when the request is known to be right.
     from smoothcert.data import UNSPLIT, load_dataset
     from smoothcert.distributed import meet

@@ -84,7 +84,7 @@ def weights_layout(own_network: bool) -> torch.memory_format:
 
 
 class Pace:
-    """How far the host is ahead of a GPU's stream: it asks for a step and goes on. Nothing on a CPU, which waits."""
+    """How far the host is ahead of a GPU's stream: it launches a step and continues. Nothing on a CPU, which waits."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
