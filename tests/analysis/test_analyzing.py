@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from smoothcert.analysis.output import parse_formats, write_analysis
 from smoothcert.cli.analyzing import analyze
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.report.progress import PlainConsole
+from smoothcert.io.console import PlainConsole
 
 
 def call(*arguments: object) -> str:

@@ -159,3 +159,17 @@ def test_tables_are_printed_on_terminals_that_are_not_utf_8(
     assert end.value.code == 0
     assert "+--" in shown
     assert "wrote" in shown
+
+
+@pytest.mark.parametrize("command", ["--help", "certify --help", "certify runs/nope", "train --out x --preset nope"])
+def test_what_needs_no_libraries_answers_without_them(command: str, tmp_path: Path) -> None:
+    """matplotlib and scipy take longer to import than everything else that these commands need."""
+    script = """
+import sys
+import smoothcert.cli
+try:
+    smoothcert.cli.main()
+except SystemExit:
+    print([name for name in ("torch", "matplotlib", "scipy") if name in sys.modules])
+"""
+    assert run_python(script, *command.split(), cwd=tmp_path).splitlines()[-1] == "[]"

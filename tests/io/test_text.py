@@ -7,6 +7,7 @@ import sys
 import pytest
 from rich.table import Table
 
+from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import (
     csv_text,
     did_you_mean,
@@ -17,7 +18,7 @@ from smoothcert.io.text import (
     one_line,
     printable,
 )
-from smoothcert.report.progress import PlainConsole, certification_bar
+from smoothcert.report.progress import certification_bar
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ from smoothcert.errors import RequestError
 from smoothcert.io.results import alone, differing_settings
 from smoothcert.models.precision import DTYPES, at_precision
 from smoothcert.noise import Gaussian
-from smoothcert.smoothing.bounds import MOST_VOTES, top_two_p_value
-from smoothcert.smoothing.certificate import ABSTAIN
+from smoothcert.smoothing.bounds import top_two_p_value
+from smoothcert.smoothing.certificate import ABSTAIN, MOST_VOTES
 from smoothcert.smoothing.predict import class_from_votes
 from smoothcert.smoothing.votes import Classifier, VoteCounter, noise_block
 from smoothcert.training.checkpoint import Run, versions

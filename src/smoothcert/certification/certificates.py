@@ -22,8 +22,8 @@ from smoothcert.io.results import (
     write_settings,
 )
 from smoothcert.noise import UNIT_RADII
-from smoothcert.smoothing.bounds import MOST_VOTES, error_upper_bound, smallest_error_bound, two_sided_bounds
-from smoothcert.smoothing.certificate import ABSTAIN, Certificate
+from smoothcert.smoothing.bounds import error_upper_bound, smallest_error_bound, two_sided_bounds
+from smoothcert.smoothing.certificate import ABSTAIN, MOST_VOTES, Certificate
 
 FIELD_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time")
 COLUMNS = (*FIELD_COLUMNS, "n0", "n", "count", "votes")

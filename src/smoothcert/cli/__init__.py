@@ -18,8 +18,8 @@ from smoothcert.cli.reporting import quickstart, report
 from smoothcert.cli.reproducing import reproduce
 from smoothcert.cli.training import import_, train
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import one_line
-from smoothcert.report.progress import PlainConsole
 
 app = typer.Typer(
     no_args_is_help=True,

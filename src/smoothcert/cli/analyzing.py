@@ -10,7 +10,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from smoothcert.cli.options import Data, Device, Force, console
-from smoothcert.report.progress import PlainColumn
+from smoothcert.io.console import PlainColumn
 from smoothcert.training.run_folder import check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once

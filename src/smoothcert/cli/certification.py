@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from smoothcert.certification.certificates import CertifiedImage, read_certificates
 from smoothcert.cli.options import (
     Bound,
     Classes,
@@ -30,6 +29,7 @@ from smoothcert.smoothing.certificate import ABSTAIN
 from smoothcert.training.run_folder import check_file, check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
+    from smoothcert.certification.certificates import CertifiedImage
     from smoothcert.smoothing.accuracy import NoiseAccuracy
     from smoothcert.training.checkpoint import Run
 
@@ -75,6 +75,7 @@ def certify(
         check_run_folder(run)  # before torch is imported, which takes seconds
     if dataset is not None:
         check_dataset(dataset)
+    from smoothcert.certification.certificates import read_certificates
     from smoothcert.certification.certify_dataset import (
         Selection,
         certify_own_model,
@@ -222,7 +223,7 @@ def accuracy_warning(accuracy: "NoiseAccuracy", retrain: str) -> str | None:
     return None
 
 
-def spent_votes(rows: Sequence[CertifiedImage], n: int) -> str:
+def spent_votes(rows: "Sequence[CertifiedImage]", n: int) -> str:
     """How many votes the images took, beside n for each."""
     spent = sum(row.certificate.n0 + row.certificate.n for row in rows)
     most = sum(row.certificate.n0 + n for row in rows)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from smoothcert.errors import RequestError
-from smoothcert.report.progress import PlainConsole
+from smoothcert.io.console import PlainConsole
 
 console = PlainConsole()
 

@@ -6,9 +6,10 @@ import torch
 
 from smoothcert.certification.certify_dataset import certify_run, chosen_images, complete_recipe
 from smoothcert.data import load_dataset
+from smoothcert.io.console import PlainConsole
 from smoothcert.papers.presets import preset
 from smoothcert.report import terminal_report, write_report
-from smoothcert.report.progress import PlainConsole, certification_bar, train_with_bar
+from smoothcert.report.progress import certification_bar, train_with_bar
 from smoothcert.report.thumbnails import pictures
 from smoothcert.training.checkpoint import RECIPE, load_run
 from smoothcert.training.recipe import TrainRecipe, with_overrides

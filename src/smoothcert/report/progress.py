@@ -1,17 +1,16 @@
-"""The console that commands print to, and training and certification with a live progress bar."""
+"""Training, certification and attacks with a live progress bar, and notes above it."""
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, Task, TextColumn
-from rich.text import Text
+from rich.progress import BarColumn, Progress
 
-from smoothcert.io.text import one_line
+from smoothcert.io.console import PlainColumn, PlainConsole
 
 if TYPE_CHECKING:  # each command loads what it needs: certifying starts without the training libraries
     from smoothcert.certification.attack import AttackStatus
@@ -20,30 +19,6 @@ if TYPE_CHECKING:  # each command loads what it needs: certifying starts without
     from smoothcert.training.loop import TrainingStatus
     from smoothcert.training.recipe import TrainRecipe
     from smoothcert.training.step import Compiling
-
-
-class PlainConsole(Console):
-    """A console that shows each text, also in a table, as one printable line.
-
-    Texts contain names of files, runs and classes, which may come from anyone: neither markup nor emoji codes nor
-    escape sequences in them reach the terminal.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(markup=False, emoji=False, **options)
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(one_line(text), **options)
-
-
-class PlainColumn(TextColumn):
-    """A column of a progress bar that shows its text as one printable line."""
-
-    def __init__(self, text_format: str) -> None:
-        super().__init__(text_format, markup=False)
-
-    def render(self, task: Task) -> Text:
-        return Text(one_line(super().render(task).plain))
 
 
 @contextmanager

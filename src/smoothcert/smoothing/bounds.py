@@ -10,9 +10,6 @@ from scipy import special
 
 from smoothcert.noise import SAFETY
 
-MOST_VOTES = 10**9
-"""The largest number of votes per image that a request may ask for."""
-
 
 def error_upper_bound(count: int, n: int, alpha: float) -> float:
     """Clopper-Pearson upper bound on q = 1 - p from `count` successes in `n` trials of probability p.

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 ABSTAIN = -1
 """The prediction where nothing could be shown."""
+MOST_VOTES = 10**9
+"""The largest number of votes per image that a request may ask for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from smoothcert.errors import RequestError
 from smoothcert.noise import NOISES
-from smoothcert.smoothing.bounds import MOST_VOTES
-from smoothcert.smoothing.certificate import Certificate
+from smoothcert.smoothing.certificate import MOST_VOTES, Certificate
 from smoothcert.smoothing.certify import certificate_from_votes
 from smoothcert.smoothing.predict import class_from_votes
 from smoothcert.smoothing.votes import (

@@ -21,7 +21,7 @@ from smoothcert.classifier import Classifier as Classifier
 from smoothcert.classifier import evaluating, image_layout
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.noise import Noise
-from smoothcert.smoothing.bounds import MOST_VOTES
+from smoothcert.smoothing.certificate import MOST_VOTES
 from smoothcert.smoothing.integer_noise import IntegerGaussian, pixels
 
 Vote = Callable[[Tensor, Tensor, Tensor | None, torch.memory_format], Tensor]

@@ -20,7 +20,7 @@ from smoothcert.io.files import write_text_atomically
 from smoothcert.io.text import did_you_mean
 from smoothcert.io.yaml_file import ascii_only, parse_yaml, read_yaml
 from smoothcert.objectives import OBJECTIVES, Objective
-from smoothcert.smoothing.bounds import MOST_VOTES
+from smoothcert.smoothing.certificate import MOST_VOTES
 
 
 def _objective_from(value: Any) -> Any:

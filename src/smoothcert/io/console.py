@@ -1,0 +1,33 @@
+"""The console that commands print to: every text is one printable line."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Task, TextColumn
+from rich.text import Text
+
+from smoothcert.io.text import one_line
+
+
+class PlainConsole(Console):
+    """A console that shows each text, also in a table, as one printable line.
+
+    Texts contain names of files, runs and classes, which may come from anyone: neither markup nor emoji codes nor
+    escape sequences in them reach the terminal.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(one_line(text), **options)
+
+
+class PlainColumn(TextColumn):
+    """A column of a progress bar that shows its text as one printable line."""
+
+    def __init__(self, text_format: str) -> None:
+        super().__init__(text_format, markup=False)
+
+    def render(self, task: Task) -> Text:
+        return Text(one_line(super().render(task).plain))
