@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -239,6 +239,13 @@ def training_steps(
         computed_with = versions(where)
         if group.leads:
             write_missing_model(folder, model, recipe, spec, start, {"versions": computed_with, "precision": precision})
+        trained = model
+
+        def state_after(epochs: int, provenance: Mapping[str, Any] | None, warm_up: int, dead_epochs: int) -> State:
+            weights, momentum = trained.state_dict(), optimizer.state_dict()
+            fields = recipe.to_mapping()
+            return State(epochs, weights, momentum, fields, start.digest, provenance, warm_up, dead_epochs)
+
         # A run that started again after a dead start has another warm-up than its recipe.
         warm_up, dead_epochs, epoch = start.warm_up, start.dead_epochs, start.epoch
         save_seconds = SAVE_SECONDS * runs_at_once  # all wait while one is saved
@@ -288,9 +295,7 @@ def training_steps(
                 started, last_save = time.perf_counter(), -math.inf
                 if group.leads:
                     # The state first: after a kill in between, the metrics of the dead epochs are cut off.
-                    weights, momentum = model.state_dict(), optimizer.state_dict()
-                    fields = recipe.to_mapping()
-                    save_state(folder, State(0, weights, momentum, fields, start.digest, None, warm_up, dead_epochs))
+                    save_state(folder, state_after(0, None, warm_up, dead_epochs))
                     keep_metrics_before(folder / METRICS, 0)
                     on_note(f"{folder}: {DEAD_START}")
                 group.wait()
@@ -307,10 +312,7 @@ def training_steps(
                 }
                 stop_if_weights_diverged(model, epoch, folder)
                 # The state first: after a kill in between the model is written again from it.
-                weights, momentum = model.state_dict(), optimizer.state_dict()
-                fields = recipe.to_mapping()
-                state = State(epoch + 1, weights, momentum, fields, start.digest, provenance, warm_up, dead_epochs)
-                save_state(folder, state)
+                save_state(folder, state_after(epoch + 1, provenance, warm_up, dead_epochs))
                 save_model(folder, model, recipe, spec, epoch + 1, provenance)
                 last_save = time.perf_counter()
             group.wait()
