@@ -13,7 +13,8 @@ from photographs import photograph, write_photograph
 from PIL import Image
 
 from smoothcert.data.decoding import Decoder, random_box
-from smoothcert.data.image_files import FileList, ImageFiles, default_workers
+from smoothcert.data.image_files import FileList, ImageFiles
+from smoothcert.data.streamed_images import default_workers
 from smoothcert.errors import RequestError, WorkError
 
 DECODER = Decoder(3, 24, 24, shorter_side=28)
@@ -28,7 +29,16 @@ def files(tmp_path: Path) -> FileList:
 
 
 def made(files: FileList, **changes: object) -> ImageFiles:
-    data = ImageFiles(files, torch.arange(len(files)) % 3, 3, "made", "train", DECODER, augment=True, workers=0)
+    data = ImageFiles(
+        files=files,
+        labels=torch.arange(len(files)) % 3,
+        num_classes=3,
+        name="made",
+        split="train",
+        decoder=DECODER,
+        augment=True,
+        workers=0,
+    )
     return replace(data, **changes)
 
 
@@ -161,8 +171,8 @@ def test_seed_and_index_decide_the_crop(files: FileList) -> None:
     first, again, other = (torch.cat([x for x, _ in data.batches(order, slice(0, 4), seed)]) for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert all(not torch.equal(one, two) for one, two in zip(first, other, strict=True))
-    twins = data.subset(torch.tensor([0, 0]))
-    one, two = next(twins.batches(torch.tensor([[0, 1]]), slice(0, 2), seed=1))[0]
+    twins = FileList.of(files.root, ["0.jpg", "0.jpg"])
+    one, two = next(made(twins).batches(torch.tensor([[0, 1]]), slice(0, 2), seed=1))[0]
     assert not torch.equal(one, two)
     turned = torch.cat([images for images, _ in data.batches(order.flip(0), slice(0, 4), 1)])
     assert torch.equal(turned, first[[4, 5, 6, 7, 0, 1, 2, 3]])
@@ -174,12 +184,6 @@ def test_without_augmentation_batches_are_the_centres(files: FileList) -> None:
     expected = data.batch(torch.tensor([2, 7]))
     assert torch.equal(images, expected[0])
     assert torch.equal(labels, expected[1])
-
-
-def test_subset_keeps_the_order(files: FileList) -> None:
-    part = made(files).subset(torch.tensor([4, 1]))
-    assert [part.files[index].name for index in range(2)] == ["4.jpg", "1.jpg"]
-    assert part.labels.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -232,7 +236,7 @@ def test_a_worker_that_is_ended_is_one_line(files: FileList) -> None:
 
 
 def test_wrong_data_is_refused(files: FileList) -> None:
-    with pytest.raises(RequestError, match="got 8 files and 7 labels"):
+    with pytest.raises(RequestError, match="got 8 images and 7 labels"):
         made(files, labels=torch.zeros(7, dtype=torch.int64))
     for labels in (torch.full((8,), 3), torch.full((8,), -1)):
         with pytest.raises(RequestError, match=r"expected labels in 0\.\.2"):
@@ -251,7 +255,8 @@ def test_workers_are_shared_among_the_processes_of_a_machine(monkeypatch: pytest
 
 def test_the_digest_changes_with_labels_names_and_sizes(files: FileList) -> None:
     data = made(files)
-    digests = {data.digest(), made(files, labels=data.labels.flip(0)).digest(), data.subset(torch.arange(7)).digest()}
+    fewer = made(FileList.of(files.root, [f"{number}.jpg" for number in range(7)]))
+    digests = {data.digest(), made(files, labels=data.labels.flip(0)).digest(), fewer.digest()}
     assert len(digests) == 3
     assert made(files).digest() == data.digest() in digests
     with files[3].open("ab") as file:

@@ -12,6 +12,7 @@ import torch
 from smoothcert.data import cifar10, imagenet, mnist
 from smoothcert.data.image_files import ImageFiles
 from smoothcert.data.images import UNSPLIT, ImageData, Images, Normalization, Split
+from smoothcert.data.torch_dataset import images_from_dataset
 from smoothcert.data.user_data import load_folder, load_npz
 from smoothcert.errors import RequestError
 from smoothcert.io.files import check_regular_file
@@ -28,6 +29,7 @@ __all__ = [
     "Normalization",
     "Split",
     "default_folder",
+    "images_from_dataset",
     "load_dataset",
     "load_folder",
     "load_npz",

@@ -101,46 +101,18 @@ class ImageData:
     relabelled: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._check_images()
-        self._check_labels()
-
-    def _check_images(self) -> None:
+        title = f"data set {self.name!r}, split {self.split!r}"
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
             raise RequestError(
-                f"{self._title}: expected images of dtype uint8 and shape [n, c, h, w], got {_describe(self.images)}; "
+                f"{title}: expected images of dtype uint8 and shape [n, c, h, w], got {describe(self.images)}; "
                 "convert pixels to 0..255 and put the channels before height and width"
-            )
-
-    def _check_labels(self) -> None:
-        if self.labels.dtype != torch.int64 or self.labels.ndim != 1:
-            raise RequestError(
-                f"{self._title}: expected labels of dtype int64 and shape [n], got {_describe(self.labels)}; "
-                "give one class index for each image"
-            )
-        if len(self.labels) != len(self.images):
-            raise RequestError(
-                f"{self._title}: expected as many labels as images, got {len(self.images)} images and "
-                f"{len(self.labels)} labels; give one label for each image"
             )
         if self.labels.device != self.images.device:
             raise RequestError(
-                f"{self._title}: expected images and labels on one device, got {self.images.device} and "
+                f"{title}: expected images and labels on one device, got {self.images.device} and "
                 f"{self.labels.device}; move them together with to(device)"
             )
-        if self.num_classes < 1:
-            raise RequestError(f"{self._title}: expected num_classes of at least 1, got {self.num_classes}; raise it")
-        if len(self.labels) == 0:
-            return
-        lowest, highest = (int(bound) for bound in torch.aminmax(self.labels))
-        if lowest < 0 or highest >= self.num_classes:
-            raise RequestError(
-                f"{self._title}: expected labels in 0..{self.num_classes - 1}, got labels in {lowest}..{highest}; "
-                "correct the labels or num_classes"
-            )
-
-    @property
-    def _title(self) -> str:
-        return f"data set {self.name!r}, split {self.split!r}"
+        check_labels(title, self.labels, len(self.images), self.num_classes)
 
     def __len__(self) -> int:
         """The number of images."""
@@ -203,5 +175,28 @@ def in_unit_interval(pixels: Tensor) -> Tensor:
     return pixels.to(torch.float32).div_(white)
 
 
-def _describe(tensor: Tensor) -> str:
+def check_labels(title: str, labels: Tensor, num_images: int, num_classes: int) -> None:
+    """Refuse labels that are not int64 [num_images] in [0, num_classes)."""
+    if labels.dtype != torch.int64 or labels.ndim != 1:
+        raise RequestError(
+            f"{title}: expected labels of dtype int64 and shape [n], got {describe(labels)}; "
+            "give one class index for each image"
+        )
+    if len(labels) != num_images:
+        raise RequestError(
+            f"{title}: expected as many labels as images, got {num_images} images and {len(labels)} labels; "
+            "give one label for each image"
+        )
+    if num_classes < 1:
+        raise RequestError(f"{title}: expected num_classes of at least 1, got {num_classes}; raise it")
+    lowest, highest = (int(bound) for bound in torch.aminmax(labels)) if num_images else (0, 0)
+    if lowest < 0 or highest >= num_classes:
+        raise RequestError(
+            f"{title}: expected labels in 0..{num_classes - 1}, got labels in {lowest}..{highest}; "
+            "correct the labels or num_classes"
+        )
+
+
+def describe(tensor: Tensor) -> str:
+    """Dtype and shape, for messages."""
     return f"dtype {str(tensor.dtype).removeprefix('torch.')} and shape {list(tensor.shape)}"

@@ -1,0 +1,140 @@
+"""Images that are read anew for each batch, by worker processes: for data sets that do not fit into memory."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from smoothcert.data.images import Normalization, check_labels, in_unit_interval
+from smoothcert.errors import RequestError, WorkError
+
+MOST_WORKERS = 16
+BATCHES_AHEAD = 4  # that each worker prepares
+CPU = torch.device("cpu")
+
+Pixels = Tensor | WorkError | RequestError
+"""A batch, or the reason why there is none."""
+
+
+def default_workers() -> int:
+    """One worker for each core that this process may use, at most 16, shared with the other processes of a run."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), MOST_WORKERS))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StreamedImages(ABC):
+    """One split of a data set whose images are read when they are needed: implements `Images`.
+
+    `labels` is int64 [n] on the CPU, with classes in [0, num_classes). `workers` processes read ahead (None:
+    `default_workers()`, 0: this process reads).
+    """
+
+    labels: Tensor = field(repr=False)
+    num_classes: int
+    name: str
+    split: str
+    normalization: Normalization | None = None
+    class_names: tuple[str, ...] | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = field(default=(), repr=False)
+    relabelled: bool = field(default=False, repr=False)
+    workers: int | None = None
+    start_method: str | None = None
+    """How workers are started (fork, spawn, forkserver); None: the default of the system."""
+    device: torch.device = CPU
+
+    def __post_init__(self) -> None:
+        check_labels(f"data set {self.name!r}, split {self.split!r}", self.labels, len(self), self.num_classes)
+        if self.workers is not None and self.workers < 0:
+            raise RequestError(f"workers: expected 0 (none) or more, got {self.workers}; raise it")
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int, int]: ...
+
+    @abstractmethod
+    def digest(self) -> str: ...
+
+    @abstractmethod
+    def read(self, index: int, seed: int | None) -> Tensor:
+        """Image `index`, uint8 or float32 [c, h, w]; None as seed: without augmentation, the same in every call.
+
+        Random augmentation depends on (seed, index) alone: neither processes nor workers change it. An image that
+        cannot be used is a WorkError or a RequestError.
+        """
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same data, whose batches are on `device`."""
+        return replace(self, device=torch.device(device))
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Images.batch`; read in this process: certification asks for few images at a time."""
+        indices = indices.cpu()
+        return self._on_device(_Batches(self, indices.numpy()[None], None)[0], indices)
+
+    def batches(self, order: Tensor, share: slice, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """See `Images.batches`."""
+        rows = order[:, share].cpu()
+        workers = default_workers() if self.workers is None else self.workers
+        loader = DataLoader(
+            _Batches(self, rows.numpy(), seed),
+            batch_size=None,  # an item is a batch already
+            shuffle=False,
+            num_workers=workers,
+            prefetch_factor=BATCHES_AHEAD if workers else None,
+            multiprocessing_context=self.start_method if workers else None,
+            pin_memory=self.device.type == "cuda",
+            # The loader draws a seed for its workers from here, so that the caller's random numbers do not change.
+            generator=torch.Generator().manual_seed(seed),
+        )
+        for row, pixels in zip(rows, _one_line_failures(loader), strict=True):
+            yield self._on_device(pixels, row)
+
+    def _on_device(self, pixels: Pixels, indices: Tensor) -> tuple[Tensor, Tensor]:
+        if not isinstance(pixels, Tensor):
+            raise pixels
+        labels = self.labels.index_select(0, indices).to(self.device, non_blocking=True)
+        images = pixels.to(self.device, non_blocking=True)  # bytes, where they are bytes: a quarter of the traffic
+        return (in_unit_interval(images) if images.dtype == torch.uint8 else images), labels
+
+
+class _Batches(Dataset[Pixels]):
+    """Item i is batch i: [b, c, h, w].
+
+    Torch would pass on an exception of a worker with its traceback in the message, so our errors are returned.
+    """
+
+    def __init__(self, images: StreamedImages, rows: NDArray[np.int64], seed: int | None) -> None:
+        self.images, self.rows, self.seed = images, rows, seed
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, position: int) -> Pixels:
+        try:
+            return torch.stack([self.images.read(index, self.seed) for index in self.rows[position].tolist()])
+        except (WorkError, RequestError) as error:
+            return error
+
+
+def _one_line_failures(loader: DataLoader[Pixels]) -> Iterator[Pixels]:
+    """The batches of `loader`; a worker that dies, usually for lack of memory, is one clear line."""
+    try:
+        yield from loader
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise WorkError(
+            "expected the processes that read images to continue, but one of them was killed, probably because memory "
+            "or shared memory ran out; use fewer workers or smaller batches"
+        ) from error
