@@ -17,9 +17,10 @@ import torch
 from numpy.typing import NDArray
 
 from smoothcert.data.augment import flip_and_crop
-from smoothcert.data.download import Progress, UnreachableError, alone_in, download, made
+from smoothcert.data.download import UnreachableError, download, only_writer
 from smoothcert.data.images import ImageData, Normalization, Split
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.text import one_line
 
 SHAPE = (3, 32, 32)
 NUM_CLASSES = 10
@@ -60,11 +61,10 @@ def load(
     urls: Sequence[str] = URLS,
     archive_sha256: str = ARCHIVE_SHA256,
     official_sha256: Mapping[str, str] = OFFICIAL_SHA256,
-    progress: Progress | None = None,
 ) -> ImageData:
     """One split of CIFAR-10, images [n, 3, 32, 32]; the training split is augmented with `flip_and_crop`.
 
-    The binary batch files are looked for in `folder` and `folder`/cifar10. If they are absent, the official archive is
+    The binary batch files are searched for in `folder` and `folder`/cifar10. If they are absent, the official archive is
     downloaded, unless `download` is False, and unpacked into `folder`; an archive that is already there is used
     instead. Files with other content than the official ones are read too, but then the data set is called
     "cifar10 (not the official files)", also in every result. Absent files that cannot be downloaded are a
@@ -72,7 +72,7 @@ def load(
     """
     paths = _complete_batches(split, folder)
     if paths is None:
-        _unpack_official(split, folder, urls if download else (), archive_sha256, progress)
+        _unpack_official(split, folder, urls if download else (), archive_sha256)
         paths = _paths(folder, split)
     batches = [_read(path) for path in paths]
     official = all(_digest(batch) == official_sha256[path.name] for path, batch in zip(paths, batches, strict=True))
@@ -133,30 +133,27 @@ def _bad_file(path: Path, problem: str) -> WorkError:
     return WorkError(f"{path}: {problem}; replace it, or delete its folder so that the official files are downloaded")
 
 
-def _unpack_official(split: Split, folder: Path, urls: Sequence[str], sha256: str, progress: Progress | None) -> None:
+def _unpack_official(split: Split, folder: Path, urls: Sequence[str], sha256: str) -> None:
     """Put the binary files of both splits into `folder`, from the archive there or from a downloaded one."""
-    mine = folder / ARCHIVE
-    if not urls and not mine.is_file():
+    present = folder / ARCHIVE
+    if not urls and not present.is_file():
         raise _absent(folder, "downloading is switched off")
     try:
-        with made(folder), alone_in(folder):
+        with only_writer(folder):
             if all(path.is_file() for path in _paths(folder, split)):
                 return  # another process of this run was first
-            if mine.is_file():
-                return _unpack(mine, folder)
+            if present.is_file():
+                return _unpack(present, folder)
             fetched = folder / "cifar-10-download" / ARCHIVE
-            download(urls, fetched, sha256, progress)
+            download(urls, fetched, sha256)
             _unpack(fetched, folder)
             shutil.rmtree(fetched.parent)
     except UnreachableError as error:
         raise _absent(folder, str(error)) from error
-    except OSError as error:
-        problem = error.strerror or error
-        raise WorkError(f"cannot write into {folder}: {problem}; free the space or choose another folder") from error
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """The six binary files of `archive` into `folder`, each there as a whole or not at all; nothing else is taken."""
+    """Extract the six binary files of `archive` into `folder`, each as a whole or not at all, and nothing else."""
     wanted = {f"{FOLDER}/{name}" for names in BATCHES.values() for name in names}
     with tempfile.TemporaryDirectory(dir=folder, prefix=".cifar-10-") as temporary:
         try:
@@ -166,23 +163,17 @@ def _unpack(archive: Path, folder: Path) -> None:
                         if member.size > MOST_BYTES:
                             raise tarfile.TarError(f"{member.name} of {member.size:,} bytes, at most {MOST_BYTES:,}")
                         tar.extract(member, temporary, filter="data")
-        except OSError as error:
-            if not isinstance(error, gzip.BadGzipFile):
-                raise
-            raise _bad_archive(archive, error) from error
         except Exception as error:  # a damaged archive can fail in nearly any way
-            raise _bad_archive(archive, error) from error
+            if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
+                raise
+            problem = one_line(error)[:160] or type(error).__name__
+            raise WorkError(f"{archive}: expected a whole tar.gz archive, found: {problem}; delete it") from error
         unpacked = [Path(temporary) / name for name in sorted(wanted)]
         if absent := [path.name for path in unpacked if not path.is_file()]:
             raise WorkError(f"{archive}: expected it to hold {FOLDER}, found no {', '.join(absent)}; delete it")
         (folder / FOLDER).mkdir(exist_ok=True)
         for path in unpacked:
             path.replace(folder / FOLDER / path.name)
-
-
-def _bad_archive(archive: Path, error: Exception) -> WorkError:
-    problem = " ".join(str(error).split())[:160] or type(error).__name__
-    return WorkError(f"{archive}: expected a whole tar.gz archive, found: {problem}; delete it")
 
 
 def _absent(folder: Path, reason: str) -> RequestError:

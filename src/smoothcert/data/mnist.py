@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from smoothcert.data.download import Progress, UnreachableError, download
+from smoothcert.data.download import UnreachableError, download
 from smoothcert.data.images import ImageData, Split
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file
@@ -42,7 +42,7 @@ MOST_BYTES = 1_000_000_000
 class MnistFile:
     """One of the four files, with the SHA-256 of the archive that the mirrors serve and that of its content.
 
-    A file found on disk is judged by its content: copies that were compressed anew are common and as good.
+    A file on disk is judged by its content, because copies that were compressed again are common.
     """
 
     name: str
@@ -60,27 +60,27 @@ class SplitFiles:
 
 FILES: Mapping[Split, SplitFiles] = {
     "train": SplitFiles(
-        images=MnistFile(
+        MnistFile(
             "train-images-idx3-ubyte.gz",
-            archive_sha256="440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            content_sha256="ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
         ),
-        labels=MnistFile(
+        MnistFile(
             "train-labels-idx1-ubyte.gz",
-            archive_sha256="3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            content_sha256="65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
         ),
     ),
     "test": SplitFiles(
-        images=MnistFile(
+        MnistFile(
             "t10k-images-idx3-ubyte.gz",
-            archive_sha256="8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            content_sha256="0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
         ),
-        labels=MnistFile(
+        MnistFile(
             "t10k-labels-idx1-ubyte.gz",
-            archive_sha256="f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-            content_sha256="ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
         ),
     ),
 }
@@ -93,17 +93,16 @@ def load(
     *,
     files: Mapping[Split, SplitFiles] = FILES,
     mirrors: Sequence[str] = MIRRORS,
-    progress: Progress | None = None,
 ) -> ImageData:
     """One split of MNIST, images [n, 1, 28, 28], with every byte checked against the known digests.
 
-    The files are looked for in `folder`/MNIST/raw, `folder` and `folder`/mnist. Those that are absent are downloaded
-    into the first of these, unless `download` is False. Absent files that cannot be had are a RequestError, files
-    with another content a WorkError.
+    The files are searched for in `folder`/MNIST/raw, `folder` and `folder`/mnist. Absent files are downloaded into the
+    first of these, unless `download` is False. Absent files that cannot be downloaded are a RequestError, files with
+    another content a WorkError.
     """
     wanted = files[split]
-    _complete(wanted, folder, mirrors if download else (), progress)
-    images_path, labels_path = _found(wanted.images, folder), _found(wanted.labels, folder)
+    _complete(wanted, folder, mirrors if download else ())
+    images_path, labels_path = _path(wanted.images, folder), _path(wanted.labels, folder)
     images = read_idx(images_path, IMAGES_MAGIC, wanted.images.content_sha256)
     labels = read_idx(labels_path, LABELS_MAGIC, wanted.labels.content_sha256)
     if len(images) != len(labels):
@@ -111,13 +110,7 @@ def load(
             f"{labels_path}: expected a label for each of the {len(images)} images in {images_path.name}, "
             f"found {len(labels)}; delete both so that they are downloaded again"
         )
-    return ImageData(
-        images=torch.from_numpy(images).unsqueeze(1),
-        labels=torch.from_numpy(labels).to(torch.int64),
-        num_classes=NUM_CLASSES,
-        name="mnist",
-        split=split,
-    )
+    return _data(images, labels, "mnist", split)
 
 
 def load_sample(split: Split, archive: Path = SAMPLE) -> ImageData:
@@ -130,34 +123,33 @@ def load_sample(split: Split, archive: Path = SAMPLE) -> ImageData:
             f"{archive}: expected the bundled MNIST sample, found a missing or damaged file ({error}); "
             "install smoothcert again"
         ) from error
-    return ImageData(
-        images=torch.from_numpy(images).unsqueeze(1),
-        labels=torch.from_numpy(labels).to(torch.int64),
-        num_classes=NUM_CLASSES,
-        name="mnist-sample",
-        split=split,
-    )
+    return _data(images, labels, "mnist-sample", split)
+
+
+def _data(images: NDArray[np.uint8], labels: NDArray[np.uint8], name: str, split: Split) -> ImageData:
+    pixels = torch.from_numpy(images).unsqueeze(1)
+    return ImageData(pixels, torch.from_numpy(labels).to(torch.int64), NUM_CLASSES, name, split)
 
 
 def _places(folder: Path) -> tuple[Path, ...]:
     return folder / "MNIST" / "raw", folder, folder / "mnist"
 
 
-def _found(file: MnistFile, folder: Path) -> Path:
-    """Where `file` lies; where it belongs if it lies nowhere."""
+def _path(file: MnistFile, folder: Path) -> Path:
+    """The path of `file` in the first place that has it; in the first place of all if none has."""
     paths = [place / file.name for place in _places(folder)]
     return next((path for path in paths if path.is_file()), paths[0])
 
 
-def _complete(wanted: SplitFiles, folder: Path, mirrors: Sequence[str], progress: Progress | None) -> None:
-    """Download the files of `wanted` that are absent; with no mirrors, or none that answers, say what is missing."""
-    missing = [file for file in (wanted.images, wanted.labels) if not _found(file, folder).is_file()]
+def _complete(wanted: SplitFiles, folder: Path, mirrors: Sequence[str]) -> None:
+    """Download the absent files of `wanted`; without mirrors, or if none of them answers, a RequestError."""
+    missing = [file for file in (wanted.images, wanted.labels) if not _path(file, folder).is_file()]
     for position, file in enumerate(missing):
         if not mirrors:
             raise _absent(missing, folder, "downloading is switched off")
         try:
             urls = [mirror + file.name for mirror in mirrors]
-            download(urls, _found(file, folder), file.archive_sha256, progress)
+            download(urls, _path(file, folder), file.archive_sha256)
         except UnreachableError as error:
             raise _absent(missing[position:], folder, str(error)) from error
 
