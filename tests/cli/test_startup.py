@@ -59,6 +59,7 @@ except SystemExit as end:
         ("presets", 0),
         ("presets mnist/smoothmix --sigma 1.0", 0),
         ("objectives consistency", 0),
+        ("datasets", 0),
         ("certify runs/nope", 2),
         ("predict runs/nope x.png", 2),
         ("predict RUN nope.png", 2),

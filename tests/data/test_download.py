@@ -57,7 +57,7 @@ def test_progress_is_shown_with_the_time_left(
 def test_connection_that_closes_early_falls_to_the_next_mirror(mirror: Mirror, destination: Path) -> None:
     mirror.files = {"first": CONTENT, "second": CONTENT}
     mirror.closes_after = 70_000
-    with pytest.raises(UnreachableError, match="first: .*70000 bytes read, 230000 more expected"):
+    with pytest.raises(UnreachableError, match=r"first: .*70000 bytes read, 230000 more expected"):
         download([mirror.url("first")], destination, DIGEST)
     assert not destination.parent.exists()
     mirror.closes_after = 70_000

@@ -125,7 +125,7 @@ def test_flat_set_without_the_kit_is_one_line(tmp_path: Path) -> None:
         ("3\n1\n2\n1\n4\n", r"expected ILSVRC ids in 1\.\.3, found 1\.\.4"),
         ("0\n1\n2\n1\n3\n", r"found 0\.\.3"),
         ("", "found an empty file"),
-        ("a b c", "expected one number a line"),
+        ("a b c", "expected one number per line"),
     ],
 )
 def test_wrong_ground_truth(tmp_path: Path, truth: str, problem: str) -> None:
@@ -140,7 +140,7 @@ def test_wrong_ground_truth(tmp_path: Path, truth: str, problem: str) -> None:
     ("name", "content", "problem"),
     [
         ("meta.mat", b"damaged", r"meta\.mat: expected the classes of ILSVRC2012"),
-        ("synsets.txt", b"kit fox\n", "expected one wnid a line"),
+        ("synsets.txt", b"kit fox\n", "expected one wnid per line"),
         ("synsets.txt", b"n01440764\nn01440764\n", "each once"),
         ("wnids.txt", "\n".join(f"n{number:08}" for number in range(1000)).encode(), "found them sorted"),
     ],

@@ -1,4 +1,4 @@
-"""MNIST and its bundled sample: found, downloaded, checked, and refused when damaged."""
+"""MNIST and its bundled sample: found on disk, downloaded, checked, and refused when damaged."""
 
 import gzip
 import hashlib
@@ -13,7 +13,7 @@ import torch
 from local_mirror import Mirror
 
 from smoothcert.data import DATASETS, default_folder, load_dataset, mnist
-from smoothcert.data.mnist import FILES, IMAGES_MAGIC, LABELS_MAGIC, MnistFile, SplitFiles, read_idx
+from smoothcert.data.mnist import FILES, MnistFile, SplitFiles, read_idx
 from smoothcert.errors import RequestError, WorkError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, size=(7, 4, 5), dtype=np.uint8)
@@ -65,49 +65,36 @@ def test_other_content_is_refused_with_both_digests(tmp_path: Path, damaged: str
         assert word in message
 
 
-def test_as_many_labels_as_images(tmp_path: Path) -> None:
-    fewer = struct.pack(">II", 2049, 6) + CLASSES[:6].tobytes()
-    write(tmp_path, labels=fewer)
-    files = {"test": SplitFiles(images=SMALL["test"].images, labels=described("labels.gz", fewer))}
-    with pytest.raises(WorkError, match=r"each of the 7 images in images\.gz, found 6; delete both"):
-        mnist.load("test", tmp_path, download=False, files=files)
-
-
 ARCHIVE = gzip.compress(IMAGES_CONTENT, mtime=0)
 
 
-@pytest.mark.parametrize("shape", [(7, 4, 5), (3000, 1000, 1000)])
-def test_an_archive_that_unpacks_to_much_more_is_refused(tmp_path: Path, shape: tuple[int, int, int]) -> None:
-    """Neither a header that claims 3 GB nor content beyond the header is unpacked."""
+def test_an_archive_that_unpacks_to_much_more_is_not_unpacked(tmp_path: Path) -> None:
     path = tmp_path / "images.gz"
-    with gzip.open(path, "wb", compresslevel=1) as file:
-        file.write(struct.pack(">4I", IMAGES_MAGIC, *shape) + bytes(100_000_000))
+    path.write_bytes(gzip.compress(IMAGES_CONTENT) + 30 * gzip.compress(bytes(10_000_000), compresslevel=1))
     tracemalloc.start()
-    with pytest.raises(WorkError, match=r"expected (140 bytes of data|at most 1,000,000,000 bytes)"):
-        read_idx(path, IMAGES_MAGIC)
+    with pytest.raises(WorkError, match="expected content with SHA-256"):
+        read_idx(path, sha256(IMAGES_CONTENT))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 5_000_000
+    assert peak < 150_000_000
 
 
 @pytest.mark.parametrize(
     ("archive", "problem"),
     [
         (ARCHIVE[:-20], f"cut off after {len(ARCHIVE) - 20} bytes"),
-        (b"", "expected an idx header of 16 bytes, found 0 bytes in all"),
+        (b"", "expected content with SHA-256"),
         (b"<html>not found</html>", "expected a gzip archive, found corrupt data"),
         (ARCHIVE[:40] + bytes(20) + ARCHIVE[60:], "expected a gzip archive, found corrupt data"),
-        (gzip.compress(LABELS_CONTENT + bytes(9), mtime=0), "expected magic number 2051, found 2049"),
-        (gzip.compress(IMAGES_CONTENT[:10], mtime=0), "expected an idx header of 16 bytes, found 10 bytes in all"),
-        (gzip.compress(IMAGES_CONTENT[:-1], mtime=0), "expected 140 bytes of data for shape [7, 4, 5], found 139"),
-        (gzip.compress(IMAGES_CONTENT + b"!", mtime=0), "expected 140 bytes of data for shape [7, 4, 5], found more"),
+        (gzip.compress(IMAGES_CONTENT[:-1], mtime=0), "expected content with SHA-256"),
+        (gzip.compress(IMAGES_CONTENT + b"!", mtime=0), "expected content with SHA-256"),
     ],
 )
 def test_damaged_idx_file_is_one_line(tmp_path: Path, archive: bytes, problem: str) -> None:
     path = tmp_path / "images.gz"
     path.write_bytes(archive)
     with pytest.raises(WorkError) as raised:
-        read_idx(path, IMAGES_MAGIC)
+        read_idx(path, sha256(IMAGES_CONTENT))
     message = str(raised.value)
     assert "\n" not in message
     assert message.startswith(f"{path}: ")
@@ -117,7 +104,7 @@ def test_damaged_idx_file_is_one_line(tmp_path: Path, archive: bytes, problem: s
 
 def test_idx_array_can_be_written_to(tmp_path: Path) -> None:
     write(tmp_path)
-    labels = read_idx(tmp_path / "labels.gz", LABELS_MAGIC)
+    labels = read_idx(tmp_path / "labels.gz", sha256(LABELS_CONTENT))
     labels += 1
     np.testing.assert_array_equal(labels, CLASSES + 1)
 

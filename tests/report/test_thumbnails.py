@@ -8,8 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from smoothcert.data import cifar10, mnist
-from smoothcert.data.cifar10 import CLASS_NAMES
+from smoothcert.data import DATASETS, cifar10, mnist
 from smoothcert.report.html_gallery import Pictures
 from smoothcert.report.thumbnails import THUMBNAIL, pictures
 
@@ -76,7 +75,7 @@ def test_colours_and_class_names(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         np.asarray(opened(got.files[2])), records[2, 1:].reshape(3, 32, 32).transpose(1, 2, 0)
     )
-    assert got.class_names == CLASS_NAMES
+    assert got.class_names == DATASETS["cifar10"].class_names
     assert got.labels == {2: 4}
     other = pictures("cifar10", "test", [2], tmp_path)
     assert isinstance(other, str)

@@ -17,17 +17,15 @@ import torch
 from numpy.typing import NDArray
 
 from smoothcert.data.augment import flip_and_crop
+from smoothcert.data.datasets import DATASETS, Split
 from smoothcert.data.download import UnreachableError, download, only_writer
-from smoothcert.data.images import ImageData, Normalization, Split
+from smoothcert.data.images import ImageData
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import one_line
 
-SHAPE = (3, 32, 32)
-NUM_CLASSES = 10
+SPEC = DATASETS["cifar10"]
 RECORD = 1 + 3 * 32 * 32
 """Bytes of a record: the label, then the red, the green and the blue plane, each row by row."""
-NORMALIZATION = Normalization(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
-CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FOLDER = "cifar-10-batches-bin"
 PYTHON_LAYOUT = ("cifar-10-batches-py", "cifar-10-python.tar.gz")
 ARCHIVE = "cifar-10-binary.tar.gz"
@@ -64,11 +62,11 @@ def load(
 ) -> ImageData:
     """One split of CIFAR-10, images [n, 3, 32, 32]; the training split is augmented with `flip_and_crop`.
 
-    The binary batch files are searched for in `folder` and `folder`/cifar10. If they are absent, the official archive is
-    downloaded, unless `download` is False, and unpacked into `folder`; an archive that is already there is used
-    instead. Files with other content than the official ones are read too, but then the data set is called
-    "cifar10 (not the official files)", also in every result. Absent files that cannot be downloaded are a
-    RequestError, damaged files a WorkError.
+    The binary batch files are searched for in `folder` and `folder`/cifar10. If they are absent, the official archive
+    is downloaded, unless `download` is False, and unpacked into `folder`; an archive that is already there is used
+    instead. Files with other content than the official ones are read, too, but then the data set is called "cifar10
+    (not the official files)", also in every result. Absent files that cannot be downloaded are a RequestError, damaged
+    files a WorkError.
     """
     paths = _complete_batches(split, folder)
     if paths is None:
@@ -78,14 +76,14 @@ def load(
     official = all(_digest(batch) == official_sha256[path.name] for path, batch in zip(paths, batches, strict=True))
     records = torch.from_numpy(np.concatenate(batches))
     return ImageData(
-        images=records[:, 1:].reshape(-1, *SHAPE).contiguous(),
+        images=records[:, 1:].reshape(-1, *SPEC.shape).contiguous(),
         labels=records[:, 0].to(torch.int64),
-        num_classes=NUM_CLASSES,
+        num_classes=SPEC.num_classes,
         name="cifar10" if official else "cifar10 (not the official files)",
         split=split,
-        normalization=NORMALIZATION,
+        normalization=SPEC.normalization,
         augment=flip_and_crop if split == "train" else None,
-        class_names=CLASS_NAMES,
+        class_names=SPEC.class_names,
     )
 
 
@@ -124,8 +122,8 @@ def _read(path: Path) -> Records:
     if content.size == 0 or content.size % RECORD:
         raise _bad_file(path, f"expected whole records of {RECORD} bytes, found {content.size} bytes")
     records = content.reshape(-1, RECORD)
-    if (highest := int(records[:, 0].max())) >= NUM_CLASSES:
-        raise _bad_file(path, f"expected labels in 0..{NUM_CLASSES - 1}, found label {highest}")
+    if (highest := int(records[:, 0].max())) >= SPEC.num_classes:
+        raise _bad_file(path, f"expected labels in 0..{SPEC.num_classes - 1}, found label {highest}")
     return records
 
 

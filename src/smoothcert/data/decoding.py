@@ -1,9 +1,9 @@
-"""The only way from an image file to unsigned bytes [c, h, w]: decoded with Pillow, turned upright, scaled and cropped.
+"""Decoding of image files with Pillow into bytes [c, h, w]: turned upright, scaled and cropped.
 
 All commands read files through `Decoder`: `predict`, `folder:PATH` and ImageNet give the same pixels, or the same
-refusal, for the same file. EXIF orientation is applied. Transparent parts are composited on black. Files with more than
+error, for the same file. EXIF orientation is applied. Transparent parts are composited on black. Files with more than
 8 bits per channel are refused, because their values cannot be represented. JPEG files may be decoded at 1/2, 1/4 or 1/8
-of their size ("draft"), which is faster; the result is still at least as large as what is cut out of it.
+of their size ("draft"), which is faster; the result is still at least as large as the part that is needed.
 """
 
 import math
@@ -25,6 +25,7 @@ from torch import Tensor
 from smoothcert.data.images import in_unit_interval
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file
+from smoothcert.io.text import one_line
 
 N = TypeVar("N", int, float)
 Pixels = NDArray[np.uint8]
@@ -35,13 +36,12 @@ RATIO = (3 / 4, 4 / 3)  # width over height of a random crop
 ATTEMPTS = 10
 JPEG_SCALES = (8, 4, 2, 1)
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-"""What is read, by the names that Pillow uses. Formats whose bit depth Pillow does not report are left out."""
+"""Supported formats, as Pillow names them. Formats whose bit depth Pillow does not report are left out."""
 WIDE_MODES = ("I", "F")  # 16 and 32 bits per channel: Pillow would clip these, not scale them
 WIDE_CHANNELS = re.compile(r";(16|32|64)[A-Z]")  # of Pillow's raw modes: RGB;16B has 16 bits, BGR;16 has 5, 6 and 5
 GREY_MODES = ("1", "L", "LA", "La")
 ALPHA_MODES = ("LA", "La", "PA", "RGBA", "RGBa")
-BACKGROUND = (0, 0, 0, 255)
-BACKGROUND_NAME = "black"
+BLACK = (0, 0, 0, 255)
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -51,17 +51,18 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What brings an image of each EXIF orientation upright; the same as `ImageOps.exif_transpose`, which also writes the
-metadata anew and fails on odd ones."""
+"""The operation that turns an image of each EXIF orientation upright; as in `ImageOps.exif_transpose`, which also
+rewrites the metadata and fails on unusual ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageHead:
-    """What is known of a file before its pixels are decoded; `size` is (width, height) of the upright image."""
+    """The header of a file; `size` is (width, height) of the upright image, `mode` that of Pillow."""
 
     size: tuple[int, int]
     mode: str
     transparent: bool
+    """Whether a pixel is transparent, at least in part."""
 
     @property
     def grey(self) -> bool:
@@ -76,7 +77,7 @@ class Decoder:
     height: int
     width: int
     shorter_side: int | None
-    """What the shorter side is scaled to before the centre is cut out; None: files have the right size already."""
+    """Length of the shorter side after scaling, before the centre is cut out; None: files have the right size."""
     draft: bool = True
 
     @property
@@ -84,13 +85,13 @@ class Decoder:
         return self.channels, self.height, self.width
 
     def centre(self, path: Path) -> Pixels:
-        """The shorter side scaled to `shorter_side`, then the central height x width. The same for every call.
+        """The central height x width after scaling the shorter side to `shorter_side`; the same in every call.
 
-        A decoder whose height and width differ scales the image until it just covers that shape.
+        If height and width differ, the image is scaled until it just covers that shape.
         """
         with opened_image(path) as image:
-            turn = _decodable(image)
-            size = _upright_size(image, turn)
+            turn = _final_orientation(image)
+            size = _swapped(image.size, turn)
             if self.shorter_side is None:
                 if size != (self.width, self.height):
                     raise WorkError(
@@ -116,8 +117,8 @@ class Decoder:
     def random(self, path: Path, generator: np.random.Generator) -> Pixels:
         """A random part of the image scaled to height x width, mirrored with probability 1/2."""
         with opened_image(path) as image:
-            turn = _decodable(image)
-            width, height = _upright_size(image, turn)
+            turn = _final_orientation(image)
+            width, height = _swapped(image.size, turn)
             left, top, right, bottom = random_box(width, height, generator)
             mirrored = generator.random() < 0.5
             scale = min((right - left) // self.width, (bottom - top) // self.height)
@@ -127,31 +128,29 @@ class Decoder:
             box = (left * across, top * down, right * across, bottom * down)
             outer = (math.floor(box[0]), math.floor(box[1]), math.ceil(box[2]), math.ceil(box[3]))
             inner = (box[0] - outer[0], box[1] - outer[1], box[2] - outer[0], box[3] - outer[1])
-            # Cut first: scaling a box of the whole would let what lies around it shine in at the borders.
+            # Crop first: scaling a box of the whole image would mix in pixels from around the box.
             part = self._coloured(_upright(image, turn).crop(outer))
             part = part.resize((self.width, self.height), Image.Resampling.BILINEAR, box=inner)
             return self._pixels(part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else part)
 
     def _decoded_size(self, image: Image.Image, turn: int, at_least: tuple[int, int]) -> tuple[float, float]:
-        """Ask for a smaller decoding of at least that size; what the upright width and height become in it.
+        """Ask for a smaller decoding of at least that size; return the upright width and height in it.
 
-        Not whole numbers: 130 rows at 1/4 are 32.5, and the 33rd that is decoded is half filled with padding.
+        They are not integers: 130 rows at 1/4 are 32.5, and the 33rd decoded row is half filled with padding.
         """
         drafted = image.draft(None, _swapped(at_least, turn)) if self.draft else None
-        if drafted is None:
-            return _upright_size(image, turn)
-        return _swapped((drafted[1][2], drafted[1][3]), turn)
+        return _swapped(image.size if drafted is None else (drafted[1][2], drafted[1][3]), turn)
 
     def _coloured(self, image: Image.Image) -> Image.Image:
-        if _is_transparent(image):
+        if _has_alpha(image):
             layer = image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", layer.size, BACKGROUND), layer)
+            image = Image.alpha_composite(Image.new("RGBA", layer.size, BLACK), layer)
         mode = "L" if self.channels == 1 else "RGB"
         return image if image.mode == mode else image.convert(mode)
 
     def _pixels(self, image: Image.Image) -> Pixels:
         pixels = np.asarray(self._coloured(image)).reshape(self.height, self.width, self.channels)
-        return np.array(pixels.transpose(2, 0, 1), order="C")  # a copy: what Pillow lends is read-only
+        return np.array(pixels.transpose(2, 0, 1), order="C")  # a copy, because Pillow's array is read-only
 
 
 def random_box(width: int, height: int, generator: np.random.Generator) -> tuple[int, int, int, int]:
@@ -175,7 +174,7 @@ def random_box(width: int, height: int, generator: np.random.Generator) -> tuple
 
 
 def read_image_files(
-    paths: Sequence[Path], shape: tuple[int, int, int], *, shorter_side: int | None = None
+    paths: Sequence[Path | str], shape: tuple[int, int, int], *, shorter_side: int | None = None
 ) -> tuple[Tensor, list[str]]:
     """The images as float32 [n, c, h, w] in [0, 1] for `shape` (c, h, w), and notes on what was changed in them.
 
@@ -187,7 +186,7 @@ def read_image_files(
     resized: list[Path] = []
     coloured: list[Path] = []
     transparent: list[Path] = []
-    for path in paths:
+    for path in map(Path, paths):
         if not path.exists():
             raise RequestError(f"{path}: no such file; give an image file")
         head = image_head(path)
@@ -201,56 +200,56 @@ def read_image_files(
         resized += [] if fits else [path]
         coloured += [path] if channels == 1 and not head.grey else []
         transparent += [path] if head.transparent else []
-    notes = [
-        f"{_count_files(resized)} scaled and cropped to {width}x{height} pixels: the radius is about the result"
-        if resized
-        else "",
-        f"{_count_files(coloured)} converted to grey: the radius is about the result" if coloured else "",
-        transparency_note(transparent),
-    ]
-    return in_unit_interval(torch.from_numpy(np.stack(pixels))), [note for note in notes if note]
+    notes = (
+        *_note(resized, f"scaled and cropped to {width}x{height} pixels: the radius is about the result"),
+        *_note(coloured, "converted to grey: the radius is about the result"),
+        *transparency_note(transparent),
+    )
+    return in_unit_interval(torch.from_numpy(np.stack(pixels))), list(notes)
 
 
-def transparency_note(paths: Sequence[Path]) -> str:
-    """What is done to files with transparency; empty where there are none."""
-    return f"{_count_files(paths)} composited on {BACKGROUND_NAME} where transparent" if paths else ""
+def transparency_note(paths: Sequence[Path]) -> list[str]:
+    """A note about files with transparent pixels, if there are any."""
+    return _note(paths, "composited on black where transparent")
 
 
-def _count_files(paths: Sequence[Path]) -> str:
-    return f"{paths[0]} is" if len(paths) == 1 else f"{len(paths)} files (first: {paths[0]}) are"
+def _note(paths: Sequence[Path], change: str) -> list[str]:
+    files = f"{paths[0]} is" if len(paths) == 1 else f"{len(paths)} files (first: {paths[0]}) are" if paths else ""
+    return [f"{files} {change}"] if paths else []
 
 
 def image_head(path: Path) -> ImageHead:
-    """Size, mode and transparency of a file, without decoding its pixels; a file that is refused is a WorkError."""
+    """Size, mode and transparency of a file; pixels are decoded only if there is an alpha channel to look at."""
     with opened_image(path) as image:
-        turn = _orientation(image)
-        return ImageHead(_upright_size(image, turn), image.mode, _is_transparent(image))
+        size, mode = _swapped(image.size, _orientation(image)), image.mode
+        transparent = _has_alpha(image) and image.convert("RGBA").getchannel("A").getextrema() != (255, 255)
+        return ImageHead(size, mode, transparent)
 
 
 @contextmanager
 def opened_image(path: Path) -> Iterator[Image.Image]:
-    """The image file `path`; whatever is wrong with it, then or later, becomes one line that names it."""
+    """Open the image file `path`; any error in the body, too, becomes a WorkError of one line that names the file."""
     try:
         check_regular_file(path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # odd metadata and large images are not what a user asked about
+            warnings.simplefilter("ignore")  # about unusual metadata and large images
             with Image.open(path, formats=FORMATS) as image:
                 if (depth := _more_than_8_bits(image)) is not None:
                     raise WorkError(
                         f"{path}: expected 8 bits per channel, found {depth}; convert the file to 8 bits per channel"
                     )
                 if image.format == "TIFF":
-                    image.load()  # only then is its size the upright one
+                    image.load()  # which makes its size the upright one
                 yield image
     except WorkError:
         raise
-    except RequestError as error:  # from a worker process only a WorkError arrives as one line
+    except RequestError as error:  # the file is wrong, not the request
         raise WorkError(str(error)) from None
     except FileNotFoundError:
         raise WorkError(f"{path}: expected an image file, found none; restore it or read the folder again") from None
     except Exception as error:  # a damaged file can make Pillow fail in nearly any way
         size = f"{os.path.getsize(path)} bytes" if path.is_file() else "no file"
-        problem = " ".join(str(error).replace(f"{str(path)!r}", "the file").split()) or type(error).__name__
+        problem = one_line(str(error).replace(f"{str(path)!r}", "the file")) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):
             problem = "not a PNG, JPEG, WebP, BMP, GIF, TIFF or PPM file"
         raise WorkError(
@@ -259,7 +258,7 @@ def opened_image(path: Path) -> Iterator[Image.Image]:
 
 
 def _more_than_8_bits(image: Image.Image) -> str | None:
-    """How the file stores more than 8 bits per channel, which Pillow would clip or cut off; None where it does not."""
+    """How the file stores more than 8 bits per channel, which Pillow would clip; None if it does not."""
     if image.mode.split(";")[0] in WIDE_MODES:
         return f"Pillow mode {image.mode}"
     for tile in image.tile if isinstance(image, ImageFile.ImageFile) else ():
@@ -272,24 +271,24 @@ def _more_than_8_bits(image: Image.Image) -> str | None:
     return None
 
 
-def _is_transparent(image: Image.Image) -> bool:
+def _has_alpha(image: Image.Image) -> bool:
     return image.mode in ALPHA_MODES or "transparency" in image.info
 
 
-def _decodable(image: Image.Image) -> int:
-    """The orientation of `image`, known for certain. Only JPEG files wait to be decoded, perhaps at a smaller size: the
-    metadata of others may follow the pixels."""
+def _final_orientation(image: Image.Image) -> int:
+    """The orientation of `image`, after decoding it unless it is a JPEG file: metadata may follow the pixels, and JPEG
+    files may still be decoded at a smaller size."""
     if image.format not in ("JPEG", "MPO"):
         image.load()
     return _orientation(image)
 
 
 def _orientation(image: Image.Image) -> int:
-    """The EXIF orientation, as far as the file has been read: a key of TURNS, or 1 for an upright image."""
+    """The EXIF orientation in the part of the file that has been read: a key of TURNS, or 1 for an upright image."""
     if image.format == "TIFF":
-        return 1  # Pillow turns these
+        return 1  # turned by Pillow
     try:
-        # The method of the base class, since that of PNG files decodes the pixels.
+        # The method of the base class, because that of PNG files decodes the pixels.
         value = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
         return int(value) if value in TURNS else 1
     except Exception:  # damaged metadata say nothing about the pixels
@@ -297,12 +296,8 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _swapped(size: tuple[N, N], turn: int) -> tuple[N, N]:
-    """`size` with width and height exchanged for the orientations that lie on their side."""
+    """`size` with width and height exchanged for the orientations that are on their side."""
     return (size[1], size[0]) if turn >= 5 else size
-
-
-def _upright_size(image: Image.Image, turn: int) -> tuple[int, int]:
-    return _swapped(image.size, turn)
 
 
 def _upright(image: Image.Image, turn: int) -> Image.Image:

@@ -9,16 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from smoothcert.data.class_folders import image_names, list_images, subfolders
+from smoothcert.data.datasets import DATASETS, Split
 from smoothcert.data.decoding import Decoder
 from smoothcert.data.image_files import FileList, ImageFiles
-from smoothcert.data.images import Normalization, Split
-from smoothcert.data.user_data import image_names, list_images, subfolders
 from smoothcert.errors import RequestError, WorkError
 
-SHAPE = (3, 224, 224)
-NUM_CLASSES = 1000
-NORMALIZATION = Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-DECODER = Decoder(*SHAPE, shorter_side=256)
+SPEC = DATASETS["imagenet"]
+DECODER = Decoder(*SPEC.shape, SPEC.shorter_side)
 FOLDERS: dict[Split, str] = {"train": "train", "test": "val"}
 WNID = re.compile(r"n\d{8}")
 FLAT_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG", re.IGNORECASE)
@@ -29,7 +27,7 @@ WNID_LISTS = ("synsets.txt", "wnids.txt")
 def load(split: Split, folder: Path, *, workers: int | None = None) -> ImageFiles:
     """One split of ImageNet; "test" is the validation set, whose labels are public. Nothing is downloaded.
 
-    Looked for in `folder`/imagenet, `folder`/ILSVRC2012 and `folder` itself: train/<wnid>/*.JPEG and
+    Searched for in `folder`/imagenet, `folder`/ILSVRC2012 and `folder` itself: train/<wnid>/*.JPEG and
     val/<wnid>/*.JPEG, or val/ILSVRC2012_val_*.JPEG with the ground truth and the class list of the development kit.
     A class is the position of its wnid among the sorted wnids of the training set (or of the validation set, if that
     is all there is); with fewer than 1,000 of them it is a subset and `num_classes` is their number. Test images are
@@ -51,7 +49,7 @@ def load(split: Split, folder: Path, *, workers: int | None = None) -> ImageFile
         name="imagenet",
         split=split,
         decoder=DECODER,
-        normalization=NORMALIZATION,
+        normalization=SPEC.normalization,
         augment=split == "train",
         class_names=tuple(classes),
         workers=workers,
@@ -117,7 +115,7 @@ def _ground_truth(path: Path, num_ids: int) -> list[int]:
     try:
         ids = [int(word) for word in path.read_text(encoding="ascii").split()]
     except (OSError, ValueError) as error:
-        raise WorkError(f"{path}: expected one number a line, found something else ({error}); replace it") from None
+        raise WorkError(f"{path}: expected one number per line, found something else ({error}); replace it") from None
     if not ids or not 1 <= min(ids) <= max(ids) <= num_ids:
         found = f"{min(ids)}..{max(ids)}" if ids else "an empty file"
         raise WorkError(f"{path}: expected ILSVRC ids in 1..{num_ids}, found {found}; replace it")
@@ -141,8 +139,8 @@ def _read_wnid_list(path: Path) -> list[str]:
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     wnids = [line.split()[0] for line in lines if line.strip()]
     if not wnids or not all(WNID.fullmatch(wnid) for wnid in wnids) or len(set(wnids)) < len(wnids):
-        raise WorkError(f"{path}: expected one wnid a line, each once, found something else; replace it")
-    if len(wnids) == NUM_CLASSES and wnids == sorted(wnids):
+        raise WorkError(f"{path}: expected one wnid per line, each once, found something else; replace it")
+    if len(wnids) == SPEC.num_classes and wnids == sorted(wnids):
         # Lists in this order are about too. Taking one for the other would give nearly every image a wrong label.
         raise WorkError(f"{path}: expected wnids by ILSVRC id, found them sorted; use meta.mat of the development kit")
     return wnids

@@ -4,30 +4,19 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from smoothcert.data.datasets import Normalization
 from smoothcert.errors import RequestError
 
-Split = Literal["train", "test"]
-"""What can be asked for."""
-UNSPLIT = "all"
-"""The split that data without a division into training and test images have, whichever split was asked for."""
 Augment = Callable[[Tensor, Tensor], Tensor]
 """(images float [b, c, h, w] in [0, 1], uniform [b, 3] in [0, 1)) -> images of the same shape, on their device."""
 
 STEPS_AT_ONCE, PIXELS_AT_ONCE = 16, 2**23
 """How many batches are put together at once: for small ones a GPU would wait for the host to ask for each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Normalization:
-    """Mean and standard deviation of each channel, for pixels in [0, 1]: the first layer of a model."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
 
 
 class Images(Protocol):

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from smoothcert.data.images import Normalization, check_labels, in_unit_interval
+from smoothcert.data.datasets import Normalization
+from smoothcert.data.images import check_labels, in_unit_interval
 from smoothcert.errors import RequestError, WorkError
 
 MOST_WORKERS = 16

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from smoothcert.data.images import Images, Normalization, describe
+from smoothcert.data.datasets import Normalization
+from smoothcert.data.images import Images, describe
 from smoothcert.data.streamed_images import StreamedImages
 from smoothcert.errors import RequestError
 

@@ -323,7 +323,7 @@ def test_damaged_and_absent_npz(tmp_path: Path) -> None:
     for content in (b"", b"text", whole[:-30], (tmp_path / "single.npy").read_bytes()):
         path.write_bytes(content)
         with pytest.raises(
-            WorkError, match=r"expected an npz file of plain arrays, found: .*; write it anew"
+            WorkError, match=r"expected an npz file of plain arrays, found: .*; write it again"
         ) as raised:
             load_dataset(f"npz:{path}", "test")
         assert "\n" not in str(raised.value)

@@ -1,0 +1,214 @@
+"""Images of users with one folder for each class: `folder:PATH`."""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smoothcert.data.datasets import UNSPLIT, Split, with_home
+from smoothcert.data.decoding import Decoder, ImageHead, image_head, transparency_note
+from smoothcert.data.image_files import FileList, ImageFiles
+from smoothcert.data.images import ImageData
+from smoothcert.errors import RequestError, WorkError
+
+EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+ENDINGS = ", ".join(EXTENSIONS)
+IN_MEMORY_BYTES = 2_000_000_000
+LISTED = 10
+"""Number of unreadable files that a message names."""
+SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test", "val")}
+
+
+def load_folder(
+    path: Path | str, split: Split, image_size: int | None = None, *, in_memory_bytes: int = IN_MEMORY_BYTES
+) -> ImageData | ImageFiles:
+    """Load the images below `path`: PATH/train/<class> and PATH/test/<class> (or val), or PATH/<class> for any split.
+
+    Data in PATH/<class> have no split: both requests give all images, and their `split` is UNSPLIT. Classes are the
+    sorted folder names, of the training folder if there is one. Images are [c, s, s] for `image_size` s: the shorter
+    side is scaled to s and the centre is cut out; without `image_size` all files must have one size, which they keep.
+    Images are grey (c = 1) if all files are, else RGB. Sets of up to `in_memory_bytes` are decoded at once into an
+    ImageData, larger ones when needed (ImageFiles). Files that cannot be used are a WorkError that lists them. The
+    notes of the data say which files are skipped or changed.
+    """
+    if image_size is not None and image_size < 1:
+        raise RequestError(f"image_size: expected at least 1 pixel, got {image_size}; raise it")
+    path = with_home(path)
+    root, classes = _split_folder(path, split)
+    files, labels = list_images(root, subfolders(root), classes)
+    heads, unreadable = _heads(files)
+    if not heads:
+        raise _unusable(files, unreadable)
+    decoder = _decoder(files, heads, image_size)
+    in_memory = len(files) * math.prod(decoder.shape) <= in_memory_bytes
+    images = torch.empty((len(files) if in_memory else 0, *decoder.shape), dtype=torch.uint8)
+    for index in heads if in_memory else ():
+        try:
+            images[index].copy_(torch.from_numpy(decoder.centre(files[index])))
+        except WorkError as error:
+            unreadable[index] = error
+    if unreadable:
+        raise _unusable(files, unreadable)
+    about: dict[str, Any] = {
+        "labels": labels,
+        "num_classes": len(classes),
+        "name": f"folder:{path}",
+        "split": UNSPLIT if root == path else split,
+        "class_names": tuple(classes),
+        "notes": _notes(files, heads, classes),
+    }
+    return ImageData(images=images, **about) if in_memory else ImageFiles(files=files, decoder=decoder, **about)
+
+
+def _split_folder(path: Path, split: Split) -> tuple[Path, list[str]]:
+    """The folder with the class folders of `split`, and all classes."""
+    if not path.is_dir():
+        raise RequestError(f"folder:{path}: expected a folder, got {'a file' if path.exists() else 'nothing'} there")
+    # A folder called train is a split only if it contains folders: it may be the class of railway trains.
+    splits = {name: subfolders(path / name) for names in SPLIT_FOLDERS.values() for name in names}
+    if not any(splits.values()):
+        if not (classes := subfolders(path)):
+            raise RequestError(
+                f"folder:{path}: expected a folder for each class with images ({ENDINGS}) in it, "
+                "got no folders; make them, or train/<class> and test/<class>"
+            )
+        return path, _check_not_empty(path, classes)
+    chosen = next((name for name in SPLIT_FOLDERS[split] if splits[name]), None)
+    if chosen is None:
+        given = ", ".join(name for name, classes in splits.items() if classes)
+        wanted = " or ".join(SPLIT_FOLDERS[split])
+        raise RequestError(f"folder:{path}: expected {wanted} with class folders, got {given} alone; add it")
+    named_by = "train" if splits["train"] else chosen
+    return path / chosen, _check_not_empty(path / named_by, splits[named_by])
+
+
+def _check_not_empty(root: Path, classes: list[str]) -> list[str]:
+    """`classes`; each must have an image in `root`, because an empty folder would shift the labels after it."""
+    for name in classes:
+        if not image_names(root / name):
+            others = len(skipped_names(root / name))
+            given = f"none but {others} other files" if others else "none"
+            raise RequestError(
+                f"{root / name}: expected images ({ENDINGS}) of a class, got {given}; add some or remove it"
+            )
+    return classes
+
+
+def subfolders(root: Path) -> list[str]:
+    """The names of the folders in `root` except hidden ones, sorted; empty if there is no such folder."""
+    if not root.is_dir():
+        return []
+    with os.scandir(root) as entries:  # which knows folders without a request for each name
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
+def image_names(folder: Path) -> list[str]:
+    """The names of the image files in `folder` except hidden ones, by their extensions, sorted."""
+    return [name for name in _visible_names(folder) if name.lower().endswith(EXTENSIONS)]
+
+
+def skipped_names(folder: Path) -> list[str]:
+    """The names in `folder` that are neither images, by their extensions, nor hidden, nor folders; sorted."""
+    others = (name for name in _visible_names(folder) if not name.lower().endswith(EXTENSIONS))
+    return [name for name in others if not (folder / name).is_dir()]
+
+
+def _visible_names(folder: Path) -> list[str]:
+    return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+
+
+def list_images(root: Path, present: Sequence[str], classes: Sequence[str]) -> tuple[FileList, Tensor]:
+    """The images in the folders `present` of `root` and their labels int64 [n]: positions in `classes`.
+
+    Sorted by class, then by name, so that an index means the same image everywhere. A folder that is not among
+    `classes` and a split without images are a RequestError.
+    """
+    folders = set(present)
+    if unknown := sorted(folders - set(classes)):
+        few = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
+        raise RequestError(
+            f"{root}: expected the classes of the training folder alone, got {few} as well; "
+            "remove what does not belong there"
+        )
+    pairs = [
+        (f"{folder}/{name}", label)
+        for label, folder in enumerate(classes)
+        if folder in folders
+        for name in image_names(root / folder)
+    ]
+    if not pairs:
+        raise RequestError(
+            f"{root}: expected images ({ENDINGS}) in its {len(present)} class folders, got none; add some"
+        )
+    names, labels = zip(*pairs, strict=True)
+    return FileList.of(root, names), torch.tensor(labels, dtype=torch.int64)
+
+
+def _heads(files: FileList) -> tuple[dict[int, ImageHead], dict[int, WorkError]]:
+    """The header of each file, by index, and the errors of the files that cannot be used."""
+    heads: dict[int, ImageHead] = {}
+    unreadable: dict[int, WorkError] = {}
+    for index in range(len(files)):
+        try:
+            heads[index] = image_head(files[index])
+        except WorkError as error:
+            unreadable[index] = error
+    return heads, unreadable
+
+
+def _decoder(files: FileList, heads: dict[int, ImageHead], image_size: int | None) -> Decoder:
+    """How the files become images of one shape."""
+    first = next(iter(heads))
+    width, height = heads[first].size
+    for index, head in heads.items():
+        if image_size is None and head.size != (width, height):
+            raise RequestError(
+                f"{files.root}: expected images of one size, got {files[first].name} of {width}x{height} and "
+                f"{files[index].name} of {head.size[0]}x{head.size[1]} pixels; give --image-size S "
+                "(train: --set image_size=S), the side to scale and crop them to"
+            )
+    channels = 1 if all(head.grey for head in heads.values()) else 3
+    return Decoder(channels, image_size or height, image_size or width, shorter_side=image_size)
+
+
+def _unusable(files: FileList, errors: dict[int, WorkError]) -> WorkError:
+    """One line about all files that cannot be used."""
+    if len(errors) == 1:
+        return next(iter(errors.values()))
+    reasons = []
+    for index in sorted(errors)[:LISTED]:
+        path = files[index]
+        reason = str(errors[index]).removeprefix(f"{path}: ").rpartition("; ")[0]
+        reasons.append(f"{path.relative_to(files.root)} ({reason})")
+    more = f" and {len(errors) - LISTED} more" if len(errors) > LISTED else ""
+    return WorkError(
+        f"{files.root}: {len(errors)} of {len(files)} files cannot be used: {', '.join(reasons)}{more}; "
+        "replace or delete them"
+    )
+
+
+def _notes(files: FileList, heads: dict[int, ImageHead], classes: list[str]) -> tuple[str, ...]:
+    """Notes about files that are skipped, read in colour, or composited."""
+    notes = []
+    folders = [files.root / name for name in classes]
+    skipped = [name for folder in folders if folder.is_dir() for name in skipped_names(folder)]
+    if skipped:
+        endings = Counter(Path(name).suffix.lower() or "no extension" for name in skipped)
+        kinds = ", ".join(ending for ending, _ in endings.most_common(5))
+        notes.append(
+            f"{files.root}: {len(skipped)} {'files are' if len(skipped) > 1 else 'file is'} skipped ({kinds}): "
+            f"images end in {ENDINGS}"
+        )
+    coloured = next((index for index, head in heads.items() if not head.grey), None)
+    grey = sum(head.grey for head in heads.values())
+    if coloured is not None and grey:
+        notes.append(
+            f"{files.root}: all images are read as RGB, although {grey} of {len(heads)} files are grey, because "
+            f"{files[coloured].relative_to(files.root)} is in colour (mode {heads[coloured].mode})"
+        )
+    return (*notes, *transparency_note([files[index] for index, head in heads.items() if head.transparent]))

@@ -1,0 +1,59 @@
+"""Class names that a user gives, in the order of a model's outputs."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from smoothcert.data.datasets import with_home
+from smoothcert.data.images import ImageData
+from smoothcert.data.streamed_images import StreamedImages
+from smoothcert.errors import RequestError
+from smoothcert.io.files import check_regular_file
+
+MOST_CHARACTERS = 10_000_000
+
+
+def with_classes(data: ImageData | StreamedImages, names: Sequence[str]) -> ImageData | StreamedImages:
+    """`data` with labels that are positions in `names`, matched by name; `names` may have classes without images.
+
+    Data without class names keep their labels, which must be positions in `names` already.
+    """
+    labels = data.labels
+    if data.class_names is None:
+        if data.num_classes > len(names):
+            raise RequestError(
+                f"classes: expected at least the {data.num_classes} classes of {data.name}, got {len(names)} names"
+            )
+    else:
+        position = {name: index for index, name in enumerate(names)}
+        if unknown := [name for name in data.class_names if name not in position]:
+            some = ", ".join(unknown[:10]) + (f" and {len(unknown) - 10} more" if len(unknown) > 10 else "")
+            raise RequestError(
+                f"classes: expected the names of all classes of {data.name}, got a list without {some}; "
+                "add them, or remove those images"
+            )
+        moved = torch.tensor([position[name] for name in data.class_names], dtype=torch.int64)
+        labels = moved[labels.cpu()].to(labels.device)
+    return replace(data, labels=labels, num_classes=len(names), class_names=tuple(names), relabelled=True)
+
+
+def read_class_names(path: Path | str) -> tuple[str, ...]:
+    """The names in a text file with one class per line, in the order of a model's outputs."""
+    path = with_home(path)
+    check_regular_file(path)
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            text = file.read(MOST_CHARACTERS + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise RequestError(f"{path}: expected one class name per line, got a file that fails ({reason})") from None
+    names = tuple(line.strip() for line in text.splitlines() if line.strip())
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    if not names or twice or len(text) > MOST_CHARACTERS:
+        long = f"more than {MOST_CHARACTERS:,} characters"
+        given = long if len(text) > MOST_CHARACTERS else f"{twice[0]} twice" if twice else "none"
+        raise RequestError(f"{path}: expected one class name per line, each once, got {given}; correct the file")
+    return names

@@ -1,0 +1,154 @@
+"""The data sets by name, and where their files are. Nothing here imports torch before a data set is loaded."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from smoothcert.errors import RequestError
+from smoothcert.io.text import did_you_mean
+
+if TYPE_CHECKING:
+    from smoothcert.data.images import ImageData, Images
+    from smoothcert.data.streamed_images import StreamedImages
+
+Split = Literal["train", "test"]
+"""The splits that can be requested."""
+UNSPLIT = "all"
+"""The split of data without a division into training and test images, whichever split was requested."""
+
+
+@dataclass(frozen=True, slots=True)
+class Normalization:
+    """Mean and standard deviation of each channel, for pixels in [0, 1]: the first layer of a model."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """The properties of a data set that are known before it is read, and its reader: `load(split, folder)`."""
+
+    description: str
+    shape: tuple[int, int, int]
+    num_classes: int
+    load: "Callable[[Split, Path], ImageData | StreamedImages]"
+    normalization: Normalization | None = None
+    class_names: tuple[str, ...] | None = None
+    """The names of the classes, if they do not depend on the files."""
+    shorter_side: int | None = None
+    """Size of the shorter side of a file before the centre is cut out; None: the side of the images."""
+
+
+def _reader(module: str) -> Any:
+    return import_module(f"smoothcert.data.{module}")
+
+
+DATASETS: dict[str, DatasetSpec] = {
+    "mnist": DatasetSpec(
+        description="handwritten digits, 60,000 training and 10,000 test images; downloaded when absent",
+        shape=(1, 28, 28),
+        num_classes=10,
+        load=lambda split, folder: _reader("mnist").load(split, folder),
+    ),
+    "mnist-sample": DatasetSpec(
+        description="the first 10,000 training and 2,000 test images of MNIST; bundled, needs no network",
+        shape=(1, 28, 28),
+        num_classes=10,
+        load=lambda split, _folder: _reader("mnist").load_sample(split),
+    ),
+    "cifar10": DatasetSpec(
+        description="photographs of ten classes, 50,000 training and 10,000 test images; downloaded when absent",
+        shape=(3, 32, 32),
+        num_classes=10,
+        load=lambda split, folder: _reader("cifar10").load(split, folder),
+        normalization=Normalization(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010)),
+        class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    ),
+    "imagenet": DatasetSpec(
+        description="ILSVRC2012, 1,281,167 training and 50,000 validation images of 1,000 classes; never downloaded",
+        shape=(3, 224, 224),
+        num_classes=1000,
+        load=lambda split, folder: _reader("imagenet").load(split, folder),
+        normalization=Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+        shorter_side=256,
+    ),
+}
+OWN_DATA: Mapping[str, str] = {
+    "folder:PATH": "your own images, a folder for each class",
+    "npz:PATH": "your own, as arrays",
+}
+"""Names for data of users, each with a description."""
+
+
+def default_folder() -> Path:
+    """The folder of all data sets: $SMOOTHCERT_DATA, else `smoothcert` in $XDG_CACHE_HOME, else in ~/.cache."""
+    if chosen := os.environ.get("SMOOTHCERT_DATA"):
+        return with_home(chosen)
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return with_home(cache) / "smoothcert"
+
+
+def with_home(path: str | Path) -> Path:
+    """`path` with a leading ~ or ~user replaced by the home folder; an unknown user is a RequestError."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise RequestError(
+            f"{path}: expected ~ or ~ and a known user, got an unknown one; write the path out"
+        ) from None
+
+
+def same_data(one: str, other: str) -> bool:
+    """Whether two names, such as folder:PATH, are of the same data, however their paths are written."""
+    (kind, _, path), (other_kind, _, other_path) = one.partition(":"), other.partition(":")
+    return kind == other_kind and with_home(path).resolve() == with_home(other_path).resolve()
+
+
+def load_dataset(
+    name: str,
+    split: Split,
+    folder: Path | str | None = None,
+    *,
+    image_size: int | None = None,
+    classes: Sequence[str] | None = None,
+) -> "Images":
+    """Load the split `split` of the data set `name` on the CPU; `folder` is where its files are or will be stored.
+
+    `name` is one of DATASETS, or `folder:PATH` or `npz:PATH` for images of users (see `load_folder`, `load_npz`).
+    `image_size` is for `folder:PATH` only: the others have a size. With `classes`, the names of a model's outputs in
+    order, labels are positions in that list (see `with_classes`).
+    """
+    if not isinstance(name, str):
+        raise RequestError(f"dataset: expected a name, got {type(name).__name__}; see `smoothcert datasets`")
+    data = _load(name, split, folder, image_size)
+    if classes is None:
+        return data
+    from smoothcert.data.class_names import with_classes
+
+    return with_classes(data, classes)
+
+
+def _load(name: str, split: Split, folder: Path | str | None, image_size: int | None) -> "ImageData | StreamedImages":
+    kind, _, path = name.partition(":")
+    users = kind in ("folder", "npz") and path != ""
+    if not users and name not in DATASETS:
+        hint = did_you_mean(name, DATASETS, "choose one of these")
+        known = ", ".join([*DATASETS, *OWN_DATA])
+        raise RequestError(f"expected a data set among {known}, got {name!r}; {hint}")
+    if split not in get_args(Split):
+        raise RequestError(f"expected a split among {', '.join(get_args(Split))}, got {split!r}; choose one of these")
+    if users and kind == "folder":
+        from smoothcert.data.class_folders import load_folder
+
+        return load_folder(path, split, image_size)
+    if image_size is not None:
+        raise RequestError(f"image_size: expected none for {name}, whose images have a size, got {image_size}; omit it")
+    if users:
+        from smoothcert.data.npz_file import load_npz
+
+        return load_npz(path, split)
+    return DATASETS[name].load(split, with_home(folder) if folder is not None else default_folder())

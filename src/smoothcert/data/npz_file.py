@@ -1,0 +1,130 @@
+"""Images of users in an npz file: `npz:PATH`."""
+
+import math
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.lib import format as npy_format
+from numpy.typing import NDArray
+
+from smoothcert.data.datasets import UNSPLIT, Split, with_home
+from smoothcert.data.images import ImageData
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.files import check_regular_file
+from smoothcert.io.text import one_line
+
+NPZ_BYTES = 8_000_000_000
+"""Arrays of an npz file that are larger than this together are refused: they are read into memory at once."""
+MOST_CLASSES = 1_000_000
+CHANNELS = (1, 3)
+
+
+def load_npz(path: Path | str, split: Split, *, most_bytes: int = NPZ_BYTES) -> ImageData:
+    """The arrays `images` and `labels` of an npz file, or `<split>_images` and `<split>_labels` where it has splits.
+
+    Without splits both requests give all images, and their `split` is UNSPLIT. Images are uint8 [n, h, w], [n, h, w, c]
+    or [n, c, h, w] with c 1 or 3, labels integers [n]. The number of classes is that of `class_names`, if there is such
+    an array, else one more than the largest label of any split. Arrays of objects are refused, because reading them
+    could run code, and so are more than `most_bytes`.
+    """
+    path = with_home(path)
+    arrays, prefix = _arrays(path, split, most_bytes)
+    images, labels = arrays[f"{prefix}images"], arrays[f"{prefix}labels"]
+    names = tuple(str(name) for name in arrays["class_names"].ravel()) if "class_names" in arrays else None
+    largest = max(_largest_label(path, name, arrays[name]) for name in arrays if name.endswith("labels"))
+    return ImageData(
+        images=torch.from_numpy(_channels_first(path, f"{prefix}images", images)),
+        labels=torch.from_numpy(labels.astype(np.int64)),
+        num_classes=len(names) if names else 1 + max(0, largest),
+        name=f"npz:{path}",
+        split=split if prefix else UNSPLIT,
+        class_names=names,
+    )
+
+
+def _arrays(path: Path, split: Split, most_bytes: int) -> tuple[dict[str, NDArray[Any]], str]:
+    """The images of `split`, all labels and the class names, by name; and the prefix of the names of a split."""
+    check_regular_file(path)
+    if not path.exists():
+        raise RequestError(f"npz:{path}: expected a file, got nothing there")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {name.removesuffix(".npy"): name for name in archive.namelist()}
+            prefix = f"{split}_" if f"{split}_images" in members else ""
+            if absent := {f"{prefix}images", f"{prefix}labels"}.difference(members):
+                raise RequestError(
+                    f"npz:{path}: expected arrays images and labels, or {split}_images and {split}_labels, got "
+                    f"{', '.join(members) or 'none'}; add {' and '.join(sorted(absent))}"
+                )
+            wanted = {f"{prefix}images", "labels", "train_labels", "test_labels", "class_names"}
+            chosen = {name: member for name, member in members.items() if name in wanted}
+            claimed = sum(_claimed_bytes(archive, member) for member in chosen.values())
+            if claimed > most_bytes:
+                raise RequestError(
+                    f"npz:{path}: expected at most {most_bytes:,} bytes of arrays, which are read into memory at once, "
+                    f"got {claimed:,}; give a smaller file, or folder:PATH, whose images are read when needed"
+                )
+            arrays = {}
+            for name, member in chosen.items():
+                with archive.open(member) as file:
+                    arrays[name] = npy_format.read_array(file, allow_pickle=False)
+            return arrays, prefix
+    except RequestError:
+        raise
+    except Exception as error:  # a damaged archive can fail in nearly any way
+        problem = one_line(error)[:160] or type(error).__name__
+        raise WorkError(f"npz:{path}: expected an npz file of plain arrays, found: {problem}; write it again") from None
+
+
+def _claimed_bytes(archive: zipfile.ZipFile, member: str) -> int:
+    """How much memory the array `member` would take, read from its header alone."""
+    with archive.open(member) as file:
+        version = npy_format.read_magic(file)
+        if version == (1, 0):
+            shape, _, dtype = npy_format.read_array_header_1_0(file)
+        elif version == (2, 0):
+            shape, _, dtype = npy_format.read_array_header_2_0(file)
+        else:
+            raise ValueError(f"{member} of npy version {version[0]}.{version[1]}")
+    if dtype.hasobject:
+        raise ValueError(f"{member} holds Python objects")
+    if min(shape, default=1) < 0:
+        raise ValueError(f"{member} of shape {shape}")
+    return math.prod(shape) * int(dtype.itemsize)
+
+
+def _largest_label(path: Path, name: str, labels: NDArray[Any]) -> int:
+    """The largest class number; -1 where there are no labels."""
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise RequestError(
+            f"npz:{path}: expected {name} as integers [n], got {labels.dtype} {list(labels.shape)}; "
+            "give one class index for each image"
+        )
+    largest = int(labels.max(initial=0)) if len(labels) else -1
+    if largest >= MOST_CLASSES:
+        raise RequestError(
+            f"npz:{path}: expected {name} below {MOST_CLASSES:,}, got {largest}; number the classes from 0"
+        )
+    return largest
+
+
+def _channels_first(path: Path, name: str, images: NDArray[Any]) -> NDArray[np.uint8]:
+    """uint8 [n, c, h, w] from any of the three forms; a shape that reads both ways is refused."""
+    shape = list(images.shape)
+    first = images.ndim == 4 and images.shape[1] in CHANNELS
+    last = images.ndim == 4 and images.shape[3] in CHANNELS
+    if images.ndim not in (3, 4) or (images.ndim == 4 and first == last):
+        raise RequestError(
+            f"npz:{path}: expected {name} as [n, h, w], [n, h, w, c] or [n, c, h, w] with c 1 or 3, got shape "
+            f"{shape}; reorder the axes"
+        )
+    if 0 in shape:
+        raise RequestError(f"npz:{path}: expected {name} with at least one image and one pixel, got shape {shape}")
+    if images.dtype != np.uint8:
+        raise RequestError(f"npz:{path}: expected {name} of dtype uint8, got {images.dtype}; scale pixels to 0..255")
+    if images.ndim == 3:
+        return np.ascontiguousarray(images[:, None])
+    return np.ascontiguousarray(images if first else images.transpose(0, 3, 1, 2))
