@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.text import error_line
 
 Value = TypeVar("Value")
 PATIENCE = timedelta(days=7)
@@ -94,7 +95,7 @@ def meet() -> int:
             store.set(f"smoothcert/{rank}", "started")
             store.wait([f"smoothcert/{other}" for other in range(size)], patience)
         except RuntimeError as error:
-            reason = " ".join(str(error).split())[:120]
+            reason = error_line(error, 120)
             raise WorkError(
                 f"process {rank} waited {seconds} s at most for the other {size - 1} of {size} processes, in vain; "
                 f"start them by torchrun, or set SMOOTHCERT_CONNECT_SECONDS to wait longer ({reason})"

@@ -16,6 +16,7 @@ from smoothcert.certification.certificates import LARGEST_INTEGER, check_setting
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file
 from smoothcert.io.results import ResultWriter, read_settings
+from smoothcert.io.text import one_line
 from smoothcert.smoothing.certificate import ABSTAIN
 
 COLUMNS = ("idx", "label", "predict", "distance", "certified_radius", "contradiction", "radius", "time")
@@ -145,7 +146,7 @@ def _parse_file(path: Path) -> tuple[list[AttackedImage], int]:
         return [], 0
     header, *lines = whole.decode("utf-8", "replace").splitlines(keepends=True) or [""]
     if header != HEADER:
-        shown = " ".join(header.split())[:80]
+        shown = one_line(header)[:80]
         raise WorkError(f"{path}: not an attacks file: expected the columns '{' '.join(COLUMNS)}', got '{shown}'")
     rows: dict[int, AttackedImage] = {}
     for number, line in enumerate(lines, start=2):

@@ -21,6 +21,7 @@ from smoothcert.io.results import (
     settings_path,
     write_settings,
 )
+from smoothcert.io.text import one_line
 from smoothcert.noise import UNIT_RADII
 from smoothcert.smoothing.bounds import error_upper_bound, smallest_error_bound, two_sided_bounds
 from smoothcert.smoothing.certificate import ABSTAIN, MOST_VOTES, Certificate
@@ -259,7 +260,7 @@ def _parse(
         )
     header = lines[0].decode("utf-8", "replace").rstrip("\r").split("\t")
     if tuple(header) not in (FIELD_COLUMNS, COLUMNS):
-        shown = "".join(c if c.isprintable() else " " for c in " ".join(header))[:80]
+        shown = one_line(" ".join(header))[:80]
         raise WorkError(
             f"{path}: not a certificates file: expected the columns '{' '.join(FIELD_COLUMNS)}', got '{shown}'; "
             "give a file that `smoothcert certify` wrote"

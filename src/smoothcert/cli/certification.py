@@ -25,6 +25,7 @@ from smoothcert.cli.options import (
     parse_radii,
 )
 from smoothcert.errors import RequestError
+from smoothcert.io.text import printable
 from smoothcert.smoothing.certificate import ABSTAIN
 from smoothcert.training.run_folder import check_file, check_run_folder
 
@@ -338,4 +339,4 @@ def with_name(number: int, names: Sequence[str] | None) -> str:
     """A class as a number and, where it is known, its name in printable characters."""
     if names is None:
         return str(number)
-    return f"{number} {''.join(c if c.isprintable() else '?' for c in names[number])}"
+    return f"{number} {printable(names[number])}"

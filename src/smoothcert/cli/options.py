@@ -9,6 +9,7 @@ import typer
 
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
+from smoothcert.io.text import printable
 
 console = PlainConsole()
 
@@ -47,10 +48,9 @@ def check_name(name: str) -> None:
     """Refuse a --name that is not the plain name of a file."""
     plain = name.isprintable() and Path(name).name == name and "\\" not in name
     if not name or not plain or name[0] in ".-":
-        shown = "".join(c if c.isprintable() else "?" for c in name)
         raise RequestError(
             f"--name: expected a file's name without folders, control characters and a leading dot or dash, "
-            f"got '{shown}'; choose another"
+            f"got '{printable(name)}'; choose another"
         )
 
 

@@ -21,7 +21,7 @@ from smoothcert.data.datasets import DATASETS, Split
 from smoothcert.data.download import UnreachableError, download, only_writer
 from smoothcert.data.images import ImageData
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.text import one_line
+from smoothcert.io.text import error_line
 
 SPEC = DATASETS["cifar10"]
 RECORD = 1 + 3 * 32 * 32
@@ -164,7 +164,7 @@ def _unpack(archive: Path, folder: Path) -> None:
         except Exception as error:  # a damaged archive can fail in nearly any way
             if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
                 raise
-            problem = one_line(error)[:160] or type(error).__name__
+            problem = error_line(error)
             raise WorkError(f"{archive}: expected a whole tar.gz archive, found: {problem}; delete it") from error
         unpacked = [Path(temporary) / name for name in sorted(wanted)]
         if absent := [path.name for path in unpacked if not path.is_file()]:

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TimeRemai
 from smoothcert.errors import RequestError, WorkError, write_error
 from smoothcert.io.console import PlainColumn, PlainConsole
 from smoothcert.io.files import locked, remove_temporaries, replaced_atomically
-from smoothcert.io.text import one_line
+from smoothcert.io.text import error_line
 
 TIMEOUT_SECONDS = 10.0  # to connect, and between two pieces of the answer
 CHUNK_BYTES = 1 << 16
@@ -84,7 +84,7 @@ def _reason(error: BaseException) -> str:
     status = getattr(getattr(error, "response", None), "status_code", None)
     while error.__context__ is not None:
         error = error.__context__
-    return f"HTTP status {status}" if status else one_line(error) or type(error).__name__
+    return f"HTTP status {status}" if status else error_line(error)
 
 
 class _Bar:

@@ -14,7 +14,7 @@ from smoothcert.data.datasets import UNSPLIT, Split, with_home
 from smoothcert.data.images import ImageData
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file
-from smoothcert.io.text import one_line
+from smoothcert.io.text import error_line
 
 NPZ_BYTES = 8_000_000_000
 """Arrays of an npz file that are larger than this together are refused: they are read into memory at once."""
@@ -75,7 +75,7 @@ def _arrays(path: Path, split: Split, most_bytes: int) -> tuple[dict[str, NDArra
     except RequestError:
         raise
     except Exception as error:  # a damaged archive can fail in nearly any way
-        problem = one_line(error)[:160] or type(error).__name__
+        problem = error_line(error)
         raise WorkError(f"npz:{path}: expected an npz file of plain arrays, found: {problem}; write it again") from None
 
 

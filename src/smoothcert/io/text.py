@@ -1,4 +1,4 @@
-"""Text from outside (file names, settings, error messages), made safe for every output: terminal, CSV, Markdown."""
+"""Text from outside (file names, settings, error messages) made safe for every output: terminal, CSV, Markdown."""
 
 import csv
 import difflib
@@ -11,9 +11,11 @@ _FORMULA = ("=", "+", "-", "@")
 
 
 def printable(text: object) -> str:
-    """`text` with an escape such as \\x1b in place of each character that cannot be shown: control characters, which a
-    terminal would obey, characters that change the direction of writing, and halves of surrogate pairs, which stand for
-    bytes of a file name that are not UTF-8 and which no file can hold."""
+    """`text` with an escape such as \\x1b in place of each character that cannot be shown.
+
+    These are control characters, which a terminal would obey, characters that change the direction of writing, and
+    lone surrogates, which stand for bytes of a file name that are not UTF-8 and cannot be written to a file.
+    """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
@@ -22,10 +24,15 @@ def one_line(text: object) -> str:
     return printable(" ".join(str(text).split()))
 
 
-def did_you_mean(name: object, known: Iterable[str], otherwise: str | None = None, synonyms: Iterable[str] = ()) -> str:
-    """The hint "did you mean a, b?" with up to three names: `synonyms`, then those of `known` that are like `name`.
+def error_line(error: object, most: int = 160) -> str:
+    """The text of an exception on one line of at most `most` characters; its type if it has no text."""
+    return one_line(error)[:most] or type(error).__name__
 
-    Where there are none, `otherwise`, or all that are known.
+
+def did_you_mean(name: object, known: Iterable[str], otherwise: str | None = None, synonyms: Iterable[str] = ()) -> str:
+    """The hint "did you mean a, b?" with up to three names: `synonyms`, then names of `known` that are similar.
+
+    If there are none, `otherwise`, or all of `known`.
     """
     known = list(known)
     near = list(dict.fromkeys([*synonyms, *difflib.get_close_matches(str(name), known, n=3)]))[:3]
@@ -35,7 +42,7 @@ def did_you_mean(name: object, known: Iterable[str], otherwise: str | None = Non
 
 
 def duration(seconds: float) -> str:
-    """Such as 1.3 s, 4 min 20 s or 8 h 42 min."""
+    """A time in words, such as 1.3 s, 4 min 20 s or 8 h 42 min."""
     if round(seconds) < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -66,8 +73,8 @@ def escape_markdown(text: str) -> str:
 def csv_text(rows: Iterable[Iterable[object]]) -> str:
     """A CSV file: floats with ten digits, None as an empty cell, text on one line.
 
-    A spreadsheet takes text that begins with = + - or @ for a formula and runs it: an apostrophe before it prevents
-    that. Numbers stay numbers, also negative ones.
+    A spreadsheet runs text that begins with = + - or @ as a formula: an apostrophe before it prevents that. Numbers,
+    also negative ones, remain numbers.
     """
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(map(_cell, row) for row in rows)

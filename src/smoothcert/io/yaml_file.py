@@ -1,4 +1,4 @@
-"""Reading YAML that somebody else may have written: plain data of bounded size, or one line that says why not."""
+"""Reading YAML from others: plain data of bounded size, or an error of one line."""
 
 from collections import Counter
 from pathlib import Path
@@ -8,6 +8,7 @@ import yaml
 
 from smoothcert.errors import RequestError
 from smoothcert.io.files import check_regular_file
+from smoothcert.io.text import error_line
 
 MOST_BYTES = 1_000_000
 """Recipes have a few hundred bytes."""
@@ -24,7 +25,7 @@ class _PlainLoader(yaml.SafeLoader):
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
         value = super().construct_scalar(node)
         if isinstance(value, str):
-            value.encode()  # a UnicodeEncodeError for text that no file can hold
+            value.encode()  # a UnicodeEncodeError for text that cannot be written to a file
         return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -36,13 +37,13 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 def parse_yaml(text: str) -> Any:
-    """The value that `text` describes; a ValueError of one line for anything that cannot be read."""
+    """The value in `text`; a ValueError of one line if it cannot be read."""
     try:
         return yaml.load(text, _PlainLoader)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    except Exception as error:  # the parser raises whatever it happens to meet, such as IndexError
-        raise ValueError(" ".join(ascii_only(str(error)).split())[:120]) from error
+    except Exception as error:  # the parser raises many kinds, such as IndexError
+        raise ValueError(error_line(error, 120)) from error
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -65,8 +66,3 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not all(isinstance(key, str) for key in value):
         raise RequestError(f"{path}: expected names of fields as keys, got others; see `smoothcert presets NAME`")
     return value
-
-
-def ascii_only(text: str) -> str:
-    """`text` with everything that may not be printable as an escape sequence."""
-    return text.encode("ascii", "backslashreplace").decode("ascii")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothcert.errors import RequestError
+from smoothcert.io.text import error_line
 from smoothcert.models.kernels import is_plain
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -67,7 +68,7 @@ def at_precision(
     try:
         own = copy.deepcopy(model)
     except RuntimeError as error:
-        reason = " ".join(str(error).split())[:120]
+        reason = error_line(error, 120)
         raise RequestError(
             f"model: {type(model).__name__} cannot be copied ({reason}); remove what stands in the way"
         ) from error

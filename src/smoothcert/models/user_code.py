@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from smoothcert.classifier import Classifier, evaluating
 from smoothcert.errors import RequestError
 from smoothcert.io.files import check_regular_file
+from smoothcert.io.text import error_line
 
 
 def is_code(name: str) -> bool:
@@ -115,7 +116,7 @@ def check_outputs(model: Classifier, name: str, shape: tuple[int, int, int], num
         with torch.no_grad(), evaluating(model):
             logits = model(torch.zeros(2, *shape, device=parameter.device if parameter is not None else None))
     except (Exception, SystemExit) as error:  # a user's code may fail in any way
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        reason = error_line(error)
         raise RequestError(f"model: {name} fails on images of shape {list(shape)} ({reason})") from error
     given = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if given != [2, num_classes]:

@@ -29,7 +29,7 @@ from smoothcert import __version__
 from smoothcert.data import Images, Normalization
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file, replaced_atomically
-from smoothcert.io.text import one_line
+from smoothcert.io.text import error_line
 from smoothcert.models import build_model, is_code
 from smoothcert.training.recipe import ImportRecipe, TrainRecipe, parse_recipe, stored_fields
 from smoothcert.training.run_folder import MODEL as MODEL
@@ -220,7 +220,7 @@ DAMAGE = (SafetensorError, KeyError, ValueError, TypeError, AttributeError, Runt
 
 def _damaged_model(path: Path, error: Exception) -> WorkError:
     return WorkError(
-        f"{path}: damaged or not a smoothcert model ({type(error).__name__}: {one_line(error)[:160]}); "
+        f"{path}: damaged or not a smoothcert model ({type(error).__name__}: {error_line(error)}); "
         "it is left as it is: restore it, or train again into another folder"
     )
 
@@ -295,7 +295,7 @@ def load_state(folder: Path) -> State | None:
         return _checked_state(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:  # on a damaged file the unpickler raises whatever it happens to meet
         # What torch says about files that it cannot read is several lines of advice.
-        reason = one_line(error)[:160] if isinstance(error, ValueError) else type(error).__name__
+        reason = error_line(error) if isinstance(error, ValueError) else type(error).__name__
         raise WorkError(
             f"{path}: damaged, the run cannot continue from it ({reason}); it is left as it is: restore it, or "
             "train again into another folder"

@@ -17,8 +17,8 @@ from pydantic import (
 
 from smoothcert.errors import RequestError
 from smoothcert.io.files import write_text_atomically
-from smoothcert.io.text import did_you_mean
-from smoothcert.io.yaml_file import ascii_only, parse_yaml, read_yaml
+from smoothcert.io.text import did_you_mean, printable
+from smoothcert.io.yaml_file import parse_yaml, read_yaml
 from smoothcert.objectives import OBJECTIVES, Objective
 from smoothcert.smoothing.certificate import MOST_VOTES
 
@@ -251,7 +251,7 @@ def _describe(kind: type[BaseModel], error: Any, prefix: str) -> str:
 
 def _shown(text: str) -> str:
     """What was given, for a message: not longer than a line, and printable."""
-    return ascii_only(text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}...")
+    return printable(text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}...")
 
 
 def load_train_recipe(path: Path) -> TrainRecipe:

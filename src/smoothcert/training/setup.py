@@ -14,7 +14,7 @@ from smoothcert.data import Images
 from smoothcert.distributed import Team
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import remove_temporaries
-from smoothcert.io.text import one_line
+from smoothcert.io.text import error_line
 from smoothcert.training.checkpoint import (
     MODEL,
     RECIPE,
@@ -252,7 +252,7 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, start: Start, fo
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        reason = one_line(error)[:160]
+        reason = error_line(error)
         raise RequestError(f"{folder}: its weights do not fit the network ({reason}); choose another --out") from error
 
 
