@@ -296,7 +296,7 @@ def test_recertify_refuses_what_it_cannot_do_soundly(trained_run: Path, test_dat
         recertify(tmp_path / "theirs.tsv", tmp_path / "x.tsv", alpha=0.01)
     certify(trained_run, test_data, tmp_path / "bare.tsv", [0])
     (tmp_path / "bare.json").unlink()
-    with pytest.raises(RequestError, match=r"bare\.tsv: expected its settings in bare\.json beside it"):
+    with pytest.raises(RequestError, match=r"bare\.tsv: expected its settings in bare\.json next to it"):
         recertify(tmp_path / "bare.tsv", tmp_path / "x.tsv", alpha=0.01)
     certify(trained_run, test_data, tmp_path / "a.tsv", [0])
     for changes, message in (({"alpha": 2.0}, "alpha: expected"), ({"bound": "three"}, "bound: expected")):

@@ -1,4 +1,4 @@
-"""A mirror on 127.0.0.1, and an address where there is none."""
+"""A mirror on 127.0.0.1, an address without a mirror, and a guard against reading values from a device."""
 
 import threading
 from collections.abc import Iterator
@@ -6,6 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from local_mirror import Mirror, handler
+from torch import Tensor
 
 
 @pytest.fixture
@@ -29,3 +30,14 @@ def dead_url(monkeypatch: pytest.MonkeyPatch) -> str:
     server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
     server.server_close()
     return f"http://127.0.0.1:{server.server_address[1]}/"
+
+
+@pytest.fixture
+def no_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where the host reads a value of a tensor, because it would wait for a GPU."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a value is read")
+
+    for name in ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__"):
+        monkeypatch.setattr(Tensor, name, refuse)

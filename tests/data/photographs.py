@@ -1,5 +1,7 @@
-"""Made photographs: smooth coloured waves, which JPEG keeps well, with a different picture for every number."""
+"""Synthetic photographs: smooth coloured waves, which JPEG preserves well, a different picture for every number."""
 
+import io
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,12 @@ def photograph(number: int, width: int, height: int) -> Image.Image:
 
 def write_photograph(path: Path, number: int, width: int = 60, height: int = 40, mode: str = "RGB") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    image = photograph(number, width, height).convert(mode)
-    image.save(path, **({"quality": 95} if path.suffix.lower() in (".jpg", ".jpeg") else {}))
+    path.write_bytes(_encoded(path.suffix.lower(), number, width, height, mode))
     return path
+
+
+@cache
+def _encoded(suffix: str, number: int, width: int, height: int, mode: str) -> bytes:
+    file, kind = io.BytesIO(), Image.registered_extensions()[suffix]
+    photograph(number, width, height).convert(mode).save(file, kind, **({"quality": 95} if kind == "JPEG" else {}))
+    return file.getvalue()

@@ -231,7 +231,7 @@ BASE_COMMANDS: dict[str, str] = {
 NOT_FUZZED = ("quickstart",)
 """Takes a folder only, and works for minutes."""
 COUNTING = ("certify", "attack", "predict", "analyze")
-OPTION_CASES = {"certify": 100, "train": 60, "report": 20, "reproduce": 20, "analyze": 10}
+OPTION_CASES = {"certify": 50, "train": 30, "report": 10, "reproduce": 10, "analyze": 5}
 
 
 def command_options() -> dict[str, list[tuple[str, bool]]]:
@@ -301,30 +301,30 @@ MODEL_COMMANDS = (
 )
 TARGETS: tuple[Target, ...] = (
     Target(
-        *("certificates-tsv", 160, CERTIFICATES_COMMANDS),
+        *("certificates-tsv", 80, CERTIFICATES_COMMANDS),
         files=("run",),
         damage=(("run/certificates/test.tsv", "table"),),
         oracle=certificates_are_possible,
     ),
     Target(
-        *("certificates-json", 160, CERTIFICATES_COMMANDS),
+        *("certificates-json", 72, CERTIFICATES_COMMANDS),
         files=("run",),
         damage=(("run/certificates/test.json", "json"),),
         oracle=certificates_are_possible,
     ),
     Target(
-        *("shards", 150, (BASE_COMMANDS["merge"],)),
+        *("shards", 60, (BASE_COMMANDS["merge"],)),
         files=("shards",),
         damage=(("shards/*.tsv", "table"), ("shards/*.json", "json")),
         oracle=certificates_are_possible,
     ),
     Target(
-        *("attacks", 100, (f"{REPORT} md,csv", CONTINUE_ATTACK, f"{REPORT} csv")),
+        *("attacks", 48, (f"{REPORT} md,csv", CONTINUE_ATTACK, f"{REPORT} csv")),
         files=("run",),
         damage=(("run/attacks/pgd.tsv", "table"), ("run/attacks/pgd.json", "json")),
     ),
     Target(
-        *("recipe-yaml", 80, (BASE_COMMANDS["train"],)),
+        *("recipe-yaml", 40, (BASE_COMMANDS["train"],)),
         files=("recipe",),
         damage=(("recipe/recipe.yaml", "yaml"),),
         oracle=trained_whole,
@@ -332,7 +332,7 @@ TARGETS: tuple[Target, ...] = (
         long_work=True,
     ),
     Target(
-        *("recipe-of-a-run", 60, (RESUME, f"{DRY} case", RESUME)),
+        *("recipe-of-a-run", 30, (RESUME, f"{DRY} case", RESUME)),
         files=("begun", "recipe"),
         damage=(("begun/recipe.yaml", "yaml"),),
         oracle=lambda outcome, arguments: trained_whole(outcome, arguments) if "--resume" in arguments else "",
@@ -340,26 +340,26 @@ TARGETS: tuple[Target, ...] = (
         long_work=True,
     ),
     Target(
-        *("set", 120, (with_other_fields,)),
+        *("set", 50, (with_other_fields,)),
         files=("recipe",),
         oracle=trained_whole,
         may_write=True,
         long_work=True,
     ),
     Target(
-        *("model-safetensors", 120, MODEL_COMMANDS),
+        *("model-safetensors", 54, MODEL_COMMANDS),
         files=("run", "images"),
         damage=(("run/model.safetensors", "safetensors"),),
     ),
     Target(
-        *("state-pt", 100, (RESUME,)),
+        *("state-pt", 40, (RESUME,)),
         files=("begun",),
         damage=(("begun/state.pt", "torch_file"),),
         oracle=trained_whole,
         may_write=True,
     ),
     Target(
-        *("metrics-jsonl", 60, (RESUME, f"{REPORT} csv", "analyze cost case/run --out case/out --format svg", RESUME)),
+        *("metrics-jsonl", 28, (RESUME, f"{REPORT} csv", "analyze cost case/run --out case/out --format svg", RESUME)),
         files=("begun", "run"),
         damage=(("*/metrics.jsonl", "text"), ("*/metrics.jsonl", "metrics")),
         oracle=lambda outcome, arguments: trained_whole(outcome, arguments) if "--resume" in arguments else "",
@@ -373,7 +373,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         *(
             "checkpoint",
-            50,
+            24,
             (BASE_COMMANDS["import"], BASE_COMMANDS["import"] + " --dataset mnist-sample --arch lenet"),
         ),
         files=("checkpoint",),
@@ -381,7 +381,7 @@ TARGETS: tuple[Target, ...] = (
         oracle=imported_finite,
     ),
     Target(
-        *("npz", 150, (f"{OWN} --dataset npz:case/npz/own.npz",)),
+        *("npz", 60, (f"{OWN} --dataset npz:case/npz/own.npz",)),
         files=("npz",),
         damage=(("npz/own.npz", "npz"),),
         oracle=new_certificates,
@@ -389,7 +389,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         *(
             "class-folders",
-            100,
+            40,
             (f"{OWN} --dataset folder:case/folders", f"{OWN} --dataset folder:case/folders --image-size 9"),
         ),
         files=("folders",),
@@ -397,24 +397,24 @@ TARGETS: tuple[Target, ...] = (
         oracle=new_certificates,
     ),
     Target(
-        *("images", 100, (f"{PREDICT} {DAMAGED}", f"{PREDICT} {DAMAGED} --resize")),
+        *("images", 50, (f"{PREDICT} {DAMAGED}", f"{PREDICT} {DAMAGED} --resize")),
         files=("run", "images"),
         damage=(("images/*.png", "png"), ("images/*.png", "png"), ("images/*", "bytes")),
     ),
     Target(
-        *("idx", 100, (f"{OWN} --dataset mnist --data case/idx",)),
+        *("idx", 30, (f"{OWN} --dataset mnist --data case/idx",)),
         files=("idx",),
         damage=(("idx/MNIST/raw/*", "gzip"),),
         oracle=new_certificates,
     ),
     Target(
-        *("cifar-batches", 60, (f"{OWN} --dataset cifar10 --data case/cifar",)),
+        *("cifar-batches", 20, (f"{OWN} --dataset cifar10 --data case/cifar",)),
         files=("cifar",),
         damage=(("cifar/*/test_batch.bin", "bytes"),),
         oracle=new_certificates,
     ),
     Target(
-        *("cifar-archive", 60, (f"{OWN} --dataset cifar10 --data case/cifar-archive",)),
+        *("cifar-archive", 24, (f"{OWN} --dataset cifar10 --data case/cifar-archive",)),
         files=("cifar-archive",),
         damage=(("cifar-archive/*.gz", "gzip"),),
         oracle=new_certificates,
@@ -429,7 +429,7 @@ def option_targets() -> Iterator[Target]:
             continue
         yield Target(
             f"options-{name.replace(' ', '-')}",
-            OPTION_CASES.get(name.split()[0], 40) if options else 5,
+            OPTION_CASES.get(name.split()[0], 20) if options else 3,
             (with_other_options(name, options),),
             files=("recipe", "run", "shards", "images", "checkpoint"),
             may_write=name == "train",

@@ -61,7 +61,7 @@ def _wnids(root: Path) -> list[str]:
 
 
 def _place(split: Split, folder: Path) -> Path:
-    """Where the data set lies: the first place with class folders, or with a flat validation set."""
+    """The folder of the data set: the first one with class folders, or with a flat validation set."""
     for place in (folder / "imagenet", folder / "ILSVRC2012", folder):
         root = place / FOLDERS[split]
         if _wnids(root) or (split == "test" and root.is_dir() and _flat_names(root)):

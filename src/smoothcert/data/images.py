@@ -1,4 +1,4 @@
-"""Images and labels of one split, held as tensors on one device and cut into batches there."""
+"""Images and labels of one split, as tensors on one device, and the protocol of all data."""
 
 import hashlib
 import math
@@ -16,11 +16,11 @@ Augment = Callable[[Tensor, Tensor], Tensor]
 """(images float [b, c, h, w] in [0, 1], uniform [b, 3] in [0, 1)) -> images of the same shape, on their device."""
 
 STEPS_AT_ONCE, PIXELS_AT_ONCE = 16, 2**23
-"""How many batches are put together at once: for small ones a GPU would wait for the host to ask for each."""
+"""Most batches and pixels that are prepared at once: a GPU would wait for the host if small batches came singly."""
 
 
 class Images(Protocol):
-    """One split of a data set, as training and certification see it: held on a device, or read from files."""
+    """One split of a data set, as training and certification see it: on a device, or read when needed."""
 
     @property
     def name(self) -> str: ...
@@ -36,7 +36,7 @@ class Images(Protocol):
     def class_names(self) -> tuple[str, ...] | None: ...
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know about how the files were read, one line each."""
+        """Notes for the user about how the files were read, one line each."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class Images(Protocol):
 
     def __len__(self) -> int: ...
     def to(self, device: torch.device | str) -> "Images":
-        """The same data, whose batches come on `device`."""
+        """The same data, whose batches are on `device`."""
         ...
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,13 +61,13 @@ class Images(Protocol):
     def batches(self, order: Tensor, share: slice, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         """For each row of `order` (int64 [steps, b]) the images `row[share]`, augmented if the split is, and labels.
 
-        What an image looks like depends on (seed, order) and not on `share`: several processes that each take a
-        share see together what one process sees.
+        Augmentation depends on (seed, order) and not on `share`: several processes with a share each see the same
+        images as one process.
         """
         ...
 
     def digest(self) -> str:
-        """SHA-256 of what training sees: labels and pixels, or names and sizes of files that are decoded later."""
+        """SHA-256 of labels and pixels, or of names and sizes of files that are decoded later."""
         ...
 
 
@@ -75,7 +75,7 @@ class Images(Protocol):
 class ImageData:
     """One split of a data set: `images` uint8 [n, c, h, w], `labels` int64 [n], on the same device.
 
-    Every label lies in [0, num_classes); what breaks this is refused with a RequestError when the object is made.
+    Every label is in [0, num_classes). Wrong tensors are a RequestError when the object is created.
     """
 
     images: Tensor = field(repr=False)
@@ -118,16 +118,16 @@ class ImageData:
         return self._with(self.images.to(device), self.labels.to(device))
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images `indices` as float32 [b, c, h, w] in [0, 1] and their labels [b], where the data lives.
+        """Images `indices` as float32 [b, c, h, w] in [0, 1] and their labels [b], on the device of the data.
 
-        `indices` is an int64 tensor [b]; with indices on the data's device nothing passes through the host.
+        `indices` is an int64 tensor [b]; if it is on the same device, nothing passes through the host.
         """
         indices = indices.to(self.images.device)
         images = in_unit_interval(self.images.index_select(0, indices))
         return images, self.labels.index_select(0, indices)
 
     def batches(self, order: Tensor, share: slice, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """See `Images.batches`. One generator draws for whole rows, so that a share changes nothing."""
+        """See `Images.batches`. Random numbers are drawn for whole rows, so that a share changes nothing."""
         generator = torch.Generator(self.images.device).manual_seed(seed)
         row = order.shape[1]
         together = max(1, min(STEPS_AT_ONCE, PIXELS_AT_ONCE // (row * math.prod(self.shape))))
@@ -141,7 +141,7 @@ class ImageData:
             yield from zip(torch.split(images, each), torch.split(labels, each), strict=True)
 
     def subset(self, indices: Tensor) -> "ImageData":
-        """The images and labels at `indices` (int64 [m]), in that order, as data of their own."""
+        """The images and labels at `indices` (int64 [m]), in that order."""
         indices = indices.to(self.images.device)
         return self._with(self.images.index_select(0, indices), self.labels.index_select(0, indices))
 
@@ -158,8 +158,8 @@ class ImageData:
 
 def in_unit_interval(pixels: Tensor) -> Tensor:
     """uint8 -> float32 in [0, 1]: p becomes p / 255 correctly rounded, the same bits on every device."""
-    # CUDA divides by a Python number as a product with its reciprocal, which is off by one ulp for half of the
-    # pixel values; a divisor that lives on the device is truly divided by.
+    # CUDA replaces division by a Python number with multiplication by its reciprocal, which is off by one ulp for half
+    # of the pixel values; with a divisor on the device it divides.
     white = torch.full((), 255.0, dtype=torch.float32, device=pixels.device)
     return pixels.to(torch.float32).div_(white)
 

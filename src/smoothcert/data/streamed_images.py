@@ -1,4 +1,4 @@
-"""Images that are read anew for each batch, by worker processes: for data sets that do not fit into memory."""
+"""Images that are read again for each batch, by worker processes: for data sets that do not fit into memory."""
 
 import os
 from abc import ABC, abstractmethod

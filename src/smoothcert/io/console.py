@@ -12,8 +12,8 @@ from smoothcert.io.text import one_line
 class PlainConsole(Console):
     """A console that shows each text, also in a table, as one printable line.
 
-    Texts contain names of files, runs and classes, which may come from anyone: neither markup nor emoji codes nor
-    escape sequences in them reach the terminal.
+    Texts contain names of files, runs and classes from other people: markup, emoji codes and escape sequences in them
+    do not reach the terminal.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Reading only regular files, locking, and writing so that a reader sees the old content or the new, never a half."""
+"""Checks of paths, file locks, and atomic writes: a reader sees the old content or the new, never a part."""
 
 import errno
 import glob
@@ -15,9 +15,9 @@ TEMPORARY = ".tmp"
 
 @contextmanager
 def replaced_atomically(path: Path) -> Iterator[Path]:
-    """Yield a temporary path next to `path`; on success it is fsynced and renamed over `path`, else removed.
+    """Yield a temporary path next to `path`; on success it is fsynced and renamed to `path`, else removed.
 
-    A folder that cannot be written to is a RequestError, a full disk a WorkError; `path` is then as it was.
+    A folder that cannot be written to is a RequestError, a full disk a WorkError; `path` is then unchanged.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,7 @@ def replaced_atomically(path: Path) -> Iterator[Path]:
 
 
 def remove_temporaries(path: Path) -> None:
-    """Remove what killed calls of `replaced_atomically` left next to `path`. No other process may be writing it."""
+    """Remove files that killed calls of `replaced_atomically` left next to `path`. No other process may write it."""
     for temporary in path.parent.glob(f".{glob.escape(path.name)}.*{TEMPORARY}"):
         temporary.unlink(missing_ok=True)
 
@@ -48,7 +48,7 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 
 def check_inside(path: Path, folder: Path) -> None:
-    """Refuse to write to a `path` in `folder` that a symbolic link leads out of it."""
+    """Refuse to write to a `path` in `folder` if a symbolic link leads outside of it."""
     if not path.resolve().is_relative_to(folder.resolve()):
         raise RequestError(
             f"{path}: a symbolic link leads to {path.resolve()}, outside of {folder}; expected to write inside it: "
@@ -66,7 +66,7 @@ def check_regular_file(path: Path) -> None:
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 """Errors of file systems that have no locks."""
 LOCK_SECONDS = 0.2
-"""Time to repeat an attempt that failed only because the holder was just removing the file."""
+"""Time to try again, because an attempt can fail while the holder removes the file."""
 
 
 class LockedError(Exception):
@@ -77,9 +77,9 @@ class LockedError(Exception):
 def locked(path: Path, *, wait: bool) -> Iterator[None]:
     """Hold a lock on the file `path`, which is created and removed: at most one process runs the body.
 
-    If another process holds the lock, wait for it or raise LockedError. The lock ends with its process, so a killed one
-    blocks nobody. On file systems without locks the body runs without one. A symbolic link is refused: what it points
-    to is not opened.
+    If another process holds the lock, wait for it or raise LockedError. The lock ends with its process, so a killed
+    process blocks nobody. On file systems without locks the body runs without one. A symbolic link is refused, and its
+    target is not opened.
     """
     from filelock import FileLock, Timeout  # here, because most commands start without it
 
@@ -97,8 +97,8 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
         yield
     finally:
         try:
-            # Before the release: removed after it, the file could already be the lock of another process.
-            with suppress(OSError):  # Windows removes it on release and refuses it now
+            # Before the release: afterwards the file could be the lock of another process.
+            with suppress(OSError):  # Windows refuses this, and removes the file on release
                 path.unlink()
         finally:
             lock.release()

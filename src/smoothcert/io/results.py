@@ -1,4 +1,4 @@
-"""Result files: rows appended to a TSV, each on disk before the next, and a JSON file beside it with their settings."""
+"""Result files: a TSV to which rows are appended, each on disk before the next, and a JSON file with their settings."""
 
 import json
 import os
@@ -15,31 +15,33 @@ Row = TypeVar("Row")
 
 
 def settings_path(path: Path) -> Path:
-    """Where the settings of the result file `path` are kept."""
+    """The path of the settings of the result file `path`."""
     return path.with_name(path.name.removesuffix(".tsv") + ".json")
 
 
 def read_settings(path: Path) -> dict[str, dict[str, Any]]:
-    """{"settings": ..., "provenance": ...} of the result file `path`."""
-    beside = settings_path(path)
-    check_regular_file(beside)
+    """Read {"settings": ..., "provenance": ...} of the result file `path`."""
+    settings_file = settings_path(path)
+    check_regular_file(settings_file)
     try:
-        stored = json.loads(beside.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        stored = json.loads(settings_file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
         parts = {key: stored[key] for key in ("settings", "provenance")}
         if wrong := [key for key, value in parts.items() if not isinstance(value, dict)]:
             raise TypeError(f"'{wrong[0]}' is not a mapping")
         return parts
     except OSError as error:
         raise RequestError(
-            f"{path}: expected its settings in {beside.name} beside it, got none that can be read; "
+            f"{path}: expected its settings in {settings_file.name} next to it, got none that can be read; "
             "restore that file, or move this one and choose another --name"
         ) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise WorkError(f"{beside}: damaged, expected JSON with 'settings' and 'provenance' ({error})") from error
+        raise WorkError(
+            f"{settings_file}: damaged, expected JSON with 'settings' and 'provenance' ({error})"
+        ) from error
 
 
 def _refuse_constant(name: str) -> None:
-    """NaN and Infinity are no JSON: Python would read them, and other readers refuse what is written from them."""
+    """Refuse NaN and Infinity, which are not JSON: Python reads them, but other readers do not."""
     raise ValueError(f"{name} is not a JSON number")
 
 
@@ -49,14 +51,14 @@ def write_settings(path: Path, settings: Mapping[str, Any], provenance: Mapping[
 
 
 def stored_settings(path: Path) -> dict[str, Any]:
-    """The settings of an existing result file, {} if there is none: a resumed run continues with them."""
+    """The settings of an existing result file, with which a resumed run continues; {} if there is none."""
     return read_settings(path)["settings"] if settings_path(path).exists() else {}
 
 
 def differing_settings(
     stored: Mapping[str, Any], wanted: Mapping[str, Any], names: tuple[str, str] = ("the file", "the request")
 ) -> list[str]:
-    """`field: the file has X, the request Y` for each field that differs, or with other `names` of the two."""
+    """`field: the file has X, the request Y` for each field that differs; `names` are the words for the two sides."""
     normal = json.loads(json.dumps(dict(wanted)))
     keys = [*stored, *(k for k in normal if k not in stored)]
     return [
@@ -68,7 +70,7 @@ def differing_settings(
 
 @contextmanager
 def alone(path: Path, otherwise: str = "choose another --name") -> Iterator[None]:
-    """Refuse a second process that would write the file `path` at the same time; the refusal ends in `otherwise`."""
+    """Refuse a second process that would write the file `path` at the same time; the message ends in `otherwise`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
@@ -87,29 +89,29 @@ def not_being_written(path: Path, otherwise: str) -> Iterator[None]:
 
 
 def refuse_existing(out: Path) -> None:
-    """Refuse to replace the result file `out`, or a JSON file in the place of its settings that is not ours.
+    """Refuse to replace the result file `out`, or a JSON file at the path of its settings that has other content.
 
-    Settings of ours without their result file are what a killed process left: they may be replaced.
+    Settings without their result file were left by a killed process and may be replaced.
     """
     if out.exists() or out.is_symlink():
         raise RequestError(f"{out}: exists already; choose another --out")
-    beside = settings_path(out)
-    if beside.exists() or beside.is_symlink():
+    settings_file = settings_path(out)
+    if settings_file.exists() or settings_file.is_symlink():
         try:
             read_settings(out)
         except (RequestError, WorkError) as error:
             raise RequestError(
-                f"{beside}: exists already and does not hold settings of smoothcert; choose another --out"
+                f"{settings_file}: exists already and does not hold settings of smoothcert; choose another --out"
             ) from error
 
 
 class ResultWriter(Generic[Row]):
-    """Appends rows; they are on disk when `append` returns, so a kill costs the rows in flight and no others.
+    """Appends rows; they are on disk when `append` returns, so that a killed process loses only its current rows.
 
-    A new file is created together with its first rows, or on leaving the `with` block without an error: work that
-    fails before its first row leaves nothing. Opening an existing file resumes it: its settings must equal
-    `settings`, a torn last line is cut off, and `done` holds its rows. A damaged file is refused and left untouched.
-    `parse` gives the rows of a file and the bytes that they and the header take up.
+    A new file is created together with its first rows, or at the end of the `with` block if there is no error: work
+    that fails before its first row leaves no file. Opening an existing file resumes it: its settings must equal
+    `settings`, an incomplete last line is cut off, and `done` holds its rows. A damaged file is refused and not
+    changed. `parse` returns the rows of a file and the number of bytes of the header and these rows.
     """
 
     def __init__(
@@ -151,7 +153,7 @@ class ResultWriter(Generic[Row]):
         os.fsync(self._file.fileno())
 
     def _create(self, text: str) -> None:
-        """Write the settings, then the header and the first rows at once: no reader meets a file without them."""
+        """Write the settings, then the header and the first rows at once: no reader sees a file without them."""
         if not self.path.exists():
             write_settings(self.path, self._settings, self._provenance)
         write_text_atomically(self.path, self._header + text)

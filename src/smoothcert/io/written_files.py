@@ -1,7 +1,7 @@
 """Writing reports into a folder without replacing files that smoothcert did not write.
 
-A hidden file in the folder lists the names and the SHA-256 of what was written there. A file that is not in the list,
-or that has changed since, belongs to the user: it is replaced only on request.
+A hidden file in the folder lists the names and the SHA-256 of the files that were written. A file that is not in the
+list, or that has changed since, belongs to the user: it is replaced only on request.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ Digests = dict[str, list[str]]
 
 
 def refuse_foreign_files(folder: Path, names: Iterable[str], force: bool) -> None:
-    """Refuse if a file of `folder` that is about to be replaced is not as smoothcert wrote it."""
+    """Refuse to replace a file of `folder` that is not as smoothcert wrote it."""
     written = _written(folder)
     foreign = [name for name in names if not force and _foreign(folder / name, written.get(name, []))]
     if foreign:
@@ -30,11 +30,10 @@ def refuse_foreign_files(folder: Path, names: Iterable[str], force: bool) -> Non
 
 
 def write_files(folder: Path, files: Mapping[str, bytes | None], force: bool = False) -> list[Path]:
-    """Write each file into `folder`, atomically; the paths of those written.
+    """Write each file into `folder` atomically and return the paths of the written files.
 
-    A content of None removes what an earlier call wrote, and leaves files of the user alone. Refused as a whole, before
-    anything is written, as in `refuse_foreign_files`. A process that is killed in between leaves files that the next
-    call recognises.
+    A content of None removes a file that an earlier call wrote; files of the user are kept. Nothing is written if
+    `refuse_foreign_files` refuses one of the files. The next call recognises the files of a killed process.
     """
     contents = {name: content for name, content in files.items() if content is not None}
     refuse_foreign_files(folder, contents, force)
@@ -71,7 +70,7 @@ def _foreign(path: Path, digests: list[str]) -> bool:
 
 
 def _written(folder: Path) -> Digests:
-    """What the list in `folder` says; nothing where there is none that can be read."""
+    """The list in `folder`; empty if there is none that can be read."""
     path = folder / MANIFEST
     try:
         stored = json.loads(path.read_bytes()) if path.is_file() else {}
