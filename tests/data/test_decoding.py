@@ -13,7 +13,8 @@ from photographs import photograph
 from PIL import Image, ImageOps
 
 from smoothcert.data import load_folder
-from smoothcert.data.decoding import Decoder, read_image_files
+from smoothcert.data.decoding import Decoder
+from smoothcert.data.image_files import read_image_files
 from smoothcert.errors import RequestError, WorkError
 
 WIDTH, HEIGHT, SIDE = 60, 40, 20

@@ -88,7 +88,7 @@ def test_draft_never_decodes_to_less_than_is_needed(tmp_path: Path, monkeypatch:
     assert min(width / size[0] for width, _, size in boxes[1:]) < 3  # and the draft is used: crops are over 6 wide
 
 
-def test_random_crop_with_and_without_draft_show_the_same_part(files: FileList) -> None:
+def test_random_crops_with_and_without_draft_are_of_the_same_part(files: FileList) -> None:
     for index, seed in [(3, 0), (3, 1), (6, 2), (6, 3), (0, 4)]:
         with_draft, without = (
             replace(DECODER, draft=draft).random(files[index], np.random.default_rng(seed)).astype(int)

@@ -207,7 +207,7 @@ def test_damaged_sample_is_one_line(tmp_path: Path, cut: int) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_every_spec_tells_the_truth_that_can_be_checked_here() -> None:
+def test_every_data_set_is_described_correctly() -> None:
     spec = DATASETS["mnist-sample"]
     data = spec.load("test", Path("unused"))
     assert (data.shape, data.num_classes) == (spec.shape, spec.num_classes)

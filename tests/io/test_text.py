@@ -12,6 +12,7 @@ from smoothcert.io.text import (
     csv_text,
     did_you_mean,
     duration,
+    error_line,
     escape_markdown,
     flattened,
     markdown_table,
@@ -82,7 +83,13 @@ def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_did_you_mean_names_what_is_alike_else_all() -> None:
+def test_error_line_is_short_and_never_empty() -> None:
+    assert error_line(ValueError("two\nlines \x1b")) == "two lines \\x1b"
+    assert error_line(ValueError("x" * 500), 20) == "x" * 20
+    assert error_line(KeyError()) == "KeyError"
+
+
+def test_did_you_mean_names_similar_names_else_all() -> None:
     known = ["gaussian", "laplace", "gauss"]
     assert did_you_mean("gausian", known) == "did you mean gaussian, gauss?"
     assert did_you_mean("gausian", known, synonyms=["laplace"]) == "did you mean laplace, gaussian, gauss?"

@@ -11,7 +11,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.written_files import MANIFEST, write_files
 
 
-def test_files_are_replaced_and_removed_again_and_again(tmp_path: Path) -> None:
+def test_files_are_replaced_and_removed_repeatedly(tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
     assert write_files(out, {"a.md": b"1", "b.png": b"2", "c.csv": None}) == [out / "a.md", out / "b.png"]
     write_files(out, {"other.csv": b"3"})
@@ -36,7 +36,7 @@ def test_a_file_of_the_user_is_refused_and_nothing_is_written(tmp_path: Path, ma
     assert (tmp_path / "a.md").read_bytes() == b"newer"
 
 
-def test_a_file_that_the_user_has_changed_is_the_users(tmp_path: Path) -> None:
+def test_a_file_that_the_user_has_changed_is_not_replaced(tmp_path: Path) -> None:
     write_files(tmp_path, {"a.md": b"1", "b.png": b"2"})
     (tmp_path / "a.md").write_text("with my remarks")
     (tmp_path / "b.png").write_text("mine")
@@ -47,7 +47,7 @@ def test_a_file_that_the_user_has_changed_is_the_users(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link", "dangling link"])
-def test_what_is_not_a_file_is_the_users(tmp_path: Path, kind: str) -> None:
+def test_links_folders_and_pipes_are_not_replaced(tmp_path: Path, kind: str) -> None:
     target, path = tmp_path / "target", tmp_path / "a.md"
     target.write_text("precious")
     if kind == "folder":

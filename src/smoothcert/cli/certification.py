@@ -291,7 +291,7 @@ def predict(
     for image in images:
         check_file(image, "an image file")
     from smoothcert.data import DATASETS, read_class_names
-    from smoothcert.data.decoding import read_image_files
+    from smoothcert.data.image_files import read_image_files
     from smoothcert.distributed import find_device
     from smoothcert.models.precision import DTYPES, at_precision, resolve_precision
     from smoothcert.report.progress import print_note

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from smoothcert.data.datasets import UNSPLIT, Split, with_home
-from smoothcert.data.decoding import Decoder, ImageHead, image_head, transparency_note
-from smoothcert.data.image_files import FileList, ImageFiles
+from smoothcert.data.decoding import Decoder, ImageHead, image_head
+from smoothcert.data.image_files import FileList, ImageFiles, transparency_note
 from smoothcert.data.images import ImageData
 from smoothcert.errors import RequestError, WorkError
 

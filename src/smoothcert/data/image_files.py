@@ -11,8 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from smoothcert.data.decoding import Decoder
+from smoothcert.data.decoding import Decoder, image_head
+from smoothcert.data.images import in_unit_interval
 from smoothcert.data.streamed_images import StreamedImages
+from smoothcert.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +69,48 @@ class ImageFiles(StreamedImages):
             path = self.files[index]
             digest.update(b"%d %s\n" % (path.stat().st_size if path.is_file() else -1, bytes(name)))
         return digest.hexdigest()
+
+
+def read_image_files(
+    paths: Sequence[Path | str], shape: tuple[int, int, int], *, shorter_side: int | None = None
+) -> tuple[Tensor, list[str]]:
+    """The images as float32 [n, c, h, w] in [0, 1] for `shape` (c, h, w), and notes on what was changed in them.
+
+    With `shorter_side`, files of another size are scaled and cropped by `Decoder.centre`; without it they are refused.
+    """
+    channels, height, width = shape
+    exact, scaling = (Decoder(channels, height, width, side) for side in (None, shorter_side))
+    pixels: list[NDArray[np.uint8]] = []
+    resized: list[Path] = []
+    coloured: list[Path] = []
+    transparent: list[Path] = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise RequestError(f"{path}: no such file; give an image file")
+        head = image_head(path)
+        fits = head.size == (width, height)
+        if not fits and shorter_side is None:
+            raise RequestError(
+                f"{path}: expected an image of {width}x{height} pixels, got {head.size[0]}x{head.size[1]}; "
+                "scale it, or pass --resize"
+            )
+        pixels.append((exact if fits else scaling).centre(path))
+        resized += [] if fits else [path]
+        coloured += [path] if channels == 1 and not head.grey else []
+        transparent += [path] if head.transparent else []
+    notes = (
+        *_note(resized, f"scaled and cropped to {width}x{height} pixels: the radius is about the result"),
+        *_note(coloured, "converted to grey: the radius is about the result"),
+        *transparency_note(transparent),
+    )
+    return in_unit_interval(torch.from_numpy(np.stack(pixels))), list(notes)
+
+
+def transparency_note(paths: Sequence[Path]) -> list[str]:
+    """A note about files with transparent pixels, if there are any."""
+    return _note(paths, "composited on black where transparent")
+
+
+def _note(paths: Sequence[Path], change: str) -> list[str]:
+    files = f"{paths[0]} is" if len(paths) == 1 else f"{len(paths)} files (first: {paths[0]}) are" if paths else ""
+    return [f"{files} {change}"] if paths else []

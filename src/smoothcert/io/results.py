@@ -21,23 +21,21 @@ def settings_path(path: Path) -> Path:
 
 def read_settings(path: Path) -> dict[str, dict[str, Any]]:
     """Read {"settings": ..., "provenance": ...} of the result file `path`."""
-    settings_file = settings_path(path)
-    check_regular_file(settings_file)
+    json_path = settings_path(path)
+    check_regular_file(json_path)
     try:
-        stored = json.loads(settings_file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        stored = json.loads(json_path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
         parts = {key: stored[key] for key in ("settings", "provenance")}
         if wrong := [key for key, value in parts.items() if not isinstance(value, dict)]:
             raise TypeError(f"'{wrong[0]}' is not a mapping")
         return parts
     except OSError as error:
         raise RequestError(
-            f"{path}: expected its settings in {settings_file.name} next to it, got none that can be read; "
+            f"{path}: expected its settings in {json_path.name} next to it, got none that can be read; "
             "restore that file, or move this one and choose another --name"
         ) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise WorkError(
-            f"{settings_file}: damaged, expected JSON with 'settings' and 'provenance' ({error})"
-        ) from error
+        raise WorkError(f"{json_path}: damaged, expected JSON with 'settings' and 'provenance' ({error})") from error
 
 
 def _refuse_constant(name: str) -> None:
@@ -95,13 +93,13 @@ def refuse_existing(out: Path) -> None:
     """
     if out.exists() or out.is_symlink():
         raise RequestError(f"{out}: exists already; choose another --out")
-    settings_file = settings_path(out)
-    if settings_file.exists() or settings_file.is_symlink():
+    json_path = settings_path(out)
+    if json_path.exists() or json_path.is_symlink():
         try:
             read_settings(out)
         except (RequestError, WorkError) as error:
             raise RequestError(
-                f"{settings_file}: exists already and does not hold settings of smoothcert; choose another --out"
+                f"{json_path}: exists already and does not hold settings of smoothcert; choose another --out"
             ) from error
 
 
