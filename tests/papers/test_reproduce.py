@@ -94,7 +94,7 @@ def test_plan_has_the_selected_rows(tmp_path: Path) -> None:
 def test_wrong_requests_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"no row has the sigma.*sigmas: 0.25, 0.5, 1; methods: Gaussian, "):
         plan(request(out=tmp_path, sigmas=(0.3,)))
-    with pytest.raises(RequestError, match="none of these rows can be trained: the paper does not tell"):
+    with pytest.raises(RequestError, match="none of these rows can be trained: the paper does not give"):
         plan(request(out=tmp_path, table="consistency/table1", methods=("SmoothAdv + Consistency",)))
     with pytest.raises(RequestError, match=r"sigma: expected 0\.5 .*, got 0\.3; choose rows with --sigma"):
         plan(request(out=tmp_path, sigmas=(0.5,), methods=("macer",), overrides=("sigma=0.3",)))
