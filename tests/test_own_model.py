@@ -170,7 +170,7 @@ def test_training_imports_no_code_that_only_a_file_names(
     assert (code, refusal in errors) == (2, True), errors
 
 
-def test_a_lost_recipe_is_taken_from_the_model(workplace: Path, run_cli: Callable[..., tuple[int, str, str]]) -> None:
+def test_lost_recipe_is_read_from_the_model(workplace: Path, run_cli: Callable[..., tuple[int, str, str]]) -> None:
     (workplace / "r.yaml").write_text(
         "{dataset: 'npz:grey.npz', model: 'mine_for_test:small', sigma: 0.1, objective: gaussian, epochs: 1,"
         " batch_size: 4, learning_rate_drops: []}"
@@ -231,7 +231,7 @@ def test_wrapped_functions_and_classes_build_networks(workplace: Path, name: str
     check_outputs(own_model(f"mine_for_test:{name}", 2), name, (1, 4, 4), 2)
 
 
-def test_a_file_is_named_by_its_path(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_network_in_a_file(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = workplace / "elsewhere"
     folder.mkdir()
     (folder / "helper_of_test.py").write_text("CLASSES = 5")
@@ -246,7 +246,7 @@ def test_a_file_is_named_by_its_path(workplace: Path, monkeypatch: pytest.Monkey
     assert own_model("mine_for_test.py:small", 3)[1].out_features == 3
 
 
-def test_a_network_that_does_not_fit_is_refused_before_training(workplace: Path) -> None:
+def test_network_of_another_shape_is_refused_before_training(workplace: Path) -> None:
     with pytest.raises(RequestError, match=r"gives \[2, 3\] for 2 images, expected logits \[2, 2\]"):
         build_model("mine_for_test:three", (1, 4, 4), 2)
     with pytest.raises(RequestError, match=r"fails on images of shape \[3, 9, 9\]"):
@@ -255,7 +255,7 @@ def test_a_network_that_does_not_fit_is_refused_before_training(workplace: Path)
         build_model("mine_for_test:plain", (1, 4, 4), 2)
 
 
-def test_a_plain_module_in_python_is_trained_certified_and_loaded(tmp_path: Path) -> None:
+def test_plain_module_is_trained_certified_and_loaded(tmp_path: Path) -> None:
     """No name, no registration: the module itself goes in, and its weights come back into a module like it."""
 
     def build() -> nn.Module:
@@ -276,7 +276,7 @@ def test_a_plain_module_in_python_is_trained_certified_and_loaded(tmp_path: Path
         train(tiny_recipe(model="mine"), data, tmp_path / "other", model=wrong, device="cpu")
 
 
-def test_a_file_in_the_folder_does_not_stand_in_for_a_package(tmp_path: Path) -> None:
+def test_file_in_the_folder_does_not_replace_a_package(tmp_path: Path) -> None:
     """`cd downloaded && smoothcert ...` must not run what lies there."""
     (tmp_path / "yaml.py").write_text("open('ran', 'w')")
     # As the installed program does: its own folder, not the current one, is the first in sys.path.

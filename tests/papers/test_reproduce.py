@@ -282,7 +282,7 @@ def reproduced(asked: Request, planned: list[PlannedRun]) -> str:
 
 @pytest.mark.usefixtures("texts_only")
 def test_report_has_only_the_requested_certificates(tmp_path: Path) -> None:
-    """Not what the run was certified to before, nor what somebody else put beside it."""
+    """Not what the run was certified to before, and not other files in the folder."""
     planned = finished_in(tmp_path, seeds=(0, 3))
     certify_in(planned[0].folder, "test-n20", 20)
     (planned[0].folder / "certificates" / "mine.tsv").write_text("not certificates")

@@ -159,4 +159,4 @@ def rows_page(title: str, rows: Sequence[Outcome]) -> str:
     table = markdown_table(
         ("row", "σ", "published ACR", "run", "state"), [[escape_markdown(cell) for cell in row] for row in cells]
     )
-    return f"# {escape_markdown(title)}: what became of each row\n\n{table}"
+    return f"# {escape_markdown(title)}: outcome of each row\n\n{table}"
