@@ -1,5 +1,5 @@
-# quickstart: everything once, on the bundled MNIST sample.   test: the whole suite.   check: lint, types, layers.
-# kernels: those for GPUs, on a CPU, in Triton's interpreter (downloads Triton, 260 MB).
+# quickstart: the whole flow on the bundled MNIST sample.   test: the whole suite.   check: lint, types, layers.
+# kernels: tests of the GPU kernels on a CPU, in the interpreter of Triton (downloads Triton, 260 MB).
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
@@ -36,7 +36,7 @@ check: .venv/.installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
-# In a folder of its own: torch's builds for CPUs come without Triton, and the suite is to see them as users do.
+# In a separate folder: torch for CPUs comes without Triton, and the other tests run without it, as users do.
 .venv/.triton: .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv/triton triton==3.9.0
 	touch $@

@@ -43,7 +43,7 @@ def set_environment(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         ),
     ],
 )
-def test_a_wrong_environment_costs_one_line(
+def test_wrong_environment_prints_one_line(
     variables: dict[str, str],
     message: str,
     set_environment: Callable[..., None],
@@ -61,7 +61,7 @@ def test_a_wrong_environment_costs_one_line(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_whose_peer_never_starts_ends(rank: int, set_environment: Callable[..., None]) -> None:
+def test_process_ends_if_its_peer_never_starts(rank: int, set_environment: Callable[..., None]) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]

@@ -38,9 +38,7 @@ def python_blocks(path: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-def test_the_objective_of_the_guide_trains(
-    tmp_path: Path, tiny_data: ImageData, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_objective_of_the_guide_trains(tmp_path: Path, tiny_data: ImageData, monkeypatch: pytest.MonkeyPatch) -> None:
     source, registration = python_blocks(ROOT / "docs/add-an-objective.md")
     assert len(source.strip().splitlines()) < 30
     module = types.ModuleType("smooth_labels_of_the_guide")
@@ -55,7 +53,7 @@ def test_the_objective_of_the_guide_trains(
     assert run.finished
 
 
-def test_the_python_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its three lines, with a small network and images in place of the reader's."""
     (source,) = python_blocks(ROOT / "README.md")
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 10))
@@ -64,7 +62,7 @@ def test_the_python_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(names["certificates"]) == 2
 
 
-def test_the_architecture_page_names_every_module_and_nothing_else() -> None:
+def test_architecture_page_names_exactly_the_modules() -> None:
     """In the first column of its table of packages."""
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     table = text[text.index("| package |") :].partition("\n\n")[0]
@@ -75,14 +73,14 @@ def test_the_architecture_page_names_every_module_and_nothing_else() -> None:
     assert len(names) + 2 <= 18, "with __init__ and __main__"
 
 
-def test_the_files_that_the_architecture_page_names_exist() -> None:
+def test_files_of_the_architecture_page_exist() -> None:
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     files = set(re.findall(r"`([a-z_0-9]+/[a-z_0-9/]*\.py)`", text))
     assert len(files) > 20
     assert [name for name in sorted(files) if not (ROOT / "src/smoothcert" / name).exists()] == []
 
 
-def test_the_readme_is_short() -> None:
+def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
@@ -93,7 +91,7 @@ def headings(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_name)
-def test_links_lead_somewhere(path: Path) -> None:
+def test_links_have_targets(path: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", path.read_text(encoding="utf-8")):
         if not target.startswith("http"):
             page = path.parent / target if target else path
@@ -101,7 +99,7 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert not anchor or anchor in headings(page), f"{target}#{anchor}"
 
 
-def test_the_figures_of_the_guide_are_small_and_all_shown() -> None:
+def test_figures_are_small_and_all_shown() -> None:
     figures = list((ROOT / "docs/figures").iterdir())
     shown = {name for page in PAGES for name in re.findall(r"\(figures/([^)]+)\)", page.read_text(encoding="utf-8"))}
     assert {figure.name for figure in figures} == shown
@@ -141,7 +139,7 @@ def all_options(command: Any) -> Iterator[str]:
         yield from all_options(inner)
 
 
-def test_the_pages_have_command_lines() -> None:
+def test_pages_have_command_lines() -> None:
     assert sum(len(command_lines(page)) for page in PAGES) > 30
 
 
@@ -154,7 +152,7 @@ def test_command_lines_of_the_guide_parse(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_name)
-def test_options_that_are_shown_exist(path: Path) -> None:
+def test_shown_options_exist(path: Path) -> None:
     """In the one-line summaries of the commands too, whose brackets and bars do not parse, and in the text."""
     text = path.read_text(encoding="utf-8")
     for line in [*command_lines(path), *re.findall(r"`smoothcert ([^`]+)`", text)]:
@@ -174,7 +172,7 @@ def test_snippets_of_the_certificate_page_print_what_is_shown(
         assert capsys.readouterr().out == shown
 
 
-def test_the_row_of_the_certificate_page_is_in_the_results() -> None:
+def test_row_of_the_certificate_page_is_in_the_results() -> None:
     text = (ROOT / "docs/reading-a-certificate.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```text\n(idx.*?)```", text, flags=re.DOTALL)
     rows = (ROOT / "results/float32/consistency-0.5/certificates/test-n100000.tsv").read_text(encoding="utf-8")
@@ -182,7 +180,7 @@ def test_the_row_of_the_certificate_page_is_in_the_results() -> None:
         assert "\t".join(line.split()) in rows.splitlines()
 
 
-def test_the_own_model_of_the_guide_is_certified_truly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_model_of_the_guide_gets_true_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its network is linear, so its distance d from the boundary between any two classes is known exactly.
 
     Under noise a rival beats the class with probability Phi(-d / sigma). The largest of these bounds the class's

@@ -56,7 +56,7 @@ def normal_tail(x: float) -> Decimal:
 
 
 @given(st.floats(1e-9, 0.499), st.floats(0.01, 10))
-def test_the_radius_is_never_rounded_up(q: float, sigma: float) -> None:
+def test_radius_is_never_rounded_up(q: float, sigma: float) -> None:
     radius = Gaussian(1.0).radius(q)
     assert radius < 6.1
     # The tail beyond the claimed radius must be at least q: a larger radius would claim more than was shown.
@@ -86,7 +86,7 @@ def test_error_at_inverts_radius(name: str) -> None:
         ("uniform", stats.uniform(-(3**0.5) / 2, 3**0.5)),
     ],
 )
-def test_both_samplers_follow_the_law(name: str, law: object) -> None:
+def test_both_samplers_have_the_distribution(name: str, law: object) -> None:
     """Keyed noise for certification and generator noise for training, by Kolmogorov-Smirnov; sigma is the spread."""
     noise = NOISES[name](0.5)
     keyed = torch.zeros(40_000)
@@ -105,7 +105,7 @@ def test_l1_radii() -> None:
 
 
 @pytest.mark.parametrize("sigma", [0.0, -1.0, math.inf, math.nan])
-def test_a_wrong_sigma_is_refused(sigma: float) -> None:
+def test_wrong_sigma_is_refused(sigma: float) -> None:
     with pytest.raises(RequestError, match="sigma: expected"):
         Gaussian(sigma)
 
@@ -118,7 +118,7 @@ def test_box_muller_fills_any_length_and_nothing_else(length: int) -> None:
     assert np.isnan(room[[0, -1]]).all()
 
 
-def test_box_muller_is_the_normal_law() -> None:
+def test_box_muller_has_the_normal_distribution() -> None:
     """A million numbers: the law, its tails, and independence of the two numbers that share a radius."""
     values = np.empty(1_000_000, np.float32)
     fill_by_box_muller(values, np.random.SFC64(7), 0.25)

@@ -37,7 +37,7 @@ def own_run(digits: Path, tmp_path: Path, run_cli: Cli) -> tuple[Path, str]:
     return tmp_path / "run", out
 
 
-def test_images_without_a_split_are_called_so(
+def test_data_without_a_split_are_reported(
     own_run: tuple[Path, str], digits: Path, tmp_path: Path, run_cli: Cli
 ) -> None:
     run, trained = own_run
@@ -58,14 +58,14 @@ def test_images_without_a_split_are_called_so(
     assert read_certificates(run / "certificates" / "b.tsv").settings["split"] == "test"
 
 
-def test_a_file_of_an_earlier_version_is_continued(own_run: tuple[Path, str], run_cli: Cli) -> None:
+def test_file_of_an_earlier_version_is_continued(own_run: tuple[Path, str], run_cli: Cli) -> None:
     run, _ = own_run
     arguments = ("certify", run, "--n", 100, "--device", "cpu", "--max-images")
     assert run_cli(*arguments, 2)[0] == 0
-    beside = run / "certificates" / "test-n100.json"
-    stored = json.loads(beside.read_text())
+    settings = run / "certificates" / "test-n100.json"
+    stored = json.loads(settings.read_text())
     stored["settings"]["split"] = "test"
-    beside.write_text(json.dumps(stored))
+    settings.write_text(json.dumps(stored))
     code, _, err = run_cli(*arguments, 4)
     assert code == 0, err
     assert len(read_certificates(run / "certificates" / "test-n100.tsv").rows) == 4
@@ -95,7 +95,7 @@ def test_predict_shows_names_and_explains_the_radius(
     assert "expected 3 names" in err
 
 
-def test_predict_says_what_it_changes(own_run: tuple[Path, str], tmp_path: Path, run_cli: Cli) -> None:
+def test_predict_reports_changed_images(own_run: tuple[Path, str], tmp_path: Path, run_cli: Cli) -> None:
     run, _ = own_run
     path = tmp_path / "wide.png"
     Image.new("RGBA", (84, 28), (255, 0, 0, 90)).save(path)
@@ -111,7 +111,7 @@ def test_predict_says_what_it_changes(own_run: tuple[Path, str], tmp_path: Path,
         assert "wide.png: expected " in err
 
 
-def test_a_model_with_more_outputs_than_folders(
+def test_model_with_more_outputs_than_folders(
     digits: Path, tmp_path: Path, run_cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -143,7 +143,7 @@ def test_a_model_with_more_outputs_than_folders(
     assert "got a list without seven" in err
 
 
-def test_a_run_with_more_classes_than_the_folder(trained_run: Path, digits: Path, tmp_path: Path, run_cli: Cli) -> None:
+def test_run_with_more_classes_than_the_folder(trained_run: Path, digits: Path, tmp_path: Path, run_cli: Cli) -> None:
     run = shutil.copytree(trained_run, tmp_path / "run")
     arguments = ("certify", run, "--dataset", f"folder:{digits}", "--n", 100, "--device", "cpu")
     code, _, err = run_cli(*arguments)

@@ -22,6 +22,7 @@ from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import train
 from smoothcert.training.recipe import CertifyRecipe
 
+Cli = Callable[..., tuple[int, str, str]]
 MODULE = """
 import asyncio
 import functools
@@ -91,7 +92,7 @@ def smoothcert(folder: Path, *arguments: object) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.slow
-def test_certify_from_a_module_through_the_command_line(workplace: Path) -> None:
+def test_certify_from_a_module_through_the_command_line(workplace: Path, run_cli: Cli) -> None:
     """The distance of a uniform image to the boundary is |level - 1/2| * sqrt(16): certificates come close to it."""
     done = smoothcert(
         workplace, *("certify", "--model", "mine_for_test:brightness", "--dataset", "npz:grey.npz"),
@@ -105,40 +106,36 @@ def test_certify_from_a_module_through_the_command_line(workplace: Path) -> None
         assert truth - 0.15 < row.certificate.radius <= truth
     assert stored.settings["model"] == "mine_for_test:brightness"
     assert stored.settings["precision"] == "fp32"
-    refused = smoothcert(
-        workplace, *("certify", "--model", "mine_for_test:three", "--dataset", "npz:grey.npz"),
-        *("--sigma", 0.5, "--n", 100, "--out", "runs/d"),
-    )  # fmt: skip
-    assert refused.returncode == 2
-    assert "gives [2, 3] for 2 images, expected logits [2, 2]" in refused.stderr
+    wrong = ("--model", "mine_for_test:three", "--dataset", "npz:grey.npz", "--sigma", 0.5, "--n", 100)
+    code, _, errors = run_cli("certify", *wrong, "--out", "runs/d", "--device", "cpu")
+    assert code == 2
+    assert "gives [2, 3] for 2 images, expected logits [2, 2]" in errors
     assert not (workplace / "runs/d").exists()
 
 
 @pytest.mark.slow
-def test_train_then_certify_own_network(workplace: Path) -> None:
+def test_train_then_certify_own_network(workplace: Path, run_cli: Cli) -> None:
     (workplace / "r.yaml").write_text(
         "{dataset: 'npz:grey.npz', model: 'mine_for_test:small', sigma: 0.1,"
         " objective: {name: smoothmix, num_noise: 2}, epochs: 2, batch_size: 4,"
         " learning_rate: 0.5, learning_rate_drops: []}"
     )
-    command = ("train", "--recipe", "r.yaml", "--model", "mine_for_test:small", "--out", "runs/t")
-    done = smoothcert(workplace, *command)
-    assert done.returncode == 0, done.stderr
-    assert "next: smoothcert certify runs/t --model mine_for_test:small" in done.stdout
-    refused = smoothcert(workplace, "certify", "runs/t", "--n", 100)
-    assert refused.returncode == 2
-    assert "allow it with --model mine_for_test:small" in refused.stderr
-    done = smoothcert(workplace, "certify", "runs/t", "--model", "mine_for_test:small", "--n", 100)
-    assert done.returncode == 0, done.stderr
+    network, device = ("--model", "mine_for_test:small"), ("--device", "cpu")
+    code, out, errors = run_cli("train", "--recipe", "r.yaml", *network, "--out", "runs/t", *device)
+    assert code == 0, errors
+    assert "next: smoothcert certify runs/t --model mine_for_test:small" in out
+    code, _, errors = run_cli("certify", "runs/t", "--n", 100, *device)
+    assert code == 2
+    assert "allow it with --model mine_for_test:small" in errors
+    code, _, errors = run_cli("certify", "runs/t", *network, "--n", 100, *device)
+    assert code == 0, errors
     assert len(read_certificates(workplace / "runs/t/certificates/test-n100.tsv").rows) == 4
     run = load_run(workplace / "runs/t", "mine_for_test:small")
     assert run.spec.shape == (1, 4, 4)
     assert run.spec.num_classes == 2
 
 
-def test_training_imports_no_code_that_only_a_file_names(
-    workplace: Path, run_cli: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_training_imports_no_code_that_only_a_file_names(workplace: Path, run_cli: Cli) -> None:
     """A recipe, a model or a folder may come from somebody else; --model says that its code may run."""
     (workplace / "named_by_a_file.py").write_text("from mine_for_test import small")
     (workplace / "r.yaml").write_text(
@@ -170,7 +167,7 @@ def test_training_imports_no_code_that_only_a_file_names(
     assert (code, refusal in errors) == (2, True), errors
 
 
-def test_a_lost_recipe_is_taken_from_the_model(workplace: Path, run_cli: Callable[..., tuple[int, str, str]]) -> None:
+def test_lost_recipe_is_read_from_the_model(workplace: Path, run_cli: Cli) -> None:
     (workplace / "r.yaml").write_text(
         "{dataset: 'npz:grey.npz', model: 'mine_for_test:small', sigma: 0.1, objective: gaussian, epochs: 1,"
         " batch_size: 4, learning_rate_drops: []}"
@@ -231,7 +228,7 @@ def test_wrapped_functions_and_classes_build_networks(workplace: Path, name: str
     check_outputs(own_model(f"mine_for_test:{name}", 2), name, (1, 4, 4), 2)
 
 
-def test_a_file_is_named_by_its_path(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_network_in_a_file(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = workplace / "elsewhere"
     folder.mkdir()
     (folder / "helper_of_test.py").write_text("CLASSES = 5")
@@ -246,7 +243,7 @@ def test_a_file_is_named_by_its_path(workplace: Path, monkeypatch: pytest.Monkey
     assert own_model("mine_for_test.py:small", 3)[1].out_features == 3
 
 
-def test_a_network_that_does_not_fit_is_refused_before_training(workplace: Path) -> None:
+def test_network_of_another_shape_is_refused_before_training(workplace: Path) -> None:
     with pytest.raises(RequestError, match=r"gives \[2, 3\] for 2 images, expected logits \[2, 2\]"):
         build_model("mine_for_test:three", (1, 4, 4), 2)
     with pytest.raises(RequestError, match=r"fails on images of shape \[3, 9, 9\]"):
@@ -255,7 +252,7 @@ def test_a_network_that_does_not_fit_is_refused_before_training(workplace: Path)
         build_model("mine_for_test:plain", (1, 4, 4), 2)
 
 
-def test_a_plain_module_in_python_is_trained_certified_and_loaded(tmp_path: Path) -> None:
+def test_plain_module_is_trained_certified_and_loaded(tmp_path: Path) -> None:
     """No name, no registration: the module itself goes in, and its weights come back into a module like it."""
 
     def build() -> nn.Module:
@@ -276,7 +273,7 @@ def test_a_plain_module_in_python_is_trained_certified_and_loaded(tmp_path: Path
         train(tiny_recipe(model="mine"), data, tmp_path / "other", model=wrong, device="cpu")
 
 
-def test_a_file_in_the_folder_does_not_stand_in_for_a_package(tmp_path: Path) -> None:
+def test_file_in_the_folder_does_not_replace_a_package(tmp_path: Path) -> None:
     """`cd downloaded && smoothcert ...` must not run what lies there."""
     (tmp_path / "yaml.py").write_text("open('ran', 'w')")
     # As the installed program does: its own folder, not the current one, is the first in sys.path.

@@ -59,11 +59,11 @@ def runs_of(globs: list[str]) -> list[Path]:
         ),
     ],
 )
-def test_the_tables_are_rendered_from_their_certificates(
+def test_tables_equal_a_new_report_of_the_certificates(
     name: str, runs: list[str], table: str, formats: tuple[str, ...], same_images: bool, tmp_path: Path
 ) -> None:
-    folders, beside = runs_of(runs), published_for(table)
-    report = write_report(folders, tmp_path, formats, published=beside, same_images=same_images)
+    folders, published = runs_of(runs), published_for(table)
+    report = write_report(folders, tmp_path, formats, published=published, same_images=same_images)
     assert report.written
     for path in report.written:
         committed = RESULTS / name / path.name
@@ -74,7 +74,7 @@ def test_the_tables_are_rendered_from_their_certificates(
 
 
 @pytest.mark.parametrize("table", ["smoothmix/table2", "consistency/supp-table2"])
-def test_all_rows_are_there_and_in_the_published_order(table: str, tmp_path: Path) -> None:
+def test_results_have_all_rows_in_the_published_order(table: str, tmp_path: Path) -> None:
     report = write_report([RESULTS / "mnist"], tmp_path, ["csv"], published=published_for(table), same_images=True)
     published = report.contents.published
     assert {row.row for row in published.values()} == {run.name for run in paper_runs(table)}
@@ -110,7 +110,7 @@ def table_from(path: Path, title: str) -> list[str]:
     return list(takewhile(lambda line: line.startswith("|"), lines[start:]))
 
 
-def test_the_first_table_of_the_readme_is_that_of_the_results() -> None:
+def test_first_table_of_the_readme_equals_the_results() -> None:
     table = table_from(RESULTS.parent / "README.md", "| MNIST")
     expected: dict[str, list[str]] = {}
     for run in paper_runs("smoothmix/table2"):
@@ -121,7 +121,7 @@ def test_the_first_table_of_the_readme_is_that_of_the_results() -> None:
     assert table[2:] == [f"| {' | '.join([label, *cells])} |" for label, cells in expected.items()]
 
 
-def test_the_cifar10_table_is_that_of_the_results() -> None:
+def test_cifar10_table_equals_the_results() -> None:
     expected = []
     for table, network in (("consistency/table4", "ResNet-20"), ("smoothmix/table1", "ResNet-110")):
         for run in paper_runs(table):
@@ -134,7 +134,7 @@ def test_the_cifar10_table_is_that_of_the_results() -> None:
     assert table_from(RESULTS / "cifar10" / "README.md", "| network")[2:] == expected
 
 
-def test_the_tables_of_the_corrected_recipes_are_those_of_the_results() -> None:
+def test_tables_of_corrected_recipes_equal_the_results() -> None:
     """ACR, number of images and, for MNIST, certified accuracies, computed here from the rows."""
 
     def acr(name: str) -> str:
@@ -158,7 +158,7 @@ def test_the_tables_of_the_corrected_recipes_are_those_of_the_results() -> None:
         assert [cells[2], cells[4]] == [acr(f"cifar10-official/{name}"), acr(f"cifar10-official-n10000/{name}")]
 
 
-def test_the_table_of_ablations_is_that_of_the_results(tmp_path: Path) -> None:
+def test_table_of_ablations_equals_the_results(tmp_path: Path) -> None:
     expected = []
     for table, runs in ABLATIONS.items():
         report = write_report(runs_of(runs), tmp_path, ["csv"], published=published_for(table), same_images=True)
@@ -173,7 +173,7 @@ def test_the_table_of_ablations_is_that_of_the_results(tmp_path: Path) -> None:
     assert table_from(RESULTS / "mnist-ablations" / "README.md", "| table")[2:] == expected
 
 
-def test_the_cost_table_is_that_of_the_runs() -> None:
+def test_cost_table_equals_the_runs() -> None:
     costs = training_costs([RESULTS / "cost"])
     assert (RESULTS / "cost" / "cost.md").read_text(encoding="utf-8") == cost_markdown(costs)
     assert (RESULTS / "cost" / "cost.csv").read_text(encoding="utf-8") == cost_csv(costs)
@@ -186,5 +186,5 @@ def test_the_cost_table_is_that_of_the_runs() -> None:
     assert table_from(RESULTS / "cost" / "README.md", "| run")[2:] == cells
 
 
-def test_the_results_stay_small() -> None:
+def test_results_are_small() -> None:
     assert sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file()) < 34e6

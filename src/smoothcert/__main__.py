@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line. An interrupt while it is being imported costs one line, too."""
+    """Run the command line. An interrupt during the imports prints one line too."""
     try:
         from smoothcert.cli import main as run
 

@@ -102,7 +102,7 @@ def test_lists(run_cli: Cli, command: str) -> None:
     ] in out
 
 
-def test_one_preset_and_one_objective_in_full(run_cli: Cli) -> None:
+def test_preset_and_objective_are_shown_in_full(run_cli: Cli) -> None:
     code, out, _ = run_cli("presets", "mnist/gaussian", "--sigma", 1.0)
     assert code == 0
     assert "sigma: 1.0" in out
@@ -139,7 +139,7 @@ def test_one_preset_and_one_objective_in_full(run_cli: Cli) -> None:
         (["train", "--out", "x", *SAMPLE, "--device", "tpu"], "tpu"),
     ],
 )
-def test_a_wrong_request_costs_one_line(
+def test_wrong_request_prints_one_line(
     run_cli: Cli, tmp_path: Path, monkeypatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -223,7 +223,7 @@ def test_other_settings_for_a_file_are_refused(run_cli: Cli, run: Path) -> None:
     assert "n: the file has 100, the request 200" in err
 
 
-def test_images_that_an_earlier_call_chose_are_told(run_cli: Cli, run: Path) -> None:
+def test_images_of_an_earlier_call_are_reported(run_cli: Cli, run: Path) -> None:
     def certified(*options: object) -> str:
         code, out, _ = run_cli("certify", run, "--n", 100, "--device", "cpu", *options)
         assert code == 0
@@ -236,7 +236,7 @@ def test_images_that_an_earlier_call_chose_are_told(run_cli: Cli, run: Path) -> 
     )
 
 
-def test_the_version(run_cli: Cli) -> None:
+def test_version(run_cli: Cli) -> None:
     assert run_cli("--version") == (0, f"smoothcert {__version__}\n", "")
 
 
@@ -253,7 +253,7 @@ def test_damaged_files_exit_with_1(run_cli: Cli, run: Path) -> None:
     assert "damaged" in err
 
 
-def test_ctrl_c_says_how_to_go_on(run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_says_how_to_continue(run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
@@ -372,7 +372,7 @@ def test_attack_command(run_cli: Cli, run: Path) -> None:
     assert "the certificates are wrong" in err
 
 
-def test_a_value_with_a_line_break_is_refused_in_one_line(run_cli: Cli) -> None:
+def test_value_with_a_line_break_is_refused_in_one_line(run_cli: Cli) -> None:
     code, out, err = run_cli("presets", "mnist/gaussian", "--sigma", "a\nb")
     assert (code, out) == (2, "")
     assert err.startswith("smoothcert: ")

@@ -28,16 +28,16 @@ def test_two_tables_of_one_file() -> None:
     assert paper_table("smoothmix/table1") == paper_table("smoothmix/table3")
 
 
-def test_supplement_and_main_text_are_told_apart() -> None:
+def test_tables_of_supplement_and_main_text_differ() -> None:
     assert paper_table("consistency/table2") != paper_table("consistency/supp-table2")
 
 
-def test_a_row_as_printed() -> None:
+def test_row_is_as_printed() -> None:
     first = paper_table("smoothmix/table2")[0]
     assert (first["sigma"], first["method"], first["acr"], first["0.75"]) == ("0.25", "Gaussian", "0.911", "93.3")
 
 
-def test_rows_are_the_callers_own() -> None:
+def test_changed_rows_do_not_change_the_table() -> None:
     paper_table("smoothmix/table2")[0]["acr"] = "9"
     assert paper_table("smoothmix/table2")[0]["acr"] == "0.911"
 
@@ -77,12 +77,12 @@ def test_published_acr(table: str, match: dict[str, object], expected: float | N
     assert published_acr(table, **match) == expected
 
 
-def test_a_question_with_several_answers() -> None:
+def test_ambiguous_columns_are_refused() -> None:
     with pytest.raises(RequestError, match=r"smoothmix/table2.*sigma=0\.5 \(9 rows\)"):
         published_acr("smoothmix/table2", sigma=0.5)
 
 
-def test_unknown_tables() -> None:
+def test_unknown_table_is_refused() -> None:
     with pytest.raises(RequestError, match=r"'smoothmx/table2'.*smoothmix/table2"):
         paper_table("smoothmx/table2")
     with pytest.raises(RequestError, match="consistency/table1"):

@@ -1,12 +1,9 @@
-"""A table reproduced: planned, trained and certified where missing, reported; interrupted and failed work is kept."""
+"""Reproducing a table: plan, train and certify what is missing, report; interrupted and failed work is kept."""
 
 import csv
 import io
 import resource
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +17,6 @@ from tiny import tiny_recipe
 from torch import Tensor, nn
 
 from smoothcert.certification.certificates import CertifiedImage, read_certificates, write_certificates
-from smoothcert.cli.several import split
 from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.objectives import Adversary, Consistency, Gaussian, Macer, Objective, SmoothAdv, SmoothMix, Stability
@@ -43,7 +39,7 @@ from smoothcert.papers.rows import paper_runs
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.training.checkpoint import InputSpec, load_run
 from smoothcert.training.loop import train
-from smoothcert.training.recipe import CertifyRecipe, load_train_recipe
+from smoothcert.training.recipe import CertifyRecipe
 
 CPU = torch.device("cpu")
 Cli = Callable[..., tuple[int, str, str]]
@@ -65,7 +61,7 @@ def request(**changes: object) -> Request:
 
 
 @pytest.mark.usefixtures("no_clock")
-def test_a_plan_has_the_rows_asked_for(tmp_path: Path) -> None:
+def test_plan_has_the_selected_rows(tmp_path: Path) -> None:
     everything = plan(request(out=tmp_path))
     assert len(everything) == 27
     assert {run.state for run in everything} == {"missing"}
@@ -95,10 +91,10 @@ def test_a_plan_has_the_rows_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_clock")
-def test_wrong_requests_cost_one_line(tmp_path: Path) -> None:
+def test_wrong_requests_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"no row has the sigma.*sigmas: 0.25, 0.5, 1; methods: Gaussian, "):
         plan(request(out=tmp_path, sigmas=(0.3,)))
-    with pytest.raises(RequestError, match="none of these rows can be trained: the paper does not tell"):
+    with pytest.raises(RequestError, match="none of these rows can be trained: the paper does not give"):
         plan(request(out=tmp_path, table="consistency/table1", methods=("SmoothAdv + Consistency",)))
     with pytest.raises(RequestError, match=r"sigma: expected 0\.5 .*, got 0\.3; choose rows with --sigma"):
         plan(request(out=tmp_path, sigmas=(0.5,), methods=("macer",), overrides=("sigma=0.3",)))
@@ -115,7 +111,7 @@ def test_wrong_requests_cost_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_clock")
-def test_quick_says_so_and_keeps_what_an_ablation_varies(tmp_path: Path) -> None:
+def test_quick_names_folders_and_keeps_what_an_ablation_varies(tmp_path: Path) -> None:
     (run,) = plan(request(out=tmp_path, quick=True, sigmas=(1.0,), methods=("SmoothMix (eta=5) + one",)))
     assert run.folder.name.startswith("quick-")
     assert run.recipe is not None
@@ -147,12 +143,12 @@ def test_quick_says_so_and_keeps_what_an_ablation_varies(tmp_path: Path) -> None
     ],
     ids=lambda value: value.name if isinstance(value, Objective) else str(value),
 )
-def test_inputs_are_counted_as_the_formulas_say(objective: Objective, inputs: int) -> None:
+def test_inputs_per_image_equal_the_formulas(objective: Objective, inputs: int) -> None:
     assert estimates.inputs_per_image(objective) == inputs
 
 
 @pytest.mark.usefixtures("no_clock")
-def test_an_estimate_is_inputs_times_seconds(tmp_path: Path) -> None:
+def test_estimate_is_inputs_times_seconds(tmp_path: Path) -> None:
     """Batches of 256 leave 96 of MNIST's 60,000 images out of an epoch."""
     (run,) = plan(request(out=tmp_path, sigmas=(0.5,), methods=("Consistency",), n=400, skip=2, max_images=10))
     assert run.seconds == 90 * (60_000 - 96) * 2 + 1000 * 10 * (400 + 100)
@@ -172,13 +168,13 @@ class Viewing(nn.Module):
         return logits
 
 
-def test_a_users_network_is_measured_as_it_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_network_is_measured_without_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimates, "_network", lambda name, spec: Viewing())
     recipe = tiny_recipe(model="theirs:Viewing")
     assert estimates.training_seconds(recipe, InputSpec((1, 28, 28), 10), 640, 1, CPU) > 0
 
 
-def test_a_measurement_grows_with_the_work() -> None:
+def test_estimate_is_proportional_to_epochs() -> None:
     spec = InputSpec((1, 28, 28), 10)
     one, ten = (estimates.training_seconds(tiny_recipe(), spec, 640, epochs, CPU) for epochs in (1, 10))
     assert 0 < one < 600
@@ -203,7 +199,7 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_clock")
-def test_two_rows_end_to_end(run_cli: Cli, sample: Path, tmp_path: Path) -> None:
+def test_two_rows_in_two_processes_then_resumed_then_damaged(run_cli: Cli, sample: Path, tmp_path: Path) -> None:
     """Planned only; trained and certified, two at once; then only what was deleted; then one is damaged."""
     out = tmp_path / "out"
     asked = ["reproduce", "consistency/supp-table2", "--sigma", "0.5", "--method", "gaussian", "--quick"]
@@ -228,7 +224,7 @@ def test_two_rows_end_to_end(run_cli: Cli, sample: Path, tmp_path: Path) -> None
         assert "epochs 1, the paper's 90" in text
         assert all(acr in text for acr in ("1.553", "1.657"))
     assert "not in this table: 16 of the paper's 18 runs, not asked for" in shown
-    assert "missing here" not in shown, "told once"
+    assert "missing here" not in shown, "reported once"
     rows = (out / "quick-report" / "rows.md").read_text()
     assert (rows.count("| done |"), rows.count("| not asked for |")) == (2, 16)
 
@@ -285,8 +281,8 @@ def reproduced(asked: Request, planned: list[PlannedRun]) -> str:
 
 
 @pytest.mark.usefixtures("texts_only")
-def test_a_report_has_each_run_once_by_the_file_that_was_asked_for(tmp_path: Path) -> None:
-    """Not what the run was certified to before, nor what somebody else put beside it."""
+def test_report_has_only_the_requested_certificates(tmp_path: Path) -> None:
+    """Not what the run was certified to before, and not other files in the folder."""
     planned = finished_in(tmp_path, seeds=(0, 3))
     certify_in(planned[0].folder, "test-n20", 20)
     (planned[0].folder / "certificates" / "mine.tsv").write_text("not certificates")
@@ -297,7 +293,7 @@ def test_a_report_has_each_run_once_by_the_file_that_was_asked_for(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("texts_only")
-def test_runs_of_the_table_are_counted_once_whatever_the_seeds(tmp_path: Path) -> None:
+def test_seeds_of_one_row_count_as_one_run(tmp_path: Path) -> None:
     asked = request(out=tmp_path, seeds=(0, 3, 4))
     planned = finished_in(tmp_path, seeds=asked.seeds)
     shown = reproduced(asked, planned)
@@ -314,7 +310,7 @@ def test_runs_of_the_table_are_counted_once_whatever_the_seeds(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("no_clock")
-def test_several_tables_share_the_runs_that_both_have(run_cli: Cli, tmp_path: Path) -> None:
+def test_tables_share_runs_of_the_same_recipe(run_cli: Cli, tmp_path: Path) -> None:
     """No weight of the consistency term is Gaussian training, as is none of SmoothMix's; T = 8 is in both of its."""
     tables = ("smoothmix/table6", "smoothmix/table7", "consistency/supp-table6")
     alone = [plan(request(out=tmp_path, table=table)) for table in tables]
@@ -327,7 +323,7 @@ def test_several_tables_share_the_runs_that_both_have(run_cli: Cli, tmp_path: Pa
     assert weight[1:] == alone[2][1:]
     begun = [replace(run, epochs_done=3, seconds=5.0) if run is alone[1][3] else run for run in alone[1]]
     eta, steps, _ = share_runs([alone[0], begun, alone[2]])
-    assert eta[1].folder == steps[3].folder == begun[3].folder, "the one that has come furthest"
+    assert eta[1].folder == steps[3].folder == begun[3].folder, "the one that is most advanced"
     assert (eta[1].seconds, steps[3].seconds) == (5, 0)
     changes = {"out": tmp_path, "overrides": ("objective={name: gaussian}",)}
     alike = [plan(request(table=table, **changes)) for table in tables]
@@ -344,7 +340,7 @@ def test_several_tables_share_the_runs_that_both_have(run_cli: Cli, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("no_clock")
-def test_a_run_that_another_table_has_made_is_found_by_its_recipe(
+def test_plan_uses_the_run_of_another_table_with_the_same_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def damaged(folder: Path, model: str) -> None:
@@ -362,7 +358,7 @@ def test_a_run_that_another_table_has_made_is_found_by_its_recipe(
     eta.recipe.save(other)
     monkeypatch.setattr(planning, "load_run", lambda folder, model: SimpleNamespace(epoch=len(folder.name)))
     (eta.folder / "model.safetensors").touch()
-    assert names(plan(weight))[0] == "smoothmix-eta0-1.0", "the one that has come furthest"
+    assert names(plan(weight))[0] == "smoothmix-eta0-1.0", "the one that is most advanced"
     (other.parent / "model.safetensors").touch()
     monkeypatch.setattr(planning, "load_run", damaged)
     assert names(plan(weight))[0] == "consistency-lambda0-1.0", "none that is damaged"
@@ -379,7 +375,7 @@ def test_a_run_that_another_table_has_made_is_found_by_its_recipe(
 
 
 @pytest.mark.usefixtures("no_clock")
-def test_a_method_may_be_of_another_table_of_the_call(tmp_path: Path) -> None:
+def test_method_may_be_in_another_table_of_the_call(tmp_path: Path) -> None:
     asked = request(out=tmp_path, table="smoothmix/table6", methods=("eta=0", "lambda=0"))
     with pytest.raises(RequestError, match="no row has the method 'lambda=0'"):
         plan(asked)
@@ -397,11 +393,11 @@ def test_a_method_may_be_of_another_table_of_the_call(tmp_path: Path) -> None:
         (["smoothmix/table6", "smoothmix/table6"], ["report"]),
     ],
 )
-def test_each_table_has_a_report_of_its_own(
+def test_each_table_has_its_own_report(
     tables: list[str], reports: list[str], run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worked_on, written = [], []
-    monkeypatch.setattr(reproduction, "finish_runs", lambda runs, workshop: worked_on.extend(runs) or {})
+    monkeypatch.setattr(reproduction, "finish_runs", lambda runs, *rest: worked_on.extend(runs) or {})
     monkeypatch.setattr(reproduction, "show_report", lambda request, *rest: written.append(request.report))
     code, _, error = run_cli("reproduce", *tables, "--out", tmp_path, "--device", "cpu")
     assert (code, error, written) == (0, "", reports)
@@ -409,15 +405,13 @@ def test_each_table_has_a_report_of_its_own(
 
 
 @pytest.mark.usefixtures("texts_only")
-def test_a_shared_run_is_worked_on_once_and_reported_in_each_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shared_run_is_trained_once_and_reported_in_each_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables, worked_on = ("smoothmix/table2", "consistency/supp-table2"), []
     plans = [
         (request(out=tmp_path, table=table, report=f"report-{i}"), finished_in(tmp_path, table))
         for i, table in enumerate(tables)
     ]
-    monkeypatch.setattr(reproduction, "finish_runs", lambda runs, workshop: worked_on.extend(runs) or {})
+    monkeypatch.setattr(reproduction, "finish_runs", lambda runs, *rest: worked_on.extend(runs) or {})
     shown = io.StringIO()
     reproduction.reproduce(plans, Console(file=shown, width=200))
     assert names(worked_on) == ["gaussian-0.5"]
@@ -438,7 +432,7 @@ def test_a_shared_run_is_worked_on_once_and_reported_in_each_table(
 
 
 @pytest.mark.usefixtures("no_clock")
-def test_a_row_that_cannot_be_trained_is_planned_once(tmp_path: Path) -> None:
+def test_untrainable_row_is_planned_once(tmp_path: Path) -> None:
     asked = request(out=tmp_path, table="consistency/table1", sigmas=(0.5,), seeds=(1, 2))
     planned = plan(asked)
     unknown = [run.folder.name for run in planned if run.recipe is None]
@@ -448,7 +442,7 @@ def test_a_row_that_cannot_be_trained_is_planned_once(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("texts_only")
 @pytest.mark.parametrize("name", ["o[/x]", "o[old]"])
-def test_brackets_in_a_path_are_printed(name: str, tmp_path: Path) -> None:
+def test_brackets_in_paths_are_printed(name: str, tmp_path: Path) -> None:
     out = tmp_path / name
     good, bad = finished_in(out, seeds=(0, 3))
     bad = replace(bad, problem=f"{bad.folder}: torn")
@@ -462,7 +456,7 @@ def test_brackets_in_a_path_are_printed(name: str, tmp_path: Path) -> None:
     assert f"wrote {out / 'report' / 'report.md'}" in report.getvalue()
 
 
-def test_runs_that_failed_are_told_even_if_the_report_fails(tmp_path: Path) -> None:
+def test_failed_runs_are_reported_even_if_the_report_fails(tmp_path: Path) -> None:
     good, bad = finished_in(tmp_path, seeds=(0, 3))
     (good.folder / "metrics.jsonl").write_text("torn\n{}\n")
     with pytest.raises(WorkError, match=r"metrics\.jsonl") as alone:
@@ -474,7 +468,7 @@ def test_runs_that_failed_are_told_even_if_the_report_fails(tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("no_clock")
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_images_are_scaled_to_the_image_size_of_the_recipe(jobs: int, tmp_path: Path) -> None:
+def test_images_are_scaled_to_the_recipes_image_size(jobs: int, tmp_path: Path) -> None:
     """Files of many sizes, which cannot be read without one; the second recipe's is not what its network takes."""
     for number in range(8):
         picture = tmp_path / "pictures" / str(number % 2) / f"{number}.png"
@@ -485,13 +479,13 @@ def test_images_are_scaled_to_the_image_size_of_the_recipe(jobs: int, tmp_path: 
         replace(run, recipe=recipe.model_copy(update={"image_size": size}), n=10, max_images=2)
         for run, size in zip(runs_in(tmp_path / "out", 2), (28, 20), strict=True)
     )
-    assert sizes_of(work.recipe_of(right), None) == (8, 8)
+    assert sizes_of(right.known_recipe, None) == (8, 8)
     assert with_estimate(right, None, CPU).seconds > 0
-    failed = work.train_runs([right, wrong], workshop(jobs))
+    failed = work.train_runs([right, wrong], request(jobs=jobs), QUIET)
     assert list(failed) == [wrong.folder]
     assert "the data has (1, 20, 20)" in failed[wrong.folder]
     assert load_run(right.folder).spec.shape == (1, 28, 28)
-    assert work.certify_runs([right], workshop(jobs)) == {}
+    work.certify(right, request(jobs=jobs), QUIET)
     assert [row.index for row in read_certificates(right.certificates).rows] == [0, 1]
 
 
@@ -500,59 +494,10 @@ def runs_in(folder: Path, count: int) -> list[PlannedRun]:
     return [PlannedRun(paper, folder / str(number), paper.recipe, 100, 1, None, 10) for number in range(count)]
 
 
-def workshop(jobs: int) -> work.Workshop:
-    return work.Workshop(jobs, "cpu", None, Console(quiet=True))
+QUIET = Console(quiet=True)
 
 
-def python_in_place_of_smoothcert(
-    monkeypatch: pytest.MonkeyPatch, codes: Mapping[str, str]
-) -> list["subprocess.Popen[bytes]"]:
-    """Folder name -> what its process does, as Python code; the processes that were started."""
-    monkeypatch.setattr(work, "commands", lambda run, workshop: [str(run.folder)])
-    started: list[subprocess.Popen[bytes]] = []
-    genuine = subprocess.Popen
-
-    def start(command: list[str], **options: object) -> "subprocess.Popen[bytes]":
-        started.append(genuine([sys.executable, "-c", codes[Path(command[-1]).name]], **options))  # type: ignore[call-overload]
-        return started[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    return started
-
-
-def test_processes_that_fail_are_told_and_the_others_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    codes = {
-        "0": "import os; print(os.environ['OMP_NUM_THREADS'])",
-        "1": "import sys; print('at epoch 3'); sys.exit('smoothcert: the loss diverged')",
-        "2": "import os; print('at epoch 4', flush=True); os.kill(os.getpid(), 9)",
-        "3": "import time; time.sleep(0.3)",
-    }
-    started = python_in_place_of_smoothcert(monkeypatch, codes)
-    failed = work.at_once(runs_in(tmp_path, 4), workshop(2))
-    assert failed == {
-        tmp_path / "1": "the loss diverged",
-        tmp_path / "2": "killed by signal 9, last seen at: at epoch 4",
-    }
-    assert len(started) == 4
-    threads = int((tmp_path / "0" / work.LOG).read_text())
-    assert threads == max(1, torch.get_num_threads() // 2)
-
-
-def test_a_run_that_cannot_be_started_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are in place of all folders but one."""
-    runs = runs_in(tmp_path, 4)
-    for run in (runs[0], runs[1], runs[3]):
-        run.folder.write_text("in the way")
-    with pytest.raises(RequestError, match="expected a folder to write to"):
-        work.commands(runs[0], workshop(2))
-    python_in_place_of_smoothcert(monkeypatch, {"2": "print('done')"})
-    failed = work.at_once(runs, workshop(2))
-    assert set(failed) == {runs[0].folder, runs[1].folder, runs[3].folder}
-    assert all(str(folder) in reason for folder, reason in failed.items())
-    assert (runs[2].folder / work.LOG).read_text() == "done\n"
-
-
-def test_on_a_full_disk_every_run_is_tried(tmp_path: Path, tiny_data: ImageData) -> None:
+def test_full_disk_does_not_stop_the_other_runs(tmp_path: Path, tiny_data: ImageData) -> None:
     runs, limit = runs_in(tmp_path, 2), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))
     try:
@@ -563,40 +508,36 @@ def test_on_a_full_disk_every_run_is_tried(tmp_path: Path, tiny_data: ImageData)
     assert all("could not be written to (File too large)" in reason for reason in failed.values())
 
 
-def test_no_more_than_the_jobs_run_at_once_and_none_outlives_an_interrupt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = python_in_place_of_smoothcert(monkeypatch, dict.fromkeys("01234", "import time; time.sleep(60)"))
-    looks = 0
+def test_processes_share_the_cores_and_report_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, shown = runs_in(tmp_path, 2), io.StringIO()
 
-    def interrupt(seconds: float) -> None:
-        nonlocal looks
-        looks += 1
-        if looks == 3:
-            raise KeyboardInterrupt
+    def call(calls: object, jobs: int, environment: dict[str, str], on_end: Callable[..., None]) -> dict[Path, str]:
+        assert environment["OMP_NUM_THREADS"] == str(max(1, torch.get_num_threads() // jobs))
+        on_end(runs[1].folder, None, 2.2)
+        on_end(runs[0].folder, "the loss diverged", 75.4)
+        return {runs[0].folder: "the loss diverged"}
 
-    monkeypatch.setattr(work.time, "sleep", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        work.at_once(runs_in(tmp_path, 5), workshop(2))
-    assert len(started) == 2
-    assert [process.returncode for process in started] == [-signal.SIGTERM] * 2
+    monkeypatch.setattr(work, "call_in_processes", call)
+    failed = work.finish_in_processes(runs, request(jobs=2), Console(file=shown))
+    assert failed == {runs[0].folder: "the loss diverged"}
+    assert shown.getvalue() == "finished 1 (1 of 2, 2 s)\nfailed 0 (2 of 2, 75 s)\n"
 
 
-def test_runs_that_train_together_give_what_each_gives_alone(tmp_path: Path, sample: Path) -> None:
+def test_runs_trained_together_equal_runs_trained_alone(tmp_path: Path, sample: Path) -> None:
     """Two of them, and a third whose batches are larger than the data, which fails alone."""
     runs = [
         replace(run, recipe=tiny_recipe(dataset=f"npz:{sample}", epochs=1, seed=seed, batch_size=size))
         for run, seed, size in zip(runs_in(tmp_path, 3), (0, 1, 2), (64, 64, 512), strict=True)
     ]
-    failed = work.train_runs(runs, workshop(2))
+    failed = work.train_runs(runs, request(jobs=2), QUIET)
     assert list(failed) == [runs[2].folder]
     assert "batch_size: expected at most the 256 training images, got 512" in failed[runs[2].folder]
-    work.train_here(replace(runs[1], folder=tmp_path / "alone"), workshop(1))
+    work.train_run(runs[1].known_recipe, tmp_path / "alone", device="cpu")
     together, alone = (load_run(folder).model.state_dict() for folder in (runs[1].folder, tmp_path / "alone"))
     assert all(torch.equal(together[name], alone[name]) for name in alone)
 
 
-def test_in_turn_a_failure_does_not_stop_the_rest(tmp_path: Path) -> None:
+def test_in_turn_continues_after_a_failure(tmp_path: Path) -> None:
     seen = []
 
     def fail_first(run: PlannedRun) -> None:
@@ -608,53 +549,18 @@ def test_in_turn_a_failure_does_not_stop_the_rest(tmp_path: Path) -> None:
     assert seen == ["0", "1", "2"]
 
 
-def test_a_process_trains_only_where_epochs_are_missing(tmp_path: Path) -> None:
+def test_a_process_trains_only_if_epochs_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(work, "train_run", lambda recipe, folder, *rest: calls.append(f"train {folder.name}"))
+    monkeypatch.setattr(work, "certify", lambda run, *rest: calls.append(f"certify {run.folder.name}"))
     (run,) = runs_in(tmp_path, 1)
-    both = work.commands(run, workshop(2))
-    assert both[: both.index("then")] == ["train", "--out", str(run.folder), "--resume", "--device", "cpu"]
-    assert load_train_recipe(run.folder / "recipe.yaml") == run.recipe
-    certify = work.commands(replace(run, epochs_done=90, skip=3, max_images=7), workshop(2))
-    assert certify[:4] == both[both.index("then") + 1 :][:4] == ["certify", str(run.folder), "--n", "100"]
-    assert certify[4:] == ["--skip", "3", "--max-images", "7", "--name", "test-n100", "--device", "cpu"]
-    assert split(both) == [both[:6], both[7:]]
-    assert "--compile" in work.commands(run, replace(workshop(2), compile=True))
-    assert "--compile" not in both
-    own = work.commands(replace(run, recipe=tiny_recipe(model="mine:build")), workshop(2))
-    assert all(command[command.index("--model") + 1] == "mine:build" for command in split(own)), "its code may run"
-
-
-def test_a_process_ends_with_the_one_that_started_it() -> None:
-    code = "from smoothcert.cli.several import end_with_input; end_with_input(); print('up', flush=True); "
-    sleeping = [sys.executable, "-c", code + "import time; time.sleep(60)"]
-    with subprocess.Popen(sleeping, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"up\n"
-        assert process.poll() is None
-        process.stdin.close()
-        assert process.wait(timeout=30) == 1
-
-
-def test_a_worker_does_not_import_the_package_from_the_current_folder(
-    tmp_path: Path, sample: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file there never replaces a package; a user's network there is found, as it is without workers."""
-    monkeypatch.chdir(tmp_path)
-    for module in ("smoothcert/__init__.py", "smoothcert/cli/several.py", "json.py", "torch.py"):
-        (tmp_path / module).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / module).write_text("open('ran', 'w'); raise SystemExit(3)")
-    (tmp_path / "network_for_test.py").write_text(
-        "from torch import nn\ndef build(): return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))"
-    )
-    recipe = tiny_recipe(dataset=f"npz:{sample}", model="network_for_test:build", epochs=1)
-    (run,) = (replace(run, recipe=recipe, max_images=2) for run in runs_in(tmp_path / "out", 1))
-    assert work.at_once([run], workshop(2)) == {}
-    assert not (tmp_path / "ran").exists()
-    assert len(read_certificates(run.certificates).rows) == 2
+    work.finish_run(run, request())
+    work.finish_run(replace(run, epochs_done=90), request())
+    assert calls == ["train 0", "certify 0", "certify 0"]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_full_disk_fails_the_run_and_not_the_next(jobs: int, tmp_path: Path, sample: Path) -> None:
+def test_full_disk_fails_only_the_run_that_is_too_large(jobs: int, tmp_path: Path, sample: Path) -> None:
     """The weights of the first run are larger than a file may be; those of the second are not."""
     resource = pytest.importorskip("resource")
     (tmp_path / "small_for_test.py").write_text(
@@ -669,7 +575,7 @@ def test_a_full_disk_fails_the_run_and_not_the_next(jobs: int, tmp_path: Path, s
         patch.syspath_prepend(tmp_path)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
         try:
-            failed = work.train_runs([large, small], workshop(jobs))
+            failed = work.train_runs([large, small], request(jobs=jobs), QUIET)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert list(failed) == [large.folder]
@@ -677,10 +583,12 @@ def test_a_full_disk_fails_the_run_and_not_the_next(jobs: int, tmp_path: Path, s
         assert load_run(small.folder, "small_for_test:build").finished
 
 
-def test_votes_are_compiled_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_option_reaches_the_votes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
 
-    def certified(run: object, data: object, indices: object, recipe: CertifyRecipe, *rest: object) -> None:
+    def certified(
+        run: object, data: object, indices: object, recipe: CertifyRecipe, *rest: object, **named: object
+    ) -> None:
         seen.append(recipe.compile)
 
     monkeypatch.setattr(work, "certify_run", certified)
@@ -688,5 +596,5 @@ def test_votes_are_compiled_where_that_is_asked_for(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(work, "load_dataset", lambda *names, **options: mnist.load_sample("test"))
     (run,) = runs_in(tmp_path, 1)
     for wanted in (False, True):
-        work.certify_here(run, replace(workshop(1), compile=wanted))
+        work.certify(run, request(compile=wanted), QUIET)
     assert seen == [False, True]

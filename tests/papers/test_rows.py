@@ -1,4 +1,4 @@
-"""Every printed row has its recipe, or says why not; a finished run finds its row, and what it did otherwise."""
+"""Each printed row has a recipe or a reason; a finished run finds its row and its differences from the paper."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def only(table: str, label: str, sigma: float) -> PaperRun:
 
 
 @pytest.mark.parametrize("table", paper_table_names())
-def test_each_row_of_each_table_is_there_in_order(table: str) -> None:
+def test_runs_cover_each_row_of_each_table_in_order(table: str) -> None:
     runs = paper_runs(table)
     rows: list[object] = []
     for run in runs:
@@ -36,7 +36,7 @@ def test_each_row_of_each_table_is_there_in_order(table: str) -> None:
     assert all(re.fullmatch(r"[a-z0-9.-]+", run.name) for run in runs)
 
 
-def test_a_presets_published_row_has_the_presets_recipe() -> None:
+def test_published_row_of_a_preset_has_its_recipe() -> None:
     found = 0
     for chosen in PRESETS.values():
         for sigma, (table, columns) in chosen.published.items():
@@ -59,7 +59,7 @@ def _number(text: str | None) -> float | None:
 
 
 @pytest.mark.parametrize("table", paper_table_names())
-def test_a_recipe_does_what_its_row_prints(table: str) -> None:
+def test_recipe_has_the_values_that_its_row_prints(table: str) -> None:
     """The printed columns and the numbers inside the label, compared with the objective's own fields."""
     for run in paper_runs(table):
         if run.recipe is not None:
@@ -85,7 +85,7 @@ def assert_as_printed(run: PaperRun, recipe: TrainRecipe) -> None:
         assert objective.one_step == ("one-step" in printed.get("method", ""))
 
 
-def test_the_settings_that_no_column_prints() -> None:
+def test_settings_that_no_column_prints() -> None:
     """The runtime table repeats rows of the main table; networks, seeds and the data set are the table's."""
     runtime = {run.label: run for run in paper_runs("consistency/table3")}
     main = {run.acr: run.recipe for run in paper_runs("consistency/table1") if run.sigma == 0.5}
@@ -110,7 +110,7 @@ def test_the_settings_that_no_column_prints() -> None:
     assert (imagenet.dataset, imagenet.objective) == ("imagenet", Consistency(weight=10))
 
 
-def test_what_the_papers_do_not_tell_is_not_guessed() -> None:
+def test_unpublished_settings_are_not_guessed() -> None:
     unknown = [run for run in EVERY_RUN if run.recipe is None]
     assert {(run.table, run.label.split(" (")[0]) for run in unknown} == {
         ("consistency/table1", "SmoothAdv + Consistency")
@@ -142,7 +142,7 @@ def certificates(folder: Path, recipe: TrainRecipe | None, epoch: object = None,
 
 
 @pytest.mark.parametrize("table", paper_table_names())
-def test_each_run_finds_its_own_row(table: str, tmp_path: Path) -> None:
+def test_each_run_finds_its_row(table: str, tmp_path: Path) -> None:
     find = published_for(table)
     for run in paper_runs(table):
         if run.recipe is not None and run.recipe.seed == 0:
@@ -152,7 +152,7 @@ def test_each_run_finds_its_own_row(table: str, tmp_path: Path) -> None:
             assert row.differences == ((run.remark,) if run.remark else ())
 
 
-def test_what_a_run_did_otherwise_is_told(tmp_path: Path) -> None:
+def test_differences_from_the_paper_are_reported(tmp_path: Path) -> None:
     find = published_for("smoothmix/table2")
     changed = with_overrides(
         preset("mnist/smoothmix", 0.5), ["epochs=2", "dataset=mnist-sample", "learning_rate_drops=[1]", "seed=7"]
@@ -171,7 +171,7 @@ def test_what_a_run_did_otherwise_is_told(tmp_path: Path) -> None:
     assert find(certificates(tmp_path / "c", preset("mnist/smoothmix", 0.3))) is None
 
 
-def test_changed_hyper_parameters_are_told_of_a_run_whose_row_is_known(tmp_path: Path) -> None:
+def test_changed_hyper_parameters_are_reported(tmp_path: Path) -> None:
     run = only("consistency/supp-table2", "SmoothAdv + Consistency (lambda=1)", 0.5)
     assert run.recipe is not None
     changed = with_overrides(run.recipe, ["objective.num_noise=2", "objective.adversary.steps=2"])
@@ -180,7 +180,7 @@ def test_changed_hyper_parameters_are_told_of_a_run_whose_row_is_known(tmp_path:
     assert row.differences == ("num_noise 2, the paper's 4", "adversary.steps 2, the paper's 10")
 
 
-def test_every_setting_of_a_training_that_changes_its_result_is_told() -> None:
+def test_every_changed_field_of_a_recipe_is_reported() -> None:
     """All fields of a recipe, but for the seed and the precision, which the provenance knows better."""
     paper = preset("mnist/gaussian", 0.5)
     others = {
@@ -206,33 +206,33 @@ def test_every_setting_of_a_training_that_changes_its_result_is_told() -> None:
 
 
 @pytest.mark.parametrize("epoch", ["x", None, [1], 90])
-def test_an_epoch_that_tells_nothing_is_not_compared(epoch: object, tmp_path: Path) -> None:
+def test_invalid_epoch_is_not_compared(epoch: object, tmp_path: Path) -> None:
     row = published_for("smoothmix/table2")(certificates(tmp_path / "a", preset("mnist/gaussian", 0.5), epoch))
     assert row is not None
     assert row.differences == ()
 
 
-@pytest.mark.parametrize("where", ["certificates", "model"])
+@pytest.mark.parametrize("recorded_in", ["certificates", "model"])
 @pytest.mark.parametrize(
-    ("asked", "trained", "told"),
+    ("asked", "trained", "reported"),
     [("auto", "bf16", True), ("auto", "fp32", False), ("bf16", None, True), ("fp32", None, False)],
 )
-def test_the_precision_of_training_is_told(
-    asked: str, trained: str | None, told: bool, where: str, tmp_path: Path
+def test_precision_of_training_is_reported(
+    asked: str, trained: str | None, reported: bool, recorded_in: str, tmp_path: Path
 ) -> None:
     recipe = with_overrides(preset("mnist/gaussian", 0.5), [f"precision={asked}"])
     path = certificates(tmp_path / "a", recipe)
-    if trained is not None and where == "certificates":
+    if trained is not None and recorded_in == "certificates":
         write_settings(path, {}, {"model": {"precision": trained}})
     elif trained is not None:
         about = json.dumps({"provenance": {"precision": trained}})
         save_file({"weight": torch.zeros(1)}, tmp_path / "a" / "model.safetensors", metadata={"smoothcert": about})
     row = published_for("smoothmix/table2")(path)
     assert row is not None
-    assert row.differences == (("precision bf16, the paper's fp32",) if told else ())
+    assert row.differences == (("precision bf16, the paper's fp32",) if reported else ())
 
 
-def test_networks_count_where_the_table_compares_them(tmp_path: Path) -> None:
+def test_networks_are_compared_if_the_table_compares_them(tmp_path: Path) -> None:
     recipe = with_overrides(preset("cifar10/gaussian", 0.5), ["model=densenet40"])
     path = certificates(tmp_path / "a", recipe)
     row = published_for("consistency/table4")(path)
@@ -244,7 +244,7 @@ def test_networks_count_where_the_table_compares_them(tmp_path: Path) -> None:
     assert published_for("consistency/table4")(certificates(tmp_path / "b", preset("cifar10/gaussian", 0.5))) is None
 
 
-def test_a_row_is_not_reproduced_on_another_data_set(tmp_path: Path) -> None:
+def test_run_on_another_data_set_has_no_row(tmp_path: Path) -> None:
     """The two main tables have rows of the same objective and sigma, one on CIFAR-10, the other on MNIST."""
     cifar10, mnist = published_for("smoothmix/table1"), published_for("smoothmix/table2")
     recipe = preset("mnist/gaussian", 0.5)
@@ -254,8 +254,8 @@ def test_a_row_is_not_reproduced_on_another_data_set(tmp_path: Path) -> None:
         assert (mnist(path) is not None) == found
     assert mnist(certificates(tmp_path / "d", preset("cifar10/gaussian", 0.5))) is None
     for name, dataset in (("e", "cifar10"), ("f", "cifar10 (not the official files)"), ("g", None)):
-        told = {} if dataset is None else {"dataset": dataset}
-        path = certificates(tmp_path / name, None, objective="gaussian", sigma=0.5, **told)
+        known = {} if dataset is None else {"dataset": dataset}
+        path = certificates(tmp_path / name, None, objective="gaussian", sigma=0.5, **known)
         row = cifar10(path)
         assert row is not None
         assert (row.table, row.label) == ("smoothmix/table1", "Gaussian")
@@ -263,7 +263,7 @@ def test_a_row_is_not_reproduced_on_another_data_set(tmp_path: Path) -> None:
     assert cifar10(certificates(tmp_path / "h", None, objective="gaussian", sigma=0.5, dataset="mnist")) is None
 
 
-def test_without_a_recipe_the_settings_decide_where_one_row_fits(tmp_path: Path) -> None:
+def test_file_without_recipe_is_matched_by_its_settings(tmp_path: Path) -> None:
     find = published_for("smoothmix/table2")
     row = find(certificates(tmp_path / "a", None, objective="macer", sigma=1.0))
     assert row is not None
@@ -283,7 +283,7 @@ def test_without_a_recipe_the_settings_decide_where_one_row_fits(tmp_path: Path)
     assert find(bare) is None
 
 
-def test_an_imported_model_has_no_training_recipe(tmp_path: Path) -> None:
+def test_imported_model_is_matched_without_recipe(tmp_path: Path) -> None:
     path = certificates(tmp_path / "a", None, objective="gaussian", sigma=0.5)
     (tmp_path / "a" / "recipe.yaml").write_text("dataset: mnist\nmodel: lenet\nsigma: 0.5\n")
     row = published_for("smoothmix/table2")(path)
@@ -291,7 +291,7 @@ def test_an_imported_model_has_no_training_recipe(tmp_path: Path) -> None:
     assert row.label == "Gaussian"
 
 
-def test_the_cross_entropy_rows_are_printed_with_the_numbers_of_another_form() -> None:
+def test_cross_entropy_rows_are_trained_in_the_form_of_their_numbers() -> None:
     """The paper's table of loss forms repeats rows of its other tables there: those are trained, and a run says so."""
     rows = {
         run.row["lambda"]: run for run in paper_runs("consistency/supp-table4") if run.row["loss"] == "cross-entropy"
@@ -304,14 +304,14 @@ def test_the_cross_entropy_rows_are_printed_with_the_numbers_of_another_form() -
         assert "of which the paper prints the numbers here" in run.remark
 
 
-def test_a_run_knows_its_row_and_all_rows_of_the_table(tmp_path: Path) -> None:
+def test_published_row_names_all_rows_of_the_table(tmp_path: Path) -> None:
     row = published_for("smoothmix/table2")(certificates(tmp_path / "a", preset("mnist/macer", 0.5)))
     assert row is not None
     assert row.row == "macer-0.5"
     assert row.rows == tuple(run.name for run in paper_runs("smoothmix/table2"))
 
 
-def test_rows_that_cannot_be_trained_are_not_missed(tmp_path: Path) -> None:
+def test_untrainable_rows_are_not_reported_as_missing(tmp_path: Path) -> None:
     recipe = only("consistency/table1", "Gaussian", 0.5).recipe
     row = published_for("consistency/table1")(certificates(tmp_path / "a", recipe))
     assert row is not None

@@ -62,18 +62,16 @@ def options(
     """Train image classifiers that can be certified by randomized smoothing, certify them, show the result."""
 
 
-# The base of all errors of the parser: typer brings its own or uses click, depending on its version.
-PARSER_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 INTERRUPTED = 130
 
 
-def parser_message(error: Exception) -> str:
-    """The message of the parser, with the value that it could not read if the message does not repeat it."""
+def parser_message(error: typer.TyperException) -> str:
+    """Return the message of the parser, with the value that it could not read if the message does not repeat it."""
     from pydantic import ValidationError
 
-    message: str = getattr(error, "format_message", error.__str__)()
+    message = error.format_message()
     if isinstance(error.__cause__, ValidationError):
-        message = message.replace("Value error, ", "", 1)  # pydantic's word for what our users call a wrong choice
+        message = message.replace("Value error, ", "", 1)
         value = error.__cause__.errors()[0]["input"]
         message += f", got {value}" if repr(value) not in message else ""
     return message
@@ -83,7 +81,7 @@ PLAIN = str.maketrans({"–": "-", "—": "-", "−": "-", "×": "x", "σ": "s",
 
 
 def replace_characters(error: UnicodeError) -> tuple[str, int]:
-    """Error handler of an encoding: what the terminal cannot show becomes one similar character, or `?`."""
+    """Handle an encoding error: replace what the terminal cannot show by one similar character, or by `?`."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     characters = error.object[error.start : error.end].translate(PLAIN)
@@ -101,15 +99,14 @@ def accept_any_terminal() -> None:
 
 
 def main() -> None:
-    """Run a command; a wrong request or failed work costs one line, never a traceback."""
+    """Run a command; a wrong request or failed work prints one line, never a traceback."""
     accept_any_terminal()
     code: object = 0
     try:
         code = app(standalone_mode=False)
-    except PARSER_ERROR as error:
+    except typer.TyperException as error:
         message = parser_message(error)
-        # Called without arguments: the help has been printed, or is the message. The name of the error is the only sign
-        # that all versions of the parser share: a value with a line break makes a message of two lines too.
+        # Without arguments the help has been printed, or it is the message; typer does not export this error.
         if not message or type(error).__name__ == "NoArgsIsHelpError":
             print(message)
             sys.exit(2)
@@ -123,14 +120,12 @@ def main() -> None:
     except OSError as error:
         fail(f"{error.filename or 'input/output'}: {error.strerror or error}", 1)
     if code == INTERRUPTED:
-        fail(
-            "interrupted; what is finished is kept: the same command goes on from there (train: add --resume)",
-            INTERRUPTED,
-        )
+        fail("interrupted; finished work is kept: the same command continues it (train: add --resume)", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def fail(message: str, code: int) -> NoReturn:
+    """Print one line to standard error and exit."""
     line = Text("smoothcert: ", style="bold red") + Text(one_line(message), style="default")
     PlainConsole(stderr=True).print(line, soft_wrap=True)
     sys.exit(code)

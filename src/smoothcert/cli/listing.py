@@ -1,4 +1,4 @@
-"""`smoothcert presets`, `datasets`, `models` and `objectives`: what there is, one line each."""
+"""`smoothcert presets`, `datasets`, `models` and `objectives`: lists with one line per entry."""
 
 from typing import Annotated
 
@@ -13,7 +13,7 @@ def presets(
     name: Annotated[str | None, typer.Argument(help="Print this preset's recipe.")] = None,
     sigma: Annotated[float | None, typer.Option(help="Noise level.")] = None,
 ) -> None:
-    """The published runs: all of them, or one recipe in full."""
+    """List the published runs, or print the recipe of one."""
     from smoothcert.papers.presets import PRESETS, preset
 
     if name is not None and name in PRESETS:
@@ -31,21 +31,21 @@ def presets(
 
 
 def datasets() -> None:
-    """The data sets, one line each."""
+    """List the data sets."""
     from smoothcert.data import DATASETS, OWN_DATA
 
     show_registry({name: spec.description for name, spec in DATASETS.items()} | dict(OWN_DATA))
 
 
 def models() -> None:
-    """The networks, one line each."""
+    """List the networks."""
     from smoothcert.models import MODELS
 
     show_registry({name: spec.description for name, spec in MODELS.items()})
 
 
 def objectives(name: Annotated[str | None, typer.Argument(help="Show this method's fields.")] = None) -> None:
-    """The training methods, one line each, or one with its hyper-parameters."""
+    """List the training methods, or the hyper-parameters of one."""
     from smoothcert.objectives import OBJECTIVES
 
     if name is None:

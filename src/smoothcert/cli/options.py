@@ -1,4 +1,4 @@
-"""What the commands share: the console, options and their parsing."""
+"""The console, the options and the checks that commands share."""
 
 import math
 import shlex
@@ -22,7 +22,7 @@ Classes = Annotated[
     typer.Option("--classes", help="Text file: one class name per line, in the order of the model's outputs."),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace files in the folder that smoothcert did not write.")]
-# The choices are written out here, because the modules that use them import torch and --help must answer at once.
+# The choices are repeated here because the modules that use them import torch, which takes seconds.
 Bound = Literal["one-sided", "two-sided"]
 Compiling = Literal["auto", "always", "never"]
 InputLayer = Literal["normalize", "center", "none"]
@@ -32,16 +32,16 @@ Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to c
 
 
 def command_line(*words: object) -> str:
-    """A command of ours as a shell takes it."""
+    """Return a smoothcert command, quoted for a shell."""
     return shlex.join(["smoothcert", *map(str, words)])
 
 
 def check_dataset(name: str) -> None:
-    """Refuse the path of user data that does not exist, before torch is imported, which takes seconds."""
+    """Refuse a path of user data that does not exist, before torch is imported."""
     kind, _, path = name.partition(":")
     wanted = {"folder": "a folder", "npz": "a file"}.get(kind)
     if wanted and path and not path.startswith("~") and not Path(path).exists():
-        raise RequestError(f"{name}: expected {wanted}, got nothing there; give a path that exists")
+        raise RequestError(f"{name}: expected {wanted}, got none; give a path that exists")
 
 
 def check_name(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The whole flow once, on the MNIST sample inside the package: train, certify, compare, report."""
+"""The whole flow on the bundled MNIST sample: train, certify, compare, report."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from smoothcert.training.recipe import TrainRecipe, with_overrides
 
 METHODS = ("mnist/gaussian", "mnist/consistency", "mnist/smoothmix")
 SIGMA = 0.5
-# A small budget that shows the published order; the presets' own budget is 90 epochs of 60,000 images.
+# A small budget that shows the published order; the presets take 90 epochs of 60,000 images.
 BUDGET = (
     "dataset=mnist-sample",
     "epochs=2",
@@ -25,7 +25,7 @@ BUDGET = (
     "learning_rate_drops=[1]",
     "nesterov=true",
 )
-# One long attack step costs a quarter of four short ones and leads as far.
+# One long attack step covers the distance of four short ones at a quarter of the cost.
 CHEAPER = {"mnist/smoothmix": ("objective.num_noise=2", "objective.steps=1", "objective.step_size=4")}
 VOTES, SKIP = 1_000, 20
 
@@ -35,7 +35,7 @@ def quickstart_recipe(name: str) -> TrainRecipe:
 
 
 def run_quickstart(out: Path) -> None:
-    """Train, certify and report under `out`; what an earlier, interrupted call finished is not done again."""
+    """Train, certify and report under `out`; an interrupted call is continued."""
     console = PlainConsole()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train_data, test_data = (load_dataset("mnist-sample", split) for split in ("train", "test"))

@@ -1,4 +1,4 @@
-"""`smoothcert reproduce`: papers' tables, trained, certified and set beside the published numbers."""
+"""`smoothcert reproduce`: train and certify tables of the papers, and compare them with the published numbers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ Number = TypeVar("Number", int, float)
 def reproduce(
     tables: Annotated[list[str], typer.Argument(help="Papers and tables, as in smoothmix/table2.")],
     sigma: Annotated[str | None, typer.Option(help="Only rows of these noise levels, separated by commas.")] = None,
-    method: Annotated[list[str], typer.Option(help="Rows whose label or run name has this in it; may repeat.")] = [],  # noqa: B006
+    method: Annotated[list[str], typer.Option(help="Rows whose label or run name contains this; may repeat.")] = [],  # noqa: B006
     seeds: Annotated[str | None, typer.Option(help="Train each row with these seeds, separated by commas.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Scaled down: few epochs, images and votes.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and the estimate only.")] = False,
@@ -33,12 +33,12 @@ def reproduce(
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """A paper's table: train and certify what is missing, then report it beside the published numbers. Of several
-    tables, rows with the same recipe are one run."""
+    """Reproduce a paper's table: train and certify what is missing, and report it next to the published numbers.
+    Tables share runs with the same recipe."""
     from smoothcert.papers.tables import paper_table
 
     for table in tables:
-        paper_table(table)  # a misspelt name is refused before torch is imported, which takes seconds
+        paper_table(table)  # refuses a wrong name before torch is imported
     from smoothcert.papers.reproduce import Request, plan, plan_table, share_runs
     from smoothcert.papers.reproduce import reproduce as reproduce_tables
 

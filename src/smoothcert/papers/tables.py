@@ -1,7 +1,7 @@
-"""The tables of the papers, as published: average certified radius and certified accuracy in percent.
+"""The published tables: average certified radius and certified accuracy in percent.
 
-A name is the paper and the table, such as "smoothmix/table2" or "consistency/supp-table2". One file may hold several
-tables of a paper: each of them is a name of its own for the same rows.
+A name consists of paper and table, such as "smoothmix/table2" or "consistency/supp-table2". One file may contain
+several tables of a paper, which then have the same rows.
 """
 
 import csv
@@ -15,8 +15,6 @@ from types import MappingProxyType
 from smoothcert.errors import RequestError
 from smoothcert.io.text import did_you_mean
 
-__all__ = ["dataset_of", "paper_table", "paper_table_names", "published_acr"]
-
 _CIFAR10 = ("consistency/table1", "consistency/table3", "consistency/table4", "consistency/supp-table7")
 _DATASETS = {
     **dict.fromkeys((*_CIFAR10, "smoothmix/table1", "smoothmix/table3"), "cifar10"),
@@ -25,12 +23,12 @@ _DATASETS = {
 
 
 def dataset_of(table: str) -> str:
-    """The data set of a paper's table; all that are not of CIFAR-10 or ImageNet are of MNIST."""
+    """Return the data set of a table: MNIST unless listed above."""
     return _DATASETS.get(table, "mnist")
 
 
 def _names_of(stem: str) -> list[str]:
-    """The table names of a file: `smoothmix_table1_table3_cifar10` -> smoothmix/table1, smoothmix/table3."""
+    """Return the tables in a file: `smoothmix_table1_table3_cifar10` -> smoothmix/table1, smoothmix/table3."""
     paper, rest = stem.split("_", maxsplit=1)
     numbers = re.findall(r"(?:supp_)?table\d+", rest)
     return [f"{paper}/{table.replace('_', '-')}" for table in numbers or [rest]]
@@ -38,18 +36,18 @@ def _names_of(stem: str) -> list[str]:
 
 @cache
 def _files() -> Mapping[str, str]:
-    """Table name -> file name."""
+    """Return the file name of each table."""
     stored = sorted(entry.name for entry in files(__package__).iterdir() if entry.name.endswith(".csv"))
     return MappingProxyType({name: file for file in stored for name in _names_of(file.removesuffix(".csv"))})
 
 
 def paper_table_names() -> list[str]:
-    """The names that `paper_table` knows, sorted."""
+    """Return the names of all tables, sorted."""
     return sorted(_files())
 
 
 def paper_table(name: str) -> list[dict[str, str]]:
-    """The rows of a published table, top to bottom: column -> text as printed. Columns such as "0.50" are radii."""
+    """Return the rows of a table, each as {column: printed text}. Columns such as "0.50" are radii."""
     file = _files().get(name)
     if file is None:
         hint = did_you_mean(name, paper_table_names())
@@ -58,23 +56,23 @@ def paper_table(name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def _equal(printed: str | None, wanted: object) -> bool:
-    """Numbers are compared as numbers ("0.50" is 0.5), anything else as text."""
-    if printed is None:
-        return False
+def matches(row: Mapping[str, str], columns: Mapping[str, object]) -> bool:
+    """Return whether `row` has these values; numbers are compared as numbers ("0.50" equals 0.5)."""
+    return all(column in row and _number(row[column]) == _number(value) for column, value in columns.items())
+
+
+def _number(value: object) -> float | str:
     try:
-        return float(printed) == float(str(wanted))
+        return float(str(value))
     except ValueError:
-        return printed == str(wanted)
+        return str(value)
 
 
 def published_acr(table: str, **match: object) -> float | None:
-    """The ACR of the row of `table` whose columns equal `match`, as in `published_acr("smoothmix/table2", sigma=0.5,
-    method="SmoothMix")`. None if no row does, also where the table has no such column.
-
-    Refuses a question that rows with different ACR answer.
+    """Return the ACR of the row with these columns, as in `published_acr("smoothmix/table2", sigma=0.5,
+    method="SmoothMix")`; None if there is no such row or column. Rows with different ACR are refused.
     """
-    rows = [row for row in paper_table(table) if all(_equal(row.get(k), v) for k, v in match.items())]
+    rows = [row for row in paper_table(table) if matches(row, match)]
     values = {float(row["acr"]) for row in rows if row.get("acr")}
     if len(values) > 1:
         asked = ", ".join(f"{k}={v}" for k, v in match.items()) or "no column"

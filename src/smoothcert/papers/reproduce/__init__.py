@@ -1,6 +1,6 @@
-"""The papers' tables regenerated: planned as runs, trained and certified where missing, reported beside the paper's.
+"""Reproduce tables of the papers: plan the runs, train and certify what is missing, report it with the published rows.
 
-Everything is found again in the folders: the same request goes on where it was left, and finished work is not redone.
+The state is read from the folders: the same request continues where it stopped, and finished work is not repeated.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import duration, escape_markdown, markdown_table
 from smoothcert.io.written_files import write_files
 from smoothcert.papers.reproduce.planning import PlannedRun, Request, plan, share_runs
-from smoothcert.papers.reproduce.work import Workshop, finish_runs
+from smoothcert.papers.reproduce.work import finish_runs
 from smoothcert.papers.rows import PaperRun, paper_runs, published
 from smoothcert.report import Published, terminal_report, write_report
 from smoothcert.report.thumbnails import pictures
@@ -29,11 +29,11 @@ FORMATS = ("md", "csv", "tex", "html", "png")
 NOT_ASKED, DONE, FAILED = "not asked for", "done", "failed: "
 
 Outcome = tuple[PaperRun, str, str]
-"""A run of the table, the name of its folder, what became of it."""
+"""A run of the table, the name of its folder, its state in the end."""
 
 
 def plan_table(request: Request, planned: Sequence[PlannedRun]) -> Table:
-    """The plan for a terminal: state and estimate of each run."""
+    """Return the plan as a table for a terminal: state and estimate of each run."""
     total = duration(sum(run.seconds for run in planned))
     table = Table(
         Column("run", overflow="fold"),
@@ -52,57 +52,52 @@ def plan_table(request: Request, planned: Sequence[PlannedRun]) -> Table:
 def reproduce(plans: Sequence[tuple[Request, Sequence[PlannedRun]]], console: Console) -> None:
     """Train and certify what is missing of the plans, then write a report for each, with the published rows.
 
-    The requests are for several tables (see `share_runs`), or for one, and alike otherwise. A run that fails is named
-    in the WorkError at the end, after the others have been finished and reported, and so is what kept them from being
-    reported.
+    The requests differ only in their tables (see `share_runs`). Runs and reports that fail are named in one WorkError
+    at the end, after all others are finished.
     """
-    request = plans[0][0]
-    workshop = Workshop(request.jobs, request.device, request.data, console, request.compile)
     runs = {run.folder: run for _, planned in plans for run in planned if run.recipe is not None}
     failed = {run.folder: run.problem for run in runs.values() if run.problem is not None}
-    failed |= finish_runs([run for run in runs.values() if run.folder not in failed], workshop)
-    reasons = "; ".join(f"{folder.name}: {reason}" for folder, reason in failed.items())
-    told = f"{len(failed)} of {len(runs)} runs failed, the same command tries them again ({reasons})"
-    unreported: list[str] = []
+    failed |= finish_runs([run for run in runs.values() if run.folder not in failed], plans[0][0], console)
+    problems: list[str] = []
+    if failed:
+        reasons = "; ".join(f"{folder.name}: {reason}" for folder, reason in failed.items())
+        problems.append(f"{len(failed)} of {len(runs)} runs failed, the same command tries them again ({reasons})")
     for request, planned in plans:
         finished = [run for run in planned if run.recipe is not None and run.folder not in failed]
         try:
             if finished:
                 show_report(request, finished, outcomes(request, planned, failed), console)
         except (RequestError, WorkError, OSError) as error:
-            unreported.append(f"{request.table} could not be reported: {error}")
-    if failed or unreported:
-        raise WorkError("; ".join([told] * bool(failed) + unreported))
+            problems.append(f"{request.table} could not be reported: {error}")
+    if problems:
+        raise WorkError("; ".join(problems))
 
 
 def outcomes(request: Request, planned: Sequence[PlannedRun], failed: Mapping[Path, str]) -> list[Outcome]:
-    """(run of the table, name of its folder, what became of it), for all that the table has and was asked for.
-
-    A run of the table that was asked for with several seeds is there once for each.
-    """
+    """Return the outcome of each run of the table, and of each seed if the request names several."""
     by_name: dict[str, list[PlannedRun]] = {}
     for run in planned:
         by_name.setdefault(run.paper.name, []).append(run)
-    found = []
+    rows: list[Outcome] = []
     for paper in paper_runs(request.table):
         for run in by_name.get(paper.name, []):
             state = run.state if run.recipe is None else DONE
             state = FAILED + failed[run.folder] if run.folder in failed else state
-            found.append((paper, run.folder.name, state))
+            rows.append((paper, run.folder.name, state))
         if paper.name not in by_name:
-            found.append((paper, "", NOT_ASKED))
-    return found
+            rows.append((paper, "", NOT_ASKED))
+    return rows
 
 
 def show_report(request: Request, finished: Sequence[PlannedRun], rows: Sequence[Outcome], console: Console) -> None:
-    """Write report and rows.md into the report folder, and print the table, what is missing in it, and the files."""
+    """Write the report and rows.md, and print the table, what is missing in it, and the files."""
     out, title = request.out / f"{request.prefix}{request.report}", title_of(request, rows)
     report = write_report(
         [run.certificates for run in finished],
         out,
         FORMATS,
         title=title,
-        published=beside(finished),
+        published=published_rows(finished),
         gallery=partial(pictures, folder=request.data),
     )
     write_files(out, {"rows.md": rows_page(title, rows).encode()})
@@ -114,7 +109,7 @@ def show_report(request: Request, finished: Sequence[PlannedRun], rows: Sequence
 
 
 def title_of(request: Request, rows: Sequence[Outcome]) -> str:
-    """The table, how it was reproduced, and how much of it where that is not all."""
+    """Return the table's name, how it was reproduced, and how much of it if not all."""
     seeds = ", ".join(map(str, dict.fromkeys(request.seeds)))
     runs = {paper.name for paper, _, _ in rows}
     done = {paper.name for paper, _, state in rows if state == DONE}
@@ -129,7 +124,7 @@ def title_of(request: Request, rows: Sequence[Outcome]) -> str:
 
 
 def missing(rows: Sequence[Outcome]) -> list[str]:
-    """A line for each reason that keeps runs out of the table; seeds that fail count by themselves."""
+    """Return one line per reason why runs are not in the table; each failed seed is counted."""
     runs = f"the paper's {len({paper.name for paper, _, _ in rows})} runs"
     tried = f"{sum(state == DONE or state.startswith(FAILED) for _, _, state in rows)} runs tried"
     counts = Counter(state for _, _, state in rows if state != DONE)
@@ -139,10 +134,10 @@ def missing(rows: Sequence[Outcome]) -> list[str]:
     ]
 
 
-def beside(finished: Sequence[PlannedRun]) -> Callable[[Path], Published | None]:
-    """From a certificates file to the row that its run was planned for, whatever its recipe has come to be.
+def published_rows(finished: Sequence[PlannedRun]) -> Callable[[Path], Published | None]:
+    """Return the function from a certificates file to the row of its run, also if overrides changed the recipe.
 
-    The rows that are missing are told elsewhere, with the reason.
+    `missing` reports the rows without a run.
     """
     by_file = {run.certificates.resolve(): run for run in finished}
 
@@ -156,7 +151,7 @@ def beside(finished: Sequence[PlannedRun]) -> Callable[[Path], Published | None]
 
 
 def rows_page(title: str, rows: Sequence[Outcome]) -> str:
-    """Markdown: what became of each run of the table."""
+    """Return the outcome of each run of the table as Markdown."""
     cells = (
         (paper.label, f"{paper.sigma:g}", "" if paper.acr is None else str(paper.acr), folder, state)
         for paper, folder, state in rows
@@ -164,4 +159,4 @@ def rows_page(title: str, rows: Sequence[Outcome]) -> str:
     table = markdown_table(
         ("row", "σ", "published ACR", "run", "state"), [[escape_markdown(cell) for cell in row] for row in cells]
     )
-    return f"# {escape_markdown(title)}: what became of each row\n\n{table}"
+    return f"# {escape_markdown(title)}: outcome of each row\n\n{table}"

@@ -1,4 +1,4 @@
-"""How long runs will take on this machine: seconds an input, measured for a moment, times the inputs, counted."""
+"""Estimates of the time of runs on this machine: measured seconds per input times the number of inputs."""
 
 import time
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from smoothcert.training.setup import training_device, weights_layout
 from smoothcert.training.step import WARM_UP_STEPS
 
 LONG_ENOUGH = 0.3
-"""Seconds that make a measurement worth believing."""
+"""Seconds of a reliable measurement."""
 REPLAYS = 64
-"""The most captured steps in one measurement: a single one of a small network is too short."""
+"""Largest number of captured steps in one measurement; one step of a small network is too short."""
 
 
 def training_seconds(recipe: TrainRecipe, spec: InputSpec, images: int, epochs: int, device: torch.device) -> float:
-    """An estimate for `epochs` epochs of `images` training images each."""
+    """Return an estimate for `epochs` epochs of `images` training images."""
     used = images // recipe.batch_size * recipe.batch_size
     inputs = epochs * used * inputs_per_image(recipe.objective)
     at_once = recipe.images_per_step * recipe.objective.num_noise
@@ -34,31 +34,31 @@ def training_seconds(recipe: TrainRecipe, spec: InputSpec, images: int, epochs: 
 
 
 def certification_seconds(model: str, spec: InputSpec, votes: int, device: torch.device) -> float:
-    """An estimate for so many votes of the network `model`."""
+    """Return an estimate for `votes` votes of the network `model`."""
     return votes * _seconds_per_vote(model, spec, device)
 
 
 def inputs_per_image(objective: Objective) -> int:
-    """Inputs that the network takes, forward and back, for each image of a step: attacks, noises and mixtures.
+    """Return the inputs of the network, forward and backward, per image of a step: attacks, noises and mixtures.
 
-    Counted while the loss of one tiny image is computed, so a new method needs no formula here.
+    They are counted in the loss of one tiny image, so a new method needs no formula here.
     """
-    seen = 0
+    count = 0
 
     def classifier(images: Tensor) -> Tensor:
-        nonlocal seen
-        seen += len(images)
+        nonlocal count
+        count += len(images)
         return images.flatten(1)
 
     noise = torch.zeros(objective.num_noise, 1, 1, 1, 2)
     progress = Progress(1.0, torch.ones(()), torch.ones(()), torch.full((1,), 0.5))
     objective.loss(classifier, torch.full((1, 1, 1, 2), 0.5), torch.zeros(1, dtype=torch.int64), noise, progress)
-    return seen
+    return count
 
 
 @cache
 def _seconds_per_trained_input(name: str, spec: InputSpec, most: int, bf16: bool, device: torch.device) -> float:
-    """A forward and a backward pass of the network, in batches of up to `most` inputs; on a GPU of `most`, captured."""
+    """Measure forward and backward passes in batches of up to `most` inputs; on a GPU captured, with `most` inputs."""
     own_network = is_code(name)
     model = _network(name, spec).to(device, memory_format=weights_layout(own_network))  # type: ignore[call-overload]
     model.train()
@@ -69,7 +69,7 @@ def _seconds_per_trained_input(name: str, spec: InputSpec, most: int, bf16: bool
         loss.backward()
         model.zero_grad()
 
-    if device.type != "cuda" or own_network:  # which is not captured
+    if device.type != "cuda" or own_network:  # user networks are not captured
         return _seconds_per_input(step, most, device)
     with training_device(device):
         for _ in range(WARM_UP_STEPS):
@@ -87,7 +87,7 @@ def _seconds_per_trained_input(name: str, spec: InputSpec, most: int, bf16: bool
 
 @cache
 def _seconds_per_vote(name: str, spec: InputSpec, device: torch.device) -> float:
-    """Noise and forward pass, as certification does them."""
+    """Measure noise and forward passes of certification."""
     precision, most = resolve_precision("auto", device), default_batch_size(device, spec.shape)
     recipe = CertifyRecipe(sigma=1.0, seed=0, precision=precision, batch_size=most)
     counter, recipe = make_counter(_network(name, spec), spec.shape, spec.num_classes, recipe, device)
@@ -107,7 +107,7 @@ def _network(name: str, spec: InputSpec) -> nn.Module:
 
 
 def _seconds_per_input(work: Callable[[int], None], most: int, device: torch.device) -> float:
-    """Of the largest batch up to `most` that is reached by doubling until a call takes long enough."""
+    """Double the batch, up to `most`, until a call takes LONG_ENOUGH; return its seconds per input."""
     size = min(2, most)
     work(size)  # the first call sets things up
     while True:

@@ -1,4 +1,4 @@
-"""A paper's table as a plan: which runs, in which folders, how far each has come, how long the rest may take."""
+"""The plan of a reproduced table: its runs, their folders, the state of each and the estimated time."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,10 +27,10 @@ QUICK_CHANGES = {
 }
 QUICK_PREFIX = "quick-"
 VOTES, QUICK_VOTES, N0 = 100_000, 1_000, 100
-# Every so many images of the test set; a quick reproduction certifies a hundred.
+# Every SKIP-th image of the test set is certified; QUICK_SKIP leaves 100 images.
 SKIP = {"imagenet": 100}
 QUICK_SKIP = {"mnist-sample": 20, "cifar10": 100, "imagenet": 500}
-# Training and test images, known without reading (or downloading) them.
+# Numbers of training and test images, so that a plan does not read or download the data.
 SIZES = {
     "mnist": (60_000, 10_000),
     "mnist-sample": (10_000, 2_000),
@@ -41,16 +41,15 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Request:
-    """Which rows of a table to reproduce, how, where and with what. What is empty chooses all
-    of the table."""
+    """The rows of a table to reproduce, and how. An empty `sigmas` or `methods` selects all."""
 
     table: str
     out: Path
     sigmas: tuple[float, ...] = ()
     methods: tuple[str, ...] = ()
-    """Parts of the printed label or of the folder's name, any of which is enough."""
+    """Parts of the printed label or the folder name; a row needs to contain one of them."""
     other_tables: tuple[str, ...] = ()
-    """Those of the same call: a method may be theirs."""
+    """Other tables of the same call, whose methods `methods` may name."""
     seeds: tuple[int, ...] = ()
     quick: bool = False
     overrides: tuple[str, ...] = ()
@@ -61,19 +60,19 @@ class Request:
     device: str = "auto"
     jobs: int = 1
     compile: bool = False
-    """Whether votes are compiled; training decides for itself."""
+    """Compile the votes; training decides for itself."""
     report: str = "report"
-    """Folder of the report in `out`."""
+    """Name of the report's folder in `out`."""
 
     @property
     def prefix(self) -> str:
-        """Of all folders and files, so that no result of a quick reproduction is taken for a full one."""
+        """Prefix of every folder name, so that nobody takes a quick result for a full one."""
         return QUICK_PREFIX if self.quick else ""
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A row's run in its folder, how far it has come, and an estimate of the seconds that are left."""
+    """The run of a row in its folder, its state, and the estimated seconds that are left."""
 
     paper: PaperRun
     folder: Path
@@ -86,7 +85,13 @@ class PlannedRun:
     images_done: int = 0
     seconds: float = 0.0
     problem: str | None = None
-    """Why nothing can be done with the folder: a damaged file."""
+    """The damage of a file because of which the folder cannot be used."""
+
+    @property
+    def known_recipe(self) -> TrainRecipe:
+        """The recipe of a run that can be trained."""
+        assert self.recipe is not None, "runs that cannot be trained are planned, but not worked on"
+        return self.recipe
 
     @property
     def certificates(self) -> Path:
@@ -114,25 +119,24 @@ class PlannedRun:
 
 
 def plan(request: Request) -> list[PlannedRun]:
-    """The runs that `request` asks for, in the order of the table, with their state and estimated seconds."""
+    """Return the runs that `request` selects, in the order of the table, with state and estimated seconds."""
     for option, value in (("jobs", request.jobs), ("n", request.n)):
         if value is not None and value < 1:
             raise RequestError(f"{option}: expected at least 1, got {value}")
     device = find_device(request.device)
-    chosen = chosen_runs(request)
-    planned = [planned_run(request, run, seed) for run in chosen for seed in seeds_of(request, run)]
-    planned = found_elsewhere(request, planned)
+    planned = [planned_run(request, run, seed) for run in chosen_runs(request) for seed in seeds_of(request, run)]
+    planned = use_existing_runs(request, planned)
     if all(run.recipe is None for run in planned):
         raise RequestError(f"{request.table}: none of these rows can be trained: {planned[0].paper.reason}")
     return [with_estimate(run, request.data, device) for run in planned]
 
 
 def share_runs(plans: Sequence[Sequence[PlannedRun]]) -> list[list[PlannedRun]]:
-    """The plans of several tables, with rows of the same recipe as one run: of their folders the one that has come
-    furthest, else the first. Its time counts once.
+    """Return the plans of several tables with one run per recipe: in the most advanced of their folders, else the
+    first. Its time is counted once.
 
-    Where a request's changes have made rows of one table the same, these keep their folders: a report has a row a file.
-    Rows of different recipes that would have one folder are refused.
+    Rows of one table that overrides have made equal keep their folders, because a report has one row per file.
+    Rows with different recipes and the same folder are refused.
     """
     runs = [run for planned in plans for run in planned if run.recipe is not None]
     for run in runs:
@@ -142,15 +146,15 @@ def share_runs(plans: Sequence[Sequence[PlannedRun]]) -> list[list[PlannedRun]]:
                 f"{run.folder}: expected one recipe, got those of {run.paper.table} and {other.paper.table}, which "
                 "differ; reproduce these tables into folders of their own"
             )
-    return [[_shared(run, [other for other in runs if other.recipe == run.recipe]) for run in p] for p in plans]
 
+    def shared(run: PlannedRun) -> PlannedRun:
+        same = [other for other in runs if other.recipe == run.recipe]
+        best = most_advanced(same)
+        if best is None or len({other.paper.table for other in same}) < len(same):
+            return run
+        return replace(best, paper=run.paper, seconds=best.seconds if run is same[0] else 0.0)
 
-def _shared(run: PlannedRun, same: Sequence[PlannedRun]) -> PlannedRun:
-    """The row of `run`, in the folder that it shares with the other rows of the same recipe."""
-    tables, best = {other.paper.table for other in same}, furthest(same)
-    if best is None or len(tables) < len(same):
-        return run
-    return replace(best, paper=run.paper, seconds=best.seconds if run is same[0] else 0.0)
+    return [[shared(run) for run in planned] for planned in plans]
 
 
 def chosen_runs(request: Request) -> list[PaperRun]:
@@ -178,40 +182,40 @@ def _is_called(run: PaperRun, part: str) -> bool:
 
 
 def seeds_of(request: Request, run: PaperRun) -> Sequence[int | None]:
-    """The seeds to train a row with, each once; None where the row's recipe tells, or there is none."""
-    told = run.table == SEEDS_TABLE or run.recipe is None or not request.seeds
-    return (None,) if told else tuple(dict.fromkeys(request.seeds))
+    """Return the seeds to train a row with, each once; None stands for the seed of the row's recipe."""
+    fixed = run.table == SEEDS_TABLE or run.recipe is None or not request.seeds
+    return (None,) if fixed else tuple(dict.fromkeys(request.seeds))
 
 
-def found_elsewhere(request: Request, planned: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """`planned`, where a row without a folder has that of a run with its recipe, which another table's row has made; of
-    several the one that has come furthest. Damaged ones are not taken, nor quick ones for full ones.
+def use_existing_runs(request: Request, planned: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Replace runs without a folder by the most advanced run of the same recipe that another table has made.
 
-    Rows of one table that a request's changes have made the same stay apart: a report has a row a file.
+    Damaged runs are not used, and quick runs never replace full ones. Rows of one table that overrides have made equal
+    keep their folders, because a report has one row per file.
     """
     folders: dict[TrainRecipe, list[Path]] = {}
     for path in sorted(request.out.glob(f"*/{RECIPE}")):
-        with suppress(RequestError):  # of an imported model, or damaged: none of ours
+        with suppress(RequestError):  # the recipe of an imported model, or damaged
             if path.parent.name.startswith(QUICK_PREFIX) == request.quick:
                 folders.setdefault(load_run_recipe(path), []).append(path.parent)
     recipes = [run.recipe for run in planned]
 
-    def found(run: PlannedRun) -> PlannedRun:
+    def existing(run: PlannedRun) -> PlannedRun:
         if run.recipe is None or recipes.count(run.recipe) > 1 or (run.folder / RECIPE).exists():
             return run
-        there = [planned_run(request, run.paper, run.recipe.seed, folder) for folder in folders.get(run.recipe, [])]
-        return furthest([other for other in there if other.problem is None]) or run
+        others = [planned_run(request, run.paper, run.recipe.seed, folder) for folder in folders.get(run.recipe, [])]
+        return most_advanced([other for other in others if other.problem is None]) or run
 
-    return [found(run) for run in planned]
+    return [existing(run) for run in planned]
 
 
-def furthest(runs: Sequence[PlannedRun]) -> PlannedRun | None:
-    """The one that has come furthest, the first of those that are as far; None of none."""
+def most_advanced(runs: Sequence[PlannedRun]) -> PlannedRun | None:
+    """Return the run with most epochs, then most certified images; the first of equals."""
     return max(runs, key=lambda run: (run.epochs_done, run.images_done), default=None)
 
 
 def planned_run(request: Request, run: PaperRun, seed: int | None, folder: Path | None = None) -> PlannedRun:
-    """The run in its folder, which its row names where none is given, as far as it has come."""
+    """Return the run with its state in `folder`, by default the folder that is named after the row."""
     recipe = recipe_of(request, run, seed)
     folder = folder or request.out / (request.prefix + run.name + (f"-seed{seed}" if seed else ""))
     dataset = recipe.dataset if recipe else ""
@@ -235,28 +239,28 @@ def planned_run(request: Request, run: PaperRun, seed: int | None, folder: Path 
 
 
 def recipe_of(request: Request, run: PaperRun, seed: int | None) -> TrainRecipe | None:
-    """The paper's recipe, scaled down if the request is quick, with the request's own changes last.
+    """Return the paper's recipe, scaled down if the request is quick, with the overrides of the request last.
 
-    Its sigma is always the row's: numbers at another one have no place beside the row.
+    Another sigma is refused: its numbers cannot be compared with the row.
     """
     if run.recipe is None:
         return None
     changes = list(QUICK_CHANGES[run.recipe.dataset]) if request.quick else []
     changes += ["model=resnet20"] if request.quick and run.recipe.model == "resnet110" else []
-    # An ablation varies what would be scaled down.
+    # Ablations are not scaled down: they vary these fields.
     changes += cheaper(run.recipe.objective) if request.quick and "method" in run.row else []
     changes += [f"seed={seed}"] if seed is not None else []
     recipe = with_overrides(run.recipe, [*changes, *request.overrides])
     if recipe.sigma != run.sigma:
         raise RequestError(
-            f"--set sigma: expected {run.sigma:g} beside the row {run.name}, got {recipe.sigma:g}; "
+            f"--set sigma: expected {run.sigma:g} for the row {run.name}, got {recipe.sigma:g}; "
             "choose rows with --sigma"
         )
     return recipe
 
 
 def cheaper(objective: Objective) -> list[str]:
-    """Changes to fewer noises and attack steps; one long step leads as far as several short ones."""
+    """Return changes to fewer noises and attack steps; one long step covers the distance of several short ones."""
     adversary = getattr(objective, "adversary", None)
     changes = [f"num_noise={min(objective.num_noise, 4 if isinstance(objective, Macer) else 2)}"]
     if isinstance(objective, SmoothMix):
@@ -269,7 +273,7 @@ def cheaper(objective: Objective) -> list[str]:
 
 
 def sizes_of(recipe: TrainRecipe, data: Path | None) -> tuple[int, int]:
-    """Training and test images; a data set of one's own is read for them."""
+    """Return the numbers of training and test images; user data are read for them."""
     if recipe.dataset in SIZES and recipe.image_size is None:
         return SIZES[recipe.dataset]
     load = partial(load_dataset, recipe.dataset, folder=data, image_size=recipe.image_size)
@@ -277,6 +281,7 @@ def sizes_of(recipe: TrainRecipe, data: Path | None) -> tuple[int, int]:
 
 
 def with_estimate(run: PlannedRun, data: Path | None, device: torch.device) -> PlannedRun:
+    """Return `run` with the estimated seconds of its missing epochs and images."""
     if run.recipe is None or run.problem is not None or run.done:
         return run
     recipe, known = run.recipe, DATASETS.get(run.recipe.dataset)
