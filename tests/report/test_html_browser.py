@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
-from smoothcert.report import certified_accuracy, summarize
+from smoothcert.report import Contents, certified_accuracy, summarize
 from smoothcert.report.comparison import Published
 from smoothcert.report.html import html_page
 from smoothcert.report.html_gallery import Pictures
@@ -56,7 +56,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     summaries = [summarize(file, name, (0.0, 0.5)) for name, file in files]
     published = {"run 9": Published("t/1", "C", 0.4, {}, ())}
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(html_page("Report", files, summaries, gallery, published=published), encoding="utf-8")
+    contents = Contents("Report", summaries, published=published, gallery=gallery)
+    path.write_text(html_page(contents), encoding="utf-8")
     return path
 
 
