@@ -52,7 +52,7 @@ def test_steps_are_exact_at_and_between_the_jumps() -> None:
     assert y[0] == certified_accuracy(rows, 0)
 
 
-def test_what_is_drawn_is_the_step_curve_in_percent() -> None:
+def test_the_figure_shows_the_step_curve_in_percent() -> None:
     rows = images()
     (axes,) = figure_of([("a", file(rows))]).axes
     (line,) = [x for x in axes.lines if x.get_label() == "gaussian"]
@@ -104,7 +104,7 @@ def test_the_limit_of_n_is_marked_where_it_is_known() -> None:
     assert len(axes.lines) == 1
 
 
-def test_every_run_is_once_in_one_legend() -> None:
+def test_one_legend_lists_each_method_once() -> None:
     runs = [(f"{name}-{sigma}", file(sigma=sigma, objective=name)) for sigma in (0.5, 1.0) for name in ("x", "y")]
     assert legend_texts(figure_of(runs)) == ["x", "y"]
     assert legend_texts(figure_of(runs[:1])) == ["x"], "also a run alone"
@@ -237,13 +237,6 @@ def test_odd_names_are_text(name: str) -> None:
         figure = figure_of(shown)
         figure.draw_without_rendering()
         assert len(legend_texts(figure)) == len(shown)
-
-
-def test_many_runs_fit() -> None:
-    runs = [(f"run number {i}", file(spread(0.1 * i + 0.1), sigma=[0.25, 0.5, 1, 2][i % 4])) for i in range(16)]
-    figure = figure_of(runs)
-    figure.draw_without_rendering()
-    assert sorted(legend_texts(figure)) == sorted(name for name, _ in runs)
 
 
 def test_one_name_for_two_runs_is_refused() -> None:
