@@ -96,15 +96,15 @@ def worst_case(scales: TwoScales, dimension: int) -> float:
     p, ratio = scales.probability, scales.ratio
     if ratio == 1:
         return scales.same_scale
-    here = (scales.shift / (ratio**2 - 1)) ** 2
-    there = here * ratio**2
+    at_x = (scales.shift / (ratio**2 - 1)) ** 2
+    at_other = at_x * ratio**2
     rho = ratio**-2
     value = math.nan
-    if dimension + max(here, there) <= LARGEST_MEAN:
+    if dimension + max(at_x, at_other) <= LARGEST_MEAN:
         if ratio > 1:
-            value = float(stats.ncx2.cdf(rho * stats.ncx2.ppf(p, dimension, here), dimension, there))
+            value = float(stats.ncx2.cdf(rho * stats.ncx2.ppf(p, dimension, at_x), dimension, at_other))
         else:
-            value = float(stats.ncx2.sf(rho * stats.ncx2.isf(p, dimension, here), dimension, there))
+            value = float(stats.ncx2.sf(rho * stats.ncx2.isf(p, dimension, at_x), dimension, at_other))
     if math.isnan(value):
         raise RequestError(
             f"sigma {scales.sigma} and other-sigma {scales.other_sigma} at radius {scales.radius} in dimension "

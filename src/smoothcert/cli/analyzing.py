@@ -185,7 +185,7 @@ def mixing(
 
 @analyze.command("cost")
 def cost(runs: Runs, out: Out = Path("analysis"), format_: Formats = "png", force: Force = False) -> None:
-    """Training cost of runs: time, peak memory, hyper-parameters; beside the published ones where there are any."""
+    """Training cost of runs: time, peak memory, hyper-parameters; next to published ones if there are any."""
     from smoothcert.analysis.cost import cost_cells, cost_csv, cost_markdown, draw_cost, training_costs
     from smoothcert.report.layout import UNKNOWN
 

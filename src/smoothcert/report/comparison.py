@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.errors import RequestError
@@ -33,9 +32,6 @@ class Published:
     """The data set of the table."""
 
 
-PublishedOf = Callable[[Any], Published | None]
-"""From the subject of a row (a run, a mean over seeds) to its published row; None where the table has none."""
-
 AS_PUBLISHED = "trained and certified as in the paper, as far as the files tell"
 
 # Both papers: Cohen et al.'s CERTIFY on the whole test set, on ImageNet every 100th image of the validation set.
@@ -61,8 +57,8 @@ def published_rows(
         trained, certified = file.settings.get("training_sigma"), file.settings.get("sigma")
         if name in rows and None not in (trained, certified) and trained != certified:
             raise RequestError(
-                f"{file.path}: expected certificates at the sigma of training, {trained}, beside {rows[name].table}, "
-                f"got sigma {certified}; certify with --sigma {trained} or leave this file out"
+                f"{file.path}: expected certificates at the sigma of training, {trained}, to compare with "
+                f"{rows[name].table}, got sigma {certified}; certify with --sigma {trained} or leave this file out"
             )
     return rows
 
@@ -113,12 +109,6 @@ def comparison_notes(summaries: Sequence[Summary], published: Mapping[str, Publi
     return notes | ({f"in {tables}, missing here": missing} if missing else {})
 
 
-def _printed(column: Column, row: Published) -> float | None:
-    if column.key == "acr":
-        return row.acr
-    return None if column.radius is None else row.accuracy_at.get(column.radius)
-
-
 def _as_printed(column: Column, row: Published, value: float) -> str:
     """With the digits of the paper: ACR 3 decimals (4 over seeds), accuracies 1 (none on ImageNet)."""
     if column.radius is None:
@@ -127,7 +117,7 @@ def _as_printed(column: Column, row: Published, value: float) -> str:
 
 
 def _signed(difference: float, decimals: int) -> str:
-    """With a sign, except where it rounds to zero."""
+    """With a sign, unless it rounds to zero."""
     text = f"{difference:+.{decimals}f}"
     return text.replace("-", "−") if float(text) else text[1:]
 
@@ -139,8 +129,8 @@ def beside(columns: Sequence[Column], own: Row, row: Published) -> tuple[Row, Ro
     for column, cell in zip(columns, own, strict=True):
         texts = names.get(column.key, ("", ""))
         value = difference = None
-        if column.key == "acr" or column.radius is not None:
-            value = _printed(column, row)
+        if column.ranked:
+            value = row.acr if column.radius is None else row.accuracy_at.get(column.radius)
             texts = UNKNOWN, UNKNOWN
             if value is not None and isinstance(cell.value, int | float):
                 difference = cell.value - value
@@ -148,29 +138,3 @@ def beside(columns: Sequence[Column], own: Row, row: Published) -> tuple[Row, Ro
         above.append(Cell(value, texts[0], aside=True))
         below.append(Cell(difference, texts[1], aside=True))
     return tuple(above), tuple(below)
-
-
-def published_columns(columns: Sequence[Column], published_of: PublishedOf) -> list[Column]:
-    """For CSV: the published number and the difference for ACR and for each accuracy among `columns`."""
-
-    def pair(column: Column) -> list[Column]:
-        def printed(subject: Any) -> float | None:
-            row = published_of(subject)
-            return None if row is None else _printed(column, row)
-
-        def difference(subject: Any) -> float | None:
-            own, value = column.value(subject), printed(subject)
-            return own - value if isinstance(own, int | float) and value is not None else None
-
-        found = {f"published_{column.key}": printed, f"{column.key}_difference": difference}
-        return [Column(key, key, value, column.decimals, csv_only=True) for key, value in found.items()]
-
-    def text(key: str, attribute: str) -> Column:
-        return Column(key, key, lambda subject: getattr(published_of(subject), attribute, None), csv_only=True)
-
-    numbers = [column for column in columns if column.key == "acr" or column.radius is not None]
-    return [
-        text("published_table", "table"),
-        text("published_row", "label"),
-        *(added for column in numbers for added in pair(column)),
-    ]

@@ -139,7 +139,7 @@ def cut_to_shared_images(files: Files) -> Files:
     known = {source for source in data.values() if source[0] is not None}
     unknown = [name for name, source in data.items() if source[0] is None]
     if unknown and len(known) > 1:
-        raise RequestError(f"{unknown[0]}: expected to be told its data set, got none; report it without --same-images")
+        raise RequestError(f"{unknown[0]}: expected a recorded data set, got none; report it without --same-images")
     data |= dict.fromkeys(unknown, next(iter(known))) if known else {}
     shared: dict[object, set[int]] = {}
     for name, file in files:

@@ -85,28 +85,23 @@ def _ceilings(panel: Sequence[Curve]) -> dict[float, int]:
     return dict(sorted((c, n) for c, n in pairs.items() if c is not None and n is not None))
 
 
-def _reach(panel: Sequence[Curve]) -> float:
-    """The right end of the axis: a little beyond the last step and the last ceiling, so that their labels fit."""
-    ends = [*(float(curve.certified.radii[-1]) for curve in panel), *_ceilings(panel)]
-    return 1.09 * (max(ends) or panel[0].summary.sigma or 1.0)
-
-
-def _draw_ceilings(axes: Axes, panel: Sequence[Curve], reach: float) -> None:
+def _draw_ceilings(axes: Axes, ceilings: Mapping[float, int], reach: float) -> None:
     labelled = -math.inf
-    for ceiling, n in _ceilings(panel).items():
+    for ceiling, n in ceilings.items():
         axes.axvline(ceiling, color=GREY, linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
         if ceiling - labelled > 0.07 * reach:
-            text = f"limit of n = {n:,}"
-            axes.text(
-                ceiling + 0.012 * reach, 50, text, rotation=90, va="center", ha="left", color=GREY, fontsize=NOTE_SIZE
-            )
+            text, x = f"limit of n = {n:,}", ceiling + 0.012 * reach
+            axes.text(x, 50, text, rotation=90, va="center", ha="left", color=GREY, fontsize=NOTE_SIZE)
             labelled = ceiling
 
 
 def _draw_panel(axes: Axes, panel: Sequence[Curve], looks: Mapping[str, Look]) -> None:
-    reach = _reach(panel)
+    ceilings = _ceilings(panel)
+    # A little beyond the last step and the last ceiling, so that their labels fit.
+    ends = [*(float(curve.certified.radii[-1]) for curve in panel), *ceilings]
+    reach = 1.09 * (max(ends) or panel[0].summary.sigma or 1.0)
     axes.set_xlim(0, reach)
-    _draw_ceilings(axes, panel, reach)
+    _draw_ceilings(axes, ceilings, reach)
     for curve in panel:
         draw_steps(axes, curve.certified.radii, 100 * curve.certified.accuracy, curve.label, looks[curve.label])
         for steps in curve.attacked:
@@ -114,7 +109,7 @@ def _draw_panel(axes: Axes, panel: Sequence[Curve], looks: Mapping[str, Look]) -
 
 
 def _attack_entry(curves: Sequence[Curve], looks: Mapping[str, Look]) -> list[tuple[str, Line2D]]:
-    """The legend's entry for the thin curves, whatever their colour; none where there are no such curves."""
+    """The entry of the legend for the thin curves of all colours; none without such curves."""
     shown = [curve for curve in curves if curve.attacked]
     if not shown:
         return []

@@ -37,7 +37,7 @@ class Column:
 
     key: str
     title: str
-    value: Callable[[Any], Value]
+    value: Callable[[Any], Value] = lambda subject: None
     """From the subject of a row (a run, a mean over seeds) to the number or text in its cell."""
     decimals: int | None = None
     csv_only: bool = False
@@ -73,7 +73,10 @@ Row = tuple[Cell, ...]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The columns and cells that all formats share. `groups` has one entry per sigma, each a list of rows of cells."""
+    """The columns and cells that all formats share. `groups` has one entry per sigma, each a list of rows of cells.
+
+    Rows of published numbers and of differences lack the cells of the last columns, which only CSV has.
+    """
 
     columns: tuple[Column, ...]
     groups: tuple[tuple[Row, ...], ...]

@@ -105,7 +105,7 @@ def find_certificates(paths: Sequence[Path]) -> list[tuple[str, Path]]:
         raise RequestError("expected at least one run folder or certificates file, got none; give one to report on")
     owners: dict[Path, Path] = {}
     files: dict[Path, Path] = {}
-    for path in [run for given in paths for run in _with_runs_in(Path(given))]:
+    for path in [run for named in paths for run in _with_runs_in(Path(named))]:
         owner, files_of_path = _files_of(path)
         for file in files_of_path:
             files.setdefault(file.resolve(), file)

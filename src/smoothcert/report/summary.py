@@ -77,7 +77,7 @@ class Summary:
 
     @property
     def compared_on(self) -> str | None:
-        """The data set, and the norm where it is not the usual one."""
+        """The data set, and the norm if it is not L2."""
         return self.dataset if self.norm == "L2" else f"{self.dataset or 'radii'} in {self.norm}"
 
 
@@ -148,7 +148,7 @@ def _number(file: CertificatesFile, key: str) -> float | None:
         number = math.nan
     if isinstance(value, bool) or not math.isfinite(number):
         raise WorkError(
-            f"{file.path}: the settings beside it are damaged: expected a number for '{key}', got {value!r}"
+            f"{file.path}: the settings next to it are damaged: expected a number for '{key}', got {value!r}"
         )
     return number
 
@@ -222,7 +222,7 @@ def _protocol(file: CertificatesFile, n: int | None, alpha: float | None) -> tup
 def refuse_without_images(file: CertificatesFile) -> None:
     if not file.rows:
         raise RequestError(
-            f"{file.path}: expected at least one certified image, got none; go on with `smoothcert certify RUN`"
+            f"{file.path}: expected at least one certified image, got none; continue with `smoothcert certify RUN`"
         )
 
 

@@ -6,14 +6,16 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from smoothcert.errors import RequestError
-from smoothcert.report.comparison import Published, PublishedOf, beside, published_columns
-from smoothcert.report.layout import UNKNOWN, Column, Layout, Row, Value, decimals_needed, with_best_marked
+from smoothcert.report.comparison import Published, beside
+from smoothcert.report.layout import UNKNOWN, Cell, Column, Layout, Row, Value, decimals_needed, with_best_marked
 from smoothcert.report.seeds import SeedMean
 from smoothcert.report.summary import Summary
 
 CAPTION = "certified accuracy in % at each radius"
 SEEDS_CAPTION = "mean ± sd over seeds; certified accuracy in % at each radius"
 NOTHING: Mapping[str, Published] = {}
+PublishedOf = Callable[[Any], Published | None]
+"""From the subject of a row (a run, a mean over seeds) to its published row; None if the table has none."""
 Subject = TypeVar("Subject", bound=Summary | SeedMean)
 
 
@@ -115,15 +117,15 @@ def _numbers(summaries: Sequence[Summary]) -> list[Column]:
     return [acr, *(_accuracy_column(radius, decimals) for radius in radii)]
 
 
-def _columns(summaries: Sequence[Summary], published_of: PublishedOf) -> tuple[Column, ...]:
+def _columns(summaries: Sequence[Summary], published: Mapping[str, Published]) -> tuple[Column, ...]:
     # A method that only repeats the name of the run says nothing; the paper's label says which variant it is.
-    labels = {s.name: row.label for s in summaries if (row := published_of(s)) is not None}
-    no_method = not labels and all(s.method is None or s.method == s.name for s in summaries)
+    no_method = not published and all(s.method is None or s.method == s.name for s in summaries)
     same_votes = len({s.votes for s in summaries}) == 1
     acr, *accuracies = numbers = _numbers(summaries)
 
     def method(summary: Summary) -> str:
-        return labels.get(summary.name, summary.method or UNKNOWN)
+        row = published.get(summary.name)
+        return (summary.method or UNKNOWN) if row is None else row.label
 
     def votes(summary: Summary) -> str:
         return compact(summary.votes)
@@ -143,20 +145,24 @@ def _columns(summaries: Sequence[Summary], published_of: PublishedOf) -> tuple[C
         Column("precision", "precision", lambda s: s.precision, csv_only=True),
         Column("votes", "votes", lambda s: s.votes or None, decimals=0, csv_only=same_votes, text=votes),
         *(end for column in numbers for end in _interval_columns(column)),
-        *(published_columns(numbers, published_of) if labels else ()),
     )
 
 
 def _arranged(
-    columns: Sequence[Column], subjects: Sequence[Subject], run_of: Callable[[Subject], Summary], published: PublishedOf
+    columns: Sequence[Column],
+    subjects: Sequence[Subject],
+    run_of: Callable[[Subject], Summary],
+    published: PublishedOf | None,
 ) -> Layout:
     """The rows of `subjects` in groups by sigma (unknown last), then in the given order, the best of each group marked,
-    published rows under those that have one. `run_of` gives the run, or one of the runs, that a subject is about.
+    published rows under those that have one (in CSV as further columns). `run_of` gives the run, or one of the runs,
+    that a subject is about.
 
     Not ranked: runs without a recorded sigma, which may differ in it; runs on different images, which can matter more
     than how the network was trained; runs certified with different n, alpha, bound or noise, on which radii depend.
     """
     groups = []
+    numbers = [] if published is None else [i for i, column in enumerate(columns) if column.ranked]
     for _, members in groupby(sorted(subjects, key=lambda s: run_of(s).group), key=lambda s: run_of(s).group):
         group = list(members)
         runs = [run_of(subject) for subject in group]
@@ -165,10 +171,16 @@ def _arranged(
             rows = with_best_marked(columns, rows)
         lines: list[Row] = []
         for subject, row in zip(group, rows, strict=True):
-            printed = published(subject)
-            lines += [row] if printed is None else [row, *beside(columns, row, printed)]
+            printed = None if published is None else published(subject)
+            aside = () if printed is None else beside(columns, row, printed)
+            texts = () if published is None else (getattr(printed, key, None) for key in ("table", "label"))
+            values = [line[i].value for i in numbers for line in aside] or [None] * (2 * len(numbers))
+            lines += [(*row, *(Cell(value, "") for value in (*texts, *values))), *aside]
         groups.append(tuple(lines))
-    return Layout(tuple(columns), tuple(groups))
+    keys = ["published_table", "published_row"]
+    keys += [key for i in numbers for key in (f"published_{columns[i].key}", f"{columns[i].key}_difference")]
+    further = () if published is None else (Column(key, key, csv_only=True) for key in keys)
+    return Layout((*columns, *further), tuple(groups))
 
 
 def layout(summaries: Sequence[Summary], published: Mapping[str, Published] = NOTHING) -> Layout:
@@ -176,16 +188,15 @@ def layout(summaries: Sequence[Summary], published: Mapping[str, Published] = NO
     if not summaries:
         raise RequestError("expected at least one run to tabulate, got none; give run folders or certificates files")
 
-    def published_of(summary: Summary) -> Published | None:
-        return published.get(summary.name)
-
-    return _arranged(_columns(summaries, published_of), summaries, lambda summary: summary, published_of)
+    published = {s.name: published[s.name] for s in summaries if s.name in published}
+    published_of = (lambda summary: published.get(summary.name)) if published else None
+    return _arranged(_columns(summaries, published), summaries, lambda summary: summary, published_of)
 
 
 def intervals_layout(summaries: Sequence[Summary]) -> Layout:
     """The 95% confidence intervals over images, for reading: ACR and each accuracy as `low–high`."""
     columns = (*_heading(summaries), *map(_interval_column, _numbers(summaries)))
-    return _arranged(columns, summaries, lambda summary: summary, lambda summary: None)
+    return _arranged(columns, summaries, lambda summary: summary, None)
 
 
 def seeds_layout(means: Sequence[SeedMean], published: Mapping[str, Published] = NOTHING) -> Layout:
@@ -212,6 +223,5 @@ def seeds_layout(means: Sequence[SeedMean], published: Mapping[str, Published] =
         Column("seeds", "seeds", lambda m: len(m.members), decimals=0),
         *numbers,
         Column("images", "images", lambda m: m.members[0].images, decimals=0),
-        *(published_columns(numbers, published_of) if published else ()),
     )
-    return _arranged(columns, means, lambda mean: mean.members[0], published_of)
+    return _arranged(columns, means, lambda mean: mean.members[0], published_of if published else None)
