@@ -21,6 +21,8 @@ def half_spaces() -> Subjects:
     return Subjects(runs, data, Gaussian(SIGMA), torch.device("cpu"))
 
 
-@pytest.fixture
-def two_runs(tmp_path: Path) -> list[Path]:
-    return [untrained_run(tmp_path / f"run{seed}", seed=seed) for seed in (0, 1)]
+@pytest.fixture(scope="session")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two run folders that no test changes."""
+    folder = tmp_path_factory.mktemp("runs")
+    return [untrained_run(folder / f"run{seed}", seed=seed) for seed in (0, 1)]

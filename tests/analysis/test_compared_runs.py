@@ -48,7 +48,7 @@ def test_runs_that_do_not_compare_are_refused(
         load_subjects([*two_runs, other], CPU)
 
 
-def test_another_sigma_is_fine_where_one_is_chosen(two_runs: list[Path], tmp_path: Path) -> None:
+def test_runs_of_several_sigmas_compare_at_a_given_one(two_runs: list[Path], tmp_path: Path) -> None:
     other = untrained_run(tmp_path / "other", sigma=1.0)
     assert load_subjects([*two_runs, other], CPU, sigma=0.5).noise.sigma == 0.5
 
@@ -62,7 +62,7 @@ def test_names_are_distinct(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("sigma", "expected"), [(0.25, (2, 1.0)), (0.5, (4, 1.0)), (1.0, (8, 1.0))])
-def test_the_attack_is_by_default_that_of_the_paper(sigma: float, expected: tuple[int, float]) -> None:
+def test_the_default_attack_is_that_of_the_paper(sigma: float, expected: tuple[int, float]) -> None:
     assert default_attack(mnist.load_sample("test"), sigma) == expected
 
 

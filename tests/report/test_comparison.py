@@ -2,12 +2,14 @@
 
 import csv
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from smoothcert.certification.certificates import CertifiedImage
 from smoothcert.errors import RequestError
 from smoothcert.papers.tables import dataset_of, paper_table, paper_table_names
 from smoothcert.report import Published, summarize, terminal_report, write_report
@@ -58,7 +60,7 @@ def test_runs_come_in_the_order_of_the_table(make_run: MakeRun, tmp_path: Path) 
     assert [summary.name for summary in report.summaries] == ["first", "second", "unknown"]
 
 
-def test_in_a_terminal(make_run: MakeRun, tmp_path: Path) -> None:
+def test_published_rows_in_a_terminal(make_run: MakeRun, tmp_path: Path) -> None:
     report = write_report([make_run("mine"), make_run("other")], tmp_path / "out", ["csv"], published=only("mine"))
     console = Console(width=80, record=True)
     for shown in terminal_report(report.contents, 80):
@@ -72,7 +74,7 @@ def test_in_a_terminal(make_run: MakeRun, tmp_path: Path) -> None:
     assert "…" not in text
 
 
-def test_without_a_paper_nothing_is_said_of_it(make_run: MakeRun, tmp_path: Path) -> None:
+def test_reports_without_a_paper_do_not_mention_one(make_run: MakeRun, tmp_path: Path) -> None:
     write_report([make_run("a")], tmp_path / "out", ["md", "csv", "tex"])
     for path in (tmp_path / "out").iterdir():
         text = path.read_text()
@@ -103,12 +105,17 @@ def test_given_radii_win_and_a_row_without_any_leaves_the_default(make_run: Make
 PAPERS = {"dataset": "mnist", "split": "test", "n": 100_000, "n0": 100, "alpha": 0.001, "precision": "fp32"}
 
 
+@cache
+def rows_of(images: int, n: int, n0: int, classes: int) -> list[CertifiedImage]:
+    return [image(i, i % classes, i % classes, 0.5, n=n, n0=n0) for i in range(images)]
+
+
 def differences(
     images: int = 10_000, table: str = TABLE, n: int = 100_000, n0: int = 100, classes: int = 10, **changes: Any
 ) -> list[str]:
-    rows = [image(i, i % classes, i % classes, 0.5, n=n, n0=n0) for i in range(images)]
     settings = {k: v for k, v in {**PAPERS, "n": n, "n0": n0, **changes}.items() if v is not None}
-    return certified_otherwise(summarize(as_file(rows, **settings), "x", []), dataset_of(table))
+    file = as_file(rows_of(images, n, n0, classes), **settings)
+    return certified_otherwise(summarize(file, "x", []), dataset_of(table))
 
 
 def test_the_papers_own_protocol() -> None:
@@ -141,24 +148,23 @@ def test_the_papers_own_protocol() -> None:
     ],
     ids=str,
 )
-def test_each_difference_is_told_alone(changes: dict[str, Any], expected: str) -> None:
+def test_each_difference_is_reported_alone(changes: dict[str, Any], expected: str) -> None:
     assert differences(**changes) == [expected]
 
 
 def test_a_file_of_another_tool_and_mixed_votes() -> None:
-    theirs = summarize(as_file([image(i, i % 2, i % 2, 0.5, n=0, n0=0) for i in range(10_000)]), "x", [])
+    theirs = summarize(as_file(rows_of(10_000, 0, 0, 2)), "x", [])
     assert certified_otherwise(theirs, "mnist") == ["n, n0, alpha not recorded", "data set not recorded"]
-    rows = [image(i, i % 2, i % 2, 0.5, n=100_000 if i else 50_000, n0=100) for i in range(10_000)]
-    told = certified_otherwise(summarize(as_file(rows, **PAPERS), "x", []), "mnist")
-    assert told[0] == "n not the same for all images, the paper's 100,000"
+    rows = [image(0, 0, 0, 0.5, n=50_000, n0=100), *rows_of(10_000, 100_000, 100, 10)[1:]]
+    found = certified_otherwise(summarize(as_file(rows, **PAPERS), "x", []), "mnist")
+    assert found[0] == "n not the same for all images, the paper's 100,000"
 
 
 def test_runs_that_differ_alike_share_a_line(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("a"), make_run("b")]
     contents = write_report(runs, tmp_path / "out", ["csv"], published=lambda path: ROW).contents
     assert list(contents.notes.values()) == [["a", "b"]]
-    whole = [image(i, i % 2, i % 2, 0.5, n=100_000, n0=100) for i in range(10_000)]
-    run = make_run("c", whole, n=100_000, n0=100)
+    run = make_run("c", rows_of(10_000, 100_000, 100, 10), n=100_000, n0=100)
     row = replace(ROW, differences=())
     contents = write_report([run], tmp_path / "out", ["csv"], published=lambda path: row).contents
     assert contents.notes == {AS_PUBLISHED: ["c"]}
@@ -206,7 +212,7 @@ def test_certificates_at_another_sigma_than_the_training(make_run: MakeRun, tmp_
         ),
     ],
 )
-def test_rows_of_the_table_that_no_run_is_beside(
+def test_rows_of_the_table_without_a_run_are_listed(
     rows: tuple[str, ...], told: str | None, make_run: MakeRun, tmp_path: Path
 ) -> None:
     row = replace(ROW, row="b", rows=rows)

@@ -1,7 +1,9 @@
-"""The curves are exact, and the pictures are what their endings say."""
+"""The curves are exact, and the pictures are in the requested formats."""
 
+import io
 import math
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +16,20 @@ from PIL import Image
 from smoothcert.certification.attack_file import AttackedImage, attacks_writer, empirical_accuracy, read_attacks
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, read_certificates
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.report import certified_accuracy, draw_curves, largest_certifiable_radius, write_report
-from smoothcert.report.curves import ATTACKED, ATTACKED_PART, _figure, attacked_curve, step_curve
+from smoothcert.report import certified_accuracy, summarize
+from smoothcert.report.curves import ATTACKED, ATTACKED_PART, attacked_curve, draw_curves, step_curve
+from smoothcert.report.style import pictures_of
+from smoothcert.report.summary import largest_certifiable_radius
 
 from .conftest import SETTINGS, MakeRun, image, images
 
 
 def file(rows: list[CertifiedImage] | None = None, **settings: object) -> CertificatesFile:
     return CertificatesFile(Path("f.tsv"), tuple(images() if rows is None else rows), {**SETTINGS, **settings}, {})
+
+
+def figure_of(runs: Sequence[tuple[str, CertificatesFile]]) -> Figure:
+    return draw_curves([summarize(file, name, ()) for name, file in runs])
 
 
 def spread(scale: float, count: int = 100) -> list[CertifiedImage]:
@@ -44,9 +52,9 @@ def test_steps_are_exact_at_and_between_the_jumps() -> None:
     assert y[0] == certified_accuracy(rows, 0)
 
 
-def test_what_is_drawn_is_the_step_curve_in_percent() -> None:
+def test_the_figure_shows_the_step_curve_in_percent() -> None:
     rows = images()
-    (axes,) = _figure([("a", file(rows))]).axes
+    (axes,) = figure_of([("a", file(rows))]).axes
     (line,) = [x for x in axes.lines if x.get_label() == "gaussian"]
     x, y = step_curve(rows)
     assert line.get_drawstyle() == "steps-post"
@@ -55,13 +63,13 @@ def test_what_is_drawn_is_the_step_curve_in_percent() -> None:
     assert "%" in axes.get_ylabel()
 
 
-def test_one_panel_a_sigma_and_one_look_a_method() -> None:
+def test_one_panel_per_sigma_and_one_look_per_method() -> None:
     runs = [
         (f"{method}-{sigma}", file(sigma=sigma, objective=method))
         for sigma in (1.0, 0.25)
         for method in ("gaussian", "smoothmix")
     ]
-    figure = _figure([*runs, ("theirs", CertificatesFile(Path("t"), tuple(images()), {}, {}))])
+    figure = figure_of([*runs, ("theirs", CertificatesFile(Path("t"), tuple(images()), {}, {}))])
     assert [axes.get_title() for axes in figure.axes] == ["σ = 0.25", "σ = 1.00", "σ not recorded"]
     assert curve_lines(figure) == [["gaussian", "smoothmix"]] * 2 + [["theirs"]]
     looks: dict[str, set[tuple[object, str]]] = {}
@@ -76,37 +84,37 @@ def test_one_panel_a_sigma_and_one_look_a_method() -> None:
 
 
 def test_two_runs_of_a_method_keep_their_names() -> None:
-    assert curve_lines(_figure([("first", file()), ("second", file())])) == [["first", "second"]]
+    assert curve_lines(figure_of([("first", file()), ("second", file())])) == [["first", "second"]]
     clash = [("gaussian", file(objective=None)), ("other", file(objective="gaussian"))]
-    assert curve_lines(_figure(clash)) == [["gaussian", "other"]]
+    assert curve_lines(figure_of(clash)) == [["gaussian", "other"]]
 
 
 def test_data_sets_do_not_share_a_panel() -> None:
-    figure = _figure([("a", file()), ("b", file(dataset="cifar10"))])
+    figure = figure_of([("a", file()), ("b", file(dataset="cifar10"))])
     assert [axes.get_title() for axes in figure.axes] == ["cifar10, σ = 0.50", "mnist, σ = 0.50"]
 
 
 def test_the_limit_of_n_is_marked_where_it_is_known() -> None:
-    (axes,) = _figure([("a", file())]).axes
+    (axes,) = figure_of([("a", file())]).axes
     marked = [line.get_xdata()[0] for line in axes.lines if line.get_linewidth() < 1]  # type: ignore[index]
     assert marked == [largest_certifiable_radius(0.5, 1000, 0.001)]
     assert "limit of n = 1,000" in [text.get_text() for text in axes.texts]
-    (axes,) = _figure([("a", file(alpha=None))]).axes
+    (axes,) = figure_of([("a", file(alpha=None))]).axes
     assert not axes.texts
     assert len(axes.lines) == 1
 
 
-def test_every_run_is_once_in_one_legend() -> None:
+def test_one_legend_lists_each_method_once() -> None:
     runs = [(f"{name}-{sigma}", file(sigma=sigma, objective=name)) for sigma in (0.5, 1.0) for name in ("x", "y")]
-    assert legend_texts(_figure(runs)) == ["x", "y"]
-    assert legend_texts(_figure(runs[:1])) == ["x"], "also a run alone"
+    assert legend_texts(figure_of(runs)) == ["x", "y"]
+    assert legend_texts(figure_of(runs[:1])) == ["x"], "also a run alone"
 
 
 def test_a_long_legend_takes_no_room_from_the_panel() -> None:
     heights = []
     for number in (3, 30):
         names = [f"a run with a long name, number {i}" for i in range(number)]
-        figure = _figure([(name, file(spread(1.0), objective=None)) for name in names])
+        figure = figure_of([(name, file(spread(1.0), objective=None)) for name in names])
         figure.draw_without_rendering()
         (axes,), (legend,) = figure.axes, figure.legends
         box = legend.get_window_extent()
@@ -153,7 +161,7 @@ def test_attacked_steps_are_exact_up_to_the_last_radius(make_run: MakeRun) -> No
 def test_attacks_are_a_thin_curve_of_the_runs_colour_above_the_certified_one(make_run: MakeRun) -> None:
     run = make_run("a")
     attack(run, FELL)
-    figure = _figure([("a", run_file(run))])
+    figure = figure_of([("a", run_file(run))])
     (line,) = thin_lines(figure)
     (certified,) = [x for x in figure.axes[0].lines if x.get_label() == "gaussian"]
     assert line.get_color() == certified.get_color()
@@ -163,65 +171,62 @@ def test_attacks_are_a_thin_curve_of_the_runs_colour_above_the_certified_one(mak
     assert legend_texts(figure) == ["gaussian", ATTACKED] == ["gaussian", "attacked (upper bound)"]
 
 
-def test_attacks_are_named_in_pictures_and_absent_where_there_are_none(make_run: MakeRun, tmp_path: Path) -> None:
+def test_one_legend_for_runs_and_attacks(make_run: MakeRun) -> None:
     run, plain = make_run("a"), make_run("b", objective="smoothmix")
     attack(run, FELL)
-    write_report([run, plain], tmp_path / "with", ["svg"])
-    assert ATTACKED in (tmp_path / "with" / "curves.svg").read_text()
-    write_report([plain], tmp_path / "without", ["svg"])
-    assert "attacked" not in (tmp_path / "without" / "curves.svg").read_text()
-    figure = _figure([("a", run_file(run)), ("b", run_file(plain))])
+    assert legend_texts(figure_of([("b", run_file(plain))])) == ["smoothmix"]
+    figure = figure_of([("a", run_file(run)), ("b", run_file(plain))])
     assert len(thin_lines(figure)) == 1
-    assert legend_texts(figure) == ["gaussian", "smoothmix", ATTACKED], "one legend for runs and attacks"
+    assert legend_texts(figure) == ["gaussian", "smoothmix", ATTACKED]
 
 
 def test_only_attacks_on_the_certified_classifier_are_drawn(make_run: MakeRun) -> None:
     run = make_run("a")
     for field, value in (("sigma", 1.0), ("dataset", "cifar10"), ("sound", True), ("weights_sha256", "00")):
         attack(run, FELL, field, **{field: value})
-    assert thin_lines(_figure([("a", run_file(run))])) == []
+    assert thin_lines(figure_of([("a", run_file(run))])) == []
     attack(run, [], "empty")
-    assert thin_lines(_figure([("a", run_file(run))])) == []
+    assert thin_lines(figure_of([("a", run_file(run))])) == []
     attack(run, FELL[:4], "few", sound=False)
-    figure = _figure([("a", run_file(run))])
+    figure = figure_of([("a", run_file(run))])
     assert len(thin_lines(figure)) == 1
     assert legend_texts(figure) == ["gaussian", ATTACKED_PART], "a curve of fewer images need not lie above"
 
 
-def test_a_damaged_attacks_file_is_named(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_damaged_attacks_file_is_named(make_run: MakeRun) -> None:
     run = make_run("a")
     path = attack(run, FELL)
     path.write_text(path.read_text() + "x\n")
     with pytest.raises(WorkError, match=r"attacks/test\.tsv, line 12: damaged"):
-        draw_curves([("a", run_file(run))], [tmp_path / "c.svg"])
-    assert not (tmp_path / "c.svg").exists()
+        figure_of([("a", run_file(run))])
 
 
-def test_pictures_of_every_kind(tmp_path: Path) -> None:
-    settings = dict(rcParams)
-    backend = get_backend()
-    paths = [tmp_path / "new" / f"curves.{kind}" for kind in ("png", "pdf", "svg")]
-    runs = [("a <&> b", file()), ("b", file(spread(1.0), objective="smoothmix"))]
-    draw_curves(runs, paths)
-    with Image.open(paths[0]) as picture:
+def test_pictures_of_every_kind() -> None:
+    settings, backend = dict(rcParams), get_backend()
+    summaries = [
+        summarize(file(), "a <&> b", ()),
+        summarize(file(spread(1.0), objective="smoothmix"), "b", ()),
+    ]
+    first = pictures_of("curves", lambda: draw_curves(summaries), ["png", "pdf", "svg"])
+    png, pdf, svg = (picture or b"" for picture in first.values())
+    with Image.open(io.BytesIO(png)) as picture:
         assert picture.format == "PNG"
         assert picture.info["dpi"][0] == pytest.approx(160, abs=0.1)
         colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 20)}
     assert {(0, 0x72, 0xB2), (0xD5, 0x5E, 0)} <= colours, "both curves are there"
-    assert paths[1].read_bytes().startswith(b"%PDF")
-    assert ElementTree.parse(paths[2]).getroot().tag == "{http://www.w3.org/2000/svg}svg"
-    assert sorted((tmp_path / "new").iterdir()) == sorted(paths), "no temporary file is left"
+    assert pdf.startswith(b"%PDF")
+    assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
     assert dict(rcParams) == settings
     assert get_backend() == backend
-    first = [path.read_bytes() for path in paths]
-    draw_curves(runs, paths)
-    assert [path.read_bytes() for path in paths] == first, "the same certificates give the same file"
+    again = pictures_of("curves", lambda: draw_curves(summaries), ["png", "pdf", "svg"])
+    assert again == first, "the same certificates give the same file"
 
 
-def test_a_file_of_another_tool_and_one_without_a_right_image(field_file: Path, tmp_path: Path) -> None:
-    none_right = file([image(0, 1, 2, 0.5)], alpha=None)
-    draw_curves([("theirs", read_certificates(field_file)), ("wrong", none_right)], [tmp_path / "c.svg"])
-    ElementTree.parse(tmp_path / "c.svg")
+def test_a_file_of_another_tool_and_one_without_a_correct_image(field_file: Path) -> None:
+    wrong = file([image(0, 1, 2, 0.5)], alpha=None)
+    figure = figure_of([("theirs", read_certificates(field_file)), ("wrong", wrong)])
+    figure.draw_without_rendering()
+    assert sorted(legend_texts(figure)) == ["gaussian", "theirs"]
 
 
 @pytest.mark.filterwarnings("error")
@@ -229,23 +234,11 @@ def test_a_file_of_another_tool_and_one_without_a_right_image(field_file: Path, 
 def test_odd_names_are_text(name: str) -> None:
     runs = [(name, file(objective=None)), ("b", file(spread(1), objective=None))]
     for shown in (runs, runs[:1]):
-        figure = _figure(shown)
+        figure = figure_of(shown)
         figure.draw_without_rendering()
         assert len(legend_texts(figure)) == len(shown)
 
 
-def test_many_runs_fit() -> None:
-    runs = [(f"run number {i}", file(spread(0.1 * i + 0.1), sigma=[0.25, 0.5, 1, 2][i % 4])) for i in range(16)]
-    figure = _figure(runs)
-    figure.draw_without_rendering()
-    assert sorted(legend_texts(figure)) == sorted(name for name, _ in runs)
-
-
-def test_wrong_requests(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="at least one"):
-        draw_curves([], [tmp_path / "c.png"])
-    with pytest.raises(RequestError, match=r"c\.gif.*\.png"):
-        draw_curves([("a", file())], [tmp_path / "c.png", tmp_path / "c.gif"])
+def test_one_name_for_two_runs_is_refused() -> None:
     with pytest.raises(RequestError, match="one name twice"):
-        draw_curves([("a", file()), ("a", file())], [tmp_path / "c.png"])
-    assert not list(tmp_path.iterdir())
+        figure_of([("a", file()), ("a", file())])

@@ -11,16 +11,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, read_certificates
-from smoothcert.errors import RequestError
-from smoothcert.report.distribution import (
-    LEAST_SHOWN,
-    Distribution,
-    _figure,
-    cumulative,
-    distribution_of,
-    draw_distribution,
-)
-from smoothcert.report.panels import looks_of, panels_of
+from smoothcert.report import summarize
+from smoothcert.report.distribution import LEAST_SHOWN, Distribution, cumulative, distribution_of, draw_distribution
+from smoothcert.report.style import pictures_of
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 
 from .conftest import SETTINGS
@@ -49,13 +42,13 @@ def voted_file(votes: Sequence[int] = RIGHT_VOTES, n: int = 1000, **settings: ob
 
 
 def only(stored: CertificatesFile) -> Distribution | None:
-    return distribution_of(panels_of([("a", stored)])[0][0])
+    return distribution_of(summarize(stored, "a", ()))
 
 
 def drawn(files: Sequence[tuple[str, CertificatesFile]]) -> Figure:
-    members = panels_of(files)
-    panels = [[d for m in panel if (d := distribution_of(m)) is not None] for panel in members]
-    return _figure(panels, looks_of(m.label for panel in members for m in panel), [])
+    figure = draw_distribution([summarize(file, name, ()) for name, file in files])
+    assert figure is not None
+    return figure
 
 
 def held(x: np.ndarray, y: np.ndarray, at: float) -> float:  # type: ignore[type-arg]
@@ -86,7 +79,7 @@ def test_a_wrong_image_counts_by_its_label_not_by_the_winner() -> None:
     assert (unanimous_for_another.probits[:2] == -math.inf).all()
 
 
-def test_radii_stand_in_for_votes_as_lower_bounds() -> None:
+def test_radii_replace_missing_votes_as_lower_bounds() -> None:
     rows = [bare(0, 3, 0.5), bare(1, 3, 0.25), bare(2, 5, 0.9), bare(3, ABSTAIN, 0.0), bare(4, 3, 0.0)]
     distribution = only(file(rows))
     assert distribution is not None
@@ -101,16 +94,14 @@ def test_radii_stand_in_for_votes_as_lower_bounds() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"sigma": None}, {"noise": "laplace"}])
-def test_files_that_do_not_tell_p_are_named_and_not_drawn(settings: dict[str, object], tmp_path: Path) -> None:
+def test_files_that_do_not_determine_p_are_named_and_not_drawn(settings: dict[str, object]) -> None:
     silent = file([bare(0, 3, 0.5)], **settings)
-    picture = tmp_path / "d.svg"
     assert only(silent) is None
-    assert not draw_distribution([("silent", silent)], [picture])
-    assert not picture.exists()
-    assert draw_distribution([("silent", silent), ("loud", voted_file())], [picture])
-    assert "not drawn" in picture.read_text()
-    assert draw_distribution([("loud", voted_file())], [picture])
-    assert "not drawn" not in picture.read_text()
+    assert draw_distribution([summarize(silent, "silent", ())]) is None
+    note = drawn([("silent", silent), ("loud", voted_file())]).get_supxlabel()
+    assert note.startswith("not drawn")
+    assert note.endswith(": silent")
+    assert drawn([("loud", voted_file())]).get_supxlabel() == ""
 
 
 def test_what_is_drawn_is_the_curve_in_percent() -> None:
@@ -147,7 +138,7 @@ def test_the_upper_axis_is_the_radius_of_gaussian_noise() -> None:
     assert not drawn([("a", voted_file(sigma=None))]).axes[0].child_axes
 
 
-def test_one_panel_a_sigma_and_the_looks_of_the_other_figures() -> None:
+def test_one_panel_per_sigma_and_the_looks_of_the_other_figures() -> None:
     runs = [
         (f"{method}-{sigma}", voted_file(sigma=sigma, objective=method))
         for sigma in (1.0, 0.25)
@@ -161,22 +152,10 @@ def test_one_panel_a_sigma_and_the_looks_of_the_other_figures() -> None:
         assert [line.get_color() for line in named] == ["#0072B2", "#D55E00"]
 
 
-def test_pictures_are_reproducible(field_file: Path, tmp_path: Path) -> None:
-    paths = [tmp_path / "new" / "d.svg"]
+def test_a_users_matplotlib_settings_change_nothing(field_file: Path) -> None:
     theirs = read_certificates(field_file)
     runs = [("$a_b$", voted_file()), ("theirs", CertificatesFile(theirs.path, theirs.rows, {"sigma": 0.5}, {}))]
-    assert draw_distribution(runs, paths)
-    first = [path.read_bytes() for path in paths]
-    assert b"(lower bounds)" in first[0]
+    first = pictures_of("d", lambda: drawn(runs), ["svg"])
+    assert b"(lower bounds)" in (first["d.svg"] or b"")
     with rc_context({"text.usetex": True}):
-        assert draw_distribution(runs, paths)
-    assert [path.read_bytes() for path in paths] == first, "whatever the reader's matplotlib is set to"
-    assert sorted((tmp_path / "new").iterdir()) == sorted(paths)
-
-
-def test_wrong_requests(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="at least one"):
-        draw_distribution([], [tmp_path / "d.png"])
-    with pytest.raises(RequestError, match=r"d\.gif.*\.png"):
-        draw_distribution([("a", voted_file())], [tmp_path / "d.gif"])
-    assert not list(tmp_path.iterdir())
+        assert pictures_of("d", lambda: drawn(runs), ["svg"]) == first

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
-from smoothcert.report import certified_accuracy, summarize
+from smoothcert.report import Contents, certified_accuracy, summarize
 from smoothcert.report.comparison import Published
 from smoothcert.report.html import html_page
 from smoothcert.report.html_gallery import Pictures
@@ -56,17 +56,26 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     summaries = [summarize(file, name, (0.0, 0.5)) for name, file in files]
     published = {"run 9": Published("t/1", "C", 0.4, {}, ())}
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(html_page("Report", files, summaries, gallery, published=published), encoding="utf-8")
+    contents = Contents("Report", summaries, published=published, gallery=gallery)
+    path.write_text(html_page(contents), encoding="utf-8")
     return path
 
 
-@pytest.fixture
-def opened(browser: Browser, page: Path) -> Iterator[Browser]:
-    """The page, newly loaded; whatever a test does with it, nothing may complain."""
+@pytest.fixture(scope="module")
+def loaded(browser: Browser, page: Path) -> Browser:
+    """The page, loaded once for the tests that leave it as it was or restore it."""
     browser.complaints.clear()
     browser.open(page)
-    yield browser
     assert settled(browser).complaints == []
+    return browser
+
+
+@pytest.fixture
+def opened(loaded: Browser) -> Iterator[Browser]:
+    """The page, with the pointer outside of its figures; nothing may complain during a test."""
+    loaded.hover("h1")
+    yield loaded
+    assert settled(loaded).complaints == []
 
 
 def settled(browser: Browser) -> Browser:
@@ -80,7 +89,7 @@ def texts(browser: Browser, selector: str) -> list[str]:
 
 
 def column(browser: Browser, number: int) -> list[str]:
-    return texts(browser, f".results tbody tr:not(.aside) td:nth-child({number})")
+    return texts(browser, f"h2 + .scroll tbody tr:not(.aside) td:nth-child({number})")
 
 
 def readout(browser: Browser, panel: int) -> tuple[float, dict[str, float]]:
@@ -105,19 +114,19 @@ def test_complaints_are_heard(browser: Browser, tmp_path: Path) -> None:
 def test_the_page_loads_whole_and_runs_no_script_but_its_own(opened: Browser) -> None:
     assert texts(opened, "h1") == ["Report"]
     assert opened.value("document.scripts.length") == 2
-    assert HOSTILE in texts(opened, ".results tbody td")
+    assert HOSTILE in texts(opened, "h2 + .scroll tbody td")
     assert HOSTILE in texts(opened, ".panel:first-child .chip span")
     assert HOSTILE in texts(opened, "select option")
     assert opened.value("document.querySelectorAll('img:not(.card img)').length") == 0
 
 
 def test_a_click_on_a_heading_sorts(opened: Browser) -> None:
-    heads = texts(opened, ".results thead tr:last-child th")
+    heads = texts(opened, "h2 + .scroll thead tr:last-child th")
     acr, name, method = (heads.index(title) + 1 for title in ("ACR", "run", "method"))
     before = column(opened, name)
     acrs = [float(text) for text in column(opened, acr)]
     assert acrs != sorted(acrs)
-    button = ".results thead tr:last-child th:nth-child({}) button".format
+    button = "h2 + .scroll thead tr:last-child th:nth-child({}) button".format
     opened.click(button(acr))
     assert [float(text) for text in column(opened, acr)] == sorted(acrs, reverse=True)
     assert opened.value("document.querySelector('th[aria-sort]').getAttribute('aria-sort')") == "descending"
@@ -134,26 +143,26 @@ def test_a_click_on_a_heading_sorts(opened: Browser) -> None:
 
 
 def test_published_rows_stay_under_their_run(opened: Browser) -> None:
-    heads = texts(opened, ".results thead tr:last-child th")
+    heads = texts(opened, "h2 + .scroll thead tr:last-child th")
     for _ in range(2):
-        opened.click(f".results thead tr:last-child th:nth-child({heads.index('ACR') + 1}) button")
-        names = texts(opened, f".results tbody td:nth-child({heads.index('run') + 1})")
+        opened.click(f"h2 + .scroll thead tr:last-child th:nth-child({heads.index('ACR') + 1}) button")
+        names = texts(opened, f"h2 + .scroll tbody td:nth-child({heads.index('run') + 1})")
         at = names.index("run 9")
         assert names[at + 1 : at + 3] == ["published", "difference"]
 
 
-@pytest.mark.parametrize("fraction", [0.1, 0.35, 0.6, 0.85])
-def test_the_read_out_is_the_certified_accuracy_of_every_run(opened: Browser, fraction: float) -> None:
-    opened.hover(".panel:first-child svg", fraction)
-    radius, shown = readout(opened, 1)
+def test_the_readout_is_the_certified_accuracy_of_every_run(opened: Browser) -> None:
     labels = {"b": "run 10", "c": "run 9", HOSTILE: HOSTILE}
-    assert shown.keys() == labels.keys()
-    for label, name in labels.items():
-        rows = RUNS[name][0]
-        # The radius has three decimals: the curve may step in between.
-        ends = sorted(100 * certified_accuracy(rows, radius + change) for change in (-0.001, 0.001))
-        assert ends[0] - 0.05 <= shown[label] <= ends[1] + 0.05
-    assert texts(opened, ".panel:nth-child(2) .readout:not([hidden])") == []
+    for fraction in (0.1, 0.35, 0.6, 0.85):
+        opened.hover(".panel:first-child svg", fraction)
+        radius, shown = readout(opened, 1)
+        assert shown.keys() == labels.keys()
+        for label, name in labels.items():
+            rows = RUNS[name][0]
+            # The radius has three decimals: the curve may step in between.
+            ends = sorted(100 * certified_accuracy(rows, radius + change) for change in (-0.001, 0.001))
+            assert ends[0] - 0.05 <= shown[label] <= ends[1] + 0.05
+        assert texts(opened, ".panel:nth-child(2) .readout:not([hidden])") == []
 
 
 def test_the_line_is_under_the_pointer_and_goes_with_it(opened: Browser) -> None:

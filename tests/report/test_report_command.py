@@ -50,7 +50,7 @@ def test_the_plain_report(report: Report, make_run: MakeRun, field_file: Path) -
     assert sorted(path.name for path in Path("report").iterdir()) == written
 
 
-def test_a_wrong_request_costs_one_line_and_writes_nothing(report: Report, make_run: MakeRun, tmp_path: Path) -> None:
+def test_wrong_requests_are_one_line_and_write_nothing(report: Report, make_run: MakeRun, tmp_path: Path) -> None:
     run, trained, other = make_run("mine"), tmp_path / "trained", tmp_path / "notes.txt"
     trained.mkdir()
     (trained / "recipe.yaml").write_text("sigma: 0.5\n")
@@ -78,14 +78,14 @@ def test_figures_that_an_earlier_report_drew_and_this_one_cannot_are_removed(
     run = make_run("mine")
     lines = [{"epoch": i, "learning_rate": 0.1, "loss": 2.0 - i, "noisy_accuracy": 0.5, "seconds": 1.0} for i in (0, 1)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert report(run, "--format", "md,png")[0] == 0
-    assert "](training.png)" in Path("report/report.md").read_text()
-    assert report(field_file, "--format", "md,png")[0] == 0
-    assert not Path("report/training.png").exists()
-    assert "training.png" not in Path("report/report.md").read_text()
+    assert report(run, "--format", "md,svg")[0] == 0
+    assert "](training.svg)" in Path("report/report.md").read_text()
+    assert report(field_file, "--format", "md,svg")[0] == 0
+    assert not Path("report/training.svg").exists()
+    assert "training.svg" not in Path("report/report.md").read_text()
 
 
-def test_damaged_metrics_are_told_before_anything_is_written(report: Report, make_run: MakeRun) -> None:
+def test_damaged_metrics_are_reported_before_anything_is_written(report: Report, make_run: MakeRun) -> None:
     run = make_run("mine")
     (run / "metrics.jsonl").write_text('nonsense\n{"epoch": 0, "loss": 1.0}\n')
     code, _, err = report(run)
@@ -94,11 +94,10 @@ def test_damaged_metrics_are_told_before_anything_is_written(report: Report, mak
     assert not Path("report").exists()
 
 
-@pytest.mark.parametrize("name", ["o[/x]", "o[old]"])
-def test_brackets_in_a_path_are_text(report: Report, make_run: MakeRun, name: str) -> None:
-    code, out, err = report(make_run("mine"), "--out", name, "--format", "md")
+def test_brackets_in_a_path_are_text(report: Report, make_run: MakeRun) -> None:
+    code, out, err = report(make_run("mine"), "--out", "o[/x]", "--format", "md")
     assert (code, err) == (0, "")
-    assert f"wrote {name}/report.md" in out
+    assert "wrote o[/x]/report.md" in out
 
 
 def test_a_name_that_is_not_utf8(report: Report, make_run: MakeRun, tmp_path: Path) -> None:
@@ -110,7 +109,9 @@ def test_a_name_that_is_not_utf8(report: Report, make_run: MakeRun, tmp_path: Pa
 @pytest.mark.parametrize(
     ("settings", "code"), [({"split": "val"}, 0), ({"n": "many"}, 1), ({"radii": 3}, 1), ({"radii": ["a"]}, 1)]
 )
-def test_settings_of_other_tools(report: Report, make_run: MakeRun, settings: dict[str, object], code: int) -> None:
+def test_settings_of_other_tools_are_accepted_or_refused(
+    report: Report, make_run: MakeRun, settings: dict[str, object], code: int
+) -> None:
     found, _, err = report(make_run("mine", **settings), "--format", "md,html")
     assert found == code
     assert "Traceback" not in err
@@ -126,7 +127,7 @@ def test_a_full_disk_is_failed_work(report: Report, make_run: MakeRun, monkeypat
     assert "No space left on device" in err
 
 
-def test_runs_on_different_images_are_told_apart(report: Report, make_run: MakeRun) -> None:
+def test_runs_on_different_images_are_reported(report: Report, make_run: MakeRun) -> None:
     runs, hint = [make_run("all"), make_run("some", images()[::2])], "compare them with --same-images"
     code, out, _ = report(*runs, "--format", "csv")
     assert code == 0
@@ -195,15 +196,14 @@ def test_files_of_the_user_are_not_overwritten(report: Report, make_run: MakeRun
     out.mkdir()
     for name in ("report.md", "training.png"):
         (out / name).write_text("dear reader")
-    code, _, err = report(run, "--out", out, "--format", "md,png")
+    code, _, err = report(run, "--out", out, "--format", "md")
     assert (code, err.count("\n")) == (2, 1)
     assert "got report.md; choose another folder" in err
     assert sorted(path.name for path in out.iterdir()) == ["report.md", "training.png"]
     assert report(run, "--out", out, "--format", "md,png", "--force")[0] == 0
     assert (out / "report.md").read_text().startswith("# Certified robustness")
     assert (out / "training.png").read_text() == "dear reader", "this report has no such figure"
-    for _ in range(2):
-        assert report(run, "--out", out, "--format", "md,png")[0] == 0
+    assert report(run, "--out", out, "--format", "md")[0] == 0
 
 
 def test_certificates_under_other_noise_than_in_training_are_noted(report: Report, make_run: MakeRun) -> None:
@@ -306,7 +306,7 @@ def test_settings_inside_settings_are_refused(report: Report, make_run: MakeRun,
 def test_a_damaged_recipe_is_no_traceback(report: Report, make_run: MakeRun, recipe: bytes) -> None:
     run = make_run("mine")
     (run / "recipe.yaml").write_bytes(recipe)
-    code, _, err = report(run, "--format", "md,html,svg")
+    code, _, err = report(run, "--format", "md,html")
     assert (code, err.count("\n")) in ((0, 0), (1, 1)), err
     if code:
         assert "recipe.yaml" in err
@@ -328,10 +328,9 @@ def test_a_damaged_recipe_is_no_traceback(report: Report, make_run: MakeRun, rec
 def test_damaged_metrics_are_no_traceback(report: Report, make_run: MakeRun, line: bytes) -> None:
     run = make_run("mine")
     (run / "metrics.jsonl").write_bytes(b'{"epoch": 0, "loss": 1.0, "noisy_accuracy": 0.5}\n' + line + b"\n")
-    code, _, err = report(run, "--format", "md,svg")
-    assert (code, err.count("\n")) in ((0, 0), (1, 1)), err
-    if code:
-        assert "metrics.jsonl, line 2: damaged" in err
+    code, _, err = report(run, "--format", "md")
+    assert (code, err.count("\n")) == (1, 1), err
+    assert "metrics.jsonl, line 2: damaged" in err
 
 
 def test_a_pipe_does_not_block_a_report(report: Report, tmp_path: Path) -> None:

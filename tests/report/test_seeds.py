@@ -9,7 +9,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from smoothcert.errors import RequestError, WorkError
+from smoothcert.errors import WorkError
 from smoothcert.report import Published, terminal_report, write_report
 from smoothcert.report.seeds import SeedMean
 from smoothcert.report.summary import summarize
@@ -133,12 +133,6 @@ def test_a_table_over_seeds_does_not_outlive_its_report(make_run: MakeRun, tmp_p
 def test_names_with_a_star(given: tuple[str, ...], expected: str) -> None:
     members = [summarize(as_file([image(0, 1, 1, 0.5)]), name, []) for name in given]
     assert SeedMean(tuple(members)).name == expected
-
-
-def test_mixed_sigmas_have_no_mean() -> None:
-    members = [summarize(as_file([image(0, 1, 1, 0.5)], sigma=sigma), "x", []) for sigma in (0.5, 1.0)]
-    with pytest.raises(RequestError, match=r"one sigma.*some\.tsv \(sigma 0\.5.*leave the others out"):
-        SeedMean(tuple(members))
 
 
 @pytest.mark.parametrize("content", ["a: [", "just text\n", "", "\x00"])

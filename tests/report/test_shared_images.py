@@ -41,17 +41,17 @@ def test_a_run_that_was_cut_says_so(make_run: MakeRun, tmp_path: Path) -> None:
     assert "those that all" not in told["some"]
 
 
-def test_a_file_that_does_not_tell_its_data_set_counts_with_the_others(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_file_without_a_data_set_counts_with_the_others(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("ours"), make_run("theirs", ROWS[::2], dataset=None)]
     write_report(runs, tmp_path, ["csv"], same_images=True)
     assert {images for images, _ in acrs(tmp_path).values()} == {5}
-    with pytest.raises(RequestError, match="theirs: expected to be told its data set, got none"):
+    with pytest.raises(RequestError, match="theirs: expected a recorded data set, got none"):
         write_report([*runs, make_run("more", dataset="cifar10")], tmp_path, ["csv"], same_images=True)
 
 
-def test_a_run_without_images_is_refused_as_ever(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_run_without_images_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
     for same_images in (False, True):
-        with pytest.raises(RequestError, match="expected at least one certified image, got none; go on with"):
+        with pytest.raises(RequestError, match="expected at least one certified image, got none; continue with"):
             write_report([make_run("empty", [])], tmp_path / "out", ["csv"], same_images=same_images)
 
 

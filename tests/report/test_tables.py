@@ -10,23 +10,17 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 from scipy.stats import binomtest, norm
 
-from smoothcert.certification.certificates import read_certificates
+from smoothcert.certification.certificates import CertificatesFile, read_certificates
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import escape_markdown
-from smoothcert.report import (
-    Summary,
-    csv_table,
-    curves,
-    differing_protocols,
-    latex_table,
-    markdown_table,
-    terminal_table,
-    write_report,
-)
-from smoothcert.report.rendering import escape_latex
-from smoothcert.report.tables import compact, decimals_needed
+from smoothcert.report import Contents, Summary, differing_protocols, write_report
+from smoothcert.report.curves import draw_curves
+from smoothcert.report.document import markdown_page
+from smoothcert.report.layout import comma_separated, decimals_needed, escape_latex, latex, markdown, terminal
+from smoothcert.report.tables import compact, layout
 
 from .conftest import MakeRun, image, images
 
@@ -38,8 +32,21 @@ def summary(name: str, sigma: float | None, acr: float, method: str | None = Non
         "acr_standard_error": 0.01,
         **other,
     }
-    fixed = {"path": Path("f.tsv"), "images": 400, "n": 1000, "alpha": 0.001, "votes": 5}
+    file = CertificatesFile(Path("f.tsv"), (), {}, {})
+    fixed = {"file": file, "images": 400, "n": 1000, "alpha": 0.001, "votes": 5}
     return Summary(name=name, sigma=sigma, acr=acr, method=method, **{**fixed, **values})  # type: ignore[arg-type]
+
+
+def markdown_table(rows: list[Summary]) -> str:
+    return markdown(layout(rows))
+
+
+def csv_table(rows: list[Summary]) -> str:
+    return comma_separated(layout(rows))
+
+
+def terminal_table(rows: list[Summary], width: int = 100) -> Table:
+    return terminal(layout(rows), width, "caption")
 
 
 THREE = [summary("b", 0.5, 1.2), summary("a|x", 0.25, 0.9114), summary("c_d", 0.25, 0.9216)]
@@ -56,7 +63,7 @@ def test_markdown_table() -> None:
 
 
 def test_latex_table() -> None:
-    text = latex_table([*THREE, summary("50% & more", None, 1.0)])
+    text = latex(layout([*THREE, summary("50% & more", None, 1.0)]))
     assert r"\begin{tabular}{rlrrrrrr}" in text
     assert r"0.25 & c\_d & \textbf{0.922} & \textbf{98.8} & \textbf{25.0} & 0.0 & 1.2 & 400 \\" in text
     assert r"-- & 50\% \& more & 1.000 &" in text
@@ -184,8 +191,7 @@ def test_radii_in_different_norms_are_not_ranked(make_run: MakeRun, tmp_path: Pa
     report = write_report(runs, tmp_path / "out", ["md", "csv", "html"], radii=[0.0])
     assert "**" not in (tmp_path / "out" / "report.md").read_text().partition("\n\nCertified")[0]
     assert [summary.name for summary in report.summaries] == ["small", "large (L1)"]
-    files = [(run.name, read_certificates(run / "certificates" / "test.tsv")) for run in runs]
-    titles = [axes.get_title() for axes in curves._figure(files).axes]
+    titles = [axes.get_title() for axes in draw_curves(report.summaries).axes]
     assert titles == ["mnist, σ = 0.50", "mnist in L1, σ = 0.50"]
     page = (tmp_path / "out" / "report.html").read_text()
     assert all(f'"title":"{title}"' in page for title in ("mnist, \\u03c3 = 0.50", "mnist in L1, \\u03c3 = 0.50"))
@@ -219,9 +225,8 @@ def test_decimals_needed(numbers: list[float], expected: int) -> None:
 
 
 def test_nothing_to_tabulate() -> None:
-    for table in (markdown_table, csv_table, latex_table, terminal_table):
-        with pytest.raises(RequestError, match="at least one run"):
-            table([])
+    with pytest.raises(RequestError, match="at least one run"):
+        layout([])
 
 
 def test_csv_of_a_report_against_the_certificates(make_run: MakeRun, field_file: Path, tmp_path: Path) -> None:
@@ -267,12 +272,18 @@ def test_markdown_report(make_run: MakeRun, field_file: Path, tmp_path: Path) ->
 
 
 def test_default_columns_reach_as_far_as_the_certificates(make_run: MakeRun, tmp_path: Path) -> None:
-    report = write_report([make_run("a")], tmp_path / "out", formats=["md", "svg", "md"])
+    report = write_report([make_run("a")], tmp_path / "out", formats=["md", "csv", "md"])
     assert list(report.summaries[0].accuracy_at) == [0.0, 0.25, 0.5, 0.75, 1.0]
-    assert [path.name for path in report.written] == ["report.md", "curves.svg", "distribution.svg"]
-    assert "](curves.svg)" in (tmp_path / "out" / "report.md").read_text()
-    write_report([tmp_path / "a"], tmp_path / "plain", formats=["md", "pdf"])
-    assert "![" not in (tmp_path / "plain" / "report.md").read_text()
+    assert [path.name for path in report.written] == ["report.md", "report.csv"]
+
+
+@pytest.mark.parametrize(
+    ("pictures", "shown"),
+    [(["curves.svg", "training.pdf"], ["curves.svg"]), (["curves.svg", "curves.png"], ["curves.png"]), ([], [])],
+)
+def test_the_markdown_page_shows_each_figure_once(pictures: list[str], shown: list[str]) -> None:
+    text = markdown_page(Contents("title", [summary("a", 0.5, 1.0)], pictures=pictures))
+    assert re.findall(r"\]\((.*?)\)", text) == shown
 
 
 def test_wrong_requests_write_nothing(make_run: MakeRun, tmp_path: Path) -> None:
@@ -284,8 +295,8 @@ def test_wrong_requests_write_nothing(make_run: MakeRun, tmp_path: Path) -> None
     for radii in ([-1.0], [float("nan")], [], [1e308], [float("inf")]):
         with pytest.raises(RequestError, match="expected radii from 0 to 1,000,000"):
             write_report([run], out, radii=radii)
-    with pytest.raises(RequestError, match="expected at most 1,000 radii for a table, got 1,000,000"):
-        write_report([run], out, radii=[i / 1e6 for i in range(1_000_000)])
+    with pytest.raises(RequestError, match="expected at most 1,000 radii for a table, got 2,000"):
+        write_report([run], out, radii=[i / 1e6 for i in range(2_000)])
     with pytest.raises(RequestError, match="expected radii that differ in 10 decimals"):
         write_report([run], out, radii=[1e-300, 2e-300])
     with pytest.raises(RequestError, match="at least one certified image"):

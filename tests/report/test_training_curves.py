@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.report import training_curves
 from smoothcert.report.metrics import TrainedRun, read_run
+from smoothcert.report.style import pictures_of
 from smoothcert.report.training_curves import draw_training_curves
 
 MakeTraining = Callable[..., tuple[str, Path]]
@@ -51,17 +51,10 @@ def read(runs: Sequence[tuple[str, Path]]) -> list[TrainedRun]:
     return [read_run(name, folder) for name, folder in runs]
 
 
-@pytest.fixture
-def figure_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Figure]:
-    """The figure that `draw_training_curves` would write."""
-    figures: list[Figure] = []
-    monkeypatch.setattr(training_curves, "write_pictures", lambda draw, paths: figures.append(draw()))
-
-    def draw(*runs: tuple[str, Path]) -> Figure:
-        assert draw_training_curves(read(runs), [])
-        return figures[-1]
-
-    return draw
+def figure_of(*runs: tuple[str, Path]) -> Figure:
+    figure = draw_training_curves(read(runs))
+    assert figure is not None
+    return figure
 
 
 def curves(axes: Axes) -> dict[str, Line2D]:
@@ -72,7 +65,7 @@ def legend_texts(figure: Figure) -> list[str]:
     return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
 
 
-def test_lines_are_the_metrics(training: MakeTraining, figure_of: Callable[..., Figure]) -> None:
+def test_lines_are_the_metrics(training: MakeTraining) -> None:
     figure = figure_of(training("a"), training("b", method="smoothmix", scale=0.5))
     loss, accuracy = figure.axes
     assert list(curves(loss)) == list(curves(accuracy)) == ["gaussian", "smoothmix"]
@@ -88,7 +81,7 @@ def test_lines_are_the_metrics(training: MakeTraining, figure_of: Callable[..., 
     assert legend_texts(figure) == ["gaussian", "smoothmix", "learning rate drops"]
 
 
-def test_drops_of_the_learning_rate_are_marked(training: MakeTraining, figure_of: Callable[..., Figure]) -> None:
+def test_drops_of_the_learning_rate_are_marked(training: MakeTraining) -> None:
     figure = figure_of(training("a"), training("b", method="smoothmix", scale=0.5))
     for axes in figure.axes:
         marked = [line for line in axes.lines if line.get_linewidth() < 1]
@@ -99,7 +92,7 @@ def test_drops_of_the_learning_rate_are_marked(training: MakeTraining, figure_of
     assert legend_texts(short) == ["gaussian"]
 
 
-def test_a_column_a_sigma_and_one_look_a_method(training: MakeTraining, figure_of: Callable[..., Figure]) -> None:
+def test_a_column_a_sigma_and_one_look_a_method(training: MakeTraining) -> None:
     runs = [
         training(f"{method}-{sigma}", sigma=sigma, method=method, scale=scale)
         for sigma in (1.0, 0.25)
@@ -114,9 +107,7 @@ def test_a_column_a_sigma_and_one_look_a_method(training: MakeTraining, figure_o
         }
 
 
-def test_further_terms_have_a_panel_and_their_runs_colour(
-    training: MakeTraining, figure_of: Callable[..., Figure]
-) -> None:
+def test_further_terms_have_a_panel_and_their_runs_colour(training: MakeTraining) -> None:
     plain = training("plain")
     consistency = training("c", method="consistency", scale=3.0, terms={"kl": 0.1, "entropy": 0.9})
     figure = figure_of(plain, consistency)
@@ -132,14 +123,14 @@ def test_further_terms_have_a_panel_and_their_runs_colour(
     assert list(curves(terms)) == ["consistency: kl", "entropy", "stability: kl", "stability: stability"]
 
 
-def test_a_single_run_is_named_in_the_legend(training: MakeTraining, figure_of: Callable[..., Figure]) -> None:
+def test_a_single_run_is_named_in_the_legend(training: MakeTraining) -> None:
     figure = figure_of(training("a", method="macer", terms={"robust": 0.0}))
     assert figure.get_suptitle() == "σ = 0.50"
     assert legend_texts(figure)[:2] == ["macer", "robust"]
     assert [axes.get_yscale() for axes in figure.axes] == ["log", "linear", "linear"], "no logarithm of 0"
 
 
-def test_one_epoch_is_a_dot(training: MakeTraining, figure_of: Callable[..., Figure]) -> None:
+def test_one_epoch_is_a_dot(training: MakeTraining) -> None:
     loss, accuracy = figure_of(training("a", epochs=1)).axes
     assert curves(loss)["gaussian"].get_marker() == "o"
     for axes in (loss, accuracy):
@@ -154,37 +145,22 @@ def test_a_number_that_is_not_finite_is_refused_with_its_line(training: MakeTrai
         read([(name, folder)])
 
 
-def test_runs_without_metrics_are_left_out(
-    training: MakeTraining, figure_of: Callable[..., Figure], tmp_path: Path
-) -> None:
-    picture = tmp_path / "t.png"
-    assert not draw_training_curves(read([("bare", tmp_path), ("gone", tmp_path / "gone")]), [picture])
-    assert not draw_training_curves([], [picture])
-    assert not picture.exists()
+def test_runs_without_metrics_are_left_out(training: MakeTraining, tmp_path: Path) -> None:
+    assert draw_training_curves(read([("bare", tmp_path), ("gone", tmp_path / "gone")])) is None
+    assert draw_training_curves([]) is None
     unknown = training("unknown", sigma=None)
     figure = figure_of(("bare", tmp_path), unknown)
     assert list(curves(figure.axes[0])) == ["unknown"]
     assert "σ not recorded" in figure.get_suptitle()
 
 
-def test_pictures_are_reproducible_and_names_are_text(training: MakeTraining, tmp_path: Path) -> None:
-    paths = [tmp_path / "new" / "t.svg"]
-    runs = [training("a_$b^{$"), training("other", scale=0.3)]
-    assert draw_training_curves(read(runs), paths)
-    first = [path.read_bytes() for path in paths]
-    assert b"a_$b^{$" in first[0]
-    assert draw_training_curves(read(runs), paths)
-    assert [path.read_bytes() for path in paths] == first
-    assert sorted((tmp_path / "new").iterdir()) == sorted(paths)
+def test_names_are_text(training: MakeTraining) -> None:
+    runs = read([training("a_$b^{$"), training("other", scale=0.3)])
+    picture = pictures_of("t", lambda: draw_training_curves(runs), ["svg"])["t.svg"]
+    assert b"a_$b^{$" in (picture or b"")
 
 
-def test_wrong_requests(training: MakeTraining, tmp_path: Path) -> None:
+def test_one_name_for_two_runs_is_refused(training: MakeTraining) -> None:
     run = training("a")
-    with pytest.raises(RequestError, match=r"t\.gif.*\.png"):
-        draw_training_curves(read([run]), [tmp_path / "t.gif"])
     with pytest.raises(RequestError, match="one name twice"):
-        draw_training_curves(read([run, run]), [tmp_path / "t.png"])
-    (run[1] / "metrics.jsonl").write_text("x\n\n")
-    with pytest.raises(WorkError, match="line 1: damaged"):
-        draw_training_curves(read([run]), [tmp_path / "t.png"])
-    assert not (tmp_path / "t.png").exists()
+        draw_training_curves(read([run, run]))

@@ -1,4 +1,4 @@
-"""Runs made ready to be compared: the same test images, the same noise, forward passes that fit into memory."""
+"""Runs to compare: on the same test images, under the same noise, in forward passes that fit into memory."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,19 +21,19 @@ from smoothcert.smoothing.votes import Stage, block_keys, default_batch_size
 from smoothcert.training.checkpoint import Run, load_run
 
 NOISE_BLOCK = 20
-"""Noises of an image that are in memory at once."""
+"""Number of noises of an image in memory at once."""
 GRADIENT_BATCH = 256
-"""Noisy images whose gradient is computed at once."""
+"""Number of noisy images whose gradient is computed at once."""
 LARGEST_SEED = 2**63 - 1
 MOST_NOISES = 10**6
-"""Of an image or of an attack: an analysis keeps a number for each, and some keep all noises in memory."""
+"""Limit for an image or an attack: an analysis keeps a number per noise, and some keep all noises in memory."""
 LARGEST_LENGTH = 1e6
-"""Of a noise level or an attack step: far more than the diagonal of any image, far less than float32 can hold."""
+"""Limit of a noise level or an attack step: far above the diagonal of any image, far below the limit of float32."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A run under analysis: its network in float32 and eval mode on the device, and a name of its own."""
+    """A run under analysis: a distinct name, and its network in float32 and eval mode on the device."""
 
     name: str
     classifier: nn.Module
@@ -62,10 +62,10 @@ class Subjects:
         return max(1, default_batch_size(self.device, self.data.shape) // NOISE_BLOCK)
 
     def noise_blocks(self, indices: Sequence[int], num_noise: int, seed: int, stage: Stage) -> Iterator[Tensor]:
-        """Noise [at most NOISE_BLOCK, k, c, h, w] for the images `indices`, `num_noise` each in all.
+        """Noise [at most NOISE_BLOCK, k, c, h, w] for the images `indices`, in total `num_noise` per image.
 
-        It depends on image, seed and stage alone: all runs see the same, whatever stands beside an image. "select"
-        is for finding adversarial examples, "estimate" for looking at them: fresh, so that they are not flattered.
+        It depends only on image, seed and stage, so that all runs see the same noise. The stage "select" is for finding
+        adversarial examples, "estimate" for evaluating them on fresh noise.
         """
         refuse_wrong_seed(seed)
         blocks = -(-num_noise // NOISE_BLOCK)
@@ -73,8 +73,8 @@ class Subjects:
         for block in range(blocks):
             size = min(NOISE_BLOCK, num_noise - block * NOISE_BLOCK)
             out = torch.empty((len(indices), size, *self.data.shape), device=self.device)
-            for slot, own in zip(out, keys, strict=True):
-                self.noise.fill(slot, own[block])
+            for slot, image_keys in zip(out, keys, strict=True):
+                self.noise.fill(slot, image_keys[block])
             yield out.transpose(0, 1)
 
 
@@ -101,13 +101,13 @@ def _refuse_length(name: str, value: float) -> None:
 
 
 def refuse_wrong_count(name: str, value: int, least: int = 1) -> None:
-    """Refuse a number of noises, points or steps that is too small to mean anything or would never end."""
+    """Refuse a number of noises, points or steps that is too small or that takes forever."""
     if not least <= value <= MOST_NOISES:
         raise RequestError(f"{name}: expected {least} to {MOST_NOISES:,}, got {value}")
 
 
 def refuse_wrong_seed(seed: int) -> None:
-    """Generators take 63 bits."""
+    """Refuse a seed that generators do not accept: they take 63 bits."""
     if not 0 <= seed <= LARGEST_SEED:
         raise RequestError(f"seed: expected 0 to {LARGEST_SEED}, got {seed}")
 
@@ -123,7 +123,7 @@ def load_subjects(
     """The runs in `folders`, all on the test images of their data set under one noise.
 
     `sigma` is by default the one that the runs were trained with. Runs of other data, noise or (without `sigma`)
-    noise levels than the first are refused; `code` allows a network of one's own as in `load_run`.
+    noise levels than the first are refused; `code` names the user's network as in `load_run`.
     """
     if not folders:
         raise RequestError("expected at least one run folder, got none; give one")
@@ -146,14 +146,14 @@ def load_subjects(
 def _refuse_other(runs: Sequence[Run], key: str, remedy: str) -> None:
     wanted = getattr(runs[0].recipe, key)
     for run in runs[1:]:
-        if (given := getattr(run.recipe, key)) != wanted:
+        if (value := getattr(run.recipe, key)) != wanted:
             raise RequestError(
-                f"{run.folder}: expected {key} {wanted} as in {runs[0].folder}, got {key} {given}; {remedy}"
+                f"{run.folder}: expected {key} {wanted} as in {runs[0].folder}, got {key} {value}; {remedy}"
             )
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """The last parts of each path, as many as tell them all apart; printable."""
+    """The last parts of each path, as many as are needed for distinct names; printable."""
     whole = [folder.resolve() for folder in folders]
     if repeated := [folder for folder, times in Counter(whole).items() if times > 1]:
         raise RequestError(f"{repeated[0]}: expected each run once, got it twice; leave one out")
@@ -168,7 +168,7 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
 def default_attack(data: Images, sigma: float) -> tuple[int, float]:
     """Steps T and step size alpha of the published SmoothMix runs on `data`; on other data those of CIFAR-10.
 
-    In all of them but ImageNet's, T * alpha = 8 sigma.
+    In all of them except ImageNet's, T * alpha = 8 sigma.
     """
     name = f"{data.name.removesuffix('-sample')}/smoothmix"
     objective = preset(name if name in PRESETS else "cifar10/smoothmix", sigma).objective
@@ -180,7 +180,7 @@ def default_attack(data: Images, sigma: float) -> tuple[int, float]:
 def smoothed(classifier: Classifier, images: Tensor, noise: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     """Mean softmax and vote share under noise, both [k, classes], of images [k, c, h, w].
 
-    Each of the blocks of `noise`, [m, k, c, h, w] or [m, 1, c, h, w] for all images alike, is one forward pass.
+    Each block of `noise`, [m, k, c, h, w] or [m, 1, c, h, w] for all images, is one forward pass.
     """
     confidence, votes, count = torch.zeros(()), torch.zeros(()), 0
     with evaluating(classifier):
@@ -197,7 +197,7 @@ def adversarial_examples(
 ) -> Tensor:
     """The unrestricted adversarial example of each image for `run`, [k, c, h, w] in [0, 1].
 
-    What an image becomes does not depend on its neighbours: its noise depends on its index, its steps on itself.
+    The example of an image does not depend on the other images: its noise depends on its index only.
     """
     at_once = max(1, GRADIENT_BATCH // attack.num_noise)
     moved = []

@@ -29,13 +29,13 @@ PUBLISHED = {
     "SmoothAdv": "cifar10/smoothadv-best",
     "MACER": "cifar10/macer",
 }
-"""Row of the paper's table -> the preset behind it, at sigma 0.5; its ACR tells which SmoothAdv is meant."""
+"""Row of the paper's table -> its preset at sigma 0.5; the ACR of the row identifies the SmoothAdv preset."""
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What the files of a run tell of its training; None where they do not."""
+    """The cost of training a run; None for what its files do not record."""
 
     run: str
     dataset: str
@@ -47,15 +47,15 @@ class Cost:
     """Epochs with a recorded time."""
     epochs_planned: int
     seconds_per_epoch: float | None
-    """The median without the first epoch, which also pays for starting up."""
+    """The median without the first epoch, which includes the start-up."""
     seconds: float | None
     """Sum over the recorded epochs."""
     peak_memory: int | None
     """Bytes."""
     device: str | None
-    """Several, by commas, where it went on elsewhere."""
+    """Several, separated by commas, if the run continued on another device."""
     runs_at_once: int
-    """How many shared the device, at most: time and memory are those of all."""
+    """Largest number of runs that shared the device: time and memory are those of all."""
     acr: float | None
     certified_images: int | None
     published_hours: float | None = None
@@ -68,8 +68,8 @@ class Cost:
 
     @property
     def seconds_planned(self) -> float | None:
-        """Of the whole run: what was recorded, and the median for each epoch that is still to come. None where a first
-        epoch alone is recorded."""
+        """Seconds of the whole run: those recorded, and the median for each epoch to come. None if only the first
+        epoch is recorded."""
         if self.done:
             return self.seconds
         if self.seconds is None or self.seconds_per_epoch is None or self.epochs < 2:
@@ -120,7 +120,7 @@ def _cost(name: str, folder: Path) -> Cost:
 
 @dataclass(frozen=True)
 class _Epoch:
-    """What a line of metrics tells; 0 and "" where it does not."""
+    """One line of metrics; 0 and "" for what is not recorded."""
 
     seconds: float
     peak_memory: int
@@ -137,7 +137,7 @@ def _epoch(entry: Mapping[str, Any]) -> _Epoch:
 
 
 def _device(provenance: Mapping[str, Any]) -> str | None:
-    """What the run was last trained on, where that is told."""
+    """The device that the run was last trained on, if recorded."""
     versions = provenance.get("versions")
     device = versions.get("device") if isinstance(versions, dict) else None
     return device if isinstance(device, str) else None
@@ -150,8 +150,8 @@ def _runs_at_once(provenance: Mapping[str, Any]) -> int:
 
 def _certified(folder: Path, sigma: float) -> tuple[float | None, int | None]:
     """ACR and number of images of the run's certificates at `sigma`; of several files the one with most images, then
-    with the shortest name: those of other rules and statistics have more in it. ACRs of another kind (radii in L1,
-    votes that stopped at a radius, wrong images left out) are not taken."""
+    with the shortest name: names of files with other rules are longer. ACRs of another kind (radii in L1, votes that
+    stopped at a radius, wrong images left out) are not used."""
     files = [read_certificates(path) for path in sorted((folder / "certificates").glob("*.tsv"))]
     plain_files = [
         file
@@ -167,13 +167,13 @@ def _certified(folder: Path, sigma: float) -> tuple[float | None, int | None]:
 
 
 def _published(recipe: TrainRecipe) -> dict[str, str] | None:
-    """The row of the paper's table whose training does the same work, None where there is none."""
+    """The row of the paper's table whose training does the same work; None if there is none."""
     work, rows = _work(recipe), paper_table("consistency/table3")
     return next((row for row in rows if _work(preset(PUBLISHED[row["method"]], 0.5)) == work), None)
 
 
 def _work(recipe: TrainRecipe) -> tuple[object, ...]:
-    """All that time and memory depend on; noise levels, weights and attack radii change neither."""
+    """What time and memory depend on; noise levels, weights and attack radii change neither."""
     adversary = getattr(recipe.objective, "adversary", None)
     attack = (adversary.attack, adversary.steps) if adversary is not None else None
     training = (recipe.dataset, recipe.image_size, recipe.model, recipe.epochs, recipe.batch_size)
@@ -181,7 +181,7 @@ def _work(recipe: TrainRecipe) -> tuple[object, ...]:
 
 
 def cost_csv(costs: Sequence[Cost]) -> str:
-    """One row a run, times in seconds, memory in bytes."""
+    """One row per run, times in seconds, memory in bytes."""
     header = ["run", "dataset", "model", "method", "hyperparameters", "sigma", "epochs", "epochs_planned"]
     header += ["seconds_per_epoch", "seconds", "seconds_planned", "peak_memory_bytes", "device", "runs_at_once"]
     header += ["acr", "certified_images", "published_hours", "published_memory_gb"]
@@ -206,7 +206,7 @@ PUBLISHED_TITLES = ("published time", "published memory")
 
 
 def cost_cells(costs: Sequence[Cost]) -> tuple[list[str], list[list[str]]]:
-    """Titles and rows of the table as it is read; the published columns only where a run has them."""
+    """Titles and rows of the table for reading; with the published columns only if a run has them."""
     with_paper = any(c.published_hours is not None for c in costs)
     titles = [*TITLES, *(PUBLISHED_TITLES if with_paper else ())]
     return titles, [_cells(c)[: len(titles)] for c in costs]
@@ -245,8 +245,7 @@ def cost_markdown(costs: Sequence[Cost]) -> str:
 
 
 def draw_cost(costs: Sequence[Cost]) -> Figure:
-    """Bars: training time of each run, the whole of it, and peak memory where it is known; hollow bars are the
-    published values."""
+    """Bars: the whole training time of each run, and peak memory if known; dashed bars are the published values."""
     with_memory = any(c.peak_memory is not None for c in costs)
     figure = new_figure(6.4 if with_memory else 4.8, 1.0 + 0.42 * len(costs))
     panels: list[Axes] = figure.subplots(1, 1 + with_memory, sharey=True, squeeze=False).ravel().tolist()

@@ -1,8 +1,8 @@
-"""Noise whose scale depends on the input (theorem 1 of https://arxiv.org/abs/2111.09277): what is left of a guarantee.
+"""Noise whose scale depends on the input (theorem 1 of https://arxiv.org/abs/2111.09277).
 
 A class has probability p under N(x, s0^2 I) in d dimensions. How small can its probability be under N(x', s1^2 I),
-where ||x' - x|| = r? With s1 = s0 the answer is Phi(Phi^-1(p) - r / s0), whatever d. With s1 != s0 the two Gaussians
-live on different shells: in high dimension a classifier can tell them apart, and the answer tends to 0.
+where ||x' - x|| = r? With s1 = s0 the answer is Phi(Phi^-1(p) - r / s0) for every d. With s1 != s0 the two Gaussians
+concentrate on different shells: in high dimension a classifier can tell them apart, and the answer tends to 0.
 """
 
 import math
@@ -16,16 +16,16 @@ from scipy import special, stats
 
 from smoothcert.errors import RequestError
 from smoothcert.io.text import csv_text
-from smoothcert.report.style import COLOURS, GREY, new_figure, quiet_axes
+from smoothcert.report.style import COLOURS, GREY, one_panel
 
 Floats = NDArray[np.float64]
 SMALLEST_SHOWN = 1e-12
 """The lower end of the figure's axis; the CSV file has every digit."""
 LARGEST_DIMENSION = 10**9
 LARGEST_RATIO = 1e6
-"""Of the two noise levels, and of the radius to the noise level at x."""
+"""Limit of the ratio of the two noise levels, and of the radius to the noise level at x."""
 LARGEST_MEAN = 5e9
-"""Of a chi-square variable: further out scipy's quantiles and tails lose their digits, or are NaN."""
+"""Limit of the mean of a chi-square variable: beyond it scipy's quantiles and tails lose their digits, or are NaN."""
 IMAGES = {"MNIST": 28 * 28, "CIFAR-10": 3 * 32 * 32, "ImageNet": 3 * 224 * 224}
 
 
@@ -58,7 +58,7 @@ class TwoScales:
 
     @property
     def ratio(self) -> float:
-        """s1 / s0; with the next, all that matters: the unit of length does not."""
+        """s1 / s0."""
         return self.other_sigma / self.sigma
 
     @property
@@ -96,15 +96,15 @@ def worst_case(scales: TwoScales, dimension: int) -> float:
     p, ratio = scales.probability, scales.ratio
     if ratio == 1:
         return scales.same_scale
-    here = (scales.shift / (ratio**2 - 1)) ** 2
-    there = here * ratio**2
+    at_x = (scales.shift / (ratio**2 - 1)) ** 2
+    at_other = at_x * ratio**2
     rho = ratio**-2
     value = math.nan
-    if dimension + max(here, there) <= LARGEST_MEAN:
+    if dimension + max(at_x, at_other) <= LARGEST_MEAN:
         if ratio > 1:
-            value = float(stats.ncx2.cdf(rho * stats.ncx2.ppf(p, dimension, here), dimension, there))
+            value = float(stats.ncx2.cdf(rho * stats.ncx2.ppf(p, dimension, at_x), dimension, at_other))
         else:
-            value = float(stats.ncx2.sf(rho * stats.ncx2.isf(p, dimension, here), dimension, there))
+            value = float(stats.ncx2.sf(rho * stats.ncx2.isf(p, dimension, at_x), dimension, at_other))
     if math.isnan(value):
         raise RequestError(
             f"sigma {scales.sigma} and other-sigma {scales.other_sigma} at radius {scales.radius} in dimension "
@@ -148,7 +148,7 @@ def bound_constant(scales: TwoScales) -> float:
 
 
 def default_dimensions(largest: int = 10**6) -> tuple[int, ...]:
-    """Whole numbers from 1 to `largest`, about 25 a decade."""
+    """Whole numbers from 1 to `largest`, about 25 per decade."""
     _refuse_dimension("max-dimension", largest)
     grid = np.geomspace(1, largest, 1 + round(25 * math.log10(largest))) if largest > 1 else np.ones(1)
     return tuple(sorted({int(d) for d in grid.round()}))
@@ -162,7 +162,7 @@ def worst_cases(scales: TwoScales, dimensions: Sequence[int]) -> WorstCases:
 
 
 def worst_cases_csv(cases: WorstCases) -> str:
-    """One row a dimension: the exact worst case, the bound, and what equal scales would give."""
+    """One row per dimension: the exact worst case, the bound, and the value for equal scales."""
     rows = (
         [d, float(exact), float(bound), cases.scales.same_scale]
         for d, exact, bound in zip(cases.dimensions, cases.exact, cases.bound, strict=True)
@@ -172,10 +172,10 @@ def worst_cases_csv(cases: WorstCases) -> str:
 
 def draw_worst_cases(cases: WorstCases) -> Figure:
     """Exact value and bound against the dimension, both axes logarithmic; the dimensions of data sets marked."""
-    figure = new_figure(5.2, 3.5)
-    axes = figure.subplots()
-    quiet_axes(axes)
     scales, dimensions = cases.scales, np.asarray(cases.dimensions)
+    at_x = f"p = {scales.probability:g} at x, σ = {scales.sigma:g}"
+    title = f"{at_x}; at distance {scales.radius:g}, σ = {scales.other_sigma:g}"
+    figure, axes = one_panel(5.2, 3.5, title, "dimension d", "smallest probability at x'")
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(1, max(10, dimensions[-1]))
@@ -189,24 +189,12 @@ def draw_worst_cases(cases: WorstCases) -> Figure:
         if pixels <= axes.get_xlim()[1]:
             axes.axvline(pixels, color=GREY, linewidth=0.5)
             axes.text(pixels, lowest * 1.3, f" {name}", rotation=90, fontsize=7, color=GREY, va="bottom", ha="right")
-    _label_curves(figure, cases)
-    axes.set_xlabel("dimension d", fontsize=9)
-    axes.set_ylabel("smallest probability at x'", fontsize=9)
-    axes.set_title(
-        f"p = {scales.probability:g} at x, σ = {scales.sigma:g}; at distance {scales.radius:g}, "
-        f"σ = {scales.other_sigma:g}",
-        fontsize=9.5,
-    )
-    return figure
-
-
-def _label_curves(figure: Figure, cases: WorstCases) -> None:
-    constant = bound_constant(cases.scales)
-    entries = [
-        ("exact worst case", COLOURS[0]),
-        (f"bound C/d, C = {constant:,.0f}" if math.isfinite(constant) else "no bound: equal σ", COLOURS[1]),
-        (f"equal σ: {cases.scales.same_scale:.4g}, any d", GREY),
-    ]
-    axes = figure.axes[0]
-    for i, (text, colour) in enumerate(entries):
+    constant = bound_constant(scales)
+    entries = {
+        "exact worst case": COLOURS[0],
+        f"bound C/d, C = {constant:,.0f}" if math.isfinite(constant) else "no bound: equal σ": COLOURS[1],
+        f"equal σ: {scales.same_scale:.4g}, any d": GREY,
+    }
+    for i, (text, colour) in enumerate(entries.items()):
         axes.text(0.03, 0.42 - 0.075 * i, text, color=colour, fontsize=8.5, transform=axes.transAxes)
+    return figure

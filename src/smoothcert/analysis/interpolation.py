@@ -1,5 +1,5 @@
-"""From an image to its unrestricted adversarial example in a straight line (figure 2 of
-https://arxiv.org/abs/2111.09277): how confident the smoothed classifier is on the way, and what it looks at."""
+"""The straight line from an image to its unrestricted adversarial example (figure 2 of
+https://arxiv.org/abs/2111.09277): the confidence of the smoothed classifier on the way, and the images."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ SHOWN = 9
 
 @dataclass(frozen=True)
 class Line:
-    """One run along the line x + ratio * (adversarial - x); all arrays have an entry a ratio."""
+    """One run along the line x + ratio * (adversarial - x); arrays have one entry per ratio."""
 
     run: str
     other: int
@@ -56,9 +56,9 @@ class Interpolation:
     lines: tuple[Line, ...]
 
     def crossing(self, line: Line) -> float | None:
-        """The first ratio at which the label is no more likely than another class; between two ratios by a chord.
+        """The first ratio at which the label is no more likely than another class, by linear interpolation.
 
-        None where the label stays ahead all the way.
+        None if the label stays ahead all the way.
         """
         others = np.delete(line.confidence, self.label, axis=1).max(1)
         ahead = line.confidence[:, self.label] - others
@@ -119,22 +119,22 @@ def _line(
         mean, share = smoothed(run.classifier, images + part.view(-1, 1, 1, 1) * offset, noise)
         confidence.append(mean)
         votes.append(share)
-    found = torch.cat(confidence).cpu()
-    last = found[-1].clone()
+    means = torch.cat(confidence).cpu()
+    last = means[-1].clone()
     last[int(labels[0])] = -1
     shown = images + torch.linspace(0, 1, SHOWN, device=images.device).view(-1, 1, 1, 1) * offset
     return Line(
         run=run.name,
         other=int(last.argmax()),
         distance=float(torch.linalg.vector_norm(offset)),
-        confidence=found.numpy(),
+        confidence=means.numpy(),
         votes=torch.cat(votes).cpu().numpy(),
         strip=shown.double().cpu().numpy(),
     )
 
 
 def interpolation_csv(interpolation: Interpolation) -> str:
-    """One row a run and ratio: the label, the other class, and every class's confidence and vote share."""
+    """One row per run and ratio: the label, the other class, and the confidence and vote share of every class."""
     classes = range(interpolation.lines[0].confidence.shape[1])
     header = ["run", "ratio", "distance", "label", "other_class"]
     header += [f"confidence_{c}" for c in classes] + [f"votes_{c}" for c in classes]
@@ -187,7 +187,7 @@ def _draw_curves(axes: Axes, whole: Interpolation, line: Line, votes: bool) -> N
 
 
 def _draw_class(axes: Axes, whole: Interpolation, line: Line, c: int, name: str, colour: str, style: Style) -> None:
-    """A class's confidence, labelled above the end at which it is high: there the curve falls away from the text."""
+    """The confidence of a class, labelled at the end at which it is higher."""
     values = line.confidence[:, c]
     axes.plot(whole.ratios, values, color=colour, linestyle=style, linewidth=1.7)
     end, side = (0, "left") if values[0] >= values[-1] else (-1, "right")

@@ -11,7 +11,7 @@ from torch import Tensor
 from smoothcert.analysis.compared_runs import Subjects, refuse_wrong_count, refuse_wrong_seed
 from smoothcert.classifier import evaluating
 from smoothcert.io.text import csv_text
-from smoothcert.report.style import GREY, PALE, legend_below, look, new_figure, plain, quiet_axes
+from smoothcert.report.style import GREY, PALE, legend_below, look, one_panel, plain
 from smoothcert.smoothing.votes import default_batch_size
 
 BINS = 60
@@ -26,7 +26,7 @@ class Margins:
     label: int
     sigma: float
     values: dict[str, NDArray[np.float64]]
-    """Run -> one margin a noise, float64 [n]; the i-th noise is the same for all runs."""
+    """Run -> one margin per noise, float64 [n]; the i-th noise is the same for all runs."""
 
     def share_below_zero(self, run: str) -> float:
         """The fraction of noises under which the run's network does not choose the label."""
@@ -52,29 +52,28 @@ def margins_under_noise(subjects: Subjects, index: int, n: int = 10_000, seed: i
     label = int(labels[0])
     generator = torch.Generator(subjects.device).manual_seed(seed)
     batch = default_batch_size(subjects.device, subjects.data.shape)
-    found: dict[str, list[Tensor]] = {run.name: [] for run in subjects.runs}
+    margins: dict[str, list[Tensor]] = {run.name: [] for run in subjects.runs}
     for start in range(0, n, batch):
         noisy = images + subjects.noise.sample((min(batch, n - start), *subjects.data.shape), generator)
         for run in subjects.runs:
             with evaluating(run.classifier):
-                found[run.name].append(margins_of(run.classifier(noisy).double(), label).cpu())
-    values = {name: torch.cat(parts).numpy() for name, parts in found.items()}
+                margins[run.name].append(margins_of(run.classifier(noisy).double(), label).cpu())
+    values = {name: torch.cat(parts).numpy() for name, parts in margins.items()}
     return Margins(subjects.data.name, index, label, subjects.noise.sigma, values)
 
 
 def margins_csv(margins: Margins) -> str:
-    """One row a noise, one column a run."""
+    """One row per noise, one column per run."""
     columns = np.stack(list(margins.values.values()), axis=1)
     return csv_text([["noise", *margins.values], *([i, *map(float, row)] for i, row in enumerate(columns))])
 
 
 def draw_margins(margins: Margins) -> Figure:
     """Histograms on common bins, the misclassified side shaded, each label with its share below 0."""
-    figure = new_figure(5.2, 3.2)
-    axes = figure.subplots()
-    quiet_axes(axes)
+    title = f"{plain(margins.dataset)} test image {margins.index}, class {margins.label}, σ = {margins.sigma:g}"
+    figure, axes = one_panel(5.2, 3.2, title, "log-probability margin under noise", "share of noises (%)")
     everything = np.concatenate(list(margins.values.values()))
-    # Zero is an edge, so that no bar stands on both sides of it; a few far outliers must not squeeze the rest.
+    # Zero is an edge, so that no bar is on both sides of it; a few far outliers must not compress the rest.
     low, high = np.quantile(everything, [0.0005, 0.9995])
     width = max(max(high, 0.0) - min(low, 0.0), 1e-9) / BINS
     edges = width * np.arange(np.floor(min(low, 0.0) / width) - 1, np.ceil(max(high, 0.0) / width) + 2)
@@ -90,9 +89,5 @@ def draw_margins(margins: Margins) -> Figure:
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(bottom=0)
     axes.text(0, 1.0, " misclassified", transform=axes.transAxes, fontsize=7.5, color=GREY, va="top", ha="left")
-    axes.set_xlabel("log-probability margin under noise", fontsize=9)
-    axes.set_ylabel("share of noises (%)", fontsize=9)
-    title = f"{plain(margins.dataset)} test image {margins.index}, class {margins.label}, σ = {margins.sigma:g}"
-    axes.set_title(title, fontsize=9.5)
     legend_below(figure)
     return figure

@@ -1,5 +1,5 @@
-"""Equal-confidence mixing ratios (figure 5 of https://arxiv.org/abs/2111.09277): how far toward its adversarial example
-an image can be mixed before the smoothed prediction changes."""
+"""Equal-confidence mixing ratios (figure 5 of https://arxiv.org/abs/2111.09277): how far an image can be mixed with its
+adversarial example before the smoothed prediction changes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,24 +20,24 @@ from smoothcert.analysis.compared_runs import (
 )
 from smoothcert.errors import RequestError
 from smoothcert.io.text import csv_text
-from smoothcert.report.style import legend_below, look, new_figure, plain, quiet_axes
+from smoothcert.report.style import draw_steps, legend_below, look, one_panel, plain
 
 Floats = NDArray[np.float64]
 GRID = 20
 """Steps of the first search from 0 to 1."""
 HALVINGS = 6
-"""Of the step in which the change was found: ratios are exact to 1 / (GRID * 2**HALVINGS), less than 0.001."""
+"""Bisections of the step that contains the change: ratios are exact to 1 / (GRID * 2**HALVINGS), less than 0.001."""
 Ahead = Callable[[Tensor, Tensor], Tensor]
 """(positions int64 [k], ratios [k]) -> how far the label is ahead there, [k]."""
 
 
 @dataclass(frozen=True)
 class Ratios:
-    """The mixing ratios of one run; arrays have an entry an image."""
+    """The mixing ratios of one run; arrays have one entry per image."""
 
     run: str
     ratio: Floats
-    """0 where the image itself is classified wrongly, infinite where the adversarial example is still right."""
+    """0 if the image is misclassified, infinite if the adversarial example is still classified correctly."""
     distance: Floats
     """L2 norm of adversarial - x."""
 
@@ -51,7 +51,7 @@ class Ratios:
 
     @property
     def median(self) -> float:
-        """Infinite where more than half of the images never change."""
+        """Infinite if more than half of the images never change."""
         return float(np.quantile(self.ratio, 0.5, method="inverted_cdf"))
 
 
@@ -69,16 +69,16 @@ def first_change(ahead: Ahead, images: int, device: torch.device) -> Tensor:
     """The smallest ratio in [0, 1] where `ahead` <= 0, for each of `images` images; infinity where there is none.
 
     A grid of GRID steps from 0 upwards, on images that have not changed yet, then bisection of the step before the
-    first change. A change that is undone within one step of the grid is not seen.
+    first change. A change that is undone within one step of the grid is missed.
     """
     upper = torch.full((images,), torch.inf, device=device, dtype=torch.float64)
     for step in range(GRID + 1):
-        standing = torch.nonzero(upper.isinf()).squeeze(1)
-        if len(standing) == 0:
+        unchanged = torch.nonzero(upper.isinf()).squeeze(1)
+        if len(unchanged) == 0:
             break
-        ratio = torch.full((len(standing),), step / GRID, device=device, dtype=torch.float64)
-        changed = ahead(standing, ratio) <= 0
-        upper[standing[changed]] = ratio[changed]
+        ratio = torch.full((len(unchanged),), step / GRID, device=device, dtype=torch.float64)
+        changed = ahead(unchanged, ratio) <= 0
+        upper[unchanged[changed]] = ratio[changed]
     between = torch.nonzero(upper.isfinite() & (upper > 0)).squeeze(1)
     high, low = upper[between], upper[between] - 1 / GRID
     for _ in range(HALVINGS if len(between) else 0):
@@ -106,7 +106,7 @@ def mixing_ratios(
     refuse_wrong_count("n", num_noise)
     if not indices:
         raise RequestError("expected at least one image, got none")
-    found = []
+    results = []
     at_once = subjects.images_at_once()
     for run in subjects.runs:
         parts = []
@@ -115,8 +115,8 @@ def mixing_ratios(
             parts.append(_of_images(subjects, run, part, attack, num_noise, seed))
             on_progress(run.name, start + len(part))
         ratio, distance = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        found.append(Ratios(run.name, ratio, distance))
-    return Mixing(subjects.data.name, subjects.noise.sigma, tuple(indices), tuple(found))
+        results.append(Ratios(run.name, ratio, distance))
+    return Mixing(subjects.data.name, subjects.noise.sigma, tuple(indices), tuple(results))
 
 
 def _of_images(
@@ -129,9 +129,9 @@ def _of_images(
         points = images[positions] + ratios.float().view(-1, 1, 1, 1) * offsets[positions]
         noise = subjects.noise_blocks([indices[i] for i in positions.tolist()], num_noise, seed, "estimate")
         confidence, _ = smoothed(run.classifier, points, noise)
-        own = labels[positions].unsqueeze(1)
-        others = confidence.scatter(1, own, -1.0).amax(1)
-        return confidence.gather(1, own).squeeze(1) - others
+        label = labels[positions].unsqueeze(1)
+        others = confidence.scatter(1, label, -1.0).amax(1)
+        return confidence.gather(1, label).squeeze(1) - others
 
     ratio = first_change(ahead, len(images), images.device)
     distance = torch.linalg.vector_norm(offsets.flatten(1), dim=1)
@@ -139,7 +139,7 @@ def _of_images(
 
 
 def mixing_csv(mixing: Mixing) -> str:
-    """One row a run and image; a ratio of `inf` never changes."""
+    """One row per run and image; the prediction of a ratio of `inf` never changes."""
     rows = (
         [run.run, index, float(ratio), float(distance)]
         for run in mixing.runs
@@ -149,22 +149,17 @@ def mixing_csv(mixing: Mixing) -> str:
 
 
 def draw_mixing(mixing: Mixing) -> Figure:
-    """The share of images whose prediction has changed by each ratio: starts at the error, ends below those that never
+    """The share of images whose prediction has changed by each ratio: from the error rate to all but those that never
     change."""
-    figure = new_figure(5.4, 3.3)
-    axes = figure.subplots()
-    quiet_axes(axes)
+    title = f"{plain(mixing.dataset)}, {len(mixing.indices)} test images, σ = {mixing.sigma:g}"
+    x, y = "mixing ratio toward the adversarial example", "images whose prediction has changed (%)"
+    figure, axes = one_panel(5.4, 3.3, title, x, y)
     for i, run in enumerate(mixing.runs):
-        colour, style = look(i)
         ratios = np.sort(run.ratio[np.isfinite(run.ratio)])
         share = 100 * np.arange(len(ratios) + 1) / len(run.ratio)
-        x, y = np.concatenate([[0.0], ratios, [1.0]]), np.append(share, share[-1])
         label = plain(f"{run.run}: {run.never_changes:.1%} never change")
-        axes.step(x, y, where="post", color=colour, linestyle=style, linewidth=1.6, label=label)
+        draw_steps(axes, np.concatenate([[0.0], ratios, [1.0]]), np.append(share, share[-1]), label, look(i))
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 102)
-    axes.set_xlabel("mixing ratio toward the adversarial example", fontsize=9)
-    axes.set_ylabel("images whose prediction has changed (%)", fontsize=9)
-    axes.set_title(f"{plain(mixing.dataset)}, {len(mixing.indices)} test images, σ = {mixing.sigma:g}", fontsize=9.5)
     legend_below(figure)
     return figure

@@ -1,48 +1,47 @@
-"""Where an analysis goes: a figure in the formats asked for, and its numbers as CSV."""
+"""The files of an analysis: a figure in the requested formats, and its numbers as CSV."""
 
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from matplotlib.figure import Figure
+from smoothcert.errors import RequestError
+from smoothcert.io.written_files import refuse_foreign_files, write_files
+from smoothcert.report.document import PICTURE_FORMATS
 
-from smoothcert.errors import RequestError, write_error
-from smoothcert.io.written_files import write_files
-from smoothcert.report.style import PICTURE_FORMATS, save_figure
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def parse_formats(text: str) -> list[str]:
-    """Picture formats, separated by commas, such as png,pdf; anything else is refused."""
+    """Picture formats, separated by commas, such as png,pdf; any other format is refused."""
     formats = list(dict.fromkeys(part.strip() for part in text.split(",")))
     if unknown := [kind for kind in formats if kind not in PICTURE_FORMATS]:
         raise RequestError(f"format: expected some of {', '.join(PICTURE_FORMATS)} by commas, got {unknown[0]!r}")
     return formats
 
 
-def analysis_files(name: str, formats: Sequence[str], texts: Iterable[str] = ("csv",)) -> list[str]:
-    """The names of the files of an analysis, numbers first."""
-    return [f"{name}.{kind}" for kind in (*texts, *formats)]
+@dataclass(frozen=True)
+class Output:
+    """Where an analysis writes: `name`.csv, `name`.png and so on in `folder`.
 
-
-def write_analysis(
-    out: Path,
-    name: str,
-    figure: Figure | None,
-    formats: Sequence[str],
-    texts: Mapping[str, str],
-    force: bool = False,
-) -> list[Path]:
-    """Write `name`.png (and so on) and `name`.csv, .md, as `texts` has them, into `out`; the paths, numbers first.
-
-    Files in `out` that smoothcert did not write are refused, unless `force` replaces them.
+    Files in `folder` that smoothcert did not write are refused, unless `force` replaces them.
     """
-    files = {f"{name}.{kind}": text.encode("utf-8", "backslashreplace") for kind, text in texts.items()}
-    try:
-        with tempfile.TemporaryDirectory(prefix="smoothcert-") as folder:
-            pictures = [Path(folder) / f"{name}.{kind}" for kind in formats] if figure is not None else []
-            if figure is not None:
-                save_figure(figure, pictures)
-            files |= {path.name: path.read_bytes() for path in pictures}
-    except OSError as error:
-        raise write_error(out, error) from error
-    return write_files(out, files, force)
+
+    folder: Path
+    name: str
+    formats: Sequence[str] = ()
+    """Of the figure."""
+    force: bool = False
+
+    def check(self, texts: Sequence[str] = ("csv",)) -> "Output":
+        """Refuse foreign files before the work, which may take hours. `texts` are the formats of the numbers."""
+        refuse_foreign_files(self.folder, [f"{self.name}.{kind}" for kind in (*texts, *self.formats)], self.force)
+        return self
+
+    def write(self, texts: Mapping[str, str], draw: "Callable[[], Figure]") -> list[Path]:
+        """Write the texts (format -> content) and the figure; the paths, numbers first."""
+        from smoothcert.report.style import pictures_of
+
+        files = {f"{self.name}.{kind}": text.encode("utf-8", "backslashreplace") for kind, text in texts.items()}
+        return write_files(self.folder, {**files, **pictures_of(self.name, draw, self.formats)}, self.force)

@@ -1,20 +1,22 @@
 """`smoothcert analyze`: the papers' analyses, one sub-command each; all write a figure and the numbers behind it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress
 from rich.table import Table
 
 from smoothcert.cli.options import Data, Device, Force, console
-from smoothcert.io.console import PlainColumn
 from smoothcert.training.run_folder import check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
+    from matplotlib.figure import Figure
+
     from smoothcert.analysis.compared_runs import Subjects, UnrestrictedAttack
+    from smoothcert.analysis.output import Output
 
 analyze = typer.Typer(
     no_args_is_help=True, help="The papers' analyses: each writes a figure and the numbers behind it (csv)."
@@ -34,141 +36,167 @@ StepSize = Annotated[
 AttackNoise = Annotated[int, typer.Option(help="Noises that the attack averages over.")]
 
 
-@analyze.command("margins")
+@dataclass(frozen=True)
+class Comparison:
+    """The options of analyses that load networks."""
+
+    sigma: Sigma = None
+    out: Out = Path("analysis")
+    format_: Formats = "png"
+    force: Force = False
+    seed: Seed = 0
+    model: Model = None
+    data: Data = None
+    device: Device = "auto"
+
+    def start(self, runs: list[Path], name: str) -> "tuple[Subjects, Output]":
+        """The runs, after a check that the files of the analysis `name` can be written."""
+        for run in runs:
+            check_run_folder(run)
+        from smoothcert.analysis.compared_runs import load_subjects
+        from smoothcert.distributed import find_device
+
+        output = _output(self.out, name, self.format_, self.force)
+        device = find_device(self.device)
+        return load_subjects(runs, device, sigma=self.sigma, data=self.data, code=self.model), output
+
+
+@dataclass(frozen=True)
+class Attack:
+    """The options of analyses that attack images."""
+
+    steps: Steps = None
+    step_size: StepSize = None
+    num_noise: AttackNoise = 32
+
+    def on(self, subjects: "Subjects") -> "UnrestrictedAttack":
+        from smoothcert.analysis.compared_runs import UnrestrictedAttack, default_attack
+
+        usual_steps, usual_size = default_attack(subjects.data, subjects.noise.sigma)
+        steps = usual_steps if self.steps is None else self.steps
+        return UnrestrictedAttack(steps, usual_size if self.step_size is None else self.step_size, self.num_noise)
+
+
+def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a sub-command. A parameter whose type is a dataclass stands for the options that are its fields."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        parameters: list[inspect.Parameter] = []
+        groups: dict[str, Any] = {}
+        for parameter in inspect.signature(function).parameters.values():
+            if is_dataclass(parameter.annotation):
+                groups[parameter.name] = parameter.annotation
+            options = groups.get(parameter.name)
+            parameters += inspect.signature(options).parameters.values() if options else [parameter]
+
+        def call(**values: Any) -> None:
+            for group, options in groups.items():
+                values[group] = options(**{field.name: values.pop(field.name) for field in fields(options)})
+            function(**values)
+
+        keyword_only = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+        call.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+        call.__doc__ = function.__doc__
+        analyze.command(name)(call)
+        return function
+
+    return register
+
+
+@command("margins")
 def margins(
+    *,
     runs: Runs,
     index: Index = 0,
     n: Annotated[int, typer.Option("--n", help="Noises.")] = 10_000,
-    sigma: Sigma = None,
-    out: Out = Path("analysis"),
-    format_: Formats = "png",
-    force: Force = False,
-    seed: Seed = 0,
-    model: Model = None,
-    data: Data = None,
-    device: Device = "auto",
+    comparison: Comparison,
 ) -> None:
     """Log-probability margins of one test image under noise: histograms of several runs."""
-    for run in runs:
-        check_run_folder(run)
+    subjects, output = comparison.start(runs, "margins")
     from smoothcert.analysis.margins import draw_margins, margins_csv, margins_under_noise
-    from smoothcert.analysis.output import write_analysis
 
-    formats = _checked_formats(format_, out, "margins", force)
-    subjects = _subjects(runs, sigma, model, data, device)
-    found = margins_under_noise(subjects, index, n, seed)
-    rows = [[run, f"{found.share_below_zero(run):.2%}", f"{values.mean():.3f}"] for run, values in found.values.items()]
+    result = margins_under_noise(subjects, index, n, comparison.seed)
+    shares = {run: f"{result.share_below_zero(run):.2%}" for run in result.values}
+    rows = [[run, shares[run], f"{values.mean():.3f}"] for run, values in result.values.items()]
     _show(["run", "margin below 0", "mean margin"], rows)
-    _tell(write_analysis(out, "margins", draw_margins(found), formats, {"csv": margins_csv(found)}, force))
+    _write(output, {"csv": margins_csv(result)}, lambda: draw_margins(result))
 
 
-@analyze.command("interpolate")
+@command("interpolate")
 def interpolate(
+    *,
     runs: Runs,
     index: Index = 0,
     points: Annotated[int, typer.Option(help="Points on the line.")] = 41,
     n: Annotated[int, typer.Option("--n", help="Noises at each point.")] = 500,
     votes: Annotated[bool, typer.Option("--votes", help="Draw the share of votes too.")] = False,
-    steps: Steps = None,
-    step_size: StepSize = None,
-    num_noise: AttackNoise = 32,
-    sigma: Sigma = None,
-    out: Out = Path("analysis"),
-    format_: Formats = "png",
-    force: Force = False,
-    seed: Seed = 0,
-    model: Model = None,
-    data: Data = None,
-    device: Device = "auto",
+    attack: Attack,
+    comparison: Comparison,
 ) -> None:
     """From a test image to its unrestricted adversarial example: confidence on the way, and the images."""
-    for run in runs:
-        check_run_folder(run)
+    subjects, output = comparison.start(runs, "interpolation")
     from smoothcert.analysis.interpolation import draw_interpolation, interpolation_csv
     from smoothcert.analysis.interpolation import interpolate as walk
-    from smoothcert.analysis.output import write_analysis
+    from smoothcert.report.progress import counting_bar
 
-    formats = _checked_formats(format_, out, "interpolation", force)
-    subjects = _subjects(runs, sigma, model, data, device)
-    attack = _attack(subjects, steps, step_size, num_noise)
-    with _bar() as bar:
-        task = bar.add_task("interpolate", total=len(runs))
-        found = walk(
-            subjects,
-            index,
-            attack,
+    with counting_bar({"interpolate": len(runs)}) as show:
+        result = walk(
+            *(subjects, index, attack.on(subjects)),
             points=points,
             num_noise=n,
-            seed=seed,
-            on_progress=lambda done: bar.update(task, completed=done),
+            seed=comparison.seed,
+            on_progress=lambda done: show("interpolate", done),
         )
-    crossings = [(line, found.crossing(line)) for line in found.lines]
-    rows = [[x.run, str(x.other), f"{x.distance:.3f}", "never" if at is None else f"{at:.3f}"] for x, at in crossings]
-    _show(["run", f"class {found.label} becomes", "L2 distance", "equal confidence at"], rows)
-    figure = draw_interpolation(found, votes=votes)
-    _tell(write_analysis(out, "interpolation", figure, formats, {"csv": interpolation_csv(found)}, force))
+    crossings = {line.run: result.crossing(line) for line in result.lines}
+    equal = {run: "never" if ratio is None else f"{ratio:.3f}" for run, ratio in crossings.items()}
+    rows = [[line.run, str(line.other), f"{line.distance:.3f}", equal[line.run]] for line in result.lines]
+    _show(["run", f"class {result.label} becomes", "L2 distance", "equal confidence at"], rows)
+    _write(output, {"csv": interpolation_csv(result)}, lambda: draw_interpolation(result, votes=votes))
 
 
-@analyze.command("mixing")
+@command("mixing")
 def mixing(
+    *,
     runs: Runs,
     n: Annotated[int, typer.Option("--n", help="Noises of a prediction.")] = 100,
     skip: Annotated[int, typer.Option(help="Take every SKIP-th test image.")] = 1,
     max_images: Annotated[int, typer.Option(help="Take at most this many images.")] = 200,
-    steps: Steps = None,
-    step_size: StepSize = None,
-    num_noise: AttackNoise = 32,
-    sigma: Sigma = None,
-    out: Out = Path("analysis"),
-    format_: Formats = "png",
-    force: Force = False,
-    seed: Seed = 0,
-    model: Model = None,
-    data: Data = None,
-    device: Device = "auto",
+    attack: Attack,
+    comparison: Comparison,
 ) -> None:
     """Equal-confidence mixing ratios toward adversarial examples: their distribution for several runs."""
-    for run in runs:
-        check_run_folder(run)
+    subjects, output = comparison.start(runs, "mixing")
     from smoothcert.analysis.mixing import draw_mixing, mixing_csv, mixing_ratios
-    from smoothcert.analysis.output import write_analysis
     from smoothcert.certification.certify_dataset import chosen_images
+    from smoothcert.report.progress import counting_bar
 
-    formats = _checked_formats(format_, out, "mixing", force)
-    subjects = _subjects(runs, sigma, model, data, device)
-    attack = _attack(subjects, steps, step_size, num_noise)
-    indices = chosen_images(len(subjects.data), skip, max_images)
-    with _bar() as bar:
-        tasks = {run.name: bar.add_task(f"mixing {run.name}", total=len(indices)) for run in subjects.runs}
-        found = mixing_ratios(
-            subjects,
-            indices,
-            attack,
+    unrestricted, indices = attack.on(subjects), chosen_images(len(subjects.data), skip, max_images)
+    with counting_bar({f"mixing {run.name}": len(indices) for run in subjects.runs}) as show:
+        result = mixing_ratios(
+            *(subjects, indices, unrestricted),
             num_noise=n,
-            seed=seed,
-            on_progress=lambda run, done: bar.update(tasks[run], completed=done),
+            seed=comparison.seed,
+            on_progress=lambda run, done: show(f"mixing {run}", done),
         )
-    rows = [[r.run, f"{r.median:.3f}", f"{r.wrong_from_the_start:.1%}", f"{r.never_changes:.1%}"] for r in found.runs]
+    rows = [[r.run, f"{r.median:.3f}", f"{r.wrong_from_the_start:.1%}", f"{r.never_changes:.1%}"] for r in result.runs]
     _show(["run", "median ratio", "wrong from the start", "never changes"], rows)
-    _tell(write_analysis(out, "mixing", draw_mixing(found), formats, {"csv": mixing_csv(found)}, force))
+    _write(output, {"csv": mixing_csv(result)}, lambda: draw_mixing(result))
 
 
 @analyze.command("cost")
 def cost(runs: Runs, out: Out = Path("analysis"), format_: Formats = "png", force: Force = False) -> None:
-    """Training cost of runs: time, peak memory, hyper-parameters; beside the published ones where there are any."""
+    """Training cost of runs: time, peak memory, hyper-parameters; next to published ones if there are any."""
     from smoothcert.analysis.cost import cost_cells, cost_csv, cost_markdown, draw_cost, training_costs
-    from smoothcert.analysis.output import write_analysis
     from smoothcert.report.layout import UNKNOWN
 
-    formats = _checked_formats(format_, out, "cost", force, ("csv", "md"))
-    found = training_costs(runs)
-    titles, rows = cost_cells(found)
+    output = _output(out, "cost", format_, force, ("csv", "md"))
+    costs = training_costs(runs)
+    titles, rows = cost_cells(costs)
     # The files have all columns; a terminal is narrow.
-    told = [any(row[i] != UNKNOWN for row in rows) for i in range(len(titles))]
-    narrow = [i for i, title in enumerate(titles) if told[i] and title not in ("hyper-parameters", "device")]
+    known = [any(row[i] != UNKNOWN for row in rows) for i in range(len(titles))]
+    narrow = [i for i, title in enumerate(titles) if known[i] and title not in ("hyper-parameters", "device")]
     _show([titles[i] for i in narrow], [[row[i] for i in narrow] for row in rows])
-    texts = {"csv": cost_csv(found), "md": cost_markdown(found)}
-    _tell(write_analysis(out, "cost", draw_cost(found), formats, texts, force))
+    _write(output, {"csv": cost_csv(costs), "md": cost_markdown(costs)}, lambda: draw_cost(costs))
 
 
 @analyze.command("input-dependent-noise")
@@ -183,60 +211,22 @@ def input_dependent_noise(
     force: Force = False,
 ) -> None:
     """Noise whose scale depends on the input: the exact worst case and the bound C/d, against the dimension."""
-    from smoothcert.analysis.input_dependent_noise import (
-        IMAGES,
-        TwoScales,
-        default_dimensions,
-        draw_worst_cases,
-        worst_case,
-        worst_cases,
-        worst_cases_csv,
-    )
-    from smoothcert.analysis.output import write_analysis
+    from smoothcert.analysis import input_dependent_noise as theorem
 
-    formats = _checked_formats(format_, out, "input-dependent-noise", force)
-    scales = TwoScales(p, sigma, other_sigma, radius)
-    found = worst_cases(scales, default_dimensions(max_dimension))
-    exact = {name: worst_case(scales, d) for name, d in IMAGES.items()}
-    rows = [[name, f"{d:,}", f"{exact[name]:.3g}" if exact[name] else "< 1e-300"] for name, d in IMAGES.items()]
+    output = _output(out, "input-dependent-noise", format_, force)
+    scales = theorem.TwoScales(p, sigma, other_sigma, radius)
+    cases = theorem.worst_cases(scales, theorem.default_dimensions(max_dimension))
+    exact = {name: theorem.worst_case(scales, d) for name, d in theorem.IMAGES.items()}
+    rows = [[name, f"{d:,}", f"{exact[name]:.3g}" if exact[name] else "< 1e-300"] for name, d in theorem.IMAGES.items()]
     rows.append(["equal σ", "any", f"{scales.same_scale:.3g}"])
     _show(["images", "dimension", "smallest probability"], rows)
-    texts = {"csv": worst_cases_csv(found)}
-    _tell(write_analysis(out, "input-dependent-noise", draw_worst_cases(found), formats, texts, force))
+    _write(output, {"csv": theorem.worst_cases_csv(cases)}, lambda: theorem.draw_worst_cases(cases))
 
 
-def _checked_formats(format_: str, out: Path, name: str, force: bool, texts: tuple[str, ...] = ("csv",)) -> list[str]:
-    """The picture formats, after a check that the files of the analysis can be written: the work may take hours."""
-    from smoothcert.analysis.output import analysis_files, parse_formats
-    from smoothcert.io.written_files import refuse_foreign_files
+def _output(out: Path, name: str, format_: str, force: bool, texts: tuple[str, ...] = ("csv",)) -> "Output":
+    from smoothcert.analysis.output import Output, parse_formats
 
-    formats = parse_formats(format_)
-    refuse_foreign_files(out, analysis_files(name, formats, texts), force)
-    return formats
-
-
-def _subjects(runs: list[Path], sigma: float | None, model: str | None, data: Path | None, device: str) -> "Subjects":
-    from smoothcert.analysis.compared_runs import load_subjects
-    from smoothcert.distributed import find_device
-
-    return load_subjects(runs, find_device(device), sigma=sigma, data=data, code=model)
-
-
-def _attack(subjects: "Subjects", steps: int | None, step_size: float | None, num_noise: int) -> "UnrestrictedAttack":
-    from smoothcert.analysis.compared_runs import UnrestrictedAttack, default_attack
-
-    usual_steps, usual_size = default_attack(subjects.data, subjects.noise.sigma)
-    return UnrestrictedAttack(
-        usual_steps if steps is None else steps, usual_size if step_size is None else step_size, num_noise
-    )
-
-
-@contextmanager
-def _bar() -> Iterator[Progress]:
-    """On a terminal alone, and gone when done: what it counts is in the table that follows."""
-    columns = (PlainColumn("{task.description}"), *Progress.get_default_columns()[1:])
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        yield bar
+    return Output(out, name, parse_formats(format_), force).check(texts)
 
 
 def _show(titles: list[str], rows: list[list[str]]) -> None:
@@ -246,6 +236,6 @@ def _show(titles: list[str], rows: list[list[str]]) -> None:
     console.print(table)
 
 
-def _tell(written: list[Path]) -> None:
-    for path in written:
+def _write(output: "Output", texts: dict[str, str], draw: "Callable[[], Figure]") -> None:
+    for path in output.write(texts, draw):
         console.print(f"wrote {path}", soft_wrap=True)

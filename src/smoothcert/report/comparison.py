@@ -1,10 +1,9 @@
-"""A run beside the row of a paper's table that it reproduces, and what was done otherwise than in the paper."""
+"""A run next to the row of a paper's table that it reproduces, and how the two differ."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.errors import RequestError
@@ -24,17 +23,14 @@ class Published:
     accuracy_at: Mapping[float, float]
     """Radius -> certified accuracy in percent."""
     differences: tuple[str, ...]
-    """How the run was trained otherwise than the paper's, as in "epochs 2, the paper's 90"."""
+    """How the training of the run differs from the paper's, as in "epochs 2, the paper's 90"."""
     row: str = ""
     """The row among `rows`."""
     rows: tuple[str, ...] = ()
-    """All rows of the table, top to bottom, each by a name of its own."""
+    """The distinct names of all rows of the table, top to bottom."""
     dataset: str = "mnist"
     """The data set of the table."""
 
-
-PublishedOf = Callable[[Any], Published | None]
-"""From what a row is about (a run, a mean over seeds) to its published row; None where the table has none."""
 
 AS_PUBLISHED = "trained and certified as in the paper, as far as the files tell"
 
@@ -44,25 +40,25 @@ _IMAGES = {"mnist": 10_000, "cifar10": 10_000, "imagenet": 500}
 
 
 def published_rows(
-    found: Sequence[tuple[str, CertificatesFile]], published: Callable[[Path], Published | None]
+    files: Sequence[tuple[str, CertificatesFile]], published: Callable[[Path], Published | None]
 ) -> dict[str, Published]:
-    """Name -> published row for the runs that have one. Refuses what cannot be set beside a published row.
+    """Name -> published row for the runs that have one. Refuses runs that cannot be compared with their row.
 
-    The papers certify at the sigma of training: a file with another one has no place beside them.
+    The papers certify at the sigma of training: a file with another sigma cannot be compared.
     """
-    rows = {name: row for name, file in found if (row := published(file.path)) is not None}
+    rows = {name: row for name, file in files if (row := published(file.path)) is not None}
     if not rows:
-        names = ", ".join(name for name, _ in found)
+        names = ", ".join(name for name, _ in files)
         raise RequestError(
             f"{names}: expected a run that the paper's table has, got none with the data set, method, sigma and "
             "hyper-parameters of a row; choose another table or leave --paper out"
         )
-    for name, file in found:
+    for name, file in files:
         trained, certified = file.settings.get("training_sigma"), file.settings.get("sigma")
         if name in rows and None not in (trained, certified) and trained != certified:
             raise RequestError(
-                f"{file.path}: expected certificates at the sigma of training, {trained}, beside {rows[name].table}, "
-                f"got sigma {certified}; certify with --sigma {trained} or leave this file out"
+                f"{file.path}: expected certificates at the sigma of training, {trained}, to compare with "
+                f"{rows[name].table}, got sigma {certified}; certify with --sigma {trained} or leave this file out"
             )
     return rows
 
@@ -73,17 +69,17 @@ def place_in_table(row: Published | None) -> float:
 
 
 def certified_otherwise(summary: Summary, data: str) -> list[str]:
-    """How a file was certified otherwise than the papers do on the data set `data`, as far as it is recorded."""
-    given: dict[str, float | None] = {"n": summary.n, "n0": summary.n0, "alpha": summary.alpha}
-    mixed = [key for key in ("n", "n0") if given[key] is None and summary.votes]
-    unknown = [key for key, value in given.items() if value is None and key not in mixed]
-    found = [
+    """How the certification of a file differs from the papers' on the data set `data`, as far as it is recorded."""
+    votes: dict[str, float | None] = {"n": summary.n, "n0": summary.n0, "alpha": summary.alpha}
+    mixed = [key for key in ("n", "n0") if votes[key] is None and summary.votes]
+    unknown = [key for key, value in votes.items() if value is None and key not in mixed]
+    differences = [
         f"certified on {summary.dataset}, the paper's {data}" if summary.dataset not in (None, data) else None,
         f"split {summary.split}, the paper's test" if summary.split not in (None, "test") else None,
         f"{summary.images:,} images, the paper's {_IMAGES[data]:,}" if summary.images != _IMAGES[data] else None,
         *(
             f"{key} = {value:,g}, the paper's {_VOTES[key]:,g}"
-            for key, value in given.items()
+            for key, value in votes.items()
             if value not in (None, _VOTES[key])
         ),
         *(f"{key} not the same for all images, the paper's {_VOTES[key]:,g}" for key in mixed),
@@ -92,12 +88,12 @@ def certified_otherwise(summary: Summary, data: str) -> list[str]:
         f"{', '.join(unknown)} not recorded" if unknown else None,
         "data set not recorded" if summary.dataset is None else None,
     ]
-    return [difference for difference in found if difference is not None]
+    return [difference for difference in differences if difference is not None]
 
 
 def comparison_notes(summaries: Sequence[Summary], published: Mapping[str, Published]) -> dict[str, list[str]]:
-    """What to say under a comparison -> the runs of which it holds: how they differ from the paper's, or that the
-    table does not have them; and the rows of the table that no run is beside. Empty where nothing is compared."""
+    """Note under a comparison -> the runs that it is about: how they differ from the paper's, or that the table does
+    not have them; and the rows of the table that no run reproduces. Empty where nothing is compared."""
     notes: dict[str, list[str]] = {}
     tables = ", ".join(dict.fromkeys(row.table for row in published.values()))
     for summary in summaries if published else ():
@@ -107,17 +103,10 @@ def comparison_notes(summaries: Sequence[Summary], published: Mapping[str, Publi
         else:
             note = "; ".join([*row.differences, *certified_otherwise(summary, row.dataset)]) or AS_PUBLISHED
         notes.setdefault(note, []).append(summary.name)
-    there = {row.row for row in published.values()}
-    missing = [name for name in dict.fromkeys(n for row in published.values() for n in row.rows) if name not in there]
-    if missing:
-        notes[f"in {tables}, missing here"] = missing
-    return notes
-
-
-def _printed(column: Column, row: Published) -> float | None:
-    if column.key == "acr":
-        return row.acr
-    return None if column.radius is None else row.accuracy_at.get(column.radius)
+    reproduced = {row.row for row in published.values()}
+    rows = dict.fromkeys(name for row in published.values() for name in row.rows)
+    missing = [name for name in rows if name not in reproduced]
+    return notes | ({f"in {tables}, missing here": missing} if missing else {})
 
 
 def _as_printed(column: Column, row: Published, value: float) -> str:
@@ -128,20 +117,20 @@ def _as_printed(column: Column, row: Published, value: float) -> str:
 
 
 def _signed(difference: float, decimals: int) -> str:
-    """With a sign, except where it rounds to zero."""
+    """With a sign, unless it rounds to zero."""
     text = f"{difference:+.{decimals}f}"
     return text.replace("-", "−") if float(text) else text[1:]
 
 
 def beside(columns: Sequence[Column], own: Row, row: Published) -> tuple[Row, Row]:
-    """Two rows to stand under a run's `own`: the published numbers, and own minus published."""
+    """Two rows to show under the row `own` of a run: the published numbers, and own minus published."""
     names = {"name": ("published", "difference")}
     above, below = [], []
     for column, cell in zip(columns, own, strict=True):
         texts = names.get(column.key, ("", ""))
         value = difference = None
-        if column.key == "acr" or column.radius is not None:
-            value = _printed(column, row)
+        if column.ranked:
+            value = row.acr if column.radius is None else row.accuracy_at.get(column.radius)
             texts = UNKNOWN, UNKNOWN
             if value is not None and isinstance(cell.value, int | float):
                 difference = cell.value - value
@@ -149,29 +138,3 @@ def beside(columns: Sequence[Column], own: Row, row: Published) -> tuple[Row, Ro
         above.append(Cell(value, texts[0], aside=True))
         below.append(Cell(difference, texts[1], aside=True))
     return tuple(above), tuple(below)
-
-
-def published_columns(columns: Sequence[Column], published_of: PublishedOf) -> list[Column]:
-    """For CSV: the published number and the difference for ACR and for each accuracy among `columns`."""
-
-    def pair(column: Column) -> list[Column]:
-        def printed(subject: Any) -> float | None:
-            row = published_of(subject)
-            return None if row is None else _printed(column, row)
-
-        def difference(subject: Any) -> float | None:
-            own, value = column.value(subject), printed(subject)
-            return own - value if isinstance(own, int | float) and value is not None else None
-
-        found = {f"published_{column.key}": printed, f"{column.key}_difference": difference}
-        return [Column(key, key, value, column.decimals, csv_only=True) for key, value in found.items()]
-
-    def text(key: str, attribute: str) -> Column:
-        return Column(key, key, lambda subject: getattr(published_of(subject), attribute, None), csv_only=True)
-
-    numbers = [column for column in columns if column.key == "acr" or column.radius is not None]
-    return [
-        text("published_table", "table"),
-        text("published_row", "label"),
-        *(added for column in numbers for added in pair(column)),
-    ]

@@ -1,62 +1,25 @@
-"""The texts of a report: the Markdown and HTML pages, the CSV and LaTeX files, what a terminal shows."""
+"""The texts of a report: the Markdown page, the CSV and LaTeX files, the output on a terminal."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.io.text import escape_markdown, one_line
-from smoothcert.report.comparison import Published
+from smoothcert.report.contents import Contents
 from smoothcert.report.html import html_page
-from smoothcert.report.html_gallery import Gallery
-from smoothcert.report.metrics import TrainedRun
-from smoothcert.report.rendering import comma_separated, escape_latex, latex, markdown, terminal
-from smoothcert.report.seeds import SEEDS_CAPTION, SeedMean, seeds_layout
+from smoothcert.report.layout import comma_separated, escape_latex, latex, markdown, terminal
 from smoothcert.report.summary import Summary
-from smoothcert.report.tables import (
-    by_sigma,
-    csv_table,
-    intervals_layout,
-    latex_table,
-    markdown_table,
-    terminal_table,
-)
+from smoothcert.report.tables import CAPTION, SEEDS_CAPTION, by_sigma, intervals_layout, layout, seeds_layout
 
+PICTURE_FORMATS = ("png", "pdf", "svg")
+"""Formats of figures."""
 BESIDE = "the published row under each run, and the difference: run minus published, accuracies in points"
 
 
-@dataclass(frozen=True)
-class Contents:
-    """All that a report says, in whatever format; runs in the order in which they are shown, but for sigma."""
-
-    title: str
-    files: Sequence[tuple[str, CertificatesFile]]
-    summaries: Sequence[Summary]
-    seeds: Sequence[SeedMean] = ()
-    published: Mapping[str, Published] = field(default_factory=dict)
-    """Name of a run -> the row of a paper's table that it reproduces."""
-    notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """How runs differ from the paper's -> their names."""
-    warnings: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """What a reader should know before comparing numbers -> the runs that it is about."""
-    trained: Sequence[TrainedRun] = ()
-    """The runs of the files with what they tell of their training."""
-    gallery: Gallery | None = None
-    """Where the pictures of the HTML page come from."""
-    pictures: Sequence[Path] = ()
-
-    @property
-    def tables(self) -> str:
-        """The paper's table that runs are compared with."""
-        return ", ".join(dict.fromkeys(row.table for row in self.published.values()))
-
-
 def _described(summary: Summary) -> str:
-    """One Markdown list item: how the run was certified, as far as its file tells."""
-    ends = summary.acr_interval
+    """One Markdown list item: how the run was certified, as far as its file records it."""
+    ends = summary.interval()
     parts = [
         f"ACR {summary.acr:.3f}" + ("" if ends is None else f" (95% interval {ends[0]:.3f} to {ends[1]:.3f})"),
         f"{summary.images:,} images",
@@ -85,7 +48,7 @@ def _warnings(contents: Contents) -> str:
 
 
 def _comparison(contents: Contents) -> str:
-    """The Markdown section on what was done otherwise than in the paper; empty where nothing is compared."""
+    """The Markdown section on the differences from the paper; empty where nothing is compared."""
     if not contents.published:
         return ""
     return f"\n## Beside {escape_markdown(contents.tables)}\n\nIn italics: {BESIDE}.\n\n{_items(contents.notes)}"
@@ -114,14 +77,14 @@ FIGURES = {
     ),
     "training": ("Training", "Loss and accuracy under noise in each epoch; dotted lines mark learning-rate drops."),
 }
-"""Name of a figure's file -> its title and what to see in it."""
+"""Name of a figure -> its title and caption."""
 
 
-def _figures(pictures: Sequence[Path]) -> str:
+def _figures(pictures: Sequence[str]) -> str:
     """Each figure once, in a format that a browser shows."""
     parts = []
     for name, (title, caption) in FIGURES.items():
-        drawn = [path.name for kind in (".png", ".svg") for path in pictures if path.name == f"{name}{kind}"]
+        drawn = [file for file in (f"{name}.png", f"{name}.svg") if file in pictures]
         if drawn:
             parts.append(f"\n![{title}]({drawn[0]})\n\n{caption}\n")
     return "".join(parts)
@@ -131,7 +94,7 @@ def markdown_page(contents: Contents) -> str:
     """The report as one Markdown page."""
     return (
         f"# {escape_markdown(contents.title)}\n\n"
-        f"{markdown_table(contents.summaries, contents.published)}\n"
+        f"{markdown(layout(contents.summaries, contents.published))}\n"
         "Certified accuracy in % at each radius: the share of images that are classified correctly with a certified "
         "radius of at least that (at 0: correctly, without abstaining). "
         "ACR: average certified radius, 0 where wrong or abstained. Bold: the best of each σ, where "
@@ -148,7 +111,7 @@ def markdown_page(contents: Contents) -> str:
 
 def latex_tables(contents: Contents) -> str:
     """The tabular of the runs, what differs from the paper under it, then the tabular over seeds."""
-    parts = [latex_table(contents.summaries, contents.published)]
+    parts = [latex(layout(contents.summaries, contents.published))]
     lines = [f"{', '.join(names)}: {note}." for note, names in contents.warnings.items()]
     if contents.published:
         lines.append(f"Beside {contents.tables}: {BESIDE}.")
@@ -163,36 +126,23 @@ def latex_tables(contents: Contents) -> str:
 
 def csv_files(contents: Contents) -> dict[str, str | None]:
     seeds = comma_separated(seeds_layout(contents.seeds, contents.published)) if contents.seeds else None
-    return {"report.csv": csv_table(contents.summaries, contents.published), "report-seeds.csv": seeds}
-
-
-def html_file(contents: Contents) -> str:
-    more = [("95% confidence intervals", intervals_layout(contents.summaries))]
-    if contents.seeds:
-        more.insert(0, ("Mean ± sd over seeds", seeds_layout(contents.seeds, contents.published)))
-    return html_page(
-        contents.title,
-        contents.files,
-        contents.summaries,
-        contents.gallery,
-        published=contents.published,
-        notes={**contents.warnings, **contents.notes},
-        more=more,
-    )
+    runs = comma_separated(layout(contents.summaries, contents.published))
+    return {"report.csv": runs, "report-seeds.csv": seeds}
 
 
 TEXTS: Mapping[str, Callable[[Contents], Mapping[str, str | None]]] = {
     "md": lambda contents: {"report.md": markdown_page(contents)},
     "csv": csv_files,
     "tex": lambda contents: {"report.tex": latex_tables(contents)},
-    "html": lambda contents: {"report.html": html_file(contents)},
+    "html": lambda contents: {"report.html": html_page(contents)},
 }
-"""Format -> what writes it: file name -> text, or None for a file that must not be there (of an earlier report)."""
+"""Format -> the function that writes it: file name -> text, or None for a file of an earlier report to remove."""
 
 
 def terminal_report(contents: Contents, width: int) -> list[RenderableType]:
-    """What to print, one after the other, on a terminal of `width` columns: tables, and lines on what differs."""
-    shown: list[RenderableType] = [terminal_table(contents.summaries, width, contents.published)]
+    """The tables and notes to print on a terminal of `width` columns."""
+    runs = layout(contents.summaries, contents.published)
+    shown: list[RenderableType] = [terminal(runs, width, CAPTION)]
     if contents.published:
         shown.append(Text(f"beside {contents.tables}: {BESIDE}", style="italic"))
     shown += [Text(one_line(f"{', '.join(names)}: {note}")) for note, names in contents.notes.items()]

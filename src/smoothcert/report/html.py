@@ -1,8 +1,8 @@
 """One HTML file that opens offline: a sortable table, interactive curves, a gallery of images, recipes, provenance.
 
-The table and the provenance are plain HTML; curves and gallery are drawn by the scripts in `page/` from JSON inside the
-file. Names of runs, recipes and settings are text of others: they are escaped, and a policy in the page lets no script
-run but its own and nothing be fetched.
+The table and the provenance are plain HTML; the scripts in `page/` draw curves and gallery from JSON inside the file.
+Names of runs, recipes and settings may come from anyone: they are escaped, and a policy in the page allows only its own
+script and no requests.
 """
 
 import base64
@@ -17,13 +17,13 @@ from typing import Any
 
 from smoothcert import __version__
 from smoothcert.certification.certificates import CertificatesFile
-from smoothcert.errors import RequestError
 from smoothcert.io.text import flattened, one_line, printable
-from smoothcert.report.comparison import Published
-from smoothcert.report.html_gallery import Gallery, gallery_data, rounded_down
-from smoothcert.report.panels import panel_titles, short_labels
+from smoothcert.report.contents import Contents
+from smoothcert.report.html_gallery import gallery_data, rounded_down
+from smoothcert.report.layout import Cell, Column, Layout
+from smoothcert.report.panels import Member, panels_of, titles_of
 from smoothcert.report.summary import Summary, counted_radii
-from smoothcert.report.tables import Cell, Column, Layout, by_sigma, layout
+from smoothcert.report.tables import by_sigma, intervals_layout, layout, seeds_layout
 from smoothcert.training.run_folder import recipe_of_certificates
 
 _SCRIPTS = ("page.js", "table.js", "curves.js", "gallery.js")
@@ -31,52 +31,35 @@ _RADIUS_DECIMALS = 6
 _MOST_OF_RECIPE = 100_000  # bytes
 _LOOKS = 7  # colours in style.css
 
-NOTHING: Mapping[str, Any] = {}
 
-Files = Sequence[tuple[str, CertificatesFile]]
+def html_page(contents: Contents) -> str:
+    """The whole page. The same contents give the same text.
 
-
-def html_page(
-    title: str,
-    files: Files,
-    summaries: Sequence[Summary],
-    gallery: Gallery | None = None,
-    *,
-    published: Mapping[str, Published] = NOTHING,
-    notes: Mapping[str, Sequence[str]] = NOTHING,
-    more: Sequence[tuple[str, Layout]] = (),
-) -> str:
-    """The whole page for runs of the given names; `summaries` are those of `files`, by name.
-
-    `gallery` is asked once a data set and split for the pictures that the page shows; where it has none, or is absent,
-    the gallery has its rows without pictures and says why. `published` are the rows of a paper that stand under runs,
-    `notes` what differs from the paper -> the runs of which it holds, `more` further tables with their headings. The
-    same input gives the same text.
+    The gallery of `contents` is asked once per data set and split for the pictures that the page shows; if it has none,
+    or there is no gallery, the page lists the images without pictures and says why.
     """
-    named = dict(files)
-    if len(named) < len(files) or {summary.name for summary in summaries} != set(named):
-        raise RequestError("expected one summary for each run and names that differ, got others; rename the runs")
-    ordered = by_sigma(summaries)
-    panels = [list(members) for _, members in groupby(ordered, key=lambda summary: summary.group)]
-    labels = {k: one_line(v) for k, v in short_labels((s.name, s.method, s.group) for s in ordered).items()}
-    looks = {label: look for look, label in enumerate(dict.fromkeys(labels[summary.name] for summary in ordered))}
+    panels = panels_of(contents.summaries)
+    labels = {member.summary.name: one_line(member.label) for panel in panels for member in panel}
+    looks = {label: look for look, label in enumerate(dict.fromkeys(labels.values()))}
     colours = {name: looks[label] for name, label in labels.items()}
-    data = {
-        "panels": _panels(panels, named, labels, looks),
-        "gallery": gallery_data([(summary.name, named[summary.name]) for summary in ordered], gallery),
-    }
+    ordered = by_sigma(contents.summaries)
+    tables = [("95% confidence intervals", intervals_layout(contents.summaries))]
+    if contents.seeds:
+        tables.insert(0, ("Mean ± sd over seeds", seeds_layout(contents.seeds, contents.published)))
+    notes = {**contents.warnings, **contents.notes}
     script = "\n".join(map(_page_file, _SCRIPTS))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     parts = {
-        "title": _shown(title),
+        "title": _shown(contents.title),
         "style": _page_file("style.css"),
         "script": script,
-        "script_digest": digest,
-        "table": _table(layout(summaries, published), colours),
+        "script_digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        "table": _table(layout(contents.summaries, contents.published), colours),
         "notes": "".join(_note(note, names) for note, names in notes.items()),
-        "more": "\n".join(f"<h3>{_shown(heading)}</h3>\n{_table(content, colours)}" for heading, content in more),
-        "provenance": "\n".join(_provenance(summary, named[summary.name]) for summary in ordered),
-        "data": _embedded(data),
+        "more": "\n".join(f"<h3>{_shown(heading)}</h3>\n{_table(content, colours)}" for heading, content in tables),
+        "provenance": "\n".join(map(_provenance, ordered)),
+        "data": _embedded(
+            {"panels": _panels(panels, colours, labels), "gallery": gallery_data(ordered, contents.gallery)}
+        ),
         "version": __version__,
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _page_file("template.html"))
@@ -92,43 +75,42 @@ def _shown(text: object) -> str:
 
 
 def _embedded(data: Mapping[str, Any]) -> str:
-    """JSON that may stand inside a script element: without `<`, nothing in it can end the element or open another."""
+    """JSON for a script element: without `<`, nothing in it can end the element or start another."""
     return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _panels(
-    panels: Sequence[Sequence[Summary]],
-    named: Mapping[str, CertificatesFile],
-    labels: Mapping[str, str],
-    looks: Mapping[str, int],
+    panels: Sequence[Sequence[Member]], colours: Mapping[str, int], labels: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """For each sigma and data set its runs, each with the ascending radii that count: all steps of its curve."""
-    titles = panel_titles([(panel[0].sigma, panel[0].compared_on) for panel in panels])
-    found = []
-    for panel, title in zip(panels, titles, strict=True):
-        runs = [
-            {
-                "name": one_line(summary.name),
-                "label": labels[summary.name],
-                "look": looks[labels[summary.name]],
-                "acr": f"{summary.acr:.3f}",
-                "images": summary.images,
-                "radii": [rounded_down(r, _RADIUS_DECIMALS) for r in sorted(counted_radii(named[summary.name].rows))],
-            }
-            for summary in panel
-        ]
-        ceilings = {(s.ceiling, s.n) for s in panel if s.ceiling is not None and s.n is not None}
-        found.append({"title": one_line(title), "runs": runs, "ceilings": sorted(ceilings)})
-    return found
+
+    def run(summary: Summary) -> dict[str, Any]:
+        return {
+            "name": one_line(summary.name),
+            "label": labels[summary.name],
+            "look": colours[summary.name],
+            "acr": f"{summary.acr:.3f}",
+            "images": summary.images,
+            "radii": [rounded_down(r, _RADIUS_DECIMALS) for r in sorted(counted_radii(summary.file.rows))],
+        }
+
+    def ceilings(panel: Sequence[Member]) -> list[tuple[float, int]]:
+        pairs = {(member.summary.ceiling, member.summary.n) for member in panel}
+        return sorted((ceiling, n) for ceiling, n in pairs if ceiling is not None and n is not None)
+
+    return [
+        {"title": one_line(title), "runs": [run(member.summary) for member in panel], "ceilings": ceilings(panel)}
+        for panel, title in zip(panels, titles_of(panels), strict=True)
+    ]
 
 
 def _table(content: Layout, colours: Mapping[str, int]) -> str:
-    """A table as the other formats have it; cells keep their value for sorting, runs have the colour of their curve."""
+    """The table of the other formats; cells keep their value for sorting, runs have the colour of their curve."""
     shown = content.for_reading()
     body = []
     for group in shown.groups:
         for position, row in enumerate(group):
-            # Rows aside stay under the run that they are about.
+            # Published rows and differences stay under their run.
             kind = "aside" if any(cell.aside for cell in row) else "first" if position == 0 else "next"
             cells = "".join(_cell(column, cell, colours) for column, cell in zip(shown.columns, row, strict=True))
             body.append(f'<tr class="{kind}">{cells}</tr>\n')
@@ -166,10 +148,11 @@ def _cell(column: Column, cell: Cell, colours: Mapping[str, int]) -> str:
     return f'<td class="{classes}"{attributes}>{text}</td>'
 
 
-def _provenance(summary: Summary, file: CertificatesFile) -> str:
-    """What the run's own files say of how it was trained and certified, folded up."""
+def _provenance(summary: Summary) -> str:
+    """What the files of the run record about its training and certification, folded up."""
+    file = summary.file
     error = "" if summary.acr_standard_error is None else f" ± {summary.acr_standard_error:.3f}"
-    told = [
+    line = [
         f"ACR {summary.acr:.3f}{error}",
         f"{summary.images:,} images",
         "" if summary.n is None else f"n = {summary.n:,}",
@@ -186,13 +169,13 @@ def _provenance(summary: Summary, file: CertificatesFile) -> str:
     nothing = '<p class="note">The files of this run say nothing more.</p>'
     return (
         f"<details><summary><b>{_shown(summary.name)}</b> "
-        f"<span>{_shown(', '.join(filter(None, told)))}</span></summary>"
+        f"<span>{_shown(', '.join(filter(None, line)))}</span></summary>"
         f'<div class="facts">{inside or nothing}</div></details>'
     )
 
 
 def _recipe(file: CertificatesFile) -> str | None:
-    """The recipe of the run whose folder holds `file`, as it is written; None where there is none."""
+    """The text of the recipe of the run that `file` belongs to; None without one."""
     path = recipe_of_certificates(file.path)
     if path is None:
         return None
@@ -202,10 +185,10 @@ def _recipe(file: CertificatesFile) -> str | None:
     return "\n".join(map(printable, [*lines, *(["..."] if len(content) > _MOST_OF_RECIPE else [])]))
 
 
-def _facts(heading: str, told: Mapping[str, Any]) -> str:
+def _facts(heading: str, fields: Mapping[str, Any]) -> str:
     texts = {
         key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for key, value in flattened(told).items()
+        for key, value in flattened(fields).items()
     }
     rows = "".join(f"<tr><th>{_shown(key)}</th><td>{_shown(text)}</td></tr>" for key, text in texts.items())
     return f"<h3>{heading}</h3><table>{rows}</table>" if rows else ""

@@ -1,4 +1,4 @@
-"""Which images the gallery of the HTML report shows, and what it says of each."""
+"""The images that the gallery of the HTML page shows, and what it says about each."""
 
 import base64
 import math
@@ -8,6 +8,7 @@ from typing import Any
 
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.io.text import one_line
+from smoothcert.report.summary import Summary
 from smoothcert.smoothing.certificate import ABSTAIN
 
 PER_KIND = 24
@@ -31,13 +32,13 @@ Gallery = Callable[[str, str, Sequence[int]], Pictures | str]
 """(data set, split, indices) -> their pictures, or one line that says why there are none."""
 
 Source = tuple[str, str] | None
-"""Data set and split, None where the certificates do not tell both."""
+"""Data set and split, None if the certificates do not record both."""
 
 
 def kinds_of(rows: Sequence[CertifiedImage]) -> dict[str, list[CertifiedImage]]:
-    """All rows by the lists of the gallery, each in its order: every image is right, wrong or abstained.
+    """All rows by the lists of the gallery, each in its order: every image is correct, wrong or abstained.
 
-    Wrong images with the largest radius come first: those are wrong with proof. Ties are in file order.
+    Wrong images with the largest radius come first: these are certified for a wrong class. Ties are in file order.
     """
     right = sorted((row for row in rows if row.correct), key=lambda row: row.certificate.radius)
     wrong = [row for row in rows if not row.correct and row.certificate.predict != ABSTAIN]
@@ -50,8 +51,8 @@ def kinds_of(rows: Sequence[CertifiedImage]) -> dict[str, list[CertifiedImage]]:
 
 
 def rounded_down(radius: float, decimals: int) -> float:
-    """The largest number with so many decimals that is at most `radius` >= 0: it is never shown larger than certified,
-    and a radius with fewer decimals stays as it is."""
+    """The largest number with `decimals` decimals that is at most `radius` >= 0: no radius is shown larger than it was
+    certified, and a radius with fewer decimals stays the same."""
     scale: int = 10**decimals
     if radius * scale >= 2**53:  # no decimals are left
         return radius
@@ -60,37 +61,32 @@ def rounded_down(radius: float, decimals: int) -> float:
     return max(k / scale for k in (steps - 1, steps, steps + 1) if k / scale <= radius)
 
 
-def gallery_data(files: Sequence[tuple[str, CertificatesFile]], gallery: Gallery | None) -> dict[str, Any]:
-    """What the scripts of the page need: `runs` with their lists of images, and `pictures`, data URIs that the images
+def gallery_data(summaries: Sequence[Summary], gallery: Gallery | None) -> dict[str, Any]:
+    """The data of the page's gallery: `runs` with their lists of images, and `pictures`, data URIs that the images
     refer to by number. Runs on the same images share their pictures."""
-    kinds = {name: kinds_of(file.rows) for name, file in files}
+    kinds = {summary.name: kinds_of(summary.file.rows) for summary in summaries}
+    shown = {name: [row for rows in lists.values() for row in rows[:PER_KIND]] for name, lists in kinds.items()}
     wanted: dict[Source, set[int]] = {}
-    for name, file in files:
-        indices = {row.index for rows in kinds[name].values() for row in rows[:PER_KIND]}
-        wanted.setdefault(_source(file), set()).update(indices)
-    found = {source: _asked(gallery, source, sorted(indices)) for source, indices in wanted.items()}
-    keys = [
-        (source, index) for source, answer in found.items() if not isinstance(answer, str) for index in answer.files
-    ]
-    numbers = {key: number for number, key in enumerate(keys)}
+    for summary in summaries:
+        wanted.setdefault(_source(summary.file), set()).update(row.index for row in shown[summary.name])
+    answers = {source: _asked(gallery, source, sorted(indices)) for source, indices in wanted.items()}
+    pictures: list[str] = []
+    numbers: dict[Source, dict[int, int]] = {}
+    for source, answer in answers.items():
+        files = {} if isinstance(answer, str) else answer.files
+        numbers[source] = {index: len(pictures) + i for i, index in enumerate(files)}
+        pictures += map(_data_uri, files.values())
     runs = []
-    for name, file in files:
-        answer = _checked(found[_source(file)], [row for rows in kinds[name].values() for row in rows[:PER_KIND]])
-        known = NO_PICTURES if isinstance(answer, str) else answer
-        places = {index: numbers[_source(file), index] for index in known.files}
+    for summary in summaries:
+        source = _source(summary.file)
+        answer = _checked(answers[source], shown[summary.name])
+        known, places = (NO_PICTURES, {}) if isinstance(answer, str) else (answer, numbers[source])
         lists = [
             {"title": kind, "total": len(rows), "images": [_card(row, known, places) for row in rows[:PER_KIND]]}
-            for kind, rows in kinds[name].items()
+            for kind, rows in kinds[summary.name].items()
         ]
-        runs.append(
-            {"name": one_line(name), "note": one_line(answer) if isinstance(answer, str) else None, "kinds": lists}
-        )
-    pictures = [
-        _data_uri(answer.files[index])
-        for answer in found.values()
-        if not isinstance(answer, str)
-        for index in answer.files
-    ]
+        note = one_line(answer) if isinstance(answer, str) else None
+        runs.append({"name": one_line(summary.name), "note": note, "kinds": lists})
     return {"runs": runs, "pictures": pictures}
 
 
@@ -106,7 +102,7 @@ def _asked(gallery: Gallery | None, source: Source, indices: Sequence[int]) -> P
 
 
 def _checked(answer: Pictures | str, rows: Sequence[CertifiedImage]) -> Pictures | str:
-    """Pictures whose labels are not those of the certificates show other images than were certified: not shown."""
+    """`answer`, or the reason if the labels of the pictures show that other images were certified."""
     if isinstance(answer, str) or all(answer.labels.get(row.index, row.label) == row.label for row in rows):
         return answer
     return OTHER_LABELS

@@ -1,46 +1,71 @@
-"""What every table is made of, whatever its format: columns, and groups of rows of cells."""
+"""What every table consists of, columns and groups of rows of cells, and its text in each format."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from rich.table import Table
+from rich.text import Text
+
+from smoothcert.io.text import csv_text, escape_markdown, markdown_table, one_line
+
 Value = float | int | str | None
 UNKNOWN = "–"
 MOST_DECIMALS = 10
 
+_LATEX = {
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "σ": r"$\sigma$",
+    "α": r"$\alpha$",
+    "±": r"$\pm$",
+    "−": "$-$",
+    UNKNOWN: "--",
+}
+# What a narrow terminal leaves out first.
+_SIDES = (), ("method",), ("method", "votes"), ("method", "votes", "images", "abstention")
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table: `key` heads it in CSV, `title` elsewhere. Percentages are kept as percentages."""
+    """One column of a table: `key` is its title in CSV, `title` elsewhere. Percentages are kept as percentages."""
 
     key: str
     title: str
-    value: Callable[[Any], Value]
-    """From what a row is about (a run, a mean over seeds) to the number or text in its cell."""
+    value: Callable[[Any], Value] = lambda subject: None
+    """From the subject of a row (a run, a mean over seeds) to the number or text in its cell."""
     decimals: int | None = None
     csv_only: bool = False
     radius: float | None = None
     """The radius at which the column gives the certified accuracy; None for the other columns."""
     ranked: bool = False
-    """Whether the largest value of a group is marked."""
+    """Whether the largest value of a group is marked: ACR and accuracies."""
     text: Callable[[Any], str] | None = None
-    """What a reader sees, where that is not the value with its decimals."""
+    """The text of the cell, if it is not the value with its decimals."""
 
     @property
     def numeric(self) -> bool:
         return self.decimals is not None
 
+    def cell(self, subject: object) -> "Cell":
+        value = self.value(subject)
+        return Cell(value, shown(value, self.decimals) if self.text is None else self.text(subject))
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A value, the text that shows it, whether it is the best of its group, and whether it is beside a run's own."""
+    """A value, its text, and whether it is the best of its group."""
 
     value: Value
     text: str
     best: bool = False
     aside: bool = False
-    """Published or a difference: not a result of ours, shown in italics."""
+    """Published or a difference: not a result of the run, shown in italics."""
 
 
 Row = tuple[Cell, ...]
@@ -48,7 +73,10 @@ Row = tuple[Cell, ...]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Columns and cells that all formats share. `groups`: one entry a sigma, each a list of rows of cells."""
+    """The columns and cells that all formats share. `groups` has one entry per sigma, each a list of rows of cells.
+
+    Rows of published numbers and of differences lack the cells of the last columns, which only CSV has.
+    """
 
     columns: tuple[Column, ...]
     groups: tuple[tuple[Row, ...], ...]
@@ -59,45 +87,48 @@ class Layout:
         return Layout(tuple(self.columns[i] for i in kept), groups)
 
     def for_reading(self) -> "Layout":
-        """Without the columns that only a program wants."""
+        """Without the columns that only programs need."""
         return self.only([i for i, column in enumerate(self.columns) if not column.csv_only])
 
-    def for_programs(self) -> "Layout":
-        """Without the rows beside a run's own: CSV has columns for what they say."""
-        groups = tuple(tuple(row for row in group if not any(c.aside for c in row)) for group in self.groups)
-        return Layout(self.columns, groups)
+    def fitting(self, width: int) -> "Layout":
+        """At most `width` wide on a terminal: without side columns, then with every second, third, ... radius only."""
+        radii = [i for i, column in enumerate(self.columns) if column.radius is not None]
+        fit = self
+        for step, side in product(range(1, max(1, len(radii)) + 1), _SIDES):
+            hidden = (set(radii) - set(radii[::step])) | {i for i, c in enumerate(self.columns) if c.key in side}
+            fit = self.only([i for i in range(len(self.columns)) if i not in hidden])
+            if fit.printed_width <= width:
+                break
+        return fit
+
+    @property
+    def printed_width(self) -> int:
+        """The width on a terminal: each column is as wide as its widest cell, a border and two spaces."""
+        rows = [row for group in self.groups for row in group]
+        widest = (max(len(c.title), *(len(row[i].text) for row in rows)) for i, c in enumerate(self.columns))
+        return sum(width + 3 for width in widest) + 1
 
 
 def decimals_needed(numbers: Sequence[float]) -> int:
-    """At least 2, and as many as tell the numbers apart and show each to one part in ten thousand."""
+    """The decimals, at least 2, that tell the numbers apart and show each to one part in ten thousand."""
     for decimals in range(2, MOST_DECIMALS):
-        shown = {f"{x:.{decimals}f}" for x in numbers}
-        if len(shown) == len(set(numbers)) and all(abs(round(x, decimals) - x) <= 1e-4 * abs(x) for x in numbers):
+        texts = {f"{x:.{decimals}f}" for x in numbers}
+        if len(texts) == len(set(numbers)) and all(abs(round(x, decimals) - x) <= 1e-4 * abs(x) for x in numbers):
             return decimals
     return MOST_DECIMALS
 
 
 def shown(value: Value, decimals: int | None) -> str:
-    """The text of a value: a number with its decimals, a dash for what is unknown."""
+    """The text of a value: a number with its decimals, a dash for an unknown value."""
     if value is None:
         return UNKNOWN
     return value if isinstance(value, str) else f"{value:.{decimals or 0}f}"
 
 
-def row_of(columns: Sequence[Column], subject: object) -> Row:
-    """The cells of one row, none of them marked."""
-
-    def cell(column: Column) -> Cell:
-        value = column.value(subject)
-        return Cell(value, shown(value, column.decimals) if column.text is None else column.text(subject))
-
-    return tuple(map(cell, columns))
-
-
 def with_best_marked(columns: Sequence[Column], rows: Sequence[Row]) -> list[Row]:
-    """`rows` with the largest value of each ranked column marked; equal as shown is marked alike.
+    """`rows` with the largest value of each ranked column marked; values that are equal as shown are all marked.
 
-    A row alone has nothing to be better than, and zeros (a radius that no run reaches) are no achievement.
+    A single row has nothing to be better than, and zeros (a radius that no run reaches) are not marked.
     """
     best: dict[int, str] = {}
     for i, column in enumerate(columns):
@@ -113,24 +144,72 @@ def with_best_marked(columns: Sequence[Column], rows: Sequence[Row]) -> list[Row
     ]
 
 
-_SIDES = (), ("method",), ("method", "votes"), ("method", "votes", "images", "abstention")
+def escape_latex(text: str) -> str:
+    """`text` so that LaTeX prints it as it is."""
+    return "".join(_LATEX.get(c, c) for c in one_line(text))
 
 
-def fitting(content: Layout, width: int) -> Layout:
-    """`content` at most `width` wide: without side columns, then with every second, third, ... radius only."""
-    keys = [column.key for column in content.columns]
-    radii = [i for i, column in enumerate(content.columns) if column.radius is not None]
-    fit = content
-    for step, side in product(range(1, max(1, len(radii)) + 1), _SIDES):
-        hidden = (set(radii) - set(radii[::step])) | {i for i, key in enumerate(keys) if key in side}
-        fit = content.only([i for i in range(len(keys)) if i not in hidden])
-        if _printed_width(fit) <= width:
-            break
-    return fit
+def markdown(content: Layout) -> str:
+    """A GitHub table; the best of each group is bold, published numbers and differences are in italics."""
+    table = content.for_reading()
+
+    def marked(cell: Cell) -> str:
+        text = escape_markdown(cell.text)
+        mark = "**" if cell.best else "*" if cell.aside and text else ""
+        return f"{mark}{text}{mark}"
+
+    rows = [[marked(cell) for cell in row] for group in table.groups for row in group]
+    rule = ["---:" if column.numeric else ":---" for column in table.columns]
+    return markdown_table([column.title for column in table.columns], rows, rule)
 
 
-def _printed_width(content: Layout) -> int:
-    """Columns are as wide as their widest cell, with a border and two spaces each."""
-    rows = [row for group in content.groups for row in group]
-    widest = (max(len(c.title), *(len(row[i].text) for row in rows)) for i, c in enumerate(content.columns))
-    return sum(width + 3 for width in widest) + 1
+def comma_separated(content: Layout) -> str:
+    """All numbers with ten digits, a header line first; unknown values are empty.
+
+    Published numbers and differences have columns, not rows.
+    """
+    rows = [row for group in content.groups for row in group if not any(cell.aside for cell in row)]
+    return csv_text([[column.key for column in content.columns], *([cell.value for cell in row] for row in rows)])
+
+
+def latex(content: Layout) -> str:
+    """A tabular for the booktabs package, a rule between groups; bold and italics as in Markdown."""
+    table = content.for_reading()
+
+    def line(cells: Sequence[str]) -> str:
+        return " & ".join(cells) + r" \\"
+
+    def marked(cell: Cell) -> str:
+        text = escape_latex(cell.text)
+        mark = "textbf" if cell.best else "textit" if cell.aside and text else ""
+        return rf"\{mark}{{{text}}}" if mark else text
+
+    blocks = ["\n".join(line([marked(cell) for cell in row]) for row in group) for group in table.groups]
+    lines = [
+        r"% \usepackage{booktabs}; certified accuracy in percent at each radius",
+        rf"\begin{{tabular}}{{{''.join('r' if column.numeric else 'l' for column in table.columns)}}}",
+        r"\toprule",
+        line([escape_latex(column.title) for column in table.columns]),
+        r"\midrule",
+        "\n\\midrule\n".join(blocks),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def terminal(content: Layout, width: int, caption: str) -> Table:
+    """A table for a terminal of `width` columns, without some radii if it is too narrow for all.
+
+    Names are shown as they are, never read as rich markup.
+    """
+    fit = content.for_reading().fitting(width)
+    table = Table(caption=caption)
+    for column in fit.columns:
+        table.add_column(Text(column.title), justify="right" if column.numeric else "left", no_wrap=True)
+    for group in fit.groups:
+        for row in group:
+            styles = ["bold" if cell.best else "italic" if cell.aside else "" for cell in row]
+            cells = [Text(one_line(cell.text), style=style) for cell, style in zip(row, styles, strict=True)]
+            table.add_row(*cells, end_section=row is group[-1])
+    return table

@@ -1,10 +1,12 @@
-"""From what a user names (run folders, certificates folders, files) to certificates files with distinct names."""
+"""The certificates files of the paths that a user gives, with distinct names; the recipe and attacks of their runs."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from smoothcert.errors import RequestError
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.yaml_file import read_yaml
 from smoothcert.training.run_folder import CERTIFICATES, MODEL, RECIPE, check_exists, run_of_certificates, runs_in
 
 # Files of other tools are called things like `noise_0.25`: only these endings are not part of the name.
@@ -21,13 +23,13 @@ def _stem(path: Path) -> str:
 
 
 def _with_runs_in(path: Path) -> list[Path]:
-    """The certified runs of a folder of runs, after the files that lie there; anything else is what it is."""
+    """The certificates files in a folder of runs, then its certified runs; any other path unchanged."""
     runs = runs_in(path, lambda run: bool(_tables(run / CERTIFICATES)))
     return runs if runs == [path] else [*_tables(path), *runs]
 
 
 def _files_of(path: Path) -> tuple[Path, list[Path]]:
-    """What the files are named after, and the files. Raises RequestError where there are none."""
+    """The path that the files are named after, and the files. Raises RequestError where there are none."""
     check_exists(path)
     if not path.is_dir():
         run = run_of_certificates(path)
@@ -49,12 +51,32 @@ def _files_of(path: Path) -> tuple[Path, list[Path]]:
 
 
 def find_attacks(path: Path) -> list[Path]:
-    """The attacks files of the run that the certificates file `path` belongs to: those in `attacks/` beside its folder.
+    """The attacks files of the run that the certificates file `path` belongs to: those in its `attacks` folder.
 
-    Files are not opened: whether one of them attacked what `path` certifies is for the caller to see.
+    Files are not opened: the caller checks whether they attack the classifier that `path` certifies.
     """
     run = run_of_certificates(path)
     return [] if run is None else _tables(run / "attacks")
+
+
+def read_recipe(run: Path) -> Mapping[str, Any]:
+    """The recipe.yaml in the folder `run`, as it is written; {} without one."""
+    recipe = run / RECIPE
+    if not recipe.is_file():
+        return {}
+    try:
+        return read_yaml(recipe)
+    except RequestError as error:
+        reason = str(error).removeprefix(f"{recipe}: ").partition(";")[0]
+        raise WorkError(
+            f"{recipe}: expected the recipe of a run in YAML, got '{reason}'; restore or remove it"
+        ) from error
+
+
+def run_recipe(path: Path) -> Mapping[str, Any]:
+    """The recipe of the run that the certificates file `path` belongs to; {} without one."""
+    run = run_of_certificates(path)
+    return {} if run is None else read_recipe(run)
 
 
 def _distinct(names: list[str], owners: list[Path]) -> list[str]:
@@ -75,17 +97,17 @@ def find_certificates(paths: Sequence[Path]) -> list[tuple[str, Path]]:
     """(name, certificates file) for each file that `paths` name, in the order given; names are distinct.
 
     A path is a run folder (it holds `certificates/*.tsv`), a folder of such folders (those in it that have none are
-    passed over, `*.tsv` files in it count too), a folder of `*.tsv` files, or a file of any name. A file of a run is
-    named after the run's folder, with `/<stem>` where several of that run are named; any other after itself.
-    A file that is named twice is listed once. Files are not opened.
+    skipped, `*.tsv` files in it count too), a folder of `*.tsv` files, or a file of any name. A file of a run is named
+    after the run's folder, with `/<stem>` if there are several files of that run; any other file after itself. A file
+    that is given twice is listed once. Files are not opened.
     """
     if not paths:
         raise RequestError("expected at least one run folder or certificates file, got none; give one to report on")
     owners: dict[Path, Path] = {}
     files: dict[Path, Path] = {}
-    for path in [run for given in paths for run in _with_runs_in(Path(given))]:
-        owner, found = _files_of(path)
-        for file in found:
+    for path in [run for named in paths for run in _with_runs_in(Path(named))]:
+        owner, files_of_path = _files_of(path)
+        for file in files_of_path:
             files.setdefault(file.resolve(), file)
             owners.setdefault(file.resolve(), owner)
     counts = Counter(owners.values())

@@ -1,4 +1,4 @@
-"""What a run folder tells about its training: metrics.jsonl, an entry an epoch, and the names in its recipe."""
+"""The training of a run as its folder records it: metrics.jsonl, one entry per epoch, and the names in its recipe."""
 
 import math
 from collections import Counter
@@ -8,29 +8,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from smoothcert.certification.certificates import CertificatesFile
-from smoothcert.errors import RequestError
-from smoothcert.io.yaml_file import read_yaml
+from smoothcert.report.locate import read_recipe
+from smoothcert.report.summary import Summary
 from smoothcert.training.metrics import METRICS, Metrics, read_epochs
-from smoothcert.training.run_folder import RECIPE, run_of_certificates
+from smoothcert.training.run_folder import run_of_certificates
 
-# What is not a term of its own: the book-keeping, and the part of the loss that classifies.
-_NOT_TERMS = (
-    "epoch",
-    "learning_rate",
-    "seconds",
-    "loss",
-    "noisy_accuracy",
-    "cross_entropy",
-    "natural",
-    "peak_memory_bytes",
-    "runs_at_once",
-)
+# Keys that are not further terms of the loss: measurements of the run, and the part of the loss that classifies.
+_MEASUREMENTS = ("epoch", "learning_rate", "seconds", "peak_memory_bytes", "runs_at_once")
+_NOT_TERMS = (*_MEASUREMENTS, "loss", "noisy_accuracy", "cross_entropy", "natural")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedRun:
-    """One run with its metrics, an entry an epoch; `sigma`, `dataset` and `method` as far as its recipe tells."""
+    """One run with its metrics, one entry per epoch; `sigma`, `dataset` and `method` if its recipe has them."""
 
     name: str
     metrics: Metrics
@@ -40,12 +30,12 @@ class TrainedRun:
 
     @property
     def group(self) -> tuple[float, str]:
-        """Runs of one group share a panel. Groups sort by sigma, the unknown last."""
+        """Runs of one group share a panel. Groups sort by sigma, unknown ones last."""
         return (math.inf if self.sigma is None else self.sigma, self.dataset or "")
 
 
 def read_metrics(folder: Path) -> Metrics:
-    """The numbers of each epoch that the run in `folder` has trained; [] where it has no metrics."""
+    """The numbers of each epoch of the run in `folder`; [] if it has no metrics."""
     return read_epochs(folder / METRICS, _numbers)
 
 
@@ -54,33 +44,25 @@ def _numbers(entry: Mapping[str, Any]) -> dict[str, float]:
     return {**numbers, "epoch": int(entry["epoch"])}
 
 
-def training_runs(files: Sequence[tuple[str, CertificatesFile]]) -> list[tuple[str, Path]]:
-    """(name, run folder) of the runs that (name, certificates file) pairs belong to, each run once, in order.
+def training_runs(summaries: Sequence[Summary]) -> list[tuple[str, Path]]:
+    """(name, run folder) of the runs that certificates files belong to, each run once, in order.
 
-    A run with several certificates files is named without what their names add to its own, where that is distinct.
-    Files outside a run are left out.
+    A run with several certificates files gets the common first part of their names, if that is distinct. Files outside
+    a run are left out.
     """
     names: dict[Path, list[str]] = {}
-    for name, file in files:
-        run = run_of_certificates(file.path)
+    for summary in summaries:
+        run = run_of_certificates(summary.file.path)
         if run is not None:
-            names.setdefault(run, []).append(name)
-    short = {run: found[0] if len(found) == 1 else found[0].rpartition("/")[0] for run, found in names.items()}
+            names.setdefault(run, []).append(summary.name)
+    short = {run: own[0] if len(own) == 1 else own[0].rpartition("/")[0] for run, own in names.items()}
     counts = Counter(short.values())
-    return [(short[run] if short[run] and counts[short[run]] == 1 else found[0], run) for run, found in names.items()]
-
-
-def _recipe(folder: Path) -> Mapping[str, Any]:
-    """The run's recipe as it is written; {} where there is none that can be read: it only serves labels here."""
-    try:
-        return read_yaml(folder / RECIPE)
-    except RequestError:
-        return {}
+    return [(short[run] if short[run] and counts[short[run]] == 1 else own[0], run) for run, own in names.items()]
 
 
 def read_run(name: str, folder: Path) -> TrainedRun:
-    """The run in `folder`, called `name`. Its metrics are empty where it has none."""
-    recipe = _recipe(folder)
+    """The run in `folder`, called `name`."""
+    recipe = read_recipe(folder)
     objective, sigma, dataset = recipe.get("objective"), recipe.get("sigma"), recipe.get("dataset")
     method = objective.get("name") if isinstance(objective, dict) else objective
     return TrainedRun(
@@ -99,5 +81,5 @@ def learning_rate_drops(metrics: Metrics) -> list[int]:
 
 
 def further_terms(metrics: Metrics) -> list[str]:
-    """The objective's terms beside the one that classifies, in the order of the file."""
+    """The terms of the objective other than the one that classifies, in the order of the file."""
     return [key for key in dict.fromkeys(key for entry in metrics for key in entry) if key not in _NOT_TERMS]

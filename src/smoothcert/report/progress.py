@@ -1,7 +1,7 @@
-"""Training, certification and attacks with a live progress bar, and notes above it."""
+"""Progress bars of training, certification, attacks and analyses, and notes above them."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,24 +23,20 @@ if TYPE_CHECKING:  # each command loads what it needs: certifying starts without
 
 @contextmanager
 def _bar() -> Iterator[Progress]:
-    """On a terminal the bar lives; elsewhere its last state is printed once. Of several processes one shows it."""
+    """A bar that is updated on a terminal; elsewhere its last state is printed once, by one of several processes."""
     quiet = os.environ.get("RANK", "0") != "0"
-    columns = (
-        PlainColumn("{task.description}"),
-        BarColumn(bar_width=10),
-        PlainColumn("{task.fields[now]}"),
-    )
+    columns = (PlainColumn("{task.description}"), BarColumn(bar_width=10), PlainColumn("{task.fields[now]}"))
     with Progress(*columns, console=PlainConsole(), disable=quiet) as bar:
         yield bar
 
 
 def print_note(console: Console, text: str) -> None:
-    """What a user may want to know, above the bars of `console`."""
+    """Print what a user may want to know, above the bars of `console`."""
     console.print(f"note: {text}", style="yellow", soft_wrap=True, markup=False)
 
 
 def print_warning(console: Console, text: str) -> None:
-    """What a user should change."""
+    """Print what a user should change."""
     console.print(f"warning: {text}", style="yellow", soft_wrap=True, markup=False)
 
 
@@ -130,7 +126,7 @@ def certification_bar(name: str, images: int) -> Iterator[CertificationBar]:
 
 @contextmanager
 def attack_bar(name: str, images: int) -> Iterator["Callable[[AttackStatus], None]"]:
-    """A bar, and the function that shows images done, how many withstood everything, and contradictions on it."""
+    """A bar to call with each status of an attack: images done, how many withstood everything, and contradictions."""
     with _bar() as bar:
         task = bar.add_task(f"attack {name}", total=images, now="")
 
@@ -142,3 +138,11 @@ def attack_bar(name: str, images: int) -> Iterator["Callable[[AttackStatus], Non
             bar.update(task, completed=status.done, now=now)
 
         yield show
+
+
+@contextmanager
+def counting_bar(totals: Mapping[str, int]) -> Iterator[Callable[[str, int], None]]:
+    """One bar per name in `totals`, to call with a name and the number that is done."""
+    with _bar() as bar:
+        tasks = {name: bar.add_task(name, total=total, now=f"0/{total}") for name, total in totals.items()}
+        yield lambda name, done: bar.update(tasks[name], completed=done, now=f"{done}/{totals[name]}")

@@ -1,7 +1,7 @@
-"""How every figure looks: colours, line styles, sizes, legends, and files that are the same for the same numbers."""
+"""The look of all figures: colours, line styles, sizes, panels, legends; and files that depend on the numbers alone."""
 
-from collections.abc import Sequence
-from pathlib import Path
+import io
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import matplotlib
@@ -10,23 +10,22 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from smoothcert.errors import RequestError
-from smoothcert.io.files import replaced_atomically
 from smoothcert.io.text import one_line
+from smoothcert.report.panels import Member, titles_of
 
 Style = str | tuple[float, Sequence[float]]
-PICTURE_FORMATS = ("png", "pdf", "svg")
+Look = tuple[str, Style]
 
 # Okabe and Ito's palette, safe for colour-blind readers; its yellow is left out, too pale for a line on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# Five styles and seven colours: 35 curves before a look repeats, and neighbours differ in print without colour too.
+# Five styles and seven colours: 35 curves before a look repeats, and neighbours differ in black and white too.
 STYLES: tuple[Style, ...] = ("-", (0, (5, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1)))
 GREY = "#666666"
 PALE = "#E6E6E6"
 TITLE_SIZE, AXIS_SIZE, LABEL_SIZE, NOTE_SIZE = 9.5, 9.0, 8.0, 7.0
 _MOST_COLUMNS = 6
 _FREE_HEIGHT = 0.45
-"""Inches of a legend (two lines) for which the panels make room; the figure grows by the rest."""
+"""Height of a legend, in inches, for which the panels make room (two lines); the figure grows by the rest."""
 
 # Without dates and version stamps, so that the same numbers give the same file.
 _METADATA: dict[str, dict[str, None]] = {
@@ -36,14 +35,19 @@ _METADATA: dict[str, dict[str, None]] = {
 }
 
 
-def look(index: int) -> tuple[str, Style]:
+def look(index: int) -> Look:
     """Colour and line style of the `index`-th curve of a figure."""
     return COLOURS[index % len(COLOURS)], STYLES[index % len(STYLES)]
 
 
+def looks_of(labels: Iterable[str]) -> dict[str, Look]:
+    """Colour and line style of each label, by the order in which labels first appear."""
+    return {label: look(i) for i, label in enumerate(dict.fromkeys(labels))}
+
+
 def plain(text: str) -> str:
-    """`text` on one line, for a figure: a dollar sign would start a formula, and matplotlib leaves labels that begin
-    with an underscore out of legends."""
+    """`text` on one line for a figure: without dollar signs, which would start a formula, and without an underscore at
+    the start, which matplotlib leaves out of legends."""
     shown = one_line(text).replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown
 
@@ -53,6 +57,48 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def one_panel(width: float, height: float, title: str, x: str, y: str) -> tuple[Figure, Axes]:
+    """A figure of one panel, with the names of its axes."""
+    figure = new_figure(width, height)
+    axes = figure.subplots()
+    quiet_axes(axes)
+    axes.set_title(title, fontsize=TITLE_SIZE)
+    axes.set_xlabel(x, fontsize=AXIS_SIZE)
+    axes.set_ylabel(y, fontsize=AXIS_SIZE)
+    return figure, axes
+
+
+def panel_grid(
+    panels: Sequence[Sequence[Member]], x: str, y: str, extra_height: float = 0.0
+) -> tuple[Figure, list[Axes]]:
+    """A figure with empty `panels` and their titles, row by row, at most three per row.
+
+    `x` is the name of every horizontal axis, `y` that of the common vertical one, in percent.
+    """
+    count = len(panels)
+    columns = 2 if count == 4 else min(3, count)
+    rows = -(-count // columns)
+    width, height = (4.8, 3.5) if count == 1 else (3.1 * columns + 0.3, 2.9 * rows)
+    figure = new_figure(width, height + extra_height * rows)
+    grid: list[Axes] = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel().tolist()
+    for axes in grid[count:]:
+        axes.remove()
+    for axes, title in zip(grid, titles_of(panels), strict=False):
+        axes.set_title(plain(title), fontsize=TITLE_SIZE)
+        axes.set_xlabel(x, fontsize=AXIS_SIZE)
+        axes.set_ylim(0, 102)
+        quiet_axes(axes)
+    for axes in grid[:count:columns]:
+        axes.set_ylabel(y, fontsize=AXIS_SIZE)
+    return figure, grid[:count]
+
+
+def draw_steps(axes: Axes, x: Any, y: Any, label: str, line_look: Look) -> None:
+    """A step curve whose values hold up to the next x."""
+    colour, style = line_look
+    axes.step(x, y, where="post", color=colour, linestyle=style, linewidth=1.6, label=label)
 
 
 def quiet_axes(axes: Axes) -> None:
@@ -87,14 +133,16 @@ def legend_below(figure: Figure, further: Sequence[tuple[str, Artist]] = ()) -> 
     figure.set_figheight(figure.get_figheight() + max(0.0, inches - _FREE_HEIGHT))
 
 
-def save_figure(figure: Figure, paths: Sequence[Path]) -> None:
-    """Write `figure` to each of `paths`, as PNG, PDF or SVG by its ending; each file is replaced atomically."""
-    for path in paths:
-        if path.suffix[1:] not in PICTURE_FORMATS:
-            raise RequestError(f"{path}: expected a name that ends in .png, .pdf or .svg; choose one of these")
-    # TrueType in PDF: journals refuse Type 3 fonts. A fixed salt makes SVG ids, hence the file, reproducible.
-    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "smoothcert", "text.usetex": False}):
-        for path in paths:
-            kind = path.suffix[1:]
-            with replaced_atomically(path) as temporary:
-                figure.savefig(temporary, format=kind, dpi=160, metadata=_METADATA[kind])
+def pictures_of(name: str, draw: Callable[[], Figure | None], formats: Sequence[str]) -> dict[str, bytes | None]:
+    """File name -> picture of the figure that `draw` makes, for each of `formats`; None where it makes none."""
+    # A user's LaTeX must not read names as formulas. TrueType in PDF: journals refuse Type 3 fonts. A fixed salt makes
+    # SVG ids, hence the file, reproducible.
+    with matplotlib.rc_context({"text.usetex": False, "pdf.fonttype": 42, "svg.hashsalt": "smoothcert"}):
+        figure = draw() if formats else None
+        return {f"{name}.{kind}": None if figure is None else _picture(figure, kind) for kind in formats}
+
+
+def _picture(figure: Figure, kind: str) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format=kind, dpi=160, metadata=_METADATA[kind])
+    return file.getvalue()

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 from scipy.special import ndtri
@@ -14,19 +14,19 @@ from smoothcert.smoothing.certificate import ABSTAIN
 
 MAX_RADII = 12
 MANY_IMAGES = 20
-"""So many of one class are no chance."""
+"""This many images of one class, and no other, are not a coincidence."""
 _NORMAL_95 = float(ndtri(0.975))
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a report says about one certificates file; None where the file does not tell.
+    """The numbers of one certificates file; None where the file does not record them.
 
-    `n` and `n0` are None too when the images of the file do not share one value.
+    `n` and `n0` are also None if the images of the file do not share one value.
     """
 
     name: str
-    path: Path
+    file: CertificatesFile
     sigma: float | None
     images: int
     n: int | None
@@ -46,27 +46,28 @@ class Summary:
     precision: str | None = None
     ceiling: float | None = None
     """The radius of an image whose n votes all agree: no radius in the file can be larger."""
-    indices: frozenset[int] = frozenset()
-    """Of the images."""
     remarks: tuple[str, ...] = ()
-    """What sets the file apart from plain CERTIFY: the rule that spent the votes, the noise, the arithmetic."""
+    """How the file differs from plain CERTIFY: the rule that spent the votes, the noise, the arithmetic."""
     norm: str = "L2"
-    """Of the radii."""
+    """The norm of the radii."""
     protocol: tuple[tuple[str, object], ...] = ()
     """What radii depend on besides the network and the image, as (name, value): only runs that share it are ranked."""
 
-    @property
-    def acr_interval(self) -> tuple[float, float] | None:
-        """95% confidence interval of the ACR over the choice of images: normal, cut off at 0."""
-        if self.acr_standard_error is None:
-            return None
-        half = _NORMAL_95 * self.acr_standard_error
-        return max(0.0, self.acr - half), self.acr + half
+    @cached_property
+    def indices(self) -> frozenset[int]:
+        """The indices of the images."""
+        return frozenset(row.index for row in self.file.rows)
 
-    def accuracy_interval(self, radius: float) -> tuple[float, float] | None:
-        """95% confidence interval (Wilson) of the accuracy at `radius` over the choice of images, as fractions."""
-        fraction = self.accuracy_at.get(radius)
-        return None if fraction is None else wilson_interval(fraction, self.images)
+    def interval(self, radius: float | None = None) -> tuple[float, float] | None:
+        """The 95% confidence interval over the choice of images, of the ACR (normal, cut off at 0) or of the accuracy
+        at `radius` in percent (Wilson)."""
+        if radius is None:
+            half = None if self.acr_standard_error is None else _NORMAL_95 * self.acr_standard_error
+            return None if half is None else (max(0.0, self.acr - half), self.acr + half)
+        if (fraction := self.accuracy_at.get(radius)) is None:
+            return None
+        low, high = wilson_interval(fraction, self.images)
+        return 100 * low, 100 * high
 
     @property
     def group(self) -> tuple[float, str]:
@@ -76,7 +77,7 @@ class Summary:
 
     @property
     def compared_on(self) -> str | None:
-        """The data set, and the norm where it is not the usual one."""
+        """The data set, and the norm if it is not L2."""
         return self.dataset if self.norm == "L2" else f"{self.dataset or 'radii'} in {self.norm}"
 
 
@@ -108,7 +109,7 @@ def certified_accuracy(rows: Sequence[CertifiedImage], radius: float) -> float:
 
 
 def abstention_rate(rows: Sequence[CertifiedImage]) -> float:
-    """The fraction in [0, 1] of images for which nothing could be shown."""
+    """The fraction in [0, 1] of images for which the classifier abstains."""
     return sum(row.certificate.predict == ABSTAIN for row in rows) / _count(rows)
 
 
@@ -147,13 +148,13 @@ def _number(file: CertificatesFile, key: str) -> float | None:
         number = math.nan
     if isinstance(value, bool) or not math.isfinite(number):
         raise WorkError(
-            f"{file.path}: the settings beside it are damaged: expected a number for '{key}', got {value!r}"
+            f"{file.path}: the settings next to it are damaged: expected a number for '{key}', got {value!r}"
         )
     return number
 
 
 def _shared_count(file: CertificatesFile, key: str, counts: set[int]) -> int | None:
-    """The one value of n or n0 that all rows have; the settings tell where rows have no votes."""
+    """The one value of n or n0 that all rows have; the settings give it where rows have no votes."""
     if counts == {0}:
         stored = _number(file, key)
         return None if stored is None else int(stored)
@@ -181,7 +182,7 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
     n = _shared_count(file, "n", {row.certificate.n for row in rows})
     return Summary(
         name=name,
-        path=file.path,
+        file=file,
         sigma=sigma,
         images=len(rows),
         n=n,
@@ -197,7 +198,6 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         n0=_shared_count(file, "n0", {row.certificate.n0 for row in rows}),
         precision=_text(file.settings, "precision"),
         ceiling=_ceiling(file, sigma, n, alpha),
-        indices=frozenset(row.index for row in rows),
         remarks=_remarks(file),
         norm="L1" if in_l1(file) else "L2",
         protocol=_protocol(file, n, alpha),
@@ -205,46 +205,47 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
 
 
 def _protocol(file: CertificatesFile, n: int | None, alpha: float | None) -> tuple[tuple[str, object], ...]:
-    told = file.settings
-    found = {
+    settings = file.settings
+    protocol = {
         "n": _number(file, "n") if n is None else n,
         "alpha": alpha,
-        "bound": "two-sided" if told.get("bound") == "two-sided" else "one-sided",
-        "noise": _text(told, "noise") or "gaussian",
-        "radii": str(told.get("radii") or ""),
-        "radius loss": _text(told, "radius_loss"),
-        "label-aware": bool(told.get("label_aware")),
-        "sound": bool(told.get("sound")),
+        "bound": "two-sided" if settings.get("bound") == "two-sided" else "one-sided",
+        "noise": _text(settings, "noise") or "gaussian",
+        "radii": str(settings.get("radii") or ""),
+        "radius loss": _text(settings, "radius_loss"),
+        "label-aware": bool(settings.get("label_aware")),
+        "sound": bool(settings.get("sound")),
     }
-    return tuple(found.items())
+    return tuple(protocol.items())
 
 
 def refuse_without_images(file: CertificatesFile) -> None:
     if not file.rows:
         raise RequestError(
-            f"{file.path}: expected at least one certified image, got none; go on with `smoothcert certify RUN`"
+            f"{file.path}: expected at least one certified image, got none; continue with `smoothcert certify RUN`"
         )
 
 
 def _remarks(file: CertificatesFile) -> tuple[str, ...]:
-    """What is not as usual: n votes for each image of several classes, under Gaussian noise in floats."""
-    told, n = file.settings, _number(file, "n")
-    radii = told.get("radii") or ()
+    """What is unusual; usual are n votes for each image of several classes, under Gaussian noise in floats."""
+    settings, n = file.settings, _number(file, "n")
+    radii = settings.get("radii") or ()
     radii = ", ".join(map(str, radii)) if isinstance(radii, list | tuple) else str(radii)
     spent = sum(row.certificate.n0 + row.certificate.n for row in file.rows)
     most = sum(row.certificate.n0 + (n or row.certificate.n) for row in file.rows)
-    found = {
+    remarks = {
         f"sampled until radius {radii} was decided": bool(radii),
-        f"two-stage, about {told.get('radius_loss')} sigma of radius given up": told.get("radius_loss") is not None,
-        "label-aware: wrong images were not sampled, for benchmarks only": bool(told.get("label_aware")),
-        "two-sided bound": told.get("bound") == "two-sided",
-        "sound integer noise": bool(told.get("sound")),
-        f"{told.get('noise')} noise, radii in L1": in_l1(file),
+        f"two-stage, about {settings.get('radius_loss')} sigma of radius given up": settings.get("radius_loss")
+        is not None,
+        "label-aware: wrong images were not sampled, for benchmarks only": bool(settings.get("label_aware")),
+        "two-sided bound": settings.get("bound") == "two-sided",
+        "sound integer noise": bool(settings.get("sound")),
+        f"{settings.get('noise')} noise, radii in L1": in_l1(file),
         f"{most / max(spent, 1):.1f} times fewer votes than n for each image": most > spent,
         f"all images of class {file.rows[0].label}, so its ACR alone": _of_one_class(file),
         "a last row, not written to its end, is left out": file.torn,
     }
-    return tuple(remark for remark, holds in found.items() if holds)
+    return tuple(remark for remark, holds in remarks.items() if holds)
 
 
 def in_l1(file: CertificatesFile) -> bool:

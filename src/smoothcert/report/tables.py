@@ -1,85 +1,44 @@
 """Tables in the layout of the papers: sigma, run, ACR, certified accuracy in percent at each radius."""
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from typing import Protocol, TypeVar
-
-from rich.table import Table
+from typing import Any, TypeVar
 
 from smoothcert.errors import RequestError
-from smoothcert.report.comparison import Published, PublishedOf, beside, published_columns
-from smoothcert.report.layout import (
-    UNKNOWN,
-    Cell,
-    Column,
-    Layout,
-    Value,
-    decimals_needed,
-    fitting,
-    row_of,
-    with_best_marked,
-)
-from smoothcert.report.rendering import comma_separated, latex, markdown, terminal
+from smoothcert.report.comparison import Published, beside
+from smoothcert.report.layout import UNKNOWN, Cell, Column, Layout, Row, Value, decimals_needed, with_best_marked
+from smoothcert.report.seeds import SeedMean
 from smoothcert.report.summary import Summary
 
-__all__ = [
-    "CAPTION",
-    "Cell",
-    "Column",
-    "Layout",
-    "arranged",
-    "by_sigma",
-    "compact",
-    "csv_table",
-    "decimals_needed",
-    "fitting",
-    "intervals_layout",
-    "latex_table",
-    "layout",
-    "markdown_table",
-    "terminal_table",
-]
-
 CAPTION = "certified accuracy in % at each radius"
+SEEDS_CAPTION = "mean ± sd over seeds; certified accuracy in % at each radius"
 NOTHING: Mapping[str, Published] = {}
+PublishedOf = Callable[[Any], Published | None]
+"""From the subject of a row (a run, a mean over seeds) to its published row; None if the table has none."""
+Subject = TypeVar("Subject", bound=Summary | SeedMean)
 
 
-class Grouped(Protocol):
-    """What a row is about: it has a group to be ranked in, sorted by sigma."""
-
-    @property
-    def sigma(self) -> float | None: ...
-    @property
-    def group(self) -> tuple[float, str]: ...
-    @property
-    def indices(self) -> frozenset[int]: ...
-    @property
-    def protocol(self) -> tuple[tuple[str, object], ...]: ...
+def by_sigma(summaries: Sequence[Summary]) -> list[Summary]:
+    """Sorted by sigma, unknown ones last, then by data set; otherwise in the given order."""
+    return sorted(summaries, key=lambda summary: summary.group)
 
 
-Subject = TypeVar("Subject", bound=Grouped)
+def on_the_same_images(summaries: Sequence[Summary]) -> bool:
+    """Whether the runs of each group are on the same images, so that they can be ranked."""
+    groups = {summary.group: summary.indices for summary in summaries}
+    return all(groups[summary.group] == summary.indices for summary in summaries)
 
 
-def by_sigma(subjects: Sequence[Subject]) -> list[Subject]:
-    """Sorted by sigma, the unknown last, then by data set; in the given order within."""
-    return sorted(subjects, key=lambda subject: subject.group)
-
-
-def on_the_same_images(subjects: Sequence[Grouped]) -> bool:
-    """Whether those of each group are, so that they can be ranked."""
-    groups = {subject.group: subject.indices for subject in subjects}
-    return all(groups[subject.group] == subject.indices for subject in subjects)
-
-
-def differing_protocols(subjects: Sequence[Grouped]) -> list[str]:
-    """What runs of one group were certified with differently, such as n; such runs are not ranked."""
-    groups = {subject.group: dict(subject.protocol) for subject in subjects}
-    pairs = [(subject.group, name, value) for subject in subjects for name, value in subject.protocol]
-    return list(dict.fromkeys(name for group, name, value in pairs if groups[group].get(name) != value))
+def differing_protocols(summaries: Sequence[Summary]) -> list[str]:
+    """The settings, such as n, in which runs of one group differ; such runs are not ranked."""
+    groups = {summary.group: dict(summary.protocol) for summary in summaries}
+    settings = [(summary.group, name, value) for summary in summaries for name, value in summary.protocol]
+    return list(dict.fromkeys(name for group, name, value in settings if groups[group].get(name) != value))
 
 
 def compact(count: int) -> str:
-    """A count in at most three digits and a letter, as in 100M; a dash where it is not known."""
+    """A count with at most three digits and a letter, as in 100M; a dash for an unknown one."""
     if not count:
         return UNKNOWN
     for unit, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
@@ -98,26 +57,46 @@ def _accuracy_column(radius: float, decimals: int) -> Column:
     return Column(label, label, percent, decimals=1, radius=radius, ranked=True)
 
 
-def _end(interval: Callable[[Summary], tuple[float, float] | None], which: int, scale: int) -> Callable[..., Value]:
-    def end(summary: Summary) -> Value:
-        ends = interval(summary)
-        return None if ends is None else scale * ends[which]
-
-    return end
+def _part(pair: Callable[[Any], tuple[float, float] | None], which: int) -> Callable[[Any], Value]:
+    """The first or second number of what `pair` gives for a subject."""
+    return lambda subject: None if (numbers := pair(subject)) is None else numbers[which]
 
 
-def _interval(column: Column) -> Callable[[Summary], tuple[float, float] | None]:
-    """The 95% interval, over images, of what `column` (ACR or an accuracy) shows."""
-    radius = column.radius
-    return (lambda s: s.acr_interval) if radius is None else (lambda s: s.accuracy_interval(radius))
+def _joined(pair: Callable[[Any], tuple[float, float] | None], sign: str, decimals: int | None) -> Callable[[Any], str]:
+    """Both numbers as text, with `sign` between them."""
+    return lambda subject: (
+        UNKNOWN if (numbers := pair(subject)) is None else sign.join(f"{x:.{decimals}f}" for x in numbers)
+    )
 
 
 def _interval_columns(column: Column) -> list[Column]:
-    """For CSV: both ends of the interval."""
-    scale = 1 if column.radius is None else 100
-    keys = f"{column.key}_low", f"{column.key}_high"
-    ends = [_end(_interval(column), which, scale) for which in (0, 1)]
-    return [Column(key, key, end, column.decimals, csv_only=True) for key, end in zip(keys, ends, strict=True)]
+    """For CSV: both ends of the 95% interval of a number."""
+    ends = {f"{column.key}_{end}": which for which, end in enumerate(("low", "high"))}
+    return [
+        Column(key, key, _part(lambda s: s.interval(column.radius), which), column.decimals, csv_only=True)
+        for key, which in ends.items()
+    ]
+
+
+def _interval_column(column: Column) -> Column:
+    """For reading: the 95% interval of a number as `low–high`."""
+    text = _joined(lambda s: s.interval(column.radius), "–", column.decimals)
+    return Column(column.key, column.title, text, column.decimals, radius=column.radius, text=text)
+
+
+def _spread_columns(column: Column) -> list[Column]:
+    """A column that shows `mean ± sd` over seeds (ACR with 4 decimals: seeds change the third), and for CSV the sd."""
+    decimals = 4 if column.radius is None else column.decimals
+
+    def mean_and_sd(mean: SeedMean) -> tuple[float, float] | None:
+        values = [value for s in mean.members if isinstance(value := column.value(s), int | float)]
+        return (statistics.fmean(values), statistics.stdev(values)) if len(values) == len(mean.members) else None
+
+    text, key, radius = _joined(mean_and_sd, " ± ", decimals), column.key, column.radius
+    return [
+        Column(key, column.title, _part(mean_and_sd, 0), decimals, radius=radius, ranked=True, text=text),
+        Column(f"{key}_sd", "sd", _part(mean_and_sd, 1), decimals, csv_only=True),
+    ]
 
 
 def _heading(summaries: Sequence[Summary]) -> tuple[Column, Column, Column]:
@@ -130,29 +109,30 @@ def _heading(summaries: Sequence[Summary]) -> tuple[Column, Column, Column]:
     )
 
 
-def _numbers(summaries: Sequence[Summary]) -> tuple[Column, ...]:
+def _numbers(summaries: Sequence[Summary]) -> list[Column]:
     """ACR and the accuracies."""
     radii = sorted({radius for summary in summaries for radius in summary.accuracy_at})
     decimals = decimals_needed(radii)
     acr = Column("acr", "ACR", lambda s: s.acr, decimals=3, ranked=True)
-    return acr, *(_accuracy_column(radius, decimals) for radius in radii)
+    return [acr, *(_accuracy_column(radius, decimals) for radius in radii)]
 
 
-def _columns(summaries: Sequence[Summary], published_of: PublishedOf) -> tuple[Column, ...]:
+def _columns(summaries: Sequence[Summary], published: Mapping[str, Published]) -> tuple[Column, ...]:
     # A method that only repeats the name of the run says nothing; the paper's label says which variant it is.
-    labels = {s.name: row.label for s in summaries if (row := published_of(s)) is not None}
-    no_method = not labels and all(s.method is None or s.method == s.name for s in summaries)
+    no_method = not published and all(s.method is None or s.method == s.name for s in summaries)
     same_votes = len({s.votes for s in summaries}) == 1
     acr, *accuracies = numbers = _numbers(summaries)
+
+    def method(summary: Summary) -> str:
+        row = published.get(summary.name)
+        return (summary.method or UNKNOWN) if row is None else row.label
+
+    def votes(summary: Summary) -> str:
+        return compact(summary.votes)
+
     return (
         *_heading(summaries),
-        Column(
-            "method",
-            "method",
-            lambda s: s.method,
-            csv_only=no_method,
-            text=lambda s: labels.get(s.name, s.method or UNKNOWN),
-        ),
+        Column("method", "method", lambda s: s.method, csv_only=no_method, text=method),
         acr,
         Column("acr_standard_error", "±", lambda s: s.acr_standard_error, decimals=3, csv_only=True),
         *accuracies,
@@ -163,86 +143,85 @@ def _columns(summaries: Sequence[Summary], published_of: PublishedOf) -> tuple[C
         Column("alpha", "α", lambda s: s.alpha, decimals=3, csv_only=True),
         Column("split", "split", lambda s: s.split, csv_only=True),
         Column("precision", "precision", lambda s: s.precision, csv_only=True),
-        Column(
-            "votes",
-            "votes",
-            lambda s: s.votes or None,
-            decimals=0,
-            csv_only=same_votes,
-            text=lambda s: compact(s.votes),
-        ),
+        Column("votes", "votes", lambda s: s.votes or None, decimals=0, csv_only=same_votes, text=votes),
         *(end for column in numbers for end in _interval_columns(column)),
-        *(published_columns(numbers, published_of) if labels else ()),
     )
 
 
-def arranged(columns: Sequence[Column], subjects: Sequence[Subject], published_of: PublishedOf) -> Layout:
+def _arranged(
+    columns: Sequence[Column],
+    subjects: Sequence[Subject],
+    run_of: Callable[[Subject], Summary],
+    published: PublishedOf | None,
+) -> Layout:
     """The rows of `subjects` in groups by sigma (unknown last), then in the given order, the best of each group marked,
-    published rows under those that have one. Not ranked: runs without a recorded sigma, which may differ in it; runs on
-    different images, which can matter more than how the network was trained; runs certified with different n, alpha,
-    bound or noise, on which radii depend."""
+    published rows under those that have one (in CSV as further columns). `run_of` gives the run, or one of the runs,
+    that a subject is about.
+
+    Not ranked: runs without a recorded sigma, which may differ in it; runs on different images, which can matter more
+    than how the network was trained; runs certified with different n, alpha, bound or noise, on which radii depend.
+    """
     groups = []
-    for _, members in groupby(by_sigma(subjects), key=lambda subject: subject.group):
+    numbers = [] if published is None else [i for i, column in enumerate(columns) if column.ranked]
+    for _, members in groupby(sorted(subjects, key=lambda s: run_of(s).group), key=lambda s: run_of(s).group):
         group = list(members)
-        rows = [row_of(columns, subject) for subject in group]
-        if group[0].sigma is not None and on_the_same_images(group) and not differing_protocols(group):
+        runs = [run_of(subject) for subject in group]
+        rows = [tuple(column.cell(subject) for column in columns) for subject in group]
+        if runs[0].sigma is not None and on_the_same_images(runs) and not differing_protocols(runs):
             rows = with_best_marked(columns, rows)
-        found = [published_of(subject) for subject in group]
-        groups.append(
-            tuple(
-                line
-                for own, row in zip(rows, found, strict=True)
-                for line in (own, *(() if row is None else beside(columns, own, row)))
-            )
-        )
-    return Layout(tuple(columns), tuple(groups))
+        lines: list[Row] = []
+        for subject, row in zip(group, rows, strict=True):
+            printed = None if published is None else published(subject)
+            aside = () if printed is None else beside(columns, row, printed)
+            texts = () if published is None else (getattr(printed, key, None) for key in ("table", "label"))
+            values = [line[i].value for i in numbers for line in aside] or [None] * (2 * len(numbers))
+            lines += [(*row, *(Cell(value, "") for value in (*texts, *values))), *aside]
+        groups.append(tuple(lines))
+    keys = ["published_table", "published_row"]
+    keys += [key for i in numbers for key in (f"published_{columns[i].key}", f"{columns[i].key}_difference")]
+    further = () if published is None else (Column(key, key, csv_only=True) for key in keys)
+    return Layout((*columns, *further), tuple(groups))
 
 
 def layout(summaries: Sequence[Summary], published: Mapping[str, Published] = NOTHING) -> Layout:
-    """The cells of every table; `published`: name of a run -> the row to show under it. Groups hold one sigma each."""
+    """The table of the runs; `published`: name of a run -> the row to show under it."""
     if not summaries:
         raise RequestError("expected at least one run to tabulate, got none; give run folders or certificates files")
 
-    def published_of(summary: Summary) -> Published | None:
-        return published.get(summary.name)
-
-    return arranged(_columns(summaries, published_of), summaries, published_of)
+    published = {s.name: published[s.name] for s in summaries if s.name in published}
+    published_of = (lambda summary: published.get(summary.name)) if published else None
+    return _arranged(_columns(summaries, published), summaries, lambda summary: summary, published_of)
 
 
 def intervals_layout(summaries: Sequence[Summary]) -> Layout:
     """The 95% confidence intervals over images, for reading: ACR and each accuracy as `low–high`."""
-
-    def shown_interval(column: Column) -> Column:
-        interval, scale = _interval(column), 1 if column.radius is None else 100
-
-        def text(summary: Summary) -> str:
-            ends = interval(summary)
-            return UNKNOWN if ends is None else "–".join(f"{scale * end:.{column.decimals}f}" for end in ends)
-
-        return Column(column.key, column.title, text, column.decimals, radius=column.radius, text=text)
-
-    columns = (*_heading(summaries), *map(shown_interval, _numbers(summaries)))
-    return arranged(columns, summaries, lambda summary: None)
+    columns = (*_heading(summaries), *map(_interval_column, _numbers(summaries)))
+    return _arranged(columns, summaries, lambda summary: summary, None)
 
 
-def markdown_table(summaries: Sequence[Summary], published: Mapping[str, Published] = NOTHING) -> str:
-    """A GitHub table; the best ACR and accuracies of each sigma are bold, where runs are ranked. Accuracies in %."""
-    return markdown(layout(summaries, published))
+def seeds_layout(means: Sequence[SeedMean], published: Mapping[str, Published] = NOTHING) -> Layout:
+    """One row per mean over seeds. `published` as for `layout`; a row is shown where all runs of a mean share it."""
 
+    def published_of(mean: SeedMean) -> Published | None:
+        rows = [published.get(summary.name) for summary in mean.members]
+        same = len({None if row is None else (row.table, row.label) for row in rows}) == 1
+        return rows[0] if same else None
 
-def csv_table(summaries: Sequence[Summary], published: Mapping[str, Published] = NOTHING) -> str:
-    """All numbers with ten digits, a header line first; accuracies in percent, unknown values empty."""
-    return comma_separated(layout(summaries, published))
+    def method(mean: SeedMean) -> str:
+        row = published_of(mean)
+        return (mean.members[0].method or UNKNOWN) if row is None else row.label
 
-
-def latex_table(summaries: Sequence[Summary], published: Mapping[str, Published] = NOTHING) -> str:
-    """A tabular for the booktabs package, a rule between sigmas; the best ACR and accuracies of each sigma are bold,
-    where runs are ranked (see `arranged`)."""
-    return latex(layout(summaries, published))
-
-
-def terminal_table(
-    summaries: Sequence[Summary], width: int = 100, published: Mapping[str, Published] = NOTHING
-) -> Table:
-    """The same table for a terminal of `width` columns, radii left out where it is too narrow for all."""
-    return terminal(layout(summaries, published), width, CAPTION)
+    members = [summary for mean in means for summary in mean.members]
+    sigmas = [summary.sigma for summary in members if summary.sigma is not None]
+    one_dataset = len({summary.dataset for summary in members}) < 2
+    numbers = [spread for column in _numbers(members) for spread in _spread_columns(column)]
+    columns = (
+        Column("sigma", "σ", lambda m: m.members[0].sigma, decimals_needed(sigmas)),
+        Column("dataset", "data set", lambda m: m.members[0].dataset, csv_only=one_dataset),
+        Column("name", "runs", lambda m: m.name),
+        Column("method", "method", lambda m: m.members[0].method, text=method),
+        Column("seeds", "seeds", lambda m: len(m.members), decimals=0),
+        *numbers,
+        Column("images", "images", lambda m: m.members[0].images, decimals=0),
+    )
+    return _arranged(columns, means, lambda mean: mean.members[0], published_of if published else None)

@@ -1,4 +1,4 @@
-"""Pictures of a data set for the gallery of a report: read where they are there already, never downloaded."""
+"""Pictures of a data set for the gallery of a report: read if they are on this machine, never downloaded."""
 
 import io
 import os
@@ -28,7 +28,7 @@ from smoothcert.report.html_gallery import Pictures
 
 THUMBNAIL = 96
 EXACT = 48
-"""Sides up to this many pixels are shown as they are."""
+"""Images with sides up to this many pixels are not reduced."""
 
 
 def pictures(
@@ -36,12 +36,12 @@ def pictures(
 ) -> Pictures | str:
     """The images `indices` of a split, and their labels; or one line that says why there are none.
 
-    `dataset` is the name that certificates carry, `folder` where data sets are kept (None: `default_folder()`). Small
-    images are PNG files with exactly their pixels, larger ones JPEG files of at most 96 pixels per side. Indices that
-    the split does not have are left out.
+    `dataset` is the name in the certificates, `folder` the folder of data sets (None: `default_folder()`). Small images
+    are PNG files with exactly their pixels, larger ones JPEG files of at most 96 pixels per side. Indices that the
+    split does not have are left out.
 
-    A certificates file may come from anyone and name any path. Of `folder:PATH` and `npz:PATH`, only those are read
-    that the user names in `named`, so that a report never shows pictures that its author did not choose to show.
+    A certificates file may come from anyone and name any path. `folder:PATH` and `npz:PATH` are read only if the user
+    names them in `named`, so that a report never shows pictures that its author did not choose to show.
     """
     if own_images(dataset) and not any(_same_images(dataset, name) for name in named):
         return f"No pictures: they are in {dataset}, which is read only on request; add --images {dataset}."
@@ -70,7 +70,7 @@ def pictures(
 
 
 def own_images(dataset: str) -> bool:
-    """Whether `dataset` names a path, in contrast to a data set in the data folder."""
+    """Whether `dataset` names a path, not a data set in the data folder."""
     kind, colon, path = dataset.partition(":")
     return kind in ("folder", "npz") and bool(colon and path)
 
@@ -82,9 +82,9 @@ def _same_images(dataset: str, named: str) -> bool:
 
 
 def _loaded(dataset: str, split: Split, folder: Path) -> ImageData | ImageFiles | None:
-    """The data set as far as it is on this machine; None for a name that nothing here reads.
+    """The data set, if it is on this machine; None for an unknown name.
 
-    Each reader is named: one that is added to DATASETS might download.
+    Each reader is listed here, because those of DATASETS may download.
     """
     kind, _, path = dataset.partition(":")
     if kind == "folder" and path:
@@ -101,7 +101,7 @@ def _loaded(dataset: str, split: Split, folder: Path) -> ImageData | ImageFiles 
 
 
 def _own_folder(path: Path, split: Split) -> ImageData | ImageFiles:
-    """Images of one size as they are, others as thumbnails; only those that are asked for are decoded."""
+    """Images of one size unchanged, others as thumbnails; only the requested ones are decoded."""
     try:
         return load_folder(path, split, in_memory_bytes=0)
     except RequestError:

@@ -1,10 +1,9 @@
-"""How training went: loss, accuracy under noise and the objective's other terms against epochs, from metrics.jsonl."""
+"""The course of training: loss, accuracy under noise and the other terms of the objective, from metrics.jsonl."""
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,13 +12,15 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from smoothcert.report.metrics import TrainedRun, further_terms, learning_rate_drops
-from smoothcert.report.panels import Look, looks_of, panel_titles, short_labels, write_pictures
+from smoothcert.report.panels import panel_titles, short_labels
 from smoothcert.report.style import (
     AXIS_SIZE,
     GREY,
     TITLE_SIZE,
+    Look,
     legend_below,
     look,
+    looks_of,
     new_figure,
     plain,
     quiet_axes,
@@ -34,18 +35,18 @@ TermLooks = dict[tuple[str, str], tuple[str, Look]]
 def _term_looks(runs: Sequence[TrainedRun], labels: Mapping[str, str], looks: Mapping[str, Look]) -> TermLooks:
     """(Label of a run, term) -> the label and look of the term: the run's colour, another style for each term.
 
-    A term is named alone where the runs of one label only have it, else after the run.
+    A term that only the runs of one label have is named alone, any other after the run.
     """
-    found = list(dict.fromkeys((labels[run.name], term) for run in runs for term in further_terms(run.metrics)))
-    owners = Counter(term for _, term in found)
+    pairs = list(dict.fromkeys((labels[run.name], term) for run in runs for term in further_terms(run.metrics)))
+    owners = Counter(term for _, term in pairs)
 
     def named(label: str, term: str) -> tuple[str, Look]:
-        number = [other for owner, other in found if owner == label].index(term)
+        number = [other for owner, other in pairs if owner == label].index(term)
         alone = owners[term] == 1 and term not in looks
         style = look(list(looks).index(label) + 1 + number)[1]
         return plain(term) if alone else f"{label}: {plain(term)}", (looks[label][0], style)
 
-    return {pair: named(*pair) for pair in found}
+    return {pair: named(*pair) for pair in pairs}
 
 
 def _draw_line(axes: Axes, metrics: Metrics, key: str, label: str, line_look: Look) -> None:
@@ -76,7 +77,7 @@ def _mark_drops(axes: Axes, runs: Sequence[TrainedRun]) -> list[Line2D]:
 
 
 def _axes_grid(quantities: int, groups: int) -> tuple[Figure, list[list[Axes]]]:
-    """Axes by [quantity][group]: a row a quantity and a column a group, or all in one row if there is one group."""
+    """Axes by [quantity][group]: one row per quantity and one column per group; one row if there is one group."""
     if groups == 1:
         figure = new_figure(3.2 * quantities, 3.0)
         return figure, [[axes] for axes in figure.subplots(1, quantities, squeeze=False)[0]]
@@ -84,8 +85,8 @@ def _axes_grid(quantities: int, groups: int) -> tuple[Figure, list[list[Axes]]]:
     return figure, figure.subplots(quantities, groups, sharex="col", sharey="row", squeeze=False).tolist()
 
 
-def _entitle(figure: Figure, grid: Sequence[Sequence[Axes]], titles: Sequence[str]) -> None:
-    """Titles above the columns and epochs below them; above and below everything where all is in one row."""
+def _set_titles(figure: Figure, grid: Sequence[Sequence[Axes]], titles: Sequence[str]) -> None:
+    """Titles above the columns and epochs below them; one title if all axes are in one row."""
     if len(titles) == 1:
         figure.suptitle(titles[0], fontsize=TITLE_SIZE)
     for axes, title in zip(grid[0], titles, strict=True):
@@ -94,8 +95,18 @@ def _entitle(figure: Figure, grid: Sequence[Sequence[Axes]], titles: Sequence[st
         axes.set_xlabel("epoch", fontsize=AXIS_SIZE)
 
 
-def _figure(runs: Sequence[TrainedRun], labels: Mapping[str, str], looks: Mapping[str, Look]) -> Figure:
-    ordered = sorted(runs, key=lambda run: run.group)
+def draw_training_curves(runs: Sequence[TrainedRun]) -> Figure | None:
+    """The metrics of runs: training loss, accuracy under noise and further terms by epoch; None if no run has metrics.
+
+    One column of panels per sigma and data set; each point is a mean over an epoch, on training images under noise. A
+    dotted line marks an epoch that starts with a lower learning rate. Losses of different objectives are different
+    functions: only the accuracies compare across methods. Runs without metrics are left out.
+    """
+    labels = {k: plain(v) for k, v in short_labels((run.name, run.method, run.group) for run in runs).items()}
+    looks = looks_of(labels[run.name] for run in sorted(runs, key=lambda run: run.group))
+    ordered = sorted((run for run in runs if run.metrics), key=lambda run: run.group)
+    if not ordered:
+        return None
     groups = [list(members) for _, members in groupby(ordered, key=lambda run: run.group)]
     terms = _term_looks(ordered, labels, looks)
     quantities = {**_ALWAYS, **({_TERMS: _TERMS} if terms else {})}
@@ -122,25 +133,6 @@ def _figure(runs: Sequence[TrainedRun], labels: Mapping[str, str], looks: Mappin
         row[0].set_ylabel(title, fontsize=AXIS_SIZE)
 
     titles = [plain(title) for title in panel_titles([(group[0].sigma, group[0].dataset) for group in groups])]
-    _entitle(figure, grid, titles)
+    _set_titles(figure, grid, titles)
     legend_below(figure, [("learning rate drops", mark) for mark in marks[:1]])
     return figure
-
-
-def draw_training_curves(runs: Sequence[TrainedRun], pictures: Sequence[Path]) -> bool:
-    """Draw the metrics of runs: training loss, accuracy under noise and further terms by epoch.
-
-    One column of panels a sigma and data set; each point is a mean over an epoch, on training images under noise. A
-    dotted line marks an epoch that starts with a lower learning rate. Losses of different objectives are different
-    functions: only the accuracies compare across methods.
-
-    Runs without metrics are left out. False, and nothing written, where no run has any. Pictures are PNG, PDF or SVG
-    by their endings, replaced atomically.
-    """
-    labels = {k: plain(v) for k, v in short_labels((run.name, run.method, run.group) for run in runs).items()}
-    looks = looks_of(labels[run.name] for run in sorted(runs, key=lambda run: run.group))
-    trained = [run for run in runs if run.metrics]
-    if not trained:
-        return False
-    write_pictures(lambda: _figure(trained, labels, looks), pictures)
-    return True
