@@ -19,7 +19,8 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.yaml_file import read_yaml
 from smoothcert.models import MODELS
 from smoothcert.training.checkpoint import load_run
-from smoothcert.training.import_checkpoint import check_accuracy, import_checkpoint, input_layer_warning
+from smoothcert.training.import_checkpoint import import_checkpoint
+from smoothcert.training.input_layer import check_accuracy, input_layer_warning
 from smoothcert.training.recipe import ImportRecipe, parse_recipe
 
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)

@@ -24,19 +24,15 @@ from torch import Tensor, nn
 from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.models import LeNet
-from smoothcert.training.checkpoint import MODEL, RECIPE, STATE, load_run, load_state, tensors_digest
-from smoothcert.training.loop import (
-    TrainingStatus,
-    at_chance,
-    constant_output,
-    derived_seed,
-    learning_rate,
-    train,
-    train_together,
-)
+from smoothcert.training.checkpoint import load_run, tensors_digest
+from smoothcert.training.dead_start import at_chance, constant_output
+from smoothcert.training.loop import TrainingStatus, learning_rate, train
 from smoothcert.training.metrics import METRICS
 from smoothcert.training.recipe import TrainRecipe
-from smoothcert.training.setup import STEPS_AHEAD, Pace
+from smoothcert.training.run_folder import MODEL, RECIPE, STATE
+from smoothcert.training.setup import derived_seed
+from smoothcert.training.several_runs import STEPS_AHEAD, Pace, train_together
+from smoothcert.training.state import load_state
 
 ROOT = Path(__file__).parents[2]
 
@@ -839,7 +835,7 @@ def test_quick_runs_do_not_wait_for_a_slow_first_one(
         if (status.epoch + 1, status.step) == (status.epochs, status.steps):
             ended.append(folder.name)
 
-    monkeypatch.setattr("smoothcert.training.loop.Pace", SlowFirst)
+    monkeypatch.setattr("smoothcert.training.several_runs.Pace", SlowFirst)
     runs = [(recipe, tiny_data, tmp_path / name) for name in ("slow", "quick")]
     assert train_together(runs, 2, device="cpu", on_progress=look) == {}
     assert ended == ["quick", "slow"]

@@ -22,8 +22,9 @@ from smoothcert.models import is_code
 from smoothcert.papers.reproduce.planning import PlannedRun
 from smoothcert.report.progress import certification_bar, print_note, train_with_bar
 from smoothcert.training.checkpoint import RECIPE, load_run
-from smoothcert.training.loop import TrainingStatus, train_together
+from smoothcert.training.loop import TrainingStatus
 from smoothcert.training.recipe import TrainRecipe
+from smoothcert.training.several_runs import train_together
 
 LOG = "reproduce.log"
 WORKER = """
