@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy
@@ -28,10 +28,15 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file, replaced_atomically
 from smoothcert.io.text import one_line
 from smoothcert.models import build_model, is_code
+from smoothcert.training.metrics import METRICS, read_epochs
 from smoothcert.training.recipe import ImportRecipe, TrainRecipe, parse_recipe, stored_fields
 from smoothcert.training.run_folder import MODEL as MODEL
 from smoothcert.training.run_folder import RECIPE as RECIPE
 from smoothcert.training.run_folder import check_run_folder
+
+if TYPE_CHECKING:
+    from smoothcert.report.certificates_table import CertificatesTable
+    from smoothcert.smoothing.classifier import SmoothedClassifier
 
 MOST = 100_000
 """The largest side of an image, and the largest number of classes, that a file may request memory for."""
@@ -82,6 +87,30 @@ class Run:
     @property
     def finished(self) -> bool:
         return self.epoch >= self.recipe.epochs
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl`, one per epoch; [] for an imported model."""
+        return read_epochs(self.folder / METRICS, dict)
+
+    @property
+    def certificates(self) -> "CertificatesTable":
+        """The certificates of the run; if it has several files, choose one with `read_certificates`."""
+        return self.read_certificates()
+
+    def read_certificates(self, name: str | None = None) -> "CertificatesTable":
+        """The certificates file called `name`, such as "test-n100000"; by default the only one."""
+        # The one import from a higher layer: tables and figures belong to reports, and users expect them here.
+        from smoothcert.report.certificates_table import certificates_of_run
+
+        return certificates_of_run(self.folder, name)
+
+    def smoothed(self, sigma: float | None = None, **options: Any) -> "SmoothedClassifier":
+        """The smoothed classifier of the model with the noise of its training, or with another `sigma`."""
+        from smoothcert.smoothing.classifier import SmoothedClassifier
+
+        settings = {"noise": self.recipe.noise, "num_classes": self.spec.num_classes, **options}
+        return SmoothedClassifier(self.model, sigma=self.recipe.sigma if sigma is None else sigma, **settings)
 
     def about(self) -> dict[str, Any]:
         """Identifies the model and its training in result files."""

@@ -109,11 +109,11 @@ def finish_epoch(run: RunInProgress) -> None:
     """Write the metrics of the epoch; save the run, or start it again if its start was dead."""
     metrics = run.meter.means(run.group)
     seconds = time.perf_counter() - run.epoch_started
+    line = {"epoch": run.epoch, "learning_rate": run.learning_rate, **metrics, "seconds": seconds}
+    # The seconds depend on these: a run may continue on another machine, or next to other runs.
+    line |= {"device": run.versions["device"], "runs_at_once": run.active_runs, **peak_memory(run.device)}
     if run.group.leads:
-        line = {"epoch": run.epoch, "learning_rate": run.learning_rate, **metrics, "seconds": seconds}
-        # The seconds depend on these: a run may continue on another machine, or next to other runs.
-        conditions = {"device": run.versions["device"], "runs_at_once": run.active_runs, **peak_memory(run.device)}
-        append_metrics(run.folder / METRICS, line | conditions)
+        append_metrics(run.folder / METRICS, line)
         if run.epoch + 1 == LEARNT_BY and at_chance(metrics["noisy_accuracy"], run.data.labels):
             run.on_note(f"{run.folder}: {nothing_learnt(run.warm_up, metrics['noisy_accuracy'])}")
     if restart_if_dead(run, metrics):
@@ -123,6 +123,8 @@ def finish_epoch(run: RunInProgress) -> None:
     due = run.epoch == run.recipe.epochs or time.perf_counter() - run.last_save > save_seconds
     if run.group.leads and due:
         save(run)
+    if run.group.leads:
+        run.on_epoch(run.as_run(), line)
     run.group.wait()
 
 

@@ -21,7 +21,7 @@ from smoothcert.models.kernels import kernels_work
 from smoothcert.models.precision import resolve_precision
 from smoothcert.noise import NOISES
 from smoothcert.objectives import Progress
-from smoothcert.training.checkpoint import InputSpec, new_model, versions
+from smoothcert.training.checkpoint import InputSpec, Run, new_model, versions
 from smoothcert.training.choices import Compiling
 from smoothcert.training.device import weights_layout
 from smoothcert.training.metrics import METRICS, Meter
@@ -55,6 +55,8 @@ class Options(TypedDict, total=False):
     compiling: Compiling
     on_progress: Callable[..., None]
     """Called with a `TrainingStatus`."""
+    on_epoch: Callable[[Run, dict[str, Any]], None]
+    """Called after each epoch with the run, whose model is the one that is being trained, and its metrics."""
     on_note: Callable[[str], None]
     """Called with one line that a user may want to read."""
     runs_at_once: int
@@ -114,6 +116,7 @@ class RunInProgress:
         restore(self.model, self.optimizer, start, folder)
 
         self.on_progress: Callable[..., None] = options.get("on_progress", lambda status: None)
+        self.on_epoch: Callable[[Run, dict[str, Any]], None] = options.get("on_epoch", lambda run, metrics: None)
         self.on_note: Callable[[str], None] = options.get("on_note", lambda text: None)
         self.runs_at_once = options.get("runs_at_once", 1)
         self.running: Callable[[], int] = options.get("running", lambda: 1)
@@ -160,6 +163,10 @@ class RunInProgress:
             "compiled": isinstance(self.step, CapturedStep) and bool(self.step.compiled),
             "learning_rate_warm_up": self.warm_up,
         }
+
+    def as_run(self) -> Run:
+        """The run as it is now; its model keeps changing."""
+        return Run(self.folder, self.recipe, self.spec, self.model, self.epoch, self.provenance())
 
     def state(self, provenance: Mapping[str, Any] | None) -> State:
         """What training continues from after `epoch` epochs."""
