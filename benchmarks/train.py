@@ -26,10 +26,11 @@ from smoothcert.data import DATASETS, ImageData
 from smoothcert.objectives import Progress
 from smoothcert.papers.presets import preset
 from smoothcert.training.checkpoint import InputSpec, new_model
-from smoothcert.training.loop import train, train_together
+from smoothcert.training.choices import Compiling
+from smoothcert.training.loop import train
 from smoothcert.training.metrics import METRICS
 from smoothcert.training.recipe import TrainRecipe, with_overrides
-from smoothcert.training.step import Compiling
+from smoothcert.training.several_runs import train_together
 
 RUNS = {"lenet": ("mnist", 1.0, 60_000), "resnet110": ("cifar10", 0.5, 50_000), "resnet20": ("cifar10", 0.5, 50_000)}
 

@@ -1,4 +1,4 @@
-"""Processes that share work: what their environment must say, and peers that never come."""
+"""Jobs of several processes: wrong environment variables, and peers that never start."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ from smoothcert.training.loop import train
 
 @pytest.fixture
 def set_environment(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Sets the variables of torchrun to these alone."""
+    """Replaces the variables of torchrun."""
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
 
@@ -43,14 +43,14 @@ def set_environment(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         ),
     ],
 )
-def test_wrong_environment_prints_one_line(
+def test_wrong_environment_is_refused_in_one_line(
     variables: dict[str, str],
     message: str,
     set_environment: Callable[..., None],
     tmp_path: Path,
     tiny_data: ImageData,
 ) -> None:
-    """Certification and training refuse it alike, before anything is written."""
+    """Certification and training both refuse it before anything is written."""
     set_environment(**variables)
     with pytest.raises(RequestError, match=message) as caught, distributed.team():
         pass
@@ -61,7 +61,7 @@ def test_wrong_environment_prints_one_line(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_process_ends_if_its_peer_never_starts(rank: int, set_environment: Callable[..., None]) -> None:
+def test_missing_peer_ends_the_process_after_the_timeout(rank: int, set_environment: Callable[..., None]) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -72,7 +72,7 @@ def test_process_ends_if_its_peer_never_starts(rank: int, set_environment: Calla
     assert "\n" not in str(caught.value)
 
 
-def test_one_process_needs_no_others(set_environment: Callable[..., None]) -> None:
+def test_single_process_starts_no_process_group(set_environment: Callable[..., None]) -> None:
     set_environment()
     assert distributed.meet() == 1
     assert "WORLD_SIZE" not in os.environ

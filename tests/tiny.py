@@ -1,6 +1,11 @@
-"""A recipe small enough for tests."""
+"""A small recipe for tests, and what tests read from run folders."""
+
+import json
+from pathlib import Path
 
 from smoothcert.objectives import Gaussian
+from smoothcert.training.checkpoint import load_run, tensors_digest
+from smoothcert.training.metrics import METRICS
 from smoothcert.training.recipe import TrainRecipe
 
 
@@ -17,3 +22,15 @@ def tiny_recipe(**changes: object) -> TrainRecipe:
         "precision": "fp32",
     }
     return TrainRecipe.model_validate(fields | changes)
+
+
+def digest(folder: Path) -> str:
+    return tensors_digest(load_run(folder).model.state_dict())
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+
+
+def without_times(lines: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]

@@ -11,25 +11,39 @@ TYPE_CHECKING = False  # as in typing, whose import takes longer than all of thi
 if TYPE_CHECKING:
     from smoothcert.certification.certificates import read_certificates
     from smoothcert.errors import RequestError, WorkError
+    from smoothcert.papers.presets import preset
     from smoothcert.smoothing.certificate import ABSTAIN, Certificate
     from smoothcert.smoothing.classifier import SmoothedClassifier
+    from smoothcert.training.api import load, train
+    from smoothcert.training.checkpoint import Run
+    from smoothcert.training.recipe import TrainRecipe
 
 __all__ = [
     "ABSTAIN",
     "Certificate",
     "RequestError",
+    "Run",
     "SmoothedClassifier",
+    "TrainRecipe",
     "WorkError",
     "__version__",
+    "load",
+    "preset",
     "read_certificates",
+    "train",
 ]
 _MODULES = {
     "ABSTAIN": "smoothing.certificate",
     "Certificate": "smoothing.certificate",
     "RequestError": "errors",
+    "Run": "training.checkpoint",
     "SmoothedClassifier": "smoothing.classifier",
+    "TrainRecipe": "training.recipe",
     "WorkError": "errors",
+    "load": "training.api",
+    "preset": "papers.presets",
     "read_certificates": "certification.certificates",
+    "train": "training.api",
 }
 
 

@@ -61,7 +61,7 @@ class Team:
 
 
 def environment_number(name: str, default: int, lowest: int = 0) -> int:
-    """The whole number in an environment variable."""
+    """Return the whole number in an environment variable."""
     text = os.environ.get(name, str(default))
     if not (text.isascii() and text.isdecimal() and int(text) >= lowest):
         raise RequestError(f"{name}: expected a whole number >= {lowest}, got {text!r}; unset it, or start by torchrun")

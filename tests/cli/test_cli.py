@@ -16,9 +16,8 @@ from smoothcert.certification.certificates import read_certificates
 from smoothcert.data import DATASETS, Images, mnist
 from smoothcert.models.precision import Precision
 from smoothcert.training.checkpoint import load_run
-from smoothcert.training.import_checkpoint import InputLayer
-from smoothcert.training.recipe import CertifyRecipe, NoiseName
-from smoothcert.training.step import Compiling
+from smoothcert.training.choices import Compiling, InputLayer, NoiseName
+from smoothcert.training.recipe import CertifyRecipe
 
 Cli = Callable[..., tuple[int, str, str]]
 SAMPLE = ["--preset", "mnist/gaussian", "--set", "dataset=mnist-sample"]

@@ -1,4 +1,4 @@
-"""When compiling is worth its time."""
+"""Whether compiling a run saves time."""
 
 import os
 from pathlib import Path
@@ -22,20 +22,18 @@ def test_a_deep_network_needs_a_longer_run() -> None:
     assert deep(1000)
 
 
-def test_blocks_that_are_kernels_leave_nothing_to_compile() -> None:
+def test_networks_with_our_kernels_are_not_compiled() -> None:
     assert not compile_pays(CifarResNet(110, 10), "auto", by_kernels=True)(1e9)
     assert compile_pays(CifarResNet(110, 10), "always", by_kernels=True)(0)
-    assert compile_pays(LeNet(10), "auto", by_kernels=True)(60), "where compiling joins what lies between the kernels"
+    assert compile_pays(LeNet(10), "auto", by_kernels=True)(60), "compiling fuses the other layers"
 
 
-def test_the_user_has_the_last_word() -> None:
+def test_always_and_never_override_the_estimate() -> None:
     assert compile_pays(LeNet(10), "always")(0)
     assert not compile_pays(LeNet(10), "never")(1e9)
 
 
-def test_kernels_are_kept_beside_the_data_unless_told_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernel_cache_is_next_to_the_data_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMOOTHCERT_DATA", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
     keep_compiled_kernels()

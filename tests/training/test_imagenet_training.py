@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,9 @@ RECIPE = """
 
 
 @pytest.mark.slow
-def test_two_steps_on_generated_photographs(tmp_path: Path) -> None:
+def test_two_steps_on_generated_photographs(
+    tmp_path: Path, run_cli: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for split, images in (("train", 4), ("val", 1)):
         for c, wnid in enumerate(("n01440764", "n01443537")):
             for i in range(images):
@@ -37,18 +40,19 @@ def test_two_steps_on_generated_photographs(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(RECIPE)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "SMOOTHCERT_DATA": str(tmp_path)}
 
-    def run(*command: str) -> None:
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, done.stderr[-2000:]
-
-    module = ("-m", "smoothcert")
-    options = ("train", "--recipe", "r.yaml", "--model", "small_for_test:small", "--device", "cpu", "--out")
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    run(sys.executable, *module, *options, "one")
-    run(sys.executable, *launcher, *module, *options, "two")
+    options = ("--recipe", "r.yaml", "--model", "small_for_test:small", "--device", "cpu", "--out")
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    command = (*launcher, "-m", "smoothcert", "train", *options, "two")
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("SMOOTHCERT_DATA", str(tmp_path))
+    assert run_cli("train", *options, "one")[0] == 0
     one, two = (json.loads((tmp_path / name / "metrics.jsonl").read_text()) for name in ("one", "two"))
     assert one["loss"] == pytest.approx(two["loss"], rel=1e-4)
     assert one["kl"] == pytest.approx(two["kl"], rel=1e-2, abs=1e-6)
-    run(sys.executable, *module, "certify", "one", "--model", "small_for_test:small", "--n", "100", "--device", "cpu")
+    certify = ("certify", "one", "--model", "small_for_test:small", "--n", "100", "--device", "cpu")
+    assert run_cli(*certify)[0] == 0
     rows = read_certificates(tmp_path / "one/certificates/test-n100.tsv").rows
     assert [row.label for row in rows] == [0, 1]

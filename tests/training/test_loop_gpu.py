@@ -25,8 +25,9 @@ from smoothcert.objectives import (
 )
 from smoothcert.papers.reproduce import estimate
 from smoothcert.training.checkpoint import InputSpec, load_run
-from smoothcert.training.loop import TrainingStatus, train, train_together
+from smoothcert.training.loop import TrainingStatus, train
 from smoothcert.training.metrics import METRICS
+from smoothcert.training.several_runs import train_together
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

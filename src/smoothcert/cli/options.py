@@ -10,6 +10,10 @@ import typer
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import printable
+from smoothcert.training.choices import Bound as Bound
+from smoothcert.training.choices import Compiling as Compiling
+from smoothcert.training.choices import InputLayer as InputLayer
+from smoothcert.training.choices import NoiseName as NoiseName
 
 console = PlainConsole()
 
@@ -22,11 +26,6 @@ Classes = Annotated[
     typer.Option("--classes", help="Text file: one class name per line, in the order of the model's outputs."),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace files in the folder that smoothcert did not write.")]
-# The choices are repeated here because the modules that use them import torch, which takes seconds.
-Bound = Literal["one-sided", "two-sided"]
-Compiling = Literal["auto", "always", "never"]
-InputLayer = Literal["normalize", "center", "none"]
-NoiseName = Literal["gaussian", "laplace", "uniform"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")]
 

@@ -94,7 +94,8 @@ def import_(
 
     check_file(file, "a checkpoint, such as checkpoint.pth.tar")
     from smoothcert.data import load_dataset
-    from smoothcert.training.import_checkpoint import import_checkpoint, input_layer_warning
+    from smoothcert.training.import_checkpoint import import_checkpoint
+    from smoothcert.training.input_layer import input_layer_warning
 
     run = import_checkpoint(file, out, sigma=sigma, arch=arch, dataset=dataset, input_layer=input_layer, method=method)
     for note in run.provenance["notes"]:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:  # each command loads what it needs: certifying starts without
     from smoothcert.certification.attack import AttackStatus
     from smoothcert.certification.certify_dataset import CertificationStatus
     from smoothcert.data import Images
+    from smoothcert.training.choices import Compiling
     from smoothcert.training.loop import TrainingStatus
     from smoothcert.training.recipe import TrainRecipe
-    from smoothcert.training.step import Compiling
 
 
 @contextmanager

@@ -1,12 +1,9 @@
-"""The run folder: weights + recipe + provenance, and the state that a run resumes from.
+"""The trained model of a run: `model.safetensors` with the weights and, in its metadata, recipe and provenance.
 
-`model.safetensors` carries the weights and, in its metadata, the recipe and provenance: a run loads without flags.
-`state.pt` carries what training needs to continue, and what the model's file is made from: it is written first. Both
-are replaced atomically; neither can run code when loaded.
+A run therefore loads without further options. The file is replaced atomically and cannot run code when it is loaded.
 """
 
 import hashlib
-import io
 import json
 import math
 import os
@@ -16,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy
@@ -31,19 +28,23 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file, replaced_atomically
 from smoothcert.io.text import error_line
 from smoothcert.models import build_model, is_code
+from smoothcert.training.metrics import METRICS, read_epochs
 from smoothcert.training.recipe import ImportRecipe, TrainRecipe, parse_recipe, stored_fields
 from smoothcert.training.run_folder import MODEL as MODEL
 from smoothcert.training.run_folder import RECIPE as RECIPE
-from smoothcert.training.run_folder import STATE as STATE
 from smoothcert.training.run_folder import check_run_folder
 
+if TYPE_CHECKING:
+    from smoothcert.report.certificates_table import CertificatesTable
+    from smoothcert.smoothing.classifier import SmoothedClassifier
+
 MOST = 100_000
-"""The largest side of an image and number of classes that a file may ask memory for."""
+"""The largest side of an image, and the largest number of classes, that a file may request memory for."""
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What a model takes and gives: image shape (c, h, w), number of classes, normalisation (inside the model)."""
+    """Input and output of a model: image shape (c, h, w), number of classes, normalization (inside the model)."""
 
     shape: tuple[int, int, int]
     num_classes: int
@@ -56,7 +57,7 @@ class InputSpec:
 
     @classmethod
     def from_mapping(cls, stored: Mapping[str, Any]) -> "InputSpec":
-        """From what `asdict` gives; a ValueError, TypeError or KeyError for anything else."""
+        """The inverse of `asdict`; raises ValueError, TypeError or KeyError for anything else."""
         channels, height, width = stored["shape"]
         num_classes, layer = stored["num_classes"], stored["normalization"]
         names = stored.get("class_names")  # runs of earlier versions have none
@@ -73,22 +74,46 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class Run:
-    """A trained (or partly trained) model and where it comes from."""
+    """A trained (or partly trained) model and its origin."""
 
     folder: Path
     recipe: TrainRecipe | ImportRecipe
     spec: InputSpec
     model: nn.Module
     epoch: int
-    """Epochs that have been trained."""
+    """Number of trained epochs."""
     provenance: Mapping[str, Any]
 
     @property
     def finished(self) -> bool:
         return self.epoch >= self.recipe.epochs
 
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl`, one per epoch; [] for an imported model."""
+        return read_epochs(self.folder / METRICS, dict)
+
+    @property
+    def certificates(self) -> "CertificatesTable":
+        """The certificates of the run; if it has several files, choose one with `read_certificates`."""
+        return self.read_certificates()
+
+    def read_certificates(self, name: str | None = None) -> "CertificatesTable":
+        """The certificates file called `name`, such as "test-n100000"; by default the only one."""
+        # The one import from a higher layer: tables and figures belong to reports, and users expect them here.
+        from smoothcert.report.certificates_table import certificates_of_run
+
+        return certificates_of_run(self.folder, name)
+
+    def smoothed(self, sigma: float | None = None, **options: Any) -> "SmoothedClassifier":
+        """The smoothed classifier of the model with the noise of its training, or with another `sigma`."""
+        from smoothcert.smoothing.classifier import SmoothedClassifier
+
+        settings = {"noise": self.recipe.noise, "num_classes": self.spec.num_classes, **options}
+        return SmoothedClassifier(self.model, sigma=self.recipe.sigma if sigma is None else sigma, **settings)
+
     def about(self) -> dict[str, Any]:
-        """Which model this is and how it was trained, for the files of its results."""
+        """Identifies the model and its training in result files."""
         return {
             "model": self.recipe.model,
             "objective": self.recipe.method,
@@ -97,7 +122,7 @@ class Run:
         }
 
     def refuse_other_images(self, data: Images) -> None:
-        """A RequestError where `data` has another shape or number of classes than the model was made for."""
+        """Raise a RequestError if `data` does not have the shape and number of classes of the model."""
         if (data.shape, data.num_classes) != (self.spec.shape, self.spec.num_classes):
             fewer = data.shape == self.spec.shape and data.num_classes < self.spec.num_classes
             raise RequestError(
@@ -109,21 +134,21 @@ class Run:
 
 @cache
 def source_commit(root: Path = Path(__file__).parents[2]) -> dict[str, str]:
-    """{"commit": ...} where the package is a git checkout's, marked if it has changes; {} where that is not known."""
+    """{"commit": ...} if the package is a git checkout, with `-dirty` if it has changes; otherwise {}."""
     if not (root / ".git").exists():
         return {}
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    # Variables that git sets for its hooks would lead to another repository.
+    # Variables that git sets for its hooks would point to another repository.
     clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True, env=clean).stdout.strip()
+        commit = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True, env=clean).stdout
     except (OSError, subprocess.SubprocessError):
         return {}
-    return {"commit": said} if said else {}
+    return {"commit": commit.strip()} if commit.strip() else {}
 
 
 def versions(device: torch.device) -> dict[str, str]:
-    """What a result was computed with."""
+    """Versions of the software, and the hardware, that a result is computed with."""
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     packages = {
         "smoothcert": __version__,
@@ -136,7 +161,7 @@ def versions(device: torch.device) -> dict[str, str]:
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and bytes of all tensors, in order of names."""
+    """SHA-256 of the names, types, shapes and bytes of all tensors, sorted by name."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -146,7 +171,7 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def new_model(recipe: TrainRecipe | ImportRecipe, spec: InputSpec) -> nn.Module:
-    """The recipe's network, initialised by the global torch generator."""
+    """Build the network of the recipe, initialized by the global torch generator."""
     normalization = spec.normalization
     mean, std = (normalization.mean, normalization.std) if normalization else (None, None)
     return build_model(recipe.model, spec.shape, spec.num_classes, mean, std)
@@ -160,7 +185,7 @@ def save_model(
     epoch: int,
     provenance: Mapping[str, Any],
 ) -> None:
-    """Write `model.safetensors`; a full disk is a WorkError and leaves the file as it was."""
+    """Write `model.safetensors`; on a full disk raise a WorkError and keep the old file."""
     about = {
         "recipe": recipe.to_mapping(),
         "input": asdict(spec),
@@ -176,7 +201,7 @@ def save_model(
 
 @dataclass(frozen=True)
 class ModelFile:
-    """What the metadata of a `model.safetensors` say."""
+    """The metadata of a `model.safetensors`."""
 
     recipe: TrainRecipe | ImportRecipe
     spec: InputSpec
@@ -185,7 +210,7 @@ class ModelFile:
 
 
 def read_model_file(path: Path) -> ModelFile:
-    """The metadata of the model's file `path`, whose weights are not read; a WorkError where it is damaged."""
+    """Read the metadata of the model file `path`, without the weights; raise a WorkError if it is damaged."""
     check_regular_file(path)
     try:
         with safe_open(path, framework="pt") as file:
@@ -215,7 +240,7 @@ def recipe_of_model(path: Path) -> TrainRecipe:
 
 
 DAMAGE = (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError, OSError)
-"""What reading a damaged file may raise; a RecursionError is a RuntimeError."""
+"""The exceptions that reading a damaged file may raise; a RecursionError is a RuntimeError."""
 
 
 def _damaged_model(path: Path, error: Exception) -> WorkError:
@@ -226,9 +251,9 @@ def _damaged_model(path: Path, error: Exception) -> WorkError:
 
 
 def refuse_code(source: Path, model: str, code: str | None) -> None:
-    """A RequestError where `model`, as the file `source` names it, is a user's code that `code` does not name.
+    """Raise a RequestError if `model`, from the file `source`, is a user's code that `code` does not name.
 
-    Opening a folder or a recipe must not be enough to have its author choose what is imported.
+    Opening a folder or a recipe must not be enough for its author to choose what is imported.
     """
     if is_code(model) and model != code:
         raise RequestError(f"{source}: its network is the code {model}; allow it with --model {model}")
@@ -237,7 +262,7 @@ def refuse_code(source: Path, model: str, code: str | None) -> None:
 
 
 def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None = None) -> Run:
-    """The run in `folder`, its model on the CPU in eval mode; the weights are loaded into `model` if one is given.
+    """Load the run in `folder`, its model on the CPU in eval mode; `model`, if given, receives the weights.
 
     A run whose network is a user's own code is loaded only if `code` names it (see `refuse_code`).
     """
@@ -255,71 +280,3 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
     except DAMAGE as error:
         raise _damaged_model(path, error) from error
     return Run(folder, file.recipe, file.spec, model.eval(), file.epoch, file.provenance)
-
-
-@dataclass(frozen=True)
-class State:
-    """Where training is after `epoch` epochs. Earlier versions wrote neither recipe, nor data, nor provenance."""
-
-    epoch: int
-    model: Mapping[str, Tensor]
-    optimizer: Mapping[str, Any]
-    recipe: Mapping[str, Any] | None = None
-    data: str | None = None
-    """The digest of the training data."""
-    provenance: Mapping[str, Any] | None = None
-    warm_up: int | None = None
-    """Epochs of learning-rate warm-up, which a dead start changes."""
-    dead_epochs: int = 0
-    """Epochs so far in which the output was constant, of those that decide whether the start is dead."""
-
-
-def save_state(folder: Path, state: State) -> None:
-    """Write `state.pt`: tensors, numbers and strings only. A full disk is a WorkError and leaves the file as it was."""
-    content = io.BytesIO()
-    # The rest as JSON: whatever kinds of strings and numbers it holds, it can be loaded again.
-    fields = ("recipe", "data", "provenance", "warm_up", "dead_epochs")
-    about = json.dumps({name: getattr(state, name) for name in fields})
-    torch.save({"epoch": state.epoch, "model": state.model, "optimizer": state.optimizer, "about": about}, content)
-    with replaced_atomically(folder / STATE) as temporary:
-        temporary.write_bytes(content.getbuffer())
-
-
-def load_state(folder: Path) -> State | None:
-    """What `save_state` wrote, on the CPU; None where no epoch has finished. Loading cannot run code."""
-    path = folder / STATE
-    check_regular_file(path)
-    if not path.exists():
-        return None
-    try:
-        return _checked_state(torch.load(path, map_location="cpu", weights_only=True))
-    except Exception as error:  # on a damaged file the unpickler raises whatever it happens to meet
-        # What torch says about files that it cannot read is several lines of advice.
-        reason = error_line(error) if isinstance(error, ValueError) else type(error).__name__
-        raise WorkError(
-            f"{path}: damaged, the run cannot continue from it ({reason}); it is left as it is: restore it, or "
-            "train again into another folder"
-        ) from error
-
-
-def _checked_state(stored: Any) -> State:
-    """`stored` as a State; a ValueError where it has other types."""
-    about = json.loads(stored.get("about", "{}"))
-    optional: dict[str, Any] = {name: about.get(name) for name in ("recipe", "data", "provenance", "warm_up")}
-    state = State(
-        stored["epoch"], stored["model"], stored["optimizer"], **optional, dead_epochs=about.get("dead_epochs", 0)
-    )
-    if not all(type(number) is int and 0 <= number <= 100 for number in (state.warm_up or 0, state.dead_epochs)):
-        raise ValueError(f"warm_up and dead_epochs: expected numbers, got {state.warm_up!r}, {state.dead_epochs!r}")
-    if type(state.epoch) is not int or state.epoch < 0:
-        raise ValueError(f"epoch: expected a number of epochs, got {state.epoch!r}")
-    if not all(isinstance(tensor, Tensor) for tensor in state.model.values()):
-        raise ValueError("model: expected tensors")
-    for number, momentum in state.optimizer["state"].items():
-        if not all(value is None or isinstance(value, Tensor) for value in momentum.values()):
-            raise ValueError(f"optimizer: expected tensors for parameter {number}")
-    if not isinstance(state.recipe, dict | None) or not isinstance(state.provenance, dict | None):
-        raise ValueError("expected mappings for recipe and provenance")
-    if not isinstance(state.data, str | None):
-        raise ValueError("data: expected a digest")
-    return state

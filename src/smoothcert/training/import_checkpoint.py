@@ -1,7 +1,7 @@
-"""The field's published checkpoints as run folders; nothing that is stored in such a file is ever executed.
+"""Imports published checkpoints as run folders; code that is stored in such a file is never executed.
 
 Layouts: {arch, epoch, state_dict, optimizer} of Cohen et al. (https://github.com/locuslab/smoothing) and of the work
-that builds on it (SmoothAdv, Consistency, SmoothMix), with the network at index 1 behind an input layer;
+that builds on it (SmoothAdv, Consistency, SmoothMix), with the network at index 1 after an input layer;
 {net, epoch} of MACER (https://github.com/RuntianZ/macer); bare state dicts, such as torchvision's.
 """
 
@@ -12,45 +12,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from smoothcert.classifier import evaluating
-from smoothcert.data import DATASETS, Images, Normalization
+from smoothcert.data import DATASETS, Normalization
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import remove_temporaries
 from smoothcert.io.results import alone
-from smoothcert.models import MODELS, Normalize
-from smoothcert.noise import Gaussian
-from smoothcert.training.checkpoint import (
-    MODEL,
-    RECIPE,
-    STATE,
-    InputSpec,
-    Run,
-    new_model,
-    read_model_file,
-    save_model,
-    versions,
-)
+from smoothcert.models import MODELS
+from smoothcert.training.checkpoint import InputSpec, Run, new_model, read_model_file, save_model, versions
+from smoothcert.training.choices import InputLayer
+from smoothcert.training.input_layer import layer_normalization, network_of
 from smoothcert.training.metrics import METRICS
 from smoothcert.training.recipe import ImportRecipe, parse_recipe
+from smoothcert.training.run_folder import MODEL, RECIPE, STATE
 
-InputLayer = Literal["normalize", "center", "none"]
-INPUT_LAYERS: tuple[InputLayer, ...] = ("normalize", "center", "none")
 USUAL_DATASET = {"lenet": "mnist", "resnet50": "imagenet"}  # of the other networks: cifar10
 CONTAINERS = ("state_dict", "net", "model_state_dict", "model")
 INPUT_BUFFERS = (("means", "sds"), ("mean", "std"), ("mu", "sigma"))
-"""What input layers call their mean and standard deviation, where these are saved at all."""
+"""Names of the mean and standard deviation in input layers that save them."""
 COUNTER = "num_batches_tracked"
-CLEARLY_BETTER = 0.10
-BATCH = 50
 
-# Some files keep an accuracy or an epoch as a numpy number. Rebuilding one takes numpy's scalar function (under the
-# name of numpy 1 too) and a numeric dtype: a number from bytes, no code. Whatever else a file asks for is refused.
+# Some files store an accuracy or an epoch as a numpy number. Reading one needs numpy's scalar function (also under its
+# name in numpy 1) and a numeric dtype: a number from bytes, no code. Everything else that a file requests is refused.
 _SCALAR = np.float64(0).__reduce__()[0]
 _NUMBERS: list[Any] = [
     *((_SCALAR, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
@@ -61,13 +48,13 @@ _NUMBERS: list[Any] = [
 
 @dataclass(frozen=True)
 class _Fit:
-    """How the tensors of a file fill an architecture; it fits if there are no `problems`."""
+    """The tensors of a file matched to an architecture, which fits if there are no `problems`."""
 
     weights: Mapping[str, Tensor]
     num_classes: int
     prefix: str = ""
     buffers: Normalization | None = None
-    """Mean and std of an input layer that saved them."""
+    """Mean and standard deviation of an input layer that saved them."""
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -82,12 +69,12 @@ def import_checkpoint(
     input_layer: InputLayer | None = None,
     method: str = "imported",
 ) -> Run:
-    """Make the run folder `out` from a published checkpoint: its model gives the logits that the source gave.
+    """Make the run folder `out` from a published checkpoint; its model gives the same logits as the source.
 
-    That holds if the input layer is the one it was trained with: `normalize` (x - mean) / std, `center` x - mean, or
-    `none`. Most files do not say which; `provenance["notes"]` lists all that was guessed, and `input_layer_warning`
-    tries the others. SmoothAdv's code has both, so its files may need `center`. What is refused leaves nothing behind;
-    after an interruption the same call does the import again.
+    This requires the input layer of the training: `normalize` (x - mean) / std, `center` x - mean, or `none`. Most
+    files do not say which; `provenance["notes"]` lists what was guessed, and `input_layer_warning` tries the others.
+    SmoothAdv's code has both, so its files may need `center`. A refused file leaves nothing behind; after an
+    interruption the same call repeats the import.
     """
     if (out / RECIPE).exists():
         raise RequestError(f"{out}: holds a run already; choose another --out")
@@ -104,7 +91,7 @@ def import_checkpoint(
     spec = InputSpec(DATASETS[dataset].shape, fit.num_classes, normalization)
     with torch.random.fork_rng(devices=[]):
         model = new_model(recipe, spec)
-    _network(model, spec).load_state_dict(fit.weights)
+    network_of(model, spec).load_state_dict(fit.weights)
     _refuse_not_finite(file, model)
     epoch = contents.get("epoch")
     epoch = int(epoch) if isinstance(epoch, int | np.integer) and epoch >= 0 else 0
@@ -115,14 +102,14 @@ def import_checkpoint(
         _refuse_other_files(out, recipe, digest)
         for name in (MODEL, RECIPE):
             remove_temporaries(out / name)
-        # The recipe last: without it, the same command does the import again.
+        # The recipe is last: without it, the same command repeats the import.
         save_model(out, model, recipe, spec, epoch, about)
         recipe.save(out / RECIPE)
     return Run(out, recipe, spec, model.eval(), epoch, about)
 
 
 def _refuse_not_finite(file: Path, model: nn.Module) -> None:
-    """A WorkError where a weight is NaN or infinite: the logits would be, too."""
+    """Raise a WorkError if a weight is NaN or infinite: the logits would be, too."""
     for name, tensor in model.state_dict().items():
         if not bool(torch.isfinite(tensor).all()):
             raise WorkError(
@@ -132,7 +119,7 @@ def _refuse_not_finite(file: Path, model: nn.Module) -> None:
 
 
 def _refuse_other_files(out: Path, recipe: ImportRecipe, digest: str) -> None:
-    """A RequestError where `out` holds files of a run other than those of an interrupted import of the same file."""
+    """Raise a RequestError if `out` holds files other than those of an interrupted import of the same file."""
     files = [name for name in (RECIPE, MODEL, STATE, METRICS) if (out / name).exists()]
     if files == [MODEL]:
         stored = read_model_file(out / MODEL)
@@ -143,14 +130,14 @@ def _refuse_other_files(out: Path, recipe: ImportRecipe, digest: str) -> None:
 
 
 def _read(file: Path) -> Mapping[Any, Any]:
-    """The mapping in `file`, tensors on the CPU. Cannot run code: tensors, containers and numbers only."""
+    """Read the mapping in `file` onto the CPU. Only tensors, containers and numbers are read; code is refused."""
     if not file.is_file():
         raise RequestError(f"{file}: no such file; give a checkpoint, such as checkpoint.pth.tar")
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals(_NUMBERS):
-            warnings.simplefilter("ignore")  # about the age of the format
+            warnings.simplefilter("ignore")  # about old formats
             contents = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # on a damaged file the unpickler raises whatever it happens to meet
+    except Exception as error:  # a damaged file can make the unpickler raise any exception
         if wanted := re.search(r"GLOBAL (\S+) (?:was not|whose module)|unrecognized function (\S+)", str(error)):
             raise WorkError(
                 f"{file}: refused: expected tensors and numbers, got a file that asks to run {wanted[1] or wanted[2]} "
@@ -169,7 +156,7 @@ def _read(file: Path) -> Mapping[Any, Any]:
 
 
 def _state_dict(file: Path, contents: Mapping[Any, Any]) -> tuple[str, dict[str, Tensor]]:
-    """(key that the weights stood under, or "", and the weights), in the order of the file."""
+    """The key of the weights ("" for a bare state dict), and the weights in the order of the file."""
     for key in (*CONTAINERS, ""):
         inner = contents.get(key) if key else contents
         if isinstance(inner, Mapping) and inner and all(map(_is_dense, inner.values())):
@@ -181,7 +168,7 @@ def _state_dict(file: Path, contents: Mapping[Any, Any]) -> tuple[str, dict[str,
 
 
 def _is_dense(value: object) -> bool:
-    """Whether `value` is a tensor that can be copied into a network: there are sparse, quantized and empty ones."""
+    """Whether `value` is a tensor that can be copied into a network: dense, real and not quantized."""
     if not isinstance(value, Tensor):
         return False
     plain = not value.is_quantized and not value.is_complex()
@@ -189,8 +176,8 @@ def _is_dense(value: object) -> bool:
 
 
 def _architecture(file: Path, given: str | None, stored: object, state: Mapping[str, Tensor]) -> tuple[str, _Fit]:
-    """The architecture (as asked for, else as the file says, else the one that fits), filled with the tensors."""
-    # The papers' code says cifar_resnet110 for what is called resnet110 here.
+    """The requested architecture, or the one that the file names, or one that fits; and the matched tensors."""
+    # The code of the papers uses the name cifar_resnet110 for our resnet110.
     name = str(stored if given is None else given).lower().removeprefix("cifar_")
     if given is not None and name not in MODELS:
         raise RequestError(f"arch: expected one of {', '.join(MODELS)}, got {given}; choose one of these")
@@ -214,13 +201,13 @@ def _architecture(file: Path, given: str | None, stored: object, state: Mapping[
 
 @cache
 def _shapes(arch: str, num_classes: int) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of an architecture's tensors, the last layer's last, without the memory for them."""
+    """The names and shapes of an architecture's tensors, those of the last layer last; allocates no memory."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         return {name: tuple(tensor.shape) for name, tensor in MODELS[arch].build(num_classes).state_dict().items()}
 
 
 def _fit(arch: str, state: Mapping[str, Tensor]) -> _Fit:
-    """Match tensors by name, behind whichever prefix (`module.`, `1.`, `1.module.`, ...) finds most of them."""
+    """Match tensors by name, after the prefix (`module.`, `1.`, `1.module.`, ...) with the most matches."""
     names = list(_shapes(arch, 10))
     needed = [name for name in names if not name.endswith(COUNTER)]
     prefixes = {name.removesuffix(needed[0]) for name in state if name.endswith("." + needed[0])} | {""}
@@ -240,14 +227,14 @@ def _fit(arch: str, state: Mapping[str, Tensor]) -> _Fit:
         for what, some in (("missing", missing), ("unexpected", unexpected), ("of other shape", differing))
         if some
     ]
-    # Files of torch before 0.4.1 have no counters; evaluation does not use them.
+    # Files of torch before 0.4.1 have no counters, which evaluation does not use.
     counters = {name: torch.zeros((), dtype=torch.int64) for name in names if name not in (*needed, *weights)}
     notes = (f"{COUNTER}: absent from the file, set to zero",) if counters else ()
     return _Fit({**weights, **counters}, num_classes, prefix, buffers, tuple(problems), notes)
 
 
 def _lenet_by_order(state: Mapping[str, Tensor]) -> _Fit | None:
-    """LeNet's tensors by our names, if the file has exactly these shapes in this order: no two of them are alike."""
+    """Match LeNet's tensors by shape, which is different for each, if the file has exactly these shapes in order."""
     num_classes = list(state.values())[-1].numel()
     shapes = _shapes("lenet", num_classes)
     if [tuple(tensor.shape) for tensor in state.values()] != list(shapes.values()):
@@ -257,7 +244,7 @@ def _lenet_by_order(state: Mapping[str, Tensor]) -> _Fit | None:
 
 
 def _input_buffers(rest: Mapping[str, Tensor], channels: int) -> tuple[Normalization | None, list[str]]:
-    """Mean and std among the tensors that are not the network's, and the names of the tensors that are neither."""
+    """Mean and std among the tensors that do not belong to the network, and the names of the remaining tensors."""
     ends = {name.rpartition(".")[2]: tensor for name, tensor in rest.items() if tensor.numel() == channels}
     for mean, std in INPUT_BUFFERS:
         stds = ends[std].flatten().tolist() if std in ends else [1.0] * channels
@@ -267,10 +254,10 @@ def _input_buffers(rest: Mapping[str, Tensor], channels: int) -> tuple[Normaliza
     return None, list(rest)
 
 
-def _dataset(file: Path, asked: str | None, arch: str, num_classes: int, notes: list[str]) -> str:
-    """The data set: as asked for, else the usual one for the architecture, which is noted."""
-    dataset = USUAL_DATASET.get(arch, "cifar10") if asked is None else asked
-    if asked is None:
+def _dataset(file: Path, requested: str | None, arch: str, num_classes: int, notes: list[str]) -> str:
+    """The requested data set, or the usual one for the architecture, which is noted."""
+    dataset = USUAL_DATASET.get(arch, "cifar10") if requested is None else requested
+    if requested is None:
         notes.append(f"data set: {dataset}, the usual one for {arch}")
     if dataset not in DATASETS:
         raise RequestError(f"dataset: expected one of {', '.join(DATASETS)}, got {dataset}; choose one of these")
@@ -283,82 +270,20 @@ def _dataset(file: Path, asked: str | None, arch: str, num_classes: int, notes: 
 
 
 def _input_layer(
-    dataset: str, asked: InputLayer | None, fit: _Fit, layout: str, notes: list[str]
+    dataset: str, requested: InputLayer | None, fit: _Fit, layout: str, notes: list[str]
 ) -> tuple[InputLayer, Normalization | None]:
-    """The input layer: the file's own if it saved one, else as asked for, else the usual one, which is noted."""
+    """The input layer that the file saved, or the requested one, or the usual one, which is noted."""
     if fit.buffers is not None:
         layer: InputLayer = "center" if set(fit.buffers.std) == {1.0} else "normalize"
-        instead = f"; {asked}, which was asked for, contradicts them" if asked not in (None, layer) else ""
+        instead = f"; {requested}, which was asked for, contradicts them" if requested not in (None, layer) else ""
         notes.append(f"input layer: {layer}, with the mean and std that the file holds{instead}")
         return layer, fit.buffers
     published = DATASETS[dataset].normalization
-    if asked is None:
-        # MACER's code trains the network on pixels as they are; an index in the names tells of a layer before it.
+    if requested is None:
+        # MACER's code trains the network on unchanged pixels; an index in the names indicates a layer before it.
         bare_macer = layout == "net" and not re.search(r"(^|\.)\d+\.", fit.prefix)
-        asked = "none" if published is None or bare_macer else "normalize"
-        notes.append(f"input layer: {asked}, the usual one for {'MACER' if bare_macer else dataset}")
-    if asked in ("normalize", "center") and published is None:
-        raise RequestError(f"input layer: expected none for {dataset}, which has no published mean, got {asked}")
-    return asked, layer_normalization(asked, published)
-
-
-def layer_normalization(layer: InputLayer, published: Normalization | None) -> Normalization | None:
-    """`layer` as mean and std, given those of the data set."""
-    if layer == "none" or published is None:
-        return None
-    return published if layer == "normalize" else Normalization(published.mean, (1.0,) * len(published.mean))
-
-
-def _network(model: nn.Module, spec: InputSpec) -> nn.Module:
-    """The network without its input layer."""
-    return model.get_submodule("1") if spec.normalization else model
-
-
-@torch.no_grad()
-def check_accuracy(run: Run, images: Images, *, count: int = 200, sigma: float | None = None, seed: int = 0) -> float:
-    """The base classifier's accuracy on `count` images spread over the data, one noisy copy of each.
-
-    The noise has the run's sigma unless one is given, and depends on `seed` alone.
-    """
-    spec, total = run.spec, min(count, len(images))
-    if images.shape != spec.shape or images.num_classes > spec.num_classes or total < 1:
-        raise RequestError(
-            f"{run.folder}: expected at least one image of shape {spec.shape} and at most {spec.num_classes} classes, "
-            f"got {total} of shape {images.shape} and {images.num_classes}; give images of the run's data set"
-        )
-    device = next(run.model.parameters()).device
-    noise, generator = Gaussian(run.recipe.sigma if sigma is None else sigma), torch.Generator().manual_seed(seed)
-    correct = 0
-    with evaluating(run.model):
-        for indices in torch.split(torch.arange(total) * len(images) // total, BATCH):
-            pixels, labels = (part.to(device) for part in images.batch(indices))
-            noisy = pixels + noise.sample(pixels.shape, generator).to(device)
-            correct += int((run.model(noisy).argmax(1) == labels).sum())
-    return correct / total
-
-
-def input_layer_warning(run: Run, images: Images, *, count: int = 200, seed: int = 0) -> str | None:
-    """One line if another input layer is right on over 10 points more of the same noisy images than the run's; else
-    None. It does not raise for images that cannot be read or do not fit: the line then says that nothing was checked.
-    """
-    assert isinstance(run.recipe, ImportRecipe), "only an imported run has an input layer to doubt"
-    current, network = run.recipe.input_layer, _network(run.model, run.spec)
-    published = DATASETS[run.recipe.dataset].normalization
-    accuracy: dict[str, float] = {}
-    try:
-        for layer in INPUT_LAYERS:
-            normalization = run.spec.normalization if layer == current else layer_normalization(layer, published)
-            if normalization is None and layer not in (current, "none"):
-                continue  # a data set without a published mean
-            first = [Normalize(normalization.mean, normalization.std)] if normalization else []
-            model = nn.Sequential(*first, network).to(next(network.parameters()).device)
-            accuracy[layer] = check_accuracy(replace(run, model=model), images, count=count, seed=seed)
-    except (RequestError, WorkError, OSError) as error:
-        return f"input layer: not checked ({' '.join(str(error).split())})"
-    best = max(accuracy, key=accuracy.__getitem__)
-    if accuracy[best] - accuracy[current] <= CLEARLY_BETTER:
-        return None
-    return (
-        f"input layer: accuracy on {min(count, len(images))} noisy images is {accuracy[current]:.0%} with {current}, "
-        f"{accuracy[best]:.0%} with {best}; import again with --input-layer {best}"
-    )
+        requested = "none" if published is None or bare_macer else "normalize"
+        notes.append(f"input layer: {requested}, the usual one for {'MACER' if bare_macer else dataset}")
+    if requested in ("normalize", "center") and published is None:
+        raise RequestError(f"input layer: expected none for {dataset}, which has no published mean, got {requested}")
+    return requested, layer_normalization(requested, published)

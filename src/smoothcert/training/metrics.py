@@ -1,6 +1,6 @@
 """The metrics of a run: `Meter` keeps the losses of an epoch on the device, `metrics.jsonl` has one line per epoch.
 
-Lines are appended, and cut back where a run continues. Reports read them without torch.
+Lines are appended; those of epochs that are trained again are removed. Reports read the file without torch.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ METRICS = "metrics.jsonl"
 Metrics = list[dict[str, float]]
 Epoch = TypeVar("Epoch")
 LARGEST = 1e30
-"""Training stops long before a loss of this size; figures cannot show much more."""
+"""The largest number that is read: training stops long before, and figures cannot show much more."""
 DIVERGED = 1e4
-"""A loss above this (or not finite) stops the run; sound losses of all methods stay below 100."""
+"""A loss above this (or not finite) stops the run; the losses of all methods normally stay below 100."""
 
 
 def append_metrics(path: Path, line: dict[str, Any]) -> None:
-    """Add one line; it is on disk when this returns, before the state that counts on it."""
+    """Append one line; it is on disk when this returns, before the state that relies on it."""
     check_inside(path, path.parent)
     try:
         with path.open("a", encoding="utf-8") as file:
@@ -44,9 +44,9 @@ def append_metrics(path: Path, line: dict[str, Any]) -> None:
 
 
 def epochs_in(path: Path) -> int:
-    """How many epochs the metrics hold, which must be epoch 0, 1, 2, ... in order; 0 where there is no file.
+    """Count the epochs of a file, which must be 0, 1, 2, ... in order; 0 without a file.
 
-    A last line that was torn by a kill does not count; other damage is a WorkError that names the line.
+    An incomplete last line, left by a killed process, does not count; other damage is a WorkError that names the line.
     """
     numbers = read_epochs(path, lambda entry: entry["epoch"])
     for line, number in enumerate(numbers, start=1):
@@ -59,19 +59,18 @@ def epochs_in(path: Path) -> int:
 
 
 def keep_metrics_before(path: Path, epoch: int) -> None:
-    """Drop the lines from `epoch` on, which will be trained again: a kill may fall between metrics and state."""
+    """Remove the lines from `epoch` on: a killed process may have written metrics without the state."""
     if not path.exists():
         return
     lines = read_epochs(path, lambda entry: json.dumps(entry) + "\n")
     write_text_atomically(path, "".join(lines[:epoch]))
 
 
-def read_epochs(path: Path, taken_from: Callable[[Any], Epoch]) -> list[Epoch]:
-    """What `taken_from` takes from each line; [] where there is no file.
+def read_epochs(path: Path, convert: Callable[[Any], Epoch]) -> list[Epoch]:
+    """The result of `convert` for each line; [] without a file.
 
-    A last line that was torn by a kill is ignored, as training does when it resumes. Other damage is refused with a
-    WorkError that names the line: what is not JSON, has no epoch, holds a number that is not finite or beyond 1e30,
-    or makes `taken_from` raise a ValueError or fail.
+    An incomplete last line, left by a killed process, is ignored. Other damage is a WorkError that names the line: a
+    line that is not JSON, has no epoch, holds a number that is not finite or beyond 1e30, or that `convert` refuses.
     """
     if path.exists() and not path.is_file():  # reading a pipe could block forever
         raise WorkError(f"{path}: cannot be read (not a regular file); repair the file or move it")
@@ -81,22 +80,22 @@ def read_epochs(path: Path, taken_from: Callable[[Any], Epoch]) -> list[Epoch]:
         return []
     except OSError as error:
         raise WorkError(f"{path}: cannot be read ({error.strerror}); repair the file or move it") from error
-    found: list[Epoch] = []
+    epochs: list[Epoch] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            found.append(taken_from(_checked(json.loads(line.decode("utf-8")))))
+            epochs.append(convert(_checked(json.loads(line.decode("utf-8")))))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            # Whole lines end with a newline, so the piece after the last one is what a kill left.
+            # Complete lines end with a newline, so text after the last one is an incomplete line.
             if number == len(lines):
                 break
             raise WorkError(f"{path}, line {number}: damaged; repair the line or move the file") from error
-    return found
+    return epochs
 
 
 def _checked(entry: Any) -> Mapping[str, Any]:
-    """`entry`, if it is what training writes: an epoch, and numbers that are finite."""
+    """`entry` if it holds an epoch and finite numbers, as training writes them."""
     if not isinstance(entry, dict) or type(entry["epoch"]) is not int or entry["epoch"] < 0:
         raise ValueError("expected a mapping with an epoch")
     for name, value in entry.items():
@@ -110,7 +109,7 @@ def _checked(entry: Any) -> Mapping[str, Any]:
 class Meter:
     """The loss, the noisy accuracy and the objective's terms of each step since `restart`, at most `steps` of them.
 
-    All in place, in few kernels: a captured step adds to the same tensors.
+    Values are written in place by few kernels, so a captured step can add them.
     """
 
     def __init__(self, device: torch.device, steps: int) -> None:
@@ -135,7 +134,7 @@ class Meter:
         self.step += 1
 
     def stop_if_diverged(self, epoch: int, folder: Path) -> None:
-        values = self._so_far()
+        values = self._steps()
         bad_steps = (~(values[:, 0].abs() < DIVERGED)).nonzero().flatten().tolist()
         if not bad_steps:
             return
@@ -146,16 +145,16 @@ class Meter:
             "lower learning_rate or the weight of the largest term"
         )
 
-    def so_far(self) -> tuple[float, float]:
-        """Mean loss and noisy accuracy of this process's share."""
-        loss, accuracy = self._so_far()[:, :2].mean(0).tolist()
+    def running_means(self) -> tuple[float, float]:
+        """Mean loss and noisy accuracy over the share of this process."""
+        loss, accuracy = self._steps()[:, :2].mean(0).tolist()
         return loss, accuracy
 
     def means(self, team: Team) -> dict[str, float]:
-        """Means over the epoch, and over all processes."""
-        values = team.mean(self._so_far().mean(0)).tolist()
+        """Means over the epoch and over all processes."""
+        values = team.mean(self._steps().mean(0)).tolist()
         return dict(zip(self.names, values, strict=True))
 
-    def _so_far(self) -> Tensor:
-        """Waits for the device."""
+    def _steps(self) -> Tensor:
+        """The values of the steps since `restart`; waits for the device."""
         return self.values[: int(self.step)]

@@ -1,26 +1,20 @@
-"""What to do, validated: TrainRecipe and CertifyRecipe, to and from YAML, and `key=value` overrides."""
+"""Validated recipes for training, imports and certification; reading, writing, and `key=value` overrides."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
 from smoothcert.errors import RequestError
 from smoothcert.io.files import write_text_atomically
-from smoothcert.io.text import did_you_mean, printable
+from smoothcert.io.text import did_you_mean, flattened
 from smoothcert.io.yaml_file import parse_yaml, read_yaml
 from smoothcert.objectives import OBJECTIVES, Objective
 from smoothcert.smoothing.certificate import MOST_VOTES
+from smoothcert.training.choices import Bound, InputLayer, NoiseName
+from smoothcert.training.recipe_errors import describe_errors, shown
 
 
 def _objective_from(value: Any) -> Any:
@@ -46,26 +40,14 @@ def _objective_to(objective: Objective) -> dict[str, Any]:
 AnyObjective = Annotated[Objective, BeforeValidator(_objective_from), PlainSerializer(_objective_to)]
 
 
-def _numbers(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int | float]]:
-    """(name, value) of all numbers in `fields` and the mappings inside."""
-    for name, value in fields.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{name}.")
-        elif isinstance(value, int | float):
-            yield f"{prefix}{name}", value
-
-
 LARGEST = 1e30
-"""What float32 arithmetic with a network's weights still takes."""
+"""The largest float: arithmetic in float32 with the weights of a network stays finite."""
 MOST = 1_000_000
-"""Epochs, copies or attack steps that nobody needs."""
-MOST_SHOWN = 120
-
-NoiseName = Literal["gaussian", "laplace", "uniform"]
+"""The largest number of epochs, noisy copies or attack steps."""
 
 
 class Recipe(BaseModel):
-    """Common to both recipes: frozen, unknown keys refused, to and from YAML."""
+    """The base of all recipes: frozen, without unknown keys, written as YAML."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -81,7 +63,7 @@ class Recipe(BaseModel):
 
 
 class TrainRecipe(Recipe):
-    """Everything that a trained model depends on, besides the data themselves."""
+    """Everything that a trained model depends on, apart from the data."""
 
     dataset: str = Field(description="data set: see `smoothcert datasets`")
     image_size: int | None = Field(
@@ -108,7 +90,7 @@ class TrainRecipe(Recipe):
 
     @property
     def method(self) -> str:
-        """What tables call this training."""
+        """The name of the method in tables."""
         return self.objective.name
 
     @property
@@ -117,10 +99,12 @@ class TrainRecipe(Recipe):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "TrainRecipe":
-        for name, value in _numbers(self.to_mapping()):
+        for name, value in flattened(self.to_mapping()).items():
+            if not isinstance(value, int | float):
+                continue
             most = LARGEST if isinstance(value, float) else MOST if name.startswith("objective.") else value
             if value > most:
-                raise ValueError(f"{name}: expected at most {most:g}, got {_shown(repr(value))}")
+                raise ValueError(f"{name}: expected at most {most:g}, got {shown(repr(value))}")
         if self.objective.chunked and self.batch_size % self.objective.num_noise:
             raise ValueError(
                 f"batch_size: expected a multiple of objective.num_noise = {self.objective.num_noise}, "
@@ -140,14 +124,14 @@ class TrainRecipe(Recipe):
 
 
 class ImportRecipe(Recipe):
-    """What is known of a model that was trained elsewhere and imported."""
+    """What is known about a model that was trained elsewhere and imported."""
 
     dataset: str = Field(description="data set that it was trained on")
     model: str = Field(description="network: see `smoothcert models`")
     sigma: float = Field(gt=0, description="noise level that it was trained with")
-    input_layer: Literal["normalize", "center", "none"] = Field(description="what stands in front of the network")
-    source: str = Field(description="name of the file that it came from")
-    method: str = Field("imported", description="how it was trained, as tables will call it")
+    input_layer: InputLayer = Field(description="the layer before the network")
+    source: str = Field(description="name of the imported file")
+    method: str = Field("imported", description="how it was trained: the name of the method in tables")
 
     @property
     def epochs(self) -> int:
@@ -164,7 +148,7 @@ class ImportRecipe(Recipe):
 
 
 class CertifyRecipe(Recipe):
-    """What a certificate depends on besides the model and the image."""
+    """What a certificate depends on, apart from the model and the image."""
 
     sigma: float = Field(gt=0, description="standard deviation of the noise")
     noise: NoiseName = Field("gaussian", description="gaussian certifies in L2, laplace and uniform in L1")
@@ -172,11 +156,11 @@ class CertifyRecipe(Recipe):
     n: int = Field(100_000, ge=1, le=MOST_VOTES, description="fresh votes that bound its probability")
     alpha: float = Field(0.001, gt=0, lt=1, description="probability that a certificate is wrong, at most")
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the network; noise is float32")
-    bound: Literal["one-sided", "two-sided"] = Field("one-sided", description="two-sided bounds the runner-up too")
+    bound: Bound = Field("one-sided", description="two-sided bounds the runner-up too")
     radii: tuple[Annotated[float, Field(gt=0)], ...] = Field((), description="stop as soon as these are decided")
-    hold_back: bool = Field(False, description="keep part of alpha for the full radius of images that come to n votes")
+    hold_back: bool = Field(False, description="keep part of alpha for the full radius of images that reach n votes")
     radius_loss: float | None = Field(None, gt=0, description="radius, in sigmas, that may be given up for fewer votes")
-    label_aware: bool = Field(False, description="no further votes for wrong images: for benchmarks only")
+    label_aware: bool = Field(False, description="stop voting on wrongly classified images: for benchmarks only")
     sound: bool = Field(False, description="integer noise: certificates that hold in floating point too")
     compile: bool = Field(False, description="torch.compile the network")
     batch_size: int = Field(500, ge=1, le=MOST_VOTES, description="noisy images in a forward pass")
@@ -201,57 +185,11 @@ R = TypeVar("R", bound=Recipe)
 
 
 def parse_recipe(kind: type[R], fields: Mapping[str, Any], source: str) -> R:
-    """The recipe that `fields` describe, or a RequestError of one line that names field, value and allowed range."""
+    """Validate `fields`; the RequestError is one line that names field, value and allowed range."""
     try:
         return kind.model_validate(dict(fields))
     except ValidationError as error:
         raise RequestError(f"{source}: {describe_errors(kind, error)}") from error
-
-
-def describe_errors(kind: type[BaseModel], error: ValidationError, prefix: str = "") -> str:
-    """One line: for each wrong field its name, what was expected, what was given; near names for unknown keys."""
-    return "; ".join(_describe(kind, detail, prefix) for detail in error.errors())
-
-
-def field_descriptions(kind: type[BaseModel]) -> dict[str, str]:
-    """The names of all fields of a model, those of models inside it with a dot, and their descriptions."""
-    found: dict[str, str] = {}
-    for name, field in kind.model_fields.items():
-        found[name] = field.description or ""
-        for part in (field.annotation, *get_args(field.annotation)):
-            if isinstance(part, type) and issubclass(part, BaseModel) and part is not Objective:
-                found |= {f"{name}.{inner}": text for inner, text in field_descriptions(part).items()}
-    return found
-
-
-def _synonyms(kind: type[BaseModel], field: str, prefix: str) -> list[str]:
-    """Fields that an unknown name may mean: by the symbol in their description, such as (lambda), or their initials."""
-    word = field.rpartition(".")[2].lower()
-    return [
-        prefix + name
-        for name, description in field_descriptions(kind).items()
-        if f"({word})" in description or ("_" in name and word == "".join(part[:1] for part in name.split("_")))
-    ]
-
-
-def _describe(kind: type[BaseModel], error: Any, prefix: str) -> str:
-    field = prefix + ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        names = [prefix + name for name in field_descriptions(kind)]
-        hint = did_you_mean(field, sorted(names), synonyms=_synonyms(kind, field, prefix))
-        return f"{_shown(field)}: unknown key; {hint}"
-    if error["type"] == "missing":
-        return f"{field}: missing; it must be given"
-    if error["type"] == "value_error":
-        # Raised by a validator of ours, which names the field, the value and what is allowed.
-        return str(error["msg"]).removeprefix("Value error, ")
-    expected = str(error["msg"]).removeprefix("Input should be ").replace("a valid tuple", "a list, such as [30, 60]")
-    return f"{field}: expected {expected}, got {_shown(repr(error['input']))}"
-
-
-def _shown(text: str) -> str:
-    """What was given, for a message: not longer than a line, and printable."""
-    return printable(text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}...")
 
 
 def load_train_recipe(path: Path) -> TrainRecipe:
@@ -259,28 +197,28 @@ def load_train_recipe(path: Path) -> TrainRecipe:
 
 
 def stored_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a recipe that smoothcert stored: before there was `nesterov`, all runs used it."""
+    """The fields of a stored recipe; runs of versions before the field `nesterov` used it."""
     return {"nesterov": bool(fields.get("momentum", True)), **fields}
 
 
 def load_run_recipe(path: Path) -> TrainRecipe:
-    """The `recipe.yaml` of a run folder, also of earlier versions."""
+    """Read the `recipe.yaml` of a run folder, also of earlier versions."""
     return parse_recipe(TrainRecipe, stored_fields(read_yaml(path)), str(path))
 
 
 def with_overrides(recipe: TrainRecipe, overrides: Sequence[str]) -> TrainRecipe:
-    """`recipe` with `key=value` overrides, validated as a whole; `objective.eta=5` reaches into the objective."""
+    """Apply `key=value` overrides and validate the result; `objective.eta=5` changes a field of the objective."""
     fields = recipe.to_mapping()
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:
-            raise RequestError(f"--set {_shown(override)}: expected key=value, for instance --set epochs=3")
+            raise RequestError(f"--set {shown(override)}: expected key=value, for instance --set epochs=3")
         try:
             override.encode()
             value = parse_yaml(text)
         except ValueError as error:
-            raise RequestError(f"--set {_shown(override)}: the value is not YAML ({error}); quote it") from error
-        _set(fields, key.split("."), value, _shown(override))
+            raise RequestError(f"--set {shown(override)}: the value is not YAML ({error}); quote it") from error
+        _set(fields, key.split("."), value, shown(override))
     return parse_recipe(TrainRecipe, fields, "--set" if overrides else "recipe")
 
 
@@ -297,11 +235,7 @@ def _set(fields: dict[str, Any], keys: list[str], value: Any, override: str) -> 
             inner = fields[parent] = {}
         if not isinstance(inner, dict):
             with_parts = [key for key, part in fields.items() if isinstance(part, dict)]
-            hint = did_you_mean(parent, with_parts, f"keys with parts: {_nested(fields)}")
+            hint = did_you_mean(parent, with_parts, f"keys with parts: {', '.join(with_parts) or 'none'}")
             raise RequestError(f"--set {override}: {parent} has no parts; {hint}")
         fields = inner
     fields[last] = value
-
-
-def _nested(fields: Mapping[str, Any]) -> str:
-    return ", ".join(k for k, v in fields.items() if isinstance(v, dict)) or "none"

@@ -1,4 +1,4 @@
-"""The files of a run folder, and checks of a folder that need nothing but its path: they answer at once."""
+"""The files of a run folder, and checks of its path that need no further imports and therefore answer at once."""
 
 import shlex
 from collections.abc import Callable
@@ -12,20 +12,20 @@ CERTIFICATES = "certificates"
 
 
 def runs_in(folder: Path, is_run: Callable[[Path], bool]) -> list[Path]:
-    """The runs in a folder of runs, sorted; `folder` itself where it is a run, or holds none."""
+    """The runs in a folder of runs, sorted; `folder` itself if it is a run or holds none."""
     if not folder.is_dir() or is_run(folder):
         return [folder]
     return sorted(filter(is_run, folder.iterdir())) or [folder]
 
 
 def run_of_certificates(path: Path) -> Path | None:
-    """The run folder in whose `certificates` folder the file `path` lies; None for a file elsewhere."""
+    """The run folder whose `certificates` folder holds the file `path`; None for other files."""
     folder = path.resolve().parent
     return folder.parent if folder.name == CERTIFICATES else None
 
 
 def recipe_of_certificates(path: Path) -> Path | None:
-    """The recipe.yaml of the run that the certificates file `path` belongs to; None where there is none."""
+    """The recipe.yaml of the run that the certificates file `path` belongs to; None if there is none."""
     run = run_of_certificates(path)
     return run / RECIPE if run is not None and (run / RECIPE).is_file() else None
 
@@ -57,9 +57,9 @@ def check_file(path: Path, wanted: str) -> None:
 
 
 def refuse_lost_recipe(folder: Path, compared: bool = False) -> None:
-    """A RequestError where a folder without a recipe holds other files of a run: they would be overwritten.
+    """Raise a RequestError if a folder without a recipe holds other files of a run, which would be overwritten.
 
-    A model holds the recipe: with `compared`, where the request is compared with that, such a folder is accepted.
+    With `compared`, a folder with a model is accepted: the request is compared with the recipe in the model.
     """
     files = [name for name in (MODEL, STATE, METRICS) if (folder / name).exists()]
     if not files or (compared and MODEL in files):

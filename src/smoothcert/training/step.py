@@ -1,14 +1,14 @@
-"""One step of training: noise, attack, loss, backward, update, log. On a GPU it is captured once as a CUDA graph.
+"""One step of training: noise, attack, loss, backward pass, update, log. On a GPU it is captured as a CUDA graph.
 
-A small network keeps a GPU busy for microseconds a kernel: launching them one by one from Python takes several times
-longer than computing them. A captured step is launched as a whole. Nothing in it waits for the device, and what
-changes from step to step (images, learning rate, warm-up, noise) lives in tensors that the graph reads.
+A kernel of a small network takes microseconds: launching the kernels one by one from Python takes several times longer
+than computing them. A captured step is launched as a whole. Nothing in it waits for the device, and everything that
+changes from step to step (images, learning rate, warm-up, noise) is in tensors that the graph reads.
 """
 
 import os
 import statistics
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,20 +17,20 @@ from smoothcert.data import default_folder
 from smoothcert.models import CifarResNet
 from smoothcert.noise import Noise
 from smoothcert.objectives import LossTerms, Objective, Progress
+from smoothcert.training.choices import Compiling
 from smoothcert.training.metrics import Meter
 
 WARM_UP_STEPS = 3
-"""Steps before a capture, as usual: libraries choose their kernels and memory in them. They are steps of the run."""
+"""Steps before a capture, in which libraries choose their kernels and memory. They are steps of the run."""
 TIMED_STEPS = 10
-Compiling = Literal["auto", "always", "never"]
 SAVED_SHARE = 0.3
-"""Of the time of a captured step; measured 0.2 (ResNet-110) to 0.4 (LeNet, SmoothMix)."""
-SECONDS_AT_LEAST, SECONDS_A_LAYER = 15.0, 0.35
-"""What compiling takes, measured on LeNet and ResNet-110, when nothing of it is kept on disk."""
+"""The share of a captured step that compiling saves; measured 0.2 (ResNet-110) to 0.4 (LeNet, SmoothMix)."""
+COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER = 15.0, 0.35
+"""The time that compiling takes without cached kernels, measured on LeNet and ResNet-110."""
 
 
 class Step(nn.Module):
-    """The loss of one step as a module: wrapped once for several processes, however often it calls the classifier."""
+    """The loss of one step as a module, which DistributedDataParallel wraps once, whatever the loss computes."""
 
     def __init__(self, classifier: nn.Module, objective: Objective, *, device_type: str, bf16: bool) -> None:
         super().__init__()
@@ -38,13 +38,13 @@ class Step(nn.Module):
         self.objective = objective
         self.device_type = device_type
         self.bf16 = bf16
-        self.compiled(False)
+        self.set_compiled(False)
 
-    def compiled(self, wanted: bool) -> None:
-        """Whether torch.compile works on the loss: attack steps and the rest are compiled once each."""
+    def set_compiled(self, compiled: bool) -> None:
+        """Choose whether torch.compile compiles the loss."""
         self.loss = self.objective.loss
-        if wanted:
-            # Runs of one process share the compiler, and each kind of run is compiled for itself.
+        if compiled:
+            # The runs of one process share the compiler, which compiles each kind of run separately.
             torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
             self.loss = torch.compile(self.objective.loss, dynamic=False)
 
@@ -54,7 +54,7 @@ class Step(nn.Module):
 
 
 class Sampling(NamedTuple):
-    """What a step draws: noise for `images` images, of which this process computes `share`."""
+    """The random numbers of a step: noise for `images` images, of which this process computes `share`."""
 
     noise: Noise
     num_noise: int
@@ -64,7 +64,7 @@ class Sampling(NamedTuple):
 
 
 class TrainingStep:
-    """Calls `step` on a batch, backpropagates, updates, and adds to the log of `meter`."""
+    """Calls `step` on a batch, backpropagates, updates the weights, and logs to `meter`."""
 
     def __init__(
         self,
@@ -94,12 +94,12 @@ class TrainingStep:
 
 
 class CapturedStep:
-    """`TrainingStep` as a CUDA graph: the first steps run as they are, then one is captured and replayed.
+    """`TrainingStep` as a CUDA graph: the first steps run without a graph, then one is captured and replayed.
 
-    Gives what the plain step gives, to floating-point noise: the same kernels on the same random numbers. If
-    `compile_pays` says so of the seconds that the rest of the run will take (`steps` in all), the loss is compiled and
-    captured again. What cannot be captured (a network that asks the host something, say) or compiled goes on without,
-    and `note` is told why.
+    The results equal those of the plain step up to rounding: the same kernels use the same random numbers. If
+    `compile_pays` is true for the seconds that the rest of the `steps` will take, the loss is compiled and captured
+    again. A step that cannot be captured (for example because the network reads a value on the host) or compiled
+    continues without, and `note` receives the reason.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class CapturedStep:
         self.images, self.labels = torch.empty(0), torch.empty(0)
         self.timed: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self.compiled: bool | None = None
-        """None until it is decided."""
+        """None until this is decided."""
 
     def __call__(self, images: Tensor, labels: Tensor) -> None:
         self.steps_left -= 1
@@ -148,10 +148,10 @@ class CapturedStep:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            self.note(f"the loss cannot be compiled ({_first_line(error)}); training goes on without")
+            self.note(f"the loss cannot be compiled ({_first_line(error)}); training continues without")
             self.compiled = False
-            self.loss.compiled(False)
-            # The same step again, from what it began with.
+            self.loss.set_compiled(False)
+            # Repeat the step from the values that it started with.
             self.plain.optimizer.zero_grad()
             generator.set_state(state)
             for buffer, before in zip(self.loss.buffers(), buffers, strict=True):
@@ -159,28 +159,28 @@ class CapturedStep:
             self.plain(images, labels)
 
     def _capture(self, images: Tensor, labels: Tensor) -> None:
-        """Record a step on copies of this batch; recording computes nothing."""
+        """Capture a step on copies of this batch; capturing computes nothing."""
         self.images, self.labels = images.clone(), labels.clone()
         generator = self.plain.sampling.generator
         state = generator.get_state()
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(generator)
         try:
-            # thread_local: the threads that load images may pin memory meanwhile.
+            # thread_local: threads that load images may pin memory at the same time.
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
                 self.plain(self.images, self.labels)
             self.graph = graph
         except RuntimeError as error:
-            self.note(f"steps are not captured as a CUDA graph ({_first_line(error)}); training goes on, slower")
+            self.note(f"steps are not captured as a CUDA graph ({_first_line(error)}); training continues, more slowly")
             self.plain.optimizer.zero_grad()
-            # The generator is still tied to the recording: another one goes on from where it was.
+            # The generator is still registered with the failed capture: a new one continues from the same state.
             self.plain.sampling = self.plain.sampling._replace(generator=torch.Generator(generator.device))
             self.plain.sampling.generator.set_state(state)
 
     def _replay_and_decide(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Time a few replays; then compile, warm up and capture again, if that pays."""
+        """Time a few replays; then compile, warm up and capture again if that saves time."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()  # the work of other runs on this GPU is not this one's
+        torch.cuda.synchronize()  # do not measure the work of other runs on this GPU
         start.record()
         graph.replay()
         end.record()
@@ -191,7 +191,7 @@ class CapturedStep:
         step = statistics.median(start.elapsed_time(end) for start, end in self.timed) / 1000
         self.compiled = self.compile_pays(step * self.steps_left)
         if self.compiled:
-            self.loss.compiled(True)
+            self.loss.set_compiled(True)
             self.graph, self.warm_up = None, WARM_UP_STEPS
 
 
@@ -200,20 +200,20 @@ def _first_line(error: Exception) -> str:
 
 
 def keep_compiled_kernels() -> None:
-    """Kernels outlive a reboot: they are kept beside the data, unless the user has chosen a folder."""
+    """Keep compiled kernels across reboots: next to the data, unless the user has chosen another folder."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(default_folder() / "compiled"))
 
 
 def compile_pays(model: nn.Module, compiling: Compiling, *, by_kernels: bool = False) -> Callable[[float], bool]:
-    """A judge of the seconds that the rest of a run takes without compiling.
+    """A function of the seconds that the rest of a run takes: whether compiling it saves time.
 
-    `by_kernels`: layers that have kernels of our own use them. They leave a compiler nothing of a ResNet for CIFAR
-    (ResNet-20 with consistency 1.69 ms a step without, 1.76 compiled), and compiled attacks do not use them.
+    With `by_kernels`, layers use our own kernels. Compiling then saves nothing for a CIFAR ResNet (ResNet-20 with
+    Consistency takes 1.69 ms per step, 1.76 ms if compiled), and compiled attacks do not use the kernels.
     """
     if compiling != "auto":
         return lambda seconds: compiling == "always"
     if by_kernels and any(isinstance(module, CifarResNet) for module in model.modules()):
         return lambda seconds: False
     layers = sum(1 for module in model.modules() if not list(module.children()))
-    cost = SECONDS_AT_LEAST + SECONDS_A_LAYER * layers
+    cost = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * layers
     return lambda seconds: SAVED_SHARE * seconds > cost

@@ -18,7 +18,7 @@ from smoothcert.papers.reproduce.estimate import certification_seconds, training
 from smoothcert.papers.rows import SEEDS_TABLE, PaperRun, paper_runs
 from smoothcert.training.checkpoint import MODEL, RECIPE, InputSpec, load_run
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe, with_overrides
-from smoothcert.training.setup import refuse_other_recipe
+from smoothcert.training.resume import refuse_other_recipe
 
 QUICK_CHANGES = {
     "mnist": ("dataset=mnist-sample", "epochs=2", "batch_size=128", "learning_rate=0.05", "learning_rate_drops=[1]"),

@@ -16,8 +16,9 @@ from smoothcert.papers.processes import Failures, call_in_processes, reason_of
 from smoothcert.papers.reproduce.planning import PlannedRun, Request
 from smoothcert.report.progress import certification_bar, print_note, train_with_bar
 from smoothcert.training.checkpoint import RECIPE, load_run
-from smoothcert.training.loop import TrainingStatus, train_together
+from smoothcert.training.loop import TrainingStatus
 from smoothcert.training.recipe import TrainRecipe
+from smoothcert.training.several_runs import train_together
 
 
 def finish_runs(planned: Sequence[PlannedRun], request: Request, console: Console) -> Failures:

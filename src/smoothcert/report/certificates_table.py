@@ -1,0 +1,78 @@
+"""The certificates of a run as a table: average certified radius, certified accuracy, pandas, figure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, read_certificates
+from smoothcert.errors import RequestError
+from smoothcert.report.locate import find_certificates
+from smoothcert.report.summary import average_certified_radius, certified_accuracy, counted_radii
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class CertificatesTable:
+    """The rows of a certificates file, one per image; iterates as `CertifiedImage`."""
+
+    file: CertificatesFile
+
+    def __len__(self) -> int:
+        return len(self.file.rows)
+
+    def __iter__(self) -> Iterator[CertifiedImage]:
+        return iter(self.file.rows)
+
+    @property
+    def acr(self) -> float:
+        """The average certified radius; wrong and abstained images count as 0."""
+        return average_certified_radius(self.file.rows)
+
+    def certified_accuracy(self, radius: float = 0.0) -> float:
+        """The share of images, in [0, 1], that are certified for their label with a radius of at least `radius`."""
+        return certified_accuracy(self.file.rows, radius)
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame with one row per image."""
+        try:
+            import pandas
+        except ImportError:
+            raise RequestError("to_pandas: expected pandas, got none; install it with `pip install pandas`") from None
+        columns = ("predict", "radius", "n0", "n", "count")
+        rows = [
+            {"index": row.index, "label": row.label, "correct": row.correct, "seconds": row.seconds}
+            | {name: getattr(row.certificate, name) for name in columns}
+            for row in self.file.rows
+        ]
+        return pandas.DataFrame(rows).set_index("index")
+
+    def plot(self, path: str | Path | None = None) -> "Figure":
+        """Draw certified accuracy against radius; also write the figure to `path` (PNG, PDF or SVG) if one is given."""
+        from smoothcert.report.style import new_figure, plain, quiet_axes
+
+        radii, images = sorted(counted_radii(self.file.rows)), len(self)
+        figure = new_figure(5.0, 3.4)
+        axes = figure.subplots()
+        quiet_axes(axes)
+        axes.step([0.0, *radii], [100 * left / images for left in range(len(radii), -1, -1)], where="post")
+        axes.set(xlabel="radius", ylabel="certified accuracy (%)", title=plain(self.file.path.stem), ylim=(0, 102))
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+
+def certificates_of_run(folder: Path, name: str | None) -> CertificatesTable:
+    """The only certificates file of the run, or the one called `name`."""
+    files = dict(find_certificates([folder]))
+    by_stem = {path.stem: path for path in files.values()}
+    if name is not None and name not in by_stem:
+        raise RequestError(f"{folder}: expected certificates among {', '.join(by_stem)}, got {name}")
+    if name is None and len(by_stem) > 1:
+        raise RequestError(
+            f"{folder}: expected one certificates file, got {', '.join(by_stem)}; choose one with "
+            f"read_certificates({next(iter(by_stem))!r})"
+        )
+    return CertificatesTable(read_certificates(by_stem[name] if name is not None else next(iter(by_stem.values()))))

@@ -1,0 +1,8 @@
+"""The choices that recipes and the command line share; importing them takes no time, so `--help` can show them."""
+
+from typing import Literal
+
+Bound = Literal["one-sided", "two-sided"]
+Compiling = Literal["auto", "always", "never"]
+InputLayer = Literal["normalize", "center", "none"]
+NoiseName = Literal["gaussian", "laplace", "uniform"]

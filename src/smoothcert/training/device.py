@@ -1,0 +1,55 @@
+"""The device of a training run: memory layout, streams, settings of the libraries, and running out of memory."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+
+from smoothcert.errors import WorkError
+
+
+def weights_layout(own_network: bool) -> torch.memory_format:
+    """Channels last, which is faster on GPUs and CPUs; a user's network keeps its layout, which it may rely on."""
+    return torch.preserve_format if own_network else torch.channels_last
+
+
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """Turn the errors that torch raises when memory runs out into a WorkError of one line."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+            raise WorkError(
+                "expected the memory for a training step, got too little of it; choose a smaller batch_size or "
+                "objective.num_noise"
+            ) from error
+        raise
+
+
+@contextmanager
+def training_device(device: torch.device) -> Iterator[None]:
+    """On a GPU: use a new stream, as captured steps need, the fastest convolutions, and TF32 for matrix products."""
+    if device.type != "cuda":
+        yield
+        return
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    saved = cudnn.benchmark, products.fp32_precision
+    cudnn.benchmark, products.fp32_precision = True, "tf32"
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    torch.cuda.reset_peak_memory_stats(device)
+    try:
+        with torch.cuda.device(device), new_stream(device):
+            yield
+    finally:
+        torch.cuda.synchronize(device)
+        cudnn.benchmark, products.fp32_precision = saved
+
+
+def new_stream(device: torch.device) -> AbstractContextManager[object]:
+    """A context whose GPU work goes to a new stream; it can be entered several times. Does nothing on a CPU."""
+    if device.type != "cuda":
+        return nullcontext()
+    torch.cuda.synchronize(device)  # the new stream then sees all results of earlier work
+    stream: AbstractContextManager[object] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return torch.cuda.stream(stream)  # type: ignore[arg-type]

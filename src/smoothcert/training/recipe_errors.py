@@ -1,0 +1,56 @@
+"""Turns the validation errors of pydantic into one line for the user."""
+
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from smoothcert.io.text import did_you_mean, printable
+from smoothcert.objectives import Objective
+
+MOST_SHOWN = 120
+
+
+def describe_errors(kind: type[BaseModel], error: ValidationError, prefix: str = "") -> str:
+    """One line: for each wrong field its name, what was expected and what was given; similar names for unknown keys."""
+    return "; ".join(_describe(kind, detail, prefix) for detail in error.errors())
+
+
+def field_descriptions(kind: type[BaseModel]) -> dict[str, str]:
+    """The descriptions of all fields by name; fields of nested models have a dot in their names."""
+    descriptions: dict[str, str] = {}
+    for name, field in kind.model_fields.items():
+        descriptions[name] = field.description or ""
+        for part in (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, BaseModel) and part is not Objective:
+                descriptions |= {f"{name}.{inner}": text for inner, text in field_descriptions(part).items()}
+    return descriptions
+
+
+def _synonyms(kind: type[BaseModel], field: str, prefix: str) -> list[str]:
+    """Fields that an unknown name may mean, by a symbol in their description, such as (lambda), or by initials."""
+    word = field.rpartition(".")[2].lower()
+    return [
+        prefix + name
+        for name, description in field_descriptions(kind).items()
+        if f"({word})" in description or ("_" in name and word == "".join(part[:1] for part in name.split("_")))
+    ]
+
+
+def _describe(kind: type[BaseModel], error: Any, prefix: str) -> str:
+    field = prefix + ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        names = [prefix + name for name in field_descriptions(kind)]
+        hint = did_you_mean(field, sorted(names), synonyms=_synonyms(kind, field, prefix))
+        return f"{shown(field)}: unknown key; {hint}"
+    if error["type"] == "missing":
+        return f"{field}: missing; it must be given"
+    if error["type"] == "value_error":
+        # Our own validators name the field, the value and what is allowed.
+        return str(error["msg"]).removeprefix("Value error, ")
+    expected = str(error["msg"]).removeprefix("Input should be ").replace("a valid tuple", "a list, such as [30, 60]")
+    return f"{field}: expected {expected}, got {shown(repr(error['input']))}"
+
+
+def shown(text: str) -> str:
+    """`text` for a message: printable and at most MOST_SHOWN characters."""
+    return printable(text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}...")

@@ -1,0 +1,168 @@
+"""Opens a run folder for training: checks what it holds, and restores the state that training continues from."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from smoothcert.data import Images
+from smoothcert.distributed import Team
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.files import remove_temporaries
+from smoothcert.io.text import error_line
+from smoothcert.training.checkpoint import InputSpec, ModelFile, load_run, read_model_file, save_model
+from smoothcert.training.metrics import METRICS, epochs_in, keep_metrics_before
+from smoothcert.training.recipe import TrainRecipe, load_run_recipe, parse_recipe, stored_fields
+from smoothcert.training.run_folder import MODEL, RECIPE, STATE, refuse_lost_recipe
+from smoothcert.training.state import State, load_state
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run starts or continues."""
+
+    epoch: int
+    """The first epoch to train."""
+    state: State | None
+    digest: str
+    """The digest of the training data."""
+    model: ModelFile | None
+    """The model that the folder holds."""
+    warm_up: int
+    dead_epochs: int
+
+
+def open_folder(
+    recipe: TrainRecipe, data: Images, folder: Path, group: Team, resume: bool, on_note: Callable[[str], None]
+) -> Start:
+    """Make or reopen the folder; refuse recipe, data, state, model and metrics that do not belong together."""
+    exists = (folder / RECIPE).exists()
+    if exists and not resume:
+        raise RequestError(f"{folder}: holds a run already; continue it with --resume or choose another --out")
+    if not exists:
+        refuse_lost_recipe(folder, compared=resume)
+    else:
+        refuse_other_recipe(load_run_recipe(folder / RECIPE), recipe, folder)
+    model = read_model_file(folder / MODEL) if (folder / MODEL).exists() else None
+    state, digest = load_state(folder), data.digest()
+    if state is not None and state.data not in (None, digest):
+        raise RequestError(
+            f"{folder}: the training data have changed since its state was saved; restore them, or train on the new "
+            "data into another --out"
+        )
+    # The same data in another place, and more or fewer epochs, do not change the epochs that have been trained.
+    harmless = {"epochs"} | ({"dataset"} if state is not None and state.data else set())
+    if model is not None:
+        if not isinstance(model.recipe, TrainRecipe):
+            raise RequestError(f"{folder}: expected a run to train, got an imported model; choose another --out")
+        refuse_other_recipe(model.recipe, recipe, folder, MODEL, harmless)
+    if state is not None and state.recipe is not None:
+        stored = parse_recipe(TrainRecipe, stored_fields(state.recipe), str(folder / STATE))
+        refuse_other_recipe(stored, recipe, folder, STATE, harmless)
+    epoch = first_epoch(recipe, folder, state, model)
+    group.wait()  # all processes have read the folder before the first one writes
+    if group.leads:
+        for name in (RECIPE, STATE, MODEL, METRICS):
+            remove_temporaries(folder / name)
+        if not exists:
+            recipe.save(folder / RECIPE)
+        keep_metrics_before(folder / METRICS, epoch)
+        if state is not None and state.data is None:
+            on_note(f"{folder}: its state does not record its training data: whether they are the same is not checked")
+        if epoch and not (folder / METRICS).exists():
+            on_note(f"{folder}: its {METRICS} is gone; that of epochs 0 to {epoch - 1} is lost")
+        if epoch == recipe.epochs:
+            on_note(f"{folder}: all {epoch} epochs are trained already")
+    group.wait()
+    warm_up = recipe.learning_rate_warm_up if state is None or state.warm_up is None else state.warm_up
+    return Start(epoch, state, digest, model, warm_up, 0 if state is None else state.dead_epochs)
+
+
+def first_epoch(recipe: TrainRecipe, folder: Path, state: State | None, model: ModelFile | None) -> int:
+    """The epoch after the last one of the state; `recipe.epochs` if the model is finished and the state is missing."""
+    measured = epochs_in(folder / METRICS)
+    if state is None:
+        if model is not None and model.epoch == recipe.epochs:
+            return recipe.epochs
+        # The first epoch is always saved, so a killed process leaves at most its metrics without a state.
+        lost = max(measured if measured > 1 else 0, model.epoch if model is not None else 0)
+        if lost:
+            raise RequestError(
+                f"{folder}: {STATE} is gone, so the run cannot continue after its {lost} of {recipe.epochs} epochs; "
+                "restore it, or train again into another --out"
+            )
+        return 0
+    if state.epoch > recipe.epochs:
+        raise WorkError(
+            f"{folder / STATE}: expected at most the {recipe.epochs} epochs of the recipe, got {state.epoch}; "
+            "restore it, or train again into another folder"
+        )
+    if (folder / METRICS).exists() and measured < state.epoch:
+        raise WorkError(
+            f"{folder}: {STATE} is that of {state.epoch} epochs, {METRICS} holds {measured}; restore the files, or "
+            "train again into another folder"
+        )
+    return state.epoch
+
+
+def restore(model: nn.Module, optimizer: torch.optim.Optimizer, start: Start, folder: Path) -> None:
+    """Load the state of a run; refuse it if the network has changed since."""
+    state = start.state
+    if state is None:
+        if start.epoch:
+            load_run(folder, model=model)
+        return
+    try:
+        model.load_state_dict(state.model)
+        # The settings are those of the recipe and the device; the momentum is laid out as the parameters are.
+        settings = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": state.optimizer["state"], "param_groups": settings})
+        for parameter, kept in optimizer.state.items():
+            for name, value in kept.items():
+                if isinstance(value, Tensor):
+                    if value.shape != parameter.shape:
+                        raise ValueError(f"{name} of shape {list(value.shape)} for {list(parameter.shape)}")
+                    kept[name] = torch.empty_like(parameter).copy_(value)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        reason = error_line(error)
+        raise RequestError(f"{folder}: its weights do not fit the network ({reason}); choose another --out") from error
+
+
+def write_missing_model(
+    folder: Path,
+    model: nn.Module,
+    recipe: TrainRecipe,
+    spec: InputSpec,
+    start: Start,
+    provenance: Mapping[str, Any],
+) -> None:
+    """Write the model of a finished run from its state if the folder holds none, or that of an earlier epoch.
+
+    `provenance` is used if the state, written by an earlier version, does not record one.
+    """
+    if start.state is None or start.epoch < recipe.epochs:
+        return
+    if start.model is None or (start.model.epoch, start.model.recipe) != (start.epoch, recipe):
+        save_model(folder, model, recipe, spec, start.epoch, start.state.provenance or provenance)
+
+
+def refuse_other_recipe(
+    stored: TrainRecipe, wanted: TrainRecipe, folder: Path, file: str = RECIPE, harmless: Collection[str] = ()
+) -> None:
+    """Raise a RequestError if the recipe in `file` differs from `wanted` in fields that are not `harmless`."""
+    before, now = stored.to_mapping(), wanted.to_mapping()
+    differing = [
+        f"{key}: the run has {before[key]}, the request {now[key]}"
+        for key in now
+        if before[key] != now[key] and key not in harmless
+    ]
+    if differing:
+        source = "" if file == RECIPE else f"{file} says that it "
+        raise RequestError(
+            f"{folder}: {source}holds a run of another recipe ({'; '.join(differing)}); choose another --out"
+        )

@@ -1,0 +1,116 @@
+"""Several runs on one device: they take turns, one step each, so that small networks keep a GPU busy."""
+
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
+from functools import partial
+from pathlib import Path
+from typing import Unpack
+
+import torch
+
+from smoothcert.data import Images
+from smoothcert.distributed import Team, find_device, team
+from smoothcert.errors import RequestError
+from smoothcert.training.choices import Compiling
+from smoothcert.training.device import new_stream, training_device
+from smoothcert.training.loop import TrainingStatus, finish_epoch, report_progress, start_epoch
+from smoothcert.training.recipe import TrainRecipe
+from smoothcert.training.run_folder import RECIPE
+from smoothcert.training.setup import Options, set_up
+
+STEPS_AHEAD = 8
+"""Steps of a run that may wait on the GPU: enough to keep it busy, few enough that the other runs need not wait."""
+POLL_SECONDS = 1e-4
+"""How long the host sleeps while all runs have enough steps on the GPU; shorter than a step."""
+
+
+def train_together(
+    runs: Sequence[tuple[TrainRecipe, Images, Path]],
+    jobs: int,
+    *,
+    device: str = "auto",
+    compiling: Compiling = "auto",
+    on_progress: Callable[[Path, TrainingStatus], None] = lambda folder, status: None,
+    on_note: Callable[[str], None] = lambda text: None,
+) -> dict[Path, Exception]:
+    """Train or continue `runs` (recipe, data, folder), `jobs` at a time in this process; return failures by folder.
+
+    The runs take turns, one step each; a run whose last steps are still waiting on the GPU is skipped, so fast runs do
+    not wait for slow ones. On a GPU each run has its own stream and generator, so captured steps of small networks
+    overlap. Each run gives the same result as alone, except for its peak memory, which is that of all runs, and of n
+    runs each is saved at most once every n seconds.
+    """
+    if jobs < 1:
+        raise RequestError(f"jobs: expected at least 1, got {jobs}")
+    on_device, at_once = find_device(device), min(jobs, len(runs))
+    waiting, failures = list(runs), dict[Path, Exception]()
+    active: list[tuple[Path, Generator[None, None, None], AbstractContextManager[object], Pace]] = []
+    # The stack closes the runs after an exception too, which must not leave their folders locked.
+    with training_device(on_device), team(on_device) as group, ExitStack() as opened:
+        while waiting or active:
+            while waiting and len(active) < at_once:
+                recipe, data, folder = waiting.pop(0)
+                steps = _steps(
+                    *(recipe, data, folder, group),
+                    resume=(folder / RECIPE).exists(),
+                    device=device,
+                    compiling=compiling,
+                    on_progress=partial(on_progress, folder),
+                    on_note=on_note,
+                    runs_at_once=at_once,
+                    running=lambda: len(active),
+                )
+                opened.enter_context(closing(steps))
+                active.append((folder, steps, new_stream(on_device), Pace(on_device)))
+            ready = [run for run in active if not run[3].far_ahead()]
+            if not ready:
+                time.sleep(POLL_SECONDS)
+            for run in ready:
+                folder, steps, stream, pace = run
+                try:
+                    with stream:
+                        next(steps)
+                        pace.stepped()
+                except StopIteration:
+                    active.remove(run)
+                except Exception as error:  # a run that fails does not stop the others
+                    # The traceback would keep the model and the data of the run in memory.
+                    traceback.clear_frames(error.__traceback__)
+                    failures[folder] = error.with_traceback(None)
+                    active.remove(run)
+    return failures
+
+
+def _steps(
+    recipe: TrainRecipe, data: Images, folder: Path, group: Team, **options: Unpack[Options]
+) -> Generator[None, None, None]:
+    """The loop of `train` with a pause after each step, in which the other runs take their turns."""
+    with set_up(recipe, data, folder, group, **options) as run:
+        while run.epoch < recipe.epochs:
+            for images, labels in start_epoch(run):
+                run.step(images, labels)
+                yield
+                report_progress(run)
+            finish_epoch(run)
+
+
+class Pace:
+    """How far the host is ahead of a GPU's stream. On a CPU the host is never ahead."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.events: deque[torch.cuda.Event] = deque(maxlen=STEPS_AHEAD)
+
+    def stepped(self) -> None:
+        """Record a step; call it in the stream, after the step was launched."""
+        if self.device.type == "cuda":
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            self.events.append(event)
+
+    def far_ahead(self) -> bool:
+        """Whether none of the last STEPS_AHEAD steps is done."""
+        return len(self.events) == STEPS_AHEAD and not self.events[0].query()  # type: ignore[no-untyped-call]

@@ -1,0 +1,179 @@
+"""`smoothcert.train` and `smoothcert.load`: data of several kinds, callbacks, and the run that they return."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import digest, metrics, tiny_recipe
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import smoothcert as sc
+from smoothcert import cli
+from smoothcert.data import ImageData, mnist
+from smoothcert.errors import RequestError
+
+
+class Digits(Dataset[tuple[Tensor, int]]):
+    """The images of `data` as a user's data set, optionally with a random transform."""
+
+    def __init__(self, data: ImageData, random: bool = False) -> None:
+        self.data, self.random = data, random
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image = self.data.images[index].float() / 255
+        return image * torch.rand(()) if self.random else image, int(self.data.labels[index])
+
+
+class Stream(IterableDataset[tuple[Tensor, int]]):
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        return iter(())
+
+
+def test_torch_dataset_gives_the_weights_of_the_same_images(tmp_path: Path, tiny_data: ImageData) -> None:
+    run = sc.train(tiny_recipe(), Digits(tiny_data), str(tmp_path / "dataset"), device="cpu")
+    sc.train(tiny_recipe(), tiny_data, tmp_path / "images", device="cpu")
+    assert digest(tmp_path / "dataset") == digest(tmp_path / "images")
+    assert run.recipe.dataset == "torch:Digits"
+    assert (run.spec.shape, run.spec.num_classes, run.finished) == ((1, 28, 28), 10, True)
+    assert not run.model.training
+
+
+def test_random_transforms_are_repeated_on_resume(tmp_path: Path, tiny_data: ImageData) -> None:
+    """Each epoch has other images; an interrupted run sees the same ones after it resumes."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(run: sc.Run, line: dict[str, Any]) -> None:
+        raise Stop
+
+    data = Digits(tiny_data, random=True)
+    sc.train(tiny_recipe(), data, tmp_path / "whole", device="cpu")
+    with pytest.raises(Stop):
+        sc.train(tiny_recipe(), data, tmp_path / "cut", device="cpu", on_epoch=stop)
+    sc.train(tiny_recipe(), data, tmp_path / "cut", device="cpu", resume=True)
+    assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
+
+
+def test_data_by_name_and_by_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_data: ImageData) -> None:
+    monkeypatch.setattr(mnist, "load_sample", lambda split: tiny_data)
+    named = sc.train(tiny_recipe(epochs=1), "mnist-sample", tmp_path / "named", device="cpu")
+    sc.train(tiny_recipe(epochs=1), out=tmp_path / "recipe", device="cpu")
+    assert named.recipe.dataset == "mnist-sample"
+    assert digest(tmp_path / "named") == digest(tmp_path / "recipe")
+
+
+def test_on_epoch_receives_the_run_and_the_metrics(tmp_path: Path, tiny_data: ImageData) -> None:
+    seen: list[tuple[int, dict[str, Any]]] = []
+    run = sc.train(
+        tiny_recipe(), tiny_data, tmp_path, device="cpu", on_epoch=lambda run, line: seen.append((run.epoch, line))
+    )
+    assert [epoch for epoch, _ in seen] == [1, 2]
+    assert [line for _, line in seen] == metrics(tmp_path) == run.metrics
+
+
+def test_own_network_receives_the_trained_weights(tmp_path: Path, tiny_data: ImageData) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    before = network[1].weight.detach().clone()
+    run = sc.train(tiny_recipe(model="mine", epochs=1), tiny_data, tmp_path, model=network, device="cpu")
+    assert run.model is network
+    assert not torch.equal(network[1].weight, before)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (TensorDataset(torch.zeros(64, 1, 28, 28)), "expected .image, label., got"),
+        (
+            TensorDataset(torch.zeros(64, 28, 28), torch.zeros(64)),
+            r"expected a tensor \[c, h, w\], got Tensor of shape",
+        ),
+        (
+            TensorDataset(torch.full((64, 1, 28, 28), -1.0), torch.zeros(64)),
+            r"floats in \[0, 1\] or uint8, got float32",
+        ),
+        (TensorDataset(torch.zeros(64, 1, 28, 28), torch.full((64,), -1)), "expected labels from 0 on, got -1"),
+        (TensorDataset(torch.zeros(0, 1, 28, 28), torch.zeros(0)), "got an empty data set"),
+        (Stream(), "got an iterable one"),
+        (DataLoader(TensorDataset(torch.zeros(1))), "got DataLoader; a DataLoader has its data set in"),
+        (3, "got int"),
+    ],
+    ids=str,
+)
+def test_unusable_data_are_refused_in_one_line(tmp_path: Path, data: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        sc.train(tiny_recipe(), data, tmp_path / "run", device="cpu")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def certified(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> sc.Run:
+    folder = Path(shutil.copytree(trained_run, tmp_path_factory.mktemp("api") / "run"))
+    options = ["--n", "100", "--max-images", "12", "--device", "cpu", "--seed", "0"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["smoothcert", "certify", str(folder), *options])
+        with pytest.raises(SystemExit):
+            cli.main()
+    return sc.load(str(folder))
+
+
+def test_certificates_of_a_run_are_a_table(certified: sc.Run, tmp_path: Path) -> None:
+    table = certified.certificates
+    radii = [row.certificate.radius if row.certificate.predict == row.label else 0.0 for row in table]
+    assert len(table) == 12
+    assert table.acr == pytest.approx(sum(radii) / 12)
+    for radius in (0.25, 0.5):
+        assert table.certified_accuracy(radius) == sum(r >= radius for r in radii) / 12
+    line = table.plot(tmp_path / "curve.png").axes[0].get_lines()[0]
+    assert min(line.get_xdata()) == 0
+    assert max(line.get_ydata()) == pytest.approx(100 * sum(row.correct for row in table) / 12)
+    assert (tmp_path / "curve.png").stat().st_size > 1000
+
+
+def test_to_pandas_has_one_row_per_image(certified: sc.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "pandas", None)
+        with pytest.raises(RequestError, match="pip install pandas"):
+            certified.certificates.to_pandas()
+    pytest.importorskip("pandas")
+    frame = certified.certificates.to_pandas()
+    assert list(frame.index) == [row.index for row in certified.certificates]
+    assert frame["radius"].tolist() == [row.certificate.radius for row in certified.certificates]
+
+
+def test_several_certificates_files_need_a_name(certified: sc.Run, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(certified.folder, tmp_path / "run"))
+    (file,) = (folder / "certificates").glob("*.tsv")
+    for ending in (".tsv", ".json"):
+        shutil.copy(file.with_suffix(ending), folder / "certificates" / f"other{ending}")
+    run = replace(certified, folder=folder)
+    with pytest.raises(RequestError, match="expected one certificates file, got other, "):
+        _ = run.certificates
+    assert run.read_certificates("other").acr == certified.certificates.acr
+    with pytest.raises(RequestError, match="got nothing"):
+        run.read_certificates("nothing")
+
+
+def test_smoothed_has_the_noise_of_the_training(certified: sc.Run, tiny_data: ImageData) -> None:
+    smoothed = certified.smoothed()
+    images, _ = tiny_data.batch(torch.arange(2))
+    assert len(list(smoothed.certify(images, n=100, seed=0))) == 2
+    assert smoothed.noise.sigma == certified.recipe.sigma
+    assert certified.smoothed(sigma=0.25).noise.sigma == 0.25
+
+
+def test_presets_are_recipes() -> None:
+    recipe = sc.preset("mnist/consistency", sigma=0.5)
+    assert isinstance(recipe, sc.TrainRecipe)
+    assert (recipe.sigma, recipe.method) == (0.5, "consistency")

@@ -1,0 +1,372 @@
+"""Run folders: exact resume, killed processes, and damaged or changed files."""
+
+import json
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tiny import digest, metrics, tiny_recipe, without_times
+
+from smoothcert.data import ImageData
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.models import LeNet
+from smoothcert.training.checkpoint import load_run, tensors_digest
+from smoothcert.training.loop import TrainingStatus, train
+from smoothcert.training.metrics import METRICS
+from smoothcert.training.recipe import TrainRecipe
+from smoothcert.training.run_folder import MODEL, RECIPE, STATE
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def finished(trained_pair: Path, tmp_path: Path) -> Path:
+    """A run of 2 epochs on `tiny_data`."""
+    return Path(shutil.copytree(trained_pair / "finished", tmp_path / "finished"))
+
+
+@pytest.fixture
+def half(trained_pair: Path, tmp_path: Path) -> Path:
+    """The same run, interrupted after its first epoch."""
+    return Path(shutil.copytree(trained_pair / "half", tmp_path / "half"))
+
+
+@pytest.fixture(scope="module")
+def trained_pair(tmp_path_factory: pytest.TempPathFactory, tiny_data: ImageData) -> Path:
+    folder = tmp_path_factory.mktemp("pair")
+    train(tiny_recipe(), tiny_data, folder / "finished", device="cpu")
+
+    def interrupt(status: TrainingStatus) -> None:
+        if status.epoch == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_recipe(), tiny_data, folder / "half", device="cpu", on_progress=interrupt)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def refused_and_unchanged(
+    folder: Path, data: ImageData, match: str, recipe: TrainRecipe | None = None, resume: bool = True
+) -> None:
+    """Training in `folder` costs one line, and changes nothing in it."""
+    before = contents(folder)
+    with pytest.raises((RequestError, WorkError), match=match) as caught:
+        train(recipe or tiny_recipe(), data, folder, resume=resume, device="cpu")
+    assert "\n" not in str(caught.value)
+    assert contents(folder) == before
+
+
+def changed_state(folder: Path, **changes: object) -> None:
+    state = torch.load(folder / STATE, weights_only=True)
+    torch.save({k: v for k, v in {**state, **changes}.items() if v is not None}, folder / STATE)
+
+
+def test_resumed_run_equals_uninterrupted_run(half: Path, finished: Path, tiny_data: ImageData) -> None:
+    assert load_run(half).epoch == 1
+    for _ in range(2):  # the second time the run is finished and nothing is left to do
+        train(tiny_recipe(), tiny_data, half, resume=True, device="cpu")
+        assert digest(half) == digest(finished)
+        assert without_times(metrics(half)) == without_times(metrics(finished))
+
+
+EPOCHS = 6
+SCRIPT = """
+import sys, torch
+sys.path.insert(0, "tests")
+from pathlib import Path
+from tiny import tiny_recipe
+from smoothcert.data import mnist
+from smoothcert.training.loop import train
+data = mnist.load_sample("train").subset(torch.arange(256))
+torch.set_num_threads(1)
+train(tiny_recipe(epochs=int(sys.argv[2])), data, Path(sys.argv[1]), resume=True, device="cpu")
+"""
+
+
+@pytest.mark.slow
+def test_killed_run_resumes_to_the_same_weights(tmp_path: Path, tiny_data: ImageData) -> None:
+    victim = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "killed"), str(EPOCHS)], cwd=ROOT)
+    path = tmp_path / "killed" / METRICS
+    deadline = time.monotonic() + 120
+    while not (path.exists() and len(path.read_text().splitlines()) >= 2):
+        assert time.monotonic() < deadline
+        assert victim.poll() is None
+        time.sleep(0.01)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    assert 1 <= load_run(tmp_path / "killed").epoch < EPOCHS
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the killed process: the order of sums depends on it
+    for name in ("killed", "whole"):
+        train(tiny_recipe(epochs=EPOCHS), tiny_data, tmp_path / name, resume=True, device="cpu")
+    torch.set_num_threads(threads)
+    assert digest(tmp_path / "killed") == digest(tmp_path / "whole")
+    assert without_times(metrics(tmp_path / "killed")) == without_times(metrics(tmp_path / "whole"))
+    assert not list((tmp_path / "killed").glob(".*.tmp"))
+
+
+def test_existing_run_is_not_overwritten(finished: Path, tiny_data: ImageData) -> None:
+    refused_and_unchanged(finished, tiny_data, "holds a run already; continue it with --resume", resume=False)
+    refused_and_unchanged(finished, tiny_data, "epochs: the run has 2, the request 3", tiny_recipe(epochs=3))
+
+
+def test_damaged_model_is_refused(finished: Path) -> None:
+    path = finished / MODEL
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(WorkError, match=r"model\.safetensors: damaged") as caught:
+        load_run(finished)
+    assert "\n" not in str(caught.value)
+
+
+def test_finished_run_without_state_is_not_trained_again(finished: Path, tiny_data: ImageData) -> None:
+    (finished / STATE).unlink()
+    before, notes, module = contents(finished), list[str](), LeNet(10)
+    train(tiny_recipe(), tiny_data, finished, resume=True, device="cpu", on_note=notes.append, model=module)
+    assert contents(finished) == before
+    assert notes == [f"{finished}: all 2 epochs are trained already"]
+    assert tensors_digest(module.state_dict()) == digest(finished)
+
+
+def test_unfinished_run_without_state_is_refused(half: Path, tiny_data: ImageData) -> None:
+    (half / STATE).unlink()
+    refused_and_unchanged(half, tiny_data, r"state\.pt is gone, so the run cannot continue after its 1 of 2 epochs")
+
+
+def test_metrics_of_several_epochs_without_state_are_refused(half: Path, tiny_data: ImageData) -> None:
+    for name in (STATE, MODEL):
+        (half / name).unlink()
+    line = metrics(half)[0]
+    (half / METRICS).write_text("".join(json.dumps(line | {"epoch": epoch}) + "\n" for epoch in range(3)))
+    refused_and_unchanged(half, tiny_data, r"after its 3 of 2 epochs")
+
+
+def test_first_epoch_is_repeated_if_its_state_is_missing(finished: Path, half: Path, tiny_data: ImageData) -> None:
+    for name in (STATE, MODEL):
+        (half / name).unlink()
+    train(tiny_recipe(), tiny_data, half, resume=True, device="cpu")
+    assert digest(half) == digest(finished)
+    assert without_times(metrics(half)) == without_times(metrics(finished))
+
+
+@pytest.mark.parametrize("left", ["none", "of the epoch before"])
+def test_missing_model_is_written_again_from_the_state(
+    finished: Path, half: Path, tiny_data: ImageData, left: str
+) -> None:
+    """As after a kill between state and model."""
+    before = (finished / MODEL).read_bytes()
+    (finished / MODEL).unlink()
+    if left != "none":
+        shutil.copy(half / MODEL, finished / MODEL)
+    train(tiny_recipe(), tiny_data, finished, resume=True, device="cpu")
+    assert (finished / MODEL).read_bytes() == before
+
+
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize("left", [(STATE,), (MODEL,), (METRICS,), (STATE, MODEL, METRICS)])
+def test_folder_without_recipe_is_refused(
+    half: Path, tiny_data: ImageData, left: tuple[str, ...], resume: bool
+) -> None:
+    for name in contents(half):
+        if name not in left:
+            (half / name).unlink()
+    match = r"but no recipe\.yaml; .* or choose another --out"
+    if resume and MODEL in left:
+        match = r"sigma: the run has 0\.5, the request 0\.25"
+    refused_and_unchanged(half, tiny_data, match, tiny_recipe(sigma=0.25), resume)
+
+
+def test_resume_refuses_changed_training_data(half: Path, tiny_data: ImageData) -> None:
+    labels, images = tiny_data.labels.clone(), tiny_data.images.clone()
+    labels[7] = (labels[7] + 1) % 10
+    images[7, 0, 14, 14] ^= 1
+    for data in (replace(tiny_data, labels=labels), replace(tiny_data, images=images)):
+        refused_and_unchanged(half, data, "the training data have changed since its state was saved")
+
+
+def test_state_of_an_earlier_version_resumes_with_a_note(finished: Path, half: Path, tiny_data: ImageData) -> None:
+    changed_state(half, about=None)
+    notes: list[str] = []
+    train(tiny_recipe(), tiny_data, half, resume=True, device="cpu", on_note=notes.append)
+    assert notes == [f"{half}: its state does not record its training data: whether they are the same is not checked"]
+    assert digest(half) == digest(finished)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epoch": (1,)},
+        {"epoch": 0.5},
+        {"epoch": True},
+        {"epoch": 2**40},
+        {"epoch": -1},
+        {"epoch": 2},
+        {"epoch": None},
+        {"model": 3},
+        {"model": {"a": 3}},
+        {"model": None},
+        {"optimizer": None},
+        {"optimizer": 3},
+        {"optimizer": {"state": 3}},
+        {"optimizer": {"state": {0: {"momentum_buffer": 3}}}},
+        {"optimizer": {"state": {0: 3}}},
+        {"optimizer": {"state": {0: {"momentum_buffer": torch.zeros(())}}}},
+        {"about": 3},
+        {"about": "3"},
+        {"about": "{"},
+        {"about": '{"recipe": 3}'},
+        {"about": '{"data": 3}'},
+    ],
+    ids=str,
+)
+def test_state_with_wrong_types_is_refused(half: Path, tiny_data: ImageData, changes: dict[str, object]) -> None:
+    changed_state(half, **changes)
+    match = r"state\.pt: damaged|state\.pt: expected at most|state\.pt is that of 2 epochs, .* holds 1|do not fit"
+    refused_and_unchanged(half, tiny_data, match)
+
+
+def test_truncated_state_is_refused_and_kept(half: Path, tiny_data: ImageData) -> None:
+    content = (half / STATE).read_bytes()
+    lengths = (0, 1, 10, 1000, len(content) // 2, len(content) - 2000, len(content) - 1)
+    for damaged in (b"not a checkpoint", *(content[:length] for length in lengths)):
+        (half / STATE).write_bytes(damaged)
+        refused_and_unchanged(half, tiny_data, r"state\.pt: damaged")
+
+
+@pytest.mark.parametrize("forgotten", ["none", "the state's"])
+def test_resume_refuses_an_edited_recipe(half: Path, tiny_data: ImageData, forgotten: str) -> None:
+    edited = tiny_recipe(sigma=0.25)
+    edited.save(half / RECIPE)
+    if forgotten == "the state's":
+        changed_state(half, about=None)
+    refused_and_unchanged(half, tiny_data, r"sigma: the run has 0\.5, the request 0\.25", edited)
+    (half / MODEL).unlink()
+    if forgotten == "none":
+        refused_and_unchanged(half, tiny_data, r"state\.pt says .*sigma: the run has 0\.5", edited)
+
+
+def test_resume_accepts_more_epochs_in_the_recipe(finished: Path, tmp_path: Path, tiny_data: ImageData) -> None:
+    """What was trained is the beginning of the longer run."""
+    longer = tiny_recipe(epochs=3)
+    longer.save(finished / RECIPE)
+    train(longer, tiny_data, finished, resume=True, device="cpu")
+    train(longer, tiny_data, tmp_path / "longer", device="cpu")
+    assert digest(finished) == digest(tmp_path / "longer")
+    assert load_run(finished).recipe == longer
+
+
+@pytest.mark.parametrize(
+    "line", ['{"epoch": 0, "lo', "[1]", '{"epoch": 5, "loss": 1.0}', '{"loss": 1}', "\udcff", "1e999"]
+)
+def test_damaged_metrics_are_refused_with_the_line_number(finished: Path, tiny_data: ImageData, line: str) -> None:
+    lines = (finished / METRICS).read_bytes().splitlines()
+    (finished / METRICS).write_bytes(b"\n".join([lines[0], line.encode("utf-8", "surrogateescape"), lines[1], b""]))
+    refused_and_unchanged(finished, tiny_data, r"metrics\.jsonl, line 2: (damaged|expected epoch 1)")
+
+
+def test_incomplete_last_line_of_metrics_is_dropped(half: Path, finished: Path, tiny_data: ImageData) -> None:
+    with (half / METRICS).open("a") as file:
+        file.write('{"epoch": 1, "lo')
+    train(tiny_recipe(), tiny_data, half, resume=True, device="cpu")
+    assert without_times(metrics(half)) == without_times(metrics(finished))
+
+
+def test_missing_lines_of_metrics_are_refused_and_a_missing_file_is_noted(finished: Path, tiny_data: ImageData) -> None:
+    (finished / METRICS).write_text((finished / METRICS).read_text().splitlines()[0] + "\n")
+    refused_and_unchanged(finished, tiny_data, r"state\.pt is that of 2 epochs, metrics\.jsonl holds 1")
+    (finished / METRICS).unlink()
+    notes: list[str] = []
+    train(tiny_recipe(), tiny_data, finished, resume=True, device="cpu", on_note=notes.append)
+    assert any("metrics.jsonl is gone" in note for note in notes)
+
+
+@pytest.mark.parametrize("key", ["recipe", "provenance", "epoch", "input"])
+def test_model_with_wrong_metadata_is_refused(finished: Path, tiny_data: ImageData, key: str) -> None:
+    with safe_open(finished / MODEL, framework="pt") as file:
+        about = json.loads(file.metadata()["smoothcert"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for value in (None, 3, "a", [1], {}, -1, 10**40):
+        changed = {k: v for k, v in {**about, key: value}.items() if v is not None}
+        if key == "provenance" and value == {}:
+            continue
+        save_file(tensors, finished / MODEL, metadata={"smoothcert": json.dumps(changed)})
+        with pytest.raises(WorkError, match=r"model\.safetensors: ") as caught:
+            load_run(finished)
+        assert "\n" not in str(caught.value)
+        refused_and_unchanged(finished, tiny_data, r"model\.safetensors: ")
+    save_file(tensors, finished / MODEL)
+    with pytest.raises(WorkError, match=r"model\.safetensors: damaged or not a smoothcert model"):
+        load_run(finished)
+
+
+def test_temporary_files_of_killed_processes_are_removed(half: Path, tiny_data: ImageData) -> None:
+    for name in (RECIPE, STATE, MODEL, METRICS):
+        (half / f".{name}.abcd1234.tmp").write_text("half of it")
+    (half / ".mine.tmp").write_text("not ours")
+    train(tiny_recipe(), tiny_data, half, resume=True, device="cpu")
+    assert [path.name for path in half.glob(".*")] == [".mine.tmp"]
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """As on a full disk: no file can grow beyond `size` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_full_disk_keeps_the_last_saved_epoch(half: Path, finished: Path, tiny_data: ImageData) -> None:
+    before = contents(half)
+    for size in (100_000, 3_000_000):
+        with (
+            file_size_limit(size),
+            pytest.raises(WorkError, match=r"could not be written to .*File too large") as caught,
+        ):
+            train(tiny_recipe(), tiny_data, half, resume=True, device="cpu")
+        assert "\n" not in str(caught.value)
+        after = contents(half)
+        assert {name: after[name] for name in (STATE, MODEL)} == {name: before[name] for name in (STATE, MODEL)}
+        assert set(after) == set(before), "no temporary files"
+    train(tiny_recipe(), tiny_data, half, resume=True, device="cpu")
+    assert digest(half) == digest(finished)
+
+
+def test_resume_refuses_a_changed_network(tmp_path: Path, tiny_data: ImageData) -> None:
+    def build(width: int) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, width), torch.nn.Linear(width, 10))
+
+    train(tiny_recipe(model="mine", epochs=1), tiny_data, tmp_path / "run", model=build(4), device="cpu")
+    with pytest.raises(RequestError, match="do not fit the network"):
+        train(
+            tiny_recipe(model="mine", epochs=1), tiny_data, tmp_path / "run", model=build(5), resume=True, device="cpu"
+        )
+
+
+def test_second_process_in_a_folder_is_refused(finished: Path, tmp_path: Path, tiny_data: ImageData) -> None:
+    recipe, folder = tiny_recipe(epochs=2), tmp_path / "run"
+
+    def second(status: TrainingStatus) -> None:
+        with pytest.raises(RequestError, match=r"another process is writing it; .* choose another --out"):
+            train(recipe, tiny_data, folder, device="cpu", resume=True)
+
+    train(recipe, tiny_data, folder, device="cpu", on_progress=second)
+    assert [line["epoch"] for line in metrics(folder)] == [0, 1]
+    assert digest(folder) == digest(finished)
+    assert not list(folder.glob(".*"))
