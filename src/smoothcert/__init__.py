@@ -10,6 +10,8 @@ __version__ = "0.1.0"
 TYPE_CHECKING = False  # as in typing, whose import takes longer than all of this file
 if TYPE_CHECKING:
     from smoothcert.certification.certificates import read_certificates
+    from smoothcert.certification.certify_dataset import certify_dataset
+    from smoothcert.certification.settings import CertifySettings
     from smoothcert.errors import RequestError, WorkError
     from smoothcert.smoothing.certificate import ABSTAIN, Certificate
     from smoothcert.smoothing.classifier import SmoothedClassifier
@@ -17,18 +19,22 @@ if TYPE_CHECKING:
 __all__ = [
     "ABSTAIN",
     "Certificate",
+    "CertifySettings",
     "RequestError",
     "SmoothedClassifier",
     "WorkError",
     "__version__",
+    "certify_dataset",
     "read_certificates",
 ]
 _MODULES = {
     "ABSTAIN": "smoothing.certificate",
     "Certificate": "smoothing.certificate",
+    "CertifySettings": "certification.settings",
     "RequestError": "errors",
     "SmoothedClassifier": "smoothing.classifier",
     "WorkError": "errors",
+    "certify_dataset": "certification.certify_dataset",
     "read_certificates": "certification.certificates",
 }
 

@@ -12,15 +12,7 @@ import torch
 from torch import Tensor
 
 from smoothcert import ABSTAIN, SmoothedClassifier
-from smoothcert.certification.attack import (
-    AttackRecipe,
-    AttackStatus,
-    Purpose,
-    attack_dataset,
-    attack_run,
-    default_attack_radii,
-    noise_key,
-)
+from smoothcert.certification.attack import AttackStatus, Purpose, attack_dataset, noise_key
 from smoothcert.certification.attack_file import (
     HEADER,
     AttackedImage,
@@ -32,6 +24,7 @@ from smoothcert.certification.attack_file import (
     parse_row,
     read_attacks,
 )
+from smoothcert.certification.attack_settings import AttackRecipe, complete_attack_recipe
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
@@ -91,8 +84,6 @@ def attack(
         path,
         CPU,
         certificates=certificates,
-        about={"model": "half-space"},
-        provenance={},
         on_progress=on_progress,
     )
 
@@ -298,9 +289,11 @@ def test_a_classifier_without_gradient_is_refused(data: ImageData, tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
-def test_default_radii_span_what_can_be_certified() -> None:
-    assert default_attack_radii(0.5) == (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
-    recipe(radii=default_attack_radii(0.12))
+def test_default_radii_span_what_can_be_certified(trained_run: Path, tmp_path: Path) -> None:
+    run = load_run(trained_run)
+    assert run.recipe.sigma == 0.5
+    completed = complete_attack_recipe({"seed": None}, tmp_path / "a.tsv", CPU, run, None)
+    assert completed.radii == (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
 
 
 def test_rows_survive_the_file(tmp_path: Path) -> None:
@@ -367,7 +360,7 @@ def test_a_trained_network_falls_and_the_order_does_not_matter(trained_run: Path
     run, digits = load_run(trained_run), mnist.load_sample("test")
     chosen = recipe(sigma=0.5, radii=(0.5, 6.0), steps=4, n=250)
     files = [
-        attack_run(run, digits, indices, chosen, tmp_path / f"{name}.tsv", CPU)
+        attack_dataset(run, digits, indices, chosen, tmp_path / f"{name}.tsv", CPU)
         for name, indices in (("a", [0, 1, 2, 3, 4]), ("b", [4, 3, 2, 1, 0]))
     ]
     one, other = comparable(files[0]), comparable(files[1])
@@ -378,4 +371,4 @@ def test_a_trained_network_falls_and_the_order_does_not_matter(trained_run: Path
     assert any(row.radius == 6.0 for row in files[0].rows)
     assert len(files[0].settings["weights_sha256"]) == 64
     with pytest.raises(RequestError, match="give the data that it was trained for"):
-        attack_run(run, replace(digits, num_classes=11), [0], chosen, tmp_path / "c.tsv", CPU)
+        attack_dataset(run, replace(digits, num_classes=11), [0], chosen, tmp_path / "c.tsv", CPU)

@@ -19,19 +19,11 @@ import torch
 
 from smoothcert import SmoothedClassifier
 from smoothcert.certification.certificates import CertifiedImage, read_certificates
-from smoothcert.certification.certify_dataset import (
-    CertificationStatus,
-    Selection,
-    certify_own_model,
-    certify_run,
-    chosen_images,
-    complete_recipe,
-    images_at_once,
-    missing_classes,
-    unreachable_radius,
-)
+from smoothcert.certification.certify_dataset import CertificationStatus, certify_dataset
 from smoothcert.certification.recertify import recertify
-from smoothcert.certification.shards import merge_certificates
+from smoothcert.certification.settings import CertifyRecipe, CertifySettings, images_at_once, unreachable_radius
+from smoothcert.certification.shards import chosen_images, merge_certificates
+from smoothcert.certification.subject import missing_classes
 from smoothcert.classifier import image_layout
 from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
@@ -40,7 +32,7 @@ from smoothcert.models.precision import at_precision, has_batch_norm
 from smoothcert.smoothing.accuracy import NoiseAccuracy
 from smoothcert.smoothing.votes import default_batch_size, fitting_batch_size
 from smoothcert.training.checkpoint import load_run
-from smoothcert.training.recipe import CertifyRecipe, parse_recipe
+from smoothcert.training.recipe import parse_recipe
 
 CPU = torch.device("cpu")
 
@@ -62,7 +54,7 @@ def comparable(rows: tuple[CertifiedImage, ...]) -> dict[int, tuple[object, ...]
 def certify(
     run: Path, data: ImageData, path: Path, indices: list[int], **changes: object
 ) -> dict[int, tuple[object, ...]]:
-    certify_run(load_run(run), data, indices, recipe(**changes), path, CPU)
+    certify_dataset(load_run(run), data, path, recipe(**changes), indices=indices, device=CPU)
     return comparable(read_certificates(path).rows)
 
 
@@ -92,7 +84,8 @@ def test_a_file_is_continued_without_doing_rows_again(trained_run: Path, test_da
     certify(trained_run, test_data, path, [0, 1, 2])
     before = path.read_bytes()
     seen: list[CertificationStatus] = []
-    certify_run(load_run(trained_run), test_data, [0, 1, 2, 3], recipe(), path, CPU, seen.append)
+    run = load_run(trained_run)
+    certify_dataset(run, test_data, path, recipe(), indices=[0, 1, 2, 3], device=CPU, on_progress=seen.append)
     assert path.read_bytes().startswith(before)
     assert [status.done for status in seen] == [3, 4]
     radii = [row.radius_if_correct for row in read_certificates(path).rows]
@@ -150,11 +143,12 @@ def test_a_resumed_file_keeps_what_was_not_asked_for(trained_run: Path, test_dat
     """Seed, batch size and precision of an existing file are taken over; what is asked for is not overruled."""
     path = tmp_path / "a.tsv"
     certify(trained_run, test_data, path, [0], batch_size=300, precision="fp32", seed=77)
-    again = complete_recipe({"sigma": 0.5, "n": 300, "precision": "auto", "seed": None}, path, CPU, (1, 28, 28))
+    again = CertifySettings(sigma=0.5, n=300, precision="auto", seed=None).completed(path, CPU, (1, 28, 28))
     assert (again.seed, again.batch_size, again.precision) == (77, 300, "fp32")
-    asked = complete_recipe({"sigma": 0.5, "precision": "bf16", "batch_size": 100, "seed": 5}, path, CPU, (1, 28, 28))
+    settings = CertifySettings(sigma=0.5, precision="bf16", batch_size=100, seed=5)
+    asked = settings.completed(path, CPU, (1, 28, 28))
     assert (asked.seed, asked.batch_size, asked.precision) == (5, 100, "bf16")
-    fresh = {complete_recipe({"sigma": 0.5}, tmp_path / "b.tsv", CPU, (1, 28, 28)).seed for _ in range(3)}
+    fresh = {CertifySettings(sigma=0.5).completed(tmp_path / "b.tsv", CPU, (1, 28, 28)).seed for _ in range(3)}
     assert len(fresh) == 3
 
 
@@ -173,12 +167,12 @@ def test_images_of_few_classes_are_warned_about() -> None:
     warning = missing_classes(data, chosen_images(1000, 20, None))
     assert warning is None, "too few to tell"
     warning = missing_classes(data, chosen_images(1000, 10, None))
-    assert "the 100 chosen images have none of 9 of the 10 classes (1, 2, 3, 4, 5, ...)" in str(warning)
-    assert "5 of the 10 classes (1, 3, 5, 7, 9)" in str(missing_classes(data, chosen_images(1000, 2, None)))
+    assert "9 of 10 classes (1, 2, 3, 4, 5, ...) are missing from the 100 selected images" in str(warning)
+    assert "5 of 10 classes (1, 3, 5, 7, 9)" in str(missing_classes(data, chosen_images(1000, 2, None)))
     assert missing_classes(data, chosen_images(1000, 3, None)) is None
     by_class = replace(data, labels=labels.sort().values)
     assert missing_classes(by_class, chosen_images(1000, 20, None)) is None
-    assert "9 of the 10" in str(missing_classes(by_class, chosen_images(1000, 1, 100)))
+    assert "9 of 10" in str(missing_classes(by_class, chosen_images(1000, 1, 100)))
 
 
 def test_images_that_lack_a_class_by_chance_are_not() -> None:
@@ -339,7 +333,7 @@ def test_batch_norm_is_folded_and_recorded(tmp_path: Path) -> None:
     assert not has_batch_norm(folded)
     assert torch.allclose(folded(images), network.eval()(images), atol=1e-5)
     data = ImageData(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 2]), 3, "made", "test")
-    certify_own_model("mine", network, data, [0, 1], recipe(), tmp_path / "a.tsv", CPU)
+    certify_dataset(network, data, tmp_path / "a.tsv", recipe(), name="mine", indices=[0, 1], device=CPU)
     assert read_certificates(tmp_path / "a.tsv").settings["batch_norm_folded"] is True
 
 
@@ -356,7 +350,7 @@ def test_batch_norm_is_folded_and_recorded(tmp_path: Path) -> None:
 )
 def test_rules_that_exclude_each_other_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        parse_recipe(CertifyRecipe, {"sigma": 0.5, "seed": 1} | changes, "certify")
+        parse_recipe(CertifySettings, changes, "certify")
 
 
 def test_folding_leaves_alone_what_it_would_change() -> None:
@@ -423,7 +417,7 @@ def test_a_network_that_needs_contiguous_activations_is_certified(tmp_path: Path
     torch.manual_seed(0)
     network = Viewing()
     data = ImageData(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 2]), 3, "made", "test")
-    certify_own_model("mine", network, data, [0, 1], recipe(), tmp_path / "a.tsv", CPU)
+    certify_dataset(network, data, tmp_path / "a.tsv", recipe(), name="mine", indices=[0, 1], device=CPU)
     assert len(read_certificates(tmp_path / "a.tsv").rows) == 2
     assert image_layout(at_precision(network, "fp32", CPU, (3, 8, 8))) == torch.contiguous_format
     SmoothedClassifier(network, sigma=0.5, num_classes=3).certify(torch.rand(1, 3, 8, 8), n=100)
@@ -437,11 +431,11 @@ def test_a_callable_that_has_become_another_does_not_go_on_in_the_same_file(tmp_
         return lambda images: torch.cat([threshold - images.flatten(1), images.flatten(1) - threshold], dim=1)
 
     path = tmp_path / "a.tsv"
-    certify_own_model("mine", above(0.5), data, [0, 1], recipe(), path, CPU)
-    certify_own_model("mine", above(0.5), data, [0, 1, 2], recipe(), path, CPU)
+    certify_dataset(above(0.5), data, path, recipe(), name="mine", indices=[0, 1], device=CPU)
+    certify_dataset(above(0.5), data, path, recipe(), name="mine", indices=[0, 1, 2], device=CPU)
     before = path.read_bytes()
     with pytest.raises(RequestError, match=r"other settings .classes_sha256"):
-        certify_own_model("mine", above(0.2), data, [0, 1, 2, 3], recipe(), path, CPU)
+        certify_dataset(above(0.2), data, path, recipe(), name="mine", indices=[0, 1, 2, 3], device=CPU)
     assert path.read_bytes() == before
     assert len(read_certificates(path).rows) == 3
 
@@ -454,7 +448,9 @@ def test_images_of_ones_own_that_have_changed_do_not_go_on_in_the_same_file(chan
         return torch.cat([0.5 - images.flatten(1), images.flatten(1) - 0.5], dim=1)
 
     path = tmp_path / "a.tsv"
-    certify_own_model("mine", bright, ImageData(images, labels, 2, "npz:a", "test"), [0, 1], recipe(), path, CPU)
+    certify_dataset(
+        bright, ImageData(images, labels, 2, "npz:a", "test"), path, recipe(), name="mine", indices=[0, 1], device=CPU
+    )
     if change == "one image more":
         images, labels = torch.cat([images[:1], images]), torch.cat([labels[:1], labels])
     elif change == "another label":
@@ -464,7 +460,7 @@ def test_images_of_ones_own_that_have_changed_do_not_go_on_in_the_same_file(chan
         images[5] += 9
     changed, before = ImageData(images, labels, 2, "npz:a", "test"), path.read_bytes()
     with pytest.raises(RequestError, match="images_sha256"):
-        certify_own_model("mine", bright, changed, [0, 1, 2], recipe(), path, CPU)
+        certify_dataset(bright, changed, path, recipe(), name="mine", indices=[0, 1, 2], device=CPU)
     assert path.read_bytes() == before
 
 
@@ -477,13 +473,13 @@ def test_a_file_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
         seen.append(len(images))
         return torch.cat([0.5 - images.flatten(1), images.flatten(1) - 0.5], dim=1)
 
-    certify_own_model("mine", dark, data, [0], recipe(batch_size=3), path, CPU)
+    certify_dataset(dark, data, path, recipe(batch_size=3), name="mine", indices=[0], device=CPU)
     assert max(seen) <= 3
     stored = json.loads(path.with_suffix(".json").read_text())
     for key in ("images_sha256", "classes_sha256"):
         del stored["settings"][key]
     path.with_suffix(".json").write_text(json.dumps(stored))
-    certify_own_model("mine", dark, data, [0, 1], recipe(batch_size=3), path, CPU)
+    certify_dataset(dark, data, path, recipe(batch_size=3), name="mine", indices=[0, 1], device=CPU)
     assert len(read_certificates(path).rows) == 2
 
 
@@ -569,7 +565,7 @@ def test_a_lock_that_is_a_symbolic_link_is_refused(exists: bool, tmp_path: Path)
 def test_radii_that_cannot_be_tested_leave_no_file(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
     for radii in ((100.0,), (1e-20, 2e-20)):
         with pytest.raises(RequestError, match="radii: "):
-            certify_run(load_run(trained_run), test_data, [0], recipe(radii=radii), tmp_path / "new" / "a.tsv", CPU)
+            certify(trained_run, test_data, tmp_path / "new" / "a.tsv", [0], radii=radii)
     assert not (tmp_path / "new").exists()
 
 
@@ -586,17 +582,14 @@ def test_accuracy_and_selection_are_recorded_and_change_no_certificate(
     trained_run: Path, test_data: ImageData, tmp_path: Path
 ) -> None:
     seen: list[NoiseAccuracy] = []
-    chosen = Selection(len(test_data), 1, 12)
     run, path = load_run(trained_run), tmp_path / "a.tsv"
 
-    def call(selection: Selection) -> None:
-        certify_run(
-            run, test_data, selection.indices, recipe(), path, CPU, on_accuracy=seen.append, selection=selection
-        )
+    def call(max_images: int) -> None:
+        certify_dataset(run, test_data, path, recipe(max_images=max_images), device=CPU, on_accuracy=seen.append)
 
-    call(chosen)
+    call(12)
     stored = read_certificates(path)
-    assert stored.provenance["selection"] == chosen.to_mapping()
+    assert stored.provenance["selection"] == {"images": 2000, "skip": 1, "max_images": 12, "shard": [1, 1]}
     assert stored.provenance["accuracy"] == seen[0].to_mapping()
     assert seen[0].images == 12
     images, labels = test_data.batch(torch.arange(12))
@@ -604,9 +597,9 @@ def test_accuracy_and_selection_are_recorded_and_change_no_certificate(
     assert 0.3 < seen[0].noisy < 1
     model = SmoothedClassifier(run.model, sigma=0.5, num_classes=10)
     assert [row.certificate for row in stored.rows] == model.certify(images, n=300, seed=5)
-    call(chosen)
+    call(12)
     assert len(seen) == 1, "nothing is left to do"
-    call(Selection(len(test_data), 1, 14))
+    call(14)
     assert seen == [seen[0]] * 2, "measured once for a file"
     assert read_certificates(path).provenance["selection"]["max_images"] == 14
 
@@ -618,7 +611,15 @@ def test_an_interruption_before_the_first_image_leaves_no_file(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        certify_run(load_run(trained_run), test_data, [0], recipe(), tmp_path / "a.tsv", CPU, interrupt)
+        certify_dataset(
+            load_run(trained_run),
+            test_data,
+            tmp_path / "a.tsv",
+            recipe(),
+            indices=[0],
+            device=CPU,
+            on_progress=interrupt,
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -639,9 +640,9 @@ def test_a_batch_beyond_memory_is_one_line_and_leaves_no_file(error: Exception, 
         return images.flatten(1)
 
     with pytest.raises(RequestError, match=r"batch-size: 500 noisy images .* do not fit into memory; give a smaller"):
-        certify_own_model("mine", narrow, data, [0, 1], recipe(), tmp_path / "a.tsv", CPU)
+        certify_dataset(narrow, data, tmp_path / "a.tsv", recipe(), name="mine", indices=[0, 1], device=CPU)
     assert list(tmp_path.iterdir()) == []
-    certify_own_model("mine", narrow, data, [0, 1], recipe(batch_size=50), tmp_path / "a.tsv", CPU)
+    certify_dataset(narrow, data, tmp_path / "a.tsv", recipe(batch_size=50), name="mine", indices=[0, 1], device=CPU)
 
 
 class Scaled(torch.nn.Module):
@@ -659,18 +660,18 @@ class Scaled(torch.nn.Module):
 def test_a_module_whose_code_has_changed_does_not_continue_a_file(tmp_path: Path) -> None:
     data = ImageData(torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1) * 40, torch.zeros(6).long(), 2, "made", "test")
     path = tmp_path / "a.tsv"
-    certify_own_model("mine", Scaled(1), data, [0], recipe(), path, CPU)
-    certify_own_model("mine", Scaled(1), data, [0, 1], recipe(), path, CPU)
+    certify_dataset(Scaled(1), data, path, recipe(), name="mine", indices=[0], device=CPU)
+    certify_dataset(Scaled(1), data, path, recipe(), name="mine", indices=[0, 1], device=CPU)
     before = path.read_bytes()
     with pytest.raises(RequestError, match=r"other settings .classes_sha256"):
-        certify_own_model("mine", Scaled(-1), data, [0, 1, 2], recipe(), path, CPU)
+        certify_dataset(Scaled(-1), data, path, recipe(), name="mine", indices=[0, 1, 2], device=CPU)
     assert path.read_bytes() == before
     # A file of an earlier version does not say: it is continued.
     stored = json.loads(path.with_suffix(".json").read_text())
     for key in ("classes_sha256", "num_classes"):
         del stored["settings"][key]
     path.with_suffix(".json").write_text(json.dumps(stored))
-    certify_own_model("mine", Scaled(1), data, [0, 1, 2], recipe(), path, CPU)
+    certify_dataset(Scaled(1), data, path, recipe(), name="mine", indices=[0, 1, 2], device=CPU)
     assert len(read_certificates(path).rows) == 3
 
 
@@ -695,7 +696,7 @@ def test_the_time_left_is_extrapolated() -> None:
 def test_numbers_beyond_use_are_refused(field: str) -> None:
     for value in (10**9 + 1, 2**63 - 1):
         with pytest.raises(RequestError, match=f"{field}: expected less than or equal to 1000000000"):
-            parse_recipe(CertifyRecipe, {"sigma": 0.5, "seed": 1, field: value}, "certify")
+            parse_recipe(CertifySettings, {field: value}, "certify")
 
 
 def test_parts_of_an_interrupted_team_are_continued_with_their_seed(
@@ -706,10 +707,15 @@ def test_parts_of_an_interrupted_team_are_continued_with_their_seed(
     rows = certify(trained_run, test_data, path, [0, 1], seed=77)
     path.rename(part)
     shutil.copy(tmp_path / "a.json", tmp_path / ".a.part1.json")
-    again = complete_recipe({"sigma": 0.5, "n": 300, "precision": "fp32"}, path, CPU, (1, 28, 28))
-    assert again.seed == 77
-    certify_run(load_run(trained_run), test_data, [0, 1, 2], again, path, CPU)
+    again = CertifySettings(sigma=0.5, n=300, precision="fp32")
+    certify_dataset(load_run(trained_run), test_data, path, again, indices=[0, 1, 2], device=CPU)
+    assert read_certificates(path).settings["seed"] == 77
     found = comparable(read_certificates(path).rows)
     assert len(found) == 3
     assert rows.items() <= found.items()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "a.tsv"]
+
+
+def test_default_settings_are_those_of_the_papers() -> None:
+    settings = CertifySettings()
+    assert (settings.n0, settings.n, settings.alpha) == (100, 100_000, 0.001)

@@ -20,6 +20,7 @@ from tiny import tiny_recipe
 from torch import Tensor, nn
 
 from smoothcert.certification.certificates import CertifiedImage, read_certificates, write_certificates
+from smoothcert.certification.settings import CertifySettings
 from smoothcert.cli.several import split
 from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
@@ -43,7 +44,7 @@ from smoothcert.papers.rows import paper_runs
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.training.checkpoint import InputSpec, load_run
 from smoothcert.training.loop import train
-from smoothcert.training.recipe import CertifyRecipe, load_train_recipe
+from smoothcert.training.recipe import load_train_recipe
 
 CPU = torch.device("cpu")
 Cli = Callable[..., tuple[int, str, str]]
@@ -680,10 +681,10 @@ def test_a_full_disk_fails_the_run_and_not_the_next(jobs: int, tmp_path: Path, s
 def test_votes_are_compiled_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
 
-    def certified(run: object, data: object, indices: object, recipe: CertifyRecipe, *rest: object) -> None:
-        seen.append(recipe.compile)
+    def certified(run: object, data: object, path: Path, settings: CertifySettings, **rest: object) -> None:
+        seen.append(settings.compile)
 
-    monkeypatch.setattr(work, "certify_run", certified)
+    monkeypatch.setattr(work, "certify_dataset", certified)
     monkeypatch.setattr(work, "load_run", lambda folder, code: None)
     monkeypatch.setattr(work, "load_dataset", lambda *names, **options: mnist.load_sample("test"))
     (run,) = runs_in(tmp_path, 1)

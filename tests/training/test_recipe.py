@@ -9,7 +9,7 @@ from tiny import tiny_recipe
 from smoothcert.errors import RequestError
 from smoothcert.objectives import OBJECTIVES
 from smoothcert.papers.presets import PRESETS, preset
-from smoothcert.training.recipe import CertifyRecipe, TrainRecipe, load_train_recipe, parse_recipe, with_overrides
+from smoothcert.training.recipe import load_train_recipe, with_overrides
 
 
 def test_yaml_round_trip(tmp_path: Path) -> None:
@@ -128,9 +128,3 @@ def test_a_pipe_in_place_of_a_recipe_does_not_block(tmp_path: Path) -> None:
 def test_unknown_presets_list_the_near_ones() -> None:
     with pytest.raises(RequestError, match="did you mean mnist/gaussian"):
         preset("mnist/gausian")
-
-
-def test_certify_recipe_has_the_papers_defaults() -> None:
-    recipe = parse_recipe(CertifyRecipe, {"sigma": 0.5, "seed": 1}, "test")
-    assert (recipe.n0, recipe.n, recipe.alpha) == (100, 100_000, 0.001)
-    assert isinstance(tiny_recipe(), TrainRecipe)

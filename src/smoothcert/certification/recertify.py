@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from smoothcert.certification.certificates import EARLY_NAME, CertifiedImage, read_certificates, write_certificates
+from smoothcert.certification.certificates import CertifiedImage, read_certificates, write_certificates
+from smoothcert.certification.checks import EARLY_NAME
 from smoothcert.errors import RequestError
 from smoothcert.io.results import refuse_existing, settings_path
 from smoothcert.noise import NOISES, Noise

@@ -83,9 +83,10 @@ def merge_certificates(
         on_note(f"merged with --partial, incomplete: {text}")
     seeds = list(dict.fromkeys(file.settings.get("seed") for file in files))
     settings = {**files[0].settings, "seed": seeds[0] if len(seeds) == 1 else None}
-    provenance = {**files[0].provenance, "merged": len(files), "seeds": seeds}
-    whole = Selection.from_provenance(provenance)
-    provenance.pop("selection", None)
+    # Selection and accuracy are those of one shard.
+    common = {key: value for key, value in files[0].provenance.items() if key not in ("selection", "accuracy")}
+    provenance = {**common, "merged": len(files), "seeds": seeds}
+    whole = Selection.from_provenance(files[0].provenance)
     if problems:
         provenance["incomplete"] = problems
     elif whole is not None and whole.shard[1] > 1:

@@ -132,7 +132,7 @@ def mixing(
         check_run_folder(run)
     from smoothcert.analysis.mixing import draw_mixing, mixing_csv, mixing_ratios
     from smoothcert.analysis.output import write_analysis
-    from smoothcert.certification.certify_dataset import chosen_images
+    from smoothcert.certification.shards import chosen_images
 
     formats = _checked_formats(format_, out, "mixing", force)
     subjects = _subjects(runs, sigma, model, data, device)

@@ -14,7 +14,9 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from smoothcert.certification.certify_dataset import certify_run, chosen_images, complete_recipe, missing_classes
+from smoothcert.certification.certify_dataset import certify_dataset
+from smoothcert.certification.settings import CertifySettings
+from smoothcert.certification.subject import missing_classes
 from smoothcert.data import load_dataset
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError, WorkError
@@ -98,13 +100,13 @@ def train_here(run: PlannedRun, workshop: Workshop) -> None:
 def certify_here(run: PlannedRun, workshop: Workshop) -> None:
     recipe, device = recipe_of(run), find_device(workshop.device)
     data = load_dataset(recipe.dataset, "test", workshop.data, image_size=recipe.image_size)
-    indices = chosen_images(len(data), run.skip, run.max_images)
+    settings = CertifySettings(n=run.n, compile=workshop.compile, skip=run.skip, max_images=run.max_images)
+    indices = settings.selection(len(data)).indices
     if warning := missing_classes(data, indices):
         print_note(workshop.console, warning)
-    fields = {"sigma": recipe.sigma, "noise": recipe.noise, "n": run.n, "compile": workshop.compile}
-    settings = complete_recipe(fields, run.certificates, device, data.shape)
     with certification_bar(run.folder.name, len(indices)) as show:
-        certify_run(load_run(run.folder, recipe.model), data, indices, settings, run.certificates, device, show)
+        model = load_run(run.folder, recipe.model)
+        certify_dataset(model, data, run.certificates, settings, device=device, on_progress=show)
 
 
 def recipe_of(run: PlannedRun) -> TrainRecipe:
