@@ -21,6 +21,7 @@ from smoothcert.io.results import (
     settings_path,
     write_settings,
 )
+from smoothcert.io.text import one_line
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 
 FIELD_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time")
@@ -158,7 +159,7 @@ def parse_rows(
         )
     header = lines[0].decode("utf-8", "replace").rstrip("\r").split("\t")
     if tuple(header) not in columns:
-        shown = "".join(c if c.isprintable() else " " for c in " ".join(header))[:80]
+        shown = one_line(" ".join(header))[:80]
         raise WorkError(
             f"{path}: not {kind}: expected the columns '{' '.join(columns[0])}', got '{shown}'; "
             f"give a file that `smoothcert {command}` wrote"

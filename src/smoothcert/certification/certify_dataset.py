@@ -4,7 +4,7 @@ import glob
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +110,9 @@ def certify_dataset(
         subject.classifier, images.shape, images.num_classes, recipe, device, stored=path.exists()
     )
     recipe = team.agree(recipe)
-    work = Certification(replace(counter, batch_size=recipe.batch_size), images, recipe, device)
+    work = Certification(replace(counter, batch_size=recipe.batch_size), images, recipe, device, team)
     work.rule.errors_at_radii(counter.noise)  # refuses radii that cannot be tested before there is a file
     folded = has_batch_norm(subject.classifier) and not has_batch_norm(counter.classifier)
-    recorded = {**about, **work.settings, "batch_norm_folded": folded, **work.conditions}
     provenance = subject.provenance(device)
     if subject.run is not None:
         provenance["model"] = dict(subject.run.provenance)
@@ -121,57 +120,27 @@ def certify_dataset(
         selection = recipe.selection(len(images))
         indices, provenance["selection"] = selection.indices, selection.to_mapping()
     with alone(path) if team.leads else nullcontext(), fitting_into_memory(recipe.batch_size):
-        _certify_into(path, work, indices, recorded, provenance, team, on_progress, on_accuracy)
+        work.write(path, indices, {**about, **work.settings(folded)}, provenance, on_progress, on_accuracy)
     team.wait()
     return read_certificates(path)
 
 
-def _certify_into(
-    path: Path,
-    work: "Certification",
-    indices: Sequence[int],
-    settings: Mapping[str, Any],
-    provenance: Mapping[str, Any],
-    team: Team,
-    on_progress: Report,
-    on_accuracy: Callable[[NoiseAccuracy], None],
-) -> None:
-    """Certify the images that `path` and the parts of an interrupted call do not have."""
-    settings = comparable_settings(settings, stored_settings(path))
-    if team.leads:
-        join_parts(path, settings, provenance)
-        known = {row.index for row in existing_rows(path)}
-        if any(index not in known for index in indices):
-            accuracy = stored_accuracy(path) or work.accuracy(indices)
-            provenance = {**provenance, "accuracy": accuracy.to_mapping()}
-            on_accuracy(accuracy)
-        update_provenance(path, provenance)
-        if team.size > 1 and not path.exists():
-            write_settings(path, settings, provenance)  # includes the seed, with which parts are continued
-    team.wait()
-    with certificates_writer(part_path(path, team), settings, provenance) as writer:
-        work.run(indices, writer, existing_rows(path), team, on_progress)
-    team.wait()
-    if team.leads and team.size > 1:
-        join_parts(path, settings, provenance)
-
-
 @dataclass(frozen=True)
 class Certification:
-    """The images of a data set and all that their certificates depend on."""
+    """The images of a data set and all that their certificates depend on; `team` shares the work."""
 
     counter: VoteCounter
     data: Images
     recipe: CertifyRecipe
     device: torch.device
+    team: Team = field(default_factory=Team)
 
     @property
     def rule(self) -> Rule:
         return make_rule(self.recipe, self.data.shape)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings of the file that describe the data and the recipe."""
+    def settings(self, batch_norm_folded: bool) -> dict[str, Any]:
+        """Return the settings of the file, except those of the model."""
         data = self.data
         return {
             "dataset": data.name,
@@ -181,13 +150,39 @@ class Certification:
             **({"classes": list(data.class_names or ())} if data.relabelled else {}),
             "num_classes": data.num_classes,
             **self.recipe.to_mapping(),
+            "batch_norm_folded": batch_norm_folded,
+            "noise_block": noise_block(self.device),
+            "draws": self.counter.noise.draws(self.device),
+            "device": self.device.type,
         }
 
-    @property
-    def conditions(self) -> dict[str, Any]:
-        """Settings of the file that describe how noise is drawn."""
-        draws = self.counter.noise.draws(self.device)
-        return {"noise_block": noise_block(self.device), "draws": draws, "device": self.device.type}
+    def write(
+        self,
+        path: Path,
+        indices: Sequence[int],
+        settings: Mapping[str, Any],
+        provenance: Mapping[str, Any],
+        on_progress: Report,
+        on_accuracy: Callable[[NoiseAccuracy], None],
+    ) -> None:
+        """Certify the images that `path` and the parts of an interrupted call do not have."""
+        team, settings = self.team, comparable_settings(settings, stored_settings(path))
+        if team.leads:
+            join_parts(path, settings, provenance)
+            known = {row.index for row in existing_rows(path)}
+            if any(index not in known for index in indices):
+                accuracy = stored_accuracy(path) or self.accuracy(indices)
+                provenance = {**provenance, "accuracy": accuracy.to_mapping()}
+                on_accuracy(accuracy)
+            update_provenance(path, provenance)
+            if team.size > 1 and not path.exists():
+                write_settings(path, settings, provenance)  # includes the seed, with which parts are continued
+        team.wait()
+        with certificates_writer(part_path(path, team), settings, provenance) as writer:
+            self.append(indices, writer, existing_rows(path), on_progress)
+        team.wait()
+        if team.leads and team.size > 1:
+            join_parts(path, settings, provenance)
 
     def accuracy(self, indices: Sequence[int]) -> NoiseAccuracy:
         """Return the accuracy on the first of `indices`, with and without noise."""
@@ -204,16 +199,15 @@ class Certification:
         triples = zip(indices, labels.tolist(), certificates, strict=True)
         return [CertifiedImage(index, label, certificate, seconds) for index, label, certificate in triples]
 
-    def run(
+    def append(
         self,
         indices: Sequence[int],
         writer: ResultWriter[CertifiedImage],
         existing: Sequence[CertifiedImage],
-        team: Team,
         on_progress: Report,
     ) -> None:
         """Certify this process's share of the images that are not among the `existing` rows, a group at a time."""
-        wanted, known = set(indices), {row.index for row in existing}
+        team, wanted, known = self.team, set(indices), {row.index for row in existing}
         counted = [row for row in existing if row.index in wanted] if team.leads else []
         todo = [index for index in indices if index not in known][team.rank :: team.size]
         total, started, group = len(counted) + len(todo), time.perf_counter(), images_at_once(self.recipe)

@@ -11,7 +11,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.training.run_folder import check_file, check_run_folder
 
 LIKELY_A_BUG = 1e-3
-"""Contradictions less likely than this are not put down to alpha."""
+"""Contradictions less likely than this are not attributed to chance."""
 
 
 def attack(

@@ -170,7 +170,7 @@ def merge(
     out: Annotated[Path, typer.Option(help="Certificates file to write.")],
     partial: Annotated[bool, typer.Option("--partial", help="Merge incomplete shards, too.")] = False,
 ) -> None:
-    """Put the certificates files of shards together; missing and incomplete shards are refused."""
+    """Merge the certificates files of shards; missing and incomplete shards are refused."""
     from smoothcert.certification.shards import merge_certificates
     from smoothcert.report.progress import print_note
 
@@ -186,7 +186,7 @@ def recertify(
     bound: Annotated[Bound | None, typer.Option(help="Confidence bound.", show_default="the file's")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write.", show_default="next to the old one")] = None,
 ) -> None:
-    """Other statistics from stored votes: no sampling, no model."""
+    """Compute certificates for another alpha or bound from stored votes, without sampling or a model."""
     check_file(file, "a certificates file")
     from smoothcert.certification.recertify import recertify as recompute
 
@@ -211,7 +211,7 @@ def predict(
     model: Annotated[str | None, typer.Option(help="The run's own network, package.module:function.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Class, votes and certified radius of image files."""
+    """Print the class, the votes and the certified radius of image files."""
     check_run_folder(run)
     for image in images:
         check_file(image, "an image file")
