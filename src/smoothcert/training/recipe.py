@@ -1,4 +1,4 @@
-"""What to train, validated: TrainRecipe, to and from YAML, and `key=value` overrides."""
+"""What to do, validated: TrainRecipe and CertifyRecipe, to and from YAML, and `key=value` overrides."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -64,7 +64,7 @@ NoiseName = Literal["gaussian", "laplace", "uniform"]
 
 
 class Recipe(BaseModel):
-    """Common to all recipes: frozen, unknown keys refused, to and from YAML."""
+    """Common to both recipes: frozen, unknown keys refused, to and from YAML."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
