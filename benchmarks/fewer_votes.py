@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from smoothcert.certification.certify_dataset import certify_images, complete_recipe, make_counter, make_rule
+from smoothcert.certification.certify_dataset import Certification
+from smoothcert.certification.settings import CertifySettings, make_counter
 from smoothcert.data import load_dataset
 from smoothcert.noise import NOISES
 from smoothcert.training.checkpoint import load_run
@@ -30,15 +31,15 @@ def main() -> None:
     device, run = torch.device(arguments.device), load_run(arguments.run)
     data = load_dataset(run.recipe.dataset, "test")
     indices = list(range(0, len(data), len(data) // arguments.images))[: arguments.images]
-    fields = {"sigma": run.recipe.sigma, "n": arguments.n, "seed": 1}
-    sequential = complete_recipe({**fields, "radii": (arguments.radius,)}, Path("none.tsv"), device, data.shape)
-    fixed = complete_recipe(fields, Path("none.tsv"), device, data.shape)
+    settings = CertifySettings(sigma=run.recipe.sigma, n=arguments.n, seed=1)
+    fixed = settings.completed(Path("none.tsv"), device, data.shape)
+    sequential = fixed.model_copy(update={"radii": (arguments.radius,)})
     counter, _ = make_counter(run.model, data.shape, data.num_classes, sequential, device)
     threshold = 1 - NOISES["gaussian"](run.recipe.sigma).error_at(arguments.radius)
 
     spent = certified = lost = again = 0
     for index in indices:
-        (row,) = certify_images(counter, data, [index], 1, make_rule(sequential, data.shape), device)
+        (row,) = Certification(counter, data, sequential, device).rows([index])
         spent += row.certificate.n0 + row.certificate.n
         if row.radius_if_correct > arguments.radius:
             certified += 1
@@ -50,7 +51,7 @@ def main() -> None:
         if hopeless or top != row.certificate.count:
             continue
         again += 1
-        (full,) = certify_images(counter, data, [index], 1, make_rule(fixed, data.shape), device)
+        (full,) = Certification(counter, data, fixed, device).rows([index])
         lost += full.radius_if_correct > arguments.radius
     images = len(indices)
     print(f"{arguments.run.name}, radius {arguments.radius:g}, {images} images, at most n = {arguments.n:,} votes")

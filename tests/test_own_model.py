@@ -15,12 +15,11 @@ from torch import nn
 
 from smoothcert import RequestError
 from smoothcert.certification.certificates import read_certificates
-from smoothcert.certification.certify_dataset import certify_own_model
+from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.data import mnist
 from smoothcert.models import build_model, check_outputs, own_model
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import train
-from smoothcert.training.recipe import CertifyRecipe
 
 Cli = Callable[..., tuple[int, str, str]]
 MODULE = """
@@ -265,8 +264,7 @@ def test_plain_module_is_trained_certified_and_loaded(tmp_path: Path) -> None:
     assert not torch.equal(module[1].weight.detach(), before["1.weight"])
     run = load_run(tmp_path / "run", model=build())
     assert torch.equal(run.model[1].weight, module[1].weight)
-    recipe = CertifyRecipe(sigma=0.5, n=100, seed=1)
-    certify_own_model("mine", module, data, [0, 1], recipe, tmp_path / "c.tsv", torch.device("cpu"))
+    certify_dataset(module, data, tmp_path / "c.tsv", sigma=0.5, n=100, seed=1, max_images=2, device="cpu")
     assert len(read_certificates(tmp_path / "c.tsv").rows) == 2
     wrong = nn.Sequential(nn.Flatten(), nn.Linear(784, 3))
     with pytest.raises(RequestError, match="mine gives"):

@@ -10,6 +10,8 @@ __version__ = "0.1.0"
 TYPE_CHECKING = False  # as in typing, whose import takes longer than all of this file
 if TYPE_CHECKING:
     from smoothcert.certification.certificates import read_certificates
+    from smoothcert.certification.certify_dataset import certify_dataset
+    from smoothcert.certification.settings import CertifySettings
     from smoothcert.errors import RequestError, WorkError
     from smoothcert.papers.presets import preset
     from smoothcert.smoothing.certificate import ABSTAIN, Certificate
@@ -21,12 +23,14 @@ if TYPE_CHECKING:
 __all__ = [
     "ABSTAIN",
     "Certificate",
+    "CertifySettings",
     "RequestError",
     "Run",
     "SmoothedClassifier",
     "TrainRecipe",
     "WorkError",
     "__version__",
+    "certify_dataset",
     "load",
     "preset",
     "read_certificates",
@@ -35,6 +39,7 @@ __all__ = [
 _MODULES = {
     "ABSTAIN": "smoothing.certificate",
     "Certificate": "smoothing.certificate",
+    "CertifySettings": "certification.settings",
     "RequestError": "errors",
     "Run": "training.checkpoint",
     "SmoothedClassifier": "smoothing.classifier",
@@ -42,6 +47,7 @@ _MODULES = {
     "WorkError": "errors",
     "load": "training.api",
     "preset": "papers.presets",
+    "certify_dataset": "certification.certify_dataset",
     "read_certificates": "certification.certificates",
     "train": "training.api",
 }

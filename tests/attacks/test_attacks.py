@@ -94,7 +94,7 @@ def test_attacks_stay_in_range_and_raise_the_loss(attack: Attack, shape: tuple[i
 
 @pytest.mark.parametrize("radius", [1e-3, 0.1, 1.0, 2.0])
 @pytest.mark.parametrize("make", [last_of_pgd, of_ddn])
-def test_balls_of_any_radius_are_kept_and_a_tensor_is_a_radius_too(make: Callable[..., Attack], radius: float) -> None:
+def test_attacks_stay_in_the_ball_of_a_number_or_tensor_radius(make: Callable[..., Attack], radius: float) -> None:
     classifier, (images, labels, noise) = network((3, 8, 8)), batch((3, 8, 8))
     found = make(radius)(classifier, images, labels, noise)
     assert lengths(found - images).max() <= radius * (1 + 1e-5) + 1e-6
@@ -103,7 +103,7 @@ def test_balls_of_any_radius_are_kept_and_a_tensor_is_a_radius_too(make: Callabl
 
 
 @attacks
-def test_images_are_left_as_they_were(attack: Attack) -> None:
+def test_attacks_do_not_change_their_input(attack: Attack) -> None:
     images, labels, noise = batch((3, 8, 8))
     copies = images.clone(), noise.clone()
     attack(network((3, 8, 8)), images, labels, noise)
@@ -121,7 +121,7 @@ class Constant(nn.Module):
 @shapes
 @attacks
 @pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
-def test_zero_gradients_leave_images_where_they_are(attack: Attack, shape: tuple[int, ...], wrong: bool) -> None:
+def test_images_with_zero_gradient_do_not_move(attack: Attack, shape: tuple[int, ...], wrong: bool) -> None:
     images, _, noise = batch(shape)
     labels = torch.full((BATCH,), int(wrong))
     assert torch.equal(attack(Constant(), images, labels, noise), images)
@@ -328,7 +328,7 @@ def test_projection_is_never_longer_than_the_radius_and_idempotent(
 
 @settings(deadline=None)
 @given(pairs, radii)
-def test_projection_leaves_the_inside_and_keeps_the_direction(values: list[tuple[float, float]], radius: float) -> None:
+def test_projection_keeps_inner_points_and_directions(values: list[tuple[float, float]], radius: float) -> None:
     points, centre = as_batches(values)
     length = lengths(points - centre).item()
     found = project(points, centre, radius)
@@ -388,7 +388,7 @@ def test_ddn_finds_the_boundary_of_a_linear_classifier(distance: float) -> None:
     assert (lengths(pgd - images) > 2 * length).all()
 
 
-def test_ddn_gives_its_last_point_on_the_sphere_where_the_boundary_is_out_of_reach() -> None:
+def test_ddn_returns_its_last_point_on_the_sphere_if_the_boundary_is_out_of_reach() -> None:
     direction = torch.tensor([0.6, 0.8], dtype=torch.float64)
     images = torch.full((2, 2), 0.5, dtype=torch.float64)
     classifier = halves(direction, images[0] @ direction + 0.4)
@@ -409,7 +409,7 @@ def test_ddn_grows_its_norm_by_gamma(steps: int, gamma: float) -> None:
     assert lengths(found - images).item() == pytest.approx((1 + gamma) ** steps, rel=1e-6)
 
 
-def test_ddn_shrinks_its_norm_by_gamma_and_gives_the_shortest() -> None:
+def test_ddn_shrinks_its_norm_by_gamma_and_returns_the_shortest() -> None:
     """Past the boundary (at 0.5) the norm shrinks by 0.95 a step: from 1.05 down to the last one above 0.5."""
     images = torch.full((1, 400), 0.5, dtype=torch.float64)
     classifier = halves(torch.full((400,), 0.05, dtype=torch.float64), torch.tensor(10.5, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""Attacks on classifiers whose radius is known: they fall where they must, and a false certificate is found out."""
+"""Attacks on classifiers whose radius is known: they succeed beyond it only, and contradict false certificates."""
 
 import json
 import math
@@ -12,15 +12,7 @@ import torch
 from torch import Tensor
 
 from smoothcert import ABSTAIN, SmoothedClassifier
-from smoothcert.certification.attack import (
-    AttackRecipe,
-    AttackStatus,
-    Purpose,
-    attack_dataset,
-    attack_run,
-    default_attack_radii,
-    noise_key,
-)
+from smoothcert.certification.attack import AttackStatus, Purpose, attack_dataset, noise_key
 from smoothcert.certification.attack_file import (
     HEADER,
     AttackedImage,
@@ -32,6 +24,7 @@ from smoothcert.certification.attack_file import (
     parse_row,
     read_attacks,
 )
+from smoothcert.certification.attack_settings import AttackRecipe, complete_attack_recipe
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
@@ -69,7 +62,7 @@ def data() -> ImageData:
 
 
 def recipe(**changes: object) -> AttackRecipe:
-    fields = {"sigma": SIGMA, "radii": RADII, "num_noise": 8, "gradient_batch_size": 32, "seed": 7}
+    fields = {"sigma": SIGMA, "radii": RADII, "steps": 8, "num_noise": 8, "gradient_batch_size": 32, "seed": 7}
     return AttackRecipe.model_validate(fields | changes)
 
 
@@ -91,8 +84,6 @@ def attack(
         path,
         CPU,
         certificates=certificates,
-        about={"model": "half-space"},
-        provenance={},
         on_progress=on_progress,
     )
 
@@ -119,7 +110,7 @@ def true_distances(data: ImageData) -> list[float]:
     return [abs(float(s)) for s in images.double().flatten(1).sum(1) / 4 - 2]
 
 
-def test_half_spaces_fall_beyond_their_distance_and_not_before(data: ImageData, tmp_path: Path) -> None:
+def test_half_spaces_are_changed_only_beyond_their_distance(data: ImageData, tmp_path: Path) -> None:
     rows = attack(data, tmp_path / "a.tsv").rows
     assert [row.radius for row in rows] == [0.26, 0.52, 0.78] * 2
     for row, truth in zip(rows, true_distances(data), strict=True):
@@ -140,7 +131,7 @@ def test_true_certificates_are_not_contradicted(data: ImageData, tmp_path: Path)
     assert contradiction_p_value(file) == 1
 
 
-def test_false_certificates_are_found_out(data: ImageData, tmp_path: Path) -> None:
+def test_false_certificates_are_contradicted(data: ImageData, tmp_path: Path) -> None:
     """Radii twice too large: the attack at 1.3 times the distance succeeds inside."""
     seen: list[AttackStatus] = []
     file = attack(data, tmp_path / "a.tsv", certificates=certified(data, scale=2), on_progress=seen.append)
@@ -161,26 +152,26 @@ def test_a_certificate_for_the_wrong_class_is_contradicted_by_other_classes_only
         radius = 0.0 if claimed == ABSTAIN else 0.1
         row = CertifiedImage(0, 0, Certificate(claimed, radius, 0, 0, 0, ()), 0.0)
         claims = CertificatesFile(Path("c.tsv"), (row,), {}, {})
-        (found,) = attack(relabelled, tmp_path / f"{claimed}.tsv", [0], certificates=claims).rows
-        assert found.contradiction is contradicted
-        assert (found.predict, found.certified_radius) == (1, radius)
+        (attacked,) = attack(relabelled, tmp_path / f"{claimed}.tsv", [0], certificates=claims).rows
+        assert attacked.contradiction is contradicted
+        assert (attacked.predict, attacked.certified_radius) == (1, radius)
 
 
-def test_images_that_are_wrong_as_they_are_have_radius_0(data: ImageData, tmp_path: Path) -> None:
+def test_misclassified_images_have_radius_0(data: ImageData, tmp_path: Path) -> None:
     rows = attack(replace(data, labels=1 - data.labels), tmp_path / "a.tsv").rows
     assert {(row.distance, row.radius) for row in rows} == {(0.0, 0.0)}
     assert all(row.predict == 1 - row.label for row in rows)
     assert empirical_accuracy(rows, 0.0) == 0
 
 
-def test_a_constant_classifier_never_falls(data: ImageData, tmp_path: Path) -> None:
+def test_a_constant_classifier_withstands_every_attack(data: ImageData, tmp_path: Path) -> None:
     rows = attack(data, tmp_path / "a.tsv", [0, 1, 2], model=constant).rows
     assert all(row.withstood and row.radius == math.inf and row.predict == 1 for row in rows)
     assert empirical_accuracy(rows, 100.0) == 1
     assert comparable(read_attacks(tmp_path / "a.tsv")) == {row.index: replace(row, seconds=0.0) for row in rows}
 
 
-def test_an_abstention_is_no_success(data: ImageData, tmp_path: Path) -> None:
+def test_an_abstention_is_not_a_success(data: ImageData, tmp_path: Path) -> None:
     """On the boundary itself every prediction abstains, whatever the label: nothing is shown."""
 
     def coin(images: Tensor) -> Tensor:
@@ -192,7 +183,7 @@ def test_an_abstention_is_no_success(data: ImageData, tmp_path: Path) -> None:
     assert row.withstood
 
 
-def test_resume_parts_and_order_change_nothing(data: ImageData, tmp_path: Path) -> None:
+def test_order_and_resume_do_not_change_rows(data: ImageData, tmp_path: Path) -> None:
     claims = certified(data)
     whole = comparable(attack(data, tmp_path / "whole.tsv", certificates=claims))
     backwards = comparable(attack(data, tmp_path / "back.tsv", INDICES[::-1], certificates=claims))
@@ -211,7 +202,7 @@ def test_resume_parts_and_order_change_nothing(data: ImageData, tmp_path: Path) 
     assert [status.done for status in seen] == [3, 6]
 
 
-def test_another_seed_has_other_votes_and_noise_is_not_shared() -> None:
+def test_noise_keys_depend_on_every_argument() -> None:
     keys = [noise_key(s, i, p, r) for s in (1, 2) for i in (0, 1) for p in Purpose for r in (0.0, 0.5, 1.0)]
     assert len(set(keys)) == len(keys) == 24
     assert noise_key(1, 2, Purpose.VOTES, 0.5) == noise_key(1, 2, Purpose.VOTES, 0.5)
@@ -298,12 +289,14 @@ def test_a_classifier_without_gradient_is_refused(data: ImageData, tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
-def test_default_radii_span_what_can_be_certified() -> None:
-    assert default_attack_radii(0.5) == (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
-    recipe(radii=default_attack_radii(0.12))
+def test_default_radii_span_what_can_be_certified(trained_run: Path, tmp_path: Path) -> None:
+    run = load_run(trained_run)
+    assert run.recipe.sigma == 0.5
+    completed = complete_attack_recipe({"seed": None}, tmp_path / "a.tsv", CPU, run, None)
+    assert completed.radii == (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
 
 
-def test_rows_survive_the_file(tmp_path: Path) -> None:
+def test_rows_are_read_back_exactly(tmp_path: Path) -> None:
     rows = [
         AttackedImage(3, 1, 0, np.pi / 10, 0.25, False, 0.5, 0.125),
         AttackedImage(4, 1, 0, 0.1, 1 / 3, True, 0.5, 2.0),
@@ -363,11 +356,11 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         empirical_accuracy([], 0.5)
 
 
-def test_a_trained_network_falls_and_the_order_does_not_matter(trained_run: Path, tmp_path: Path) -> None:
+def test_attacks_on_a_trained_network_do_not_depend_on_order(trained_run: Path, tmp_path: Path) -> None:
     run, digits = load_run(trained_run), mnist.load_sample("test")
     chosen = recipe(sigma=0.5, radii=(0.5, 6.0), steps=4, n=250)
     files = [
-        attack_run(run, digits, indices, chosen, tmp_path / f"{name}.tsv", CPU)
+        attack_dataset(run, digits, indices, chosen, tmp_path / f"{name}.tsv", CPU)
         for name, indices in (("a", [0, 1, 2, 3, 4]), ("b", [4, 3, 2, 1, 0]))
     ]
     one, other = comparable(files[0]), comparable(files[1])
@@ -378,4 +371,4 @@ def test_a_trained_network_falls_and_the_order_does_not_matter(trained_run: Path
     assert any(row.radius == 6.0 for row in files[0].rows)
     assert len(files[0].settings["weights_sha256"]) == 64
     with pytest.raises(RequestError, match="give the data that it was trained for"):
-        attack_run(run, replace(digits, num_classes=11), [0], chosen, tmp_path / "c.tsv", CPU)
+        attack_dataset(run, replace(digits, num_classes=11), [0], chosen, tmp_path / "c.tsv", CPU)

@@ -44,7 +44,7 @@ def write(path: Path, *indices: int, settings: dict[str, object] = SETTINGS) -> 
     st.floats(0, 10**6),
     st.lists(st.integers(1, 10**5), min_size=1, max_size=10),
 )
-def test_rows_come_back_exactly(index: int, radius: float, label: int, seconds: float, counts: list[int]) -> None:
+def test_rows_are_read_back_exactly(index: int, radius: float, label: int, seconds: float, counts: list[int]) -> None:
     votes = tuple(enumerate(counts))
     original = CertifiedImage(index, label, Certificate(0, radius, 100, sum(counts), counts[0], votes), seconds)
     back = parse_row(format_row(original))
@@ -52,14 +52,14 @@ def test_rows_come_back_exactly(index: int, radius: float, label: int, seconds: 
     assert back.seconds == pytest.approx(seconds, abs=1e-6)
 
 
-def test_columns_start_with_those_of_the_field(tmp_path: Path) -> None:
+def test_first_columns_are_those_of_other_tools(tmp_path: Path) -> None:
     write(tmp_path / "a.tsv", 0)
     header, line = (tmp_path / "a.tsv").read_text().splitlines()
     assert header == "idx\tlabel\tpredict\tradius\tcorrect\ttime\tn0\tn\tcount\tvotes"
     assert line == "0\t3\t3\t0.25\t1\t0:00:00.500000\t5\t10\t9\t3:9,1:1"
 
 
-def test_appending_resumes(tmp_path: Path) -> None:
+def test_a_second_writer_resumes_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     assert write(path, 0, 1) == []
     assert write(path, 2) == [0, 1]
@@ -208,7 +208,7 @@ def test_impossible_rows_are_refused_with_line_and_reason(tmp_path: Path, line: 
         {"sound": True},
     ],
 )
-def test_what_each_rule_can_show_is_its_limit(tmp_path: Path, settings: dict[str, object]) -> None:
+def test_radii_above_the_limit_of_each_rule_are_refused(tmp_path: Path, settings: dict[str, object]) -> None:
     """The largest radius of the rule, computed as certify does, is read; one a little larger is refused."""
     noise = NOISES[settings.get("noise", "gaussian")](0.25)
     votes = [0, 190, 10] if settings.get("bound") == "two-sided" else [0, 200]
@@ -284,7 +284,7 @@ def test_a_writer_that_fails_before_its_first_row_leaves_nothing(tmp_path: Path)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_a_pipe_is_refused(tmp_path: Path) -> None:
+def test_a_named_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.tsv")
     with pytest.raises(RequestError, match="expected a file, got a pipe"):
         read_certificates(tmp_path / "a.tsv")

@@ -19,19 +19,11 @@ import torch
 
 from smoothcert import SmoothedClassifier
 from smoothcert.certification.certificates import CertifiedImage, read_certificates
-from smoothcert.certification.certify_dataset import (
-    CertificationStatus,
-    Selection,
-    certify_own_model,
-    certify_run,
-    chosen_images,
-    complete_recipe,
-    images_at_once,
-    missing_classes,
-    unreachable_radius,
-)
+from smoothcert.certification.certify_dataset import CertificationStatus, certify_dataset
 from smoothcert.certification.recertify import recertify
-from smoothcert.certification.shards import merge_certificates
+from smoothcert.certification.settings import CertifyRecipe, CertifySettings, images_at_once, unreachable_radius
+from smoothcert.certification.shards import chosen_images, merge_certificates
+from smoothcert.certification.subject import missing_classes
 from smoothcert.classifier import image_layout
 from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
@@ -40,7 +32,7 @@ from smoothcert.models.precision import at_precision, has_batch_norm
 from smoothcert.smoothing.accuracy import NoiseAccuracy
 from smoothcert.smoothing.votes import default_batch_size, fitting_batch_size
 from smoothcert.training.checkpoint import load_run
-from smoothcert.training.recipe import CertifyRecipe, parse_recipe
+from smoothcert.training.recipe import parse_recipe
 
 CPU = torch.device("cpu")
 
@@ -62,11 +54,11 @@ def comparable(rows: tuple[CertifiedImage, ...]) -> dict[int, tuple[object, ...]
 def certify(
     run: Path, data: ImageData, path: Path, indices: list[int], **changes: object
 ) -> dict[int, tuple[object, ...]]:
-    certify_run(load_run(run), data, indices, recipe(**changes), path, CPU)
+    certify_dataset(load_run(run), data, path, recipe(**changes), indices=indices, device=CPU)
     return comparable(read_certificates(path).rows)
 
 
-def test_rows_equal_the_plain_api(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+def test_rows_equal_smoothed_classifier(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
     """The same numbers as SmoothedClassifier gives for images 0, 1, 2 with the same seed."""
     rows = certify(trained_run, test_data, tmp_path / "a.tsv", [0, 1, 2])
     images, labels = test_data.batch(torch.arange(3))
@@ -77,14 +69,15 @@ def test_rows_equal_the_plain_api(trained_run: Path, test_data: ImageData, tmp_p
     assert any(certificate.radius > 0 for certificate in plain)
 
 
-def test_order_resume_and_parts_change_nothing(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
-    whole = certify(trained_run, test_data, tmp_path / "whole.tsv", list(range(14)))
-    backwards = certify(trained_run, test_data, tmp_path / "back.tsv", list(range(14))[::-1])
+def test_order_and_resume_do_not_change_rows(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+    """Seven images are more than one forward pass of the selection holds."""
+    images = list(range(7))
+    whole = certify(trained_run, test_data, tmp_path / "whole.tsv", images)
+    backwards = certify(trained_run, test_data, tmp_path / "back.tsv", images[::-1])
     certify(trained_run, test_data, tmp_path / "parts.tsv", [3, 4])
-    certify(trained_run, test_data, tmp_path / "parts.tsv", [9])
-    parts = certify(trained_run, test_data, tmp_path / "parts.tsv", list(range(14)))
+    parts = certify(trained_run, test_data, tmp_path / "parts.tsv", images)
     assert whole == backwards == parts
-    assert len(whole) == 14
+    assert len(whole) == 7
 
 
 def test_a_file_is_continued_without_doing_rows_again(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
@@ -92,7 +85,8 @@ def test_a_file_is_continued_without_doing_rows_again(trained_run: Path, test_da
     certify(trained_run, test_data, path, [0, 1, 2])
     before = path.read_bytes()
     seen: list[CertificationStatus] = []
-    certify_run(load_run(trained_run), test_data, [0, 1, 2, 3], recipe(), path, CPU, seen.append)
+    run = load_run(trained_run)
+    certify_dataset(run, test_data, path, recipe(), indices=[0, 1, 2, 3], device=CPU, on_progress=seen.append)
     assert path.read_bytes().startswith(before)
     assert [status.done for status in seen] == [3, 4]
     radii = [row.radius_if_correct for row in read_certificates(path).rows]
@@ -108,7 +102,7 @@ def test_other_settings_are_refused(trained_run: Path, test_data: ImageData, tmp
             certify(trained_run, test_data, tmp_path / "a.tsv", [1], **{field: value})
 
 
-def test_settings_say_what_was_certified_and_how(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+def test_settings_record_model_data_and_statistics(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
     certify(trained_run, test_data, tmp_path / "a.tsv", [0])
     stored = read_certificates(tmp_path / "a.tsv")
     expected = {"sigma": 0.5, "n0": 100, "n": 300, "alpha": 0.001, "precision": "fp32", "seed": 5, "batch_size": 500}
@@ -121,12 +115,19 @@ def test_settings_say_what_was_certified_and_how(trained_run: Path, test_data: I
 
 
 @pytest.mark.slow
-def test_kill_loses_at_most_the_row_in_flight(trained_run: Path, tmp_path: Path) -> None:
+def test_kill_loses_at_most_the_row_in_flight(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(trained_run, run)
-    options = ["--n", "1500", "--max-images", "12", "--seed", "3", "--batch-size", "100", "--device", "cpu"]
-    command = [sys.executable, "-m", "smoothcert", "certify", str(run), *options]
-    victim = subprocess.Popen([*command, "--name", "killed"], stdout=subprocess.DEVNULL)
+    options = {"n": 500, "max_images": 12, "seed": 3, "batch_size": 100}
+    script = f"""
+import smoothcert as sc
+from smoothcert.data import mnist
+from smoothcert.training.checkpoint import load_run
+from pathlib import Path
+run = Path({str(run)!r})
+sc.certify_dataset(load_run(run), mnist.load_sample("test"), run / "certificates/killed.tsv", device="cpu", **{options})
+"""
+    victim = subprocess.Popen([sys.executable, "-c", script])
     path = run / "certificates" / "killed.tsv"
     deadline = time.monotonic() + 120
     while not (path.exists() and path.read_bytes().count(b"\n") >= 4):
@@ -138,23 +139,23 @@ def test_kill_loses_at_most_the_row_in_flight(trained_run: Path, tmp_path: Path)
     kept = path.read_bytes()
     kept = kept[: kept.rindex(b"\n") + 1]
     assert 3 <= kept.count(b"\n") - 1 < 12
-    subprocess.run([*command, "--name", "killed"], check=True, stdout=subprocess.DEVNULL)
-    subprocess.run([*command, "--name", "whole"], check=True, stdout=subprocess.DEVNULL)
+    resumed = certify_dataset(load_run(run), test_data, path, device=CPU, **options).rows
+    whole = certify_dataset(load_run(run), test_data, run / "whole.tsv", device=CPU, **options).rows
     assert path.read_bytes().startswith(kept)
-    whole = read_certificates(run / "certificates" / "whole.tsv").rows
-    assert comparable(read_certificates(path).rows) == comparable(whole)
+    assert comparable(resumed) == comparable(whole)
     assert len(whole) == 12
 
 
-def test_a_resumed_file_keeps_what_was_not_asked_for(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+def test_open_settings_come_from_the_resumed_file(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
     """Seed, batch size and precision of an existing file are taken over; what is asked for is not overruled."""
     path = tmp_path / "a.tsv"
     certify(trained_run, test_data, path, [0], batch_size=300, precision="fp32", seed=77)
-    again = complete_recipe({"sigma": 0.5, "n": 300, "precision": "auto", "seed": None}, path, CPU, (1, 28, 28))
+    again = CertifySettings(sigma=0.5, n=300, precision="auto", seed=None).completed(path, CPU, (1, 28, 28))
     assert (again.seed, again.batch_size, again.precision) == (77, 300, "fp32")
-    asked = complete_recipe({"sigma": 0.5, "precision": "bf16", "batch_size": 100, "seed": 5}, path, CPU, (1, 28, 28))
+    settings = CertifySettings(sigma=0.5, precision="bf16", batch_size=100, seed=5)
+    asked = settings.completed(path, CPU, (1, 28, 28))
     assert (asked.seed, asked.batch_size, asked.precision) == (5, 100, "bf16")
-    fresh = {complete_recipe({"sigma": 0.5}, tmp_path / "b.tsv", CPU, (1, 28, 28)).seed for _ in range(3)}
+    fresh = {CertifySettings(sigma=0.5).completed(tmp_path / "b.tsv", CPU, (1, 28, 28)).seed for _ in range(3)}
     assert len(fresh) == 3
 
 
@@ -166,32 +167,32 @@ def test_chosen_images() -> None:
             chosen_images(10, skip, most)
 
 
-def test_images_of_few_classes_are_warned_about() -> None:
+def test_missing_classes_are_reported() -> None:
     """Where classes repeat every ten images, and where they come one after the other."""
     labels = torch.arange(1000) % 10
     data = ImageData(torch.zeros(1000, 1, 2, 2, dtype=torch.uint8), labels, 10, "interleaved", "test")
     warning = missing_classes(data, chosen_images(1000, 20, None))
     assert warning is None, "too few to tell"
     warning = missing_classes(data, chosen_images(1000, 10, None))
-    assert "the 100 chosen images have none of 9 of the 10 classes (1, 2, 3, 4, 5, ...)" in str(warning)
-    assert "5 of the 10 classes (1, 3, 5, 7, 9)" in str(missing_classes(data, chosen_images(1000, 2, None)))
+    assert "9 of 10 classes (1, 2, 3, 4, 5, ...) are missing from the 100 selected images" in str(warning)
+    assert "5 of 10 classes (1, 3, 5, 7, 9)" in str(missing_classes(data, chosen_images(1000, 2, None)))
     assert missing_classes(data, chosen_images(1000, 3, None)) is None
     by_class = replace(data, labels=labels.sort().values)
     assert missing_classes(by_class, chosen_images(1000, 20, None)) is None
-    assert "9 of the 10" in str(missing_classes(by_class, chosen_images(1000, 1, 100)))
+    assert "9 of 10" in str(missing_classes(by_class, chosen_images(1000, 1, 100)))
 
 
-def test_images_that_lack_a_class_by_chance_are_not() -> None:
-    """Of 200 random orders of a hundred classes, and of ten of which one is rare."""
+def test_classes_missing_by_chance_are_not_reported() -> None:
+    """In 50 random orders of a hundred classes, and of ten classes of which one is rare."""
     torch.manual_seed(0)
     many, rare = torch.arange(10_000) % 100, torch.cat([torch.arange(9950) % 9, torch.full((50,), 9)])
     for labels, skip in ((many, 20), (many, 17), (rare, 50), (rare, 10)):
         warned = 0
-        for _ in range(200):
+        for _ in range(50):
             order = labels[torch.randperm(10_000)]
             data = ImageData(torch.zeros(10_000, 1, 1, 1, dtype=torch.uint8), order, 100, "shuffled", "test")
             warned += missing_classes(data, chosen_images(10_000, skip, None)) is not None
-        assert warned <= 0.1 * 200
+        assert warned <= 0.1 * 50
 
 
 @pytest.mark.parametrize(("n", "images"), [(100_000, 1), (1_000, 5), (5_000, 2)])
@@ -199,7 +200,7 @@ def test_rows_are_written_often(n: int, images: int) -> None:
     assert images_at_once(recipe(n=n)) == images
 
 
-def test_a_radius_out_of_reach_is_announced() -> None:
+def test_unreachable_radius_is_reported_with_the_votes_needed() -> None:
     assert unreachable_radius(recipe(n=1000), 1.2) is None
     warning = unreachable_radius(recipe(n=1000), 1.5)
     assert warning is not None
@@ -237,26 +238,26 @@ def test_a_contradicting_row_is_refused(trained_run: Path, test_data: ImageData,
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_file_of_one(trained_run: Path, tmp_path: Path) -> None:
+def test_two_processes_write_the_rows_of_one(trained_run: Path, tmp_path: Path) -> None:
     """torchrun with gloo on the CPU: also when a part of the work was done, and a part file was left, before."""
     run = Path(shutil.copytree(trained_run, tmp_path / "run"))
-    options = ["--votes", "300", "--max-images", "9", "--seed", "3", "--device", "cpu"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-
-    def call(*front: str, name: str, images: str = "9") -> None:
-        command = [sys.executable, *front, "-m", "smoothcert", "certify", str(run), *options, "--name", name]
-        command[command.index("--max-images") + 1] = images
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stderr[-2000:]
-
-    call(name="one")
-    call(name="two", images="3")
-    folder = run / "certificates"
+    folder, data = run / "certificates", mnist.load_sample("test")
+    for name, images in (("one", 9), ("two", 3)):
+        path = folder / f"{name}.tsv"
+        certify_dataset(load_run(run), data, path, n=300, max_images=images, seed=3, precision="fp32", device="cpu")
+    options = ["--votes", "300", "--max-images", "9", "--seed", "3", "--device", "cpu", "--name", "two"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     shutil.copy(folder / "one.json", folder / ".two.part1.json")
     lines = (folder / "one.tsv").read_text().splitlines(keepends=True)
     (folder / ".two.part1.tsv").write_text(lines[0] + lines[8] + lines[9][:7])
-    call(*launcher, name="two")
+    done = subprocess.run(
+        [*launcher, "-m", "smoothcert", "certify", str(run), *options],
+        env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
     assert comparable(read_certificates(folder / "two.tsv").rows) == comparable(
         read_certificates(folder / "one.tsv").rows
     )
@@ -267,11 +268,12 @@ def test_two_processes_give_the_file_of_one(trained_run: Path, tmp_path: Path) -
 def test_recertify_equals_certifying_with_those_settings(
     trained_run: Path, test_data: ImageData, tmp_path: Path
 ) -> None:
-    certify(trained_run, test_data, tmp_path / "a.tsv", list(range(12)))
-    for changes in ({"alpha": 1e-5}, {"alpha": 0.2}, {"bound": "two-sided"}, {"alpha": 0.01, "bound": "two-sided"}):
+    images = list(range(6))
+    certify(trained_run, test_data, tmp_path / "a.tsv", images)
+    for changes in ({"alpha": 1e-5}, {"alpha": 0.2}, {"alpha": 0.01, "bound": "two-sided"}):
         name = "-".join(map(str, changes.values()))
-        fresh = certify(trained_run, test_data, tmp_path / f"{name}.tsv", list(range(12)), **changes)
-        assert recertify(tmp_path / "a.tsv", tmp_path / f"{name}-re.tsv", **changes) == 12
+        fresh = certify(trained_run, test_data, tmp_path / f"{name}.tsv", images, **changes)
+        assert recertify(str(tmp_path / "a.tsv"), tmp_path / f"{name}-re.tsv", **changes) == 6
         again = read_certificates(tmp_path / f"{name}-re.tsv")
         assert comparable(again.rows) == fresh
         assert again.settings["alpha"] == changes.get("alpha", 0.001)
@@ -287,7 +289,7 @@ def test_recertify_reads_the_first_files(tmp_path: Path) -> None:
     assert [f"{row.certificate.radius:.3f}" for row in stored.rows if row.index == 20] == ["0.948"]
 
 
-def test_recertify_refuses_what_it_cannot_do_soundly(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+def test_recertify_refuses_sequential_files(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
     certify(trained_run, test_data, tmp_path / "s.tsv", [0, 1], radii=(0.2,))
     with pytest.raises(RequestError, match="stopped by a sequential test"):
         recertify(tmp_path / "s.tsv", tmp_path / "x.tsv", alpha=0.01)
@@ -339,7 +341,7 @@ def test_batch_norm_is_folded_and_recorded(tmp_path: Path) -> None:
     assert not has_batch_norm(folded)
     assert torch.allclose(folded(images), network.eval()(images), atol=1e-5)
     data = ImageData(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 2]), 3, "made", "test")
-    certify_own_model("mine", network, data, [0, 1], recipe(), tmp_path / "a.tsv", CPU)
+    certify_dataset(network, data, tmp_path / "a.tsv", recipe(), name="mine", indices=[0, 1], device=CPU)
     assert read_certificates(tmp_path / "a.tsv").settings["batch_norm_folded"] is True
 
 
@@ -356,10 +358,10 @@ def test_batch_norm_is_folded_and_recorded(tmp_path: Path) -> None:
 )
 def test_rules_that_exclude_each_other_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        parse_recipe(CertifyRecipe, {"sigma": 0.5, "seed": 1} | changes, "certify")
+        parse_recipe(CertifySettings, changes, "certify")
 
 
-def test_folding_leaves_alone_what_it_would_change() -> None:
+def test_folding_skips_shared_layers_hooks_and_parametrized_weights() -> None:
     """Shared layers, hooks and computed weights: the network is then evaluated as it is."""
 
     class Shared(torch.nn.Module):
@@ -398,7 +400,7 @@ def test_two_processes_cannot_write_one_file(trained_run: Path, test_data: Image
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "a.tsv"]
 
 
-def test_shards_with_seeds_of_their_own_merge(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+def test_shards_with_different_seeds_merge(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
     for i in (1, 2):
         certify(trained_run, test_data, tmp_path / f"{i}.tsv", chosen_images(4, 1, None, (i, 2)), seed=i)
     assert merge_certificates([tmp_path / "1.tsv", tmp_path / "2.tsv"], tmp_path / "whole.tsv") == 4
@@ -423,13 +425,13 @@ def test_a_network_that_needs_contiguous_activations_is_certified(tmp_path: Path
     torch.manual_seed(0)
     network = Viewing()
     data = ImageData(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 2]), 3, "made", "test")
-    certify_own_model("mine", network, data, [0, 1], recipe(), tmp_path / "a.tsv", CPU)
+    certify_dataset(network, data, tmp_path / "a.tsv", recipe(), name="mine", indices=[0, 1], device=CPU)
     assert len(read_certificates(tmp_path / "a.tsv").rows) == 2
     assert image_layout(at_precision(network, "fp32", CPU, (3, 8, 8))) == torch.contiguous_format
     SmoothedClassifier(network, sigma=0.5, num_classes=3).certify(torch.rand(1, 3, 8, 8), n=100)
 
 
-def test_a_callable_that_has_become_another_does_not_go_on_in_the_same_file(tmp_path: Path) -> None:
+def test_resume_refuses_another_callable(tmp_path: Path) -> None:
     """It has no weights to tell by, so the classes of some images do."""
     data = ImageData(torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1) * 40, torch.zeros(6).long(), 2, "made", "test")
 
@@ -437,24 +439,26 @@ def test_a_callable_that_has_become_another_does_not_go_on_in_the_same_file(tmp_
         return lambda images: torch.cat([threshold - images.flatten(1), images.flatten(1) - threshold], dim=1)
 
     path = tmp_path / "a.tsv"
-    certify_own_model("mine", above(0.5), data, [0, 1], recipe(), path, CPU)
-    certify_own_model("mine", above(0.5), data, [0, 1, 2], recipe(), path, CPU)
+    certify_dataset(above(0.5), data, path, recipe(), name="mine", indices=[0, 1], device=CPU)
+    certify_dataset(above(0.5), data, path, recipe(), name="mine", indices=[0, 1, 2], device=CPU)
     before = path.read_bytes()
     with pytest.raises(RequestError, match=r"other settings .classes_sha256"):
-        certify_own_model("mine", above(0.2), data, [0, 1, 2, 3], recipe(), path, CPU)
+        certify_dataset(above(0.2), data, path, recipe(), name="mine", indices=[0, 1, 2, 3], device=CPU)
     assert path.read_bytes() == before
     assert len(read_certificates(path).rows) == 3
 
 
 @pytest.mark.parametrize("change", ["one image more", "another label", "another image"])
-def test_images_of_ones_own_that_have_changed_do_not_go_on_in_the_same_file(change: str, tmp_path: Path) -> None:
+def test_resume_refuses_changed_user_images(change: str, tmp_path: Path) -> None:
     images, labels = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1) * 40, torch.tensor([0, 0, 0, 1, 1, 1])
 
     def bright(images: torch.Tensor) -> torch.Tensor:
         return torch.cat([0.5 - images.flatten(1), images.flatten(1) - 0.5], dim=1)
 
     path = tmp_path / "a.tsv"
-    certify_own_model("mine", bright, ImageData(images, labels, 2, "npz:a", "test"), [0, 1], recipe(), path, CPU)
+    certify_dataset(
+        bright, ImageData(images, labels, 2, "npz:a", "test"), path, recipe(), name="mine", indices=[0, 1], device=CPU
+    )
     if change == "one image more":
         images, labels = torch.cat([images[:1], images]), torch.cat([labels[:1], labels])
     elif change == "another label":
@@ -464,11 +468,11 @@ def test_images_of_ones_own_that_have_changed_do_not_go_on_in_the_same_file(chan
         images[5] += 9
     changed, before = ImageData(images, labels, 2, "npz:a", "test"), path.read_bytes()
     with pytest.raises(RequestError, match="images_sha256"):
-        certify_own_model("mine", bright, changed, [0, 1, 2], recipe(), path, CPU)
+        certify_dataset(bright, changed, path, recipe(), name="mine", indices=[0, 1, 2], device=CPU)
     assert path.read_bytes() == before
 
 
-def test_a_file_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+def test_resume_continues_files_of_earlier_versions(tmp_path: Path) -> None:
     """It does not tell by what its images and its callable are known."""
     data = ImageData(torch.zeros(4, 1, 1, 1, dtype=torch.uint8), torch.zeros(4).long(), 2, "npz:a", "test")
     path, seen = tmp_path / "a.tsv", []
@@ -477,18 +481,18 @@ def test_a_file_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
         seen.append(len(images))
         return torch.cat([0.5 - images.flatten(1), images.flatten(1) - 0.5], dim=1)
 
-    certify_own_model("mine", dark, data, [0], recipe(batch_size=3), path, CPU)
+    certify_dataset(dark, data, path, recipe(batch_size=3), name="mine", indices=[0], device=CPU)
     assert max(seen) <= 3
     stored = json.loads(path.with_suffix(".json").read_text())
     for key in ("images_sha256", "classes_sha256"):
         del stored["settings"][key]
     path.with_suffix(".json").write_text(json.dumps(stored))
-    certify_own_model("mine", dark, data, [0, 1], recipe(batch_size=3), path, CPU)
+    certify_dataset(dark, data, path, recipe(batch_size=3), name="mine", indices=[0, 1], device=CPU)
     assert len(read_certificates(path).rows) == 2
 
 
 @pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS])
-def test_file_systems_without_locks_go_on_without(
+def test_certify_works_on_file_systems_without_locks(
     error: int, trained_run: Path, test_data: ImageData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_locks(file: object, operation: int) -> None:
@@ -498,7 +502,7 @@ def test_file_systems_without_locks_go_on_without(
     assert len(certify(trained_run, test_data, tmp_path / "a.tsv", [0])) == 1
 
 
-def test_a_lock_that_was_removed_in_between_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_file_removed_by_its_holder_is_locked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The holder removes its file after the second process has opened it: that one must lock the next."""
     path, lock, tries = tmp_path / "a.tsv", fcntl.flock, []
 
@@ -514,7 +518,7 @@ def test_a_lock_that_was_removed_in_between_is_none(tmp_path: Path, monkeypatch:
     assert len(tries) >= 3
 
 
-def test_of_six_processes_on_one_file_one_writes(tmp_path: Path) -> None:
+def test_only_one_of_three_processes_writes_a_file(tmp_path: Path) -> None:
     script = """
 import sys, time
 from pathlib import Path
@@ -531,9 +535,9 @@ except RequestError as error:
 """
     path, start = tmp_path / "a.tsv", str(time.time() + 4)
     command = [sys.executable, "-c", script, str(path), start]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     said = sorted(process.communicate(timeout=60)[0] for process in processes)
-    assert said == [f"{path}: another process is writing it; wait for it, or choose another --name\n"] * 5 + ["wrote\n"]
+    assert said == [f"{path}: another process is writing it; wait for it, or choose another --name\n"] * 2 + ["wrote\n"]
     assert list(path.parent.iterdir()) == []
 
 
@@ -569,7 +573,7 @@ def test_a_lock_that_is_a_symbolic_link_is_refused(exists: bool, tmp_path: Path)
 def test_radii_that_cannot_be_tested_leave_no_file(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
     for radii in ((100.0,), (1e-20, 2e-20)):
         with pytest.raises(RequestError, match="radii: "):
-            certify_run(load_run(trained_run), test_data, [0], recipe(radii=radii), tmp_path / "new" / "a.tsv", CPU)
+            certify(trained_run, test_data, tmp_path / "new" / "a.tsv", [0], radii=radii)
     assert not (tmp_path / "new").exists()
 
 
@@ -586,17 +590,14 @@ def test_accuracy_and_selection_are_recorded_and_change_no_certificate(
     trained_run: Path, test_data: ImageData, tmp_path: Path
 ) -> None:
     seen: list[NoiseAccuracy] = []
-    chosen = Selection(len(test_data), 1, 12)
     run, path = load_run(trained_run), tmp_path / "a.tsv"
 
-    def call(selection: Selection) -> None:
-        certify_run(
-            run, test_data, selection.indices, recipe(), path, CPU, on_accuracy=seen.append, selection=selection
-        )
+    def call(max_images: int) -> None:
+        certify_dataset(run, test_data, path, recipe(max_images=max_images), device=CPU, on_accuracy=seen.append)
 
-    call(chosen)
+    call(12)
     stored = read_certificates(path)
-    assert stored.provenance["selection"] == chosen.to_mapping()
+    assert stored.provenance["selection"] == {"images": 2000, "skip": 1, "max_images": 12, "shard": [1, 1]}
     assert stored.provenance["accuracy"] == seen[0].to_mapping()
     assert seen[0].images == 12
     images, labels = test_data.batch(torch.arange(12))
@@ -604,9 +605,9 @@ def test_accuracy_and_selection_are_recorded_and_change_no_certificate(
     assert 0.3 < seen[0].noisy < 1
     model = SmoothedClassifier(run.model, sigma=0.5, num_classes=10)
     assert [row.certificate for row in stored.rows] == model.certify(images, n=300, seed=5)
-    call(chosen)
+    call(12)
     assert len(seen) == 1, "nothing is left to do"
-    call(Selection(len(test_data), 1, 14))
+    call(14)
     assert seen == [seen[0]] * 2, "measured once for a file"
     assert read_certificates(path).provenance["selection"]["max_images"] == 14
 
@@ -618,7 +619,15 @@ def test_an_interruption_before_the_first_image_leaves_no_file(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        certify_run(load_run(trained_run), test_data, [0], recipe(), tmp_path / "a.tsv", CPU, interrupt)
+        certify_dataset(
+            load_run(trained_run),
+            test_data,
+            tmp_path / "a.tsv",
+            recipe(),
+            indices=[0],
+            device=CPU,
+            on_progress=interrupt,
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -630,7 +639,7 @@ def test_an_interruption_before_the_first_image_leaves_no_file(
         torch.OutOfMemoryError("CUDA out of memory"),
     ],
 )
-def test_a_batch_beyond_memory_is_one_line_and_leaves_no_file(error: Exception, tmp_path: Path) -> None:
+def test_out_of_memory_is_a_request_error_and_leaves_no_file(error: Exception, tmp_path: Path) -> None:
     data = ImageData(torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1]), 4, "made", "test")
 
     def narrow(images: torch.Tensor) -> torch.Tensor:
@@ -639,9 +648,9 @@ def test_a_batch_beyond_memory_is_one_line_and_leaves_no_file(error: Exception, 
         return images.flatten(1)
 
     with pytest.raises(RequestError, match=r"batch-size: 500 noisy images .* do not fit into memory; give a smaller"):
-        certify_own_model("mine", narrow, data, [0, 1], recipe(), tmp_path / "a.tsv", CPU)
+        certify_dataset(narrow, data, tmp_path / "a.tsv", recipe(), name="mine", indices=[0, 1], device=CPU)
     assert list(tmp_path.iterdir()) == []
-    certify_own_model("mine", narrow, data, [0, 1], recipe(batch_size=50), tmp_path / "a.tsv", CPU)
+    certify_dataset(narrow, data, tmp_path / "a.tsv", recipe(batch_size=50), name="mine", indices=[0, 1], device=CPU)
 
 
 class Scaled(torch.nn.Module):
@@ -656,21 +665,21 @@ class Scaled(torch.nn.Module):
         return torch.cat([-score, score], dim=1)
 
 
-def test_a_module_whose_code_has_changed_does_not_continue_a_file(tmp_path: Path) -> None:
+def test_resume_refuses_a_module_with_changed_code(tmp_path: Path) -> None:
     data = ImageData(torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1) * 40, torch.zeros(6).long(), 2, "made", "test")
     path = tmp_path / "a.tsv"
-    certify_own_model("mine", Scaled(1), data, [0], recipe(), path, CPU)
-    certify_own_model("mine", Scaled(1), data, [0, 1], recipe(), path, CPU)
+    certify_dataset(Scaled(1), data, path, recipe(), name="mine", indices=[0], device=CPU)
+    certify_dataset(Scaled(1), data, path, recipe(), name="mine", indices=[0, 1], device=CPU)
     before = path.read_bytes()
     with pytest.raises(RequestError, match=r"other settings .classes_sha256"):
-        certify_own_model("mine", Scaled(-1), data, [0, 1, 2], recipe(), path, CPU)
+        certify_dataset(Scaled(-1), data, path, recipe(), name="mine", indices=[0, 1, 2], device=CPU)
     assert path.read_bytes() == before
     # A file of an earlier version does not say: it is continued.
     stored = json.loads(path.with_suffix(".json").read_text())
     for key in ("classes_sha256", "num_classes"):
         del stored["settings"][key]
     path.with_suffix(".json").write_text(json.dumps(stored))
-    certify_own_model("mine", Scaled(1), data, [0, 1, 2], recipe(), path, CPU)
+    certify_dataset(Scaled(1), data, path, recipe(), name="mine", indices=[0, 1, 2], device=CPU)
     assert len(read_certificates(path).rows) == 3
 
 
@@ -692,10 +701,10 @@ def test_the_time_left_is_extrapolated() -> None:
 
 
 @pytest.mark.parametrize("field", ["n", "n0", "batch_size"])
-def test_numbers_beyond_use_are_refused(field: str) -> None:
+def test_too_large_numbers_are_refused(field: str) -> None:
     for value in (10**9 + 1, 2**63 - 1):
         with pytest.raises(RequestError, match=f"{field}: expected less than or equal to 1000000000"):
-            parse_recipe(CertifyRecipe, {"sigma": 0.5, "seed": 1, field: value}, "certify")
+            parse_recipe(CertifySettings, {field: value}, "certify")
 
 
 def test_parts_of_an_interrupted_team_are_continued_with_their_seed(
@@ -706,10 +715,15 @@ def test_parts_of_an_interrupted_team_are_continued_with_their_seed(
     rows = certify(trained_run, test_data, path, [0, 1], seed=77)
     path.rename(part)
     shutil.copy(tmp_path / "a.json", tmp_path / ".a.part1.json")
-    again = complete_recipe({"sigma": 0.5, "n": 300, "precision": "fp32"}, path, CPU, (1, 28, 28))
-    assert again.seed == 77
-    certify_run(load_run(trained_run), test_data, [0, 1, 2], again, path, CPU)
+    again = CertifySettings(sigma=0.5, n=300, precision="fp32")
+    certify_dataset(load_run(trained_run), test_data, path, again, indices=[0, 1, 2], device=CPU)
+    assert read_certificates(path).settings["seed"] == 77
     found = comparable(read_certificates(path).rows)
     assert len(found) == 3
     assert rows.items() <= found.items()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "a.tsv"]
+
+
+def test_default_settings_are_those_of_the_papers() -> None:
+    settings = CertifySettings()
+    assert (settings.n0, settings.n, settings.alpha) == (100, 100_000, 0.001)

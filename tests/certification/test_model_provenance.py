@@ -34,7 +34,7 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_commit_of_a_checkout_and_whether_it_was_changed(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_record_the_commit_and_uncommitted_changes(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     head = git(checkout, "rev-parse", "HEAD")
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     source_commit.cache_clear()
@@ -44,14 +44,14 @@ def test_the_commit_of_a_checkout_and_whether_it_was_changed(checkout: Path, mon
     assert source_commit(checkout) == {"commit": f"{head}-dirty"}
 
 
-def test_no_commit_is_told_without_a_checkout(tmp_path: Path) -> None:
+def test_no_commit_is_recorded_without_a_checkout(tmp_path: Path) -> None:
     assert source_commit(tmp_path) == {}
     (tmp_path / ".git").mkdir()
     source_commit.cache_clear()
     assert source_commit(tmp_path) == {}, "not a repository"
 
 
-def test_the_model_tells_before_its_certificates_do(tmp_path: Path) -> None:
+def test_provenance_comes_from_the_model_before_its_certificates(tmp_path: Path) -> None:
     assert model_provenance(tmp_path) == {}
     certificates = tmp_path / "certificates" / "test.tsv"
     certificates.parent.mkdir()

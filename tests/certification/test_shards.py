@@ -1,4 +1,4 @@
-"""Shards: which images they take, and merges that are complete or refused."""
+"""Shards: the images of each, and merges, which refuse incomplete shards."""
 
 import json
 from pathlib import Path
@@ -52,6 +52,18 @@ def test_all_shards_merge(tmp_path: Path, recorded: bool) -> None:
     merged = read_certificates(tmp_path / "all.tsv")
     assert [r.index for r in merged.rows] == list(range(20))
     assert ("selection" in merged.provenance) == recorded
+
+
+def test_a_merged_file_does_not_record_the_accuracy_of_one_shard(tmp_path: Path) -> None:
+    paths = shards(tmp_path, 2)
+    for path in paths:
+        stored = json.loads(path.with_suffix(".json").read_text())
+        stored["provenance"] |= {"accuracy": {"images": 10}, "threads": 2}
+        path.with_suffix(".json").write_text(json.dumps(stored))
+    merge_certificates([str(path) for path in paths], str(tmp_path / "all.tsv"))
+    provenance = read_certificates(tmp_path / "all.tsv").provenance
+    assert "accuracy" not in provenance
+    assert (provenance["threads"], provenance["merged"]) == (2, 2)
 
 
 @pytest.mark.parametrize("recorded", [True, False])

@@ -58,10 +58,10 @@ def printed_next(out: str) -> list[str]:
     return shlex.split(line.split("next: smoothcert ")[1])
 
 
-def test_a_trained_run_warns_of_nothing(run_cli: Cli, run: Path) -> None:
+def test_certify_prints_no_warning_for_a_trained_run(run_cli: Cli, run: Path) -> None:
     code, out, err = run_cli("certify", run, *FEW, "--max-images", 100)
     assert (code, err) == (0, "")
-    assert "warning" not in out
+    assert "warning:" not in out
     stored = read_certificates(run / "certificates" / "test-n50.tsv").provenance["accuracy"]
     assert stored["images"] == 100
     assert stored["noisy"] > 0.5
@@ -79,12 +79,25 @@ def test_another_sigma_or_noise_than_in_training_is_reported(run_cli: Cli, run: 
         assert "next: smoothcert train --recipe" in warning
 
 
+def test_another_sigma_gets_its_own_file(run_cli: Cli, run: Path) -> None:
+    """Also in shards; a file that an earlier version wrote for this sigma is continued."""
+    files = run / "certificates"
+    for options in ((), ("--sigma", 0.6), ("--sigma", 0.5), ("--sigma", 0.6, "--shard", "1/2")):
+        assert run_cli("certify", run, *FEW, *options, "--max-images", 2)[0] == 0
+    expected = {"test-n50": 0.5, "test-n50-sigma0.6": 0.6, "test-n50-sigma0.6-shard1of2": 0.6}
+    assert {path.stem: read_certificates(path).settings["sigma"] for path in files.glob("*.tsv")} == expected
+    for suffix in (".tsv", ".json"):
+        (files / f"test-n50-sigma0.6{suffix}").rename(files / f"test-n50{suffix}")
+    assert run_cli("certify", run, *FEW, "--sigma", 0.6, "--max-images", 3)[0] == 0
+    assert len(read_certificates(files / "test-n50.tsv").rows) == 3
+
+
 def test_a_network_that_fails_under_the_noise_is_reported(run_cli: Cli, run: Path) -> None:
     call = ("certify", run, *FEW, "--max-images", 100, "--sigma", 8)
     code, out, _ = run_cli(*call)
     assert code == 0
     _, warning = (line for line in out.splitlines() if line.startswith("warning"))
-    accuracy = read_certificates(run / "certificates" / "test-n50.tsv").provenance["accuracy"]
+    accuracy = read_certificates(run / "certificates" / "test-n50-sigma8.tsv").provenance["accuracy"]
     measured = f"clean accuracy {accuracy['clean']:.0%}, under noise {accuracy['noisy']:.0%} (first 100 images)"
     assert warning.startswith(f"warning: not trained under this noise: {measured}; choose a smaller --sigma or train")
     words = shlex.split(warning.split("next: ")[1])
@@ -96,7 +109,7 @@ def test_a_network_that_fails_under_the_noise_is_reported(run_cli: Cli, run: Pat
     assert "not trained under this noise" not in out, "a finished file is not judged again"
 
 
-def test_a_network_that_knows_nothing_is_reported(run_cli: Cli, workplace: Path) -> None:
+def test_accuracy_at_chance_is_reported(run_cli: Cli, workplace: Path) -> None:
     code, out, _ = run_cli(
         *("certify", "--model", "nets_for_cli_test:constant", "--dataset", "mnist-sample", "--sigma", 0.25),
         *("--out", "runs/c", "--max-images", 100, *FEW),
@@ -107,7 +120,7 @@ def test_a_network_that_knows_nothing_is_reported(run_cli: Cli, workplace: Path)
     assert "check the normalisation (it belongs inside the model), the input range [0, 1] and the order" in warning
 
 
-def test_a_model_that_is_not_the_runs_own_is_refused(run_cli: Cli, run: Path) -> None:
+def test_another_model_than_that_of_the_run_is_refused(run_cli: Cli, run: Path) -> None:
     for command in (("certify", run), ("attack", run)):
         code, _, err = run_cli(*command, "--model", "some.module:function")
         assert (code, err.count("\n")) == (2, 1)
@@ -116,7 +129,7 @@ def test_a_model_that_is_not_the_runs_own_is_refused(run_cli: Cli, run: Path) ->
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "-x", "a/b", "a\x1b[2J", "a\nb"])
-def test_names_that_are_not_plain_are_refused(run_cli: Cli, run: Path, name: str) -> None:
+def test_names_that_are_not_plain_file_names_are_refused(run_cli: Cli, run: Path, name: str) -> None:
     for command in ("certify", "attack"):
         code, _, err = run_cli(command, run, f"--name={name}", *("--n", 50, "--device", "cpu"))
         assert (code, err.count("\n")) == (2, 1)
@@ -133,7 +146,7 @@ def test_shards_that_are_not_numbers_are_refused(run_cli: Cli, run: Path, shard:
 
 
 @pytest.mark.parametrize("n", [2**31, 2**63 - 1])
-def test_votes_without_end_are_refused(run_cli: Cli, run: Path, n: int) -> None:
+def test_too_many_votes_are_refused(run_cli: Cli, run: Path, n: int) -> None:
     code, _, err = run_cli("certify", run, "--n", n)
     assert (code, err.count("\n")) == (2, 1)
     assert "n: expected less than or equal to 1000000000" in err
@@ -183,22 +196,22 @@ def test_merge_through_the_command_line(run_cli: Cli, run: Path, monkeypatch: py
         _, out, _ = run_cli("certify", run, *FEW, "--max-images", 4, "--shard", f"{part}/2")
         command, pattern, *rest = printed_next(out)
         shards = sorted(Path(pattern).parent.glob(Path(pattern).name))
-        code, told, err = run_cli(command, *shards, *rest)
+        code, text, err = run_cli(command, *shards, *rest)
         if part == 1:
             assert code == 2
             assert "test-n50-shard2of2.tsv is missing" in err
-            code, told, err = run_cli(command, *shards, "--out", "part.tsv", "--partial")
+            code, text, err = run_cli(command, *shards, "--out", "part.tsv", "--partial")
             assert code == 0
-            assert "merged with --partial, incomplete: test-n50-shard2of2.tsv is missing" in told
+            assert "merged with --partial, incomplete: test-n50-shard2of2.tsv is missing" in text
     assert (code, err) == (0, "")
     assert [row.index for row in read_certificates("merged.tsv").rows] == [0, 1, 2, 3]
-    assert run_cli(*printed_next(told))[0] == 0
+    assert run_cli(*printed_next(text))[0] == 0
     code, _, err = run_cli("merge", *shards, "--out", "merged.tsv")
     assert code == 2
     assert "merged.tsv: exists already" in err
 
 
-def test_attack_finds_data_that_have_another_name_than_their_data_set(
+def test_attack_compares_the_name_of_the_data_with_the_certificates(
     run_cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As CIFAR-10 does whose files are not the official ones."""

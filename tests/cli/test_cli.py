@@ -13,11 +13,11 @@ from tiny import tiny_recipe
 
 from smoothcert import RequestError, __version__
 from smoothcert.certification.certificates import read_certificates
+from smoothcert.certification.settings import CertifySettings
 from smoothcert.data import DATASETS, Images, mnist
 from smoothcert.models.precision import Precision
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.choices import Compiling, InputLayer, NoiseName
-from smoothcert.training.recipe import CertifyRecipe
 
 Cli = Callable[..., tuple[int, str, str]]
 SAMPLE = ["--preset", "mnist/gaussian", "--set", "dataset=mnist-sample"]
@@ -152,11 +152,11 @@ def test_wrong_request_prints_one_line(
 
 
 CHOICES = {
-    "certify x --bound": get_args(CertifyRecipe.model_fields["bound"].annotation),
+    "certify x --bound": get_args(CertifySettings.model_fields["bound"].annotation),
     "certify x --noise": get_args(NoiseName),
     "certify x --precision": ("auto", *get_args(Precision)),
     "certify x --device": ("auto", "cpu", "cuda"),
-    "recertify x --bound": get_args(CertifyRecipe.model_fields["bound"].annotation),
+    "recertify x --bound": get_args(CertifySettings.model_fields["bound"].annotation),
     "attack x --precision": ("auto", *get_args(Precision)),
     "predict x y --precision": ("auto", *get_args(Precision)),
     "train --out x --compile": get_args(Compiling),

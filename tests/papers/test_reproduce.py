@@ -17,6 +17,7 @@ from tiny import tiny_recipe
 from torch import Tensor, nn
 
 from smoothcert.certification.certificates import CertifiedImage, read_certificates, write_certificates
+from smoothcert.certification.settings import CertifySettings
 from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.objectives import Adversary, Consistency, Gaussian, Macer, Objective, SmoothAdv, SmoothMix, Stability
@@ -39,7 +40,6 @@ from smoothcert.papers.rows import paper_runs
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.training.checkpoint import InputSpec, load_run
 from smoothcert.training.loop import train
-from smoothcert.training.recipe import CertifyRecipe
 
 CPU = torch.device("cpu")
 Cli = Callable[..., tuple[int, str, str]]
@@ -586,12 +586,10 @@ def test_full_disk_fails_only_the_run_that_is_too_large(jobs: int, tmp_path: Pat
 def test_compile_option_reaches_the_votes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
 
-    def certified(
-        run: object, data: object, indices: object, recipe: CertifyRecipe, *rest: object, **named: object
-    ) -> None:
-        seen.append(recipe.compile)
+    def certified(run: object, data: object, path: Path, settings: CertifySettings, **rest: object) -> None:
+        seen.append(settings.compile)
 
-    monkeypatch.setattr(work, "certify_run", certified)
+    monkeypatch.setattr(work, "certify_dataset", certified)
     monkeypatch.setattr(work, "load_run", lambda folder, code: None)
     monkeypatch.setattr(work, "load_dataset", lambda *names, **options: mnist.load_sample("test"))
     (run,) = runs_in(tmp_path, 1)

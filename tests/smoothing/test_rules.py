@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from smoothcert import ABSTAIN, RequestError
-from smoothcert.certification.certify_dataset import make_rule
+from smoothcert.certification.settings import CertifyRecipe, make_rule
 from smoothcert.noise import Gaussian, Laplace, Noise, Uniform
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.smoothing.integer_noise import IntegerGaussian
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.votes import VoteCounter, block_keys
-from smoothcert.training.recipe import CertifyRecipe
 
 SIGMA = 0.5
 

@@ -12,7 +12,7 @@ from smoothcert.noise import NOISES
 from smoothcert.objectives import OBJECTIVES
 from smoothcert.papers.presets import PRESETS, preset
 from smoothcert.training.choices import NoiseName
-from smoothcert.training.recipe import CertifyRecipe, TrainRecipe, load_train_recipe, parse_recipe, with_overrides
+from smoothcert.training.recipe import load_train_recipe, with_overrides
 
 
 def test_recipes_accept_the_noises_of_the_registry() -> None:
@@ -135,9 +135,3 @@ def test_a_pipe_in_place_of_a_recipe_does_not_block(tmp_path: Path) -> None:
 def test_unknown_presets_list_the_near_ones() -> None:
     with pytest.raises(RequestError, match="did you mean mnist/gaussian"):
         preset("mnist/gausian")
-
-
-def test_certify_recipe_has_the_papers_defaults() -> None:
-    recipe = parse_recipe(CertifyRecipe, {"sigma": 0.5, "seed": 1}, "test")
-    assert (recipe.n0, recipe.n, recipe.alpha) == (100, 100_000, 0.001)
-    assert isinstance(tiny_recipe(), TrainRecipe)

@@ -21,11 +21,11 @@ def ddn(
     max_norm: float | Tensor,
     gamma: float = 0.05,
 ) -> Tensor:
-    """The closest misclassified point seen for each image, or the last point where none was; in [0, 1].
+    """Return the closest misclassified point of each image, or the last point if there is none; in [0, 1].
 
     Each step moves along the unit gradient by a cosine-annealed length, then sets the norm of the whole offset: a
-    little smaller (1 - gamma) where the smoothed prediction is wrong already, larger (1 + gamma) where it is not,
-    never above `max_norm`.
+    little smaller (1 - gamma) where the smoothed prediction is wrong, larger (1 + gamma) where it is not, at most
+    `max_norm`.
     """
     limit = torch.as_tensor(max_norm, device=images.device, dtype=images.dtype)
     norm = torch.full_like(norms(images), FIRST_NORM).clamp(max=limit)
@@ -44,7 +44,7 @@ def ddn(
 
 
 def _closer(fooled: Tensor, offset: Tensor, best: Tensor, best_norm: Tensor) -> tuple[Tensor, Tensor]:
-    """The better of what was found so far and the current offset, where that fools the classifier."""
+    """Return the shorter of the best offset and the current one, where the current one fools the classifier."""
     length = norms(offset)
     better = fooled & (length < best_norm)
     return torch.where(better, offset, best), torch.where(better, length, best_norm)

@@ -1,4 +1,4 @@
-"""Steps and projections in L2, image by image, for images of any shape; and the state a classifier is attacked in."""
+"""Steps and projections in L2 for images of any shape, and the state of a classifier during an attack."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from smoothcert.classifier import evaluating
 
 @contextmanager
 def attacked(classifier: Classifier) -> Iterator[None]:
-    """Eval mode and no parameter gradients while attacking; both are restored, also after an exception."""
+    """Put a module into eval mode without parameter gradients; both are restored, also after an exception."""
     parameters = list(classifier.parameters()) if isinstance(classifier, nn.Module) else []
     wanted = [parameter.requires_grad for parameter in parameters]
     try:
@@ -26,18 +26,18 @@ def attacked(classifier: Classifier) -> Iterator[None]:
 
 
 def norms(batch: Tensor) -> Tensor:
-    """The L2 norm of each image, shaped [batch, 1, ...] so that it multiplies a batch."""
+    """Return the L2 norm of each image, shaped [batch, 1, ...] so that it multiplies a batch."""
     lengths: Tensor = torch.linalg.vector_norm(batch.flatten(1), dim=1)
     return lengths.view(-1, *[1] * (batch.ndim - 1))
 
 
 def unit(gradient: Tensor) -> Tensor:
-    """Each image's gradient divided by its norm + 1e-8: a zero gradient stays zero."""
+    """Return each image's gradient divided by its norm + 1e-8; a zero gradient stays zero."""
     return gradient / (norms(gradient) + 1e-8)
 
 
 def project(images: Tensor, centre: Tensor, radius: float | Tensor) -> Tensor:
-    """Each image moved to the nearest point of the ball of `radius` around its centre."""
+    """Return the nearest point of the ball of `radius` around its centre for each image."""
     offset = images - centre
     length = norms(offset)
     scale = torch.clamp(radius / length.clamp(min=1e-12), max=1.0)

@@ -1,1 +1,1 @@
-"""A data set through smoothing: certificates files, shards, other statistics, and attacks as a check."""
+"""Certify or attack a data set; write, resume, merge and recertify certificates files."""

@@ -1,6 +1,6 @@
-"""The record of an attacked image and its file: append, read, resume; and the accuracy that attacks leave.
+"""The attacks file: append, read and resume; and the accuracy under attack.
 
-An attacks file is a TSV with the columns below, one row an image, and a JSON file beside it that says what was
+An attacks file is a TSV with the columns below, one row per image, and a JSON file next to it that records what was
 attacked and how. It bounds robust accuracy from above, as a certificates file bounds it from below.
 """
 
@@ -12,11 +12,10 @@ from typing import Any
 
 from scipy import special
 
-from smoothcert.certification.certificates import LARGEST_INTEGER, check_settings
-from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.files import check_regular_file
+from smoothcert.certification.certificates import LARGEST_INTEGER, file_content, parse_rows
+from smoothcert.certification.checks import check_settings
+from smoothcert.errors import RequestError
 from smoothcert.io.results import ResultWriter, read_settings
-from smoothcert.io.text import one_line
 from smoothcert.smoothing.certificate import ABSTAIN
 
 COLUMNS = ("idx", "label", "predict", "distance", "certified_radius", "contradiction", "radius", "time")
@@ -25,12 +24,12 @@ HEADER = "\t".join(COLUMNS) + "\n"
 
 @dataclass(frozen=True, slots=True)
 class AttackedImage:
-    """The first point found at which the smoothed classifier gives a class other than the label.
+    """The first point at which the smoothed classifier returns a class other than the label.
 
-    `predict` is the class there, `distance` how far from the image it lies, `radius` the ball it was searched in.
-    Both numbers are 0 for an image that is misclassified as it is, and infinite for one that withstood every attack;
+    `predict` is the class there, `distance` its distance from the image, `radius` that of the ball that was searched.
+    Both numbers are 0 for an image that is wrong without attack, and infinite for one that withstood every attack;
     `predict` is then the class of the image itself, or ABSTAIN. `certified_radius` is what a certificates file claims
-    for the image (None where it has no row); `contradiction`: the point lies inside it and has another class.
+    for the image (None if it has no row); `contradiction`: the point is inside it and has another class.
     """
 
     index: int
@@ -49,7 +48,7 @@ class AttackedImage:
 
 @dataclass(frozen=True, slots=True)
 class AttacksFile:
-    """All rows of a file, in file order, and the settings beside it."""
+    """All rows of a file, in file order, and the settings next to it."""
 
     path: Path
     rows: tuple[AttackedImage, ...]
@@ -63,11 +62,10 @@ class AttacksFile:
 
 
 def empirical_accuracy(rows: Sequence[AttackedImage], radius: float) -> float:
-    """The fraction in [0, 1] of images that are not shown wrong, neither as they are nor closer than `radius`.
+    """Return the fraction of images that are not shown to be wrong, without attack or closer than `radius`.
 
-    An upper bound on the robust accuracy at `radius` over these images: each image that is left out is left out
-    wrongly with probability at most the file's alpha, and one that no attack could move may still have a point that
-    a better attack would find.
+    It is an upper bound on the robust accuracy at `radius` over these images: each image is counted as wrong by mistake
+    with probability at most the file's alpha, and a better attack may find more of them.
     """
     if not rows:
         raise RequestError("expected at least one attacked image, got none; attack some with `smoothcert attack RUN`")
@@ -75,11 +73,11 @@ def empirical_accuracy(rows: Sequence[AttackedImage], radius: float) -> float:
 
 
 def contradiction_p_value(file: AttacksFile) -> float | None:
-    """The probability of at least as many contradictions as the file has, if nothing is wrong but the dice.
+    """Return the probability of at least as many contradictions as the file has, if they happen by chance only.
 
     A certificate and an attack may each fail with their own alpha, so a row contradicts its certificate with
-    probability at most the sum, independently of other rows. Tiny: the certificates or the attack are broken.
-    None where no certificates were compared, or where they do not tell their alpha.
+    probability at most the sum, independently of other rows. If it is tiny, the certificates or the attack are wrong.
+    None if no certificates were compared, or if they do not record their alpha.
     """
     compared = file.settings.get("certificates") or {}
     alphas = (compared.get("alpha"), file.settings.get("alpha"))
@@ -93,14 +91,14 @@ def contradiction_p_value(file: AttacksFile) -> float | None:
 
 
 def format_row(row: AttackedImage) -> str:
-    """One line of the file, newline included. Floats are written with repr, so reading gives the same number back."""
+    """Return one line of the file with its newline. Floats are written with repr, so that reading returns them."""
     certified = "" if row.certified_radius is None else repr(row.certified_radius)
     numbers = (row.index, row.label, row.predict, repr(row.distance), certified, int(row.contradiction))
     return "\t".join(map(str, (*numbers, repr(row.radius), round(row.seconds, 6)))) + "\n"
 
 
 def parse_row(line: str) -> AttackedImage:
-    """The inverse of `format_row`. Raises ValueError when the line is not a row."""
+    """Invert `format_row`. Raise ValueError if the line is not a row."""
     cells = line.rstrip("\r\n").split("\t")
     if len(cells) != len(COLUMNS):
         raise ValueError(f"expected {len(COLUMNS)} columns, got {len(cells)}")
@@ -123,7 +121,7 @@ def parse_row(line: str) -> AttackedImage:
 
 
 def read_attacks(path: str | Path) -> AttacksFile:
-    """Read an attacks file. One that is still being written reads up to its last whole row."""
+    """Read an attacks file. An incomplete last row is left out."""
     path = Path(path)
     rows, _ = _parse_file(path)
     stored = read_settings(path)
@@ -132,38 +130,11 @@ def read_attacks(path: str | Path) -> AttacksFile:
 
 
 def _parse_file(path: Path) -> tuple[list[AttackedImage], int]:
-    """Rows of `path` and the number of bytes that they and the header take up.
-
-    A last line without its newline was being written when the process died: it is dropped.
-    """
-    check_regular_file(path)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise RequestError(f"{path}: cannot be read ({error.strerror or error}); give an attacks file") from error
-    whole = content[: content.rfind(b"\n") + 1]
-    if not whole and HEADER.encode().startswith(content):
-        return [], 0
-    header, *lines = whole.decode("utf-8", "replace").splitlines(keepends=True) or [""]
-    if header != HEADER:
-        shown = one_line(header)[:80]
-        raise WorkError(f"{path}: not an attacks file: expected the columns '{' '.join(COLUMNS)}', got '{shown}'")
-    rows: dict[int, AttackedImage] = {}
-    for number, line in enumerate(lines, start=2):
-        try:
-            row = parse_row(line)
-        except ValueError as error:
-            raise WorkError(
-                f"{path}, line {number}: damaged ({error}); the file is left as it is: repair the line or move the file"
-            ) from error
-        if row.index in rows:
-            raise WorkError(f"{path}: image {row.index} is in the file twice; remove one of its rows")
-        rows[row.index] = row
-    return list(rows.values()), len(whole)
+    return parse_rows(file_content(path, "an attacks file"), path, (COLUMNS,), parse_row, "an attacks file")
 
 
 def attacks_writer(
     path: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]
 ) -> ResultWriter[AttackedImage]:
-    """Opens or resumes the attacks file `path`."""
+    """Open or resume the attacks file `path`."""
     return ResultWriter(path, settings, provenance, header=HEADER, parse=_parse_file, format_row=format_row)

@@ -1,4 +1,4 @@
-"""How the model of a run came about (versions, device, precision), as the files of the run folder tell."""
+"""How the model of a run was trained (versions, device, precision), from the files of its folder."""
 
 import json
 from pathlib import Path
@@ -12,8 +12,10 @@ from smoothcert.training.run_folder import MODEL
 
 
 def model_provenance(folder: Path) -> dict[str, Any]:
-    """From the metadata of the model's file, whose weights are not read; without the file, from certificates of it; {}
-    where nothing is told. A damaged model is a WorkError."""
+    """Return the provenance in the metadata of the model's file, or in certificates of the model if there is no file.
+
+    It is {} if nothing is recorded. The weights are not read. A damaged model is a WorkError.
+    """
     path = folder / MODEL
     if path.exists():
         try:
@@ -22,5 +24,5 @@ def model_provenance(folder: Path) -> dict[str, Any]:
         except (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError) as error:
             raise WorkError(f"{path}: damaged or not a smoothcert model; restore it, or leave this run out") from error
     files = [path for path in sorted((folder / "certificates").glob("*.tsv")) if settings_path(path).exists()]
-    told = (read_settings(path)["provenance"].get("model") for path in files)
-    return next((dict(found) for found in told if isinstance(found, dict)), {})
+    recorded = (read_settings(path)["provenance"].get("model") for path in files)
+    return next((dict(model) for model in recorded if isinstance(model, dict)), {})

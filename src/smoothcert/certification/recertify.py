@@ -1,9 +1,10 @@
-"""Other statistics for stored votes: a certificates file recomputed for another alpha or bound."""
+"""Recompute a certificates file for another alpha or bound from its stored votes."""
 
 from pathlib import Path
 from typing import Any
 
-from smoothcert.certification.certificates import EARLY_NAME, CertifiedImage, read_certificates, write_certificates
+from smoothcert.certification.certificates import CertifiedImage, read_certificates, write_certificates
+from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED, TWO_SIDED
 from smoothcert.errors import RequestError
 from smoothcert.io.results import refuse_existing, settings_path
 from smoothcert.noise import NOISES, Noise
@@ -12,18 +13,19 @@ from smoothcert.smoothing.certify import certificate_of_class
 from smoothcert.smoothing.integer_noise import SLACK
 
 
-def recertify(path: Path, out: Path, *, alpha: float | None = None, bound: str | None = None) -> int:
-    """Write the certificates that the votes of `path` give at `alpha` and `bound` to `out`; the number of rows.
+def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, bound: str | None = None) -> int:
+    """Write the certificates that follow from the votes of `path` at `alpha` and `bound` to `out`; return their number.
 
-    Votes whose number was fixed before they were drawn may be bounded at any one alpha chosen without looking at
-    them. A file of a sequential rule is refused: its votes stopped because of what they were.
+    Votes whose number was fixed before they were drawn may be bounded at any alpha that is chosen without looking at
+    them. A file of a sequential rule is refused: the number of its votes depends on the votes.
     """
+    path, out = Path(path), Path(out)
     file = read_certificates(path)
     settings = dict(file.settings)
     if any(row.certificate.n == 0 and not settings.get("label_aware") for row in file.rows):
         raise RequestError(f"{path}: stores no votes; recertify needs a certificates file that smoothcert wrote")
     if not settings:
-        raise RequestError(f"{path}: expected its settings in {settings_path(path).name} beside it; put it back there")
+        raise RequestError(f"{path}: expected its settings in {settings_path(path).name} next to it; restore it")
     if settings.get("radii"):
         raise RequestError(
             f"{path}: its votes were stopped by a sequential test; certify again with the settings you want"
@@ -34,11 +36,10 @@ def recertify(path: Path, out: Path, *, alpha: float | None = None, bound: str |
             f"{settings_path(path)}: expected the setting '{missing[0]}', got none; restore the file that certify wrote"
         )
     settings["alpha"] = settings["alpha"] if alpha is None else alpha
-    stored = {EARLY_NAME: "one-sided"}.get(settings["bound"], settings["bound"])
-    settings["bound"] = stored if bound is None else bound
+    settings["bound"] = bound or settings["bound"].replace(EARLY_NAME, ONE_SIDED)
     if not 0 < settings["alpha"] < 1:
         raise RequestError(f"alpha: expected 0 < alpha < 1, got {settings['alpha']}")
-    if settings["bound"] not in ("one-sided", "two-sided"):
+    if settings["bound"] not in (ONE_SIDED, TWO_SIDED):
         raise RequestError(f"bound: expected one-sided or two-sided, got {settings['bound']}")
     noise = NOISES[settings["noise"]](settings["sigma"])
     rows = [_recertified(row, noise, settings) for row in file.rows]
@@ -47,10 +48,11 @@ def recertify(path: Path, out: Path, *, alpha: float | None = None, bound: str |
 
 
 def _recertified(row: CertifiedImage, noise: Noise, settings: dict[str, Any]) -> CertifiedImage:
+    """Return the row with the certificate that its votes give under other settings."""
     old = row.certificate
     if old.n == 0:
         return row
-    # An abstention keeps no class. Its count tells which it was; where two classes share the count both lose.
+    # An abstention stores no class: it is the one with the stored count. Two classes with this count both abstain.
     chosen = next((c for c, k in old.votes if k == old.count), None) if old.predict == ABSTAIN else old.predict
     if chosen is None:
         return CertifiedImage(row.index, row.label, Certificate(ABSTAIN, 0.0, old.n0, old.n, 0, old.votes), row.seconds)
@@ -63,7 +65,7 @@ def _recertified(row: CertifiedImage, noise: Noise, settings: dict[str, Any]) ->
         old.n0,
         noise,
         settings["alpha"],
-        two_sided=settings["bound"] == "two-sided",
+        two_sided=settings["bound"] == TWO_SIDED,
         slack=SLACK if settings.get("sound") else 0.0,
     )
     return CertifiedImage(row.index, row.label, certificate, row.seconds)

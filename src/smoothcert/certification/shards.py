@@ -1,4 +1,4 @@
-"""Shards: which images each takes, and their certificates files merged into one, complete or refused."""
+"""Shards: the images of each, and the merge of their certificates files, which refuses incomplete ones."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ SHARD_NAME = re.compile(r"shard([0-9]{1,9})of([0-9]{1,9})")
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which of the `images` of a data set a call of `certify` chose; recorded in the provenance of its file."""
+    """The images that a call of `certify` selects among the `images` of a data set; recorded in its file."""
 
     images: int
     skip: int = 1
@@ -38,18 +38,18 @@ class Selection:
 
     @classmethod
     def from_provenance(cls, provenance: Mapping[str, Any]) -> "Selection | None":
-        """What was recorded; None for files of earlier versions, other callers and damaged records."""
+        """Return the recorded selection; None for files of earlier versions, other callers and damaged records."""
         try:
             stored = provenance["selection"]
             part, parts = stored["shard"]
-            found = cls(stored["images"], stored["skip"], stored["max_images"], (part, parts))
-            return found if 0 <= found.images <= 10**7 and found.indices is not None else None
+            selection = cls(stored["images"], stored["skip"], stored["max_images"], (part, parts))
+            return selection if 0 <= selection.images <= 10**7 and selection.indices is not None else None
         except (KeyError, TypeError, ValueError):
             return None
 
 
 def chosen_images(total: int, skip: int, max_images: int | None, shard: tuple[int, int] = (1, 1)) -> list[int]:
-    """Every `skip`-th image, at most `max_images` of them; shard (i, k) takes every k-th of these, from the i-th on."""
+    """Return every `skip`-th image, at most `max_images`; shard (i, k) takes every k-th of these, from the i-th on."""
     if skip < 1:
         raise RequestError(f"skip: expected at least 1 (every image), got {skip}")
     if max_images is not None and max_images < 1:
@@ -61,18 +61,23 @@ def chosen_images(total: int, skip: int, max_images: int | None, shard: tuple[in
 
 
 def merge_certificates(
-    paths: Sequence[Path], out: Path, *, partial: bool = False, on_note: Callable[[str], None] = lambda text: None
+    paths: Sequence[str | Path],
+    out: str | Path,
+    *,
+    partial: bool = False,
+    on_note: Callable[[str], None] = lambda text: None,
 ) -> int:
-    """Write the rows of all `paths` into `out`; the number of rows.
+    """Write the rows of all `paths` into `out`, and return their number.
 
-    Refuses files with other settings, contradicting rows, files that another process is writing, and shards that are
-    missing or incomplete; `partial` merges the latter and reports them through `on_note`.
+    Different settings, contradicting rows, files that another process is writing, and missing or incomplete shards are
+    refused; `partial` merges incomplete shards and reports them through `on_note`.
     """
     if not paths:
         raise RequestError("merge: expected certificates files, got none")
+    out = Path(out)
     refuse_existing(out)
     with ExitStack() as stack:
-        for path in dict.fromkeys(paths):
+        for path in dict.fromkeys(map(Path, paths)):
             stack.enter_context(not_being_written(path, "merge the others with --partial"))
         files = [read_certificates(path) for path in paths]
     rows = _united(files)
@@ -83,9 +88,10 @@ def merge_certificates(
         on_note(f"merged with --partial, incomplete: {text}")
     seeds = list(dict.fromkeys(file.settings.get("seed") for file in files))
     settings = {**files[0].settings, "seed": seeds[0] if len(seeds) == 1 else None}
-    provenance = {**files[0].provenance, "merged": len(files), "seeds": seeds}
-    whole = Selection.from_provenance(provenance)
-    provenance.pop("selection", None)
+    # Selection and accuracy are those of one shard.
+    common = {key: value for key, value in files[0].provenance.items() if key not in ("selection", "accuracy")}
+    provenance = {**common, "merged": len(files), "seeds": seeds}
+    whole = Selection.from_provenance(files[0].provenance)
     if problems:
         provenance["incomplete"] = problems
     elif whole is not None and whole.shard[1] > 1:
@@ -95,13 +101,12 @@ def merge_certificates(
 
 
 def _united(files: Sequence[CertificatesFile]) -> dict[int, CertifiedImage]:
-    """The rows of all files by image; other settings than those of the first and contradicting rows are refused."""
+    """Return the rows of all files by image; different settings and contradicting rows are refused."""
     rows: dict[int, CertifiedImage] = {}
     for file in files:
-        # Shards draw seeds of their own, which is as good as one: votes of different images are independent anyway.
-        first, own = ({**f.settings, "seed": None} for f in (files[0], file))
-        unknown = [key for key in NEWER_SETTINGS if (key in first) != (key in own)]
-        this, that = ({k: v for k, v in settings.items() if k not in unknown} for settings in (own, first))
+        # Each shard may have its own seed: votes of different images are independent with one seed or several.
+        unknown = {key for key in NEWER_SETTINGS if (key in files[0].settings) != (key in file.settings)} | {"seed"}
+        this, that = ({k: v for k, v in f.settings.items() if k not in unknown} for f in (file, files[0]))
         if differences := differing_settings(this, that, ("this", "that")):
             raise RequestError(f"{file.path}: has other settings than {files[0].path} ({'; '.join(differences)})")
         for row in file.rows:
@@ -112,9 +117,9 @@ def _united(files: Sequence[CertificatesFile]) -> dict[int, CertifiedImage]:
 
 
 def incomplete(files: Sequence[CertificatesFile]) -> list[str]:
-    """What is missing from shards: whole shards, and images that a file was to hold. Empty if nothing is known to be.
+    """Return what is missing: shards, and images of a shard. It is empty if nothing is known to be missing.
 
-    Files of earlier versions do not record their images: those are judged by their names (`shard2of8`) and by the
+    Files of earlier versions do not record their images. They are judged by their names (`shard2of8`) and by the
     number of their rows, which differs by at most one between the shards of one selection.
     """
     problems = [problem for file in files if (problem := _missing_rows(file))]
@@ -125,7 +130,7 @@ def incomplete(files: Sequence[CertificatesFile]) -> list[str]:
     for (part, other), file in shards.items():
         if other != parts:
             raise RequestError(
-                f"{file.path}: is shard {part} of {other}, {example.path} is one of {parts}; merge apart"
+                f"{file.path}: is shard {part} of {other}, {example.path} is one of {parts}; merge them separately"
             )
     absent = [part for part in range(1, parts + 1) if (part, parts) not in shards]
     problems += [f"{_shard_name(example, part, parts)} is missing" for part in absent]
@@ -152,7 +157,7 @@ def incomplete(files: Sequence[CertificatesFile]) -> list[str]:
 
 
 def _missing_rows(file: CertificatesFile) -> str | None:
-    """Why `file` does not hold all images that it was to hold; None if it does or nothing is known."""
+    """Return why `file` does not have all of its images; None if it does or nothing is known."""
     selection = Selection.from_provenance(file.provenance)
     if selection is not None:
         wanted = selection.indices
@@ -164,7 +169,7 @@ def _missing_rows(file: CertificatesFile) -> str | None:
 
 
 def _shard_of(file: CertificatesFile) -> tuple[int, int] | None:
-    """(i, k) as recorded, or as the file's name says; None where the file is not a shard."""
+    """Return (i, k) as recorded, or as in the name of the file; None if it is not a shard."""
     selection = Selection.from_provenance(file.provenance)
     if selection is not None:
         return selection.shard if selection.shard[1] > 1 else None
@@ -176,9 +181,9 @@ def _shard_of(file: CertificatesFile) -> tuple[int, int] | None:
 
 
 def _shard_name(example: CertificatesFile, part: int, parts: int) -> str:
-    """The name of another shard of the same request."""
-    name, found = SHARD_NAME.subn(f"shard{part}of{parts}", example.path.name, count=1)
-    return name if found else f"shard {part} of {parts}"
+    """Return the name of another shard of the same request."""
+    name, replaced = SHARD_NAME.subn(f"shard{part}of{parts}", example.path.name, count=1)
+    return name if replaced else f"shard {part} of {parts}"
 
 
 def _described(selection: Selection) -> str:

@@ -167,7 +167,7 @@ def mixing(
     """Equal-confidence mixing ratios toward adversarial examples: their distribution for several runs."""
     subjects, output = comparison.start(runs, "mixing")
     from smoothcert.analysis.mixing import draw_mixing, mixing_csv, mixing_ratios
-    from smoothcert.certification.certify_dataset import chosen_images
+    from smoothcert.certification.shards import chosen_images
     from smoothcert.report.progress import counting_bar
 
     unrestricted, indices = attack.on(subjects), chosen_images(len(subjects.data), skip, max_images)

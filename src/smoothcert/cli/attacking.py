@@ -1,6 +1,5 @@
 """`smoothcert attack`."""
 
-import secrets
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.training.run_folder import check_file, check_run_folder
 
 LIKELY_A_BUG = 1e-3
-"""Contradictions less likely than this are not put down to alpha."""
+"""Contradictions less likely than this are not attributed to chance."""
 
 
 def attack(
@@ -43,49 +42,40 @@ def attack(
     check_run_folder(run)
     if certificates is not None:
         check_file(certificates, "a certificates file")
-    from smoothcert.certification.attack import AttackRecipe, attack_run, default_attack_radii
+    from smoothcert.certification.attack import attack_dataset
     from smoothcert.certification.attack_file import contradiction_p_value, empirical_accuracy
+    from smoothcert.certification.attack_settings import complete_attack_recipe
     from smoothcert.certification.certificates import read_certificates
-    from smoothcert.certification.certify_dataset import chosen_images
+    from smoothcert.certification.shards import chosen_images
     from smoothcert.data import load_dataset
     from smoothcert.distributed import find_device
     from smoothcert.io.files import check_inside
-    from smoothcert.io.results import stored_settings
-    from smoothcert.models.precision import resolve_precision
     from smoothcert.report.progress import attack_bar
-    from smoothcert.smoothing.votes import default_batch_size
     from smoothcert.training.checkpoint import load_run
-    from smoothcert.training.recipe import parse_recipe
 
     check_name(name)
     loaded, where = load_run(run, model), find_device(device)
-    found = sorted((run / "certificates").glob("*.tsv"))
-    source = certificates if certificates is not None else found[0] if len(found) == 1 else None
-    if source is None and found:
-        names = ", ".join(path.name for path in found)
+    files = sorted((run / "certificates").glob("*.tsv"))
+    source = certificates if certificates is not None else files[0] if len(files) == 1 else None
+    if source is None and files:
+        names = ", ".join(path.name for path in files)
         raise RequestError(f"{run}: has several certificates files ({names}); choose one with --certificates")
     claims = read_certificates(source) if source is not None else None
-    certified = dict(claims.settings) if claims is not None else {}
     path = run / "attacks" / f"{name}.tsv"
     check_inside(path, run)
-    stored = stored_settings(path)
-    sigma = certified.get("sigma") or loaded.recipe.sigma
     # Not the name in the certificates: data of this name need not be those that were certified. It is compared later.
     size = loaded.recipe.image_size if dataset is None else None
     images = load_dataset(dataset or loaded.recipe.dataset, "test", data, image_size=size)
     fields = {
-        **{"sigma": sigma, "radii": parse_radii(radii) or default_attack_radii(sigma), "steps": steps, "n": n},
-        **{"num_noise": num_noise, "alpha": alpha},
-        "precision": resolve_precision(precision or certified.get("precision") or "auto", where),
-        "batch_size": stored.get("batch_size", default_batch_size(where, images.shape)),
-        "seed": stored.get("seed", secrets.randbits(63)) if seed is None else seed,
+        **{"radii": parse_radii(radii), "steps": steps, "num_noise": num_noise, "n": n, "alpha": alpha},
+        **{"precision": precision, "seed": seed},
     }
-    recipe = parse_recipe(AttackRecipe, fields, "attack")
+    recipe = complete_attack_recipe(fields, path, where, loaded, claims)
     indices = chosen_images(len(images), skip, max_images)
     if claims is not None:
         indices = sorted(row.index for row in claims.rows)[::skip][:max_images]
     with attack_bar(run.name, len(indices)) as show:
-        file = attack_run(loaded, images, indices, recipe, path, where, claims, show)
+        file = attack_dataset(loaded, images, indices, recipe, path, where, certificates=claims, on_progress=show)
     table = Table("radius", "accuracy under attack, at most")
     for radius in (0.0, *recipe.radii):
         table.add_row(f"{radius:g}", f"{empirical_accuracy(file.rows, radius):.1%}")

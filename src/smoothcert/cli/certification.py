@@ -2,7 +2,6 @@
 
 import math
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from smoothcert.cli.advice import accuracy_warning, next_step, noise_warning, spent_votes, training_command
 from smoothcert.cli.options import (
     Bound,
     Classes,
@@ -30,9 +30,7 @@ from smoothcert.smoothing.certificate import ABSTAIN
 from smoothcert.training.run_folder import check_file, check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
-    from smoothcert.certification.certificates import CertifiedImage
     from smoothcert.smoothing.accuracy import NoiseAccuracy
-    from smoothcert.training.checkpoint import Run
 
 
 def certify(
@@ -76,21 +74,16 @@ def certify(
         check_run_folder(run)  # before torch is imported, which takes seconds
     if dataset is not None:
         check_dataset(dataset)
-    from smoothcert.certification.certificates import read_certificates
-    from smoothcert.certification.certify_dataset import (
-        Selection,
-        certify_own_model,
-        certify_run,
-        complete_recipe,
-        missing_classes,
-        unreachable_radius,
-    )
+    from smoothcert.certification.certify_dataset import certify_dataset
+    from smoothcert.certification.settings import CertifySettings, unreachable_radius
+    from smoothcert.certification.subject import missing_classes
     from smoothcert.data import load_dataset, read_class_names
     from smoothcert.distributed import find_device, meet, team
     from smoothcert.io.files import check_inside
     from smoothcert.models import own_model
     from smoothcert.report.progress import certification_bar, print_data_notes, print_note, print_warning
     from smoothcert.training.checkpoint import load_run
+    from smoothcert.training.recipe import parse_recipe
 
     meet()
     loaded = load_run(run, model) if run is not None else None
@@ -117,120 +110,53 @@ def certify(
         noise = loaded.recipe.noise if noise is None else noise
         dataset = loaded.recipe.dataset if dataset is None else dataset
         image_size = loaded.recipe.image_size if image_size is None else image_size
-    elif precision == "auto":
-        precision = "fp32"  # a network that we do not know may not stand reduced precision
     where = find_device(device)
-    part = parse_shard(shard)
-    grid = [until_radius] if until_radius is not None else parse_radii(radii)
-    rule = {"two-sided": bound == "two-sided", "radii": grid, "loss": radius_loss, "label-aware": label_aware}
-    words = [f"test-n{n}", *(word for word, used in (rule | {"sound": sound}).items() if used)]
-    words += [noise] if noise not in (None, "gaussian") else []
-    words += [f"shard{part[0]}of{part[1]}"] if part[1] > 1 else []
-    path = folder / "certificates" / f"{name or '-'.join(words)}.tsv"
+    fields = {
+        **{"n": n, "n0": n0, "alpha": alpha, "sigma": sigma, "noise": noise, "precision": precision, "bound": bound},
+        **{"radii": [until_radius] if until_radius is not None else parse_radii(radii) or (), "sound": sound},
+        **{"hold_back": radii is not None, "radius_loss": radius_loss, "label_aware": label_aware, "seed": seed},
+        **{"compile": compile_, "batch_size": batch_size, "skip": skip, "max_images": max_images},
+        "shard": parse_shard(shard),
+    }
+    settings = parse_recipe(CertifySettings, fields, "certify")
+    path = folder / "certificates" / f"{name}.tsv" if name else settings.default_path(folder, loaded)
     check_inside(path, folder)
     outputs = read_class_names(classes) if classes is not None else None
     images = load_dataset(str(dataset), "test", data, image_size=image_size, classes=outputs)
     print_data_notes(console, images, loaded.recipe.dataset if loaded is not None else None)
-    fields = {
-        **{"n": n, "n0": n0, "alpha": alpha, "sigma": sigma, "noise": noise, "precision": precision, "bound": bound},
-        **{"radii": grid or (), "hold_back": radii is not None, "radius_loss": radius_loss, "sound": sound},
-        **{"label_aware": label_aware, "compile": compile_, "batch_size": batch_size, "seed": seed},
-    }
+    retrain = training_command(loaded, folder, model, str(dataset), image_size, settings, data)
     with team() as group:
-        recipe = group.agree(complete_recipe(fields, path, where, images.shape))
-        selection = Selection(len(images), skip, max_images, part)
-        retrain = training_command(loaded, folder, model, str(dataset), image_size, recipe.sigma, recipe.noise, data)
+        indices = settings.selection(len(images)).indices
         warnings = [
-            unreachable_radius(recipe, asked) for asked in ([radius] if radius is not None else recipe.radii[-1:])
+            unreachable_radius(settings, asked) for asked in ([radius] if radius is not None else settings.radii[-1:])
         ]
-        warnings.append(missing_classes(images, replace(selection, shard=(1, 1)).indices))
-        if loaded is not None and (loaded.recipe.sigma, loaded.recipe.noise) != (recipe.sigma, recipe.noise):
-            trained = f"trained with {loaded.recipe.noise} noise at sigma {loaded.recipe.sigma:g}"
-            asked_for = f"certified with {recipe.noise} noise at sigma {recipe.sigma:g}"
-            warnings.append(f"{folder} was {trained} and is {asked_for}; next: {retrain}")
+        warnings.append(missing_classes(images, replace(settings.selection(len(images)), shard=(1, 1)).indices))
+        warnings.append(noise_warning(loaded, settings, retrain))
         for warning in warnings if group.leads else []:
             if warning is not None:
                 print_warning(console, warning)
-        indices = selection.indices
-        network = own_model(str(model), images.num_classes) if loaded is None else None
+        network = loaded if loaded is not None else own_model(str(model), images.num_classes)
         with certification_bar(folder.name, len(indices)) as show:
 
             def judge(accuracy: "NoiseAccuracy") -> None:
                 if (warning := accuracy_warning(accuracy, retrain)) is not None:
                     show.warn(warning)
 
-            if loaded is not None:
-                certify_run(loaded, images, indices, recipe, path, where, show, group, judge, selection)
-            elif network is not None:
-                certify_own_model(
-                    *(str(model), network, images, indices, recipe, path, where, show, group, judge, selection)
-                )
+            rows = certify_dataset(
+                *(network, images, path, settings),
+                name=model,
+                device=where,
+                team=group,
+                on_progress=show,
+                on_accuracy=judge,
+            ).rows
         if group.leads:
-            rows = read_certificates(path).rows
-            console.print(spent_votes(rows, recipe.n), soft_wrap=True)
+            console.print(spent_votes(rows, n), soft_wrap=True)
             if others := {row.index for row in rows}.difference(indices):
                 more = f"{path.name} holds {len(others):,} images that an earlier call chose as well"
                 apart = f"a report is about all {len(rows):,}: choose another --name to keep them apart"
                 print_note(console, f"{more}; {apart}")
-            console.print(f"wrote {path}; {next_step(path, folder, part)}", soft_wrap=True)
-
-
-def next_step(path: Path, folder: Path, shard: tuple[int, int]) -> str:
-    """What to do with a finished file: a report, or a merge once all shards are finished."""
-    before, marker, after = path.name.partition(f"shard{shard[0]}of")
-    if shard[1] == 1 or not marker:
-        return f"next: {command_line('report', folder if shard[1] == 1 else path)}"
-    shards = f"{shlex.quote(str(path.with_name(before + 'shard')))}*{shlex.quote('of' + after)}"
-    return f"when all {shard[1]} shards are finished, next: smoothcert merge {shards} --out merged.tsv"
-
-
-def training_command(
-    run: "Run | None",
-    folder: Path,
-    model: str | None,
-    dataset: str,
-    image_size: int | None,
-    sigma: float,
-    noise: str,
-    data: Path | None,
-) -> str:
-    """The command that trains the same network under this noise."""
-    from smoothcert.training.checkpoint import RECIPE
-
-    network = model if run is None else run.recipe.model
-    if run is not None and (folder / RECIPE).exists():
-        source: list[object] = ["--recipe", folder / RECIPE]
-    else:
-        family = next((known for known in ("mnist", "cifar10", "imagenet") if dataset.startswith(known)), "mnist")
-        source = ["--preset", f"{family}/gaussian", "--set", f"dataset={dataset}"]
-        source += ["--set", f"image_size={image_size}"] if image_size is not None else []
-    source += ["--model", network] if network is not None else []
-    source += ["--set", f"noise={noise}"] if noise != "gaussian" else []
-    source += ["--data", data] if data is not None else []
-    out = folder.with_name(f"{folder.name}-{noise}-{sigma:g}")
-    return command_line("train", *source, "--sigma", sigma, "--out", out)
-
-
-def accuracy_warning(accuracy: "NoiseAccuracy", retrain: str) -> str | None:
-    """What to do about a network that is poor on the images that it is to be certified on; None for a good one."""
-    measured = f"clean accuracy {accuracy.clean:.0%}, under noise {accuracy.noisy:.0%} (first {accuracy.images} images)"
-    if accuracy.fault == "chance":
-        return (
-            f"accuracy at chance: {measured}; check the normalisation (it belongs inside the model), the input range "
-            f"[0, 1] and the order of the labels; if they are right, train the network; next: {retrain}"
-        )
-    if accuracy.fault == "noise":
-        return f"not trained under this noise: {measured}; choose a smaller --sigma or train; next: {retrain}"
-    return None
-
-
-def spent_votes(rows: "Sequence[CertifiedImage]", n: int) -> str:
-    """How many votes the images took, beside n for each."""
-    spent = sum(row.certificate.n0 + row.certificate.n for row in rows)
-    most = sum(row.certificate.n0 + n for row in rows)
-    return f"{spent:,} votes for {len(rows)} images" + (
-        f", {most / spent:.1f} times fewer than n each" if most > spent else ""
-    )
+            console.print(f"wrote {path}; {next_step(path, folder, settings.shard)}", soft_wrap=True)
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -245,7 +171,7 @@ def merge(
     out: Annotated[Path, typer.Option(help="Certificates file to write.")],
     partial: Annotated[bool, typer.Option("--partial", help="Merge incomplete shards, too.")] = False,
 ) -> None:
-    """Put the certificates files of shards together; missing and incomplete shards are refused."""
+    """Merge the certificates files of shards; missing and incomplete shards are refused."""
     from smoothcert.certification.shards import merge_certificates
     from smoothcert.report.progress import print_note
 
@@ -261,7 +187,7 @@ def recertify(
     bound: Annotated[Bound | None, typer.Option(help="Confidence bound.", show_default="the file's")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write.", show_default="next to the old one")] = None,
 ) -> None:
-    """Other statistics from stored votes: no sampling, no model."""
+    """Compute certificates for another alpha or bound from stored votes, without sampling or a model."""
     check_file(file, "a certificates file")
     from smoothcert.certification.recertify import recertify as recompute
 
@@ -286,7 +212,7 @@ def predict(
     model: Annotated[str | None, typer.Option(help="The run's own network, package.module:function.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Class, votes and certified radius of image files."""
+    """Print the class, the votes and the certified radius of image files."""
     check_run_folder(run)
     for image in images:
         check_file(image, "an image file")
@@ -336,7 +262,7 @@ def predict(
 
 
 def with_name(number: int, names: Sequence[str] | None) -> str:
-    """A class as a number and, where it is known, its name in printable characters."""
+    """Return a class as a number and, if it is known, its name in printable characters."""
     if names is None:
         return str(number)
     return f"{number} {printable(names[number])}"

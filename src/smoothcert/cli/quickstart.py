@@ -4,7 +4,8 @@ from pathlib import Path
 
 import torch
 
-from smoothcert.certification.certify_dataset import certify_run, chosen_images, complete_recipe
+from smoothcert.certification.certify_dataset import certify_dataset
+from smoothcert.certification.settings import CertifySettings
 from smoothcert.data import load_dataset
 from smoothcert.io.console import PlainConsole
 from smoothcert.papers.presets import preset
@@ -39,18 +40,18 @@ def run_quickstart(out: Path) -> None:
     console = PlainConsole()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train_data, test_data = (load_dataset("mnist-sample", split) for split in ("train", "test"))
-    indices = chosen_images(len(test_data), SKIP, None)
+    settings = CertifySettings(n=VOTES, skip=SKIP)
+    images = len(settings.selection(len(test_data)).indices)
     folders = [out / "runs" / name.split("/")[1] for name in METHODS]
     for name, folder in zip(METHODS, folders, strict=True):
         train_with_bar(quickstart_recipe(name), train_data, folder, resume=(folder / RECIPE).exists())
         path = folder / "certificates" / f"test-n{VOTES}.tsv"
-        recipe = complete_recipe({"sigma": SIGMA, "n": VOTES}, path, device, test_data.shape)
-        with certification_bar(folder.name, len(indices)) as show:
-            certify_run(load_run(folder), test_data, indices, recipe, path, device, show)
+        with certification_bar(folder.name, images) as show:
+            certify_dataset(load_run(folder), test_data, path, settings, device=device, on_progress=show)
     report = write_report(folders, out / "report", ("md", "html", "png"), gallery=pictures)
     for shown in terminal_report(report.contents, console.width):
         console.print(shown)
-    console.print(f"{len(indices)} test images, n = {VOTES:,} votes: a small budget for a first look.", soft_wrap=True)
+    console.print(f"{images} test images, n = {VOTES:,} votes: a small budget for a first look.", soft_wrap=True)
     console.print(f"Full runs: smoothcert train --preset {METHODS[-1]} --sigma {SIGMA} --out runs/a", soft_wrap=True)
     for path in report.written:
         console.print(f"wrote {path}", soft_wrap=True)

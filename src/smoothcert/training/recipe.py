@@ -12,8 +12,7 @@ from smoothcert.io.files import write_text_atomically
 from smoothcert.io.text import did_you_mean, flattened
 from smoothcert.io.yaml_file import parse_yaml, read_yaml
 from smoothcert.objectives import OBJECTIVES, Objective
-from smoothcert.smoothing.certificate import MOST_VOTES
-from smoothcert.training.choices import Bound, InputLayer, NoiseName
+from smoothcert.training.choices import InputLayer, NoiseName
 from smoothcert.training.recipe_errors import describe_errors, shown
 
 
@@ -145,40 +144,6 @@ class ImportRecipe(Recipe):
     @property
     def noise(self) -> NoiseName:
         return "gaussian"
-
-
-class CertifyRecipe(Recipe):
-    """What a certificate depends on, apart from the model and the image."""
-
-    sigma: float = Field(gt=0, description="standard deviation of the noise")
-    noise: NoiseName = Field("gaussian", description="gaussian certifies in L2, laplace and uniform in L1")
-    n0: int = Field(100, ge=1, le=MOST_VOTES, description="votes that choose the class")
-    n: int = Field(100_000, ge=1, le=MOST_VOTES, description="fresh votes that bound its probability")
-    alpha: float = Field(0.001, gt=0, lt=1, description="probability that a certificate is wrong, at most")
-    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the network; noise is float32")
-    bound: Bound = Field("one-sided", description="two-sided bounds the runner-up too")
-    radii: tuple[Annotated[float, Field(gt=0)], ...] = Field((), description="stop as soon as these are decided")
-    hold_back: bool = Field(False, description="keep part of alpha for the full radius of images that reach n votes")
-    radius_loss: float | None = Field(None, gt=0, description="radius, in sigmas, that may be given up for fewer votes")
-    label_aware: bool = Field(False, description="stop voting on wrongly classified images: for benchmarks only")
-    sound: bool = Field(False, description="integer noise: certificates that hold in floating point too")
-    compile: bool = Field(False, description="torch.compile the network")
-    batch_size: int = Field(500, ge=1, le=MOST_VOTES, description="noisy images in a forward pass")
-    seed: int = Field(ge=0, description="of the noise; drawn from the operating system by default")
-
-    @model_validator(mode="after")
-    def _one_rule(self) -> "CertifyRecipe":
-        if list(self.radii) != sorted(set(self.radii)):
-            raise ValueError(f"radii: expected rising radii, got {list(self.radii)}")
-        if self.radii and self.radius_loss is not None:
-            raise ValueError("radius_loss: expected none together with radii; choose one of the two rules")
-        if self.bound == "two-sided" and self.radii:
-            raise ValueError("bound: expected one-sided together with radii, got two-sided")
-        if self.bound == "two-sided" and self.noise != "gaussian":
-            raise ValueError(f"bound: expected one-sided for {self.noise} noise, got two-sided")
-        if self.sound and self.noise != "gaussian":
-            raise ValueError(f"sound: expected gaussian noise, got {self.noise}")
-        return self
 
 
 R = TypeVar("R", bound=Recipe)

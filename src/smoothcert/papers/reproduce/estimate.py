@@ -8,14 +8,14 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from smoothcert.certification.certify_dataset import make_counter
+from smoothcert.certification.settings import CertifyRecipe, make_counter
 from smoothcert.models import build_model, is_code
 from smoothcert.models.precision import resolve_precision
 from smoothcert.objectives import Objective, Progress
 from smoothcert.smoothing.votes import default_batch_size
 from smoothcert.training.checkpoint import InputSpec
 from smoothcert.training.device import training_device, weights_layout
-from smoothcert.training.recipe import CertifyRecipe, TrainRecipe
+from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.step import WARM_UP_STEPS
 
 LONG_ENOUGH = 0.3

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from smoothcert.certification.certificates import read_certificates
-from smoothcert.certification.certify_dataset import chosen_images
+from smoothcert.certification.shards import chosen_images
 from smoothcert.data import DATASETS, load_dataset
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError, WorkError

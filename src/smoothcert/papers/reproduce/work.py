@@ -8,7 +8,9 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from smoothcert.certification.certify_dataset import Selection, certify_run, complete_recipe, missing_classes
+from smoothcert.certification.certify_dataset import certify_dataset
+from smoothcert.certification.settings import CertifySettings
+from smoothcert.certification.subject import missing_classes
 from smoothcert.data import load_dataset
 from smoothcert.distributed import find_device
 from smoothcert.io.console import PlainConsole
@@ -63,14 +65,13 @@ def certify(run: PlannedRun, request: Request, console: Console) -> None:
     """Certify the images that are missing in the file of `run`."""
     recipe, device = run.known_recipe, find_device(request.device)
     data = load_dataset(recipe.dataset, "test", request.data, image_size=recipe.image_size)
-    selection = Selection(len(data), run.skip, run.max_images)
-    if warning := missing_classes(data, selection.indices):
+    settings = CertifySettings(n=run.n, compile=request.compile, skip=run.skip, max_images=run.max_images)
+    indices = settings.selection(len(data)).indices
+    if warning := missing_classes(data, indices):
         print_note(console, warning)
-    fields = {"sigma": recipe.sigma, "noise": recipe.noise, "n": run.n, "compile": request.compile}
-    settings = complete_recipe(fields, run.certificates, device, data.shape)
-    loaded = load_run(run.folder, recipe.model)
-    with certification_bar(run.folder.name, len(selection.indices)) as show:
-        certify_run(loaded, data, selection.indices, settings, run.certificates, device, show, selection=selection)
+    model = load_run(run.folder, recipe.model)
+    with certification_bar(run.folder.name, len(indices)) as show:
+        certify_dataset(model, data, run.certificates, settings, device=device, on_progress=show)
 
 
 def in_turn(planned: Sequence[PlannedRun], work: Callable[[PlannedRun], None]) -> Failures:

@@ -1,0 +1,125 @@
+"""Checks of files that anyone may have written: settings have the expected types, rows claim what votes can show."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from smoothcert.errors import WorkError
+from smoothcert.io.results import settings_path
+from smoothcert.noise import UNIT_RADII
+from smoothcert.smoothing.bounds import error_upper_bound, smallest_error_bound, two_sided_bounds
+from smoothcert.smoothing.certificate import MOST_VOTES, Certificate
+
+LARGEST_SIGMA = 1e6
+"""Far above any useful noise level: images are in [0, 1]."""
+TOLERANCE = 1e-6
+"""Relative excess of a stored radius over what its votes show that is tolerated: other versions round differently."""
+ONE_SIDED, TWO_SIDED, EARLY_NAME = "one-sided", "two-sided", "clopper-pearson one-sided"
+"""The bounds. The first files have a longer name for the one-sided one."""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_Check = tuple[str, Callable[[Any], bool]]
+_SIGMA: _Check = (
+    f"a number above 0 and at most {LARGEST_SIGMA:g}",
+    lambda v: _is_number(v) and 0 < v <= LARGEST_SIGMA,
+)
+_VOTES: _Check = (f"an integer from 1 to {MOST_VOTES:,}", lambda v: _is_integer(v) and 1 <= v <= MOST_VOTES)
+_TEXT: _Check = ("a text", lambda v: isinstance(v, str))
+_FLAG: _Check = ("true or false", lambda v: isinstance(v, bool))
+SETTINGS: Mapping[str, _Check] = {
+    **dict.fromkeys(("sigma", "training_sigma"), _SIGMA),
+    **dict.fromkeys(("n", "n0"), _VOTES),
+    **dict.fromkeys(("model", "objective", "dataset", "split", "precision", "device"), _TEXT),
+    **dict.fromkeys(("hold_back", "label_aware", "sound"), _FLAG),
+    "alpha": ("a number between 0 and 1", lambda v: _is_number(v) and 0 < v < 1),
+    "noise": (f"one of {', '.join(UNIT_RADII)}", lambda v: isinstance(v, str) and v in UNIT_RADII),
+    "bound": (f"{ONE_SIDED} or {TWO_SIDED}", lambda v: v in (ONE_SIDED, TWO_SIDED, EARLY_NAME)),
+    "radii": ("a list of numbers", lambda v: isinstance(v, list) and all(_is_number(r) and r > 0 for r in v)),
+    "radius_loss": ("a number above 0", lambda v: _is_number(v) and v > 0),
+    "certificates": ("a mapping", lambda v: isinstance(v, dict) and _is_number(v.get("alpha") or 0)),
+    "num_classes": ("an integer above 0", lambda v: _is_integer(v) and v > 0),
+}
+"""Expected values of the settings next to a result file, if they are present; null stands for "not used"."""
+
+
+def check_settings(settings: Mapping[str, Any], path: Path) -> None:
+    """Raise a WorkError if a setting of the result file `path` has an unexpected value."""
+    for key, (expected, holds) in SETTINGS.items():
+        value = settings.get(key)
+        if value is not None and not holds(value):
+            raise WorkError(
+                f"{settings_path(path)}: damaged, expected {expected} for '{key}', got {str(value)[:60]!r}; restore it"
+            )
+
+
+@dataclass(frozen=True)
+class RowLimits:
+    """Limits of what a row can claim under the settings of its file; without sigma, n and alpha there are none."""
+
+    settings: Mapping[str, Any]
+
+    def check(self, label: int, certificate: Certificate) -> None:
+        """Raise a ValueError if a row claims more than its votes show, or does not belong to these settings."""
+        n = self._get("n", None)
+        classes = self._get("num_classes", math.inf)
+        largest = max(label, certificate.predict, *(cls for cls, _ in certificate.votes))
+        if largest >= classes:
+            raise ValueError(f"class {largest} is out of range for {classes} classes")
+        if n is not None and certificate.votes:
+            fixed = not (self._get("radii", ()) or self._get("radius_loss", None))
+            if certificate.n > n or (fixed and certificate.n != n):
+                raise ValueError(f"has {certificate.n} votes, the settings say n = {n}")
+        most = self.radius(certificate) if certificate.radius > 0 and self._limited else math.inf
+        if certificate.radius > most * (1 + TOLERANCE):
+            votes = f"{certificate.count} of {certificate.n} votes"
+            noise = f"sigma {self.settings['sigma']:g} and alpha {self.settings['alpha']:g}"
+            raise ValueError(
+                f"the radius {certificate.radius:g} exceeds {most:g}, the most that {votes} can show at {noise}"
+            )
+
+    def radius(self, certificate: Certificate) -> float:
+        """Return an upper bound on the radius that these votes show."""
+        n, count, alpha = certificate.n, certificate.count, self.settings["alpha"]
+        if n == 0:  # no votes: a row of another tool, or one that a label-aware rule left out
+            return math.inf if certificate.n0 == 0 else 0.0
+        radii, bound = self._get("radii", ()), self._get("bound", ONE_SIDED)
+        if radii:
+            # A sequential test may have claimed at an earlier look, when all votes agreed.
+            at_most = max(radii)
+            if self._get("hold_back", False):
+                at_most = max(at_most, self._certified(_error_bound(count, n, alpha)))
+            return float(min(at_most, self._certified(smallest_error_bound(n, alpha))))
+        if bound == TWO_SIDED:
+            other = max((k for cls, k in certificate.votes if cls != certificate.predict), default=0)
+            q, runner_up = two_sided_bounds(count, other, n, alpha)
+            gap = UNIT_RADII["gaussian"](q) + UNIT_RADII["gaussian"](runner_up)
+            return float(max(0.0, self.settings["sigma"] / 2 * gap))
+        return self._certified(_error_bound(count, n, alpha))
+
+    def _certified(self, q: float) -> float:
+        radius = UNIT_RADII[self._get("noise", "gaussian")](q) if q < 0.5 else 0.0
+        return float(self.settings["sigma"] * radius)
+
+    @cached_property
+    def _limited(self) -> bool:
+        return all(self.settings.get(key) is not None for key in ("sigma", "n", "alpha"))
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self.settings.get(key)
+        return default if value is None else value
+
+
+@lru_cache(maxsize=100_000)
+def _error_bound(count: int, n: int, alpha: float) -> float:
+    return error_upper_bound(count, n, alpha)

@@ -1,0 +1,187 @@
+"""The settings of a certification, the recipe that a file records, and the vote counter and rule of a recipe."""
+
+import math
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import nn
+
+from smoothcert.certification.shards import Selection
+from smoothcert.io.results import stored_settings
+from smoothcert.models.precision import DTYPES, at_precision, resolve_precision
+from smoothcert.noise import NOISES
+from smoothcert.smoothing.bounds import smallest_error_bound, votes_needed
+from smoothcert.smoothing.certificate import MOST_VOTES
+from smoothcert.smoothing.integer_noise import IntegerGaussian
+from smoothcert.smoothing.rules import Rule
+from smoothcert.smoothing.votes import Classifier, VoteCounter, default_batch_size, fitting_batch_size
+from smoothcert.training.checkpoint import Run
+from smoothcert.training.choices import NoiseName
+from smoothcert.training.recipe import Recipe, parse_recipe
+
+BATCHES_AT_ONCE = 20
+"""Approximate number of forward passes between two writes to the file: what a kill costs when n is small."""
+SELECTION = ("skip", "max_images", "shard")
+"""Fields that choose images: a certificate does not depend on them."""
+
+
+class CertifySettings(Recipe):
+    """What a user may ask of a certification. None and "auto" are filled in when it starts (see `completed`)."""
+
+    sigma: float | None = Field(None, gt=0, description="standard deviation of the noise; default: that of training")
+    noise: NoiseName | None = Field(None, description="gaussian certifies in L2, laplace and uniform in L1")
+    n0: int = Field(100, ge=1, le=MOST_VOTES, description="votes that choose the class")
+    n: int = Field(100_000, ge=1, le=MOST_VOTES, description="fresh votes that bound its probability")
+    alpha: float = Field(0.001, gt=0, lt=1, description="probability that a certificate is wrong, at most")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field("auto", description="of the network; noise is float32")
+    bound: Literal["one-sided", "two-sided"] = Field("one-sided", description="two-sided bounds the runner-up too")
+    radii: tuple[Annotated[float, Field(gt=0)], ...] = Field((), description="stop as soon as these are decided")
+    hold_back: bool = Field(False, description="keep part of alpha for the full radius of images that reach n votes")
+    radius_loss: float | None = Field(None, gt=0, description="radius, in sigmas, that may be given up for fewer votes")
+    label_aware: bool = Field(False, description="no further votes for wrong images: for benchmarks only")
+    sound: bool = Field(False, description="integer noise: certificates that hold in floating point too")
+    compile: bool = Field(False, description="torch.compile the network")
+    batch_size: int | None = Field(None, ge=1, le=MOST_VOTES, description="noisy images in a forward pass")
+    seed: int | None = Field(None, ge=0, description="of the noise; drawn from the operating system by default")
+    skip: int = Field(1, description="certify every skip-th image")
+    max_images: int | None = Field(None, description="certify at most this many images")
+    shard: tuple[int, int] = Field((1, 1), description="(i, k): certify the i-th of k shares of the images")
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> "CertifySettings":
+        if list(self.radii) != sorted(set(self.radii)):
+            raise ValueError(f"radii: expected rising radii, got {list(self.radii)}")
+        if self.radii and self.radius_loss is not None:
+            raise ValueError("radius_loss: expected none together with radii; choose one of the two rules")
+        if self.bound == "two-sided" and self.radii:
+            raise ValueError("bound: expected one-sided together with radii, got two-sided")
+        if self.bound == "two-sided" and self.noise not in (None, "gaussian"):
+            raise ValueError(f"bound: expected one-sided for {self.noise} noise, got two-sided")
+        if self.sound and self.noise not in (None, "gaussian"):
+            raise ValueError(f"sound: expected gaussian noise, got {self.noise}")
+        _ = self.selection(0).indices  # refuses what selects nothing
+        return self
+
+    def selection(self, images: int) -> Selection:
+        """Return which of the `images` of a data set are certified."""
+        return Selection(images, self.skip, self.max_images, self.shard)
+
+    def default_path(self, folder: Path, run: Run | None) -> Path:
+        """Return the certificates file in `folder`, named after n and the settings that change certificates.
+
+        Another sigma than that of training is part of the name.
+        """
+        part, parts = self.shard
+        options = {
+            "two-sided": self.bound == "two-sided",
+            "radii": bool(self.radii),
+            "loss": self.radius_loss is not None,
+            "label-aware": self.label_aware,
+            "sound": self.sound,
+            str(self.noise): self.noise not in (None, "gaussian"),
+        }
+        words = [f"test-n{self.n}", *(word for word, used in options.items() if used)]
+        shard = [f"shard{part}of{parts}"] if parts > 1 else []
+        path = folder / "certificates" / f"{'-'.join([*words, *shard])}.tsv"
+        # Earlier versions used this name for any sigma: such a file is continued.
+        if run is None or self.sigma == run.recipe.sigma or self.sigma == stored_settings(path).get("sigma"):
+            return path
+        return path.with_name(f"{'-'.join([*words, f'sigma{self.sigma:g}', *shard])}.tsv")
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return what a certificate depends on: all fields but those that choose images."""
+        return self.model_dump(mode="json", exclude=set(SELECTION))
+
+    def completed(
+        self, path: Path, device: torch.device, shape: tuple[int, int, int], defaults: Mapping[str, Any] | None = None
+    ) -> "CertifyRecipe":
+        """Return the recipe for images of `shape` on `device`; open fields come from an existing file at `path`.
+
+        If there is no such file, they come from `defaults`, or fit the device; the seed is random.
+        """
+        stored, defaults = stored_settings(path), defaults or {}
+        fields = {key: defaults[key] for key in ("sigma", "noise") if key in defaults}
+        fields |= {key: value for key, value in self.model_dump().items() if value is not None}
+        if self.precision == "auto":
+            fields["precision"] = stored.get("precision", defaults.get("precision", "auto"))
+        fields["precision"] = resolve_precision(fields["precision"], device)
+        fields.setdefault("batch_size", stored.get("batch_size", default_batch_size(device, shape)))
+        fields.setdefault("seed", secrets.randbits(63) if stored.get("seed") is None else stored["seed"])
+        return parse_recipe(CertifyRecipe, fields, "certify")
+
+
+class CertifyRecipe(CertifySettings):
+    """Settings with nothing left open: what a certificate depends on besides the model and the image."""
+
+    sigma: float = Field(gt=0, description="standard deviation of the noise")
+    noise: NoiseName = Field("gaussian", description="gaussian certifies in L2, laplace and uniform in L1")
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the network; noise is float32")
+    batch_size: int = Field(500, ge=1, le=MOST_VOTES, description="noisy images in a forward pass")
+    seed: int = Field(ge=0, description="of the noise")
+
+
+def unreachable_radius(settings: CertifySettings, radius: float) -> str | None:
+    """Return a warning if n votes cannot certify `radius` even if all agree, with the n that can; else None."""
+    if settings.sigma is None:
+        return None
+    noise = NOISES[settings.noise or "gaussian"](settings.sigma)
+    ceiling = noise.radius(smallest_error_bound(settings.n, settings.alpha))
+    if radius <= ceiling:
+        return None
+    q = noise.error_at(radius)
+    enough = f"n = {votes_needed(q, settings.alpha):,} can" if q > 1e-15 else f"no n can at sigma {settings.sigma}"
+    most = math.floor(ceiling * 1000) / 1000
+    return f"n = {settings.n:,} votes cannot certify radius {radius:g} (at most {most:.3f}); {enough}"
+
+
+def make_counter(
+    model: Classifier,
+    shape: tuple[int, int, int],
+    num_classes: int,
+    recipe: CertifyRecipe,
+    device: torch.device,
+    *,
+    stored: bool = False,
+) -> tuple[VoteCounter, CertifyRecipe]:
+    """Return the vote counter of a recipe, and the recipe with a batch size that fits into memory.
+
+    A batch size that is `stored` in a file is known to fit.
+    """
+    dtype = DTYPES[recipe.precision]
+    evaluated = at_precision(model, recipe.precision, device, shape) if isinstance(model, nn.Module) else model
+    if device.type == "cuda" and not stored:
+        example = torch.zeros(shape, device=device, dtype=dtype)
+        size = fitting_batch_size(evaluated, recipe.batch_size, example)
+        recipe = recipe.model_copy(update={"batch_size": size})
+    noise = NOISES[recipe.noise](recipe.sigma)
+    sound = IntegerGaussian(recipe.sigma) if recipe.sound else None
+    compiled = recipe.compile and isinstance(evaluated, nn.Module)
+    return VoteCounter(evaluated, noise, num_classes, recipe.batch_size, dtype, sound, compiled), recipe
+
+
+def make_rule(recipe: CertifyRecipe, shape: tuple[int, int, int]) -> Rule:
+    """Return the rule of a recipe, which decides how many votes an image gets."""
+    return Rule(
+        n0=recipe.n0,
+        n=recipe.n,
+        alpha=recipe.alpha,
+        two_sided=recipe.bound == "two-sided",
+        radii=recipe.radii,
+        hold_back=recipe.hold_back,
+        radius_loss=recipe.radius_loss,
+        label_aware=recipe.label_aware,
+        slack=IntegerGaussian(recipe.sigma).slack(math.prod(shape)) if recipe.sound else 0.0,
+    )
+
+
+def images_at_once(recipe: CertifyRecipe) -> int:
+    """Return how many images fill the forward passes of both stages; few enough to write rows often."""
+    fill_selection = recipe.batch_size // recipe.n0
+    # Sequential tests of several images share forward passes, and most of them end early.
+    votes = recipe.n if not recipe.radii else min(recipe.n, 5000)
+    keep_short = BATCHES_AT_ONCE * recipe.batch_size // votes
+    return max(1, min(fill_selection, keep_short))

@@ -1,0 +1,153 @@
+"""What is certified or attacked: the classifier and the images of a call, and what a result file records of them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, SequentialSampler, default_collate
+
+from smoothcert.classifier import evaluating
+from smoothcert.data import UNSPLIT, ImageFiles, Images
+from smoothcert.errors import RequestError
+from smoothcert.models import check_outputs, is_code
+from smoothcert.models.precision import DTYPES
+from smoothcert.smoothing.classifier import SmoothedClassifier
+from smoothcert.smoothing.votes import Classifier
+from smoothcert.training.checkpoint import Run, tensors_digest, versions
+
+DIGEST_IMAGES = 100
+"""Number of images whose pixels and predicted classes are hashed to identify unnamed data sets and user code."""
+
+Data = Images | Dataset[Any] | DataLoader[Any]
+"""Images of ours, a torch Dataset of (image, label) pairs, or a DataLoader of such a Dataset."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A classifier and where it comes from: a run, or a user's own module or callable under a name."""
+
+    classifier: Classifier
+    name: str
+    run: Run | None = None
+    defaults: Mapping[str, Any] | None = None
+    """Settings that apply unless others are given: sigma, noise and precision."""
+
+    @classmethod
+    def of(cls, model: "Run | SmoothedClassifier | Classifier", name: str | None = None) -> "Subject":
+        if isinstance(model, Run):
+            noise = {"sigma": model.recipe.sigma, "noise": model.recipe.noise}
+            return cls(model.model, model.recipe.model, model, noise)
+        if isinstance(model, SmoothedClassifier):
+            precision = next((word for word, dtype in DTYPES.items() if dtype == model.dtype), "fp32")
+            smoothing = {"sigma": model.noise.sigma, "noise": model.noise.name, "precision": precision}
+            return cls(model.classifier, name or _name_of(model.classifier), None, smoothing)
+        # The precision is not reduced by default: an unknown network may not tolerate it.
+        return cls(model, name or _name_of(model), None, {"precision": "fp32"})
+
+    def check(self, data: Images) -> None:
+        """Refuse `data` that do not fit the classifier."""
+        if self.run is not None:
+            self.run.refuse_other_images(data)
+        else:
+            check_outputs(self.classifier, self.name, data.shape, data.num_classes)
+
+    def about(self, data: Images, device: torch.device, batch_size: int) -> dict[str, Any]:
+        """Return the settings that identify the classifier; a file is continued only by the same one."""
+        if self.run is not None and not is_code(self.run.recipe.model):
+            return self.run.about()
+        model = self.classifier
+        weights = tensors_digest(model.state_dict()) if isinstance(model, nn.Module) else None
+        named = {"model": self.name, "objective": self.name, "weights_sha256": weights}
+        about = self.run.about() if self.run is not None else named
+        return {**about, "classes_sha256": classes_digest(model, data, device, batch_size)}
+
+    def provenance(self, device: torch.device) -> dict[str, Any]:
+        """Return what a result was computed with."""
+        epoch = {} if self.run is None else {"epoch": self.run.epoch}
+        return {"versions": versions(device), "threads": torch.get_num_threads(), **epoch}
+
+
+def _name_of(model: object) -> str:
+    """Return the name of a function or of the class of a module."""
+    return str(getattr(model, "__name__", type(model).__name__))
+
+
+def as_images(data: Data, subject: Subject) -> Images:
+    """Return `data` as images; torch data get as many classes as the classifier has outputs."""
+    items: Any = data
+    if isinstance(data, DataLoader):
+        if not isinstance(data.sampler, SequentialSampler) or data.collate_fn is not default_collate:
+            raise RequestError(
+                "data: expected a DataLoader in the order of its dataset (shuffle=False, no sampler) with the default "
+                "collate_fn, got another; give the dataset itself, with items (image, label)"
+            )
+        items = data.dataset
+    if hasattr(items, "batch") and hasattr(items, "num_classes"):
+        images: Images = items
+        return images
+    from smoothcert.data.torch_dataset import images_from_dataset
+
+    converted: Any = images_from_dataset(items, split=UNSPLIT)
+    images = converted if subject.run else replace(converted, num_classes=_outputs(subject.classifier, converted))
+    return images
+
+
+def _outputs(model: Classifier, data: Images) -> int:
+    """Return the number of classes that `model` gives for the first image; a wrong output is refused later."""
+    with torch.no_grad(), evaluating(model):
+        output = model(data.batch(torch.tensor([0]))[0].to(_device_of(model)))
+    return int(output.shape[1]) if isinstance(output, Tensor) and output.ndim == 2 else data.num_classes
+
+
+def _device_of(model: Classifier) -> torch.device | None:
+    """Return the device of a module's parameters; None for other callables and modules without parameters."""
+    parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    return None if parameter is None else parameter.device
+
+
+def classes_digest(model: Classifier, data: Images, device: torch.device, batch_size: int) -> str:
+    """Return the SHA-256 of the classes that user code gives to some images, which identifies it.
+
+    Code that differs on other images only is not recognized.
+    """
+    # Few images at once: the memory that the code needs is not known yet.
+    batches = torch.split(_some_images(data), min(batch_size, 10))
+    with torch.no_grad(), evaluating(model):
+        classes = [model(batch.to(_device_of(model) or device)).argmax(1) for batch in batches]
+    return tensors_digest({"classes": torch.cat(classes) if classes else torch.empty(0)})
+
+
+def images_digest(data: Images) -> str:
+    """Return the SHA-256 of all labels and of some images.
+
+    An added or removed image changes it, an edited one may not. Files are identified by their labels alone.
+    """
+    images = {} if isinstance(data, ImageFiles) else {"images": _some_images(data)}
+    return tensors_digest({"labels": data.labels, **images})
+
+
+def _some_images(data: Images) -> Tensor:
+    """Return float32 [n, c, h, w], spread over the data."""
+    count = min(DIGEST_IMAGES, len(data))
+    return data.batch(torch.arange(count) * len(data) // max(count, 1))[0]
+
+
+def missing_classes(data: Images, indices: Sequence[int]) -> str | None:
+    """Return a warning if the selected images lack a class that as many random images would have had; else None.
+
+    It is wrong for one random selection in twenty.
+    """
+    counts = torch.bincount(data.labels.cpu(), minlength=data.num_classes)
+    chosen = torch.bincount(data.labels.cpu()[list(indices)], minlength=data.num_classes)
+    expected, classes = counts * (len(indices) / len(data)), int((counts > 0).sum())
+    missing = ((chosen == 0) & (expected >= math.log(20 * classes))).nonzero().flatten().tolist()
+    if not missing:
+        return None
+    some = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+    return (
+        f"{len(missing)} of {classes} classes ({some}) are missing from the {len(indices):,} selected images, because "
+        f"of the order of {data.name}; ACR and accuracies describe the other classes: choose another --skip"
+    )

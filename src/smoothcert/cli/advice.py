@@ -1,0 +1,82 @@
+"""Warnings and next steps that `smoothcert certify` prints."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smoothcert.cli.options import command_line
+from smoothcert.training.run_folder import RECIPE
+
+if TYPE_CHECKING:  # commands import torch only when they need it
+    from smoothcert.certification.certificates import CertifiedImage
+    from smoothcert.certification.settings import CertifySettings
+    from smoothcert.smoothing.accuracy import NoiseAccuracy
+    from smoothcert.training.checkpoint import Run
+
+
+def noise_warning(run: "Run | None", settings: "CertifySettings", retrain: str) -> str | None:
+    """Return a warning if the run was trained with other noise; else None."""
+    if run is None or (run.recipe.sigma, run.recipe.noise) == (settings.sigma, settings.noise):
+        return None
+    trained = f"trained with {run.recipe.noise} noise at sigma {run.recipe.sigma:g}"
+    return (
+        f"{run.folder} was {trained} and is certified with {settings.noise} noise at sigma {settings.sigma:g}; "
+        f"next: {retrain}"
+    )
+
+
+def next_step(path: Path, folder: Path, shard: tuple[int, int]) -> str:
+    """Return what to do with a finished file: a report, or a merge once all shards are finished."""
+    before, marker, after = path.name.partition(f"shard{shard[0]}of")
+    if shard[1] == 1 or not marker:
+        return f"next: {command_line('report', folder if shard[1] == 1 else path)}"
+    shards = f"{shlex.quote(str(path.with_name(before + 'shard')))}*{shlex.quote('of' + after)}"
+    return f"when all {shard[1]} shards are finished, next: smoothcert merge {shards} --out merged.tsv"
+
+
+def training_command(
+    run: "Run | None",
+    folder: Path,
+    model: str | None,
+    dataset: str,
+    image_size: int | None,
+    settings: "CertifySettings",
+    data: Path | None,
+) -> str:
+    """Return the command that trains the same network under this noise."""
+    network = model if run is None else run.recipe.model
+    noise, sigma = settings.noise or "gaussian", settings.sigma
+    if run is not None and (folder / RECIPE).exists():
+        source: list[object] = ["--recipe", folder / RECIPE]
+    else:
+        family = next((known for known in ("mnist", "cifar10", "imagenet") if dataset.startswith(known)), "mnist")
+        source = ["--preset", f"{family}/gaussian", "--set", f"dataset={dataset}"]
+        source += ["--set", f"image_size={image_size}"] if image_size is not None else []
+    source += ["--model", network] if network is not None else []
+    source += ["--set", f"noise={noise}"] if noise != "gaussian" else []
+    source += ["--data", data] if data is not None else []
+    out = folder.with_name(f"{folder.name}-{noise}-{sigma:g}")
+    return command_line("train", *source, "--sigma", sigma, "--out", out)
+
+
+def accuracy_warning(accuracy: "NoiseAccuracy", retrain: str) -> str | None:
+    """Return what to do if the network is poor on the first images; None for a good one."""
+    measured = f"clean accuracy {accuracy.clean:.0%}, under noise {accuracy.noisy:.0%} (first {accuracy.images} images)"
+    if accuracy.fault == "chance":
+        return (
+            f"accuracy at chance: {measured}; check the normalisation (it belongs inside the model), the input range "
+            f"[0, 1] and the order of the labels; if they are right, train the network; next: {retrain}"
+        )
+    if accuracy.fault == "noise":
+        return f"not trained under this noise: {measured}; choose a smaller --sigma or train; next: {retrain}"
+    return None
+
+
+def spent_votes(rows: "Sequence[CertifiedImage]", n: int) -> str:
+    """Return how many votes the images took, compared with n for each."""
+    spent = sum(row.certificate.n0 + row.certificate.n for row in rows)
+    most = sum(row.certificate.n0 + n for row in rows)
+    return f"{spent:,} votes for {len(rows)} images" + (
+        f", {most / spent:.1f} times fewer than n each" if most > spent else ""
+    )

@@ -1,0 +1,134 @@
+"""`smoothcert.certify_dataset` as a user calls it: models, torch data, paths, and agreement with the command line."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import smoothcert as sc
+from smoothcert.certification.certificates import CertifiedImage
+from smoothcert.data import mnist
+from smoothcert.training.checkpoint import load_run
+
+FEW = {"n": 50, "n0": 20, "seed": 3, "device": "cpu"}
+
+
+class Items(Dataset[Any]):
+    """The items of a list."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+def bright(images: torch.Tensor) -> torch.Tensor:
+    """Class 1 for images above 1/2, of three classes."""
+    score = images.flatten(1).mean(1, keepdim=True) - 0.5
+    return torch.cat([-score, score, torch.full_like(score, -9)], dim=1)
+
+
+@pytest.fixture
+def dataset() -> TensorDataset:
+    levels = torch.tensor([0.1, 0.3, 0.7, 0.9]).view(4, 1, 1, 1).expand(4, 1, 2, 2)
+    return TensorDataset(levels, torch.tensor([0, 0, 1, 1]))
+
+
+def comparable(file: "sc.certification.certificates.CertificatesFile") -> list[CertifiedImage]:
+    return [CertifiedImage(row.index, row.label, row.certificate, 0.0) for row in file.rows]
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ((), {}),
+        (("--radii", "0.25,0.5"), {"radii": (0.25, 0.5), "hold_back": True}),
+        (("--radius-loss", "0.3", "--skip", "500"), {"radius_loss": 0.3, "skip": 500}),
+        (("--sound", "--shard", "2/2"), {"sound": True, "shard": (2, 2)}),
+    ],
+)
+def test_api_and_command_line_give_the_same_file(
+    options: tuple[str, ...],
+    settings: dict[str, Any],
+    trained_run: Path,
+    tmp_path: Path,
+    run_cli: Callable[..., tuple[int, str, str]],
+) -> None:
+    run = Path(shutil.copytree(trained_run, tmp_path / "run"))
+    fixed = ("--n", 50, "--n0", 20, "--seed", 3, "--device", "cpu", "--max-images", 4, "--name", "a")
+    assert run_cli("certify", run, *fixed, *options)[0] == 0
+    one = sc.read_certificates(str(run / "certificates" / "a.tsv"))
+    data, path = mnist.load_sample("test"), str(tmp_path / "b.tsv")
+    other = sc.certify_dataset(load_run(run), data, path, max_images=4, **FEW, **settings)
+    assert comparable(one) == comparable(other)
+    assert one.settings == other.settings
+    assert one.provenance == other.provenance
+
+
+def test_settings_objects_and_keywords_are_the_same(dataset: TensorDataset, tmp_path: Path) -> None:
+    settings = sc.CertifySettings(sigma=0.25, n=50, n0=20, seed=3)
+    one = sc.certify_dataset(bright, dataset, tmp_path / "a.tsv", settings, device="cpu")
+    other = sc.certify_dataset(bright, dataset, tmp_path / "b.tsv", sigma=0.25, **FEW)
+    changed = sc.certify_dataset(bright, dataset, tmp_path / "c.tsv", settings, alpha=0.01, device="cpu")
+    assert (comparable(one), one.settings) == (comparable(other), other.settings)
+    assert changed.settings == {**one.settings, "alpha": 0.01}
+    assert one.settings["model"] == "bright"
+
+
+def test_loaders_datasets_and_smoothed_classifiers_are_certified(dataset: TensorDataset, tmp_path: Path) -> None:
+    smoothed = sc.SmoothedClassifier(bright, sigma=0.25, num_classes=3)
+    files = [
+        sc.certify_dataset(smoothed, DataLoader(dataset, batch_size=3), tmp_path / "a.tsv", **FEW),
+        sc.certify_dataset(bright, dataset, tmp_path / "b.tsv", sigma=0.25, **FEW),
+    ]
+    assert comparable(files[0]) == comparable(files[1])
+    assert [(row.label, row.certificate.predict) for row in files[0].rows] == [(0, 0), (0, 0), (1, 1), (1, 1)]
+    assert files[0].settings["num_classes"] == 3, "the outputs of the model, not the labels of the data"
+    assert files[0].settings["dataset"] == "TensorDataset"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (Items([{"image": torch.zeros(1, 2, 2), "label": 0}]), r"expected \(image, label\), got a dictionary"),
+        (DataLoader(Items([{"image": torch.zeros(1, 2, 2), "label": 0}])), r"expected \(image, label\), got a dict"),
+        (Items([torch.zeros(1, 2, 2)]), r"expected \(image, label\), got Tensor"),
+        (DataLoader(Items([(torch.zeros(1, 2, 2), 0)]), shuffle=True), "shuffle=False"),
+        (DataLoader(Items([(torch.zeros(1, 2, 2), 0)]), collate_fn=lambda items: {"x": items}), "collate_fn"),
+        ([], "at least one item"),
+    ],
+)
+def test_data_without_pairs_are_refused(data: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(sc.RequestError, match=message) as caught:
+        sc.certify_dataset(bright, data, tmp_path / "a.tsv", sigma=0.25, **FEW)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_settings_cost_one_line(dataset: TensorDataset, tmp_path: Path) -> None:
+    for fields, message in (
+        ({}, "certify: sigma: missing; it must be given"),
+        ({"sigma": 0.25, "n": 0}, "certify: n: expected greater than or equal to 1, got 0"),
+        ({"sigma": 0.25, "votes": 5}, "certify: votes: unknown key"),
+        ({"sigma": 0.25, "skip": 0}, "certify: skip: expected at least 1"),
+    ):
+        with pytest.raises(sc.RequestError, match=message):
+            sc.certify_dataset(bright, dataset, tmp_path / "a.tsv", device="cpu", **fields)
+    with pytest.raises(sc.RequestError, match=r"out: expected the path of a file that ends in \.tsv, got c\.json"):
+        sc.certify_dataset(bright, dataset, "c.json", sigma=0.25, **FEW)
+
+
+def test_data_that_have_changed_do_not_continue_a_file(dataset: TensorDataset, tmp_path: Path) -> None:
+    sc.certify_dataset(bright, dataset, tmp_path / "a.tsv", sigma=0.25, max_images=2, **FEW)
+    changed = TensorDataset(dataset.tensors[0] / 2, dataset.tensors[1])
+    with pytest.raises(sc.RequestError, match="images_sha256"):
+        sc.certify_dataset(bright, changed, tmp_path / "a.tsv", sigma=0.25, **FEW)
+    assert len(sc.certify_dataset(bright, dataset, tmp_path / "a.tsv", sigma=0.25, **FEW).rows) == 4
