@@ -366,7 +366,7 @@ TARGETS: tuple[Target, ...] = (
         may_write=True,
     ),
     Target(
-        *("metrics-figure", 4, (f"{REPORT} png", f"{REPORT} html,svg")),
+        *("metrics-figure", 2, (f"{REPORT} png", f"{REPORT} html,svg")),
         files=("run",),
         damage=(("run/metrics.jsonl", "metrics"),),
     ),
