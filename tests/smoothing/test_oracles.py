@@ -1,4 +1,4 @@
-"""Classifiers whose radius is known, through the real sampling path: certificates hold, and are close to the truth."""
+"""Classifiers of known radius through the real sampling path: certificates are true and close to the known radius."""
 
 from collections.abc import Callable
 
@@ -49,7 +49,7 @@ def test_constant_reaches_the_ceiling_of_n() -> None:
 
 def test_fair_coin_is_hardly_ever_certified() -> None:
     """A pixel's noise decides, so p = 1/2 exactly: at most alpha of the certificates may claim anything."""
-    alpha, images = 0.05, 400
+    alpha, images = 0.05, 200
     smoothed = SmoothedClassifier(lambda x: two_logits(x[:, 0, 0, 0] - 0.5), sigma=SIGMA, num_classes=2)
     batch = torch.full((images, 1, 1, 1), 0.5)
     claimed = sum(c.predict != ABSTAIN for c in smoothed.certify(batch, n=200, alpha=alpha, seed=2))

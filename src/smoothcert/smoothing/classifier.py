@@ -8,14 +8,13 @@ from torch import Tensor, nn
 from smoothcert.errors import RequestError
 from smoothcert.noise import NOISES
 from smoothcert.smoothing.certificate import MOST_VOTES, Certificate
-from smoothcert.smoothing.certify import certificate_from_votes
 from smoothcert.smoothing.predict import class_from_votes
+from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.votes import (
     Classifier,
     VoteCounter,
     default_batch_size,
     fitting_batch_size,
-    select_and_estimate,
 )
 
 
@@ -68,9 +67,7 @@ class SmoothedClassifier:
         images = self._checked(images)
         _check_statistics(alpha, n0=n0, n=n)
         seeds = _seeds(seed, len(images))
-        selection, estimation = select_and_estimate(self._counter(images), images, seeds, n0, n)
-        pairs = zip(selection.tolist(), estimation.tolist(), strict=True)
-        return [certificate_from_votes(chosen, fresh, self.noise, alpha) for chosen, fresh in pairs]
+        return Rule(n0, n, alpha).certify(self._counter(images), images, seeds)
 
     def _counter(self, images: Tensor) -> VoteCounter:
         """Counts votes in batches that fit the device and the size of `images`."""
