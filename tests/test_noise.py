@@ -6,7 +6,7 @@ from decimal import Decimal, getcontext
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -55,7 +55,7 @@ def normal_tail(x: float) -> Decimal:
     return Decimal("0.5") - total * (-(z * z) / 2).exp() / (2 * pi).sqrt()
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(st.floats(1e-9, 0.499), st.floats(0.01, 10))
 def test_the_radius_is_never_rounded_up(q: float, sigma: float) -> None:
     radius = Gaussian(1.0).radius(q)

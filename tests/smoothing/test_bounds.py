@@ -5,7 +5,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -44,7 +44,7 @@ def test_the_bound_is_one_sided_and_not_looser_than_needed(n: int, alpha: float)
         assert Fraction(alpha) * (1 - Fraction(1, 10**6)) <= upper_tail(n, p, count) <= Fraction(alpha)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(1, 200_000), st.floats(1e-9, 0.5), st.data())
 def test_the_bound_agrees_with_scipy(n: int, alpha: float, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, n))
@@ -69,7 +69,7 @@ def test_impossible_arguments_are_refused(count: int, n: int, alpha: float) -> N
         error_upper_bound(count, n, alpha)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 400), st.integers(0, 400))
 def test_top_two_p_value_is_the_binomial_test(a: int, b: int) -> None:
     high, low = max(a, b), min(a, b)

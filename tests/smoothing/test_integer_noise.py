@@ -321,7 +321,7 @@ def test_float_certificate_is_false(fair: bool) -> None:
     assert (here.predict, there.predict) == (0, 1)
     assert min(here.count, there.count) >= 995
     assert min(here.radius, there.radius) > 4 * DISTANCE
-    assert smoothed.predict(torch.stack([X, X_NEXT]), seed=2) == [0, 1]
+    assert smoothed.predict(torch.stack([X, X_NEXT]), seed=2).prediction.tolist() == [0, 1]
 
 
 def test_torch_noise_has_the_same_weakness() -> None:

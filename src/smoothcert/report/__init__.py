@@ -1,9 +1,11 @@
 """Tables, figures and pages from certificates files. Reads those only: no model, no checkpoint, no forward pass."""
 
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 from smoothcert.certification.certificates import CertificatesFile, read_certificates
 from smoothcert.errors import RequestError, WorkError, write_error
@@ -18,6 +20,7 @@ from smoothcert.report.html_gallery import Gallery
 from smoothcert.report.layout import MOST_DECIMALS
 from smoothcert.report.locate import find_certificates
 from smoothcert.report.metrics import read_run, training_runs
+from smoothcert.report.run_table import report
 from smoothcert.report.seeds import SeedMean, over_seeds, run_recipe
 from smoothcert.report.shared_images import cut_to_shared_images
 from smoothcert.report.style import PICTURE_FORMATS
@@ -252,3 +255,12 @@ def _checked_radii(radii: Sequence[float]) -> list[float]:
     if len({f"{r:.{MOST_DECIMALS}f}" for r in distinct}) < len(distinct):
         raise RequestError(f"expected radii that differ in {MOST_DECIMALS} decimals, got some that do not; give others")
     return distinct
+
+
+class _CallableModule(ModuleType):
+    """Makes `smoothcert.report(...)` a function, although `smoothcert.report` is also this package."""
+
+    __call__ = staticmethod(report)
+
+
+sys.modules[__name__].__class__ = _CallableModule

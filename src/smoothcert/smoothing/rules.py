@@ -6,6 +6,7 @@ the question "is the radius at least r?" is answered. Certificates of every rule
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -93,11 +94,15 @@ class Rule:
         return results
 
     def _bounded(self, chosen: _Chosen, votes: Iterable[np.ndarray]) -> list[Certificate]:
-        options = {"two_sided": self.two_sided, "slack": self.slack}
-        return [
-            certificate_of_class(cls, fresh.tolist(), chosen.n0, chosen.counter.noise, self.alpha, **options)
-            for cls, fresh in zip(chosen.classes, votes, strict=True)
-        ]
+        certificate = partial(
+            certificate_of_class,
+            n0=chosen.n0,
+            noise=chosen.counter.noise,
+            alpha=self.alpha,
+            two_sided=self.two_sided,
+            slack=self.slack,
+        )
+        return [certificate(cls, fresh.tolist()) for cls, fresh in zip(chosen.classes, votes, strict=True)]
 
     def _two_stage(self, chosen: _Chosen, radius_loss: float) -> list[Certificate]:
         """Plain CERTIFY on as many fresh votes as the first stage found worthwhile: sound given the first stage."""
