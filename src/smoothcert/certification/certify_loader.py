@@ -17,7 +17,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from smoothcert.certification.certificates import CertifiedImage, certificates_writer
 from smoothcert.certification.certify_dataset import images_at_once
-from smoothcert.certification.smoothed_classifier import Prepared, RuleOptions, SmoothedClassifier
+from smoothcert.certification.prepare import Prepared, RuleOptions, checked_inputs, noise_seeds, prepare
+from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.errors import RequestError
 from smoothcert.io.results import ResultWriter, alone, stored_settings
 from smoothcert.models.precision import has_batch_norm
@@ -123,8 +124,8 @@ def _stream(
     if first is None:
         return
     x, _ = _inputs_and_labels(first)
-    example = smoothed.checked(x).to(smoothed.device or "cpu")
-    inputs, prepared = smoothed.prepare(example, options, seed=seed, batch_size=batch_size)
+    example = checked_inputs(x, strict=smoothed.strict).to(smoothed.device or "cpu")
+    inputs, prepared = prepare(smoothed, example, options, seed=seed, batch_size=batch_size)
     position = 0
     with ExitStack() as stack:
         writer = None
@@ -155,7 +156,7 @@ def _certify_batch(
     writer: ResultWriter[CertifiedImage] | None,
     existing: dict[int, CertifiedImage],
 ) -> CertificateBatch:
-    inputs = smoothed.checked(x)
+    inputs = checked_inputs(x, strict=smoothed.strict)
     if tuple(inputs.shape[1:]) != prepared.shape:
         raise RequestError(
             f"data: expected batches [n, {', '.join(map(str, prepared.shape))}] like the first, got "
@@ -165,7 +166,7 @@ def _certify_batch(
         raise RequestError("data: expected batches (inputs, labels) for a certificates file, got inputs alone")
     known = [-1] * len(inputs) if labels is None else labels.tolist()
     indices = None if position is None else list(range(position, position + len(inputs)))
-    seeds = smoothed.seeds(inputs, prepared.recipe.seed, indices)
+    seeds = noise_seeds(inputs, prepared.recipe.seed, indices)
     rows: list[CertifiedImage | None] = [None] * len(inputs) if indices is None else list(map(existing.get, indices))
     for row, label in zip(rows, known, strict=True):
         if row is not None and row.label != label:
