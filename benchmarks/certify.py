@@ -26,7 +26,7 @@ from smoothcert.models.precision import DTYPES, at_precision, resolve_precision
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.certify import certificate_from_votes
 from smoothcert.smoothing.integer_noise import IntegerGaussian
-from smoothcert.smoothing.votes import VoteCounter, default_batch_size, select_and_estimate
+from smoothcert.smoothing.votes import VoteCounter, default_batch_size
 
 SIGMA = 0.5
 
@@ -55,7 +55,7 @@ def plain(model: nn.Module) -> nn.Module:
 
 
 def ours(counter: VoteCounter, image: torch.Tensor, n: int) -> None:
-    selection, estimation = select_and_estimate(counter, image[None], [(0, 0)], 100, n)
+    selection, estimation = (counter.count(image[None], [(0, 0)], *s) for s in (("select", 100), ("estimate", n)))
     certificate_from_votes(selection[0].tolist(), estimation[0].tolist(), counter.noise, 0.001)
 
 

@@ -1,6 +1,6 @@
 """Train image classifiers that can be certified by randomized smoothing, certify them, show the result.
 
->>> from smoothcert import SmoothedClassifier
+>>> import smoothcert as sc
 """
 
 from importlib import import_module
@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     from smoothcert.certification.certificates import read_certificates
     from smoothcert.certification.certify_dataset import certify_dataset
     from smoothcert.certification.settings import CertifySettings
+    from smoothcert.certification.smoothed_classifier import SmoothedClassifier
+    from smoothcert.data import load_dataset
     from smoothcert.errors import RequestError, WorkError
     from smoothcert.papers.presets import preset
+    from smoothcert.report.run_table import report
     from smoothcert.smoothing.certificate import ABSTAIN, Certificate
-    from smoothcert.smoothing.classifier import SmoothedClassifier
+    from smoothcert.smoothing.certificate_batch import CertificateBatch
     from smoothcert.training.api import load, train
     from smoothcert.training.checkpoint import Run
     from smoothcert.training.recipe import TrainRecipe
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ABSTAIN",
     "Certificate",
+    "CertificateBatch",
     "CertifySettings",
     "RequestError",
     "Run",
@@ -32,32 +36,37 @@ __all__ = [
     "__version__",
     "certify_dataset",
     "load",
+    "load_dataset",
     "preset",
     "read_certificates",
+    "report",
     "train",
 ]
 _MODULES = {
     "ABSTAIN": "smoothing.certificate",
     "Certificate": "smoothing.certificate",
+    "CertificateBatch": "smoothing.certificate_batch",
     "CertifySettings": "certification.settings",
     "RequestError": "errors",
     "Run": "training.checkpoint",
-    "SmoothedClassifier": "smoothing.classifier",
+    "SmoothedClassifier": "certification.smoothed_classifier",
     "TrainRecipe": "training.recipe",
     "WorkError": "errors",
-    "load": "training.api",
-    "preset": "papers.presets",
     "certify_dataset": "certification.certify_dataset",
+    "load": "training.api",
+    "load_dataset": "data",
+    "preset": "papers.presets",
     "read_certificates": "certification.certificates",
+    "report": "report.run_table",
     "train": "training.api",
 }
 
 
 def __getattr__(name: str) -> object:
-    """Import public names on first use: a command starts with what it needs, reports and `--help` without torch."""
+    """Import public names on first use: a command imports what it needs, and reports and `--help` need no torch."""
     if name in _MODULES:
-        found: object = getattr(import_module(f"smoothcert.{_MODULES[name]}"), name)
-        return found
+        value: object = getattr(import_module(f"smoothcert.{_MODULES[name]}"), name)
+        return value
     raise AttributeError(f"module 'smoothcert' has no attribute {name!r}")
 
 

@@ -1,22 +1,59 @@
-"""What a classifier is: any callable from images to logits. Its evaluation mode, and probabilities from its logits."""
+"""What a classifier is: any callable from images to logits. Its output, evaluation mode and probabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from smoothcert.errors import RequestError
 
 if TYPE_CHECKING:  # records are read without torch
     import torch
     from torch import Tensor
 
 Classifier = Callable[["Tensor"], "Tensor"]
-"""Images in [0, 1], float, NCHW -> logits."""
+"""A batch of floats [n, ...], images in [0, 1] as a rule -> logits [n, classes]."""
+
+
+def logits_of(output: object) -> Tensor:
+    """The logits in the output of a classifier: a tensor, the attribute `logits` of an object or the entry "logits" of
+    a mapping, as Hugging Face models return them. Anything else is a RequestError."""
+    from torch import Tensor
+
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    kind, advice = type(output).__name__, "return the tensor of logits"
+    if isinstance(output, Mapping):
+        kind = f"{kind} with the keys {', '.join(map(str, output))[:80]}"
+        advice = 'return the logits under the key "logits"'
+    elif isinstance(output, tuple | list):
+        advice = "wrap it: lambda x: model(x)[0], if the logits are its first element"
+    elif kind == "ndarray":
+        advice = "return torch.as_tensor(array)"
+    raise RequestError(f"the classifier returned {kind}, expected a tensor of logits [n, classes]; {advice}")
+
+
+def check_logits(logits: Tensor, inputs: int, num_classes: int | None = None) -> None:
+    """Refuse logits of another shape than [inputs, num_classes]; None stands for any number of classes above 1."""
+    given = tuple(logits.shape)
+    if len(given) == 2 and given[0] == inputs and given[1] == (num_classes or given[1]) and given[1] > 1:
+        return
+    expected = f"[{inputs}, {'classes' if num_classes is None else num_classes}]"
+    advice = "return one score per class for each input"
+    if given in ((inputs,), (inputs, 1)):
+        advice = "that is one class or score per input: return one score per class, such as one_hot(...).float()"
+    elif len(given) == 2 and given[0] == inputs and num_classes is not None:
+        advice = f"set num_classes to {given[1]}, the number of its outputs"
+    raise RequestError(f"the classifier returned shape {list(given)}, expected logits of shape {expected}; {advice}")
 
 
 @contextmanager
 def evaluating(classifier: Classifier) -> Iterator[None]:
-    """A module in eval mode (batch statistics fixed), each submodule's mode restored afterwards."""
+    """Evaluate a module in eval mode (fixed batch statistics) and restore the mode of each submodule afterwards."""
     from torch import nn
 
     modules = list(classifier.modules()) if isinstance(classifier, nn.Module) else []
@@ -43,15 +80,15 @@ def probabilities(logits: Tensor, inverse_temperature: float = 1.0) -> Tensor:
 
 
 def log_probability(probability: Tensor) -> Tensor:
-    """log(max(p, 1e-20)): for averaged probabilities, which have no logits. As in the published runs."""
+    """log(max(p, 1e-20)), as in the published runs: for averaged probabilities, which have no logits."""
     return probability.clamp(min=SMALLEST_PROBABILITY).log()
 
 
 def divergence_from_logits(target: Tensor, logits: Tensor) -> Tensor:
     """KL(target || softmax(logits)) over the last dimension, in float32 at least.
 
-    The logarithm of the softmax comes from the logits themselves: through a floored probability the gradient would
-    vanish where it matters most, where `logits` give the target's classes less than 1e-20.
+    The logarithm of the softmax is computed from the logits: with a floored probability the gradient would vanish
+    where it matters most, where `logits` give the classes of the target less than 1e-20.
     """
     return (target * (log_probability(target) - _wide(logits).log_softmax(-1))).sum(-1)
 
@@ -64,7 +101,7 @@ def _wide(logits: Tensor) -> Tensor:
 
 
 def image_layout(classifier: Classifier) -> torch.memory_format:
-    """How images are best laid out for `classifier`: as its weights are."""
+    """The memory layout of the weights of `classifier`, which is the best one for its inputs."""
     import torch
     from torch import nn
 

@@ -5,16 +5,16 @@ from pathlib import Path
 
 
 class RequestError(ValueError):
-    """The request was wrong: says what was expected, what was given and what to do. The CLI exits with 2."""
+    """A wrong request: the message says what was expected, what was given and what to do. Exit code 2."""
 
 
 class WorkError(RuntimeError):
-    """The request was right but the work failed (a corrupt file, a diverging loss). The CLI exits with 1."""
+    """Work that failed although the request was right (a corrupt file, a diverging loss). Exit code 1."""
 
 
 def write_error(folder: Path, error: OSError) -> RequestError | WorkError:
-    """What to tell of `error` while writing into `folder`: a folder that cannot be used is a wrong request, a full or
-    failing disk failed work."""
+    """The error to raise for `error` while writing into `folder`: a RequestError for a folder that cannot be used, a
+    WorkError for a full or failing disk."""
     reason = error.strerror or str(error)
     if error.errno in (EACCES, EPERM, EROFS, ENOTDIR, EEXIST, EISDIR, ENAMETOOLONG, ENOENT):
         return RequestError(f"{folder}: expected a folder to write to, got '{reason}'; choose another folder")

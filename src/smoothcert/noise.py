@@ -1,4 +1,4 @@
-"""Noise families. A noise owns its sampling and its certificate: which radius, in which norm, follows from p.
+"""Noise families: how each one is sampled, and which radius, in which norm, it certifies.
 
 All are scaled to have the standard deviation `sigma` in each pixel.
 Gaussian: Cohen et al. 2019, https://arxiv.org/abs/1902.02918; Laplace and uniform: Yang et al. 2020,
@@ -24,9 +24,8 @@ if TYPE_CHECKING:  # certificates are read without torch
     import torch
     from torch import Tensor
 
-# scipy's inverse incomplete beta is good to a few ulp. One part in 1e12 covers that many times over and
-# costs less than 1e-12 of a radius.
 SAFETY = 1e-12
+"""Relative margin of every bound: many times the error of scipy's inverse incomplete beta (a few ulp)."""
 UNIT_RADII: dict[str, Callable[[float], float]] = {
     "gaussian": lambda q: -float(special.ndtri(q)),
     "laplace": lambda q: -math.log(2 * q) / math.sqrt(2),
@@ -34,10 +33,10 @@ UNIT_RADII: dict[str, Callable[[float], float]] = {
 }
 """The certified radius at sigma = 1 that follows from p >= 1 - q with q < 1/2, by the name of the noise."""
 VECTOR_MATHEMATICS = platform.machine().lower() in ("x86_64", "amd64")
-"""Where numpy computes logarithms, sines and cosines in vector registers: there Box and Muller's method beats numpy's
-own normal numbers nearly three to one; elsewhere it loses."""
+"""True where numpy computes logarithms, sines and cosines in vector registers: there the Box-Muller method is nearly
+three times as fast as numpy's normal numbers; elsewhere it is slower."""
 BOX_MULLER_CHUNK = 16_384
-"""Numbers that stay in a core's cache while they are made."""
+"""Number of values that stay in the cache of a core while they are computed."""
 
 
 def fill_by_box_muller(out: NDArray[np.float32], bits: np.random.BitGenerator, sigma: float) -> None:
@@ -65,11 +64,11 @@ def fill_by_box_muller(out: NDArray[np.float32], bits: np.random.BitGenerator, s
 
 @dataclass(frozen=True, slots=True)
 class Noise(ABC):
-    """What every family has: independent noise in each pixel, and the radius that follows from an error bound.
+    """A family of noise: independent in each pixel, with a radius that follows from an error bound.
 
-    `fill` draws from a 64-bit key alone. On the CPU by numpy: its generator takes the whole key (torch's takes 32 bits
-    of it, so blocks would repeat in a large run) and is faster. On other devices by torch's counter-based generator.
-    They give different numbers: `draws` in a certificates file tells them apart.
+    `fill` draws from a 64-bit key alone. On the CPU numpy draws: its generator takes the whole key (torch's takes 32
+    bits of it, so blocks would repeat in a large run) and is faster. On other devices torch's counter-based generator
+    draws. They give different numbers: a certificates file records the method as `draws`.
     """
 
     sigma: float
@@ -98,14 +97,14 @@ class Noise(ABC):
             self._draw(out, torch.Generator(out.device).manual_seed(key))
 
     def radius(self, q: float) -> float:
-        """The radius, in `norm`, that follows from p >= 1 - q; rounded toward zero, and 0 for q >= 1/2."""
+        """The radius, in `norm`, that follows from p >= 1 - q, rounded toward zero; 0 for q >= 1/2."""
         if not 0 < q <= 1:
             raise ValueError(f"expected 0 < q <= 1, got {q}")
         return 0.0 if q >= 0.5 else self.sigma * UNIT_RADII[self.name](q) * (1 - SAFETY)
 
     @staticmethod
     def draws(device: torch.device) -> str:
-        """By which method `fill` draws on `device`."""
+        """Name of the method by which `fill` draws on `device`."""
         if device.type != "cpu":
             return "philox"
         return "sfc64, box-muller" if VECTOR_MATHEMATICS else "sfc64, ziggurat"
@@ -142,10 +141,10 @@ class Gaussian(Noise):
         return float(special.ndtr(-radius / self.sigma))
 
     def radius_between(self, q: float, runner_up: float) -> float:
-        """sigma / 2 * (Phi^-1(1 - q) - Phi^-1(runner_up)): what follows from p_A >= 1 - q and p_B <= runner_up.
+        """The radius sigma / 2 (Phi^-1(1 - q) - Phi^-1(runner_up)) that follows from p_A >= 1 - q, p_B <= runner_up.
 
-        0 where the two do not separate. Where the two quantiles nearly cancel, their rounding can outweigh the last
-        digits that are taken off: it is for bounds that were raised by more than that, as those of `bounds` are.
+        0 if the two bounds do not separate. Where the two quantiles nearly cancel, their rounding can exceed SAFETY:
+        use it for bounds that were raised by more than that, as those of `bounds` are.
         """
         if not (0 < q <= 1 and 0 < runner_up <= 1):
             raise ValueError(f"expected probabilities in (0, 1], got {q} and {runner_up}")

@@ -1,4 +1,4 @@
-"""Integer noise: the law is right to the last bit, and no classifier can read the image off the low bits."""
+"""Integer noise: its distribution is exact to the last bit, and no classifier can read the image from the low bits."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from smoothcert.smoothing.integer_noise import BITS, SLACK, IntegerGaussian, pix
 
 IMAGENET = 3 * 224 * 224
 NEXT_TO_128 = float(np.nextafter(np.float32(128 / 255), np.float32(0)))
-SIGMAS = [0.1, 0.25, 0.5, 1.0]
+SIGMAS = [0.25, 1.0]
 
 
 def tail_by_alternating_series(z: Fraction) -> Fraction:
@@ -63,7 +63,7 @@ def test_thresholds_by_another_series(sigma: float) -> None:
     assert 2**BITS * tail_by_alternating_series((noise.reach + Fraction(1, 2)) / scale) < Fraction(1, 2)
 
 
-@pytest.mark.parametrize("sigma", [0.1, 0.25])
+@pytest.mark.parametrize("sigma", [0.1])
 def test_thresholds_and_total_variation_by_mpmath(sigma: float) -> None:
     mpmath = pytest.importorskip("mpmath")
     noise = IntegerGaussian(sigma)
@@ -121,22 +121,22 @@ class Scripted:
         return self.words
 
 
-@pytest.mark.parametrize("sigma", [0.001, 0.1, 1.0])
+@pytest.mark.parametrize("sigma", [0.001, 0.1])
 def test_fast_path_equals_binary_search(sigma: float) -> None:
     """At, just below and just above every threshold, and at both ends of every cell of the guide table."""
-    guide = integer_noise._guide(sigma)
-    edges = np.concatenate([guide.thresholds, np.arange(1 << 16, dtype=np.int64) << 46, [2**BITS - 1]])
+    law = integer_noise._law(sigma)
+    edges = np.concatenate([law.thresholds, np.arange(1 << 16, dtype=np.int64) << 46, [2**BITS - 1]])
     uniforms = np.unique(np.clip(np.concatenate([edges - 1, edges, edges + 1]), 0, 2**BITS - 1))
     plain = np.array(IntegerGaussian(sigma).thresholds, dtype=np.int64)
-    expected = np.searchsorted(plain, uniforms, side="right") - guide.reach
+    expected = np.searchsorted(plain, uniforms, side="right") - law.reach
     heads = (uniforms >> 46).astype(np.uint16)
-    undecided = guide.answers[heads] == integer_noise._UNDECIDED
+    undecided = law.answers[heads] == integer_noise._UNDECIDED
     tails = uniforms[undecided].astype(np.uint64) << np.uint64(18)
     out = np.empty(len(uniforms), dtype=np.int16)
-    integer_noise._place(out, guide, heads, Scripted(tails))  # type: ignore[arg-type]
+    integer_noise._place(out, law, heads, Scripted(tails))  # type: ignore[arg-type]
     assert np.array_equal(out, expected)
-    assert out.min() == -guide.reach
-    assert out.max() == guide.reach
+    assert out.min() == -law.reach
+    assert out.max() == law.reach
     assert undecided.any()
 
 
@@ -150,7 +150,7 @@ def torch_draw(noise: IntegerGaussian, out: Tensor, key: int) -> None:
 @pytest.mark.parametrize("sigma", [0.01, 0.25])
 def test_draws_follow_the_law(draw: Callable[[IntegerGaussian, Tensor, int], None], sigma: float) -> None:
     noise = IntegerGaussian(sigma)
-    out = torch.empty(1_000_000, dtype=torch.int16)
+    out = torch.empty(400_000, dtype=torch.int16)
     draw(noise, out, 7)
     counts = np.bincount(out.numpy().astype(np.int64) + noise.reach, minlength=2 * noise.reach + 1)
     edges = (np.arange(-noise.reach, noise.reach) + 0.5) / (255 * sigma)
@@ -161,7 +161,7 @@ def test_draws_follow_the_law(draw: Callable[[IntegerGaussian, Tensor, int], Non
     # Neighbouring draws share a 64-bit word and must not share anything else.
     for lag in range(1, 5):
         x = out.double()
-        assert abs(float((x[lag:] * x[:-lag]).mean() / x.var())) < 5 / 1000
+        assert abs(float((x[lag:] * x[:-lag]).mean() / x.var())) < 5 / len(x) ** 0.5
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -203,7 +203,7 @@ def test_noise_depends_on_the_key_alone() -> None:
         noise.fill(torch.empty(3), 1)
 
 
-def test_noise_that_rounds_to_nothing() -> None:
+def test_noise_that_rounds_to_zero() -> None:
     noise = IntegerGaussian(1e-4)
     out = torch.empty(100, dtype=torch.int16)
     noise.fill(out, 1)
@@ -238,7 +238,7 @@ def test_pixels_of_bytes() -> None:
 
 
 @pytest.mark.parametrize("value", [0.3, NEXT_TO_128, -1 / 255, 256 / 255, math.nan, math.inf])
-def test_images_beside_the_grid_are_refused(value: float) -> None:
+def test_images_between_bytes_are_refused(value: float) -> None:
     images = torch.zeros(1, 1, 2, 2)
     images[0, 0, 1, 1] = value
     with pytest.raises(RequestError, match="expected bytes divided by 255") as refusal:
@@ -321,10 +321,10 @@ def test_float_certificate_is_false(fair: bool) -> None:
     assert (here.predict, there.predict) == (0, 1)
     assert min(here.count, there.count) >= 995
     assert min(here.radius, there.radius) > 4 * DISTANCE
-    assert smoothed.predict(torch.stack([X, X_NEXT]), seed=2) == [0, 1]
+    assert smoothed.predict(torch.stack([X, X_NEXT]), seed=2).prediction.tolist() == [0, 1]
 
 
-def test_torch_floats_are_fooled_too() -> None:
+def test_torch_noise_has_the_same_weakness() -> None:
     generator = torch.Generator().manual_seed(5)
     for image, target in ((X, 0), (X_NEXT, 1)):
         noisy = torch.randn(1000, *image.shape, generator=generator) * SIGMA + image
@@ -342,7 +342,7 @@ def test_integer_certificate_holds_against_the_same_classifier() -> None:
 
 def test_integer_votes_differ_no_more_than_the_distance_allows() -> None:
     """The fair variant is undecided about integers: the low bits tell nothing, only the shift of the mean is left."""
-    n = 4000
+    n = 2000
     here, there = (
         int(integer_votes(ReadsLowBits(fair=True), image, SIGMA, n, key)[0]) for key, image in enumerate((X, X_NEXT))
     )

@@ -41,7 +41,7 @@ def certify(rule: Rule, images: Tensor, labels: list[int] | None = None, **optio
 
 
 def test_one_radius_is_decided_with_few_votes() -> None:
-    """Far inside, far outside, on the wrong side; images of a group do not disturb each other."""
+    """Far inside, far outside, on the wrong side; images of a group do not affect each other."""
     rule = Rule(n0=100, n=20_000, alpha=0.001, radii=(0.25,))
     images = at_distances(0.6, 0.1, 0.35, -0.15)
     found = certify(rule, images)
@@ -56,7 +56,7 @@ def test_one_radius_is_decided_with_few_votes() -> None:
 
 
 def test_the_votes_of_a_sequential_run_are_those_of_a_fixed_one() -> None:
-    """Looks go on where the last one ended: no noise is drawn twice, none is left out."""
+    """A look continues where the last one ended: no noise is drawn twice, none is left out."""
     image = at_distances(0.3)
     sequential = certify(Rule(n0=100, n=5_000, alpha=0.001, radii=(0.29,)), image)[0]
     fixed = counter().count(image, [(11, 0)], "estimate", sequential.n)[0]
@@ -76,13 +76,13 @@ def test_a_grid_claims_the_largest_radius_it_can_and_holds_back_for_the_end() ->
 
 
 def test_two_stages_spend_less_where_less_is_to_gain() -> None:
-    full = certify(Rule(n0=100, n=50_000, alpha=0.001), at_distances(0.3, 1.2, -0.1))
-    two = certify(Rule(n0=100, n=50_000, alpha=0.001, radius_loss=0.05), at_distances(0.3, 1.2, -0.1))
-    assert two[0].n < 50_000 / 3
+    full = certify(Rule(n0=100, n=20_000, alpha=0.001), at_distances(0.3, 1.2, -0.1))
+    two = certify(Rule(n0=100, n=20_000, alpha=0.001, radius_loss=0.1), at_distances(0.3, 1.2, -0.1))
+    assert two[0].n < 20_000 / 3
     assert two[0].n0 == 500
     for less, more in zip(two, full, strict=True):
         assert less.predict == more.predict
-        assert less.radius > more.radius - 0.1 * SIGMA
+        assert less.radius > more.radius - 0.2 * SIGMA
     assert two[0].radius <= 0.3
 
 
@@ -143,7 +143,7 @@ def test_a_radius_that_no_vote_can_reach_is_refused() -> None:
 
 
 @pytest.mark.parametrize("radii", [(1e-20, 2e-20), (0.1, 0.2, np.nextafter(0.2, 1))])
-def test_radii_that_are_one_number_to_the_noise_are_refused(radii: tuple[float, ...]) -> None:
+def test_radii_that_rounding_makes_equal_are_refused(radii: tuple[float, ...]) -> None:
     with pytest.raises(RequestError, match=r"radii: .* and .* cannot be told apart at sigma"):
         certify(Rule(n0=10, n=100, alpha=0.1, radii=radii), at_distances(0.1))
 

@@ -1,8 +1,9 @@
-"""Sequential rules against computations of their own: vote by vote, or over all count paths in rational arithmetic.
+"""Sequential rules against independent computations: vote by vote, or over all count paths in rational arithmetic.
 
-Nothing here is sampled. A probability that a rule is wrong is summed over everything that can happen.
+Nothing here is sampled. The probability that a rule is wrong is summed over all possible outcomes.
 """
 
+import bisect
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +21,6 @@ from smoothcert.smoothing.sequential import (
     GridRun,
     GridTest,
     boundaries,
-    cached_boundaries,
     combined_error_bound,
     split_alpha,
 )
@@ -82,14 +82,14 @@ SMALL = [  # q, alpha, batch, n_max, half_spent
     (0.5, 0.1, 4, 30, 10),
     (0.25, 0.05, 1, 24, 5),
     (0.1, 0.2, 7, 40, 0),
-    (0.03, 0.3, 5, 60, 20),
-    (0.5, 0.3, 8, 60, 3000),
+    (0.08, 0.3, 5, 40, 20),
+    (0.5, 0.3, 8, 40, 3000),
     (0.9, 0.05, 5, 25, 10),
 ]
 
 
 @pytest.mark.parametrize(("q", "alpha", "batch", "n_max", "half_spent"), SMALL)
-def test_the_probability_of_ever_crossing_is_what_was_spent(
+def test_the_probability_of_ever_crossing_is_the_spent_alpha(
     q: float, alpha: float, batch: int, n_max: int, half_spent: int
 ) -> None:
     found = boundaries(q, alpha, batch, n_max, half_spent=half_spent)
@@ -98,7 +98,7 @@ def test_the_probability_of_ever_crossing_is_what_was_spent(
     assert float(at_t) == pytest.approx(found.spent, abs=1e-12)
     assert 0 < at_t <= Fraction(alpha)
     # p = t is the worst point of the null hypothesis.
-    below = [crossing_exactly(looks, reaches(found), (1 - Fraction(q)) * k / 5) for k in range(6)]
+    below = [crossing_exactly(looks, reaches(found), (1 - Fraction(q)) * k / 5) for k in (0, 2, 4, 5)]
     assert all(a < b for a, b in pairwise(below))
 
 
@@ -119,18 +119,18 @@ def test_every_boundary_is_the_smallest_that_the_budget_allows(
         assert spent[1] > allowed * (1 - Fraction(1, 10**8))
 
 
-@pytest.mark.parametrize("q", [0.02, 0.001, 1e-4])
-def test_at_full_size_the_cut_off_tails_do_not_matter(q: float) -> None:
-    found = boundaries(q, ALPHA, 500, 100_000)
-    most = int(1e5 * q + 12 * math.sqrt(1e5 * q)) + 40
+@pytest.mark.parametrize(("q", "n"), [(0.02, 20_000), (1e-4, 100_000)])
+def test_cut_off_tails_do_not_matter_at_full_size(q: float, n: int) -> None:
+    found = boundaries(q, ALPHA, 500, n)
+    most = int(n * q + 12 * math.sqrt(n * q)) + 40
     assert crossing_vote_by_vote(found, q, most) == pytest.approx(found.spent, abs=1e-12)
     assert found.spent <= ALPHA
 
 
 @pytest.mark.parametrize("q", [0.5, 0.3, 0.7])
-def test_what_is_cut_off_is_paid_for(q: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cut_off_tails_count_as_spent(q: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequential, "CUT", 0.5)  # tails that weigh as much as this would show if they were free
-    found = boundaries(q, 0.3, 20, 60, half_spent=0)
+    found = boundaries.__wrapped__(q, 0.3, 20, 60, half_spent=0)
     crossing = float(crossing_exactly(found.looks.tolist(), reaches(found), 1 - Fraction(q)))
     assert crossing < found.spent - 1e-3
     assert found.spent <= 0.3
@@ -148,7 +148,7 @@ def test_boundaries_are_in_order(q: float, batch: int, n_max: int) -> None:
     assert found.spent <= ALPHA
 
 
-def test_a_radius_out_of_reach_is_given_up_at_once() -> None:
+def test_an_unreachable_radius_is_given_up_at_once() -> None:
     found = boundaries(1e-9, ALPHA, 100, 1000)
     assert (found.upper > found.looks).all()
     assert (found.lower == found.looks).all()
@@ -163,26 +163,26 @@ def test_looking_at_an_uncorrected_bound_after_every_batch_is_wrong_too_often() 
     assert crossing_exactly(looks, reaches(found), t) <= Fraction(alpha)
 
 
-@pytest.mark.parametrize(("r", "truth", "most_votes"), [(0.0, 0.25, 7000), (1.0, 1.4, 5000), (2.0, 2.6, 6000)])
+@pytest.mark.parametrize(("r", "truth", "most_votes"), [(0.0, 0.25, 7000), (2.0, 2.6, 6000)])
 def test_a_clear_case_takes_few_votes_and_loses_no_power(r: float, truth: float, most_votes: int) -> None:
     q, actual = float(special.ndtr(-r)), float(special.ndtr(-truth))
-    found = boundaries(q, ALPHA, 500, 100_000)
+    found = boundaries(q, ALPHA, 500, 40_000)
     claim, votes = operating(found, actual)
     assert votes < most_votes
-    count = next(s for s in range(100_000, 0, -1) if error_upper_bound(s, 100_000, ALPHA) > q) + 1
-    fixed = float(stats.binom.cdf(100_000 - count, 100_000, actual))
+    count = bisect.bisect_left(range(40_001), True, key=lambda s: error_upper_bound(s, 40_000, ALPHA) <= q)
+    fixed = float(stats.binom.cdf(40_000 - count, 40_000, actual))
     assert claim > fixed - 0.005
     # The mirror image: a radius that the image does not have is given up soon.
-    rejected, votes = operating(boundaries(actual, ALPHA, 500, 100_000), q)
+    rejected, votes = operating(boundaries(actual, ALPHA, 500, 40_000), q)
     assert votes < most_votes
     assert rejected < ALPHA
 
 
-@pytest.mark.parametrize("q", [0.4, 0.1, 0.003])
+@pytest.mark.parametrize("q", [0.4, 0.003])
 def test_futility_costs_little_power_and_never_adds_claims(q: float) -> None:
     found = boundaries(q, ALPHA, 250, 10_000)
     half = float(special.betainccinv(10_000 - found.upper[-1] + 1, found.upper[-1], 0.5))
-    for actual in (q * 1.2, q, (q + half) / 2, half, half * 0.9, half * 0.7, half * 0.3):
+    for actual in (q, half, half * 0.9, half * 0.3):
         with_it, votes = operating(found, actual)
         without, longer = operating(found, actual, futility=False)
         assert with_it <= without + 1e-12
@@ -247,7 +247,7 @@ def test_a_grid_of_radii_needs_no_division_of_alpha(obey: bool) -> None:
     assert max(chances) > Fraction(alpha) / 3
 
 
-def test_claims_out_of_order_would_not_count() -> None:
+def test_a_claim_needs_all_smaller_radii() -> None:
     test = GridTest([0.5, 0.1], 0.05, 10, 40, half_spent=10)
     run = GridRun(test, np.array([False, True]))
     assert run.claimed == 0
@@ -262,12 +262,14 @@ def test_sequential_tests_and_a_bound_held_back_share_alpha() -> None:
     test = GridTest(GRID, first, 10, 60, half_spent=5)
     ended = outcomes(test, lambda run: combined_error_bound(run, held_back))
     assert len(ended) > len(GRID) + 3
-    thresholds = [(1 - Fraction(q)) * (1 - Fraction(1, 10**9)) for q in ended if q < 1]
+    thresholds = [(1 - Fraction(q)) * (1 - Fraction(1, 10**9)) for q in sorted(ended)[::2] if q < 1]
     chances = [wrong(ended, p) for p in thresholds + [1 - Fraction(q) for q in GRID]]
     assert max(chances) <= Fraction(alpha)
-    # Giving both the whole of alpha is a mistake that this computation sees.
+    # This computation detects the mistake of giving the whole of alpha to both.
     both = outcomes(GridTest(GRID, alpha, 10, 60, half_spent=5), lambda run: combined_error_bound(run, alpha))
-    assert max(wrong(both, (1 - Fraction(q)) * (1 - Fraction(1, 10**9))) for q in both if q < 1) > Fraction(alpha)
+    assert max(
+        wrong(both, (1 - Fraction(q)) * (1 - Fraction(1, 10**9))) for q in sorted(both)[::2] if q < 1
+    ) > Fraction(alpha)
 
 
 @pytest.mark.parametrize("alpha", [0.001, 0.05, 0.1, 1 / 3])
@@ -291,7 +293,7 @@ def test_a_run_stops_when_it_has_its_answer() -> None:
     assert (lost.claimed, lost.error_bound) == (0, 1.0)
 
 
-def test_counts_that_cannot_be_are_refused() -> None:
+def test_impossible_counts_are_refused() -> None:
     run = GridTest([0.5], ALPHA, 100, 1000).start()
     assert run.update(55, 100) == "continue"
     for successes, n in [(60, 150), (54, 200), (156, 200), (55, 100)]:
@@ -304,14 +306,8 @@ def test_counts_that_cannot_be_are_refused() -> None:
             boundaries(*arguments)
 
 
-def same(a: Boundaries, b: Boundaries) -> bool:
-    arrays = all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("looks", "upper", "lower"))
-    return arrays and a.spent == b.spent
-
-
-def test_cached_boundaries_are_computed_once_and_read_only() -> None:
-    cached = cached_boundaries(0.1, ALPHA, 100, 2000)
-    assert same(cached, boundaries(0.1, ALPHA, 100, 2000))
-    assert cached_boundaries(0.1, ALPHA, 100, 2000) is cached
+def test_boundaries_are_computed_once_and_read_only() -> None:
+    cached = boundaries(0.1, ALPHA, 100, 2000)
+    assert boundaries(0.1, ALPHA, 100, 2000) is cached
     with pytest.raises(ValueError, match="read-only"):
         cached.upper[0] = 0

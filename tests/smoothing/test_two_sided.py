@@ -39,7 +39,7 @@ def test_the_radius_is_too_large_with_probability_at_most_alpha(n: int, alpha: f
     assert max(wrong(n, alpha, p) for p in POINTS) <= alpha
 
 
-def test_the_enumeration_sees_a_rule_that_spends_too_much() -> None:
+def test_the_enumeration_detects_a_rule_that_spends_too_much() -> None:
     assert max(wrong(25, 0.1, p, parts=(0.4, 0.4)) for p in POINTS) > 0.1
 
 
@@ -73,13 +73,13 @@ def test_the_levels_of_the_two_bounds_add_up_to_at_most_alpha(alpha: float) -> N
     assert p_b >= runner_up_upper_bound(100, n, 0.1 * alpha * (1 + 1e-12))
 
 
-def test_many_classes_gain() -> None:
+def test_the_radius_grows_with_many_classes() -> None:
     one_sided = error_upper_bound(70_000, 100_000, 0.001)
     assert radius(one_sided, one_sided) == pytest.approx(0.51, abs=0.005)
     assert radius(*two_sided_bounds(70_000, 10_000, 100_000, 0.001)) == pytest.approx(0.89, abs=0.005)
 
 
-def test_with_two_classes_nothing_is_gained_and_little_lost() -> None:
+def test_two_classes_gain_nothing_and_lose_little() -> None:
     for count in (600, 900, 999, 1000):
         q, p_b = two_sided_bounds(count, 1000 - count, 1000, 0.001)
         assert p_b == q

@@ -1,5 +1,6 @@
 """The two-stage rule: sound with fresh votes, not with reused ones, both by enumeration; and what it saves."""
 
+import bisect
 import math
 from fractions import Fraction
 
@@ -17,7 +18,7 @@ def chance(count: int, n: int, p: Fraction) -> Fraction:
 
 
 def wrong(plan: list[int], first_n: int, alpha: float, p: Fraction, *, reuse: bool) -> Fraction:
-    """P(the bound exceeds the probability of the class it speaks of), for two classes of probability p and 1 - p.
+    """P(the bound exceeds the probability of its class), for two classes of probability p and 1 - p.
 
     The first stage chooses the class with more votes and then `plan[its count]` votes; with `reuse` the first votes
     are among those bounded.
@@ -27,7 +28,7 @@ def wrong(plan: list[int], first_n: int, alpha: float, p: Fraction, *, reuse: bo
         first, truth = (votes, p) if 2 * votes > first_n else (first_n - votes, 1 - p)
         n = plan[first]
         more, start = (n - first_n, first) if reuse else (n, 0)
-        least = next((k for k in range(n + 1) if lower_bound(k, n, alpha) > truth), n + 1)
+        least = bisect.bisect_left(range(n + 1), True, key=lambda k, n=n, t=truth: lower_bound(k, n, alpha) > t)
         claims = (chance(k, more, truth) for k in range(max(least - start, 0), more + 1))
         total += chance(votes, first_n, p) * sum(claims, Fraction(0))
     return total
@@ -39,14 +40,14 @@ def test_fresh_votes_keep_alpha_and_reused_votes_do_not() -> None:
     plan = [second_stage_votes(k, first_n, **settings) for k in range(first_n + 1)]
     assert len(set(plan)) > 2  # else there is nothing to get wrong
     bounds = {Fraction(lower_bound(k, n, alpha)) for n in set(plan) for k in range(n // 3, n + 1)}
-    points = [b * (1 - Fraction(1, 10**9)) for b in bounds] + [Fraction(k, 20) for k in range(1, 20)]
+    points = [b * (1 - Fraction(1, 10**9)) for b in sorted(bounds)[::4]] + [Fraction(k, 10) for k in range(1, 10)]
     assert max(wrong(plan, first_n, alpha, p, reuse=False) for p in points) <= Fraction(alpha)
     # The class was chosen because it was lucky: at p = 1/2, where no class leads, this is worst.
     assert wrong(plan, first_n, alpha, Fraction(1, 2), reuse=True) > Fraction(alpha) * 5 / 4
 
 
 @pytest.mark.parametrize("radius_loss", [0.02, 0.1])
-@pytest.mark.parametrize("p", [0.55, 0.7, 0.9, 0.97, 0.99, 0.999, 0.9999])
+@pytest.mark.parametrize("p", [0.55, 0.9, 0.99, 0.9999])
 def test_the_expected_loss_of_radius_is_what_was_asked_for(p: float, radius_loss: float) -> None:
     # Over all first stages, and over the central range of second-stage counts.
     def mean_radius(n: int) -> float:

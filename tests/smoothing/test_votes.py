@@ -27,7 +27,7 @@ def images(number: int) -> Tensor:
 
 
 @pytest.mark.parametrize("generator", GENERATORS)
-@pytest.mark.parametrize("n", [1, 99, 100, 499, 500, 501, 1000, 2345])
+@pytest.mark.parametrize("n", [1, 99, 500, 501, 2345])
 @pytest.mark.parametrize("batch_size", [100, 1000])
 def test_every_vote_is_counted_once(monkeypatch: pytest.MonkeyPatch, n: int, batch_size: int, generator: str) -> None:
     """Also where the last block or the last forward pass is short; with either generator of normal numbers."""
@@ -46,8 +46,8 @@ def test_every_vote_is_counted_once(monkeypatch: pytest.MonkeyPatch, n: int, bat
         assert np.bincount(votes[:n], minlength=4).tolist() == counts[i].tolist()
 
 
-def test_nan_is_no_vote() -> None:
-    """Counted as one, it would be certified as class 0; slots that only fill up a pass do not matter."""
+def test_nan_logits_are_refused() -> None:
+    """Counted as a vote, it would be certified as class 0; slots that only pad a pass do not matter."""
 
     def sometimes(noisy: Tensor) -> Tensor:
         return torch.where(noisy[:, :1, 0, 0] > 0.9, torch.nan, signs(noisy))
@@ -58,7 +58,7 @@ def test_nan_is_no_vote() -> None:
     assert counter(sometimes).count(dark, [(7, 0)], "estimate", 150).sum() == 150
 
 
-def test_votes_do_not_depend_on_the_company() -> None:
+def test_votes_do_not_depend_on_other_images() -> None:
     batch, seeds = images(6), [(1, i) for i in range(6)]
     together = counter().count(batch, seeds, "estimate", 700)
     order = [4, 0, 5, 2, 1, 3]
@@ -94,14 +94,14 @@ class ModeSensitive(nn.Module):
         return logits + self.inner(batch).mean() * 0
 
 
-def test_modules_vote_in_eval_mode_and_get_their_modes_back() -> None:
+def test_modules_vote_in_eval_mode_and_their_modes_are_restored() -> None:
     module = ModeSensitive().train()
     module.frozen.eval()
     counts = counter(module, num_classes=2).count(images(2), [(0, 0), (0, 1)], "select", 100)
     assert counts.tolist() == [[100, 0], [100, 0]]
     assert module.training
     assert module.inner.training
-    assert not module.frozen.training  # a module in mixed modes gets each of them back
+    assert not module.frozen.training  # each submodule keeps its mode
     assert int(module.inner.num_batches_tracked) == 0
 
 
@@ -114,7 +114,7 @@ def test_all_forward_passes_have_one_shape() -> None:
     assert module.shapes == {(1000, 1, 1, 2)}
 
 
-def test_modes_come_back_after_an_exception() -> None:
+def test_modes_are_restored_after_an_exception() -> None:
     class Broken(ModeSensitive):
         def forward(self, batch: Tensor) -> Tensor:
             raise RuntimeError("broken")

@@ -25,6 +25,7 @@ from smoothcert.certification.settings import (
     make_counter,
     make_rule,
 )
+from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import Data, Subject, as_images, images_digest
 from smoothcert.data import DATASETS, UNSPLIT, Images
 from smoothcert.distributed import Team, find_device
@@ -39,7 +40,6 @@ from smoothcert.io.results import (
 )
 from smoothcert.models.precision import has_batch_norm
 from smoothcert.smoothing.accuracy import NoiseAccuracy, accuracy_under_noise
-from smoothcert.smoothing.classifier import SmoothedClassifier
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.votes import Classifier, VoteCounter, fitting_into_memory, noise_block
 from smoothcert.training.checkpoint import Run

@@ -97,7 +97,7 @@ class CertifySettings(Recipe):
         return self.model_dump(mode="json", exclude=set(SELECTION))
 
     def completed(
-        self, path: Path, device: torch.device, shape: tuple[int, int, int], defaults: Mapping[str, Any] | None = None
+        self, path: Path, device: torch.device, shape: tuple[int, ...], defaults: Mapping[str, Any] | None = None
     ) -> "CertifyRecipe":
         """Return the recipe for images of `shape` on `device`; open fields come from an existing file at `path`.
 
@@ -140,7 +140,7 @@ def unreachable_radius(settings: CertifySettings, radius: float) -> str | None:
 
 def make_counter(
     model: Classifier,
-    shape: tuple[int, int, int],
+    shape: tuple[int, ...],
     num_classes: int,
     recipe: CertifyRecipe,
     device: torch.device,
@@ -163,7 +163,7 @@ def make_counter(
     return VoteCounter(evaluated, noise, num_classes, recipe.batch_size, dtype, sound, compiled), recipe
 
 
-def make_rule(recipe: CertifyRecipe, shape: tuple[int, int, int]) -> Rule:
+def make_rule(recipe: CertifyRecipe, shape: tuple[int, ...]) -> Rule:
     """Return the rule of a recipe, which decides how many votes an image gets."""
     return Rule(
         n0=recipe.n0,

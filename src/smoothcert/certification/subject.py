@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, SequentialSampler, default_collate
 
-from smoothcert.classifier import evaluating
+from smoothcert.certification.smoothed_classifier import SmoothedClassifier
+from smoothcert.classifier import evaluating, logits_of
 from smoothcert.data import UNSPLIT, ImageFiles, Images
 from smoothcert.errors import RequestError
 from smoothcert.models import check_outputs, is_code
-from smoothcert.models.precision import DTYPES
-from smoothcert.smoothing.classifier import SmoothedClassifier
 from smoothcert.smoothing.votes import Classifier
 from smoothcert.training.checkpoint import Run, tensors_digest, versions
 
@@ -41,8 +40,7 @@ class Subject:
             noise = {"sigma": model.recipe.sigma, "noise": model.recipe.noise}
             return cls(model.model, model.recipe.model, model, noise)
         if isinstance(model, SmoothedClassifier):
-            precision = next((word for word, dtype in DTYPES.items() if dtype == model.dtype), "fp32")
-            smoothing = {"sigma": model.noise.sigma, "noise": model.noise.name, "precision": precision}
+            smoothing = {"sigma": model.noise.sigma, "noise": model.noise.name, "precision": model.precision}
             return cls(model.classifier, name or _name_of(model.classifier), None, smoothing)
         # The precision is not reduced by default: an unknown network may not tolerate it.
         return cls(model, name or _name_of(model), None, {"precision": "fp32"})
@@ -99,7 +97,8 @@ def _outputs(model: Classifier, data: Images) -> int:
     """Return the number of classes that `model` gives for the first image; a wrong output is refused later."""
     with torch.no_grad(), evaluating(model):
         output = model(data.batch(torch.tensor([0]))[0].to(_device_of(model)))
-    return int(output.shape[1]) if isinstance(output, Tensor) and output.ndim == 2 else data.num_classes
+    logits = logits_of(output)
+    return int(logits.shape[1]) if logits.ndim == 2 else data.num_classes
 
 
 def _device_of(model: Classifier) -> torch.device | None:
@@ -116,7 +115,7 @@ def classes_digest(model: Classifier, data: Images, device: torch.device, batch_
     # Few images at once: the memory that the code needs is not known yet.
     batches = torch.split(_some_images(data), min(batch_size, 10))
     with torch.no_grad(), evaluating(model):
-        classes = [model(batch.to(_device_of(model) or device)).argmax(1) for batch in batches]
+        classes = [logits_of(model(batch.to(_device_of(model) or device))).argmax(1) for batch in batches]
     return tensors_digest({"classes": torch.cat(classes) if classes else torch.empty(0)})
 
 

@@ -216,13 +216,12 @@ def predict(
     check_run_folder(run)
     for image in images:
         check_file(image, "an image file")
+    from smoothcert.certification.smoothed_classifier import SmoothedClassifier
     from smoothcert.data import DATASETS, read_class_names
     from smoothcert.data.image_files import read_image_files
     from smoothcert.distributed import find_device
-    from smoothcert.models.precision import DTYPES, at_precision, resolve_precision
     from smoothcert.report.progress import print_note
     from smoothcert.smoothing.bounds import smallest_error_bound
-    from smoothcert.smoothing.classifier import SmoothedClassifier
     from smoothcert.training.checkpoint import load_run
 
     loaded, where = load_run(run, model), find_device(device)
@@ -233,13 +232,12 @@ def predict(
         raise RequestError(f"--classes: expected {spec.num_classes} names, one per output of {run}, got {len(names)}")
     side = (dataset.shorter_side if dataset is not None else None) or min(spec.shape[1:])
     batch, notes = read_image_files(images, spec.shape, shorter_side=side if resize else None)
-    kind = resolve_precision(precision, where)
     smoothed = SmoothedClassifier(
-        at_precision(loaded.model, kind, where, spec.shape),
+        loaded.model.to(where),
         sigma=loaded.recipe.sigma,
         num_classes=spec.num_classes,
         noise=loaded.recipe.noise,
-        dtype=DTYPES[kind],
+        precision=precision,
     )
     certificates = smoothed.certify(batch.to(where), n=n, alpha=alpha)
     table = Table("image", "class", f"{smoothed.noise.norm} radius", f"votes of {n:,}")

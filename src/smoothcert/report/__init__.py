@@ -1,8 +1,10 @@
 """Tables, figures and pages from certificates files. Reads only those: no model, no checkpoint, no forward pass."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 from smoothcert.errors import RequestError
 from smoothcert.io.written_files import write_files
@@ -11,6 +13,7 @@ from smoothcert.report.contents import Contents, PublishedFor, read_contents
 from smoothcert.report.document import PICTURE_FORMATS, TEXTS, terminal_report
 from smoothcert.report.html_gallery import Gallery
 from smoothcert.report.locate import find_certificates
+from smoothcert.report.run_table import report
 from smoothcert.report.summary import Summary, average_certified_radius, certified_accuracy, summarize
 from smoothcert.report.tables import differing_protocols, on_the_same_images
 
@@ -97,3 +100,12 @@ def _drawn(contents: Contents, kinds: Sequence[str]) -> dict[str, bytes | None]:
         **pictures_of("distribution", lambda: draw_distribution(contents.summaries), kinds),
         **pictures_of("training", lambda: draw_training_curves(contents.trained), kinds),
     }
+
+
+class _CallableModule(ModuleType):
+    """Makes `smoothcert.report(...)` a function, although `smoothcert.report` is also this package."""
+
+    __call__ = staticmethod(report)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -1,4 +1,4 @@
-"""Accuracy of the base classifier with and without noise: a cheap look before many votes are drawn."""
+"""Accuracy of the base classifier with and without noise: a cheap check before many votes are drawn."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -11,17 +11,17 @@ from torch import Tensor
 from smoothcert.smoothing.votes import VoteCounter
 
 COPIES = 5
-"""Noisy copies of each image."""
+"""Number of noisy copies of each image."""
 LEVEL = 0.05
-"""Of the tests that tell a poor classifier from too few images."""
+"""Significance level of the tests that distinguish a poor classifier from too few images."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseAccuracy:
-    """The base classifier on the first `images`: shares in [0, 1] that are correct as they are and under noise.
+    """Accuracy of the base classifier on the first `images`, in [0, 1], without and with noise.
 
-    The `chance` of each is the share that would be correct if predictions and labels were independent: that of the
-    label for a constant classifier, 1 / classes for a random one on balanced data.
+    The `chance` of each is the accuracy if predictions and labels were independent: the share of its label for a
+    constant classifier, 1 / classes for a random one on balanced data.
     """
 
     images: int
@@ -35,7 +35,7 @@ class NoiseAccuracy:
 
     @classmethod
     def from_mapping(cls, stored: object) -> "NoiseAccuracy | None":
-        """What `to_mapping` gave; None for anything else."""
+        """The inverse of `to_mapping`; None for anything else."""
         fields = cls.__dataclass_fields__.keys()
         if not isinstance(stored, Mapping) or stored.keys() != fields:
             return None
@@ -44,10 +44,10 @@ class NoiseAccuracy:
 
     @property
     def fault(self) -> Literal["chance", "noise"] | None:
-        """ "chance": the classifier does not know these images, noise or none. "noise": it fails under this noise only.
+        """ "chance": the classifier is at chance with and without noise. "noise": it fails under this noise only.
 
-        None also where there are too few images to be sure. A poor clean accuracy alone is no fault: networks that
-        are trained with much noise may need it.
+        None also if there are too few images to be sure. A poor clean accuracy alone is no fault: networks that are
+        trained with much noise may have it.
         """
         noisy_at_chance = _at_chance(self.noisy, self.noisy_chance, self.images)
         if noisy_at_chance and _at_chance(self.clean, self.clean_chance, self.images):
@@ -56,9 +56,9 @@ class NoiseAccuracy:
 
 
 def accuracy_under_noise(counter: VoteCounter, images: Tensor, labels: Tensor) -> NoiseAccuracy:
-    """Measured on `images` (float32 [k, c, h, w] on the device) and a few noisy copies of each.
+    """Measure the accuracy on `images` (float32 [k, ...] on the device) and on a few noisy copies of each.
 
-    The noise comes from a generator of its own with a fixed seed: it takes nothing from the votes of a certificate.
+    The noise comes from a separate generator with a fixed seed, so the votes of certificates are not affected.
     """
     generator = torch.Generator(images.device).manual_seed(0)
     labels = labels.to(images.device)
@@ -75,15 +75,15 @@ def accuracy_under_noise(counter: VoteCounter, images: Tensor, labels: Tensor) -
 
 
 def _independent(classes: Tensor, labels: Tensor, num_classes: int) -> float:
-    """The expected share of correct classes if they were dealt out to the images at random."""
+    """The expected accuracy if `classes` were assigned to the images at random."""
     shares = [torch.bincount(t.long(), minlength=num_classes).double() / len(t) for t in (classes, labels)]
     return min(1.0, float((shares[0] * shares[1]).sum()))
 
 
 def _at_chance(share: float, chance: float, images: int) -> bool:
-    """Not above chance, by a binomial test; and, with so many images, clearly not a usable classifier either.
+    """Whether the accuracy is not above chance and clearly not that of a usable classifier, by binomial tests.
 
-    Copies of an image are not independent, so the number of images counts.
+    Copies of an image are not independent, so the number of images is the sample size.
     """
     correct = round(share * images)
     above = float(special.bdtrc(correct - 1, images, chance)) if correct > 0 else 1.0

@@ -1,7 +1,7 @@
 """Confidence bounds on a binomial proportion, and the binomial test of PREDICT.
 
-Everything here is float64 and speaks of the error side q = 1 - p: near p = 1, where radii are large, p itself has
-no digits left. Every bound is rounded to the safe side.
+Everything here is float64 and computed for the error q = 1 - p: near p = 1, where radii are large, p itself has no
+digits left. Every bound is rounded to the safe side.
 """
 
 import math
@@ -44,12 +44,12 @@ def top_two_p_value(count1: int, count2: int) -> float:
 
 
 def smallest_error_bound(n: int, alpha: float) -> float:
-    """The least q that n votes can show: all of them agree."""
+    """The smallest error bound that n votes can give: all of them agree."""
     return error_upper_bound(n, n, alpha)
 
 
 def votes_needed(q: float, alpha: float) -> int:
-    """The least n for which n agreeing votes show an error probability of at most q."""
+    """The smallest n for which n agreeing votes prove an error probability of at most q."""
     if not 0 < q < 1:
         raise ValueError(f"expected 0 < q < 1, got {q}")
     n = max(1, math.ceil(math.log(alpha) / math.log1p(-q)))
@@ -59,10 +59,10 @@ def votes_needed(q: float, alpha: float) -> int:
 
 
 def runner_up_upper_bound(largest_other_count: int, n: int, alpha: float) -> float:
-    """Clopper-Pearson upper bound on the probability of the true runner-up, from the largest count but the chosen one.
+    """Clopper-Pearson upper bound on the probability of the true runner-up, from the largest count of another class.
 
     For any number of classes, P(bound < p_B) <= alpha. No union over classes is needed: the true runner-up is one
-    fixed class, its count is at most the largest, and the bound grows with the count.
+    fixed class, its count is at most the largest one, and the bound grows with the count.
     """
     return error_upper_bound(n - largest_other_count, n, alpha)
 
@@ -70,9 +70,8 @@ def runner_up_upper_bound(largest_other_count: int, n: int, alpha: float) -> flo
 def two_sided_bounds(count: int, largest_other_count: int, n: int, alpha: float) -> tuple[float, float]:
     """Upper bounds on q_A = 1 - p_A and on p_B, the largest probability of another class than A.
 
-    With probability at least 1 - alpha both hold, and then so does R = sigma/2 (Phi^-1(1 - q_A) - Phi^-1(p_B)), no
-    certificate if that is not positive. q_A takes 0.9 alpha, p_B the rest; p_B is never above q_A, which bounds it
-    already. Both are rounded up, to the safe side.
+    With probability at least 1 - alpha both hold, and then R = sigma/2 (Phi^-1(1 - q_A) - Phi^-1(p_B)) is certified if
+    it is positive. q_A takes 0.9 alpha, p_B the rest; p_B is at most q_A, which bounds it already. Both are rounded up.
     """
     if not 0 <= largest_other_count <= n - count:
         raise ValueError(f"expected counts that add up to at most {n}, got {count} and {largest_other_count}")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 ABSTAIN = -1
-"""The prediction where nothing could be shown."""
+"""The prediction when nothing could be proved."""
 MOST_VOTES = 10**9
 """The largest number of votes per image that a request may ask for."""
 
@@ -12,8 +12,8 @@ MOST_VOTES = 10**9
 class Certificate:
     """With probability at least 1 - alpha over the sampling, g(x') = predict for all ||x' - x|| < radius.
 
-    `predict` is ABSTAIN and `radius` 0 where nothing could be shown. `count` of the `n` fresh votes went to the
-    class that the first `n0` votes had chosen; `votes` are all n votes as (class, count), largest count first.
+    `predict` is ABSTAIN and `radius` 0 when nothing could be proved. `count` of the `n` fresh votes went to the class
+    that the first `n0` votes had chosen; `votes` are all n votes as (class, count), largest count first.
     """
 
     predict: int

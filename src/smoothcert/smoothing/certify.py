@@ -1,4 +1,4 @@
-"""CERTIFY of Cohen et al. 2019 (https://arxiv.org/abs/1902.02918): votes in, certificate out."""
+"""CERTIFY of Cohen et al. 2019 (https://arxiv.org/abs/1902.02918): from votes to a certificate."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 def certificate_from_votes(
     selection: Sequence[int], estimation: Sequence[int], noise: Noise, alpha: float
 ) -> Certificate:
-    """The certificate that n0 votes for choosing the class and n *fresh* votes for bounding it give.
+    """The certificate from n0 votes that choose the class and n *fresh* votes that bound its probability.
 
     `selection` and `estimation` are votes per class. With probability at least 1 - alpha over the votes, either
     the result abstains or the smoothed classifier is constant within its radius.
@@ -50,7 +50,7 @@ def certificate_of_class(
 def certificate_from_bound(
     cls: int, radius: float, n0: int, count: int, votes: tuple[tuple[int, int], ...]
 ) -> Certificate:
-    """The record; where the radius is 0 (p_low <= 1/2, or so close that nothing is left) it abstains."""
+    """The certificate of `cls` with `radius`; it abstains if the radius is 0."""
     n = sum(number for _, number in votes)
     if radius <= 0:
         return Certificate(ABSTAIN, 0.0, n0, n, count, votes)
@@ -58,6 +58,6 @@ def certificate_from_bound(
 
 
 def sorted_votes(votes: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """(class, count) of all classes with votes, the largest count first."""
+    """(class, count) of all classes with votes, largest count first."""
     order = sorted((c for c, k in enumerate(votes) if k), key=lambda c: -votes[c])
     return tuple((c, int(votes[c])) for c in order)

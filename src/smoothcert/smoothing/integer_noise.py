@@ -1,4 +1,4 @@
-"""Noise that a certificate may rest on in finite arithmetic: integers are added, floats are only looked up.
+"""Integer noise, for certificates that hold in finite arithmetic: integers are added, floats are only looked up.
 
 A float sum x + delta is not a shift of delta: its low bits depend on x, a network can read them, and then the radius
 is false (Voracek & Hein, ICLR 2023). Here pixels are the integers 0..255, the noise K is the Gaussian rounded to
@@ -13,16 +13,16 @@ classifier is
 
 which is smoothing of F by an exact continuous Gaussian. The Neyman-Pearson argument needs nothing of F but that it is
 measurable: if P(F(x + Z) = A) >= p_low > 1/2 then g(x') = A whenever ||x' - x||_2 < 255 sigma Phi^-1(p_low) in units of
-bytes, that is sigma Phi^-1(p_low) for pixels in [0, 1]. It speaks of every x' whose pixels are bytes, which is every
-image that can be handed to the classifier: between bytes x + K is not defined.
+bytes, that is sigma Phi^-1(p_low) for pixels in [0, 1]. It holds for every x' whose pixels are bytes, which is every
+image that the classifier can get: between bytes x + K is not defined.
 
-**What the sampler loses.** K has infinite support and probabilities that are no multiples of 2^-62. The drawn K' is
-closer to K than `total_variation` in total variation, over all pixels of an image. One vote's probability of A
-therefore moves by at most that much, and p_low - slack bounds P(F(x + Z) = A) from below. What remains an assumption,
-as everywhere in sampling, is that the generator's bits are uniform and independent.
+**What the sampler loses.** K has infinite support and probabilities that are not multiples of 2^-62. The total
+variation between K and the drawn K', over all pixels of an image, is at most `total_variation`. The probability that
+one vote is A changes by at most that much, and p_low - slack bounds P(F(x + Z) = A) from below. As in all sampling, it
+remains an assumption that the bits of the generator are uniform and independent.
 
-The clamp to six sigma around [0, 255] loses nothing: it acts on the sum, after the noise, and so belongs to F. It must
-never act on the noise, whose own support therefore goes on until its probabilities fall below 2^-63.
+The clamp to six sigma around [0, 255] loses nothing: it acts on the sum, after the noise, and so is a part of F. It
+must never act on the noise, whose support therefore extends until its probabilities fall below 2^-63.
 """
 
 import math
@@ -38,14 +38,14 @@ from torch import Tensor
 from smoothcert.errors import RequestError
 
 BITS = 62
-"""Bits of a uniform: the most that fits a signed 64-bit integer with room for 2^BITS itself."""
+"""Bits of a uniform number: the most for which 2^BITS itself fits into a signed 64-bit integer."""
 SLACK = 1e-10
-"""What is taken off p_low (added to q): more than the total variation of every image that `slack` lets pass."""
+"""Amount subtracted from p_low (added to q): more than the total variation of every image that `slack` accepts."""
 LARGEST_SIGMA = 8.0
-"""Up to here noise plus a pixel stays below 2^15, so that sums of 16-bit integers cannot wrap around."""
+"""Up to this sigma, noise plus a pixel stays below 2^15, so that sums of 16-bit integers cannot wrap around."""
 
 _DIGITS = 60
-_DIGITS_ERROR = Decimal("1e-45")  # far above what rounding to 60 digits adds up to in any sum below
+_DIGITS_ERROR = Decimal("1e-45")  # far above the accumulated rounding to 60 digits of any sum below
 _LAST_TERM = Decimal("1e-58")
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640629")
 _HEAD_BITS = 16
@@ -67,24 +67,24 @@ class IntegerGaussian:
 
     @property
     def reach(self) -> int:
-        """Noise lies in -reach..reach: beyond, every threshold rounds to 0 or to 2^62."""
+        """The largest noise: beyond it every threshold rounds to 0 or to 2^62."""
         return _law(self.sigma).reach
 
     @property
     def thresholds(self) -> tuple[int, ...]:
-        """2^62 P(K <= j) for j = -reach..reach - 1, each to the nearest integer. Symmetric: so is the noise."""
-        return _law(self.sigma).thresholds
+        """2^62 P(K <= j) for j = -reach..reach - 1, each rounded to the nearest integer. Symmetric, as the noise is."""
+        return tuple(_law(self.sigma).thresholds.tolist())
 
     def total_variation(self, num_pixels: int) -> float:
         """An upper bound on the total variation between drawn and ideal noise on `num_pixels` values.
 
-        One pixel's is half the sum of |drawn - ideal| over all integers, evaluated from the thresholds themselves
-        (tails included) with 60 digits; a product of independent pixels adds them up at most.
+        For one pixel it is half the sum of |drawn - ideal| over all integers, evaluated from the thresholds themselves
+        (including tails) with 60 digits; for independent pixels it is at most their sum.
         """
         return math.nextafter(num_pixels * _law(self.sigma).error, math.inf)
 
     def slack(self, num_pixels: int) -> float:
-        """What p_low must give up for images of `num_pixels` values (colours counted): SLACK, or a refusal."""
+        """SLACK, if that covers images of `num_pixels` values (all colours counted); otherwise a RequestError."""
         if self.total_variation(num_pixels) > SLACK:
             raise RequestError(
                 f"integer noise of sigma {self.sigma:g} is exact to {self.total_variation(num_pixels):.1e} on "
@@ -94,12 +94,12 @@ class IntegerGaussian:
 
     @property
     def lowest(self) -> int:
-        """The clamp's lower end: six sigma below black."""
+        """Lower end of the clamp: six sigma below black."""
         return -math.ceil(6 * 255 * self.sigma)
 
     @property
     def highest(self) -> int:
-        """The clamp's upper end: six sigma above white."""
+        """Upper end of the clamp: six sigma above white."""
         return 255 - self.lowest
 
     def table(self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
@@ -110,8 +110,8 @@ class IntegerGaussian:
     def fill(self, out: Tensor, key: int) -> None:
         """Fill `out` (int16 or int32, contiguous) with noise that depends on `key` (64 bits) alone.
 
-        CPU and CUDA give different numbers of the same law. Other devices get what the CPU draws, since nothing is
-        known of how many random bits their generators give.
+        CPU and CUDA draw different numbers from the same distribution. Other devices get the numbers of the CPU,
+        because it is not known how many random bits their generators give.
         """
         if out.dtype not in (torch.int16, torch.int32):
             raise ValueError(f"expected int16 or int32, got {out.dtype}")
@@ -120,14 +120,14 @@ class IntegerGaussian:
             _draw_torch(out.view(-1), _threshold_tensor(self.sigma, out.device), generator)
             return
         drawn = out if out.device.type == "cpu" else torch.empty(out.shape, dtype=out.dtype)
-        _draw_numpy(drawn.view(-1).numpy(), _guide(self.sigma), np.random.SFC64(key))
+        _draw_numpy(drawn.view(-1).numpy(), _law(self.sigma), np.random.SFC64(key))
         if drawn is not out:
             out.copy_(drawn)
 
     def noisy_floats(self, images: Tensor, noise: Tensor, table: Tensor) -> Tensor:
-        """The network's input: `images` (integers 0..255) plus `noise`, clamped, looked up in `table`.
+        """The input of the network: `images` (integers 0..255) plus `noise`, clamped, looked up in `table`.
 
-        The shapes broadcast. Nothing but integers is added, so the result is a function of x + K alone.
+        The shapes broadcast. Only integers are added, so the result is a function of x + K alone.
         """
         if images.is_floating_point() or noise.is_floating_point() or images.dtype == torch.uint8:
             raise ValueError(f"expected signed integers, got images {images.dtype} and noise {noise.dtype}")
@@ -136,9 +136,9 @@ class IntegerGaussian:
 
 
 def pixels(images: Tensor) -> Tensor:
-    """The bytes (int16) behind float32 `images` in [0, 1]; a RequestError if one value is not k / 255 in float32.
+    """The bytes (int16) of float32 `images` in [0, 1]; a RequestError if a value is not k / 255 in float32.
 
-    Exact equality, because a value beside the grid is a different image, which the certificate would not be about.
+    Equality is exact, because a value between two bytes is a different image than the one that would be certified.
     """
     if images.dtype != torch.float32:
         raise RequestError(f"images: expected float32 made from bytes, got {images.dtype}")
@@ -154,13 +154,16 @@ def pixels(images: Tensor) -> Tensor:
     return nearest.to(torch.int16)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Law:
-    """What is computed once for a sigma; `error` bounds one pixel's total variation from above."""
+    """Distribution of the drawn noise, computed once per sigma."""
 
     reach: int
-    thresholds: tuple[int, ...]
+    thresholds: np.ndarray
     error: float
+    """Upper bound on the total variation of one pixel."""
+    answers: np.ndarray
+    """Noise for each value of the top 16 bits of a uniform where they decide it, else _UNDECIDED."""
 
 
 @lru_cache(maxsize=16)
@@ -168,27 +171,34 @@ def _law(sigma: float) -> _Law:
     with localcontext(prec=_DIGITS):
         scale = 255 * Decimal(sigma)
         unit = Decimal(2**BITS)
-        above: list[Decimal] = []  # 2^62 P(K > j), and to the nearest integer, for j = 0, 1, ... until it rounds to 0
-        rounded: list[int] = []
+        above: list[Decimal] = []  # 2^62 P(K > j) for j = 0, 1, ... until it rounds to 0
+        rounded: list[int] = []  # the same, rounded to the nearest integer
         while not rounded or rounded[-1] > 0:
             above.append(unit * _normal_tail((len(above) + Decimal("0.5")) / scale))
             rounded.append(int(above[-1].to_integral_value()))
         reach = len(above) - 1
         off = [exact - drawn for exact, drawn in zip(above, rounded, strict=True)]
-        # P(K = j) is off by off[j-1] - off[j] for j = 1..reach, P(K = 0) by 2 off[0], and beyond reach nothing is
-        # drawn. Both signs of j are alike and total variation is half of the sum: hence no factor 2 below.
+        # P(K = j) is off by off[j-1] - off[j] for j = 1..reach, P(K = 0) by 2 off[0], and nothing is drawn beyond
+        # reach. Both signs of j are alike and total variation is half of the sum: hence no factor 2 below.
         total = abs(off[0]) + sum(abs(a - b) for a, b in pairwise(off)) + above[-1]
         error = math.nextafter(float(total / unit + _DIGITS_ERROR), math.inf)
-    upper = [2**BITS - t for t in rounded[:reach]]
-    return _Law(reach, tuple(rounded[reach - 1 :: -1] + upper) if reach else (), error)
+    thresholds = np.array(rounded[:reach][::-1] + [2**BITS - t for t in rounded[:reach]], dtype=np.int64)
+    first = np.arange(1 << _HEAD_BITS, dtype=np.int64) << _TAIL_BITS
+    low, high = (_search(thresholds, end) for end in (first, first + ((1 << _TAIL_BITS) - 1)))
+    return _Law(reach, thresholds, error, np.where(low == high, low, _UNDECIDED).astype(np.int16))
+
+
+def _search(thresholds: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """Noise for 62-bit uniforms, by binary search: K <= j exactly if the uniform is below P(K <= j) 2^62."""
+    return np.searchsorted(thresholds, uniforms, side="right") - len(thresholds) // 2
 
 
 def _normal_tail(z: Decimal) -> Decimal:
     """P(N(0, 1) > z) for z > 0, in the context's 60 digits: the absolute error is below 1e-55 (120 bits: 1e-36).
 
-    1/2 - phi(z) (z + z^3/3 + z^5/(3 5) + ...): all terms have one sign and their sum is below 1/2, so rounding can
-    only add up to a few hundred times 1e-60. Where the sum stops each term is less than half the one before, so less
-    than the last term is left out.
+    1/2 - phi(z) (z + z^3/3 + z^5/(3 5) + ...): all terms have one sign and their sum is below 1/2, so rounding adds
+    up to at most a few hundred times 1e-60. Where the sum stops, each term is less than half of the one before it, so
+    the omitted terms weigh less than the last one.
     """
     if z > 20:  # the tail is below 1e-88
         return Decimal(0)
@@ -201,54 +211,31 @@ def _normal_tail(z: Decimal) -> Decimal:
     return Decimal("0.5") - total
 
 
-@dataclass(frozen=True, eq=False)
-class _Guide:
-    """The answer for each value of a uniform's top 16 bits where they settle it, else _UNDECIDED."""
+def _draw_numpy(out: np.ndarray, law: _Law, source: np.random.SFC64) -> None:
+    """Noise from 62-bit uniforms whose lower 46 bits are drawn only where the upper 16 leave the answer open.
 
-    answers: np.ndarray
-    thresholds: np.ndarray
-    reach: int
-
-    def exact(self, uniforms: np.ndarray) -> np.ndarray:
-        """Noise for 62-bit uniforms, by binary search: K <= j exactly where the uniform is below P(K <= j) 2^62."""
-        return np.searchsorted(self.thresholds, uniforms, side="right") - self.reach
-
-
-@lru_cache(maxsize=16)
-def _guide(sigma: float) -> _Guide:
-    law = _law(sigma)
-    plain = _Guide(np.empty(0), np.array(law.thresholds, dtype=np.int64), law.reach)
-    first = np.arange(1 << _HEAD_BITS, dtype=np.int64) << _TAIL_BITS
-    low, high = plain.exact(first), plain.exact(first + ((1 << _TAIL_BITS) - 1))
-    answers = np.where(low == high, low, _UNDECIDED).astype(np.int16)
-    return _Guide(answers, plain.thresholds, law.reach)
-
-
-def _draw_numpy(out: np.ndarray, guide: _Guide, source: np.random.SFC64) -> None:
-    """Noise from 62-bit uniforms of which the lower 46 bits are drawn only where the upper 16 leave it open.
-
-    That is the same law as drawing all of them: bits that cannot change the answer need not exist.
+    The distribution is that of drawing all bits: bits that cannot change the answer need not exist.
     """
     for start in range(0, len(out), _CPU_CHUNK):
         chunk = out[start : start + _CPU_CHUNK]
         words = source.random_raw(-(-len(chunk) // 4)).astype("<u8", copy=False)
-        _place(chunk, guide, words.view("<u2")[: len(chunk)], source)
+        _place(chunk, law, words.view("<u2")[: len(chunk)], source)
 
 
-def _place(out: np.ndarray, guide: _Guide, heads: np.ndarray, source: np.random.SFC64) -> None:
-    out[:] = guide.answers.take(heads)
-    open_ = np.flatnonzero(out == _UNDECIDED)
-    tails = (source.random_raw(len(open_)) >> np.uint64(64 - _TAIL_BITS)).astype(np.int64)
-    out[open_] = guide.exact((heads[open_].astype(np.int64) << _TAIL_BITS) | tails)
+def _place(out: np.ndarray, law: _Law, heads: np.ndarray, source: np.random.SFC64) -> None:
+    out[:] = law.answers.take(heads)
+    undecided = np.flatnonzero(out == _UNDECIDED)
+    tails = (source.random_raw(len(undecided)) >> np.uint64(64 - _TAIL_BITS)).astype(np.int64)
+    out[undecided] = _search(law.thresholds, (heads[undecided].astype(np.int64) << _TAIL_BITS) | tails)
 
 
 @lru_cache(maxsize=16)
 def _threshold_tensor(sigma: float, device: torch.device) -> Tensor:
-    return torch.tensor(_law(sigma).thresholds, dtype=torch.int64, device=device)
+    return torch.from_numpy(_law(sigma).thresholds).to(device)
 
 
 def _draw_torch(out: Tensor, thresholds: Tensor, generator: torch.Generator) -> None:
-    """Noise by torch, whose integers of a range from 2^32 on are 64 random bits modulo the range: here exact."""
+    """Noise by torch, whose integers below a bound of at least 2^32 are 64 random bits modulo it: exact here."""
     reach = len(thresholds) // 2
     for chunk in torch.split(out, _CUDA_CHUNK):
         uniforms = torch.randint(0, 2**BITS, chunk.shape, generator=generator, device=out.device)

@@ -1,4 +1,4 @@
-"""PREDICT of Cohen et al. 2019 (https://arxiv.org/abs/1902.02918): votes in, class or ABSTAIN out."""
+"""PREDICT of Cohen et al. 2019 (https://arxiv.org/abs/1902.02918): from votes to a class or ABSTAIN."""
 
 from collections.abc import Sequence
 

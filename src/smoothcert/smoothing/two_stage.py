@@ -1,15 +1,15 @@
-"""Two stages: a few votes choose the class and how many fresh votes its radius deserves.
+"""Two stages: a few votes choose the class and the number of fresh votes that are worth their cost.
 
 The second stage is plain CERTIFY on votes that the first has not seen, so Clopper-Pearson at the full alpha holds with
-probability at least 1 - alpha whatever the first stage chose. Counting the first votes again would break this: n would
-depend on the votes that are then bounded.
+probability at least 1 - alpha, whatever the first stage chose. Counting the first votes again would break this, because
+n would depend on the votes that are then bounded.
 """
 
 from scipy import special
 
-# The chance, at each end, that p lies outside the range for which the loss is predicted. It decides how often the loss
-# is a little larger than asked for, never whether a certificate holds.
 OUTSIDE = 0.1
+"""Probability, at each end, that p is outside the range for which the loss is predicted. It decides how often the loss
+is a little larger than requested, never whether a certificate holds."""
 MINIMUM = 1000
 
 
@@ -37,19 +37,18 @@ def _votes_for(q: float, minimum: int, n_max: int, alpha: float, radius_loss: fl
 def second_stage_votes(
     first_count: int, first_n: int, *, alpha: float, n_max: int, radius_loss: float, minimum: int = MINIMUM
 ) -> int:
-    """How many fresh votes lose at most `radius_loss` * sigma of radius against `n_max` votes, by prediction.
+    """Number of fresh votes that are predicted to lose at most `radius_loss` * sigma of radius against `n_max` votes.
 
-    The prediction is the worst over the values of p that the first stage leaves plausible: its estimate and a
-    Clopper-Pearson interval. `minimum` (at most n_max) when even the largest of them gives no radius; close to n_max
-    when no vote failed, since the radius of a saturated image grows with every vote. Only the cost rests on the
-    prediction: the fresh votes are bounded at the full alpha, and that bound fails with probability at most alpha
-    for every n.
+    The prediction is the worst over the values of p that the first stage leaves plausible: its estimate and the ends
+    of a Clopper-Pearson interval. It is `minimum` (at most n_max) when even the largest of them gives no radius, and
+    close to n_max when no vote failed, because the radius of such an image grows with every vote. Only the cost depends
+    on the prediction: the fresh votes are bounded at the full alpha, which holds for every n.
     """
     if not 0 <= first_count <= first_n or first_n < 1:
         raise ValueError(f"expected 0 <= count <= n and n >= 1, got count {first_count}, n {first_n}")
     if not 0 < alpha < 1 or n_max < 1 or minimum < 1 or radius_loss < 0:
-        raise ValueError(f"expected 0 < alpha < 1, n_max, minimum >= 1, radius_loss >= 0, got {alpha}, {n_max}, "
-                         f"{minimum}, {radius_loss}")  # fmt: skip
+        given = f"{alpha}, {n_max}, {minimum}, {radius_loss}"
+        raise ValueError(f"expected 0 < alpha < 1, n_max, minimum >= 1, radius_loss >= 0, got {given}")
     failures = first_n - first_count
     least = float(special.betaincinv(failures, first_count + 1, OUTSIDE)) if failures else 0.0
     most = float(special.betainccinv(failures + 1, first_count, OUTSIDE)) if first_count else 1.0

@@ -35,8 +35,8 @@ from smoothcert.training.run_folder import RECIPE as RECIPE
 from smoothcert.training.run_folder import check_run_folder
 
 if TYPE_CHECKING:
+    from smoothcert.certification.smoothed_classifier import SmoothedClassifier
     from smoothcert.report.certificates_table import CertificatesTable
-    from smoothcert.smoothing.classifier import SmoothedClassifier
 
 MOST = 100_000
 """The largest side of an image, and the largest number of classes, that a file may request memory for."""
@@ -107,7 +107,7 @@ class Run:
 
     def smoothed(self, sigma: float | None = None, **options: Any) -> "SmoothedClassifier":
         """The smoothed classifier of the model with the noise of its training, or with another `sigma`."""
-        from smoothcert.smoothing.classifier import SmoothedClassifier
+        from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 
         settings = {"noise": self.recipe.noise, "num_classes": self.spec.num_classes, **options}
         return SmoothedClassifier(self.model, sigma=self.recipe.sigma if sigma is None else sigma, **settings)

@@ -1,0 +1,218 @@
+"""Certify the batches of a loader one after the other, with progress and into a file that can be resumed."""
+
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
+
+from smoothcert.certification.certificates import CertifiedImage, certificates_writer
+from smoothcert.certification.prepare import Prepared, RuleOptions, checked_inputs, noise_seeds, prepare
+from smoothcert.certification.settings import images_at_once
+from smoothcert.certification.smoothed_classifier import SmoothedClassifier
+from smoothcert.errors import RequestError
+from smoothcert.io.results import ResultWriter, alone, stored_settings
+from smoothcert.models.precision import has_batch_norm
+from smoothcert.smoothing.certificate_batch import CertificateBatch
+from smoothcert.smoothing.votes import noise_block
+from smoothcert.training.checkpoint import tensors_digest, versions
+
+DATASET_BATCH = 32
+"""Number of inputs per result for data that are not divided into batches."""
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of (inputs, labels) in the order of a data set, what they are called and how many inputs they have."""
+
+    batches: Iterable[object]
+    name: str
+    split: str = "all"
+    inputs: int | None = None
+    ordered: bool = True
+    """Whether inputs come in the order of the data set, so that their position is their index."""
+
+    @classmethod
+    def of(cls, data: object) -> "Batches":
+        """Batches of a DataLoader, a Dataset, images of `load_dataset` or any iterable of batches."""
+        if isinstance(data, DataLoader):
+            plain = data.batch_sampler is None or type(data.batch_sampler) is BatchSampler
+            sequential = isinstance(data.sampler, SequentialSampler) and plain
+            ordered = sequential or isinstance(data.dataset, IterableDataset)
+            return cls(data, type(data.dataset).__name__, inputs=_length(data.dataset), ordered=ordered)
+        if hasattr(data, "batch") and hasattr(data, "labels") and hasattr(data, "split"):  # images of `load_dataset`
+            parts = torch.split(torch.arange(len(data)), DATASET_BATCH)  # type: ignore[arg-type]
+            return cls((data.batch(part) for part in parts), data.name, data.split, _length(data))  # type: ignore[attr-defined]
+        if isinstance(data, Dataset):
+            return cls(DataLoader(data, batch_size=DATASET_BATCH), type(data).__name__, inputs=_length(data))
+        if isinstance(data, Tensor) or not isinstance(data, Iterable):
+            raise RequestError(
+                f"data: expected a DataLoader, a Dataset or batches (inputs, labels), got {type(data).__name__}; "
+                "use certify for a tensor"
+            )
+        return cls(data, type(data).__name__)
+
+
+def _length(data: object) -> int | None:
+    try:
+        return len(data)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _inputs_and_labels(batch: object) -> tuple[object, Tensor | None]:
+    if isinstance(batch, Mapping):
+        keys = list(map(str, batch))
+        raise RequestError(
+            f"data: expected batches (inputs, labels), got a mapping with the keys {', '.join(keys)[:80]}; "
+            "use a generator of pairs, such as ((b['image'], b['label']) for b in loader)"
+        )
+    if not isinstance(batch, list | tuple):
+        return batch, None
+    if len(batch) != 2:
+        raise RequestError(f"data: expected batches (inputs, labels), got {len(batch)} values; yield these two")
+    inputs, labels = batch
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != (len(inputs),):
+        shape = list(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
+        raise RequestError(f"data: expected labels as integers [{len(inputs)}], one per input, got {shape}")
+    return inputs, labels
+
+
+def certify_loader(
+    smoothed: SmoothedClassifier,
+    data: object,
+    options: RuleOptions,
+    *,
+    seed: int | None,
+    out: str | Path | None,
+    name: str | None,
+    progress: bool,
+) -> Iterator[CertificateBatch]:
+    """See `SmoothedClassifier.certify_loader`."""
+    source, path = Batches.of(data), None if out is None else Path(out)
+    if path is not None and path.suffix != ".tsv":
+        raise RequestError(f"out: expected the path of a file that ends in .tsv, got {out}; add the ending")
+    if path is not None and not source.ordered:
+        raise RequestError("data: expected a loader in the order of its data set for a file; use shuffle=False")
+    stored = {} if path is None else stored_settings(path)
+    seed = stored.get("seed") if seed is None else seed
+    seed = secrets.randbits(63) if seed is None else seed
+    return _stream(smoothed, source, options, seed, path, name, stored.get("batch_size"), progress)
+
+
+def _stream(
+    smoothed: SmoothedClassifier,
+    source: Batches,
+    options: RuleOptions,
+    seed: int,
+    path: Path | None,
+    name: str | None,
+    batch_size: int | None,
+    progress: bool,
+) -> Iterator[CertificateBatch]:
+    batches = iter(source.batches)
+    first = next(batches, None)
+    if first is None:
+        return
+    x, _ = _inputs_and_labels(first)
+    example = checked_inputs(x, strict=smoothed.strict).to(smoothed.device or "cpu")
+    inputs, prepared = prepare(smoothed, example, options, seed=seed, batch_size=batch_size)
+    position = 0
+    with ExitStack() as stack:
+        writer = None
+        if path is not None:
+            settings = _settings(smoothed, source, prepared, inputs, name)
+            stack.enter_context(alone(path, "choose another out"))
+            provenance = {"versions": versions(prepared.device), "threads": torch.get_num_threads()}
+            writer = stack.enter_context(certificates_writer(path, settings, provenance))
+        existing = {row.index: row for row in writer.done} if writer is not None else {}
+        bar = stack.enter_context(_bar(progress))
+        task = bar.add_task("certify", total=source.inputs)
+        for batch in chain([first], batches):
+            x, labels = _inputs_and_labels(batch)
+            result = _certify_batch(
+                smoothed, prepared, x, labels, position if source.ordered else None, writer, existing
+            )
+            position += len(result)
+            bar.update(task, completed=position)
+            yield result
+
+
+def _certify_batch(
+    smoothed: SmoothedClassifier,
+    prepared: Prepared,
+    x: object,
+    labels: Tensor | None,
+    position: int | None,
+    writer: ResultWriter[CertifiedImage] | None,
+    existing: dict[int, CertifiedImage],
+) -> CertificateBatch:
+    inputs = checked_inputs(x, strict=smoothed.strict)
+    if tuple(inputs.shape[1:]) != prepared.shape:
+        raise RequestError(
+            f"data: expected batches [n, {', '.join(map(str, prepared.shape))}] like the first, got "
+            f"{list(inputs.shape)}; resize the inputs"
+        )
+    if writer is not None and labels is None:
+        raise RequestError("data: expected batches (inputs, labels) for a certificates file, got inputs alone")
+    known = [-1] * len(inputs) if labels is None else labels.tolist()
+    indices = None if position is None else list(range(position, position + len(inputs)))
+    seeds = noise_seeds(inputs, prepared.recipe.seed, indices)
+    rows: list[CertifiedImage | None] = [None] * len(inputs) if indices is None else list(map(existing.get, indices))
+    for row, label in zip(rows, known, strict=True):
+        if row is not None and row.label != label:
+            raise RequestError(
+                f"out: the file has label {row.label} for input {row.index}, the data {label}; choose another"
+            )
+    todo = [i for i, row in enumerate(rows) if row is None]
+    group = images_at_once(prepared.recipe)
+    for part in (todo[start : start + group] for start in range(0, len(todo), group)):
+        started = time.perf_counter()
+        certificates = prepared.certify(inputs[part], [seeds[i] for i in part])
+        seconds = (time.perf_counter() - started) / len(part)
+        for i, certificate in zip(part, certificates, strict=True):
+            rows[i] = CertifiedImage(i + (position or 0), known[i], certificate, seconds)
+        if writer is not None:
+            writer.append(row for i in part if (row := rows[i]) is not None)
+    certificates = [row.certificate for row in rows if row is not None]
+    device = x.device if isinstance(x, Tensor) else inputs.device
+    return CertificateBatch.of(certificates, prepared.counter.num_classes, device, labels=labels, indices=indices)
+
+
+def _settings(
+    smoothed: SmoothedClassifier, source: Batches, prepared: Prepared, inputs: Tensor, name: str | None
+) -> dict[str, Any]:
+    """What identifies the classifier, the data and the noise: only a file with the same settings is continued."""
+    model, counter = smoothed.classifier, prepared.counter
+    name = name or str(getattr(model, "__name__", type(model).__name__))
+    return {
+        "model": name,
+        "objective": name,
+        "weights_sha256": tensors_digest(model.state_dict()) if isinstance(model, nn.Module) else None,
+        "classes_sha256": tensors_digest({"classes": counter.classes(inputs)}),
+        "dataset": source.name,
+        "split": source.split,
+        "images_sha256": tensors_digest({"inputs": inputs}),
+        "num_classes": counter.num_classes,
+        **prepared.recipe.to_mapping(),
+        "batch_norm_folded": has_batch_norm(model) and not has_batch_norm(counter.classifier),
+        "noise_block": noise_block(prepared.device),
+        "draws": counter.noise.draws(prepared.device),
+        "device": prepared.device.type,
+    }
+
+
+def _bar(progress: bool) -> Progress:
+    """A progress bar on the terminal, if there is one and `progress` asks for it."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    return Progress(*columns, console=console, disable=not (progress and console.is_terminal))

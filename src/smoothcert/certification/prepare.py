@@ -1,0 +1,187 @@
+"""Check the inputs of a smoothed classifier and prepare its classifier for voting."""
+
+import hashlib
+import secrets
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+import torch
+from torch import Tensor
+
+from smoothcert.certification.settings import CertifyRecipe, make_counter, make_rule
+from smoothcert.classifier import check_logits, evaluating, logits_of
+from smoothcert.errors import RequestError
+from smoothcert.models.precision import resolve_precision
+from smoothcert.smoothing.certificate import Certificate
+from smoothcert.smoothing.rules import Rule
+from smoothcert.smoothing.votes import VoteCounter, default_batch_size, fitting_into_memory
+from smoothcert.training.recipe import parse_recipe
+
+if TYPE_CHECKING:
+    from smoothcert.certification.smoothed_classifier import SmoothedClassifier
+
+Seeds = list[tuple[int, int]]
+
+
+class RuleOptions(TypedDict, total=False):
+    """The options of `SmoothedClassifier.certify` that decide how votes are drawn and what they prove."""
+
+    n: int
+    n0: int
+    alpha: float
+    radii: Sequence[float]
+    until_radius: float | None
+    radius_loss: float | None
+    bound: Literal["one-sided", "two-sided"]
+    sound: bool
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A classifier that is ready to vote on inputs of one shape, and what its certificates depend on."""
+
+    counter: VoteCounter
+    rule: Rule
+    recipe: CertifyRecipe
+    shape: tuple[int, ...]
+    device: torch.device
+
+    def certify(self, inputs: Tensor, seeds: Seeds) -> list[Certificate]:
+        with fitting_into_memory(self.counter.batch_size):
+            return self.rule.certify(self.counter, inputs.to(self.device), seeds)
+
+    def votes(self, inputs: Tensor, seeds: Seeds) -> list[list[int]]:
+        """n votes per class for each input; none of them is among the votes of certificates of the same seed."""
+        with fitting_into_memory(self.counter.batch_size):
+            counts: list[list[int]] = self.counter.count(inputs, seeds, "predict", self.recipe.n).tolist()
+            return counts
+
+
+def prepare(
+    smoothed: "SmoothedClassifier",
+    x: Tensor,
+    options: RuleOptions,
+    *,
+    seed: int = 0,
+    batch_size: int | None = None,
+    optimize: bool = True,
+) -> tuple[Tensor, Prepared]:
+    """Check `x` and the classifier: the inputs as a float32 batch, and the classifier ready to vote on them."""
+    checked, device = checked_inputs(x, strict=smoothed.strict), smoothed.device or x.device
+    if x.device != device:
+        raise RequestError(
+            f"inputs: expected them on {device}, where the classifier is, got {x.device}; use x.to({str(device)!r})"
+        )
+    try:
+        return checked, _prepared(smoothed, checked, options, device, seed, batch_size, optimize)
+    except RequestError as error:
+        if x.ndim != 3:
+            raise
+        try:  # one image without a batch dimension
+            return checked[None], _prepared(smoothed, checked[None], options, device, seed, batch_size, optimize)
+        except RequestError as second:
+            if str(second) == str(error):
+                raise
+            raise RequestError(f"{error}; as one image: {second}") from error
+
+
+def _prepared(
+    smoothed: "SmoothedClassifier",
+    inputs: Tensor,
+    options: RuleOptions,
+    device: torch.device,
+    seed: int,
+    batch_size: int | None,
+    optimize: bool,
+) -> Prepared:
+    shape = tuple(inputs.shape[1:])
+    fields: dict[str, Any] = {**options, "sigma": smoothed.noise.sigma, "noise": smoothed.noise.name, "seed": seed}
+    until = fields.pop("until_radius", None)
+    fields["radii"] = tuple(fields.get("radii", ()))
+    if until is not None and fields["radii"]:
+        raise RequestError("give until_radius or radii, not both")
+    fields |= {"hold_back": bool(fields["radii"])} if until is None else {"radii": (until,)}
+    fields["precision"] = resolve_precision(smoothed.precision, device)
+    fields["compile"] = smoothed.compiled
+    fields["batch_size"] = batch_size or smoothed.batch_size or default_batch_size(device, shape)
+    recipe = parse_recipe(CertifyRecipe, fields, "certify")
+    single = all(parameter.dtype == torch.float32 for parameter in smoothed.parameters())
+    as_is = not optimize and recipe.precision == "fp32" and single and not smoothed.compiled
+    try:
+        if as_is:
+            counter = VoteCounter(smoothed.classifier, smoothed.noise, 2, recipe.batch_size)
+        else:
+            counter, recipe = make_counter(smoothed.classifier, shape, 2, recipe, device)
+        # Two copies: a classifier that takes the first dimension for channels does not return two rows.
+        with torch.no_grad(), evaluating(counter.classifier):
+            output = counter.classifier(inputs[:1].expand(2, *shape).contiguous().to(counter.dtype))
+    except (RequestError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a user's code may fail in any way
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        raise RequestError(
+            f"the classifier fails on a batch of shape [2, {', '.join(map(str, shape))}] ({reason}); "
+            "expected inputs [n, ...] as the classifier takes them"
+        ) from error
+    logits = logits_of(output)
+    check_logits(logits, 2, smoothed.num_classes)
+    if bool(logits.isnan().any()):
+        raise RequestError(
+            "the classifier returned NaN for an input without noise, expected numbers; check its weights, or try "
+            "precision fp32"
+        )
+    smoothed.num_classes = logits.shape[1]
+    rule = make_rule(recipe, shape)
+    rule.errors_at_radii(smoothed.noise)  # refuses radii that cannot be tested
+    return Prepared(replace(counter, num_classes=smoothed.num_classes), rule, recipe, shape, device)
+
+
+def checked_inputs(x: object, *, strict: bool) -> Tensor:
+    """`x` in float32 without a gradient, or a RequestError that says what to change."""
+    if not isinstance(x, Tensor):
+        raise RequestError(
+            f"inputs: expected a tensor [n, ...], got {type(x).__name__}; use torch.as_tensor, or certify_loader "
+            "for a DataLoader"
+        )
+    if not x.is_floating_point():
+        raise RequestError(f"inputs: expected floats, images in [0, 1], got {x.dtype}; divide bytes by 255")
+    if x.ndim < 2:
+        raise RequestError(
+            f"inputs: expected a batch [n, ...], got shape {list(x.shape)}; add a batch dimension with x[None]"
+        )
+    if x.numel() == 0:
+        raise RequestError(f"inputs: expected at least one, got shape {list(x.shape)}")
+    if not bool(x.isfinite().all()):
+        raise RequestError("inputs: expected finite values, got NaN or infinity")
+    low, high = float(x.min()), float(x.max())
+    if (low < 0 or high > 1) and (strict or x.ndim == 4):
+        message = (
+            f"inputs: expected values in [0, 1], got [{low:.3g}, {high:.3g}]; "
+            "normalisation belongs inside the classifier, after the noise"
+        )
+        if strict:
+            raise RequestError(message)
+        warnings.warn(f"{message}; sigma and radii are in units of these values", stacklevel=4)
+    return x.detach().float()
+
+
+def noise_seeds(inputs: Tensor, seed: int | None, indices: Sequence[int] | Tensor | None) -> Seeds:
+    """What the noise of each input is drawn from: (seed, index), or (seed, hash of its content) without indices."""
+    if seed is not None and seed < 0:
+        raise RequestError(f"seed: expected an integer >= 0, got {seed}")
+    if indices is not None:
+        numbers = [int(index) for index in indices]
+        if len(set(numbers)) != len(inputs) or len(numbers) != len(inputs) or min(numbers) < 0:
+            raise RequestError(
+                f"indices: expected {len(inputs)} different integers >= 0, one per input, got {numbers[:10]}"
+            )
+    elif seed is None:
+        numbers = list(range(len(inputs)))
+    else:
+        contents = inputs.cpu().contiguous().numpy()
+        hashes = (hashlib.sha256(str(content.shape).encode() + content.tobytes()).digest() for content in contents)
+        numbers = [2**128 + int.from_bytes(digest[:16], "little") for digest in hashes]  # no index is as large
+    seed = secrets.randbits(63) if seed is None else seed
+    return [(seed, number) for number in numbers]

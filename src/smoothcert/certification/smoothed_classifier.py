@@ -1,0 +1,164 @@
+"""SmoothedClassifier: any classifier as a PyTorch module with predictions and certificates."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from smoothcert.certification.prepare import Prepared, RuleOptions, noise_seeds, prepare
+from smoothcert.data import Images
+from smoothcert.errors import RequestError
+from smoothcert.models.precision import resolve_precision
+from smoothcert.noise import NOISES
+from smoothcert.smoothing.certificate import Certificate
+from smoothcert.smoothing.certificate_batch import CertificateBatch
+from smoothcert.smoothing.predict import class_from_votes
+
+
+class SmoothedClassifier(nn.Module):
+    """g(x) = the class that `classifier` most likely returns for x + noise; Gaussian noise N(0, sigma^2 I) by default.
+
+    >>> right_half = lambda images: torch.stack([0.5 - images[:, 0, 0, 0], images[:, 0, 0, 0] - 0.5], dim=1)
+    >>> smoothed = SmoothedClassifier(right_half, sigma=0.25)
+    >>> result = smoothed.certify(torch.full((1, 1, 1, 1), 0.9), n=10_000)
+    >>> result.prediction.tolist(), 0.3 < result[0].radius < 0.4        # the boundary is 0.4 away
+    ([1], True)
+
+    `classifier` is a module or any callable that takes a float batch [n, ...] and returns logits [n, classes]: a
+    tensor, an object with `.logits` or a mapping with "logits". A module is evaluated in eval mode, in a copy with
+    weights of `precision`, and keeps its own mode and weights. `num_classes` is found by a forward pass if it is None.
+
+    Inputs are always a batch [n, ...]. One image [c, h, w] without a batch dimension is accepted if the classifier does
+    not accept it as a batch of c inputs. Images outside [0, 1] give a warning; `strict` makes it a RequestError.
+
+    Noise is drawn afresh from the operating system in each call. With a `seed` the noise of an input depends on the
+    seed and the content of the input or, if `indices` are given, on the seed and its index, as on the command line.
+    A certificate holds only if the noise is independent of the input: use a seed for tests and replays, never where an
+    adversary who knows it can choose inputs. Calls with one seed on one input are copies, not independent repetitions.
+    """
+
+    def __init__(
+        self,
+        classifier: Callable[[Tensor], Any],
+        *,
+        sigma: float,
+        num_classes: int | None = None,
+        noise: str = "gaussian",
+        precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32",
+        compile: bool = False,
+        batch_size: int | None = None,
+        strict: bool = False,
+        votes: int = 1000,
+    ) -> None:
+        super().__init__()
+        if not callable(classifier):
+            raise RequestError(f"classifier: expected a callable on batches, got {type(classifier).__name__}")
+        if num_classes is not None and num_classes < 2:
+            raise RequestError(f"num_classes: expected at least 2, got {num_classes}")
+        if batch_size is not None and batch_size < 1:
+            raise RequestError(f"batch_size: expected at least 1, got {batch_size}")
+        if noise not in NOISES:
+            raise RequestError(f"noise: expected one of {', '.join(NOISES)}, got {noise}")
+        self.noise = NOISES[noise](float(sigma))
+        resolve_precision(precision, torch.device("cpu"))  # refuses an unknown one
+        self.classifier, self.num_classes, self.precision = classifier, num_classes, precision
+        self.compiled, self.batch_size, self.strict, self.votes = compile, batch_size, strict, votes
+
+    def extra_repr(self) -> str:
+        values = {"sigma": self.noise.sigma, "noise": self.noise.name, "precision": self.precision}
+        return ", ".join(f"{name}={value}" for name, value in (values | {"num_classes": self.num_classes}).items())
+
+    def forward(self, x: Tensor, n: int | None = None, seed: int | None = None) -> Tensor:
+        """Smoothed class probabilities float32 [batch, classes]: the share of each class among n votes.
+
+        n is `self.votes` by default. These are estimates without a guarantee, and they have no gradient. The classifier
+        votes as it is, so that calls in a loop are cheap; `predict` and `certify` optimize a copy of it first.
+        """
+        inputs, prepared = prepare(self, x, {"n": self.votes if n is None else n}, optimize=False)
+        votes = torch.tensor(prepared.votes(inputs, noise_seeds(inputs, seed, None)), device=x.device)
+        return votes.float() / votes.sum(1, keepdim=True)
+
+    def predict(
+        self,
+        x: Tensor,
+        *,
+        n: int = 1000,
+        alpha: float = 0.001,
+        seed: int | None = None,
+        indices: Sequence[int] | Tensor | None = None,
+    ) -> CertificateBatch:
+        """The class of each input, or ABSTAIN (-1), with radius 0: each is wrong with probability at most `alpha`."""
+        inputs, prepared = prepare(self, x, {"n": n, "alpha": alpha})
+        records = []
+        for votes in prepared.votes(inputs, noise_seeds(inputs, seed, indices)):
+            pairs = sorted(((c, k) for c, k in enumerate(votes) if k), key=lambda pair: -pair[1])
+            records.append(Certificate(class_from_votes(votes, alpha), 0.0, 0, n, pairs[0][1], tuple(pairs)))
+        return self._batch(records, x.device, prepared, indices)
+
+    def certify(
+        self,
+        x: Tensor,
+        *,
+        n: int = 100_000,
+        n0: int = 100,
+        alpha: float = 0.001,
+        radii: Sequence[float] = (),
+        until_radius: float | None = None,
+        radius_loss: float | None = None,
+        bound: Literal["one-sided", "two-sided"] = "one-sided",
+        sound: bool = False,
+        seed: int | None = None,
+        indices: Sequence[int] | Tensor | None = None,
+    ) -> CertificateBatch:
+        """A certificate for each input; each is wrong with probability at most `alpha`.
+
+        `n0` votes choose the class and `n` fresh votes bound its probability. Fewer votes are drawn with `radii` or
+        `until_radius` (only until these radii are decided) or `radius_loss` (give up this radius, in sigmas). `bound`
+        two-sided bounds the runner-up, too; `sound` draws integer noise, for images made from bytes.
+        """
+        options: RuleOptions = {
+            **{"n": n, "n0": n0, "alpha": alpha, "radii": radii, "until_radius": until_radius},
+            **{"radius_loss": radius_loss, "bound": bound, "sound": sound},
+        }
+        inputs, prepared = prepare(self, x, options)
+        certificates = prepared.certify(inputs, noise_seeds(inputs, seed, indices))
+        return self._batch(certificates, x.device, prepared, indices)
+
+    def certify_loader(
+        self,
+        data: Images | Dataset[Any] | Iterable[Any],
+        *,
+        seed: int | None = None,
+        out: str | Path | None = None,
+        name: str | None = None,
+        progress: bool = False,
+        **options: Unpack[RuleOptions],
+    ) -> Iterator[CertificateBatch]:
+        """Certify all batches of a DataLoader, a torch Dataset or data of `load_dataset`, one result per batch.
+
+        Batches are (inputs, labels) or inputs; they are moved to the device of the classifier. `options` are those of
+        `certify`. With `out`, a path that ends in .tsv, rows are written to a certificates file as soon as they are
+        computed, the classifier is called `name` in it, and inputs that the file already has are read from it.
+        """
+        from smoothcert.certification.certify_loader import certify_loader  # which needs this class
+
+        return certify_loader(self, data, options, seed=seed, out=out, name=name, progress=progress)
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device of the parameters of the classifier; None for other callables."""
+        parameter = next(self.parameters(), None)
+        return None if parameter is None else parameter.device
+
+    @staticmethod
+    def _batch(
+        records: Sequence[Certificate],
+        device: torch.device,
+        prepared: Prepared,
+        indices: Sequence[int] | Tensor | None,
+    ) -> CertificateBatch:
+        numbers = None if indices is None else [int(index) for index in indices]
+        return CertificateBatch.of(records, prepared.counter.num_classes, device, indices=numbers)

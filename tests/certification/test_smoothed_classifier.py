@@ -1,0 +1,438 @@
+"""SmoothedClassifier: a module with tensors in and out, clear refusals, seeds, and the command line's certificates."""
+
+import doctest
+import shutil
+import warnings
+from collections import OrderedDict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import smoothcert as sc
+import smoothcert.certification.smoothed_classifier as module
+from smoothcert import ABSTAIN, Certificate, CertificateBatch, RequestError, SmoothedClassifier
+from smoothcert.noise import Gaussian
+from smoothcert.smoothing.rules import Rule
+from smoothcert.smoothing.votes import VoteCounter
+from smoothcert.training.checkpoint import load_run
+
+
+def brightness(images: Tensor) -> Tensor:
+    mean = images.flatten(1).mean(1)
+    return torch.stack([0.5 - mean, mean - 0.5], dim=1)
+
+
+def smoothed(classifier: Any = brightness, **changes: Any) -> SmoothedClassifier:
+    return SmoothedClassifier(classifier, **({"sigma": 0.5} | changes))
+
+
+def cnn(channels: int = 3, classes: int = 4) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(channels, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 36, classes)]
+    return nn.Sequential(*layers)
+
+
+def test_the_docstring_example_runs() -> None:
+    result = doctest.testmod(module, extraglobs={"torch": torch})
+    assert result.attempted > 2
+    assert result.failed == 0
+
+
+IMAGES = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+BAD_INPUT = {
+    "list": ([[0.5]], "expected a tensor .* use torch.as_tensor"),
+    "array": (np.zeros((1, 1, 4, 4)), "got ndarray; use torch.as_tensor"),
+    "loader": (DataLoader(TensorDataset(IMAGES)), "certify_loader for a DataLoader"),
+    "one dimension": (torch.zeros(4), r"got shape \[4\]; add a batch dimension with x\[None\]"),
+    "bytes": (torch.zeros(1, 1, 4, 4, dtype=torch.uint8), "divide bytes by 255"),
+    "empty": (torch.zeros(0, 1, 4, 4), "expected at least one"),
+    "nan": (torch.full((1, 1, 4, 4), float("nan")), "NaN"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_wrong_inputs_are_refused(case: str) -> None:
+    x, message = BAD_INPUT[case]
+    for call in (smoothed(), smoothed().predict, smoothed().certify):
+        with pytest.raises(RequestError, match=message) as caught:
+            call(x)
+        assert "\n" not in str(caught.value)
+
+
+def nan_weights() -> nn.Module:
+    model = cnn()
+    nn.init.constant_(model[-1].bias, float("nan"))
+    return model
+
+
+BAD_CLASSIFIERS = {
+    "dict without logits": (lambda x: {"scores": x, "loss": 1}, 'keys scores, loss, .* under the key "logits"'),
+    "tuple": (lambda x: (brightness(x), x), r"returned tuple, .* lambda x: model\(x\)\[0\]"),
+    "array": (lambda x: brightness(x).numpy(), r"returned ndarray, .* torch.as_tensor\(array\)"),
+    "text": (lambda x: "text", "returned str, expected a tensor of logits"),
+    "class indices": (lambda x: brightness(x).argmax(1), r"shape \[2\], .*one score per class, such as one_hot"),
+    "binary score": (lambda x: brightness(x)[:, :1], r"shape \[2, 1\], .*one score per class"),
+    "one row": (lambda x: brightness(x)[:1], r"shape \[1, 2\], expected logits of shape \[2, classes\]"),
+    "wrong channels": (cnn(channels=1), r"fails on a batch of shape \[2, 3, 8, 8\] \(RuntimeError"),
+    "exception": (lambda x: {}["key"], r"fails on a batch .* \(KeyError"),
+    "nan logits": (nan_weights(), "returned NaN for an input without noise"),
+    "another device": (cnn().to("meta"), r"expected them on meta, .* got cpu; use x.to\('meta'\)"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CLASSIFIERS)
+def test_wrong_classifiers_are_refused(case: str) -> None:
+    classifier, message = BAD_CLASSIFIERS[case]
+    for call in (smoothed(classifier), smoothed(classifier).predict, smoothed(classifier).certify):
+        with pytest.raises(RequestError, match=message) as caught:
+            call(IMAGES)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_number_of_classes_is_refused_with_the_right_one() -> None:
+    with pytest.raises(RequestError, match=r"expected logits of shape \[2, 3\]; set num_classes to 2"):
+        smoothed(num_classes=3).certify(IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sigma": 0}, "sigma: expected"),
+        ({"num_classes": 1}, "num_classes: expected at least 2"),
+        ({"batch_size": 0}, "batch_size: expected at least 1"),
+        ({"classifier": 3}, "expected a callable"),
+        ({"precision": "fp8"}, "precision: expected one of auto, fp32, bf16, fp16, got fp8"),
+        ({"noise": "pink"}, "noise: expected one of gaussian, laplace, uniform, got pink"),
+    ],
+)
+def test_wrong_settings_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        smoothed(**changes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n": 0}, "n: expected"),
+        ({"n0": 0}, "n0: expected"),
+        ({"alpha": 1.0}, "alpha: expected"),
+        ({"seed": -1}, "seed: expected"),
+        ({"indices": [0, 1]}, "indices: expected 3 different integers"),
+        ({"indices": [0, 1, 1]}, "indices: expected 3 different integers"),
+        ({"bound": "both"}, "bound: expected"),
+        ({"radii": (0.5, 0.25)}, "radii: expected rising radii"),
+        ({"radii": (0.5,), "until_radius": 0.5}, "until_radius or radii, not both"),
+        ({"radii": (0.5,), "radius_loss": 0.1}, "radius_loss: expected none together with radii"),
+        ({"until_radius": 50.0}, "can never be certified"),
+        ({"sound": True}, "expected bytes divided by 255"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        smoothed().certify(IMAGES, **options)
+
+
+def test_images_outside_the_unit_interval_give_a_warning_or_an_error() -> None:
+    with pytest.warns(UserWarning, match=r"expected values in \[0, 1\], got .* normalisation belongs inside"):
+        smoothed().certify(IMAGES - 0.5, n=100)
+    with pytest.raises(RequestError, match="normalisation belongs inside the classifier"):
+        smoothed(strict=True).certify(IMAGES - 0.5, n=100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        smoothed().certify(torch.randn(4, 7), n=100)  # tabular data have no such interval
+
+
+def test_it_is_a_module() -> None:
+    model = cnn()
+    wrapped = smoothed(model, sigma=0.25)
+    assert set(wrapped.state_dict()) == {f"classifier.{name}" for name in model.state_dict()}
+    wrapped.load_state_dict({name: value + 1 for name, value in wrapped.state_dict().items()})
+    assert next(wrapped.to(torch.float64).parameters()).dtype == torch.float64
+    assert wrapped.eval() is wrapped
+    assert not model.training
+    assert "sigma=0.25, noise=gaussian" in repr(wrapped)
+    assert smoothed().state_dict() == {}
+
+
+def test_a_module_in_train_mode_is_evaluated_in_eval_mode() -> None:
+    model = cnn()
+    expected = smoothed(cnn().eval()).certify(IMAGES, n=300, seed=1)
+    model.train()
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    result = smoothed(model).certify(IMAGES, n=300, seed=1)
+    smoothed(model)(IMAGES)
+    assert list(result) == list(expected)
+    assert model.training
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+def test_a_changed_module_is_seen_by_the_next_call() -> None:
+    model = cnn()
+    wrapped = smoothed(model)
+    before = wrapped.certify(IMAGES, n=300, seed=1).counts
+    model[-1].bias.data += torch.tensor([0.0, 9.0, 0.0, 0.0])
+    after = wrapped.certify(IMAGES, n=300, seed=1).counts
+    assert (before[:, 1] < 300).all()
+    assert (after[:, 1] == 300).all()
+
+
+def test_the_results_are_tensors_and_records() -> None:
+    result = smoothed().certify(torch.tensor([0.1, 0.5, 0.95]).view(3, 1, 1, 1), n=500, seed=3)
+    assert result.prediction.tolist() == [record.predict for record in result]
+    assert result.radius.tolist() == [record.radius for record in result]
+    assert result.radius.dtype == torch.float64
+    assert result.abstained.tolist() == [False, True, False]
+    assert result.n.tolist() == [500] * 3
+    for row, record in zip(result.counts, result, strict=True):
+        assert {c: k for c, k in enumerate(row.tolist()) if k} == dict(record.votes)
+    assert isinstance(result[1], Certificate)
+    assert result[-1] == result.records[2]
+    assert result[~result.abstained].prediction.tolist() == [0, 1]
+    assert list(result[1:]) == list(result[[1, 2]]) == list(result.to("cpu"))[1:]
+    assert len(result) == 3
+    assert repr(result).splitlines()[2] == f"  abstained, {result[1].count} of 500 votes"
+
+
+def test_an_empty_selection_has_no_records() -> None:
+    result = smoothed().certify(IMAGES, n=100)
+    assert len(result[torch.zeros(3, dtype=torch.bool)]) == 0
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 16), (1, 4, 4), (2, 3, 4, 4)])
+def test_any_feature_shape_is_certified(shape: tuple[int, ...]) -> None:
+    x = torch.rand(4, *shape)
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), 3))
+    result = smoothed(layers).certify(x, n=200, seed=0)
+    assert result.counts.shape == (4, 3)
+    probabilities = smoothed(layers)(x, n=200)
+    assert probabilities.shape == (4, 3)
+    assert torch.allclose(probabilities.sum(1), torch.ones(4))
+
+
+def test_one_image_is_a_batch_of_one_if_the_classifier_needs_it() -> None:
+    together = smoothed(cnn()).certify(IMAGES, n=300, seed=1)
+    single = smoothed(cnn()).certify(IMAGES[0], n=300, seed=1)
+    assert list(single) == [together[0]]
+    grey = smoothed(cnn(channels=1)).certify(IMAGES[0, :1], n=300)
+    assert len(grey) == 1
+    # A classifier of matrices takes the first dimension as the batch.
+    assert len(smoothed().certify(IMAGES[0], n=300)) == 3
+    with pytest.raises(RequestError, match=r"shape \[2, 8, 8\].*; as one image: .* shape \[2, 3, 8, 8\]"):
+        smoothed(cnn(channels=2)).certify(IMAGES[0])
+
+
+class Output(OrderedDict[str, Any]):
+    """As Hugging Face models return: a mapping that has its entries as attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+@pytest.mark.parametrize("wrap", [Output, dict, SimpleNamespace])
+def test_logits_are_found_in_objects_and_mappings(wrap: Any) -> None:
+    def model(images: Tensor) -> Any:
+        return wrap(loss=None, logits=brightness(images))
+
+    assert list(smoothed(model).certify(IMAGES, n=200, seed=1)) == list(smoothed().certify(IMAGES, n=200, seed=1))
+
+
+def test_probabilities_are_shares_of_votes() -> None:
+    """Class 1 where the pixel is above 0.5, at 0.75: Phi(0.25 / 0.5)."""
+    x = torch.full((1, 1, 1, 1), 0.75)
+    wrapped = smoothed(votes=4000)
+    assert float(wrapped(x)[0, 1]) == pytest.approx(0.6915, abs=5 * (0.25 / 4000) ** 0.5)
+    assert wrapped(x, n=10).mul(10).frac().abs().max() < 1e-6
+    assert torch.equal(wrapped(x, n=50, seed=2), wrapped(x, n=50, seed=2))
+    assert wrapped.predict(x, n=4000).prediction.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({}, {}),
+        ({"radii": (0.1, 0.2)}, {"radii": (0.1, 0.2), "hold_back": True}),
+        ({"until_radius": 0.1}, {"radii": (0.1,)}),
+        ({"radius_loss": 0.1}, {"radius_loss": 0.1}),
+        ({"bound": "two-sided"}, {"two_sided": True}),
+    ],
+)
+def test_every_rule_is_reached(options: dict[str, Any], rule: dict[str, Any]) -> None:
+    expected = Rule(100, 2000, 0.001, **rule).certify(
+        VoteCounter(brightness, Gaussian(0.5), 2, 500), IMAGES, [(3, index) for index in (7, 2, 5)]
+    )
+    assert list(smoothed().certify(IMAGES, n=2000, seed=3, indices=[7, 2, 5], **options)) == expected
+
+
+def test_sound_certificates_use_integer_noise() -> None:
+    images = torch.tensor([0.0, 51.0, 255.0]).view(3, 1, 1, 1) / 255
+    result = smoothed(sigma=0.25).certify(images, n=500, sound=True, seed=1)
+    assert result.prediction.tolist() == [0, 0, 1]
+    assert result.radius[0] < 0.5
+
+
+def test_a_seed_replays_and_no_seed_is_fresh() -> None:
+    x = torch.full((1, 1, 2, 2), 0.55)
+    replay = [smoothed().certify(x, n=1000, seed=3)[0].votes for _ in range(2)]
+    fresh = {smoothed().certify(x, n=1000)[0].votes for _ in range(6)}
+    assert replay[0] == replay[1]
+    assert len(fresh) > 1
+
+
+def test_the_noise_of_an_input_does_not_depend_on_its_place() -> None:
+    x = 0.5 + 0.1 * torch.rand(4, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    together = smoothed().certify(x, n=1000, seed=3)
+    order = [2, 0, 3, 1]
+    assert list(smoothed().certify(x[order], n=1000, seed=3)) == [together[i] for i in order]
+    assert [smoothed().certify(x[i : i + 1], n=1000, seed=3)[0] for i in range(4)] == list(together)
+    # Different inputs have different noise, also from that of any index.
+    same = torch.full((2, 1, 1, 1), 0.5)
+    same[1] += 1e-7
+    content = smoothed().certify(same, n=1000, seed=3)
+    by_index = smoothed().certify(same, n=1000, seed=3, indices=[0, 1])
+    assert len({record.votes for record in (*content, *by_index)}) == 4
+
+
+def test_another_noise_certifies_in_its_own_norm() -> None:
+    """Uniform noise on one pixel of a half-space: an L1 radius, close to the distance and not beyond it."""
+    edge = smoothed(lambda x: torch.stack([0.3 - x[:, 0, 0, 0], x[:, 0, 0, 0] - 0.3], 1), noise="uniform")
+    certificate = edge.certify(torch.full((1, 1, 1, 2), 0.6), n=20_000, seed=1)[0]
+    assert edge.noise.norm == "L1"
+    assert 0.25 < certificate.radius <= 0.3
+
+
+def test_reduced_precision_is_a_part_of_the_classifier() -> None:
+    """bf16 has 8 bits: 0.501 becomes 0.5, so no vote of a tiny noise is for class 1."""
+
+    def above(images: Tensor) -> Tensor:
+        score = images.flatten(1)[:, 0] - 0.5
+        return torch.stack([torch.zeros_like(score), score], dim=1)
+
+    x = torch.full((1, 1), 0.501)
+    assert smoothed(above, sigma=1e-5).certify(x, n=100).counts.tolist() == [[0, 100]]
+    assert smoothed(above, sigma=1e-5, precision="bf16").certify(x, n=100).counts.tolist() == [[100, 0]]
+
+
+LABELS = torch.tensor([0, 1, 0])
+
+
+def test_a_loader_is_certified_batch_by_batch() -> None:
+    dataset = TensorDataset(IMAGES, LABELS)
+    expected = smoothed().certify(IMAGES, n=300, seed=5, indices=range(3))
+    for data in (dataset, DataLoader(dataset, batch_size=2), [(IMAGES[:2], LABELS[:2]), (IMAGES[2:], LABELS[2:])]):
+        batches = list(smoothed().certify_loader(data, n=300, seed=5, progress=True))
+        assert [record for batch in batches for record in batch] == list(expected)
+        assert torch.cat([batch.labels for batch in batches]).tolist() == LABELS.tolist()
+        assert [index for batch in batches for index in batch.indices or ()] == [0, 1, 2]
+    (unlabelled,) = smoothed().certify_loader([IMAGES], n=300, seed=5)
+    assert unlabelled.labels is None
+    assert list(unlabelled) == list(expected)
+    assert list(smoothed().certify_loader([])) == []
+
+
+def test_a_shuffled_loader_gives_the_same_certificates_by_content() -> None:
+    dataset = TensorDataset(IMAGES, LABELS)
+    loader = DataLoader(dataset, batch_size=2, shuffle=True)
+    records = {r.votes for batch in smoothed().certify_loader(loader, n=300, seed=5) for r in batch}
+    assert records == {r.votes for r in smoothed().certify(IMAGES, n=300, seed=5)}
+
+
+BAD_DATA = {
+    "dicts": (DataLoader([{"image": IMAGES[0], "label": 1}]), "keys image, label; use a generator of pairs"),
+    "three values": ([(IMAGES, LABELS, LABELS)], "got 3 values; yield these two"),
+    "text labels": ([(IMAGES, ["a", "b", "c"])], "expected labels as integers .* got list"),
+    "one-hot labels": (
+        [(IMAGES, torch.zeros(3, 2, dtype=torch.int64))],
+        r"integers \[3\], one per input, got \[3, 2\]",
+    ),
+    "bytes": ([(IMAGES.to(torch.uint8), LABELS)], "divide bytes by 255"),
+    "changing sizes": (
+        [(IMAGES, LABELS), (IMAGES[..., :4], LABELS)],
+        r"expected batches \[n, 3, 8, 8\] like the first",
+    ),
+    "tensor": (IMAGES, "use certify for a tensor"),
+    "number": (3, "expected a DataLoader, a Dataset or batches"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_DATA)
+def test_wrong_data_are_refused(case: str) -> None:
+    data, message = BAD_DATA[case]
+    with pytest.raises(RequestError, match=message) as caught:
+        list(smoothed(cnn()).certify_loader(data, n=100))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_is_written_and_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "certificates" / "mine.tsv"
+    loader = DataLoader(TensorDataset(IMAGES, LABELS), batch_size=1)
+    model, calls = cnn(), []
+
+    def counting(images: Tensor) -> Tensor:
+        calls.append(len(images))
+        with torch.no_grad():
+            return model.eval()(images)
+
+    stream = smoothed(counting).certify_loader(loader, n=300, out=path, name="mine")
+    first = next(stream)
+    stream.close()  # as an interruption does
+    assert len(sc.read_certificates(path).rows) == 1
+    done = list(smoothed(counting).certify_loader(loader, n=300, out=str(path), name="mine"))
+    assert list(done[0]) == list(first)
+    file = sc.read_certificates(path)
+    assert [row.certificate for row in file.rows] == [record for batch in done for record in batch]
+    assert [row.label for row in file.rows] == LABELS.tolist()
+    assert (file.settings["model"], file.settings["dataset"], file.settings["n"]) == ("mine", "TensorDataset", 300)
+    before = len(calls)
+    again = list(smoothed(counting).certify_loader(loader, n=300, out=path, name="mine"))
+    assert [list(batch) for batch in again] == [list(batch) for batch in done]
+    assert len(calls) - before < 5, "only the checks of the classifier"
+    (row,) = sc.report([path])
+    assert row["images"] == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n": 400}, "was made with other settings .n: "),
+        ({"data": [(IMAGES, 1 - LABELS)]}, "the file has label 0 for input 0, the data 1"),
+        ({"data": [(IMAGES.flip(0), LABELS)]}, "was made with other settings .*images_sha256"),
+        ({"data": [IMAGES]}, "for a certificates file, got inputs alone"),
+        ({"data": DataLoader(TensorDataset(IMAGES, LABELS), shuffle=True)}, "use shuffle=False"),
+        ({"out": "certificates.txt"}, "ends in .tsv"),
+    ],
+)
+def test_a_file_of_other_settings_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    options = {"data": [(IMAGES, LABELS)], "n": 300, "out": tmp_path / "x.tsv"}
+    list(smoothed().certify_loader(**options))
+    with pytest.raises(RequestError, match=message):
+        list(smoothed().certify_loader(**(options | changes)))
+
+
+@pytest.mark.parametrize(
+    ("options", "flags", "name"),
+    [({}, (), "test-n1000"), ({"radii": (0.25, 0.5)}, ("--radii", "0.25,0.5"), "test-n1000-radii")],
+)
+def test_the_command_line_gives_the_same_certificates(
+    options: dict[str, Any], flags: tuple[str, ...], name: str, trained_run: Path, tmp_path: Path, run_cli: Any
+) -> None:
+    folder = Path(shutil.copytree(trained_run, tmp_path / "run"))
+    selection = ("--skip", 5, "--max-images", 3, "--device", "cpu", "--precision", "fp32")
+    assert run_cli("certify", folder, "--n", 1000, "--seed", 3, *selection, *flags)[0] == 0
+    rows = sc.read_certificates(folder / "certificates" / f"{name}.tsv").rows
+    run = load_run(trained_run)
+    images, _ = sc.load_dataset(run.recipe.dataset, "test").batch(torch.tensor([0, 5, 10]))
+    wrapped = SmoothedClassifier(run.model, sigma=run.recipe.sigma, noise=run.recipe.noise)
+    result = wrapped.certify(images, n=1000, seed=3, indices=[0, 5, 10], **options)
+    assert [row.index for row in rows] == [0, 5, 10]
+    assert [row.certificate for row in rows] == list(result)
+
+
+def test_the_batch_type_is_public() -> None:
+    assert isinstance(smoothed().predict(IMAGES), CertificateBatch)
+    assert ABSTAIN == -1

@@ -1,0 +1,112 @@
+"""The public names: documented with their signatures and runnable examples, typed, and shown in an example."""
+
+import inspect
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smoothcert as sc
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+NAMES = sorted(set(sc.__all__) - {"__version__"})
+
+
+def public(name: str) -> Any:
+    """The object, also where a package has the same name (`report`)."""
+    return getattr(import_module(f"smoothcert.{sc._MODULES[name]}"), name)
+
+
+def signature(call: Any, *, bound: bool) -> str:
+    """The signature without annotations, and without `self` if the call is `bound`."""
+    found = inspect.signature(call)
+    parameters = [p.replace(annotation=p.empty) for p in found.parameters.values()][1 if bound else 0 :]
+    return str(found.replace(parameters=parameters, return_annotation=found.empty))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_is_documented_with_an_example(name: str) -> None:
+    assert name in sc._MODULES
+    sections = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
+    (section,) = [text for text in sections if text.startswith(f"`{name}`\n")]
+    assert "```python\n" in section
+    value = public(name)
+    if (
+        callable(value)
+        and not (isinstance(value, type) and issubclass(value, Exception))
+        and name != "CertificateBatch"
+    ):
+        assert f"\n{name}{signature(value, bound=False)}\n" in section
+
+
+def test_the_page_documents_nothing_else() -> None:
+    assert sorted(re.findall(r"^## `(\w+)`$", PAGE, flags=re.MULTILINE)) == NAMES
+    signatures = "".join(re.findall(r"```text\n(.*?)```", PAGE, flags=re.DOTALL))
+    methods = re.findall(r"^(\w+)\.(\w+)(\(.*\))$", signatures, flags=re.MULTILINE)
+    assert len(methods) >= 5
+    for owner, method, shown in methods:
+        assert shown == signature(getattr(public(owner), method), bound=True)
+    kind = sc.SmoothedClassifier
+    own = {name for name, value in vars(kind).items() if inspect.isfunction(value) and not name.startswith("_")}
+    assert own - {"extra_repr"} == {method for owner, method, _ in methods if owner == kind.__name__}
+
+
+def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
+        exec(compile(block, "docs/api.md", "exec"), names)
+    assert len(names["file"].rows) == 8
+    assert names["rows"][0]["images"] == 8
+
+
+def test_the_table_of_runs_is_the_report(tmp_path: Path) -> None:
+    """Against the numbers of a file, and against the table that is written."""
+    run = ROOT / "results/float32/consistency-0.5"
+    (row,) = sc.report(str(run), radii=(0, 1.5), out=tmp_path / "report", formats=("csv",))
+    rows = sc.read_certificates(run / "certificates" / "test-n100000.tsv").rows
+    radii = [r.certificate.radius for r in rows if r.certificate.predict == r.label]
+    assert row["acr"] == pytest.approx(sum(radii) / len(rows))
+    assert row["certified_accuracy_1.5"] == pytest.approx(sum(r >= 1.5 for r in radii) / len(rows))
+    assert [path.name for path in (tmp_path / "report").glob("*.csv")] == ["report.csv"]
+    assert sc.report([run], radii=(0, 1.5)) == [row]
+
+
+def test_the_notebook_runs(
+    trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        folder = Path(shutil.copytree(trained_run, tmp_path / "quickstart" / "runs" / name))
+        certificates = folder / "certificates"
+        certificates.mkdir()
+        for file in (ROOT / "results/float32/consistency-0.5/certificates").glob("test-n100000.*"):
+            shutil.copy(file, certificates)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    source = (ROOT / "examples/notebook.py").read_text(encoding="utf-8")
+    small = source.replace("IMAGES, VOTES = 100, 1_000", "IMAGES, VOTES = 20, 100")
+    assert small != source
+    (tmp_path / "notebook.py").write_text(small, encoding="utf-8")
+    runpy.run_path(str(tmp_path / "notebook.py"))
+    assert capsys.readouterr().out.count("ACR 1.645") == 2
+    assert len(sc.read_certificates(tmp_path / "notebook/certificates/mine.tsv").rows) == 20
+    assert (tmp_path / "notebook/curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_a_typed_user_project_passes_mypy(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    shutil.copytree(ROOT / "tests/user_project", tmp_path / "project", ignore=shutil.ignore_patterns("__pycache__"))
+    cache = str(ROOT / ".mypy_cache" / "user_project")  # other options than those of `make check`
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", cache, "certify_mine.py"]
+    done = subprocess.run(command, cwd=tmp_path / "project", capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    used = set(re.findall(r"sc\.(\w+)", (ROOT / "tests/user_project/certify_mine.py").read_text(encoding="utf-8")))
+    assert used >= {*NAMES}

@@ -1,0 +1,57 @@
+"""A file of a user's project, checked by `mypy --strict`: it uses every public name of smoothcert."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import smoothcert as sc
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(784, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.linear(images.flatten(1))
+        return logits
+
+
+def hugging_face_like(images: Tensor) -> dict[str, Tensor]:
+    return {"logits": images.flatten(1)}
+
+
+def certify(images: Tensor, labels: Tensor, out: Path) -> float:
+    smoothed = sc.SmoothedClassifier(Network(), sigma=0.5, precision="bf16", strict=True).to("cpu").eval()
+    probabilities: Tensor = smoothed(images)
+    batch: sc.CertificateBatch = smoothed.certify(
+        images, n=1_000, radii=(0.25, 0.5), seed=1, indices=range(len(images))
+    )
+    first: sc.Certificate = batch[0]
+    part: sc.CertificateBatch = batch[1:][~batch[1:].abstained]
+    radius: Tensor = part.to("cpu").radius
+    classes: list[int] = [certificate.predict for certificate in batch if certificate.predict != sc.ABSTAIN]
+    predicted: Tensor = sc.SmoothedClassifier(hugging_face_like, sigma=0.25).predict(images).prediction
+    loader = DataLoader(TensorDataset(images, labels), batch_size=4)
+    for result in smoothed.certify_loader(loader, n=1_000, bound="two-sided", out=out, progress=True):
+        if result.labels is not None:
+            print((result.prediction == result.labels).float().mean())
+    print(probabilities.shape, first.votes, radius, classes, predicted)
+    return sum(row.radius_if_correct for row in sc.read_certificates(out).rows)
+
+
+def table(runs: list[str]) -> list[object]:
+    try:
+        return [row["acr"] for row in sc.report(runs, radii=(0, 0.5), out="report", formats=("png",))]
+    except (sc.RequestError, sc.WorkError) as error:
+        print(error, sc.__version__)
+        return []
+
+
+def load() -> tuple[Tensor, Tensor]:
+    data = sc.load_dataset("mnist-sample", "test")
+    for result in sc.SmoothedClassifier(Network(), sigma=0.5).certify_loader(data, until_radius=0.25):
+        print(len(result))
+    return data.batch(torch.arange(len(data)))
