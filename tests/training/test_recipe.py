@@ -12,7 +12,7 @@ from smoothcert.noise import NOISES
 from smoothcert.objectives import OBJECTIVES
 from smoothcert.papers.presets import PRESETS, preset
 from smoothcert.training.choices import NoiseName
-from smoothcert.training.recipe import load_train_recipe, with_overrides
+from smoothcert.training.recipe import LATER_FIELDS, TrainRecipe, load_train_recipe, parse_recipe, with_overrides
 
 
 def test_recipes_accept_the_noises_of_the_registry() -> None:
@@ -36,6 +36,17 @@ def test_every_preset_survives_yaml(name: str, tmp_path: Path) -> None:
 def test_every_objective_field_is_described(name: str) -> None:
     assert OBJECTIVES[name].name == name
     assert all(field.description for field in OBJECTIVES[name].model_fields.values())
+
+
+def test_later_fields_are_written_only_if_they_are_set() -> None:
+    assert not set(LATER_FIELDS) & set(tiny_recipe().to_mapping())
+    changed = with_overrides(tiny_recipe(), ["optimizer=adamw", "schedule=cosine", "ema=0.999"])
+    assert {name: changed.to_mapping()[name] for name in LATER_FIELDS} == {
+        "schedule": "cosine",
+        "optimizer": "adamw",
+        "ema": 0.999,
+    }
+    assert parse_recipe(TrainRecipe, changed.to_mapping(), "test") == changed
 
 
 def test_overrides_change_what_they_name() -> None:
@@ -63,6 +74,8 @@ def test_overrides_change_what_they_name() -> None:
         ("objectiv.num_noise=3", "did you mean objective"),
         ("learning_rate_drops=[60, 30]", "learning_rate_drops: expected rising epochs"),
         ("learning_rate_warm_up=1", "before the first drop and the last epoch, at most 0 epochs, got 1"),
+        ("optimizer=adam", "optimizer: expected 'sgd' or 'adamw', got 'adam'"),
+        ("ema=1", "ema: expected less than 1, got 1"),
         ("epochs=[", "not YAML"),
         ("epochs=" + "[" * 400 + "]" * 400, "not YAML (nested too deeply)"),
         ("epochs=" + "[" * 40 + "]" * 40, "epochs: expected a valid integer, got [[["),

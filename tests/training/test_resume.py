@@ -26,6 +26,7 @@ from smoothcert.training.loop import TrainingStatus, train
 from smoothcert.training.metrics import METRICS
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.run_folder import MODEL, RECIPE, STATE
+from smoothcert.training.state import load_state
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,6 +83,30 @@ def test_resumed_run_equals_uninterrupted_run(half: Path, finished: Path, tiny_d
         train(tiny_recipe(), tiny_data, half, resume=True, device="cpu")
         assert digest(half) == digest(finished)
         assert without_times(metrics(half)) == without_times(metrics(finished))
+
+
+def test_resumed_run_with_adamw_and_average_equals_uninterrupted_run(tmp_path: Path, tiny_data: ImageData) -> None:
+    recipe = tiny_recipe(optimizer="adamw", schedule="cosine", ema=0.9, learning_rate=0.002)
+
+    def interrupt(status: TrainingStatus) -> None:
+        if status.epoch == 1:
+            raise KeyboardInterrupt
+
+    train(recipe, tiny_data, tmp_path / "whole", device="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, tiny_data, tmp_path / "cut", device="cpu", on_progress=interrupt)
+    train(recipe, tiny_data, tmp_path / "cut", device="cpu", resume=True)
+    assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
+    assert without_times(metrics(tmp_path / "cut")) == without_times(metrics(tmp_path / "whole"))
+    state = load_state(tmp_path / "cut")
+    assert state is not None
+    assert state.average is not None
+    assert tensors_digest(state.average) == digest(tmp_path / "cut") != tensors_digest(state.model)
+    (tmp_path / "cut" / MODEL).unlink()
+    train(recipe, tiny_data, tmp_path / "cut", device="cpu", resume=True)
+    assert digest(tmp_path / "cut") == digest(tmp_path / "whole"), "the average is written again from the state"
+    changed_state(tmp_path / "cut", average=None)
+    refused_and_unchanged(tmp_path / "cut", tiny_data, "do not fit the network", recipe)
 
 
 EPOCHS = 6

@@ -185,6 +185,18 @@ def save_model(
     epoch: int,
     provenance: Mapping[str, Any],
 ) -> None:
+    """Write the weights of `model` to `model.safetensors`."""
+    save_weights(folder, model.state_dict(), recipe, spec, epoch, provenance)
+
+
+def save_weights(
+    folder: Path,
+    weights: Mapping[str, Tensor],
+    recipe: TrainRecipe | ImportRecipe,
+    spec: InputSpec,
+    epoch: int,
+    provenance: Mapping[str, Any],
+) -> None:
     """Write `model.safetensors`; on a full disk raise a WorkError and keep the old file."""
     about = {
         "recipe": recipe.to_mapping(),
@@ -193,7 +205,7 @@ def save_model(
         "provenance": dict(provenance),
     }
     # Copies, because safetensors refuses tensors that share memory, as tied weights do.
-    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
+    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in weights.items()}
     content = safetensors_bytes(tensors, metadata={"smoothcert": json.dumps(about)})
     with replaced_atomically(folder / MODEL) as temporary:
         temporary.write_bytes(content)

@@ -29,8 +29,11 @@ def restart_if_dead(run: RunInProgress, metrics: Mapping[str, float]) -> bool:
     # In place, because a captured step keeps reading the same tensors.
     run.model.load_state_dict(run.initial_weights)
     for kept in run.optimizer.state.values():
-        if kept.get("momentum_buffer") is not None:
-            kept["momentum_buffer"].zero_()
+        for value in kept.values():
+            if value is not None:  # momentum, or moments and number of steps
+                value.zero_()
+    if run.average is not None:
+        run.average.load(run.initial_weights)
     run.initial_weights = None
     run.warm_up, run.dead_epochs, run.epoch, run.first_epoch = RESTART_WARM_UP, 0, 0, 0
     run.started, run.last_save = time.perf_counter(), -math.inf

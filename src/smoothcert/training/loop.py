@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from smoothcert.data import Images
 from smoothcert.distributed import find_device, team
 from smoothcert.errors import WorkError
-from smoothcert.training.checkpoint import save_model
+from smoothcert.training.checkpoint import save_weights
 from smoothcert.training.dead_start import LEARNT_BY, at_chance, nothing_learnt, restart_if_dead
 from smoothcert.training.device import enough_memory, training_device
 from smoothcert.training.metrics import METRICS, append_metrics
@@ -63,7 +63,7 @@ def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Unpack[Opt
     ):
         while run.epoch < recipe.epochs:
             for images, labels in start_epoch(run):
-                run.step(images, labels)
+                run.train_step(images, labels)
                 report_progress(run)
             finish_epoch(run)
 
@@ -93,8 +93,7 @@ def start_epoch(run: RunInProgress) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def report_progress(run: RunInProgress) -> None:
-    """Count a step; every half second, and after the last step, check the losses and report the progress."""
-    run.steps_done += 1
+    """Every half second, and after the last step, check the losses and report the progress."""
     run.active_runs = max(run.active_runs, run.running())
     now = time.perf_counter()
     if now - run.last_report <= REPORT_SECONDS and run.steps_done < run.steps:
@@ -133,12 +132,16 @@ def save(run: RunInProgress) -> None:
     stop_if_weights_diverged(run.model, run.epoch - 1, run.folder)
     provenance = run.provenance()
     save_state(run.folder, run.state(provenance))
-    save_model(run.folder, run.model, run.recipe, run.spec, run.epoch, provenance)
+    save_weights(run.folder, run.weights(), run.recipe, run.spec, run.epoch, provenance)
     run.last_save = time.perf_counter()
 
 
 def learning_rate(recipe: TrainRecipe, epoch: int, warm_up: int) -> float:
-    """Step decay: divided by 10 in the `warm_up` first epochs and at each drop."""
+    """The rate of an epoch, with `warm_up` first epochs at a lower rate."""
+    if recipe.schedule == "cosine":
+        if epoch < warm_up:
+            return recipe.learning_rate * (epoch + 1) / (warm_up + 1)
+        return recipe.learning_rate * 0.5 * (1 + math.cos(math.pi * (epoch - warm_up) / (recipe.epochs - warm_up)))
     tenths = sum(epoch >= drop for drop in recipe.learning_rate_drops) + (epoch < warm_up)
     return float(recipe.learning_rate * 0.1**tenths)
 

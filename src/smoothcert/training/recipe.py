@@ -45,6 +45,10 @@ MOST = 1_000_000
 """The largest number of epochs, noisy copies or attack steps."""
 
 
+LATER_FIELDS = ("schedule", "optimizer", "ema")
+"""Fields that are written only if they are set: files of recipes without them stay as they were."""
+
+
 class Recipe(BaseModel):
     """The base of all recipes: frozen, without unknown keys, written as YAML."""
 
@@ -79,13 +83,23 @@ class TrainRecipe(Recipe):
         (30, 60), description="epochs at which the learning rate is divided by 10"
     )
     learning_rate_warm_up: int = Field(
-        0, ge=0, description="first epochs with a tenth of the learning rate, without which deep networks may not start"
+        0, ge=0, description="first epochs with a lower rate (cosine: rising, step: a tenth), for deep networks"
     )
-    momentum: float = Field(0.9, ge=0, lt=1, description="of SGD")
+    schedule: Literal["step", "cosine"] = Field(
+        "step", description="step: divided by 10 at each drop; cosine: falls to 0 after a linear warm-up, without drops"
+    )
+    optimizer: Literal["sgd", "adamw"] = Field("sgd", description="sgd or adamw")
+    momentum: float = Field(0.9, ge=0, lt=1, description="of SGD; the first beta of AdamW")
     nesterov: bool = Field(False, description="Nesterov momentum; the published runs used plain momentum")
     weight_decay: float = Field(1e-4, ge=0, description="on every parameter; at most 1e30")
+    ema: float = Field(0.0, ge=0, lt=1, description="decay of the moving average of the weights; 0: no average")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="bf16: autocast; auto: where it is fast")
     seed: int = Field(0, ge=0, lt=2**63, description="of initialisation, order and noise, below 2^63")
+
+    def to_mapping(self) -> dict[str, Any]:
+        """All fields, but those of LATER_FIELDS only if they are not at their defaults, as in earlier versions."""
+        defaults = {name: TrainRecipe.model_fields[name].default for name in LATER_FIELDS}
+        return {name: value for name, value in super().to_mapping().items() if value != defaults.get(name, ...)}
 
     @property
     def method(self) -> str:
@@ -109,11 +123,11 @@ class TrainRecipe(Recipe):
                 f"batch_size: expected a multiple of objective.num_noise = {self.objective.num_noise}, "
                 f"got {self.batch_size}"
             )
-        if self.nesterov and not self.momentum:
-            raise ValueError("nesterov: expected false without momentum, got true")
+        if self.nesterov and (not self.momentum or self.optimizer != "sgd"):
+            raise ValueError(f"nesterov: expected false for {self.optimizer} with momentum {self.momentum:g}, got true")
         if list(self.learning_rate_drops) != sorted(set(self.learning_rate_drops)):
             raise ValueError(f"learning_rate_drops: expected rising epochs, got {list(self.learning_rate_drops)}")
-        end = min([self.epochs, *self.learning_rate_drops])
+        end = min([self.epochs, *(self.learning_rate_drops if self.schedule == "step" else ())])
         if self.learning_rate_warm_up >= end:
             raise ValueError(
                 f"learning_rate_warm_up: expected to end before the first drop and the last epoch, at most "

@@ -13,7 +13,8 @@ from smoothcert.distributed import Team
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import remove_temporaries
 from smoothcert.io.text import error_line
-from smoothcert.training.checkpoint import InputSpec, ModelFile, load_run, read_model_file, save_model
+from smoothcert.training.average import AveragedWeights
+from smoothcert.training.checkpoint import InputSpec, ModelFile, load_run, read_model_file, save_weights
 from smoothcert.training.metrics import METRICS, epochs_in, keep_metrics_before
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe, parse_recipe, stored_fields
 from smoothcert.training.run_folder import MODEL, RECIPE, STATE, refuse_lost_recipe
@@ -108,7 +109,9 @@ def first_epoch(recipe: TrainRecipe, folder: Path, state: State | None, model: M
     return state.epoch
 
 
-def restore(model: nn.Module, optimizer: torch.optim.Optimizer, start: Start, folder: Path) -> None:
+def restore(
+    model: nn.Module, optimizer: torch.optim.Optimizer, average: AveragedWeights | None, start: Start, folder: Path
+) -> None:
     """Load the state of a run; refuse it if the network has changed since."""
     state = start.state
     if state is None:
@@ -117,12 +120,14 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, start: Start, fo
         return
     try:
         model.load_state_dict(state.model)
+        if average is not None:
+            average.load(state.average or {})
         # The settings are those of the recipe and the device; the momentum is laid out as the parameters are.
         settings = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state.optimizer["state"], "param_groups": settings})
         for parameter, kept in optimizer.state.items():
             for name, value in kept.items():
-                if isinstance(value, Tensor):
+                if isinstance(value, Tensor) and name != "step":  # AdamW's counter
                     if value.shape != parameter.shape:
                         raise ValueError(f"{name} of shape {list(value.shape)} for {list(parameter.shape)}")
                     kept[name] = torch.empty_like(parameter).copy_(value)
@@ -135,7 +140,7 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, start: Start, fo
 
 def write_missing_model(
     folder: Path,
-    model: nn.Module,
+    weights: Mapping[str, Tensor],
     recipe: TrainRecipe,
     spec: InputSpec,
     start: Start,
@@ -148,14 +153,14 @@ def write_missing_model(
     if start.state is None or start.epoch < recipe.epochs:
         return
     if start.model is None or (start.model.epoch, start.model.recipe) != (start.epoch, recipe):
-        save_model(folder, model, recipe, spec, start.epoch, start.state.provenance or provenance)
+        save_weights(folder, weights, recipe, spec, start.epoch, start.state.provenance or provenance)
 
 
 def refuse_other_recipe(
     stored: TrainRecipe, wanted: TrainRecipe, folder: Path, file: str = RECIPE, harmless: Collection[str] = ()
 ) -> None:
     """Raise a RequestError if the recipe in `file` differs from `wanted` in fields that are not `harmless`."""
-    before, now = stored.to_mapping(), wanted.to_mapping()
+    before, now = stored.model_dump(mode="json"), wanted.model_dump(mode="json")
     differing = [
         f"{key}: the run has {before[key]}, the request {now[key]}"
         for key in now

@@ -21,6 +21,7 @@ from smoothcert.models.kernels import kernels_work
 from smoothcert.models.precision import resolve_precision
 from smoothcert.noise import NOISES
 from smoothcert.objectives import Progress
+from smoothcert.training.average import AveragedWeights
 from smoothcert.training.checkpoint import InputSpec, Run, new_model, versions
 from smoothcert.training.choices import Compiling
 from smoothcert.training.device import weights_layout
@@ -85,7 +86,7 @@ def set_up(
         run = RunInProgress(recipe, data, folder, group, device, model, start, options)
         if group.leads:
             about = {"versions": run.versions, "precision": run.precision}
-            write_missing_model(folder, run.model, recipe, run.spec, start, about)
+            write_missing_model(folder, run.weights(), recipe, run.spec, start, about)
         yield run
 
 
@@ -113,7 +114,8 @@ class RunInProgress:
         self.initial_weights: dict[str, Tensor] | None = None  # for a restart, as long as one can follow
         if start.warm_up == 0 and start.epoch <= max(DEAD_EPOCHS):
             self.initial_weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
-        restore(self.model, self.optimizer, start, folder)
+        self.average = AveragedWeights(self.model, recipe.ema) if recipe.ema else None
+        restore(self.model, self.optimizer, self.average, start, folder)
 
         self.on_progress: Callable[..., None] = options.get("on_progress", lambda status: None)
         self.on_epoch: Callable[[Run, dict[str, Any]], None] = options.get("on_epoch", lambda run, metrics: None)
@@ -152,6 +154,17 @@ class RunInProgress:
             steps_left = (recipe.epochs - start.epoch) * self.steps
             self.step = CapturedStep(self.plain_step, loss, steps_left, pays, self.on_note)
 
+    def train_step(self, images: Tensor, labels: Tensor) -> None:
+        """Train on one batch."""
+        self.step(images, labels)
+        self.steps_done += 1
+        if self.average is not None:
+            self.average.update(self.epoch * self.steps + self.steps_done)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """The weights that are saved as the model: those of the network, or their moving average."""
+        return self.model.state_dict() if self.average is None else self.average.tensors
+
     def provenance(self) -> dict[str, Any]:
         """How the weights were computed, for the file of the model."""
         return {
@@ -171,8 +184,9 @@ class RunInProgress:
     def state(self, provenance: Mapping[str, Any] | None) -> State:
         """What training continues from after `epoch` epochs."""
         weights, momentum, fields = self.model.state_dict(), self.optimizer.state_dict(), self.recipe.to_mapping()
-        about = (fields, self.data_digest, provenance, self.warm_up, self.dead_epochs)
-        return State(self.epoch, weights, momentum, *about)
+        about = (fields, self.data_digest, provenance, self.warm_up)
+        average = None if self.average is None else self.average.tensors
+        return State(self.epoch, weights, momentum, *about, average, self.dead_epochs)
 
 
 def derived_seed(seed: int, *parts: int) -> int:
@@ -181,16 +195,15 @@ def derived_seed(seed: int, *parts: int) -> int:
 
 
 def make_optimizer(model: nn.Module, recipe: TrainRecipe, device: torch.device) -> torch.optim.Optimizer:
-    """SGD. On a GPU it is one kernel that reads the learning rate from a tensor: a captured step sees it change."""
-    gpu = device.type == "cuda"
-    return torch.optim.SGD(
-        model.parameters(),
-        lr=torch.full((), recipe.learning_rate, device=device) if gpu else recipe.learning_rate,
-        momentum=recipe.momentum,
-        nesterov=recipe.nesterov,
-        weight_decay=recipe.weight_decay,
-        fused=True if gpu else None,
-    )
+    """SGD or AdamW. On a GPU it is one kernel that reads the learning rate from a tensor: a captured step sees it
+    change."""
+    gpu, parameters = device.type == "cuda", model.parameters()
+    rate = torch.full((), recipe.learning_rate, device=device) if gpu else recipe.learning_rate
+    decay, fused = recipe.weight_decay, True if gpu else None
+    if recipe.optimizer == "adamw":
+        betas = (recipe.momentum, 0.999)
+        return torch.optim.AdamW(parameters, rate, betas, weight_decay=decay, fused=fused, capturable=gpu)
+    return torch.optim.SGD(parameters, rate, recipe.momentum, nesterov=recipe.nesterov, weight_decay=decay, fused=fused)
 
 
 def check_request(recipe: TrainRecipe, data: Images, folder: Path, group: Team) -> None:

@@ -91,7 +91,7 @@ def _steps(
     with set_up(recipe, data, folder, group, **options) as run:
         while run.epoch < recipe.epochs:
             for images, labels in start_epoch(run):
-                run.step(images, labels)
+                run.train_step(images, labels)
                 yield
                 report_progress(run)
             finish_epoch(run)

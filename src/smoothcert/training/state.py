@@ -32,6 +32,8 @@ class State:
     provenance: Mapping[str, Any] | None = None
     warm_up: int | None = None
     """Epochs of learning-rate warm-up, which a dead start changes."""
+    average: Mapping[str, Tensor] | None = None
+    """The moving average of the weights, if the recipe has one."""
     dead_epochs: int = 0
     """Number of epochs with a constant output, among those that decide whether the start was dead."""
 
@@ -42,7 +44,10 @@ def save_state(folder: Path, state: State) -> None:
     # The rest is JSON, which can hold every kind of string and number that torch's safe loading refuses.
     fields = ("recipe", "data", "provenance", "warm_up", "dead_epochs")
     about = json.dumps({name: getattr(state, name) for name in fields})
-    torch.save({"epoch": state.epoch, "model": state.model, "optimizer": state.optimizer, "about": about}, content)
+    tensors = {"model": state.model, "optimizer": state.optimizer}
+    if state.average is not None:
+        tensors["average"] = state.average
+    torch.save({"epoch": state.epoch, **tensors, "about": about}, content)
     with replaced_atomically(folder / STATE) as temporary:
         temporary.write_bytes(content.getbuffer())
 
@@ -69,13 +74,16 @@ def _checked_state(stored: Any) -> State:
     about = json.loads(stored.get("about", "{}"))
     optional: dict[str, Any] = {name: about.get(name) for name in ("recipe", "data", "provenance", "warm_up")}
     state = State(
-        stored["epoch"], stored["model"], stored["optimizer"], **optional, dead_epochs=about.get("dead_epochs", 0)
+        *(stored["epoch"], stored["model"], stored["optimizer"]),
+        **optional,
+        average=stored.get("average"),
+        dead_epochs=about.get("dead_epochs", 0),
     )
     if not all(type(number) is int and 0 <= number <= 100 for number in (state.warm_up or 0, state.dead_epochs)):
         raise ValueError(f"warm_up and dead_epochs: expected numbers, got {state.warm_up!r}, {state.dead_epochs!r}")
     if type(state.epoch) is not int or state.epoch < 0:
         raise ValueError(f"epoch: expected a number of epochs, got {state.epoch!r}")
-    if not all(isinstance(tensor, Tensor) for tensor in state.model.values()):
+    if not all(isinstance(tensor, Tensor) for tensor in (*state.model.values(), *(state.average or {}).values())):
         raise ValueError("model: expected tensors")
     for number, momentum in state.optimizer["state"].items():
         if not all(value is None or isinstance(value, Tensor) for value in momentum.values()):
