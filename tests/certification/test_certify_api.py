@@ -132,3 +132,14 @@ def test_data_that_have_changed_do_not_continue_a_file(dataset: TensorDataset, t
     with pytest.raises(sc.RequestError, match="images_sha256"):
         sc.certify_dataset(bright, changed, tmp_path / "a.tsv", sigma=0.25, **FEW)
     assert len(sc.certify_dataset(bright, dataset, tmp_path / "a.tsv", sigma=0.25, **FEW).rows) == 4
+
+
+def test_a_run_certifies_torch_data_without_its_highest_class(trained_run: Path, tmp_path: Path) -> None:
+    """The images of a Dataset give the certificates of the same images in a data set of smoothcert."""
+    data, run = mnist.load_sample("test"), load_run(trained_run)
+    pairs = TensorDataset(*data.batch(torch.arange(3)))
+    assert max(label for _, label in pairs) < 9
+    files = [
+        sc.certify_dataset(run, d, tmp_path / f"{i}.tsv", max_images=3, **FEW) for i, d in enumerate((data, pairs))
+    ]
+    assert comparable(files[0]) == comparable(files[1])

@@ -102,7 +102,7 @@ def certify_dataset(
         raise RequestError(f"out: expected the path of a file that ends in .tsv, got {out}; add the ending")
     settings = parse_recipe(CertifySettings, {**(settings.model_dump() if settings else {}), **fields}, "certify")
     subject = Subject.of(model, name)
-    images = as_images(data, subject)
+    images = as_images(data, subject, device)
     recipe = team.agree(settings.completed(path, device, images.shape, subject.defaults))
     subject.check(images)
     about = subject.about(images, device, recipe.batch_size)

@@ -73,7 +73,7 @@ def _name_of(model: object) -> str:
     return str(getattr(model, "__name__", type(model).__name__))
 
 
-def as_images(data: Data, subject: Subject) -> Images:
+def as_images(data: Data, subject: Subject, device: torch.device) -> Images:
     """Return `data` as images; torch data get as many classes as the classifier has outputs."""
     items: Any = data
     if isinstance(data, DataLoader):
@@ -89,14 +89,16 @@ def as_images(data: Data, subject: Subject) -> Images:
     from smoothcert.data.torch_dataset import images_from_dataset
 
     converted: Any = images_from_dataset(items, split=UNSPLIT)
-    images = converted if subject.run else replace(converted, num_classes=_outputs(subject.classifier, converted))
+    run, classifier = subject.run, subject.classifier
+    outputs = run.spec.num_classes if run is not None else _outputs(classifier, converted, device)
+    images = replace(converted, num_classes=outputs)
     return images
 
 
-def _outputs(model: Classifier, data: Images) -> int:
+def _outputs(model: Classifier, data: Images, device: torch.device) -> int:
     """Return the number of classes that `model` gives for the first image; a wrong output is refused later."""
     with torch.no_grad(), evaluating(model):
-        output = model(data.batch(torch.tensor([0]))[0].to(_device_of(model)))
+        output = model(data.batch(torch.tensor([0]))[0].to(_device_of(model) or device))
     logits = logits_of(output)
     return int(logits.shape[1]) if logits.ndim == 2 else data.num_classes
 
