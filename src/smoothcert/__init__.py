@@ -11,6 +11,7 @@ TYPE_CHECKING = False  # as in typing, whose import takes longer than all of thi
 if TYPE_CHECKING:
     from smoothcert.certification.certificates import read_certificates
     from smoothcert.errors import RequestError, WorkError
+    from smoothcert.objectives import losses
     from smoothcert.smoothing.certificate import ABSTAIN, Certificate
     from smoothcert.smoothing.classifier import SmoothedClassifier
 
@@ -21,6 +22,7 @@ __all__ = [
     "SmoothedClassifier",
     "WorkError",
     "__version__",
+    "losses",
     "read_certificates",
 ]
 _MODULES = {
@@ -29,6 +31,7 @@ _MODULES = {
     "RequestError": "errors",
     "SmoothedClassifier": "smoothing.classifier",
     "WorkError": "errors",
+    "losses": "objectives.losses",
     "read_certificates": "certification.certificates",
 }
 
@@ -36,8 +39,8 @@ _MODULES = {
 def __getattr__(name: str) -> object:
     """Import public names on first use: a command starts with what it needs, reports and `--help` without torch."""
     if name in _MODULES:
-        found: object = getattr(import_module(f"smoothcert.{_MODULES[name]}"), name)
-        return found
+        module = import_module(f"smoothcert.{_MODULES[name]}")
+        return module if name == "losses" else getattr(module, name)
     raise AttributeError(f"module 'smoothcert' has no attribute {name!r}")
 
 

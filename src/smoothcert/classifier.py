@@ -1,22 +1,24 @@
-"""What a classifier is: any callable from images to logits. Its evaluation mode, and probabilities from its logits."""
+"""What a classifier is: any callable from images to logits. Its evaluation mode, its logits and their probabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from smoothcert.errors import RequestError
 
 if TYPE_CHECKING:  # records are read without torch
     import torch
     from torch import Tensor
 
 Classifier = Callable[["Tensor"], "Tensor"]
-"""Images in [0, 1], float, NCHW -> logits."""
+"""Images in [0, 1], float, NCHW -> logits, as a tensor or as `logits_of` accepts them."""
 
 
 @contextmanager
 def evaluating(classifier: Classifier) -> Iterator[None]:
-    """A module in eval mode (batch statistics fixed), each submodule's mode restored afterwards."""
+    """Put a module into eval mode (fixed batch statistics) and restore the mode of each submodule afterwards."""
     from torch import nn
 
     modules = list(classifier.modules()) if isinstance(classifier, nn.Module) else []
@@ -30,41 +32,68 @@ def evaluating(classifier: Classifier) -> Iterator[None]:
             module.training = training
 
 
+def logits_of(output: object) -> Tensor:
+    """Return the logits in a model's output: a tensor, an object with `.logits` or a mapping with "logits"."""
+    from torch import Tensor
+
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise RequestError(
+            f"model: expected a tensor of logits, an object with .logits or a mapping with 'logits', "
+            f"got {type(output).__name__}; return the logits"
+        )
+    return logits
+
+
+def logits_under_noise(classifier: Classifier, images: Tensor, noise: Tensor) -> Tensor:
+    """Compute the logits of images + noise[i] for all i in one forward pass: [num_noise, batch, classes]."""
+    inputs = (images + noise).flatten(0, 1)
+    logits = logits_of(classifier(inputs))
+    if logits.ndim != 2 or logits.shape[0] != inputs.shape[0]:
+        raise RequestError(
+            f"model: expected logits [{inputs.shape[0]}, classes] for inputs {list(inputs.shape)}, "
+            f"got {list(logits.shape)}; return one row of logits per input"
+        )
+    return logits.view(*noise.shape[:2], -1)
+
+
 SMALLEST_PROBABILITY = 1e-20
 
 
 def probabilities(logits: Tensor, inverse_temperature: float = 1.0) -> Tensor:
-    """Softmax of inverse_temperature * logits over the last dimension.
+    """Compute the softmax of inverse_temperature * logits over the last dimension.
 
-    In float32 at least, the product too: half precision would lose small probabilities.
+    Product and softmax are in float32 at least: half precision would lose small probabilities.
     """
     wide = _wide(logits)
     return (wide if inverse_temperature == 1.0 else wide * inverse_temperature).softmax(-1)
 
 
 def log_probability(probability: Tensor) -> Tensor:
-    """log(max(p, 1e-20)): for averaged probabilities, which have no logits. As in the published runs."""
+    """Compute log(max(p, 1e-20)), as in the published runs: for averaged probabilities, which have no logits."""
     return probability.clamp(min=SMALLEST_PROBABILITY).log()
 
 
 def divergence_from_logits(target: Tensor, logits: Tensor) -> Tensor:
-    """KL(target || softmax(logits)) over the last dimension, in float32 at least.
+    """Compute KL(target || softmax(logits)) over the last dimension, in float32 at least.
 
-    The logarithm of the softmax comes from the logits themselves: through a floored probability the gradient would
-    vanish where it matters most, where `logits` give the target's classes less than 1e-20.
+    The logarithm of the softmax is computed from the logits: through a floored probability the gradient would vanish
+    where it matters most, where `logits` give the target's classes less than 1e-20.
     """
     return (target * (log_probability(target) - _wide(logits).log_softmax(-1))).sum(-1)
 
 
 def _wide(logits: Tensor) -> Tensor:
-    """The logits in float32 at least."""
+    """Convert logits of lower precision to float32."""
     import torch
 
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def image_layout(classifier: Classifier) -> torch.memory_format:
-    """How images are best laid out for `classifier`: as its weights are."""
+    """Return the memory layout of the classifier's weights, which is the fastest one for its images."""
     import torch
     from torch import nn
 

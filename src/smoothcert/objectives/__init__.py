@@ -1,4 +1,4 @@
-"""One file, one method. To add one: write its file, add one line to OBJECTIVES."""
+"""Training methods, one file per method. To add one, write its file and add one line to OBJECTIVES."""
 
 from smoothcert.objectives.adversary import Adversary
 from smoothcert.objectives.base import LossTerms, Objective, Progress
