@@ -52,6 +52,7 @@ class Objective(BaseModel, ABC):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str]
+    """Of a built-in method; others are known by a reference to their class."""
     chunked: ClassVar[bool] = True
     """If true, a batch is divided into num_noise steps, so that every step has batch_size noisy inputs."""
 

@@ -30,7 +30,7 @@ from smoothcert.models import check_outputs, is_code
 from smoothcert.models.kernels import kernels_work
 from smoothcert.models.precision import resolve_precision
 from smoothcert.noise import NOISES
-from smoothcert.objectives import Progress
+from smoothcert.objectives import Progress, is_built_in
 from smoothcert.training.checkpoint import RECIPE, InputSpec, State, new_model, save_model, save_state, versions
 from smoothcert.training.metrics import METRICS, Meter, append_metrics, keep_metrics_before
 from smoothcert.training.recipe import TrainRecipe
@@ -97,8 +97,8 @@ class Options(TypedDict, total=False):
     device: str
     """auto, cpu or cuda."""
     capture: bool | None
-    """Whether steps are captured as CUDA graphs, on one GPU. By default all but a user's own network: what that decides
-    in Python, it would decide once."""
+    """Whether steps are captured as CUDA graphs, on one GPU. By default not with a user's own network or objective:
+    what their code decides in Python, it would decide once."""
     compiling: Compiling
     on_progress: Callable[[TrainingStatus], None]
     on_note: Callable[[str], None]
@@ -230,7 +230,7 @@ def training_steps(
         run_step = TrainingStep(step_module, optimizer, sampling, progress, meter)
         captured = None
         if capture is None:
-            capture = not own_network
+            capture = not own_network and is_built_in(recipe.objective)
         if capture and where.type == "cuda" and group.size == 1:
             keep_compiled_kernels()
             steps_left = (recipe.epochs - start.epoch) * steps

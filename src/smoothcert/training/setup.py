@@ -15,6 +15,7 @@ from smoothcert.distributed import Team
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import remove_temporaries
 from smoothcert.io.text import one_line
+from smoothcert.objectives import UnloadedObjective
 from smoothcert.training.checkpoint import (
     MODEL,
     RECIPE,
@@ -125,6 +126,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 def check_request(recipe: TrainRecipe, data: Images, folder: Path, team: Team) -> None:
     """Refuse what cannot be trained before anything is written."""
+    if isinstance(recipe.objective, UnloadedObjective):
+        recipe.objective.refuse()
     if len(data) < recipe.batch_size:
         raise RequestError(f"batch_size: expected at most the {len(data)} training images, got {recipe.batch_size}")
     if recipe.images_per_step % team.size:
