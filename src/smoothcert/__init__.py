@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
     from smoothcert.data import load_dataset
     from smoothcert.errors import RequestError, WorkError
+    from smoothcert.objectives import losses
     from smoothcert.papers.presets import preset
     from smoothcert.report.run_table import report
     from smoothcert.smoothing.certificate import ABSTAIN, Certificate
@@ -37,6 +38,7 @@ __all__ = [
     "certify_dataset",
     "load",
     "load_dataset",
+    "losses",
     "preset",
     "read_certificates",
     "report",
@@ -56,6 +58,7 @@ _MODULES = {
     "load": "training.api",
     "load_dataset": "data",
     "preset": "papers.presets",
+    "losses": "objectives.losses",
     "read_certificates": "certification.certificates",
     "report": "report.run_table",
     "train": "training.api",
@@ -65,8 +68,8 @@ _MODULES = {
 def __getattr__(name: str) -> object:
     """Import public names on first use: a command imports what it needs, and reports and `--help` need no torch."""
     if name in _MODULES:
-        value: object = getattr(import_module(f"smoothcert.{_MODULES[name]}"), name)
-        return value
+        module = import_module(f"smoothcert.{_MODULES[name]}")
+        return module if name == "losses" else getattr(module, name)
     raise AttributeError(f"module 'smoothcert' has no attribute {name!r}")
 
 

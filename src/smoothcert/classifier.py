@@ -67,13 +67,25 @@ def evaluating(classifier: Classifier) -> Iterator[None]:
             module.training = training
 
 
+def logits_under_noise(classifier: Classifier, images: Tensor, noise: Tensor) -> Tensor:
+    """Compute the logits of images + noise[i] for all i in one forward pass: [num_noise, batch, classes]."""
+    inputs = (images + noise).flatten(0, 1)
+    logits = logits_of(classifier(inputs))
+    if logits.ndim != 2 or logits.shape[0] != inputs.shape[0]:
+        raise RequestError(
+            f"model: expected logits [{inputs.shape[0]}, classes] for inputs {list(inputs.shape)}, "
+            f"got {list(logits.shape)}; return one row of logits per input"
+        )
+    return logits.view(*noise.shape[:2], -1)
+
+
 SMALLEST_PROBABILITY = 1e-20
 
 
 def probabilities(logits: Tensor, inverse_temperature: float = 1.0) -> Tensor:
-    """Softmax of inverse_temperature * logits over the last dimension.
+    """Compute the softmax of inverse_temperature * logits over the last dimension.
 
-    In float32 at least, the product too: half precision would lose small probabilities.
+    Product and softmax are in float32 at least: half precision would lose small probabilities.
     """
     wide = _wide(logits)
     return (wide if inverse_temperature == 1.0 else wide * inverse_temperature).softmax(-1)
@@ -85,7 +97,7 @@ def log_probability(probability: Tensor) -> Tensor:
 
 
 def divergence_from_logits(target: Tensor, logits: Tensor) -> Tensor:
-    """KL(target || softmax(logits)) over the last dimension, in float32 at least.
+    """Compute KL(target || softmax(logits)) over the last dimension, in float32 at least.
 
     The logarithm of the softmax is computed from the logits: with a floored probability the gradient would vanish
     where it matters most, where `logits` give the classes of the target less than 1e-20.
@@ -94,7 +106,7 @@ def divergence_from_logits(target: Tensor, logits: Tensor) -> Tensor:
 
 
 def _wide(logits: Tensor) -> Tensor:
-    """The logits in float32 at least."""
+    """Convert logits of lower precision to float32."""
     import torch
 
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

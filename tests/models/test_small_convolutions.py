@@ -1,4 +1,4 @@
-"""The rewritten layers beside torch's own, in double precision, values and gradients."""
+"""The rewritten layers equal torch's in double precision: values and gradients."""
 
 import pytest
 import torch
@@ -22,11 +22,11 @@ def test_convolution_and_pooling(inputs: int, outputs: int, size: int, side: int
     tensors = (x, layer.weight, layer.bias)
     ours = values_and_gradients(lambda: convolve_windows(x, layer), *tensors)
     torchs = values_and_gradients(lambda: F.max_pool2d(layer(x), 2), *tensors)
-    for mine, theirs in zip(ours, torchs, strict=True):
-        assert torch.allclose(mine, theirs, rtol=1e-10, atol=1e-12)
+    for value, expected in zip(ours, torchs, strict=True):
+        assert torch.allclose(value, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_aligned_layers_give_the_same_logits_and_zeros_beyond() -> None:
+def test_aligned_layers_give_the_same_logits_padded_with_zeros() -> None:
     torch.manual_seed(0)
     first, second = nn.Linear(6, 13).double(), nn.Linear(13, 3).double()
     x = torch.randn(4, 6, dtype=torch.float64)

@@ -1,8 +1,8 @@
-"""The formulas of the objectives and attacks once more: numpy, float64, one image and one noise at a time.
+"""A second transcription of the objectives and attacks: numpy, float64, one image and one noise at a time.
 
-Slow and plain on purpose, and sharing nothing with the package: a two-layer tanh network with its derivatives written
-by hand, the attacks on it, and every loss as a loop over images and noises. Images are flat vectors here. Points that
-an attack found are arguments of the losses, so that differencing a loss holds them fixed.
+It is slow and plain on purpose and shares nothing with the package: a two-layer tanh network with derivatives written
+by hand, the attacks on it, and every loss as a loop over images and noises. Images are flat vectors here. The results
+of attacks are arguments of the losses, so that differences of a loss hold them fixed.
 """
 
 import math
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm as normal
+from scipy.special import ndtri
 
 Array = NDArray[np.float64]
 
@@ -79,7 +79,7 @@ def warmup(epoch: int) -> float:
 
 
 def smoothed_gradient(network: Network, x: Array, y: int, noises: Array) -> tuple[float, Array, Array]:
-    """-log pbar_y in eval mode, its derivative by the chain rule, and pbar."""
+    """Compute -log pbar_y in eval mode, its derivative by the chain rule, and pbar."""
     pbar = np.zeros(len(network.b2))
     slope = np.zeros_like(x)
     for delta in noises:
@@ -101,7 +101,7 @@ def into_ball(x: Array, centre: Array, radius: float) -> Array:
 def pgd(
     network: Network, x: Array, y: int, noises: Array, steps: int, step_size: float, max_norm: float | None
 ) -> list[Array]:
-    """x_1, ..., x_T of one image: a normalised step, clamp to [0, 1], projection on the ball if there is one."""
+    """Compute x_1, ..., x_T of one image: a normalised step, clamp to [0, 1], projection on the ball if any."""
     iterates, current = [], x
     for _ in range(steps):
         _, gradient, _ = smoothed_gradient(network, current, y, noises)
@@ -155,17 +155,17 @@ def stability(network: Network, x: Array, y: Array, noise: Array, weight: float)
 
 
 def macer_fates(network: Network, x: Array, y: Array, noise: Array, gamma: float, beta: float) -> list[str]:
-    """What becomes of the robustness term of each image: kept, or dropped because wrong, saturated, beyond gamma."""
+    """Say for each image whether its robustness term is kept, or dropped as wrong, saturated or beyond gamma."""
     fates = []
     for b in range(len(x)):
         q = sum(softmax(beta * network.logits(x[b] + delta)) for delta in noise[:, b]) / len(noise)
         second, first = sorted(q)[-2:]
         if int(np.argmax(q)) != y[b]:
             fates.append("wrong")
-        elif not math.isfinite(normal.ppf(first) - normal.ppf(second)):
+        elif not math.isfinite(ndtri(first) - ndtri(second)):
             fates.append("saturated")
         else:
-            fates.append("kept" if normal.ppf(first) - normal.ppf(second) <= gamma else "beyond")
+            fates.append("kept" if ndtri(first) - ndtri(second) <= gamma else "beyond")
     return fates
 
 
@@ -183,7 +183,7 @@ def macer(
         natural += -math.log(pbar_y + 1e-10)
         if fates[b] == "kept":
             second, first = sorted(q)[-2:]
-            robust += sigma / 2 * (gamma - (normal.ppf(first) - normal.ppf(second)))
+            robust += sigma / 2 * (gamma - (ndtri(first) - ndtri(second)))
     return {
         "loss": (natural + weight * robust) / len(x),
         "natural": natural / len(x),
@@ -219,7 +219,7 @@ def consistency(
 
 
 def smoothmix_right(network: Network, clean: Array, y: Array, noise: Array) -> list[bool]:
-    """Where argmax pbar = y: the images whose mixed term counts."""
+    """Say for each image whether argmax pbar = y, so that its mixed term counts."""
     right = []
     for b in range(len(clean)):
         pbar = sum(softmax(network.logits(clean[b] + delta)) for delta in noise[:, b])

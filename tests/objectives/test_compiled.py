@@ -1,4 +1,4 @@
-"""A loss under torch.compile's tracing: the same numbers, and an attack's step compiled once however many there are."""
+"""Losses under torch.compile give the same numbers, and the steps of an attack are compiled once."""
 
 import copy
 
@@ -20,7 +20,7 @@ from smoothcert.training.step import Step
     ],
     ids=["consistency", "smoothmix", "smoothadv"],
 )
-def test_compiled_equals_plain(objective: Objective, graphs: int, calls: int) -> None:
+def test_compiled_losses_equal_plain_ones(objective: Objective, graphs: int, calls: int) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
     images, labels, noise = torch.rand(4, 1, 28, 28), torch.randint(10, (4,)), 0.5 * torch.randn(2, 4, 1, 28, 28)
@@ -48,8 +48,7 @@ def test_compiled_equals_plain(objective: Objective, graphs: int, calls: int) ->
     assert all(module.training for module in compiled.modules())
 
 
-@pytest.mark.parametrize("one_step", [False, True])
-def test_runs_that_differ_in_sigma_and_attack_steps_share_what_is_compiled(one_step: bool) -> None:
+def test_runs_with_other_sigma_and_attack_steps_share_compiled_code() -> None:
     torch._dynamo.reset()
     graphs: list[fx.GraphModule] = []
 
@@ -57,10 +56,10 @@ def test_runs_that_differ_in_sigma_and_attack_steps_share_what_is_compiled(one_s
         graphs.append(graph)
         return graph.forward
 
-    for sigma, steps in ((0.25, 2), (0.5, 4), (1.0, 8)):
-        objective = SmoothMix(num_noise=2, steps=steps, one_step=one_step)
+    for sigma, steps in ((0.25, 2), (1.0, 3)):
+        objective = SmoothMix(num_noise=2, steps=steps, one_step=True)
         step = Step(LeNet(10).train(), objective, device_type="cpu", bf16=False)
         step.loss = torch.compile(objective.loss, dynamic=False, backend=backend)
         progress = Progress(sigma, torch.ones(()), torch.ones(()), torch.rand(4))
         step(torch.rand(4, 1, 28, 28), torch.randint(10, (4,)), torch.randn(2, 4, 1, 28, 28), progress)
-    assert len(graphs) == 2, "the attack's step and the rest, once each"
+    assert len(graphs) == 2, "the step of the attack and the rest, once each"

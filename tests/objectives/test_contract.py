@@ -1,4 +1,4 @@
-"""What every registered objective must keep: the loop, CUDA graphs and several processes rely on it."""
+"""Rules that every registered objective keeps: the loop, CUDA graphs and several processes rely on them."""
 
 import pytest
 import torch
@@ -51,14 +51,14 @@ def test_gradient_reaches_every_parameter(objective: Objective) -> None:
         assert name == "0.bias" or float(parameter.grad.abs().sum()) > 0, name
 
 
-def test_same_draws_give_the_same_loss_and_others_another(objective: Objective) -> None:
+def test_the_loss_depends_on_its_draws_alone(objective: Objective) -> None:
     first, again, other = (compute(objective, small_network(), seed=s).loss.item() for s in (3, 3, 4))
     assert first == again
     assert first != other
 
 
 def test_loss_is_pure(objective: Objective) -> None:
-    """It draws nothing from the global generator and leaves modes and requires_grad as they were."""
+    """The loss draws nothing from the global generator and leaves modes, gradients and requires_grad unchanged."""
     network = small_network().train()
     network[1].eval()
     before = torch.get_rng_state()
@@ -70,7 +70,7 @@ def test_loss_is_pure(objective: Objective) -> None:
 
 
 class OnMeta(nn.Module):
-    """Logits without data: whatever would have to read a value fails."""
+    """Logits without data: code that reads a value fails."""
 
     def __init__(self) -> None:
         super().__init__()

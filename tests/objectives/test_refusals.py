@@ -1,4 +1,4 @@
-"""Hyper-parameters out of range are refused: directly by pydantic, and from a recipe in one line for people."""
+"""Hyper-parameters out of range are refused: in Python by pydantic, and in recipes by one line for users."""
 
 import math
 
@@ -10,7 +10,7 @@ from smoothcert.errors import RequestError
 from smoothcert.objectives import OBJECTIVES, Adversary, Consistency, SmoothMix
 from smoothcert.training.recipe import with_overrides
 
-# Method, field, value as YAML, and what the line must say was expected.
+# Method, field, value as YAML, and what the line must name as expected.
 REFUSED = [
     ("gaussian", "num_noise", "0", "greater than or equal to 1"),
     ("gaussian", "num_noise", "1.5", "a valid integer"),
@@ -74,7 +74,7 @@ def python_value(text: str) -> object:
 
 
 @refused
-def test_methods_refuse_values_out_of_range(name: str, field: str, text: str, expected: str) -> None:
+def test_objectives_refuse_values_out_of_range(name: str, field: str, text: str, expected: str) -> None:
     outer, _, inner = field.partition(".")
     value = python_value(text)
     with pytest.raises(ValidationError, match=expected):
@@ -82,9 +82,7 @@ def test_methods_refuse_values_out_of_range(name: str, field: str, text: str, ex
 
 
 @refused
-def test_recipes_refuse_them_in_one_line_with_field_value_and_range(
-    name: str, field: str, text: str, expected: str
-) -> None:
+def test_recipes_refuse_values_out_of_range_in_one_line(name: str, field: str, text: str, expected: str) -> None:
     with pytest.raises(RequestError) as caught:
         with_overrides(tiny_recipe(objective=OBJECTIVES[name]()), [f"objective.{field}={text}"])
     line = str(caught.value)
@@ -146,8 +144,7 @@ def test_several_wrong_fields_are_all_named_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_method_cannot_be_changed_once_made(name: str) -> None:
-    """Also a way around the limits."""
+def test_objectives_are_frozen(name: str) -> None:
     objective = OBJECTIVES[name]()
     with pytest.raises(ValidationError, match="frozen"):
         objective.num_noise = 0
@@ -170,17 +167,17 @@ def test_a_method_cannot_be_changed_once_made(name: str) -> None:
         ("smoothadv", "num_noise", 1),
     ],
 )
-def test_the_ends_of_the_ranges_are_allowed(name: str, field: str, value: float) -> None:
+def test_limits_of_the_ranges_are_allowed(name: str, field: str, value: float) -> None:
     recipe = with_overrides(tiny_recipe(), [f"objective={name}", f"objective.{field}={value}"])
     assert getattr(recipe.objective, field) == value
 
 
 @pytest.mark.parametrize("name", ["smoothadv", "consistency"])
-def test_parts_of_a_method_just_chosen_can_be_set(name: str) -> None:
+def test_fields_of_a_chosen_method_can_be_set(name: str) -> None:
     recipe = with_overrides(tiny_recipe(), [f"objective={name}", "objective.adversary.epsilon=0.5"])
     assert recipe.objective == OBJECTIVES[name](adversary=Adversary(epsilon=0.5))
 
 
-def test_near_names_look_inside_nested_parts() -> None:
+def test_near_names_of_nested_keys_are_proposed() -> None:
     with pytest.raises(RequestError, match=r"did you mean objective\.adversary\.steps"):
         with_overrides(tiny_recipe(), ["objective=smoothadv", "objective.adversary.step=3"])

@@ -1,7 +1,7 @@
-"""Twenty steps of every objective against stored losses, so that a refactor which changes numbers is seen.
+"""Compare twenty steps of every objective with stored losses, so that a change of numbers is noticed.
 
-After a change that is meant to change them: `python tests/objectives/test_traces.py --write`, and look at the diff of
-`traces.json`. A small smooth network in float64 and a tolerance of 1e-4 keep the traces the same on other processors.
+After an intended change of numbers, run `python tests/objectives/test_traces.py --write` and read the diff of
+`traces.json`. A small smooth network in float64 and a tolerance of 1e-4 make the traces independent of the processor.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from smoothcert.objectives import OBJECTIVES, Adversary, Consistency, Macer, Obj
 TRACES = Path(__file__).with_name("traces.json")
 STEPS, BATCH, CLASSES, SHAPE, SIGMA, LEARNING_RATE = 20, 12, 4, (1, 4, 4), 0.25, 0.05
 
-# Every registered objective with its defaults, and the options that run other code.
+# Every registered objective with its defaults, and options that select other code.
 TRACED: dict[str, Objective] = {name: kind() for name, kind in OBJECTIVES.items()} | {
     "smoothadv, ddn": SmoothAdv(num_noise=2, adversary=Adversary(attack="ddn", steps=4)),
     "macer, deferred": Macer(num_noise=8, gamma=2.0, deferred=True),
@@ -32,7 +32,7 @@ TRACED: dict[str, Objective] = {name: kind() for name, kind in OBJECTIVES.items(
 
 
 class Small(nn.Module):
-    """Two layers with tanh between, float64, drawn from `generator`."""
+    """Two layers with tanh between them, float64, drawn from `generator`."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
@@ -53,7 +53,10 @@ def _uniform(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 def trace(objective: Objective) -> list[float]:
-    """The loss before each step of plain SGD on images near four prototypes; two steps an epoch, a drop at epoch 5."""
+    """Return the loss before each step of plain SGD on images near four prototypes.
+
+    Each epoch has two steps, and the learning rate drops at epoch 5.
+    """
     generator = torch.Generator().manual_seed(20)
     network = Small(generator)
     prototypes = _uniform(generator, CLASSES, *SHAPE)
@@ -85,26 +88,26 @@ def test_losses_follow_the_stored_trace(name: str) -> None:
     assert trace(TRACED[name]) == pytest.approx(stored[name], rel=1e-4)
 
 
-def test_no_trace_is_left_over() -> None:
+def test_every_stored_trace_is_compared() -> None:
     assert set(json.loads(TRACES.read_text(encoding="utf-8"))) == set(TRACED)
 
 
-def test_traces_are_those_of_a_network_that_learns() -> None:
-    """A trace that stands still would compare nothing."""
+def test_losses_change_along_every_stored_trace() -> None:
+    """A constant trace would compare nothing."""
     stored = json.loads(TRACES.read_text(encoding="utf-8"))
     assert all(len(losses) == STEPS for losses in stored.values())
     assert all(max(losses) > 1.05 * min(losses) for losses in stored.values())
 
 
 def write() -> None:
-    """Replace the stored traces, five digits more than are compared."""
+    """Replace the stored traces, with five digits more than the tests compare."""
     traces = {name: [float(f"{loss:.9g}") for loss in trace(objective)] for name, objective in TRACED.items()}
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(losses)}" for name, losses in traces.items())
     TRACES.write_text("{\n" + lines + "\n}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Compute the traces of all objectives anew.")
+    parser = argparse.ArgumentParser(description="Compute the traces of all objectives again.")
     parser.add_argument("--write", action="store_true", required=True, help=f"replace {TRACES.name}")
     parser.parse_args()
     write()

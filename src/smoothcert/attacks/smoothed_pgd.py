@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from smoothcert.attacks.l2 import Classifier, attacked, project, unit
-from smoothcert.classifier import evaluating, log_probability, probabilities
+from smoothcert.classifier import evaluating, log_probability, logits_under_noise, probabilities
 
 
 def smoothed_loss_and_gradient(
@@ -19,8 +19,7 @@ def smoothed_loss_and_gradient(
     """
 
     def total_loss(moved: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        logits = classifier((moved + noise).flatten(0, 1)).view(*noise.shape[:2], -1)
-        average = probabilities(logits).mean(0)
+        average = probabilities(logits_under_noise(classifier, moved, noise)).mean(0)
         chosen = average.gather(1, labels.unsqueeze(1)).squeeze(1)
         loss = -log_probability(chosen)
         return loss.sum(), (loss, average)

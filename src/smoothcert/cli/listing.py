@@ -51,9 +51,14 @@ def objectives(name: Annotated[str | None, typer.Argument(help="Show this method
     if name is None:
         show_registry({key: (kind.__doc__ or "").splitlines()[0] for key, kind in OBJECTIVES.items()})
         return
-    if name not in OBJECTIVES:
+    if name not in OBJECTIVES and ":" not in name:
         raise RequestError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {name}")
-    fields = OBJECTIVES[name].model_fields
+    if name in OBJECTIVES:
+        fields = OBJECTIVES[name].model_fields
+    else:
+        from smoothcert.training.user_objective import import_objective
+
+        fields = import_objective(name).model_fields
     show_registry({f"objective.{key}": f"{f.description} (default {f.default})" for key, f in fields.items()})
 
 

@@ -19,13 +19,16 @@ def train(
     model: Annotated[
         str | None, typer.Option(help="A network, or your own: package.module:function or FILE.py:function.")
     ] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="A method, or your own: package.module:Class or FILE.py:Class.")
+    ] = None,
     set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of the recipe.")] = [],  # noqa: B006
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     compile_: Annotated[
         Compiling, typer.Option("--compile", help="torch.compile on a GPU; auto: if it pays.")
     ] = "auto",
     capture: Annotated[
-        bool | None, typer.Option(help="Steps as CUDA graphs; on a GPU.", show_default="not for your own network")
+        bool | None, typer.Option(help="Steps as CUDA graphs; on a GPU.", show_default="not for your own code")
     ] = None,
     data: Data = None,
     device: Device = "auto",
@@ -34,6 +37,7 @@ def train(
     from smoothcert.papers.presets import preset as find_preset
     from smoothcert.training.recipe import load_run_recipe, load_train_recipe, with_overrides
     from smoothcert.training.run_folder import MODEL, RECIPE, refuse_lost_recipe
+    from smoothcert.training.user_objective import load_objective, refuse_objective_code
 
     if preset is not None and recipe is not None:
         raise RequestError("give --preset or --recipe, not both")
@@ -53,10 +57,13 @@ def train(
         chosen = recipe_of_model(file)
     else:
         chosen = load_train_recipe(file)
-    overrides = list(set_) if sigma is None or preset is not None else [f"sigma={sigma}", *set_]
+    overrides = [] if objective is None else [f"objective={objective}"]
+    overrides += set_ if sigma is None or preset is not None else [f"sigma={sigma}", *set_]
     overrides += [f"model={model}"] if model is not None else []
     final = with_overrides(chosen, overrides)
     check_dataset(final.dataset)
+    if file is not None and not any(text.partition("=")[0] in ("objective", "objective.name") for text in overrides):
+        refuse_objective_code(file, final)
     # torch is imported when the request is known to be right.
     from smoothcert.data import UNSPLIT, load_dataset
     from smoothcert.distributed import meet
@@ -66,6 +73,7 @@ def train(
 
     if file is not None and f"model={final.model}" not in overrides:
         refuse_code(file, final.model, None)
+    final = load_objective(final)
     meet()
     images = load_dataset(final.dataset, "train", data, image_size=final.image_size)
     print_data_notes(console, images)

@@ -1,4 +1,4 @@
-"""A user's own network, named as `package.module:function` or `FILE.py:function`: imported and called."""
+"""Users' code, named as `package.module:name` or `FILE.py:name`: how it is imported, and how it builds a network."""
 
 import functools
 import hashlib
@@ -21,28 +21,19 @@ from smoothcert.io.text import error_line
 
 
 def is_code(name: str) -> bool:
-    """Whether a model's name is a reference to code rather than an entry of MODELS."""
+    """Tell a reference to code from the name of an entry of MODELS."""
     return ":" in name
 
 
 def own_model(reference: str, num_classes: int) -> Classifier:
-    """What `package.module:function` returns: a module or any callable from images in [0, 1] to logits.
+    """Call `package.module:function`, which returns a module or any callable from images in [0, 1] to logits.
 
-    A name that ends in .py is a file, which is imported from where it is. The function is called with `num_classes` if
-    it has a parameter of that name, else without arguments. It must be a function or a class that is written in Python:
-    built-in ones are refused, because none of them builds a network and some of them end the process (`os:abort`).
-    Whatever the import or the call raises is a RequestError, `SystemExit` too; only Ctrl-C passes.
+    The function is called with `num_classes` if it has a parameter of that name, else without arguments. It must be a
+    function or a class that is written in Python: built-in ones are refused, because none of them builds a network and
+    some of them end the process (`os:abort`). Everything that the import or the call raises becomes a RequestError,
+    `SystemExit` too; only Ctrl-C passes.
     """
-    name, _, attribute = reference.rpartition(":")
-    try:
-        function: Any = getattr(_import_file(Path(name)) if name.endswith(".py") else _import(name), attribute)
-    except (KeyboardInterrupt, RequestError):
-        raise
-    except BaseException as error:  # the module is a user's code, which may fail in any way
-        raise RequestError(
-            f"model: expected package.module:function or FILE.py:function, got {reference} ({_reason(error)}); "
-            "run where Python finds the module, or set PYTHONPATH"
-        ) from error
+    function = import_code(reference, "model", "function")
     if not callable(function):
         raise RequestError(f"model: expected {reference} to be a function, got {type(function).__name__}")
     if not _is_python(function):
@@ -68,24 +59,41 @@ def own_model(reference: str, num_classes: int) -> Classifier:
     return network
 
 
+def import_code(reference: str, field: str, kind: str) -> Any:
+    """Import what `package.module:name` or `FILE.py:name` refers to; a file is imported from its folder.
+
+    `field` and `kind` are for messages: the field of the recipe, and what the code is expected to be.
+    """
+    name, _, attribute = reference.rpartition(":")
+    try:
+        return getattr(_import_file(Path(name), field) if name.endswith(".py") else _import(name), attribute)
+    except (KeyboardInterrupt, RequestError):
+        raise
+    except BaseException as error:  # the module is a user's code, which may fail in any way
+        raise RequestError(
+            f"{field}: expected package.module:{kind} or FILE.py:{kind}, got {reference} ({_reason(error)}); "
+            "run where Python finds the module, or set PYTHONPATH"
+        ) from error
+
+
 def _import(name: str) -> ModuleType:
     # The current folder is searched too, but last: a file in it must not replace an installed package.
     _search_last(os.getcwd())
     return importlib.import_module(name)
 
 
-def _import_file(path: Path) -> ModuleType:
-    """The module in the file `path`. Modules next to it can be imported by it."""
+def _import_file(path: Path, field: str) -> ModuleType:
+    """Import the file `path`, which can import modules next to it."""
     path = path.expanduser().resolve()
     check_regular_file(path)
     if not path.exists():
-        raise RequestError(f"model: expected a Python file, got {path}, which does not exist; correct the path")
+        raise RequestError(f"{field}: expected a Python file, got {path}, which does not exist; correct the path")
     _search_last(str(path.parent))
-    # A name of its own: a file called torch.py must not replace torch.
-    name = f"smoothcert_model_{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
+    # The module gets a unique name: a file called torch.py must not replace torch.
+    name = f"smoothcert_user_{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise RequestError(f"model: expected a Python file, got {path}")
+        raise RequestError(f"{field}: expected a Python file, got {path}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look a class's module up by its name
     spec.loader.exec_module(module)
@@ -98,7 +106,7 @@ def _search_last(folder: str) -> None:
 
 
 def _is_python(function: Any) -> bool:
-    """Whether `function` is a Python function, a method or a class, perhaps wrapped or partly applied."""
+    """Tell a Python function, method or class, perhaps wrapped or partly applied, from built-in functions."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function)

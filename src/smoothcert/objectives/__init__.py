@@ -1,4 +1,4 @@
-"""One file, one method. To add one: write its file, add one line to OBJECTIVES."""
+"""Training methods, one file per method. To add one, write its file and add one line to OBJECTIVES."""
 
 from smoothcert.objectives.adversary import Adversary
 from smoothcert.objectives.base import LossTerms, Objective, Progress
@@ -8,6 +8,7 @@ from smoothcert.objectives.macer import Macer
 from smoothcert.objectives.smoothadv import SmoothAdv
 from smoothcert.objectives.smoothmix import SmoothMix
 from smoothcert.objectives.stability import Stability
+from smoothcert.objectives.unloaded import UnloadedObjective
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "gaussian": Gaussian,
@@ -18,8 +19,25 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "smoothmix": SmoothMix,
 }
 
+REFERENCES: dict[type[Objective], str] = {}
+"""Classes outside the package that were imported by a reference, `package.module:Class` or `FILE.py:Class`."""
+
+
+def is_built_in(objective: Objective) -> bool:
+    return type(objective) in OBJECTIVES.values()
+
+
+def name_in_recipes(objective: Objective) -> str:
+    """Return the name of a built-in objective, and for others the reference to their class."""
+    if isinstance(objective, UnloadedObjective):
+        return objective.reference
+    kind = type(objective)
+    return objective.name if is_built_in(objective) else REFERENCES.get(kind, f"{kind.__module__}:{kind.__qualname__}")
+
+
 __all__ = [
     "OBJECTIVES",
+    "REFERENCES",
     "Adversary",
     "Consistency",
     "Gaussian",
@@ -30,4 +48,7 @@ __all__ = [
     "SmoothAdv",
     "SmoothMix",
     "Stability",
+    "UnloadedObjective",
+    "is_built_in",
+    "name_in_recipes",
 ]

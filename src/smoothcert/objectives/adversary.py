@@ -1,4 +1,4 @@
-"""The adversary of SmoothAdv, which Consistency can stand on too (Salman et al. 2019, https://arxiv.org/abs/1906.04584).
+"""The attack of SmoothAdv, which Consistency can use too (Salman et al. 2019, https://arxiv.org/abs/1906.04584).
 
 xhat = argmax over ||x' - x||_2 <= epsilon * w(epoch) of -log pbar_y(x'),   pbar = mean_i F(x' + delta_i)
 """
@@ -27,7 +27,7 @@ class Adversary(BaseModel):
     def around(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
     ) -> Tensor:
-        """Adversarial examples [batch, c, h, w] in [0, 1], found with the same noises that the loss will use."""
+        """Find adversarial examples [batch, ...] in [0, 1] under the same noises that the loss uses."""
         from smoothcert.attacks import ddn, smoothed_pgd
 
         radius = self.epsilon * progress.warmup

@@ -1,4 +1,4 @@
-"""The seam between the training loop and a method: what an objective is given and what it gives back."""
+"""The interface between the training loop and a method: what an objective receives and what it returns."""
 
 from __future__ import annotations
 
@@ -8,26 +8,34 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from smoothcert.classifier import Classifier as Classifier
+from smoothcert.classifier import logits_under_noise as logits_under_noise
 
 if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor
 
 
 class Progress(NamedTuple):
-    """What a loss may depend on besides its batch. Epoch-dependent factors are tensors, so that a captured step
-    sees them change."""
+    """What a loss may depend on in addition to its batch.
+
+    Epoch-dependent factors are tensors, so that a captured step sees them change.
+    """
 
     sigma: float
     warmup: Tensor
-    """Scalar min(1, (epoch + 1) / 10)."""
+    """Scalar: `warm_up` of the epoch."""
     after_first_drop: Tensor
     """Scalar: 0 before the first learning-rate drop, 1 from it on."""
     uniform: Tensor
-    """[batch] draws from U[0, 1), one an image, for methods that need randomness besides the noise."""
+    """[batch] draws from U[0, 1), one per image, for methods that need more randomness than the noise."""
+
+
+def warm_up(epoch: float) -> float:
+    """Compute the factor that rises over the first ten epochs, counted from 0."""
+    return min(1.0, (epoch + 1) / 10)
 
 
 class LossTerms(NamedTuple):
-    """`loss` is what is minimised; `terms` are its parts for the log; `noisy_logits` [num_noise, batch, classes]."""
+    """The `loss` to minimise, its `terms` for the log, and `noisy_logits` [num_noise, batch, classes]."""
 
     loss: Tensor
     terms: dict[str, Tensor]
@@ -35,17 +43,18 @@ class LossTerms(NamedTuple):
 
 
 class Objective(BaseModel, ABC):
-    """A method: a frozen record of its hyper-parameters and its loss.
+    """A training method: a frozen record of its hyper-parameters, and its loss.
 
-    `loss` is a pure function of its arguments with static shapes: it never waits for the device (no `.item()`, no
-    boolean indexing, no `if tensor`). It may switch the classifier's mode while it attacks, and restores it.
+    `loss` is a pure function of its arguments with static shapes. It never waits for the device: no `.item()`, no
+    boolean indexing, no `if tensor`. Attacks inside it may switch the classifier to eval mode, and restore the mode.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str]
+    """Of a built-in method; others are known by a reference to their class."""
     chunked: ClassVar[bool] = True
-    """True: a batch is cut into num_noise chunks, each one step, so every step sees batch_size noisy inputs."""
+    """If true, a batch is divided into num_noise steps, so that every step has batch_size noisy inputs."""
 
     num_noise: int = Field(1, ge=1, description="noisy copies of an image in a step (m)")
 
@@ -53,17 +62,11 @@ class Objective(BaseModel, ABC):
     def loss(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
     ) -> LossTerms:
-        """images [batch, c, h, w] in [0, 1], labels [batch], noise [num_noise, batch, c, h, w]."""
-
-
-def logits_under_noise(classifier: Classifier, images: Tensor, noise: Tensor) -> Tensor:
-    """Logits of images + noise[i] for all i in one forward pass: [num_noise, batch, classes]."""
-    logits = classifier((images + noise).flatten(0, 1))
-    return logits.view(*noise.shape[:2], -1)
+        """Compute the loss of images [batch, ...] in [0, 1], labels [batch] and noise [num_noise, batch, ...]."""
 
 
 def cross_entropy_under_noise(noisy_logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over noises and images of CE(z(x + delta_i), y), a scalar. noisy_logits [num_noise, batch, classes]."""
+    """Compute the mean of CE(z(x + delta_i), y) over noises and images. noisy_logits [num_noise, batch, classes]."""
     import torch
 
     every_label = labels.expand(noisy_logits.shape[0], -1).flatten()

@@ -29,15 +29,15 @@ Form = Literal["kl_entropy", "xent", "kl", "mse"]
 
 
 class Consistency(Objective):
-    """Predictions under different noises of an image should agree: cheap, and strong at large radii."""
+    """Predictions for an image under different noises should agree: cheap, and strong at large radii."""
 
     name: ClassVar[str] = "consistency"
 
-    num_noise: int = Field(2, ge=2, description="noisy copies of an image in a step (m); one has nothing to agree with")
+    num_noise: int = Field(2, ge=2, description="noisy copies of an image in a step (m), at least two to compare")
     weight: float = Field(10.0, ge=0, description="weight of the consistency term (lambda)")
     entropy_weight: float = Field(0.5, ge=0, description="weight of the entropy H(pbar) in the form kl_entropy (eta)")
     form: Form = Field(
-        "kl_entropy", description="kl_entropy as published, or xent (KL + H), kl, mse (two noises) as in the ablation"
+        "kl_entropy", description="kl_entropy as published; xent (KL + H), kl or mse (two noises) as in the ablation"
     )
     adversary: Adversary | None = Field(None, description="noisy copies of an attacked image: .attack .steps .epsilon")
 
@@ -52,13 +52,16 @@ class Consistency(Objective):
     ) -> LossTerms:
         if self.adversary is not None:
             images = self.adversary.around(classifier, images, labels, noise, progress)
-        noisy_logits = logits_under_noise(classifier, images, noise)
+        return self.from_logits(logits_under_noise(classifier, images, noise), labels)
+
+    def from_logits(self, noisy_logits: Tensor, labels: Tensor) -> LossTerms:
+        """Compute the loss from logits [num_noise, batch, classes]."""
         cross_entropy = cross_entropy_under_noise(noisy_logits, labels)
         regularizer, terms = self._regularizer(noisy_logits)
         return LossTerms(cross_entropy + regularizer, {"cross_entropy": cross_entropy, **terms}, noisy_logits)
 
     def _regularizer(self, noisy_logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The weighted regulariser and its parts, from logits [num_noise, batch, classes]."""
+        """Return the weighted regulariser and its parts."""
         p = probabilities(noisy_logits)
         if self.form == "mse":
             squared = (p[0] - p[1]).square().sum(-1).mean()

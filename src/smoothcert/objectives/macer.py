@@ -5,8 +5,8 @@
     Lrob = sigma / 2 * (gamma - R)  where argmax q = y, R is finite and R <= gamma;  0 elsewhere
     loss = (sum Lnat + lambda * sum Lrob) / batch
 
-Images beyond gamma are dropped, not clamped. The published MNIST runs and CIFAR-10 at sigma 1.0 hold lambda at 0 until
-the first learning-rate drop (`deferred`).
+Images with R > gamma are dropped, not clamped. The published MNIST runs and CIFAR-10 at sigma 1.0 keep lambda at 0
+until the first learning-rate drop (`deferred`).
 """
 
 from __future__ import annotations
@@ -23,23 +23,29 @@ if TYPE_CHECKING:  # records are read without torch
 
 
 class Macer(Objective):
-    """Maximises a differentiable certified radius; all noises of a whole batch in one step."""
+    """Maximise a differentiable certified radius; all noises of a whole batch are in one step."""
 
     name: ClassVar[str] = "macer"
     chunked: ClassVar[bool] = False
 
     num_noise: int = Field(16, ge=1, description="noisy copies of an image in a step (m)")
     weight: float = Field(16.0, ge=0, description="weight of the robustness term (lambda)")
-    gamma: float = Field(8.0, gt=0, description="radii (in units of sigma / 2) beyond this are left alone")
+    gamma: float = Field(8.0, gt=0, description="images with a larger radius, in units of sigma / 2, are dropped")
     beta: float = Field(16.0, gt=0, description="inverse temperature of the softmax whose radius is maximised")
     deferred: bool = Field(False, description="no robustness term before the first learning-rate drop")
 
     def loss(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
     ) -> LossTerms:
+        switch = progress.after_first_drop if self.deferred else 1.0
+        return self.from_logits(logits_under_noise(classifier, images, noise), labels, progress.sigma, switch)
+
+    def from_logits(
+        self, noisy_logits: Tensor, labels: Tensor, sigma: float, switch: float | Tensor = 1.0
+    ) -> LossTerms:
+        """Compute the loss from logits [num_noise, batch, classes]; `switch` multiplies the robustness term."""
         import torch
 
-        noisy_logits = logits_under_noise(classifier, images, noise)
         average = probabilities(noisy_logits).mean(0)
         natural = -torch.log(average.gather(1, labels.unsqueeze(1)).squeeze(1) + 1e-10)
 
@@ -48,12 +54,12 @@ class Macer(Objective):
         with torch.no_grad():
             radius = torch.special.ndtri(top[:, 0]) - torch.special.ndtri(top[:, 1])
             kept = (classes[:, 0] == labels) & (radius <= self.gamma)  # false for infinity and NaN
-        # Dropped images get a harmless pair in place of theirs: infinite derivatives times 0 would be NaN.
+        # Dropped images get a harmless pair of probabilities: an infinite derivative times 0 would be NaN.
         first = torch.where(kept, top[:, 0], 0.75)
         second = torch.where(kept, top[:, 1], 0.25)
         missing = self.gamma - (torch.special.ndtri(first) - torch.special.ndtri(second))
-        robust = torch.where(kept, progress.sigma / 2 * missing, 0.0)
+        robust = torch.where(kept, sigma / 2 * missing, 0.0)
 
-        weight = self.weight * (progress.after_first_drop if self.deferred else 1.0)
+        weight = self.weight * switch
         natural, robust = natural.mean(), robust.mean()
         return LossTerms(natural + weight * robust, {"natural": natural, "robust": robust}, noisy_logits)

@@ -4,8 +4,8 @@
     lam ~ U[0, 1/2];  xmix = (1 - lam) xc + lam xadv;  ymix = (1 - lam) pbar + lam / C,   pbar = mean_i F(xc + delta_i)
     mean_i CE(z(xc + delta_i), y) + eta * w(epoch) * mean_{x, i} [argmax pbar = y] KL(ymix || F(xmix + delta_i))
 
-As in the published runs, and unlike the paper's text: KL instead of CE, the mask (whose zeros count in the mean), the
-warm-up w, and ymix not detached.
+This follows the published runs, which differ from the paper's text: KL instead of CE, the mask (its zeros count in the
+mean), the warm-up w, and ymix is not detached.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # records are read without torch
 
 
 class SmoothMix(Objective):
-    """Mixes each image with an unrestricted adversarial example and asks for uncertainty in between."""
+    """Mix each image with an unrestricted adversarial example and train for uncertainty in between."""
 
     name: ClassVar[str] = "smoothmix"
 
@@ -37,9 +37,11 @@ class SmoothMix(Objective):
     steps: int = Field(4, ge=1, description="attack steps (T)")
     step_size: float = Field(1.0, gt=0, description="L2 length of an attack step (alpha)")
     eta: float = Field(5.0, ge=0, description="weight of the mixed term, warmed up over ten epochs")
-    one_step: bool = Field(False, description="take the first attack iterate in place of the clean image")
-    one_step_radius: float | None = Field(None, gt=0, description="its largest L2 norm; by default step_size")
-    max_norm: float | None = Field(None, gt=0, description="limit the attack to an L2 ball; by default there is none")
+    one_step: bool = Field(False, description="replace the clean image by the first attack iterate")
+    one_step_radius: float | None = Field(
+        None, gt=0, description="largest L2 norm of the first iterate; by default step_size"
+    )
+    max_norm: float | None = Field(None, gt=0, description="limit the attack to an L2 ball; by default no limit")
 
     @model_validator(mode="after")
     def _radius_needs_one_step(self) -> SmoothMix:
@@ -58,8 +60,8 @@ class SmoothMix(Objective):
             radius = self.step_size if self.one_step_radius is None else self.one_step_radius
             clean = project(first, images, radius * progress.warmup)
 
-        # Without `one_step` this repeats the attack's first forward pass, 4% of a step with T = 8. Sharing it would
-        # make a compiled attack compute gradients of the weights too, and show batch norm these images once, not twice.
+        # Without `one_step` this repeats the attack's first forward pass, 4% of a step with T = 8. Sharing the pass
+        # would make a compiled attack compute gradients of the weights too, and update batch norm once, not twice.
         noisy_logits = logits_under_noise(classifier, clean, noise)
         cross_entropy = cross_entropy_under_noise(noisy_logits, labels)
         average = probabilities(noisy_logits).mean(0)
@@ -74,7 +76,7 @@ class SmoothMix(Objective):
         return LossTerms(loss, {"cross_entropy": cross_entropy, "mix": mix}, noisy_logits)
 
     def _attack(self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """x_1 and x_T: not all iterates, since what follows would be compiled anew for each T."""
+        """Return x_1 and x_T only: with all iterates, the rest would be compiled again for each T."""
         from smoothcert.attacks import smoothed_pgd
 
         iterates = list(
@@ -86,6 +88,6 @@ class SmoothMix(Objective):
 
 
 def _between(first: Tensor, second: Tensor, ratio: Tensor) -> Tensor:
-    """(1 - ratio) * first + ratio * second, with one ratio an image."""
+    """Compute (1 - ratio) * first + ratio * second, with one ratio per image."""
     ratio = ratio.view(-1, *[1] * (first.ndim - 1))
     return (1 - ratio) * first + ratio * second

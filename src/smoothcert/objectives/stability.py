@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from smoothcert.classifier import probabilities
+from smoothcert.classifier import logits_of, probabilities
 from smoothcert.objectives.base import Classifier, LossTerms, Objective, Progress, logits_under_noise
 
 if TYPE_CHECKING:  # records are read without torch
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # records are read without torch
 
 
 class Stability(Objective):
-    """Stability training: predictions under noise should agree with the clean prediction."""
+    """Predictions under noise should agree with the clean prediction."""
 
     name: ClassVar[str] = "stability"
     chunked: ClassVar[bool] = False
@@ -30,10 +30,13 @@ class Stability(Objective):
     def loss(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
     ) -> LossTerms:
+        clean_logits = logits_of(classifier(images))
+        return self.from_logits(clean_logits, logits_under_noise(classifier, images, noise), labels)
+
+    def from_logits(self, clean_logits: Tensor, noisy_logits: Tensor, labels: Tensor) -> LossTerms:
+        """Compute the loss from clean logits [batch, classes] and noisy logits [1, batch, classes]."""
         import torch.nn.functional as F
 
-        clean_logits = classifier(images)
-        noisy_logits = logits_under_noise(classifier, images, noise)
         clean = F.cross_entropy(clean_logits, labels)
         stability = F.cross_entropy(noisy_logits[0], probabilities(clean_logits))
         loss = clean + self.weight * stability

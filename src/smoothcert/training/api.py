@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from torch.utils.data import Dataset
@@ -47,7 +47,7 @@ def train(
         folder = None if data_folder is None else Path(data_folder)
         images = load_dataset(recipe.dataset, "train", folder, image_size=recipe.image_size)
     elif hasattr(data, "batches"):
-        images = data
+        images = cast(Images, data)
     elif isinstance(data, Dataset):
         images = images_from_dataset(data, name=f"torch:{type(data).__name__}")
         recipe = recipe.model_copy(update={"dataset": images.name})

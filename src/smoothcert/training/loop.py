@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -108,7 +108,7 @@ def finish_epoch(run: RunInProgress) -> None:
     """Write the metrics of the epoch; save the run, or start it again if its start was dead."""
     metrics = run.meter.means(run.group)
     seconds = time.perf_counter() - run.epoch_started
-    line = {"epoch": run.epoch, "learning_rate": run.learning_rate, **metrics, "seconds": seconds}
+    line: dict[str, Any] = {"epoch": run.epoch, "learning_rate": run.learning_rate, **metrics, "seconds": seconds}
     # The seconds depend on these: a run may continue on another machine, or next to other runs.
     line |= {"device": run.versions["device"], "runs_at_once": run.active_runs, **peak_memory(run.device)}
     if run.group.leads:

@@ -1,5 +1,6 @@
 """Validated recipes for training, imports and certification; reading, writing, and `key=value` overrides."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -11,29 +12,41 @@ from smoothcert.errors import RequestError
 from smoothcert.io.files import write_text_atomically
 from smoothcert.io.text import did_you_mean, flattened
 from smoothcert.io.yaml_file import parse_yaml, read_yaml
-from smoothcert.objectives import OBJECTIVES, Objective
+from smoothcert.objectives import OBJECTIVES, Objective, UnloadedObjective, name_in_recipes
 from smoothcert.training.choices import InputLayer, NoiseName
 from smoothcert.training.recipe_errors import describe_errors, shown
 
 
 def _objective_from(value: Any) -> Any:
-    """An objective from its name, or from a mapping with a `name` and its hyper-parameters."""
+    """Make an objective from its name, or from a mapping with a `name` and its hyper-parameters.
+
+    `package.module:Class` is not imported here: see `training/user_objective.py`.
+    """
     if isinstance(value, Objective):
         return value
     fields = {"name": value} if isinstance(value, str) else value
     if not isinstance(fields, Mapping) or "name" not in fields:
         raise ValueError(f"objective: expected a mapping with the key 'name', one of {', '.join(OBJECTIVES)}")
     name = fields["name"]
-    if not isinstance(name, str) or name not in OBJECTIVES:
+    outside = _is_reference(name)
+    if not outside and (not isinstance(name, str) or name not in OBJECTIVES):
         raise ValueError(f"objective: unknown method {name}; {did_you_mean(name, OBJECTIVES)}")
+    kind = UnloadedObjective if outside else OBJECTIVES[name]
     try:
-        return OBJECTIVES[name].model_validate({k: v for k, v in fields.items() if k != "name"})
+        return kind.model_validate({k: v for k, v in fields.items() if k != "name" or outside})
     except ValidationError as error:
-        raise ValueError(describe_errors(OBJECTIVES[name], error, "objective.")) from error
+        raise ValueError(describe_errors(kind, error, "objective.")) from error
+
+
+def _is_reference(name: object) -> bool:
+    """Tell `package.module:Class` and `FILE.py:Class` from the name of a built-in method."""
+    return isinstance(name, str) and name.isprintable() and all(name.rpartition(":"))
 
 
 def _objective_to(objective: Objective) -> dict[str, Any]:
-    return {"name": objective.name, **objective.model_dump(mode="json")}
+    if isinstance(objective, UnloadedObjective):  # fields that were not given have the defaults of the class
+        return objective.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return {"name": name_in_recipes(objective), **objective.model_dump(mode="json")}
 
 
 AnyObjective = Annotated[Objective, BeforeValidator(_objective_from), PlainSerializer(_objective_to)]
@@ -75,7 +88,9 @@ class TrainRecipe(Recipe):
     model: str = Field(description="network: see `smoothcert models`, or package.module:function")
     sigma: float = Field(gt=0, description="standard deviation of the noise, in pixels of [0, 1]; at most 1e30")
     noise: NoiseName = Field("gaussian", description="gaussian certifies in L2, laplace and uniform in L1")
-    objective: AnyObjective = Field(description="method and its hyper-parameters: see `smoothcert objectives`")
+    objective: AnyObjective = Field(
+        description="method, with its hyper-parameters: see `smoothcert objectives`, or package.module:Class"
+    )
     epochs: int = Field(90, ge=1, le=MOST, description="passes over the training images, at most a million")
     batch_size: int = Field(256, ge=1, description="noisy inputs in a step (images, for methods that do not chunk)")
     learning_rate: float = Field(0.01, gt=0, description="of SGD at the start; at most 1e30")
@@ -104,7 +119,7 @@ class TrainRecipe(Recipe):
     @property
     def method(self) -> str:
         """The name of the method in tables."""
-        return self.objective.name
+        return re.split(r"[:.]", name_in_recipes(self.objective))[-1]
 
     @property
     def images_per_step(self) -> int:
@@ -204,6 +219,10 @@ def with_overrides(recipe: TrainRecipe, overrides: Sequence[str]) -> TrainRecipe
 def _set(fields: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
     if keys == ["objective"] or keys == ["objective", "name"]:
         # Another method has other hyper-parameters: start from its defaults.
+        if _is_reference(value):
+            same = fields["objective"]["name"] == value  # the user allows the code that the recipe names
+            fields["objective"] = fields["objective"] if same else {"name": value}
+            return
         known = isinstance(value, str) and value in OBJECTIVES
         fields["objective"] = _objective_to(OBJECTIVES[value]()) if known else value
         return

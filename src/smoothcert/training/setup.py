@@ -20,7 +20,7 @@ from smoothcert.models import check_outputs, is_code
 from smoothcert.models.kernels import kernels_work
 from smoothcert.models.precision import resolve_precision
 from smoothcert.noise import NOISES
-from smoothcert.objectives import Progress
+from smoothcert.objectives import Progress, UnloadedObjective, is_built_in
 from smoothcert.training.average import AveragedWeights
 from smoothcert.training.checkpoint import InputSpec, Run, new_model, versions
 from smoothcert.training.choices import Compiling
@@ -51,8 +51,8 @@ class Options(TypedDict, total=False):
     device: str
     """auto, cpu or cuda."""
     capture: bool | None
-    """Whether steps are captured as CUDA graphs on one GPU. The default is True except for a user's own network, whose
-    decisions in Python would be made only once."""
+    """Whether steps are captured as CUDA graphs on one GPU. The default is True except for a user's own network or
+    objective, whose decisions in Python would be made only once."""
     compiling: Compiling
     on_progress: Callable[..., None]
     """Called with a `TrainingStatus`."""
@@ -147,7 +147,9 @@ class RunInProgress:
         self.plain_step = TrainingStep(step_module, self.optimizer, sampling, self.progress, self.meter)
         self.step: TrainingStep | CapturedStep = self.plain_step
         capture = options.get("capture")
-        if (not own_network if capture is None else capture) and device.type == "cuda" and group.size == 1:
+        if capture is None:
+            capture = not own_network and is_built_in(recipe.objective)
+        if capture and device.type == "cuda" and group.size == 1:
             keep_compiled_kernels()
             kernels = self.precision == "bf16" and kernels_work(device.index or 0)
             pays = compile_pays(self.model, options.get("compiling", "auto"), by_kernels=kernels)
@@ -208,6 +210,8 @@ def make_optimizer(model: nn.Module, recipe: TrainRecipe, device: torch.device) 
 
 def check_request(recipe: TrainRecipe, data: Images, folder: Path, group: Team) -> None:
     """Refuse what cannot be trained before anything is written."""
+    if isinstance(recipe.objective, UnloadedObjective):
+        recipe.objective.refuse()
     if len(data) < recipe.batch_size:
         raise RequestError(f"batch_size: expected at most the {len(data)} training images, got {recipe.batch_size}")
     if recipe.images_per_step % group.size:

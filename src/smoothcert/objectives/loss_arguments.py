@@ -1,0 +1,78 @@
+"""Checks of what users pass to the losses: each refusal is a RequestError of one line."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from smoothcert.errors import RequestError
+from smoothcert.io.text import did_you_mean
+from smoothcert.objectives.base import Objective
+
+Kind = TypeVar("Kind", bound=Objective)
+
+
+def make_objective(kind: type[Kind], fields: Mapping[str, Any]) -> Kind:
+    """Make an objective of `kind`; a RequestError of one line for wrong hyper-parameters."""
+    try:
+        return kind.model_validate(dict(fields))
+    except ValidationError as error:
+        raise RequestError("; ".join(_wrong_field(kind, detail) for detail in error.errors())) from error
+
+
+def _wrong_field(kind: type[Objective], detail: Any) -> str:
+    field, message = ".".join(map(str, detail["loc"])), str(detail["msg"])
+    if detail["type"] == "extra_forbidden":
+        return f"{field}: unknown hyper-parameter; {did_you_mean(field, kind.model_fields)}"
+    if detail["type"] == "value_error":
+        return message.removeprefix("Value error, ")  # from a validator of the objective: complete
+    return f"{field}: expected {message.removeprefix('Input should be ')}, got {detail['input']!r}"
+
+
+def check_batch(inputs: Tensor, labels: Tensor) -> None:
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.ndim < 2 or not len(inputs):
+        raise RequestError(
+            f"inputs: expected floating-point numbers [batch, ...], got {_described(inputs)}; "
+            "convert images to [0, 1] by x.float() / 255"
+        )
+    _check_labels(labels, inputs.shape[0], inputs.device)
+
+
+def check_draws(
+    draws: Mapping[str, tuple[Tensor | None, Sequence[int]]], generator: torch.Generator | None, device: torch.device
+) -> None:
+    """Refuse a generator on another device, and given draws of another shape than the one next to them."""
+    if generator is not None and generator.device.type != device.type:
+        raise RequestError(
+            f"generator: expected one on {device.type}, where the inputs are, got one on {generator.device.type}; "
+            "make it with torch.Generator(device)"
+        )
+    for name, (draw, shape) in draws.items():
+        if draw is not None and draw.shape != tuple(shape):
+            raise RequestError(f"{name}: expected the shape {list(shape)}, got {list(draw.shape)}")
+
+
+def check_logits(noisy_logits: Tensor, labels: Tensor) -> None:
+    if not isinstance(noisy_logits, Tensor) or not noisy_logits.is_floating_point() or noisy_logits.ndim != 3:
+        raise RequestError(
+            f"noisy_logits: expected floating-point numbers [num_noise, batch, classes], "
+            f"got {_described(noisy_logits)}; stack the logits of all noises"
+        )
+    _check_labels(labels, noisy_logits.shape[1], noisy_logits.device)
+
+
+def _check_labels(labels: Tensor, batch: int, device: torch.device) -> None:
+    integers = isinstance(labels, Tensor) and not labels.is_floating_point() and not labels.is_complex()
+    if not integers or labels.shape != (batch,) or labels.device != device:
+        raise RequestError(
+            f"labels: expected integer classes [{batch}] on {device}, got {_described(labels)}; "
+            "pass one class per input"
+        )
+
+
+def _described(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} on {value.device}"

@@ -1,0 +1,319 @@
+"""`smoothcert.losses`: the same numbers as the objectives, for every registered method, in other people's loops."""
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_recipe
+from torch import Tensor, nn
+from torch.optim import SGD
+from two_processes import (
+    BATCH,
+    CLASSES,
+    MODULES,
+    OTHER_SETTINGS,
+    SHAPE,
+    SIGMA,
+    batch,
+    compare_with_one_process,
+    network,
+)
+
+import smoothcert as sc
+from smoothcert.noise import NOISES
+from smoothcert.objectives import OBJECTIVES, Objective, Progress
+from smoothcert.training.loop import fill_progress
+from smoothcert.training.metrics import Meter
+from smoothcert.training.step import Sampling, Step, TrainingStep
+
+ROOT = Path(__file__).parents[2]
+every_method = pytest.mark.parametrize("name", OBJECTIVES)
+every_setting = pytest.mark.parametrize(("name", "fields"), [*((name, {}) for name in OBJECTIVES), *OTHER_SETTINGS])
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    found = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    assert len(found) == len(list(model.parameters()))
+    return found
+
+
+def assert_equal(first: list[Tensor], second: list[Tensor]) -> None:
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_every_method_has_a_module_and_a_function() -> None:
+    assert MODULES.keys() == OBJECTIVES.keys()
+    assert all(callable(getattr(sc.losses, name)) for name in OBJECTIVES)
+
+
+@every_method
+def test_modules_have_the_fields_and_defaults_of_their_objective(name: str) -> None:
+    hints = sc.losses.Loss.__init__.__annotations__
+    assert "sigma" in hints
+    settings = MODULES[name].__init__.__annotations__["settings"].__args__[0].__annotations__
+    assert set(settings) - {"sigma", "generator"} == set(OBJECTIVES[name].model_fields)
+    assert MODULES[name](sigma=SIGMA).objective == OBJECTIVES[name]()
+
+
+@every_setting
+def test_modules_compute_the_loss_and_gradients_of_their_objective(name: str, fields: dict[str, Any]) -> None:
+    """Bit for bit, batch statistics included."""
+    objective = OBJECTIVES[name].model_validate(fields)
+    images, labels, noise, uniform = batch(objective.num_noise)
+    progress = Progress(SIGMA, torch.tensor(0.4), torch.tensor(1.0), uniform)
+    expected, model = network(), network()
+    terms = objective.loss(expected, images, labels, noise, progress)
+    terms.loss.backward()
+    criterion = MODULES[name](sigma=SIGMA, **fields)
+    criterion.epoch = 3
+    loss = criterion(model, images, labels.int(), noise=noise, uniform=uniform)
+    loss.backward()
+    assert torch.equal(loss, terms.loss)
+    assert {key: value.item() for key, value in criterion.terms.items()} == {
+        key: value.item() for key, value in terms.terms.items()
+    }
+    assert not any(value.requires_grad for value in criterion.terms.values())
+    assert_equal(gradients(model), gradients(expected))
+    assert_equal(list(model.buffers()), list(expected.buffers()))
+
+
+@every_setting
+def test_functions_compute_the_loss_and_gradients_of_their_objective(name: str, fields: dict[str, Any]) -> None:
+    """Functions of logits get those of a forward pass; with an adversary Consistency has no such function."""
+    objective = OBJECTIVES[name].model_validate(fields)
+    images, labels, noise, uniform = batch(objective.num_noise)
+    progress = Progress(SIGMA, torch.tensor(0.4), torch.tensor(1.0), uniform)
+    expected, model = network(), network()
+    terms = objective.loss(expected, images, labels, noise, progress)
+    terms.loss.backward()
+    if fields.get("adversary") and name == "consistency":
+        return
+    clean = [model(images)] if name == "stability" else []
+    if name in ("smoothadv", "smoothmix"):
+        more = {"uniform": uniform} if name == "smoothmix" else {}
+        function = getattr(sc.losses, name)
+        loss = function(model, images, labels, sigma=SIGMA, epoch=3, noise=noise, **more, **fields)
+    else:
+        noisy = model((images + noise).flatten(0, 1)).view(*noise.shape[:2], -1)
+        more = {"sigma": SIGMA} if name == "macer" else {}
+        loss = getattr(sc.losses, name)(*clean, noisy, labels, **more, **fields)
+    loss.backward()
+    assert torch.equal(loss, terms.loss)
+    assert_equal(gradients(model), gradients(expected))
+
+
+@every_method
+def test_noise_is_drawn_as_in_the_training_loop(name: str) -> None:
+    """A generator with the same seed gives the same update as one step of `smoothcert train`."""
+    objective = OBJECTIVES[name]()
+    images, labels, *_ = batch(1)
+    expected, model = network(), network()
+    sampling = Sampling(
+        NOISES["gaussian"](SIGMA), objective.num_noise, BATCH, slice(None), torch.Generator().manual_seed(5)
+    )
+    progress = Progress(SIGMA, torch.tensor(1.0), torch.tensor(1.0), torch.empty(0))
+    step = Step(expected, objective, device_type="cpu", bf16=False)
+    TrainingStep(step, SGD(expected.parameters(), 0.1), sampling, progress, Meter(torch.device("cpu"), 1))(
+        images, labels
+    )
+    criterion = MODULES[name](sigma=SIGMA, generator=torch.Generator().manual_seed(5))
+    before = torch.get_rng_state()
+    criterion(model, images, labels).backward()
+    assert torch.equal(torch.get_rng_state(), before)
+    SGD(model.parameters(), 0.1).step()
+    assert_equal(list(model.parameters()), list(expected.parameters()))
+
+
+def test_without_a_generator_each_call_draws_other_noise() -> None:
+    images, labels, *_ = batch(1)
+    model, criterion = network(), sc.losses.Gaussian(sigma=SIGMA)
+    torch.manual_seed(1)
+    first, second = criterion(model, images, labels).item(), criterion(model, images, labels).item()
+    torch.manual_seed(1)
+    assert first == criterion(model, images, labels).item()
+    assert first != second
+
+
+@pytest.mark.parametrize("epoch", [0, 4, 5, 9, 30])
+def test_the_epoch_sets_what_the_training_loop_sets(epoch: int) -> None:
+    recorded: list[Progress] = []
+
+    class Recorder(Objective):
+        def loss(self, classifier: Any, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress) -> Any:
+            recorded.append(progress)
+            return OBJECTIVES["gaussian"]().loss(classifier, images, labels, noise, progress)
+
+    criterion = sc.losses.Loss(Recorder(), sigma=SIGMA)
+    criterion.epoch, criterion.first_drop = epoch, 5
+    criterion(network(), *batch(1)[:2])
+    expected = Progress(SIGMA, torch.zeros(()), torch.zeros(()), torch.empty(0))
+    fill_progress(expected, tiny_recipe(learning_rate_drops=(5,), epochs=40), epoch)
+    assert recorded[0][:3] == expected[:3]
+
+
+def test_deferred_macer_waits_for_the_first_drop() -> None:
+    images, _, noise, _ = batch(16)
+    plain, deferred = sc.losses.Macer(sigma=SIGMA), sc.losses.Macer(sigma=SIGMA, deferred=True, first_drop=2)
+    model = network()
+    labels = (16 * model((images + noise).flatten(0, 1))).softmax(-1).view(16, BATCH, -1).mean(0).argmax(1)
+    for epoch, same in ((0, False), (1, False), (2, True), (None, True)):
+        deferred.epoch = epoch
+        losses = [criterion(model, images, labels, noise=noise).item() for criterion in (plain, deferred)]
+        assert (losses[0] == losses[1]) == same
+    assert deferred.terms["robust"] > 0
+
+
+@every_method
+def test_modes_gradients_and_requires_grad_stay_as_they_are(name: str) -> None:
+    model = network()
+    model[1].eval()
+    model[0].weight.requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 7.0)
+    images, labels, *_ = batch(1)
+    images.requires_grad_(True)
+    loss = MODULES[name](sigma=SIGMA)(model, images, labels)
+    assert [module.training for module in model] == [True, False, True, True, True]
+    assert [parameter.requires_grad for parameter in model.parameters()] == [False, *[True] * 5]
+    assert all(bool((parameter.grad == 7).all()) for parameter in model.parameters())
+    assert images.grad is None
+    loss.backward()
+    assert bool((model[0].weight.grad == 7).all())
+    assert images.grad is not None
+
+
+class Wrapped(nn.Module):
+    """A model whose output is an object with `.logits`, or a mapping with "logits"."""
+
+    def __init__(self, model: nn.Module, kind: type) -> None:
+        super().__init__()
+        self.model, self.kind = model, kind
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.kind(logits=self.model(inputs), hidden=None)
+
+
+@pytest.mark.parametrize("kind", [SimpleNamespace, dict])
+@every_method
+def test_models_may_return_their_logits_inside_an_object(name: str, kind: type) -> None:
+    images, labels, noise, uniform = batch(OBJECTIVES[name]().num_noise)
+    plain, wrapped = network(), Wrapped(network(), kind)
+    losses = [MODULES[name](sigma=SIGMA)(m, images, labels, noise=noise, uniform=uniform) for m in (plain, wrapped)]
+    assert torch.equal(*losses)
+    for loss in losses:
+        loss.backward()
+    assert_equal(gradients(plain), gradients(wrapped))
+
+
+@every_method
+def test_autocast_and_gradient_scaling(name: str) -> None:
+    """Scaled and unscaled gradients equal those without a scale; the loss is float32, near that of full precision."""
+    images, labels, noise, uniform = batch(OBJECTIVES[name]().num_noise)
+    results = []
+    for scale in (2.0**10, 1.0):
+        model, criterion = network(), MODULES[name](sigma=SIGMA)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        optimizer = SGD(model.parameters(), 0.1)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = criterion(model, images, labels, noise=noise, uniform=uniform)
+        assert loss.dtype == torch.float32
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        results.append(gradients(model))
+        scaler.step(optimizer)
+    assert_equal(*results)
+    full = MODULES[name](sigma=SIGMA)(network(), images, labels, noise=noise, uniform=uniform)
+    assert loss.item() == pytest.approx(full.item(), rel=0.1)
+
+
+@every_method
+def test_inputs_of_any_shape_and_models_in_eval_mode(name: str) -> None:
+    """Rows of numbers through a plain callable, and a module in eval mode, whose batch statistics stay."""
+    weight = torch.randn(5, CLASSES, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    MODULES[name](sigma=SIGMA)(lambda rows: rows @ weight, torch.rand(BATCH, 5), torch.arange(BATCH) % 4).backward()
+    assert weight.grad is not None
+    assert bool(weight.grad.isfinite().all())
+    model = network().eval()
+    before = copy.deepcopy(list(model.buffers()))
+    MODULES[name](sigma=SIGMA)(model, *batch(1)[:2]).backward()
+    assert_equal(list(model.buffers()), before)
+    assert len(gradients(model)) == 6
+
+
+IMAGES, LABELS = torch.rand(BATCH, *SHAPE), torch.zeros(BATCH, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"inputs": (IMAGES * 255).byte()}, "inputs: expected floating-point numbers .* got uint8 .* x.float"),
+        ({"inputs": IMAGES.numpy()}, "inputs: .* got ndarray"),
+        ({"inputs": IMAGES[:0], "labels": LABELS[:0]}, r"inputs: .* got float32 \[0, 2, 5, 5\]"),
+        ({"labels": None}, r"labels: expected integer classes \[6\] on cpu, got NoneType"),
+        ({"labels": LABELS.float()}, r"labels: .* got float32 \[6\]"),
+        ({"labels": nn.functional.one_hot(LABELS, CLASSES)}, r"labels: .* got int64 \[6, 4\] on cpu"),
+        ({"labels": LABELS[:3]}, r"labels: .* got int64 \[3\]"),
+        (
+            {"noise": torch.zeros(1, BATCH, *SHAPE)},
+            r"noise: expected the shape \[2, 6, 2, 5, 5\], got \[1, 6, 2, 5, 5\]",
+        ),
+        ({"uniform": torch.zeros(2)}, r"uniform: expected the shape \[6\], got \[2\]"),
+        ({"model": lambda x: x.flatten(1).argmax(1)}, r"model: expected logits \[12, classes\] .* got \[12\]"),
+        ({"model": lambda x: (x.flatten(1), None)}, "model: expected a tensor of logits, .* got tuple"),
+        ({"model": lambda x: {"scores": x.flatten(1)}}, "model: expected a tensor of logits, .* got dict"),
+        ({"model": lambda x: x.flatten(1).detach().numpy()}, "model: .* got ndarray"),
+    ],
+)
+def test_wrong_input_is_refused_in_one_line(arguments: dict[str, Any], message: str) -> None:
+    given = {"model": network(), "inputs": IMAGES, "labels": LABELS} | arguments
+    for criterion in (sc.losses.Consistency(sigma=SIGMA), sc.losses.SmoothMix(sigma=SIGMA, num_noise=2)):
+        with pytest.raises(sc.RequestError, match=message) as caught:
+            criterion(**given)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: sc.losses.Gaussian(), "sigma: expected a number > 0, got None"),
+        (lambda: sc.losses.Gaussian(sigma=-1), "sigma: expected a number > 0, got -1"),
+        (lambda: sc.losses.Consistency(sigma=1, weigth=3), "weigth: unknown hyper-parameter; did you mean weight"),
+        (lambda: sc.losses.Consistency(sigma=1, weight=-3), "weight: expected greater than or equal to 0, got -3"),
+        (lambda: sc.losses.Consistency(sigma=1, form="mse", num_noise=3), "expected 2 for form mse, got 3"),
+        (lambda: sc.losses.SmoothAdv(sigma=1, adversary={"steps": 0}), r"adversary\.steps: expected .* got 0"),
+        (lambda: sc.losses.Macer(sigma=1, deferred=True), "first_drop: expected the epoch .* got None"),
+        (lambda: sc.losses.Macer(sigma=1, first_drop=3), "first_drop: expected .* None without, got 3"),
+        (lambda: sc.losses.consistency(torch.zeros(1, 6, 4), LABELS), "num_noise: .* equal to 2, got 1"),
+        (lambda: sc.losses.consistency(torch.zeros(12, 4), LABELS), r"noisy_logits: .* got float32 \[12, 4\]"),
+        (lambda: sc.losses.gaussian(torch.zeros(2, 5, 4), LABELS), r"labels: expected integer classes \[5\]"),
+        (
+            lambda: sc.losses.stability(torch.zeros(6, 3), torch.zeros(1, 6, 4), LABELS),
+            r"clean_logits: expected the shape \[6, 4\], got \[6, 3\]",
+        ),
+    ],
+)
+def test_wrong_settings_are_refused_in_one_line(make: Any, message: str) -> None:
+    with pytest.raises(sc.RequestError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_two_processes_get_the_gradients_of_one(tmp_path: Path) -> None:
+    """DistributedDataParallel over gloo: each process has half a batch, the gradients are those of the whole batch.
+
+    This process is the first one.
+    """
+    script = Path(__file__).with_name("two_processes.py")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    second = subprocess.Popen([sys.executable, script, tmp_path / "store"], env=environment, stderr=subprocess.PIPE)
+    try:
+        compare_with_one_process(0, tmp_path / "store")
+    finally:
+        _, errors = second.communicate(timeout=120)
+    assert second.returncode == 0, errors.decode()[-3000:]

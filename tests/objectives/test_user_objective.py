@@ -1,0 +1,201 @@
+"""Objectives outside the package, `package.module:Class`: trained with consent, certified without their code."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from pydantic import Field
+from tiny import tiny_recipe
+
+from smoothcert.data import ImageData
+from smoothcert.errors import RequestError
+from smoothcert.objectives import Consistency, Gaussian, Objective, UnloadedObjective, name_in_recipes
+from smoothcert.training.checkpoint import load_run, tensors_digest
+from smoothcert.training.loop import train
+from smoothcert.training.recipe import load_train_recipe, with_overrides
+from smoothcert.training.user_objective import load_objective
+
+MODULE = """
+from pydantic import Field, field_validator
+from smoothcert.objectives import Gaussian, Objective
+
+open("ran", "a").close()
+
+class Mine(Gaussian):
+    num_noise: int = Field(2, ge=1, description="copies")
+    scale: float = Field(1.0, gt=0, description="of the loss")
+
+    def loss(self, classifier, images, labels, noise, progress):
+        terms = super().loss(classifier, images, labels, noise, progress)
+        return terms._replace(loss=self.scale * terms.loss)
+
+class Abstract(Objective):
+    pass
+
+class Fails(Gaussian):
+    scale: float = 1.0
+
+    @field_validator("scale")
+    def check(cls, value):
+        raise RuntimeError("broken")
+
+number = 5
+"""
+REFERENCE = "mine_objective.py:Mine"
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_data: ImageData, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an objective and a recipe that names it. The file "ran" appears when its code is imported."""
+    (tmp_path / "mine_objective.py").write_text(MODULE)
+    np.savez(tmp_path / "small.npz", images=tiny_data.images[:, 0].numpy(), labels=tiny_data.labels.numpy())
+    fields = tiny_recipe(dataset="npz:small.npz", epochs=1, learning_rate_drops=()).to_mapping()
+    fields["objective"] = {"name": REFERENCE, "scale": 0.5}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(fields))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_code_that_only_a_file_names_does_not_run(project: Path, run_cli: Cli) -> None:
+    (project / "downloaded").mkdir()
+    (project / "downloaded/recipe.yaml").write_text((project / "recipe.yaml").read_text())
+    for arguments in (
+        ("--recipe", "recipe.yaml", "--out", "run"),
+        ("--recipe", "recipe.yaml", "--out", "run", "--set", "objective.scale=2"),
+        ("--out", "downloaded", "--resume"),
+    ):
+        code, _, errors = run_cli("train", *arguments, "--device", "cpu")
+        assert code == 2
+        assert f"its objective is the code {REFERENCE}; allow it with --objective {REFERENCE}" in errors
+        assert len(errors.splitlines()) == 1
+    recipe = load_train_recipe(project / "recipe.yaml")
+    assert recipe.method == "Mine"
+    with pytest.raises(RequestError, match="is not loaded; allow it with --objective"):
+        train(recipe, None, project / "run", device="cpu")
+    assert not (project / "ran").exists()
+    assert not (project / "run").exists()
+
+
+def test_allowed_code_keeps_the_hyper_parameters_of_the_file(project: Path, run_cli: Cli) -> None:
+    allow = ("--objective", REFERENCE, "--device", "cpu")
+    code, output, errors = run_cli("train", "--recipe", "recipe.yaml", "--out", "run", *allow)
+    assert code == 0, errors
+    assert output.rstrip().endswith("trained run; next: smoothcert certify run")
+    recipe = load_run(project / "run").recipe
+    assert recipe.to_mapping()["objective"] == {"name": REFERENCE, "num_noise": 2, "scale": 0.5}
+    code, output, errors = run_cli("train", "--resume", "--out", "run", *allow)
+    assert code == 0, errors
+    assert "all 1 epochs are trained already" in output
+
+
+def test_an_interrupted_run_continues_exactly(project: Path, tiny_data: ImageData) -> None:
+    """The objective of the file at scale 1 is Gaussian, so its weights are too."""
+    recipe = with_overrides(load_train_recipe(project / "recipe.yaml"), ["epochs=2", "objective.scale=1"])
+    gaussian = tiny_recipe(dataset="npz:small.npz", learning_rate_drops=(), objective=Gaussian(num_noise=2))
+    train(gaussian, tiny_data, project / "gaussian", device="cpu")
+    train(load_objective(recipe), tiny_data, project / "whole", device="cpu")
+
+    class Stop(Exception):
+        pass
+
+    def stop(status: Any) -> None:
+        if status.epoch == 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(load_objective(recipe), tiny_data, project / "cut", device="cpu", on_progress=stop)
+    assert load_run(project / "cut").epoch == 1
+    train(load_objective(recipe), tiny_data, project / "cut", device="cpu", resume=True)
+    digests = {tensors_digest(load_run(project / name).model.state_dict()) for name in ("gaussian", "whole", "cut")}
+    assert len(digests) == 1
+    other = load_objective(with_overrides(recipe, ["objective.scale=3"]))
+    with pytest.raises(RequestError, match="holds a run of another recipe"):
+        train(other, tiny_data, project / "cut", device="cpu", resume=True)
+
+
+def test_overrides_choose_code_and_its_fields(project: Path) -> None:
+    chosen = with_overrides(tiny_recipe(), [f"objective={REFERENCE}", "objective.scale=3", "objective.num_noise=4"])
+    loaded = load_objective(chosen)
+    assert loaded.objective.model_dump() == {"num_noise": 4, "scale": 3.0}
+    assert loaded.images_per_step == 16
+    assert loaded.to_mapping() == chosen.to_mapping()
+    defaults = load_objective(with_overrides(tiny_recipe(), [f"objective={REFERENCE}"]))
+    assert defaults.objective.model_dump() == {"num_noise": 2, "scale": 1.0}
+    assert load_objective(tiny_recipe()) == tiny_recipe()
+    assert hash(chosen) == hash(with_overrides(chosen, []))
+
+
+@pytest.mark.parametrize(
+    ("reference", "overrides", "message"),
+    [
+        ("mine_objective.py:Missing", [], "has no attribute 'Missing'"),
+        ("no_such_file.py:Mine", [], "objective: expected a Python file, got .*no_such_file.py, which does not exist"),
+        ("no_such_module_here:Mine", [], "objective: expected package.module:Class or FILE.py:Class, got no_such"),
+        ("mine_objective.py:number", [], "to be a subclass of smoothcert.objectives.Objective, got int"),
+        ("os:PathLike", [], "to be a subclass of smoothcert.objectives.Objective, got PathLike"),
+        ("os:abort", [], "to be a subclass of smoothcert.objectives.Objective, got builtin_function"),
+        ("mine_objective.py:Abstract", [], r"to define loss\(\), got a class without it"),
+        ("mine_objective.py:Fails", ["objective.scale=2"], r"Fails failed \(RuntimeError: broken\)"),
+        (REFERENCE, ["objective.scale=0"], r"objective\.scale: expected greater than 0, got 0"),
+        (REFERENCE, ["objective.scael=1"], r"objective\.scael: unknown key; did you mean objective\.scale"),
+        (REFERENCE, ["objective.num_noise=3"], r"batch_size: expected a multiple of objective\.num_noise = 3, got 64"),
+        (REFERENCE, ["objective.num_noise=0"], r"objective\.num_noise: expected greater than or equal to 1, got 0"),
+        (":Mine", [], "objective: unknown method :Mine"),
+        ("mi\x1bne:A", [], "objective"),
+    ],
+)
+def test_wrong_references_and_fields_are_refused_in_one_line(
+    project: Path, reference: str, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        load_objective(with_overrides(tiny_recipe(), [f"objective={reference}", *overrides]))
+    assert "\n" not in str(caught.value)
+
+
+class Inline(Consistency):
+    """A subclass of a built-in method, used from Python."""
+
+    extra: float = Field(1.0, description="unused")
+
+
+def test_objects_are_recorded_by_the_path_of_their_class(tmp_path: Path, tiny_data: ImageData) -> None:
+    """The name of the base class would load another method."""
+    recipe = tiny_recipe(objective=Inline(), epochs=1, learning_rate_drops=())
+    assert name_in_recipes(recipe.objective) == f"{__name__}:Inline"
+    assert recipe.method == "Inline"
+    train(recipe, tiny_data, tmp_path / "run", device="cpu")
+    stored = load_run(tmp_path / "run").recipe
+    assert isinstance(stored.objective, UnloadedObjective)
+    assert stored.to_mapping() == recipe.to_mapping()
+    loaded = load_objective(stored)
+    assert isinstance(loaded.objective, Inline)
+    assert loaded.to_mapping() == recipe.to_mapping()
+
+
+def test_recipes_with_code_are_read_without_torch(project: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from smoothcert.training.recipe import load_train_recipe;"
+        " load_train_recipe(Path('recipe.yaml')); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_losses_take_any_objective() -> None:
+    from smoothcert import losses
+
+    class Doubled(Objective):
+        def loss(self, *arguments: Any) -> Any:
+            terms = Gaussian().loss(*arguments)
+            return terms._replace(loss=2 * terms.loss)
+
+    weight, noise = torch.ones(3, 4), torch.zeros(1, 5, 3)
+    batch = (lambda rows: rows @ weight, torch.rand(5, 3), torch.arange(5) % 4)
+    single, double = losses.Gaussian(sigma=1.0), losses.Loss(Doubled(), sigma=1.0)
+    assert double(*batch, noise=noise) == 2 * single(*batch, noise=noise)

@@ -1,0 +1,82 @@
+"""All losses with a DistributedDataParallel model in two processes; `python two_processes.py STORE` is the second."""
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import smoothcert as sc
+
+BATCH, CLASSES, SHAPE, SIGMA = 6, 4, (2, 5, 5), 0.5
+MODULES = {
+    "gaussian": sc.losses.Gaussian,
+    "stability": sc.losses.Stability,
+    "smoothadv": sc.losses.SmoothAdv,
+    "macer": sc.losses.Macer,
+    "consistency": sc.losses.Consistency,
+    "smoothmix": sc.losses.SmoothMix,
+}
+OTHER_SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    ("smoothadv", {"num_noise": 2, "adversary": {"attack": "ddn", "steps": 3, "epsilon": 0.5}}),
+    ("consistency", {"form": "xent", "weight": 1.0}),
+    ("consistency", {"num_noise": 3, "adversary": {"steps": 2}}),
+    ("smoothmix", {"num_noise": 2, "steps": 2, "one_step": True, "one_step_radius": 0.4, "max_norm": 0.9}),
+]
+
+
+def network() -> nn.Module:
+    """Convolution, batch norm, linear: modes matter to it."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, CLASSES))
+
+
+def batch(num_noise: int, seed: int = 3) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    images, uniform = torch.rand(BATCH, *SHAPE, generator=generator), torch.rand(BATCH, generator=generator)
+    noise = torch.randn(num_noise, BATCH, *SHAPE, generator=generator) * SIGMA
+    return images, torch.randint(CLASSES, (BATCH,), generator=generator), noise, uniform
+
+
+def compare_with_one_process(rank: int, store: Path) -> None:
+    """Compare the gradients of two processes, each with half of a batch, with those of the whole batch."""
+    distributed.init_process_group(
+        "gloo", init_method=store.as_uri(), rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    share = slice(rank * BATCH // 2, (rank + 1) * BATCH // 2)
+    try:
+        for name, fields in [*((name, {}) for name in MODULES), OTHER_SETTINGS[-1]]:
+            criterion = MODULES[name](sigma=SIGMA, **fields)
+            x, y, noise, uniform = batch(criterion.objective.num_noise)
+            for unused in (False, True):
+                torch.manual_seed(0)
+                alone = nn.Sequential(nn.Flatten(), nn.Linear(50, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+                model = DistributedDataParallel(alone, find_unused_parameters=unused)
+                criterion(model, x[share], y[share], noise=noise[:, share], uniform=uniform[share]).backward()
+                found = [parameter.grad for parameter in alone.parameters()]
+                alone.zero_grad()
+                criterion(alone, x, y, noise=noise, uniform=uniform).backward()
+                for gradient, parameter in zip(found, alone.parameters(), strict=True):
+                    assert torch.allclose(gradient, parameter.grad, rtol=1e-4, atol=1e-6), (name, unused)
+            model = DistributedDataParallel(network())  # has batch norm, so that the shares matter
+            passes: list[str] = []
+            model.register_forward_pre_hook(lambda *_, name=name, passes=passes: passes.append(name))
+            for step in range(2):
+                criterion(model, x[share], y[share]).backward()
+                assert len(passes) == step + 1, f"{name}: one synchronized pass per step"
+                own = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+                first = own.clone()
+                distributed.broadcast(first, 0)
+                assert torch.equal(own, first), name
+                assert float(own.abs().sum()) > 0, name
+                model.zero_grad()
+    finally:
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    compare_with_one_process(1, Path(sys.argv[1]))
