@@ -125,7 +125,7 @@ def test_a_refused_request_writes_nothing(two_runs: list[Path], tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
-def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+def test_names_are_not_read_as_markup(tmp_path: Path) -> None:
     run, out = untrained_run(tmp_path / "[" / "red]"), tmp_path / "[" / "bold]"
     closing = untrained_run(tmp_path / "other" / "red]")  # two of a name: both are called by their folders too
     options = ("--n", 2, "--num-noise", 1, "--steps", 1, "--max-images", 1, "--out", out)
