@@ -67,10 +67,9 @@ def test_cost(two_runs: list[Path], tmp_path: Path) -> None:
 
 
 def test_input_dependent_noise(tmp_path: Path) -> None:
-    options = ("--p", 0.99, "--sigma", 0.5, "--other-sigma", 0.55, "--max-dimension", 5000, "--format", "png,pdf,svg")
+    options = ("--p", 0.99, "--sigma", 0.5, "--other-sigma", 0.55, "--max-dimension", 1000, "--format", "png,svg")
     text = call("input-dependent-noise", *options, "--out", tmp_path)
     rows = check(tmp_path, "input-dependent-noise")
-    assert (tmp_path / "input-dependent-noise.pdf").read_bytes().startswith(b"%PDF")
     assert (tmp_path / "input-dependent-noise.svg").read_bytes().startswith(b"<?xml")
     assert all(float(row["exact"]) <= float(row["bound"]) for row in rows)
     assert "CIFAR-10" in text
@@ -125,7 +124,7 @@ def test_a_refused_request_writes_nothing(two_runs: list[Path], tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
-def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+def test_names_are_not_read_as_markup(tmp_path: Path) -> None:
     run, out = untrained_run(tmp_path / "[" / "red]"), tmp_path / "[" / "bold]"
     closing = untrained_run(tmp_path / "other" / "red]")  # two of a name: both are called by their folders too
     options = ("--n", 2, "--num-noise", 1, "--steps", 1, "--max-images", 1, "--out", out)

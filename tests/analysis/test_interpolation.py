@@ -89,7 +89,7 @@ def test_the_other_class_is_never_the_label(half_spaces: Subjects) -> None:
         assert withstands.crossing(line) is None
 
 
-def test_the_line_is_looked_at_under_fresh_noise(half_spaces: Subjects) -> None:
+def test_the_line_is_evaluated_under_fresh_noise(half_spaces: Subjects) -> None:
     images, _ = half_spaces.images([INDEX])
     found = interpolate(half_spaces, INDEX, ATTACK, points=2, num_noise=30, seed=4)
     for line, run in zip(found.lines, half_spaces.runs, strict=True):

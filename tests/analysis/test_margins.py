@@ -49,7 +49,7 @@ def test_a_seed_repeats_and_another_does_not(half_spaces: Subjects) -> None:
     assert not (first == other).any()
 
 
-def test_csv_has_a_row_a_noise_and_a_column_a_run(half_spaces: Subjects) -> None:
+def test_csv_has_one_row_per_noise_and_one_column_per_run(half_spaces: Subjects) -> None:
     found = margins_under_noise(half_spaces, 0, 20)
     lines = margins_csv(found).splitlines()
     assert lines[0] == "noise,flat,steep"

@@ -202,7 +202,7 @@ def test_certificates_at_another_sigma_than_the_training(make_run: MakeRun, tmp_
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "listed"),
     [
         (("a", "b", "c"), "- **a**, **c**: in smoothmix/table2, missing here\n"),
         (("b",), None),
@@ -213,10 +213,10 @@ def test_certificates_at_another_sigma_than_the_training(make_run: MakeRun, tmp_
     ],
 )
 def test_rows_of_the_table_without_a_run_are_listed(
-    rows: tuple[str, ...], told: str | None, make_run: MakeRun, tmp_path: Path
+    rows: tuple[str, ...], listed: str | None, make_run: MakeRun, tmp_path: Path
 ) -> None:
     row = replace(ROW, row="b", rows=rows)
     write_report([make_run("mine"), make_run("other")], tmp_path / "out", ["md"], published=only("mine", row))
     text = (tmp_path / "out" / "report.md").read_text()
-    assert ("missing here" in text) == (told is not None)
-    assert told is None or told in text
+    assert ("missing here" in text) == (listed is not None)
+    assert listed is None or listed in text

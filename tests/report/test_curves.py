@@ -94,7 +94,7 @@ def test_data_sets_do_not_share_a_panel() -> None:
     assert [axes.get_title() for axes in figure.axes] == ["cifar10, σ = 0.50", "mnist, σ = 0.50"]
 
 
-def test_the_limit_of_n_is_marked_where_it_is_known() -> None:
+def test_a_known_limit_of_n_is_marked() -> None:
     (axes,) = figure_of([("a", file())]).axes
     marked = [line.get_xdata()[0] for line in axes.lines if line.get_linewidth() < 1]  # type: ignore[index]
     assert marked == [largest_certifiable_radius(0.5, 1000, 0.001)]

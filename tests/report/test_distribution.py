@@ -1,4 +1,4 @@
-"""The distribution of p is that of the votes, and says where it is a bound or cannot be told."""
+"""The distribution of p is that of the votes, and is marked if it is a bound or unknown."""
 
 import math
 from collections.abc import Sequence
@@ -104,7 +104,7 @@ def test_files_that_do_not_determine_p_are_named_and_not_drawn(settings: dict[st
     assert drawn([("loud", voted_file())]).get_supxlabel() == ""
 
 
-def test_what_is_drawn_is_the_curve_in_percent() -> None:
+def test_the_figure_shows_the_curve_in_percent() -> None:
     (axes, *_) = drawn([("a", voted_file())]).axes
     (curve,) = [x for x in axes.lines if x.get_label() == "gaussian"]
     distribution = only(voted_file())
@@ -119,7 +119,7 @@ def test_what_is_drawn_is_the_curve_in_percent() -> None:
     assert (x[:-1] <= last_resolved + 1e-9).all(), "only the images whose votes all agree are in the strip"
 
 
-def test_ticks_are_where_p_is() -> None:
+def test_ticks_are_at_the_probits_of_their_labels() -> None:
     (axes, *_) = drawn([("a", voted_file(n=100_000, votes=[99_999, 100_000]))]).axes
     labels = {text.get_text(): x for x, text in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)}
     assert list(labels) == ["0.01", "0.1", "0.5", "0.9", "0.99", "0.9999", "1"]

@@ -165,7 +165,7 @@ def test_the_readout_is_the_certified_accuracy_of_every_run(opened: Browser) -> 
         assert texts(opened, ".panel:nth-child(2) .readout:not([hidden])") == []
 
 
-def test_the_line_is_under_the_pointer_and_goes_with_it(opened: Browser) -> None:
+def test_the_line_follows_the_pointer(opened: Browser) -> None:
     svg = ".panel:first-child svg"
     for fraction in (0.3, 0.7):
         opened.hover(svg, fraction)

@@ -42,7 +42,7 @@ def test_a_folder_of_runs_is_all_that_are_certified(make_run: MakeRun, field_fil
     assert find_certificates([b, a.parent]) == expected[::-1], "named once"
 
 
-def test_a_file_beside_runs_does_not_hide_them(make_run: MakeRun) -> None:
+def test_a_file_next_to_runs_does_not_hide_them(make_run: MakeRun) -> None:
     run = make_run("a")
     (run.parent / "merged.tsv").write_text(FIELD_FILE)
     expected = [("merged", run.parent / "merged.tsv"), ("a", run / "certificates" / "test.tsv")]
@@ -72,7 +72,7 @@ def test_a_file_that_is_named_twice_is_listed_once(make_run: MakeRun) -> None:
     assert len(find_certificates([run, run / "certificates", run / "certificates" / "test.tsv"])) == 1
 
 
-def test_attacks_beside_the_certificates(make_run: MakeRun, field_file: Path) -> None:
+def test_attacks_of_the_run_of_certificates(make_run: MakeRun, field_file: Path) -> None:
     run = make_run("a")
     certificates = run / "certificates" / "test.tsv"
     assert find_attacks(certificates) == []

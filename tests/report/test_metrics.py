@@ -21,7 +21,7 @@ ENTRIES = [
 ]
 
 
-def test_reads_what_training_appends(tmp_path: Path) -> None:
+def test_appended_metrics_are_read(tmp_path: Path) -> None:
     for entry in ENTRIES:
         append_metrics(tmp_path / "metrics.jsonl", entry)
     assert read_metrics(tmp_path) == ENTRIES
@@ -101,7 +101,7 @@ def test_further_terms_are_the_unknown_keys() -> None:
     assert further_terms([{**entry, "natural": 1.0, "robust": 0.5}]) == ["kl", "robust"]
 
 
-def test_a_run_is_described_by_its_recipe_where_it_has_one(tmp_path: Path) -> None:
+def test_a_run_has_the_names_of_its_recipe(tmp_path: Path) -> None:
     append_metrics(tmp_path / "metrics.jsonl", ENTRIES[0])
     run = read_run("a", tmp_path)
     assert (run.sigma, run.dataset, run.method) == (None, None, None)

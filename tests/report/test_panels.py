@@ -5,7 +5,7 @@ from smoothcert.report.panels import short_labels
 LOW, HIGH = (0.5, "mnist"), (1.0, "mnist")
 
 
-def test_what_is_one_thing_at_several_sigmas_has_one_label() -> None:
+def test_runs_that_differ_in_sigma_only_share_a_label() -> None:
     runs = [
         ("gaussian-0.5", "gaussian", LOW),
         ("eta1-0.5", "smoothmix", LOW),
@@ -29,6 +29,6 @@ def test_a_name_without_its_sigma_is_not_taken_from_another_run() -> None:
     assert short_labels(runs) == {"a-0.5": "a-0.5", "a": "a", "n-0.5": "n-0.5", "g": "n", "-0.5": "-0.5"}
 
 
-def test_a_method_that_names_several_runs_may_be_what_one_of_them_is_called() -> None:
+def test_a_method_of_several_runs_may_be_the_label_of_one() -> None:
     runs = [("mix-0.5", "mix", LOW), ("mix-one-step-0.5", "mix", LOW), ("mix-1", "mix", HIGH)]
     assert short_labels(runs) == {"mix-0.5": "mix", "mix-one-step-0.5": "mix-one-step", "mix-1": "mix"}

@@ -29,7 +29,7 @@ def report(run_cli: Report, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     return partial(run_cli, "report")
 
 
-def test_runs_beside_a_papers_table(report: Report, make_run: MakeRun, tmp_path: Path) -> None:
+def test_runs_next_to_a_papers_table(report: Report, make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("mine")
     code, out, err = report(run, "--paper", "smoothmix/table2", "--format", "md", "--out", tmp_path / "out")
     assert (code, err) == (0, "")

@@ -93,7 +93,7 @@ def test_runs_that_differ_by_more_than_the_seed_stay_apart(
     assert names(runs, tmp_path / "out") == [["a", "b"]]
 
 
-def test_what_does_not_change_the_measurement_is_not_compared(make_run: MakeRun, tmp_path: Path) -> None:
+def test_settings_of_the_computation_are_not_compared(make_run: MakeRun, tmp_path: Path) -> None:
     elsewhere = {"device": "cuda", "batch_size": 7, "noise_block": 3, "sound": False, "radii": None}
     runs = [seeded(make_run, "a", 0), seeded(make_run, "b", 1, settings=elsewhere, image_size=None)]
     assert names(runs, tmp_path / "out") == [["a", "b"]]

@@ -35,10 +35,10 @@ def test_only_the_images_that_all_have_count(make_run: MakeRun, tmp_path: Path) 
 def test_a_run_that_was_cut_says_so(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("all"), make_run("some", ROWS[::2])]
     write_report(runs, tmp_path, ["md"], same_images=True)
-    told = {line.split("**")[1]: line for line in (tmp_path / "report.md").read_text().splitlines() if "- **" in line}
-    assert "5 images" in told["all"]
-    assert "of its 10 images those that all runs have" in told["all"]
-    assert "those that all" not in told["some"]
+    items = {line.split("**")[1]: line for line in (tmp_path / "report.md").read_text().splitlines() if "- **" in line}
+    assert "5 images" in items["all"]
+    assert "of its 10 images those that all runs have" in items["all"]
+    assert "those that all" not in items["some"]
 
 
 def test_a_file_without_a_data_set_counts_with_the_others(make_run: MakeRun, tmp_path: Path) -> None:

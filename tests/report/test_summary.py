@@ -43,7 +43,7 @@ def as_file(rows: list[CertifiedImage], **settings: object) -> CertificatesFile:
     return CertificatesFile(Path("some.tsv"), tuple(rows), settings, {})
 
 
-def test_numbers_worked_out_by_hand() -> None:
+def test_numbers_of_a_small_file() -> None:
     rows = images()
     assert average_certified_radius(rows) == pytest.approx((0.1 + 0.25 + 0.5 + 0.5 + 1.1 + 0.7499) / 10, abs=1e-15)
     assert [certified_accuracy(rows, r) for r in (0, 0.1, 0.25, 0.5, 0.75, 1.1)] == [0.6, 0.6, 0.5, 0.4, 0.1, 0.1]
@@ -131,7 +131,7 @@ def test_ceiling_is_that_of_gaussian_noise_only() -> None:
     assert summarize(as_file(images(), **SETTINGS, noise="laplace"), "x", []).ceiling is None
 
 
-def test_a_torn_row_is_told() -> None:
+def test_a_torn_row_is_reported() -> None:
     whole = as_file(images(), **SETTINGS)
     assert not any("left out" in remark for remark in summarize(whole, "x", []).remarks)
     remarks = summarize(replace(whole, torn=True), "x", []).remarks

@@ -94,7 +94,7 @@ def test_the_best_of_every_accuracy_is_marked_and_zeros_are_not() -> None:
     assert csv_table(rows).count("*") == 0
 
 
-def test_votes_are_shown_where_runs_differ() -> None:
+def test_votes_are_shown_if_runs_differ_in_them() -> None:
     same = [summary("a", 0.5, 1.0, votes=100_100_000), summary("b", 0.5, 1.0, votes=100_100_000)]
     assert "votes" not in markdown_table(same)
     differ = [*same, summary("c", 0.5, 1.0, votes=4321), summary("theirs", 0.5, 1.0, votes=0)]

@@ -43,7 +43,7 @@ def test_small_images_keep_every_pixel_and_their_label() -> None:
 
 
 @pytest.mark.parametrize("dataset", ["mnist", "cifar10", "imagenet", "folder:nowhere", "npz:nowhere.npz"])
-def test_absent_data_are_a_reason_and_nothing_is_made(
+def test_absent_data_give_a_reason_and_write_nothing(
     dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -55,7 +55,7 @@ def test_absent_data_are_a_reason_and_nothing_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_default_folder_is_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMOOTHCERT_DATA", str(tmp_path))
     cifar_files(tmp_path)
     assert sorted(found(pictures("cifar10 (not the official files)", "test", [1])).files) == [1]
@@ -90,7 +90,7 @@ def test_damaged_data_are_a_reason(tmp_path: Path) -> None:
     assert "damaged" in answer
 
 
-def test_ones_own_images_of_any_size_become_thumbnails(tmp_path: Path) -> None:
+def test_user_images_of_any_size_become_thumbnails(tmp_path: Path) -> None:
     for name, size in (("ants/1", (300, 200)), ("bees/1", (120, 400))):
         (tmp_path / name).parent.mkdir()
         Image.new("RGB", size, "red").save(tmp_path / f"{name}.png")
@@ -103,7 +103,7 @@ def test_ones_own_images_of_any_size_become_thumbnails(tmp_path: Path) -> None:
         assert max(opened(file).size) == THUMBNAIL
 
 
-def test_arrays_of_ones_own(tmp_path: Path) -> None:
+def test_user_arrays(tmp_path: Path) -> None:
     pixels = torch.arange(2 * 4 * 5, dtype=torch.uint8).reshape(2, 4, 5).numpy()
     np.savez(tmp_path / "own.npz", images=pixels, labels=np.array([1, 0]), class_names=np.array(["no", "yes"]))
     name = f"npz:{tmp_path / 'own.npz'}"

@@ -92,7 +92,7 @@ def test_drops_of_the_learning_rate_are_marked(training: MakeTraining) -> None:
     assert legend_texts(short) == ["gaussian"]
 
 
-def test_a_column_a_sigma_and_one_look_a_method(training: MakeTraining) -> None:
+def test_one_column_per_sigma_and_one_look_per_method(training: MakeTraining) -> None:
     runs = [
         training(f"{method}-{sigma}", sigma=sigma, method=method, scale=scale)
         for sigma in (1.0, 0.25)

@@ -41,7 +41,8 @@ class Cost:
     dataset: str
     model: str
     method: str
-    hyperparameters: Mapping[str, Any]
+    hyperparameters: str
+    """Such as `num_noise 2, adversary.attack pgd`: the names that --set takes, without its `objective.`."""
     sigma: float
     epochs: int
     """Epochs with a recorded time."""
@@ -97,12 +98,13 @@ def _cost(name: str, folder: Path) -> Cost:
     seconds = [epoch.seconds for epoch in epochs]
     acr, images = _certified(folder, recipe.sigma)
     published = _published(recipe)
+    hyperparameters = recipe.objective.model_dump(mode="json", exclude_none=True)
     return Cost(
         run=name,
         dataset=recipe.dataset,
         model=recipe.model,
         method=recipe.method,
-        hyperparameters=recipe.objective.model_dump(mode="json", exclude_none=True),
+        hyperparameters=", ".join(f"{name} {value}" for name, value in flattened(hyperparameters).items()),
         sigma=recipe.sigma,
         epochs=len(seconds),
         epochs_planned=recipe.epochs,
@@ -185,20 +187,8 @@ def cost_csv(costs: Sequence[Cost]) -> str:
     header = ["run", "dataset", "model", "method", "hyperparameters", "sigma", "epochs", "epochs_planned"]
     header += ["seconds_per_epoch", "seconds", "seconds_planned", "peak_memory_bytes", "device", "runs_at_once"]
     header += ["acr", "certified_images", "published_hours", "published_memory_gb"]
-    rows = (
-        [
-            *(c.run, c.dataset, c.model, c.method, _listed(c.hyperparameters), c.sigma, c.epochs, c.epochs_planned),
-            *(c.seconds_per_epoch, c.seconds, c.seconds_planned, c.peak_memory, c.device, c.runs_at_once),
-            *(c.acr, c.certified_images, c.published_hours, c.published_memory),
-        ]
-        for c in costs
-    )
-    return csv_text([header, *rows])
-
-
-def _listed(hyperparameters: Mapping[str, Any]) -> str:
-    """Such as `num_noise 2, adversary.attack pgd`: the names that --set takes, without its `objective.`."""
-    return ", ".join(f"{name} {value}" for name, value in flattened(hyperparameters).items())
+    fields = [name.removesuffix("_bytes").removesuffix("_gb") for name in header]
+    return csv_text([header, *([getattr(cost, field) for field in fields] for cost in costs)])
 
 
 TITLES = ("run", "method", "hyper-parameters", "σ", "epochs", "per epoch", "total", "peak memory", "device", "ACR")
@@ -219,7 +209,7 @@ def _cells(c: Cost) -> list[str]:
         total = f"{total} so far" if c.seconds_planned is None else f"about {duration(c.seconds_planned)}"
     together = f", {c.runs_at_once} at once" if c.runs_at_once > 1 else ""
     return [
-        *(c.run, c.method, _listed(c.hyperparameters), f"{c.sigma:g}", epochs),
+        *(c.run, c.method, c.hyperparameters, f"{c.sigma:g}", epochs),
         UNKNOWN if c.seconds_per_epoch is None else duration(c.seconds_per_epoch),
         total + together,
         UNKNOWN if c.peak_memory is None else f"{c.peak_memory / GIB:.2f} GiB",
@@ -249,20 +239,22 @@ def draw_cost(costs: Sequence[Cost]) -> Figure:
     with_memory = any(c.peak_memory is not None for c in costs)
     figure = new_figure(6.4 if with_memory else 4.8, 1.0 + 0.42 * len(costs))
     panels: list[Axes] = figure.subplots(1, 1 + with_memory, sharey=True, squeeze=False).ravel().tolist()
-    seconds = [c.seconds_planned or c.seconds for c in costs]
-    hours = [None if s is None else s / 3600 for s in seconds]
-    texts = [_cells(c)[6] for c in costs]
+    cells = [_cells(c) for c in costs]
+    hours = _scaled([c.seconds_planned or c.seconds for c in costs], 1 / 3600)
     unit, factor = ("hours", 1.0) if max((h or 0 for h in hours), default=0) >= 1 else ("minutes", 60.0)
-    paper = [None if c.published_hours is None else c.published_hours * factor for c in costs]
-    _bars(panels[0], [None if h is None else h * factor for h in hours], paper, texts, f"training time ({unit})")
+    paper = _scaled([c.published_hours for c in costs], factor)
+    _bars(panels[0], _scaled(hours, factor), paper, [row[6] for row in cells], f"training time ({unit})")
     if with_memory:
-        memory = [None if c.peak_memory is None else c.peak_memory / GIB for c in costs]
-        texts = [_cells(c)[7] for c in costs]
-        paper = [None if c.published_memory is None else c.published_memory * 1e9 / GIB for c in costs]
-        _bars(panels[1], memory, paper, texts, "peak memory (GiB)")
+        memory = _scaled([c.peak_memory for c in costs], 1 / GIB)
+        paper = _scaled([c.published_memory for c in costs], 1e9 / GIB)
+        _bars(panels[1], memory, paper, [row[7] for row in cells], "peak memory (GiB)")
     panels[0].set_yticks(range(len(costs)), [plain(f"{c.run}, σ = {c.sigma:g}") for c in costs])
     panels[0].invert_yaxis()
     return figure
+
+
+def _scaled(values: Sequence[float | None], factor: float) -> list[float | None]:
+    return [None if value is None else value * factor for value in values]
 
 
 def _bars(
