@@ -50,7 +50,7 @@ def comparable(file: "sc.certification.certificates.CertificatesFile") -> list[C
     ("options", "settings"),
     [
         ((), {}),
-        (("--radii", "0.25,0.5"), {"radii": (0.25, 0.5), "hold_back": True}),
+        (("--radii", "0.25,0.5"), {"radii": (0.25, 0.5)}),
         (("--radius-loss", "0.3", "--skip", "500"), {"radius_loss": 0.3, "skip": 500}),
         (("--sound", "--shard", "2/2"), {"sound": True, "shard": (2, 2)}),
     ],

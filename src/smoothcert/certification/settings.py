@@ -40,7 +40,9 @@ class CertifySettings(Recipe):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field("auto", description="of the network; noise is float32")
     bound: Literal["one-sided", "two-sided"] = Field("one-sided", description="two-sided bounds the runner-up too")
     radii: tuple[Annotated[float, Field(gt=0)], ...] = Field((), description="stop as soon as these are decided")
-    hold_back: bool = Field(False, description="keep part of alpha for the full radius of images that reach n votes")
+    hold_back: bool | None = Field(
+        None, description="keep part of alpha for the full radius of images that reach n votes; default: with radii"
+    )
     radius_loss: float | None = Field(None, gt=0, description="radius, in sigmas, that may be given up for fewer votes")
     label_aware: bool = Field(False, description="no further votes for wrong images: for benchmarks only")
     sound: bool = Field(False, description="integer noise: certificates that hold in floating point too")
@@ -109,6 +111,7 @@ class CertifySettings(Recipe):
         if self.precision == "auto":
             fields["precision"] = stored.get("precision", defaults.get("precision", "auto"))
         fields["precision"] = resolve_precision(fields["precision"], device)
+        fields.setdefault("hold_back", bool(self.radii))
         fields.setdefault("batch_size", stored.get("batch_size", default_batch_size(device, shape)))
         fields.setdefault("seed", secrets.randbits(63) if stored.get("seed") is None else stored["seed"])
         return parse_recipe(CertifyRecipe, fields, "certify")
@@ -120,6 +123,7 @@ class CertifyRecipe(CertifySettings):
     sigma: float = Field(gt=0, description="standard deviation of the noise")
     noise: NoiseName = Field("gaussian", description="gaussian certifies in L2, laplace and uniform in L1")
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the network; noise is float32")
+    hold_back: bool = Field(False, description="keep part of alpha for the full radius of images that reach n votes")
     batch_size: int = Field(500, ge=1, le=MOST_VOTES, description="noisy images in a forward pass")
     seed: int = Field(ge=0, description="of the noise")
 
