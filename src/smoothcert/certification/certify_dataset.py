@@ -234,7 +234,7 @@ def take_up_parts(path: Path, settings: Mapping[str, Any], provenance: Mapping[s
 
 def make_counter(
     model: Classifier,
-    shape: tuple[int, ...],
+    shape: tuple[int, int, int],
     num_classes: int,
     recipe: CertifyRecipe,
     device: torch.device,
@@ -254,7 +254,7 @@ def make_counter(
     return VoteCounter(evaluated, noise, num_classes, recipe.batch_size, dtype, sound, compiled), recipe
 
 
-def make_rule(recipe: CertifyRecipe, shape: tuple[int, ...]) -> Rule:
+def make_rule(recipe: CertifyRecipe, shape: tuple[int, int, int]) -> Rule:
     """How votes are spent, as the recipe says."""
     return Rule(
         n0=recipe.n0,
