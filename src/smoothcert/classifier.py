@@ -1,4 +1,4 @@
-"""What a classifier is: any callable from images to logits. Its output, evaluation mode and probabilities."""
+"""What a classifier is: any callable from images to logits. Its evaluation mode, its logits and their probabilities."""
 
 from __future__ import annotations
 
@@ -13,47 +13,12 @@ if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor
 
 Classifier = Callable[["Tensor"], "Tensor"]
-"""A batch of floats [n, ...], images in [0, 1] as a rule -> logits [n, classes]."""
-
-
-def logits_of(output: object) -> Tensor:
-    """The logits in the output of a classifier: a tensor, the attribute `logits` of an object or the entry "logits" of
-    a mapping, as Hugging Face models return them. Anything else is a RequestError."""
-    from torch import Tensor
-
-    if isinstance(output, Tensor):
-        return output
-    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    if isinstance(logits, Tensor):
-        return logits
-    kind, advice = type(output).__name__, "return the tensor of logits"
-    if isinstance(output, Mapping):
-        kind = f"{kind} with the keys {', '.join(map(str, output))[:80]}"
-        advice = 'return the logits under the key "logits"'
-    elif isinstance(output, tuple | list):
-        advice = "wrap it: lambda x: model(x)[0], if the logits are its first element"
-    elif kind == "ndarray":
-        advice = "return torch.as_tensor(array)"
-    raise RequestError(f"the classifier returned {kind}, expected a tensor of logits [n, classes]; {advice}")
-
-
-def check_logits(logits: Tensor, inputs: int, num_classes: int | None = None) -> None:
-    """Refuse logits of another shape than [inputs, num_classes]; None stands for any number of classes above 1."""
-    given = tuple(logits.shape)
-    if len(given) == 2 and given[0] == inputs and given[1] == (num_classes or given[1]) and given[1] > 1:
-        return
-    expected = f"[{inputs}, {'classes' if num_classes is None else num_classes}]"
-    advice = "return one score per class for each input"
-    if given in ((inputs,), (inputs, 1)):
-        advice = "that is one class or score per input: return one score per class, such as one_hot(...).float()"
-    elif len(given) == 2 and given[0] == inputs and num_classes is not None:
-        advice = f"set num_classes to {given[1]}, the number of its outputs"
-    raise RequestError(f"the classifier returned shape {list(given)}, expected logits of shape {expected}; {advice}")
+"""A float batch [n, ...], images in [0, 1] as a rule -> logits, as a tensor or as `logits_of` accepts them."""
 
 
 @contextmanager
 def evaluating(classifier: Classifier) -> Iterator[None]:
-    """Evaluate a module in eval mode (fixed batch statistics) and restore the mode of each submodule afterwards."""
+    """Put a module into eval mode (fixed batch statistics) and restore the mode of each submodule afterwards."""
     from torch import nn
 
     modules = list(classifier.modules()) if isinstance(classifier, nn.Module) else []
@@ -65,6 +30,41 @@ def evaluating(classifier: Classifier) -> Iterator[None]:
     finally:
         for module, training in zip(modules, modes, strict=True):
             module.training = training
+
+
+def logits_of(output: object) -> Tensor:
+    """Return the logits in a model's output: a tensor, an object with `.logits` or a mapping with "logits"."""
+    from torch import Tensor
+
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    kind, advice = type(output).__name__, "return the logits"
+    if isinstance(output, Mapping):
+        kind = f"{kind} with the keys {', '.join(map(str, output))[:80]}"
+    elif isinstance(output, tuple | list):
+        advice = "wrap it: lambda x: model(x)[0], if the logits are its first element"
+    elif kind == "ndarray":
+        advice = "return torch.as_tensor(array)"
+    raise RequestError(
+        f"model: expected a tensor of logits, an object with .logits or a mapping with 'logits', got {kind}; {advice}"
+    )
+
+
+def check_logits(logits: Tensor, inputs: int, num_classes: int | None = None) -> None:
+    """Refuse logits of another shape than [inputs, num_classes]; None stands for any number of classes above 1."""
+    given = tuple(logits.shape)
+    if len(given) == 2 and given[0] == inputs and given[1] == (num_classes or given[1]) and given[1] > 1:
+        return
+    expected = f"[{inputs}, {'classes' if num_classes is None else num_classes}]"
+    advice = "return one row of logits per input"
+    if given in ((inputs,), (inputs, 1)):
+        advice = "that is one class or score per input: return one score per class, such as one_hot(...).float()"
+    elif len(given) == 2 and given[0] == inputs and num_classes is not None:
+        advice = f"set num_classes to {given[1]}, the number of its outputs"
+    raise RequestError(f"model: expected logits of shape {expected}, got {list(given)}; {advice}")
 
 
 def logits_under_noise(classifier: Classifier, images: Tensor, noise: Tensor) -> Tensor:
@@ -92,15 +92,15 @@ def probabilities(logits: Tensor, inverse_temperature: float = 1.0) -> Tensor:
 
 
 def log_probability(probability: Tensor) -> Tensor:
-    """log(max(p, 1e-20)), as in the published runs: for averaged probabilities, which have no logits."""
+    """Compute log(max(p, 1e-20)), as in the published runs: for averaged probabilities, which have no logits."""
     return probability.clamp(min=SMALLEST_PROBABILITY).log()
 
 
 def divergence_from_logits(target: Tensor, logits: Tensor) -> Tensor:
     """Compute KL(target || softmax(logits)) over the last dimension, in float32 at least.
 
-    The logarithm of the softmax is computed from the logits: with a floored probability the gradient would vanish
-    where it matters most, where `logits` give the classes of the target less than 1e-20.
+    The logarithm of the softmax is computed from the logits: through a floored probability the gradient would vanish
+    where it matters most, where `logits` give the target's classes less than 1e-20.
     """
     return (target * (log_probability(target) - _wide(logits).log_softmax(-1))).sum(-1)
 
@@ -113,7 +113,7 @@ def _wide(logits: Tensor) -> Tensor:
 
 
 def image_layout(classifier: Classifier) -> torch.memory_format:
-    """The memory layout of the weights of `classifier`, which is the best one for its inputs."""
+    """Return the memory layout of the classifier's weights, which is the fastest one for its images."""
     import torch
     from torch import nn
 

@@ -72,13 +72,16 @@ def nan_weights() -> nn.Module:
 
 
 BAD_CLASSIFIERS = {
-    "dict without logits": (lambda x: {"scores": x, "loss": 1}, 'keys scores, loss, .* under the key "logits"'),
-    "tuple": (lambda x: (brightness(x), x), r"returned tuple, .* lambda x: model\(x\)\[0\]"),
-    "array": (lambda x: brightness(x).numpy(), r"returned ndarray, .* torch.as_tensor\(array\)"),
-    "text": (lambda x: "text", "returned str, expected a tensor of logits"),
-    "class indices": (lambda x: brightness(x).argmax(1), r"shape \[2\], .*one score per class, such as one_hot"),
-    "binary score": (lambda x: brightness(x)[:, :1], r"shape \[2, 1\], .*one score per class"),
-    "one row": (lambda x: brightness(x)[:1], r"shape \[1, 2\], expected logits of shape \[2, classes\]"),
+    "dict without logits": (
+        lambda x: {"scores": x, "loss": 1},
+        "got dict with the keys scores, loss; return the logits",
+    ),
+    "tuple": (lambda x: (brightness(x), x), r"got tuple; wrap it: lambda x: model\(x\)\[0\]"),
+    "array": (lambda x: brightness(x).numpy(), r"got ndarray; return torch.as_tensor\(array\)"),
+    "text": (lambda x: "text", "expected a tensor of logits, .* got str"),
+    "class indices": (lambda x: brightness(x).argmax(1), r"got \[2\]; .*one score per class, such as one_hot"),
+    "binary score": (lambda x: brightness(x)[:, :1], r"got \[2, 1\]; .*one score per class"),
+    "one row": (lambda x: brightness(x)[:1], r"expected logits of shape \[2, classes\], got \[1, 2\]"),
     "wrong channels": (cnn(channels=1), r"fails on a batch of shape \[2, 3, 8, 8\] \(RuntimeError"),
     "exception": (lambda x: {}["key"], r"fails on a batch .* \(KeyError"),
     "nan logits": (nan_weights(), "returned NaN for an input without noise"),
@@ -96,7 +99,7 @@ def test_wrong_classifiers_are_refused(case: str) -> None:
 
 
 def test_a_wrong_number_of_classes_is_refused_with_the_right_one() -> None:
-    with pytest.raises(RequestError, match=r"expected logits of shape \[2, 3\]; set num_classes to 2"):
+    with pytest.raises(RequestError, match=r"expected logits of shape \[2, 3\], got \[2, 2\]; set num_classes to 2"):
         smoothed(num_classes=3).certify(IMAGES)
 
 

@@ -124,7 +124,8 @@ def _stream(
     if first is None:
         return
     x, _ = _inputs_and_labels(first)
-    example = checked_inputs(x, strict=smoothed.strict).to(smoothed.device or "cpu")
+    example = checked_inputs(x, strict=smoothed.strict)
+    example = example.to(smoothed.device or example.device)
     inputs, prepared = prepare(smoothed, example, options, seed=seed, batch_size=batch_size)
     position = 0
     with ExitStack() as stack:

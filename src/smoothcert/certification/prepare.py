@@ -96,7 +96,7 @@ def _prepared(
     batch_size: int | None,
     optimize: bool,
 ) -> Prepared:
-    shape = tuple(inputs.shape[1:])
+    shape: Any = tuple(inputs.shape[1:])  # of any length; images have three
     fields: dict[str, Any] = {**options, "sigma": smoothed.noise.sigma, "noise": smoothed.noise.name, "seed": seed}
     until = fields.pop("until_radius", None)
     fields["radii"] = tuple(fields.get("radii", ()))

@@ -57,8 +57,10 @@ def fold_batch_norm(model: nn.Module) -> nn.Module:
         return model
 
 
-def at_precision(model: nn.Module, precision: Precision, device: torch.device, shape: tuple[int, ...]) -> nn.Module:
-    """A copy of `model` (for inputs of `shape`) in eval mode on `device`, with weights of `precision`.
+def at_precision(
+    model: nn.Module, precision: Precision, device: torch.device, shape: tuple[int, int, int]
+) -> nn.Module:
+    """A copy of `model` (for images of `shape`, (c, h, w)) in eval mode on `device`, with weights of `precision`.
 
     Batch norm is folded into the convolutions in front of it where the model can be traced; weights have their channels
     last where the model computes with them so.

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from smoothcert.classifier import Classifier, evaluating, logits_of
 from smoothcert.errors import RequestError
@@ -122,16 +122,13 @@ def check_outputs(model: Classifier, name: str, shape: tuple[int, int, int], num
     parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     try:
         with torch.no_grad(), evaluating(model):
-            output = model(torch.zeros(2, *shape, device=parameter.device if parameter is not None else None))
+            logits = logits_of(model(torch.zeros(2, *shape, device=None if parameter is None else parameter.device)))
     except (Exception, SystemExit) as error:  # a user's code may fail in any way
         reason = error_line(error)
         raise RequestError(f"model: {name} fails on images of shape {list(shape)} ({reason})") from error
-    try:
-        given = list(logits_of(output).shape)
-    except RequestError as error:
-        raise RequestError(f"model: {name}: {error}") from error
+    given = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if given != [2, num_classes]:
-        more = len(given) == 2 and given[1] > num_classes
+        more = isinstance(given, list) and len(given) == 2 and given[1] > num_classes
         raise RequestError(
             f"model: {name} gives {given} for 2 images, expected logits [2, {num_classes}]: "
             f"the data has {num_classes} classes"
