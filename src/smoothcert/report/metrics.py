@@ -21,6 +21,7 @@ _NOT_TERMS = (
     "seconds",
     "loss",
     "noisy_accuracy",
+    "test_noisy_accuracy",
     "cross_entropy",
     "natural",
     "peak_memory_bytes",

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from smoothcert.errors import WorkError
 from smoothcert.training.checkpoint import save_weights
 from smoothcert.training.dead_start import LEARNT_BY, at_chance, nothing_learnt, restart_if_dead
 from smoothcert.training.device import enough_memory, training_device
+from smoothcert.training.evaluate import noisy_accuracy
 from smoothcert.training.metrics import METRICS, append_metrics
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.setup import Options, RunInProgress, derived_seed, set_up
@@ -108,9 +109,11 @@ def finish_epoch(run: RunInProgress) -> None:
     """Write the metrics of the epoch; save the run, or start it again if its start was dead."""
     metrics = run.meter.means(run.group)
     seconds = time.perf_counter() - run.epoch_started
-    line = {"epoch": run.epoch, "learning_rate": run.learning_rate, **metrics, "seconds": seconds}
+    line: dict[str, Any] = {"epoch": run.epoch, "learning_rate": run.learning_rate, **metrics, "seconds": seconds}
     # The seconds depend on these: a run may continue on another machine, or next to other runs.
     line |= {"device": run.versions["device"], "runs_at_once": run.active_runs, **peak_memory(run.device)}
+    if run.group.leads and run.test_data is not None and (run.epoch + 1) % run.evaluate_every == 0:
+        line["test_noisy_accuracy"] = noisy_accuracy(run, run.test_data)
     if run.group.leads:
         append_metrics(run.folder / METRICS, line)
         if run.epoch + 1 == LEARNT_BY and at_chance(metrics["noisy_accuracy"], run.data.labels):
