@@ -34,17 +34,29 @@ def test_test_accuracy_equals_a_plain_loop_and_does_not_change_training(
     assert second["test_noisy_accuracy"] == pytest.approx(int(correct) / 700, abs=1.5 / 700)
 
 
-def test_command_line_measures_the_test_split(
+def test_command_line_starts_from_weights_measures_and_tracks(
     tmp_path: Path,
     tiny_data: ImageData,
     monkeypatch: pytest.MonkeyPatch,
     run_cli: Callable[..., tuple[int, str, str]],
+    trained_run: Path,
 ) -> None:
     monkeypatch.setattr(mnist, "load_sample", lambda split: tiny_data)
     tiny_recipe(epochs=1).save(tmp_path / "r.yaml")
-    options = ("--recipe", tmp_path / "r.yaml", "--device", "cpu", "--evaluate-every", 1, "--out", tmp_path / "run")
+    options = ["--recipe", tmp_path / "r.yaml", "--device", "cpu", "--out", tmp_path / "run"]
+    options += ["--init", trained_run, "--evaluate-every", 1, "--track", "tensorboard"]
+    monkeypatch.setattr(
+        "smoothcert.training.tracking.tracker", lambda tool: lambda run, line: tracked.append(run.epoch)
+    )
+    tracked: list[int] = []
     assert run_cli("train", *options)[0] == 0
-    assert 0 <= metrics(tmp_path / "run")[0]["test_noisy_accuracy"] <= 1
+    assert 0.3 < metrics(tmp_path / "run")[0]["test_noisy_accuracy"] <= 1, "two epochs on 2,048 images came before"
+    assert sc.load(tmp_path / "run").provenance["init"]["file"] == "model.safetensors"
+    assert tracked == [1]
+    code, _, err = run_cli("train", *options[:4], "--out", tmp_path / "other", "--init", tmp_path / "nothing.pt")
+    assert code == 2
+    assert "nothing.pt: no such file" in err
+    assert err.count("\n") == 1
 
 
 def test_tensorboard_files_hold_the_metrics(tmp_path: Path, tiny_data: ImageData) -> None:
