@@ -8,7 +8,7 @@ that builds on it (SmoothAdv, Consistency, SmoothMix), with the network at index
 import hashlib
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -206,12 +206,26 @@ def _shapes(arch: str, num_classes: int) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in MODELS[arch].build(num_classes).state_dict().items()}
 
 
+def best_prefix(names: Sequence[str], state: Mapping[str, Tensor]) -> str:
+    """The prefix (`module.`, `1.`, `1.module.`, ..., or none) with which most of `names` are in `state`."""
+    prefixes = {name.removesuffix(names[0]) for name in state if name.endswith("." + names[0])} | {""}
+    return max(prefixes, key=lambda prefix: (sum(prefix + name in state for name in names), -len(prefix)))
+
+
+def describe_problems(names: Mapping[str, Sequence[str]]) -> list[str]:
+    """A text such as "2 missing (a, b)" for each kind of problem with tensors."""
+    return [
+        f"{len(some)} {kind} ({', '.join(some[:3])}{', ...' if len(some) > 3 else ''})"
+        for kind, some in names.items()
+        if some
+    ]
+
+
 def _fit(arch: str, state: Mapping[str, Tensor]) -> _Fit:
-    """Match tensors by name, after the prefix (`module.`, `1.`, `1.module.`, ...) with the most matches."""
+    """Match tensors by name."""
     names = list(_shapes(arch, 10))
     needed = [name for name in names if not name.endswith(COUNTER)]
-    prefixes = {name.removesuffix(needed[0]) for name in state if name.endswith("." + needed[0])} | {""}
-    prefix = max(prefixes, key=lambda p: (sum(p + name in state for name in needed), -len(p)))
+    prefix = best_prefix(needed, state)
     weights = {name: state[prefix + name] for name in names if prefix + name in state}
     missing = [name for name in needed if name not in weights]
     if arch == "lenet" and missing and (by_order := _lenet_by_order(state)):
@@ -222,11 +236,7 @@ def _fit(arch: str, state: Mapping[str, Tensor]) -> _Fit:
     used = {prefix + name for name in weights}
     rest = {name: tensor for name, tensor in state.items() if name not in used}
     buffers, unexpected = _input_buffers(rest, channels=shapes[needed[0]][1])
-    problems = [
-        f"{len(some)} {what} ({', '.join(some[:3])}{', ...' if len(some) > 3 else ''})"
-        for what, some in (("missing", missing), ("unexpected", unexpected), ("of other shape", differing))
-        if some
-    ]
+    problems = describe_problems({"missing": missing, "unexpected": unexpected, "of other shape": differing})
     # Files of torch before 0.4.1 have no counters, which evaluation does not use.
     counters = {name: torch.zeros((), dtype=torch.int64) for name in names if name not in (*needed, *weights)}
     notes = (f"{COUNTER}: absent from the file, set to zero",) if counters else ()

@@ -13,6 +13,8 @@ from smoothcert.io.text import one_line
 from smoothcert.training.import_checkpoint import (
     COUNTER,
     INPUT_BUFFERS,
+    best_prefix,
+    describe_problems,
     find_state_dict,
     read_checkpoint,
     refuse_not_finite,
@@ -78,16 +80,10 @@ def _match(weights: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> tuple
     """The tensors of `weights` by the names in `target`, and what is missing or unexpected."""
     inner = "1." if all(key.startswith(("0.", "1.")) for key in target) and "0.mean" in target else ""
     names = [key.removeprefix(inner) for key in target if key.startswith(inner)]
-    prefixes = {key.removesuffix(names[0]) for key in weights if key.endswith("." + names[0])} | {""}
-    prefix = max(prefixes, key=lambda p: (sum(p + name in weights for name in names), -len(p)))
+    prefix = best_prefix(names, weights)
     matched = {inner + name: weights[prefix + name] for name in names if prefix + name in weights}
     missing = [name for name in names if inner + name not in matched and not name.endswith(COUNTER)]
     used = {prefix + name for name in names}
     buffers = {part for pair in INPUT_BUFFERS for part in pair}
     unexpected = [key for key in weights if key not in used and key.rpartition(".")[2] not in buffers]
-    problems = [
-        f"{len(some)} {what} ({', '.join(some[:3])}{', ...' if len(some) > 3 else ''})"
-        for what, some in (("missing", missing), ("unexpected", unexpected))
-        if some
-    ]
-    return matched, problems
+    return matched, describe_problems({"missing": missing, "unexpected": unexpected})

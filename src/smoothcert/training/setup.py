@@ -93,7 +93,7 @@ def set_up(
         start = open_folder(recipe, data, folder, group, options.get("resume", False), on_note)
         source = check_source(folder, start.state, source)
         run = RunInProgress(recipe, data, folder, group, device, model, start, source, options)
-        if group.leads and source is not None and start.state is None:
+        if group.leads and source is not None and start.state is None and start.epoch == 0:
             # A killed process must not leave a run that continues from random weights.
             save_state(folder, run.state(run.provenance()))
         if group.leads:
