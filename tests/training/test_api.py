@@ -1,5 +1,6 @@
 """`smoothcert.train` and `smoothcert.load`: data of several kinds, callbacks, and the run that they return."""
 
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -171,6 +172,18 @@ def test_smoothed_has_the_noise_of_the_training(certified: sc.Run, tiny_data: Im
     assert len(list(smoothed.certify(images, n=100, seed=0))) == 2
     assert smoothed.noise.sigma == certified.recipe.sigma
     assert certified.smoothed(sigma=0.25).noise.sigma == 0.25
+
+
+def test_python_of_the_documentation_runs(
+    tmp_path: Path, tiny_data: ImageData, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs/training.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert '"mnist/consistency", sigma=0.5' in source
+    monkeypatch.setattr(sc, "preset", lambda name, sigma: tiny_recipe(epochs=1, sigma=sigma), raising=False)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(source, "training.md", "exec"), {"my_dataset": Digits(tiny_data)})
+    assert float(capsys.readouterr().out) == metrics(tmp_path / "runs/a")[0]["loss"]
 
 
 def test_presets_are_recipes() -> None:

@@ -7,6 +7,7 @@ import typer
 
 from smoothcert.cli.options import Compiling, Data, Device, InputLayer, check_dataset, command_line, console
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.training.choices import Tracker
 
 
 def train(
@@ -23,6 +24,13 @@ def train(
         str | None, typer.Option(help="A method, or your own: package.module:Class or FILE.py:Class.")
     ] = None,
     set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of the recipe.")] = [],  # noqa: B006
+    init: Annotated[
+        Path | None, typer.Option(help="Weights to start from: a run folder, .safetensors or a PyTorch checkpoint.")
+    ] = None,
+    evaluate_every: Annotated[
+        int, typer.Option(min=0, help="Measure the test accuracy under noise every N epochs.", show_default="never")
+    ] = 0,
+    track: Annotated[Tracker | None, typer.Option(help="Also write the metrics for this tool.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     compile_: Annotated[
         Compiling, typer.Option("--compile", help="torch.compile on a GPU; auto: if it pays.")
@@ -70,6 +78,7 @@ def train(
     from smoothcert.models import is_code
     from smoothcert.report.progress import print_data_notes, print_note, train_with_bar
     from smoothcert.training.checkpoint import refuse_code
+    from smoothcert.training.tracking import tracker
 
     if file is not None and f"model={final.model}" not in overrides:
         refuse_code(file, final.model, None)
@@ -79,7 +88,17 @@ def train(
     print_data_notes(console, images)
     if images.split == UNSPLIT:
         print_note(console, f"{images.name} has no split: all {len(images):,} images are trained on; certify others")
-    train_with_bar(final, images, out, resume=resume, device=device, capture=capture, compiling=compile_)
+    train_with_bar(
+        *(final, images, out),
+        resume=resume,
+        device=device,
+        capture=capture,
+        compiling=compile_,
+        init=init,
+        test_data=load_dataset(final.dataset, "test", data, image_size=final.image_size) if evaluate_every else None,
+        evaluate_every=evaluate_every or 1,
+        on_epoch=tracker(track) if track is not None else lambda run, metrics: None,
+    )
     code = ["--model", final.model] if is_code(final.model) else []
     onwards = command_line("certify", out, *code, *(["--data", data] if data is not None else []))
     console.print(f"trained {out}; next: {onwards}", soft_wrap=True)

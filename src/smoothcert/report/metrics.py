@@ -15,7 +15,7 @@ from smoothcert.training.run_folder import run_of_certificates
 
 # Keys that are not further terms of the loss: measurements of the run, and the part of the loss that classifies.
 _MEASUREMENTS = ("epoch", "learning_rate", "seconds", "peak_memory_bytes", "runs_at_once")
-_NOT_TERMS = (*_MEASUREMENTS, "loss", "noisy_accuracy", "cross_entropy", "natural")
+_NOT_TERMS = (*_MEASUREMENTS, "loss", "noisy_accuracy", "test_noisy_accuracy", "cross_entropy", "natural")
 
 
 @dataclass(frozen=True, slots=True)

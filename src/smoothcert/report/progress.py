@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress
@@ -16,9 +16,9 @@ if TYPE_CHECKING:  # each command loads what it needs: certifying starts without
     from smoothcert.certification.attack import AttackStatus
     from smoothcert.certification.certify_dataset import CertificationStatus
     from smoothcert.data import Images
-    from smoothcert.training.choices import Compiling
     from smoothcert.training.loop import TrainingStatus
     from smoothcert.training.recipe import TrainRecipe
+    from smoothcert.training.setup import Options
 
 
 @contextmanager
@@ -66,11 +66,7 @@ def train_with_bar(
     recipe: "TrainRecipe",
     data: "Images",
     folder: Path,
-    *,
-    resume: bool = False,
-    device: str = "auto",
-    capture: bool | None = None,
-    compiling: "Compiling" = "auto",
+    **options: "Unpack[Options]",
 ) -> None:
     """`train`, showing epoch, loss, noisy accuracy, images/s and the time left, and notes above the bar."""
     from smoothcert.training.loop import train
@@ -87,15 +83,8 @@ def train_with_bar(
             done = status.epoch * status.steps + status.step
             bar.update(task, total=status.epochs * status.steps, completed=done, now=now)
 
-        train(
-            *(recipe, data, folder),
-            resume=resume,
-            device=device,
-            capture=capture,
-            compiling=compiling,
-            on_progress=show,
-            on_note=partial(print_note, bar.console),
-        )
+        options["on_progress"], options["on_note"] = show, partial(print_note, bar.console)
+        train(recipe, data, folder, **options)
 
 
 class CertificationBar:

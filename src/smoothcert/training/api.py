@@ -3,20 +3,21 @@
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 from torch.utils.data import Dataset
 
-from smoothcert.data import Images, load_dataset
-from smoothcert.data.torch_dataset import images_from_dataset
+from smoothcert.data import Images, Split, load_dataset
+from smoothcert.data.torch_dataset import DatasetImages, images_from_dataset
 from smoothcert.errors import RequestError
 from smoothcert.models import is_code
 from smoothcert.training.checkpoint import Run, load_run
-from smoothcert.training.choices import Compiling
+from smoothcert.training.choices import Compiling, Tracker
 from smoothcert.training.loop import TrainingStatus
 from smoothcert.training.loop import train as train_into
 from smoothcert.training.recipe import TrainRecipe
+from smoothcert.training.tracking import tracker
 
 
 def train(
@@ -25,12 +26,16 @@ def train(
     out: str | Path = "runs/run",
     *,
     model: nn.Module | None = None,
+    init: str | Path | None = None,
+    test_data: "Images | Dataset[Any] | str | None" = None,
+    evaluate_every: int = 0,
+    track: Tracker | None = None,
     resume: bool = False,
     device: str = "auto",
     compile: Compiling = "auto",
     capture: bool | None = None,
     data_folder: str | Path | None = None,
-    on_epoch: Callable[[Run, dict[str, Any]], None] = lambda run, metrics: None,
+    on_epoch: Callable[[Run, dict[str, Any]], None] | None = None,
     on_progress: Callable[[TrainingStatus], None] = lambda status: None,
     on_note: Callable[[str], None] = lambda text: warnings.warn(text, stacklevel=2),
 ) -> Run:
@@ -39,35 +44,54 @@ def train(
     `data` is the name of a data set, our `Images`, or a map-style torch `Dataset` of (image, label) with images
     [c, h, w] in [0, 1]; by default the data set of the recipe. A torch `Dataset` is recorded in the recipe as
     `torch:ClassName`. `model` is trained instead of the network that the recipe names, and receives the result.
+    `init` names weights to start from: a run folder, a `.safetensors` file or a PyTorch checkpoint. With
+    `evaluate_every`, the accuracy on `test_data` under noise is measured every so many epochs (by default on the test
+    split of the recipe's data set). `track` writes the metrics for TensorBoard or Weights & Biases too.
     `on_epoch` is called after each epoch with the run and its metrics; an exception in it stops training.
     """
     if isinstance(data, str):
         recipe = recipe.model_copy(update={"dataset": data})
-    if data is None or isinstance(data, str):
-        folder = None if data_folder is None else Path(data_folder)
-        images = load_dataset(recipe.dataset, "train", folder, image_size=recipe.image_size)
-    elif hasattr(data, "batches"):
-        images = cast(Images, data)
-    elif isinstance(data, Dataset):
-        images = images_from_dataset(data, name=f"torch:{type(data).__name__}")
+    folder = None if data_folder is None else Path(data_folder)
+    images = _images(recipe.dataset if data is None else data, "train", folder, recipe.image_size)
+    tested = None
+    if evaluate_every or test_data is not None:
+        tested = _images(recipe.dataset if test_data is None else test_data, "test", folder, recipe.image_size)
+    if isinstance(images, DatasetImages):
         recipe = recipe.model_copy(update={"dataset": images.name})
-    else:
-        raise RequestError(
-            f"data: expected a torch Dataset, images, or the name of a data set, got {type(data).__name__}; a "
-            "DataLoader has its data set in `.dataset`"
-        )
+    callbacks = [callback for callback in (on_epoch, track and tracker(track)) if callback]
+
+    def call_all(run: Run, metrics: dict[str, Any]) -> None:
+        for callback in callbacks:
+            callback(run, metrics)
+
     train_into(
         *(recipe, images, Path(out)),
         model=model,
+        init=None if init is None else Path(init),
+        test_data=tested,
+        evaluate_every=evaluate_every or 1,
         resume=resume,
         device=device,
         compiling=compile,
         capture=capture,
-        on_epoch=on_epoch,
+        on_epoch=call_all,
         on_progress=on_progress,
         on_note=on_note,
     )
     return load(out, code=recipe.model if is_code(recipe.model) and model is None else None, model=model)
+
+
+def _images(data: "Images | Dataset[Any] | str", split: Split, folder: Path | None, image_size: int | None) -> Images:
+    if isinstance(data, str):
+        return load_dataset(data, split, folder, image_size=image_size)
+    if isinstance(data, Dataset):
+        return images_from_dataset(data, name=f"torch:{type(data).__name__}", split=split)
+    if hasattr(data, "batches"):
+        return data
+    raise RequestError(
+        f"data: expected a torch Dataset, images, or the name of a data set, got {type(data).__name__}; a DataLoader "
+        "has its data set in `.dataset`"
+    )
 
 
 def load(path: str | Path, *, code: str | None = None, model: nn.Module | None = None) -> Run:

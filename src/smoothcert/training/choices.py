@@ -5,4 +5,5 @@ from typing import Literal
 Bound = Literal["one-sided", "two-sided"]
 Compiling = Literal["auto", "always", "never"]
 InputLayer = Literal["normalize", "center", "none"]
+Tracker = Literal["tensorboard", "wandb"]
 NoiseName = Literal["gaussian", "laplace", "uniform"]

@@ -8,7 +8,7 @@ that builds on it (SmoothAdv, Consistency, SmoothMix), with the network at index
 import hashlib
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from smoothcert.data import DATASETS, Normalization
 from smoothcert.errors import RequestError, WorkError
@@ -80,8 +80,8 @@ def import_checkpoint(
         raise RequestError(f"{out}: holds a run already; choose another --out")
     if out.exists() and not out.is_dir():
         raise RequestError(f"{out}: expected a folder to make, got a file; choose another --out")
-    contents = _read(file)
-    layout, state = _state_dict(file, contents)
+    contents = read_checkpoint(file)
+    layout, state = find_state_dict(file, contents)
     name, fit = _architecture(file, arch, contents.get("arch"), state)
     notes = list(fit.notes)
     dataset = _dataset(file, dataset, name, fit.num_classes, notes)
@@ -92,7 +92,7 @@ def import_checkpoint(
     with torch.random.fork_rng(devices=[]):
         model = new_model(recipe, spec)
     network_of(model, spec).load_state_dict(fit.weights)
-    _refuse_not_finite(file, model)
+    refuse_not_finite(file, model.state_dict())
     epoch = contents.get("epoch")
     epoch = int(epoch) if isinstance(epoch, int | np.integer) and epoch >= 0 else 0
     with file.open("rb") as opened:
@@ -108,9 +108,9 @@ def import_checkpoint(
     return Run(out, recipe, spec, model.eval(), epoch, about)
 
 
-def _refuse_not_finite(file: Path, model: nn.Module) -> None:
+def refuse_not_finite(file: Path, weights: Mapping[str, Tensor]) -> None:
     """Raise a WorkError if a weight is NaN or infinite: the logits would be, too."""
-    for name, tensor in model.state_dict().items():
+    for name, tensor in weights.items():
         if not bool(torch.isfinite(tensor).all()):
             raise WorkError(
                 f"{file}: expected finite weights, got NaN or infinite ones in {name}; download the file again or give "
@@ -129,7 +129,7 @@ def _refuse_other_files(out: Path, recipe: ImportRecipe, digest: str) -> None:
         raise RequestError(f"{out}: holds a run already ({', '.join(files)}); choose another --out")
 
 
-def _read(file: Path) -> Mapping[Any, Any]:
+def read_checkpoint(file: Path) -> Mapping[Any, Any]:
     """Read the mapping in `file` onto the CPU. Only tensors, containers and numbers are read; code is refused."""
     if not file.is_file():
         raise RequestError(f"{file}: no such file; give a checkpoint, such as checkpoint.pth.tar")
@@ -155,7 +155,7 @@ def _read(file: Path) -> Mapping[Any, Any]:
     return contents
 
 
-def _state_dict(file: Path, contents: Mapping[Any, Any]) -> tuple[str, dict[str, Tensor]]:
+def find_state_dict(file: Path, contents: Mapping[Any, Any]) -> tuple[str, dict[str, Tensor]]:
     """The key of the weights ("" for a bare state dict), and the weights in the order of the file."""
     for key in (*CONTAINERS, ""):
         inner = contents.get(key) if key else contents
@@ -206,12 +206,26 @@ def _shapes(arch: str, num_classes: int) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in MODELS[arch].build(num_classes).state_dict().items()}
 
 
+def best_prefix(names: Sequence[str], state: Mapping[str, Tensor]) -> str:
+    """The prefix (`module.`, `1.`, `1.module.`, ..., or none) with which most of `names` are in `state`."""
+    prefixes = {name.removesuffix(names[0]) for name in state if name.endswith("." + names[0])} | {""}
+    return max(prefixes, key=lambda prefix: (sum(prefix + name in state for name in names), -len(prefix)))
+
+
+def describe_problems(names: Mapping[str, Sequence[str]]) -> list[str]:
+    """A text such as "2 missing (a, b)" for each kind of problem with tensors."""
+    return [
+        f"{len(some)} {kind} ({', '.join(some[:3])}{', ...' if len(some) > 3 else ''})"
+        for kind, some in names.items()
+        if some
+    ]
+
+
 def _fit(arch: str, state: Mapping[str, Tensor]) -> _Fit:
-    """Match tensors by name, after the prefix (`module.`, `1.`, `1.module.`, ...) with the most matches."""
+    """Match tensors by name."""
     names = list(_shapes(arch, 10))
     needed = [name for name in names if not name.endswith(COUNTER)]
-    prefixes = {name.removesuffix(needed[0]) for name in state if name.endswith("." + needed[0])} | {""}
-    prefix = max(prefixes, key=lambda p: (sum(p + name in state for name in needed), -len(p)))
+    prefix = best_prefix(needed, state)
     weights = {name: state[prefix + name] for name in names if prefix + name in state}
     missing = [name for name in needed if name not in weights]
     if arch == "lenet" and missing and (by_order := _lenet_by_order(state)):
@@ -222,11 +236,7 @@ def _fit(arch: str, state: Mapping[str, Tensor]) -> _Fit:
     used = {prefix + name for name in weights}
     rest = {name: tensor for name, tensor in state.items() if name not in used}
     buffers, unexpected = _input_buffers(rest, channels=shapes[needed[0]][1])
-    problems = [
-        f"{len(some)} {what} ({', '.join(some[:3])}{', ...' if len(some) > 3 else ''})"
-        for what, some in (("missing", missing), ("unexpected", unexpected), ("of other shape", differing))
-        if some
-    ]
+    problems = describe_problems({"missing": missing, "unexpected": unexpected, "of other shape": differing})
     # Files of torch before 0.4.1 have no counters, which evaluation does not use.
     counters = {name: torch.zeros((), dtype=torch.int64) for name in names if name not in (*needed, *weights)}
     notes = (f"{COUNTER}: absent from the file, set to zero",) if counters else ()

@@ -23,6 +23,7 @@ from smoothcert.errors import WorkError
 from smoothcert.training.checkpoint import save_weights
 from smoothcert.training.dead_start import LEARNT_BY, at_chance, nothing_learnt, restart_if_dead
 from smoothcert.training.device import enough_memory, training_device
+from smoothcert.training.evaluate import noisy_accuracy
 from smoothcert.training.metrics import METRICS, append_metrics
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.setup import Options, RunInProgress, derived_seed, set_up
@@ -111,6 +112,8 @@ def finish_epoch(run: RunInProgress) -> None:
     line: dict[str, Any] = {"epoch": run.epoch, "learning_rate": run.learning_rate, **metrics, "seconds": seconds}
     # The seconds depend on these: a run may continue on another machine, or next to other runs.
     line |= {"device": run.versions["device"], "runs_at_once": run.active_runs, **peak_memory(run.device)}
+    if run.group.leads and run.test_data is not None and (run.epoch + 1) % run.evaluate_every == 0:
+        line["test_noisy_accuracy"] = noisy_accuracy(run, run.test_data)
     if run.group.leads:
         append_metrics(run.folder / METRICS, line)
         if run.epoch + 1 == LEARNT_BY and at_chance(metrics["noisy_accuracy"], run.data.labels):

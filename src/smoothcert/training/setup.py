@@ -25,10 +25,11 @@ from smoothcert.training.average import AveragedWeights
 from smoothcert.training.checkpoint import InputSpec, Run, new_model, versions
 from smoothcert.training.choices import Compiling
 from smoothcert.training.device import weights_layout
+from smoothcert.training.initial_weights import check_source, load_initial_weights
 from smoothcert.training.metrics import METRICS, Meter
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.resume import Start, open_folder, restore, write_missing_model
-from smoothcert.training.state import State
+from smoothcert.training.state import State, save_state
 from smoothcert.training.step import (
     CapturedStep,
     Sampling,
@@ -47,6 +48,11 @@ class Options(TypedDict, total=False):
 
     model: nn.Module | None
     """A network to train instead of the one that the recipe names; `load_run(folder, model=...)` loads it."""
+    init: Path | None
+    """Weights to start from: a run folder, a `.safetensors` file or a PyTorch checkpoint."""
+    test_data: Images | None
+    """Images on which the accuracy under noise is measured every `evaluate_every` epochs."""
+    evaluate_every: int
     resume: bool
     device: str
     """auto, cpu or cuda."""
@@ -80,10 +86,16 @@ def set_up(
         model = new_model(recipe, InputSpec.of(data)) if model is None else model
     if next(model.parameters(), None) is None:
         raise RequestError(f"model: {recipe.model} has no parameters to train; give a network that has some")
+    init = options.get("init")
+    source: Mapping[str, str] | None = None if init is None else load_initial_weights(model, init, recipe.model)
     on_note = options.get("on_note", lambda text: None)
     with alone(folder / METRICS, "choose another --out") if group.leads else nullcontext():
         start = open_folder(recipe, data, folder, group, options.get("resume", False), on_note)
-        run = RunInProgress(recipe, data, folder, group, device, model, start, options)
+        source = check_source(folder, start.state, source)
+        run = RunInProgress(recipe, data, folder, group, device, model, start, source, options)
+        if group.leads and source is not None and start.state is None and start.epoch == 0:
+            # A killed process must not leave a run that continues from random weights.
+            save_state(folder, run.state(run.provenance()))
         if group.leads:
             about = {"versions": run.versions, "precision": run.precision}
             write_missing_model(folder, run.weights(), recipe, run.spec, start, about)
@@ -102,6 +114,7 @@ class RunInProgress:
         device: torch.device,
         model: nn.Module,
         start: Start,
+        source: Mapping[str, str] | None,
         options: Options,
     ) -> None:
         own_network = options.get("model") is not None or is_code(recipe.model)
@@ -112,7 +125,8 @@ class RunInProgress:
         self.model: nn.Module = model.to(device, memory_format=weights_layout(own_network))  # type: ignore[call-overload]
         self.optimizer = make_optimizer(self.model, recipe, device)
         self.initial_weights: dict[str, Tensor] | None = None  # for a restart, as long as one can follow
-        if start.warm_up == 0 and start.epoch <= max(DEAD_EPOCHS):
+        self.source = source  # of the weights that training started from
+        if start.warm_up == 0 and start.epoch <= max(DEAD_EPOCHS) and source is None:
             self.initial_weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         self.average = AveragedWeights(self.model, recipe.ema) if recipe.ema else None
         restore(self.model, self.optimizer, self.average, start, folder)
@@ -121,6 +135,9 @@ class RunInProgress:
         self.on_epoch: Callable[[Run, dict[str, Any]], None] = options.get("on_epoch", lambda run, metrics: None)
         self.on_note: Callable[[str], None] = options.get("on_note", lambda text: None)
         self.runs_at_once = options.get("runs_at_once", 1)
+        test_data = options.get("test_data")
+        self.test_data = None if test_data is None else test_data.to(device)
+        self.evaluate_every = options.get("evaluate_every", 1)
         self.running: Callable[[], int] = options.get("running", lambda: 1)
         self.active_runs = 1  # the largest number of runs side by side in this epoch
 
@@ -177,7 +194,7 @@ class RunInProgress:
             "captured": isinstance(self.step, CapturedStep) and self.step.graph is not None,
             "compiled": isinstance(self.step, CapturedStep) and bool(self.step.compiled),
             "learning_rate_warm_up": self.warm_up,
-        }
+        } | ({} if self.source is None else {"init": dict(self.source)})
 
     def as_run(self) -> Run:
         """The run as it is now; its model keeps changing."""

@@ -1,0 +1,89 @@
+"""Weights that training starts from: of a run, of a `.safetensors` file, or of a PyTorch checkpoint."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.text import one_line
+from smoothcert.training.import_checkpoint import (
+    COUNTER,
+    INPUT_BUFFERS,
+    best_prefix,
+    describe_problems,
+    find_state_dict,
+    read_checkpoint,
+    refuse_not_finite,
+)
+from smoothcert.training.run_folder import MODEL, check_run_folder
+from smoothcert.training.state import State
+
+
+def load_initial_weights(model: nn.Module, path: Path, name: str) -> dict[str, str]:
+    """Load the weights in `path` into `model`, called `name`; return the file and its SHA-256 for the provenance.
+
+    Tensors are matched by name, after the prefix of the file (such as `module.`) and after that of our input layer.
+    """
+    if path.is_dir():
+        check_run_folder(path)
+        path = path / MODEL
+    weights = _read(path)
+    target = model.state_dict()
+    matched, problems = dict(weights), list[str]()
+    if set(weights) != set(target):
+        matched, problems = _match(weights, target)
+    differing = [key for key in matched if matched[key].shape != target[key].shape]
+    if differing:
+        shapes = f"{list(matched[differing[0]].shape)} instead of {list(target[differing[0]].shape)}"
+        problems.append(f"{len(differing)} of other shape ({differing[0]}: {shapes})")
+    if problems:
+        raise RequestError(
+            f"{path}: expected the weights of {name}, got {'; '.join(problems)}; give weights of the same network"
+        )
+    refuse_not_finite(path, matched)
+    model.load_state_dict({**target, **matched})
+    with path.open("rb") as file:
+        return {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def check_source(folder: Path, state: State | None, source: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    """The origin of the weights: `source` for a new run, the recorded one for a resumed run, which must be the same."""
+    if state is None:
+        return source
+    recorded: Mapping[str, str] | None = (state.provenance or {}).get("init")
+    if source is not None and source["sha256"] != (recorded or {}).get("sha256"):
+        raise RequestError(
+            f"{folder}: its training started from {(recorded or {}).get('file', 'random weights')}, the request is "
+            f"from another file, {source['file']}; leave --init out, or choose another --out"
+        )
+    return recorded
+
+
+def _read(path: Path) -> Mapping[str, Tensor]:
+    if path.suffix != ".safetensors":
+        return find_state_dict(path, read_checkpoint(path))[1]
+    if not path.is_file():
+        raise RequestError(f"{path}: no such file; give a run folder, a .safetensors file or a PyTorch checkpoint")
+    try:
+        return load_file(path)
+    except (SafetensorError, ValueError, OSError) as error:
+        raise WorkError(
+            f"{path}: damaged or not a safetensors file ({one_line(error)[:100]}); give another file"
+        ) from error
+
+
+def _match(weights: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """The tensors of `weights` by the names in `target`, and what is missing or unexpected."""
+    inner = "1." if all(key.startswith(("0.", "1.")) for key in target) and "0.mean" in target else ""
+    names = [key.removeprefix(inner) for key in target if key.startswith(inner)]
+    prefix = best_prefix(names, weights)
+    matched = {inner + name: weights[prefix + name] for name in names if prefix + name in weights}
+    missing = [name for name in names if inner + name not in matched and not name.endswith(COUNTER)]
+    used = {prefix + name for name in names}
+    buffers = {part for pair in INPUT_BUFFERS for part in pair}
+    unexpected = [key for key in weights if key not in used and key.rpartition(".")[2] not in buffers]
+    return matched, describe_problems({"missing": missing, "unexpected": unexpected})

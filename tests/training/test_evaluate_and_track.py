@@ -1,0 +1,103 @@
+"""Test accuracy between epochs, and metrics for TensorBoard."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import digest, metrics, tiny_recipe
+
+import smoothcert as sc
+from smoothcert.data import ImageData, mnist
+from smoothcert.errors import RequestError
+from smoothcert.training.loop import train
+from smoothcert.training.setup import derived_seed
+from smoothcert.training.tracking import tracker
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.5])
+def test_test_accuracy_equals_a_plain_loop_and_does_not_change_training(
+    tmp_path: Path, tiny_data: ImageData, ema: float
+) -> None:
+    test_data, recipe = mnist.load_sample("test").subset(torch.arange(700)), tiny_recipe(ema=ema)
+    run = sc.train(recipe, tiny_data, tmp_path / "run", test_data=test_data, evaluate_every=2, device="cpu")
+    train(recipe, tiny_data, tmp_path / "plain", device="cpu")
+    assert digest(tmp_path / "run") == digest(tmp_path / "plain")
+    first, second = metrics(tmp_path / "run")
+    assert "test_noisy_accuracy" not in first
+    images, labels = test_data.batch(torch.arange(700))
+    generator = torch.Generator().manual_seed(derived_seed(recipe.seed, 3, 1))
+    noise = torch.cat([torch.randn((size, 1, 28, 28), generator=generator) for size in (500, 200)])
+    with torch.no_grad():
+        correct = (run.model(images + 0.5 * noise).argmax(1) == labels).sum()
+    assert second["test_noisy_accuracy"] == pytest.approx(int(correct) / 700, abs=1.5 / 700)
+
+
+def test_command_line_starts_from_weights_measures_and_tracks(
+    tmp_path: Path,
+    tiny_data: ImageData,
+    monkeypatch: pytest.MonkeyPatch,
+    run_cli: Callable[..., tuple[int, str, str]],
+    trained_run: Path,
+) -> None:
+    monkeypatch.setattr(mnist, "load_sample", lambda split: tiny_data)
+    tiny_recipe(epochs=1).save(tmp_path / "r.yaml")
+    options = ["--recipe", tmp_path / "r.yaml", "--device", "cpu", "--out", tmp_path / "run"]
+    options += ["--init", trained_run, "--evaluate-every", 1, "--track", "tensorboard"]
+    monkeypatch.setattr(
+        "smoothcert.training.tracking.tracker", lambda tool: lambda run, line: tracked.append(run.epoch)
+    )
+    tracked: list[int] = []
+    assert run_cli("train", *options)[0] == 0
+    assert 0.3 < metrics(tmp_path / "run")[0]["test_noisy_accuracy"] <= 1, "two epochs on 2,048 images came before"
+    assert sc.load(tmp_path / "run").provenance["init"]["file"] == "model.safetensors"
+    assert tracked == [1]
+    code, _, err = run_cli("train", *options[:4], "--out", tmp_path / "other", "--init", tmp_path / "nothing.pt")
+    assert code == 2
+    assert "nothing.pt: no such file" in err
+    assert err.count("\n") == 1
+
+
+def test_tensorboard_files_hold_the_metrics(tmp_path: Path, tiny_data: ImageData) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    sc.train(tiny_recipe(), tiny_data, tmp_path / "run", track="tensorboard", device="cpu")
+    events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    for name in ("loss", "noisy_accuracy", "learning_rate"):
+        written = [(event.step, event.value) for event in events.Scalars(name)]
+        expected = [(line["epoch"], pytest.approx(line[name], rel=1e-6)) for line in metrics(tmp_path / "run")]
+        assert written == expected, name
+
+
+@pytest.mark.parametrize("tool", ["tensorboard", "wandb"])
+def test_missing_package_is_one_line(tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smoothcert.training.tracking.find_spec", lambda name: None)
+    with pytest.raises(RequestError, match=f"expected the package {tool}, got none; install it with `pip install"):
+        tracker(tool)
+
+
+def test_wandb_receives_one_step_per_epoch(
+    tmp_path: Path, tiny_data: ImageData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for the package, which needs an account."""
+    logged: list[tuple[int, float]] = []
+
+    class Stand:
+        @staticmethod
+        def init(**settings: object) -> type["Stand"]:
+            assert settings["name"] == "run"
+            return Stand
+
+        @staticmethod
+        def log(values: dict[str, float], step: int) -> None:
+            logged.append((step, values["loss"]))
+
+        @staticmethod
+        def finish() -> None:
+            logged.append((-1, 0.0))
+
+    monkeypatch.setitem(sys.modules, "wandb", Stand)
+    monkeypatch.setattr("smoothcert.training.tracking.find_spec", lambda name: True)
+    sc.train(tiny_recipe(), tiny_data, tmp_path / "run", track="wandb", device="cpu")
+    assert logged == [*((line["epoch"], line["loss"]) for line in metrics(tmp_path / "run")), (-1, 0.0)]

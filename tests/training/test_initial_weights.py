@@ -1,0 +1,103 @@
+"""Training from existing weights: files of several kinds, provenance, resume, and files that do not fit."""
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny import digest, tiny_recipe
+from torch import Tensor, nn
+
+import smoothcert as sc
+from smoothcert.data import ImageData
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.training.checkpoint import tensors_digest
+from smoothcert.training.initial_weights import load_initial_weights
+from smoothcert.training.loop import TrainingStatus, train
+from smoothcert.training.state import load_state
+
+STILL = {"epochs": 1, "learning_rate": 1e-30, "learning_rate_drops": ()}
+"""A rate at which float32 weights do not move: the model that is saved has the initial weights."""
+
+
+@pytest.mark.parametrize("kind", ["run", "safetensors", "checkpoint", "prefixed"])
+def test_training_starts_from_the_weights_of_the_file(
+    kind: str, trained_run: Path, tmp_path: Path, tiny_data: ImageData
+) -> None:
+    weights = sc.load(trained_run).model.state_dict()
+    path = tmp_path / {"safetensors": "a.safetensors"}.get(kind, "a.pth")
+    if kind == "run":
+        path = trained_run
+    elif kind == "safetensors":
+        save_file(dict(weights), path)
+    elif kind == "checkpoint":
+        torch.save({"state_dict": weights, "epoch": 3}, path)
+    else:
+        torch.save({f"module.{name}": tensor for name, tensor in weights.items()}, path)
+    run = sc.train(tiny_recipe(**STILL), tiny_data, tmp_path / "run", init=str(path), device="cpu")
+    assert tensors_digest(run.model.state_dict()) == tensors_digest(weights)
+    file = path / "model.safetensors" if kind == "run" else path
+    assert run.provenance["init"] == {"file": file.name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+
+
+def test_weights_of_a_bare_network_fit_after_the_input_layer(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    bare, normalized = nn.Linear(3, 2), nn.Sequential(nn.Identity(), nn.Linear(3, 2))
+    normalized[0].register_buffer("mean", torch.zeros(3))
+    save_file(bare.state_dict(), tmp_path / "bare.safetensors")
+    load_initial_weights(normalized, tmp_path / "bare.safetensors", "linear")
+    assert torch.equal(normalized[1].weight, bare.weight)
+
+
+def test_killed_before_the_first_epoch_resumes_from_the_initial_weights(
+    trained_run: Path, tmp_path: Path, tiny_data: ImageData
+) -> None:
+    recipe = tiny_recipe(epochs=1)
+
+    def interrupt(status: TrainingStatus) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, tiny_data, tmp_path / "cut", init=trained_run, device="cpu", on_progress=interrupt)
+    state = load_state(tmp_path / "cut")
+    assert state is not None
+    assert (state.epoch, tensors_digest(state.model)) == (0, digest(trained_run))
+    resumed = sc.train(recipe, tiny_data, tmp_path / "cut", device="cpu", resume=True)
+    whole = sc.train(recipe, tiny_data, tmp_path / "whole", init=trained_run, device="cpu")
+    assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
+    assert resumed.provenance["init"] == whole.provenance["init"]
+    other = shutil.copytree(tmp_path / "whole", tmp_path / "other")
+    with pytest.raises(RequestError, match=r"started from model\.safetensors, the request is from another file"):
+        train(recipe, tiny_data, tmp_path / "cut", init=other, device="cpu", resume=True)
+
+
+def fewer(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return dict(list(weights.items())[1:])
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        (fewer, RequestError, r"expected the weights of lenet, got 1 missing \(conv1\.weight\); give weights"),
+        (lambda w: {**w, "more": torch.zeros(1)}, RequestError, r"1 unexpected \(more\)"),
+        (lambda w: {**w, "fc2.bias": torch.zeros(7)}, RequestError, r"1 of other shape \(fc2\.bias: \[7\] instead of"),
+        (lambda w: {**w, "fc2.bias": torch.full((10,), torch.nan)}, WorkError, "NaN or infinite ones in fc2.bias"),
+        (lambda w: b"damaged", WorkError, "damaged or not a safetensors file"),
+        (lambda w: None, RequestError, "no such file; give a run folder"),
+    ],
+)
+def test_unusable_weights_are_refused_in_one_line(
+    change: Any, kind: type[Exception], message: str, trained_run: Path, tmp_path: Path, tiny_data: ImageData
+) -> None:
+    content, file = change(sc.load(trained_run).model.state_dict()), tmp_path / "a.safetensors"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    elif content is not None:
+        save_file({name: tensor.clone() for name, tensor in content.items()}, file)
+    with pytest.raises(kind, match=message) as caught:
+        train(tiny_recipe(), tiny_data, tmp_path / "run", init=file, device="cpu")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
