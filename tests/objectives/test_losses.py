@@ -246,6 +246,15 @@ def test_inputs_of_any_shape_and_models_in_eval_mode(name: str) -> None:
     assert len(gradients(model)) == 6
 
 
+@every_method
+def test_modules_never_wait_for_the_device(name: str) -> None:
+    """Tensors on the meta device hold no values: code that reads one raises."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(50, CLASSES, device="meta"))
+    images, labels, *_ = (tensor.to("meta") for tensor in batch(1))
+    MODULES[name](sigma=SIGMA)(model, images, labels).backward()
+    assert len(gradients(model)) == 2
+
+
 IMAGES, LABELS = torch.rand(BATCH, *SHAPE), torch.zeros(BATCH, dtype=torch.int64)
 
 
