@@ -1,6 +1,7 @@
 """`smoothcert.losses`: the same numbers as the objectives, for every registered method, in other people's loops."""
 
 import copy
+import doctest
 import os
 import subprocess
 import sys
@@ -49,6 +50,11 @@ def assert_equal(first: list[Tensor], second: list[Tensor]) -> None:
 def test_every_method_has_a_module_and_a_function() -> None:
     assert MODULES.keys() == OBJECTIVES.keys()
     assert all(callable(getattr(sc.losses, name)) for name in OBJECTIVES)
+
+
+def test_the_examples_of_the_docstring_run() -> None:
+    result = doctest.testmod(sc.losses)
+    assert (result.failed, result.attempted) == (0, 7)
 
 
 @every_method
