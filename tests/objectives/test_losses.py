@@ -1,6 +1,7 @@
 """`smoothcert.losses`: the same numbers as the objectives, for every registered method, in other people's loops."""
 
 import copy
+import doctest
 import os
 import subprocess
 import sys
@@ -34,7 +35,6 @@ from smoothcert.training.step import Sampling, Step, TrainingStep
 
 ROOT = Path(__file__).parents[2]
 every_method = pytest.mark.parametrize("name", OBJECTIVES)
-every_setting = pytest.mark.parametrize(("name", "fields"), [*((name, {}) for name in OBJECTIVES), *OTHER_SETTINGS])
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
@@ -52,18 +52,33 @@ def test_every_method_has_a_module_and_a_function() -> None:
     assert all(callable(getattr(sc.losses, name)) for name in OBJECTIVES)
 
 
+def test_the_examples_of_the_docstring_run() -> None:
+    result = doctest.testmod(sc.losses)
+    assert (result.failed, result.attempted) == (0, 7)
+
+
 @every_method
 def test_modules_have_the_fields_and_defaults_of_their_objective(name: str) -> None:
-    hints = sc.losses.Loss.__init__.__annotations__
-    assert "sigma" in hints
     settings = MODULES[name].__init__.__annotations__["settings"].__args__[0].__annotations__
     assert set(settings) - {"sigma", "generator"} == set(OBJECTIVES[name].model_fields)
     assert MODULES[name](sigma=SIGMA).objective == OBJECTIVES[name]()
 
 
-@every_setting
-def test_modules_compute_the_loss_and_gradients_of_their_objective(name: str, fields: dict[str, Any]) -> None:
-    """Bit for bit, batch statistics included."""
+def by_function(name: str, model: nn.Module, fields: dict[str, Any]) -> Tensor:
+    """Compute the loss by the function of the method, from logits where it takes them."""
+    function, objective = getattr(sc.losses, name), OBJECTIVES[name].model_validate(fields)
+    images, labels, noise, uniform = batch(objective.num_noise)
+    if name in ("smoothadv", "smoothmix"):
+        more = {"uniform": uniform} if name == "smoothmix" else {}
+        return function(model, images, labels, sigma=SIGMA, epoch=3, noise=noise, **more, **fields)
+    clean = [model(images)] if name == "stability" else []
+    noisy = model((images + noise).flatten(0, 1)).view(*noise.shape[:2], -1)
+    return function(*clean, noisy, labels, **({"sigma": SIGMA} if name == "macer" else {}), **fields)
+
+
+@pytest.mark.parametrize(("name", "fields"), [*((name, {}) for name in OBJECTIVES), *OTHER_SETTINGS])
+def test_modules_and_functions_compute_what_the_objectives_compute(name: str, fields: dict[str, Any]) -> None:
+    """Loss, terms, gradients and batch statistics are the same bit for bit."""
     objective = OBJECTIVES[name].model_validate(fields)
     images, labels, noise, uniform = batch(objective.num_noise)
     progress = Progress(SIGMA, torch.tensor(0.4), torch.tensor(1.0), uniform)
@@ -72,40 +87,19 @@ def test_modules_compute_the_loss_and_gradients_of_their_objective(name: str, fi
     terms.loss.backward()
     criterion = MODULES[name](sigma=SIGMA, **fields)
     criterion.epoch = 3
-    loss = criterion(model, images, labels.int(), noise=noise, uniform=uniform)
-    loss.backward()
-    assert torch.equal(loss, terms.loss)
+    results = [(model, criterion(model, images, labels.int(), noise=noise, uniform=uniform))]
     assert {key: value.item() for key, value in criterion.terms.items()} == {
         key: value.item() for key, value in terms.terms.items()
     }
     assert not any(value.requires_grad for value in criterion.terms.values())
-    assert_equal(gradients(model), gradients(expected))
-    assert_equal(list(model.buffers()), list(expected.buffers()))
-
-
-@every_setting
-def test_functions_compute_the_loss_and_gradients_of_their_objective(name: str, fields: dict[str, Any]) -> None:
-    """Functions of logits get those of a forward pass; with an adversary Consistency has no such function."""
-    objective = OBJECTIVES[name].model_validate(fields)
-    images, labels, noise, uniform = batch(objective.num_noise)
-    progress = Progress(SIGMA, torch.tensor(0.4), torch.tensor(1.0), uniform)
-    expected, model = network(), network()
-    terms = objective.loss(expected, images, labels, noise, progress)
-    terms.loss.backward()
-    if fields.get("adversary") and name == "consistency":
-        return
-    clean = [model(images)] if name == "stability" else []
-    if name in ("smoothadv", "smoothmix"):
-        more = {"uniform": uniform} if name == "smoothmix" else {}
-        function = getattr(sc.losses, name)
-        loss = function(model, images, labels, sigma=SIGMA, epoch=3, noise=noise, **more, **fields)
-    else:
-        noisy = model((images + noise).flatten(0, 1)).view(*noise.shape[:2], -1)
-        more = {"sigma": SIGMA} if name == "macer" else {}
-        loss = getattr(sc.losses, name)(*clean, noisy, labels, **more, **fields)
-    loss.backward()
-    assert torch.equal(loss, terms.loss)
-    assert_equal(gradients(model), gradients(expected))
+    if name != "consistency" or "adversary" not in fields:  # the function of logits has no attack
+        model = network()
+        results.append((model, by_function(name, model, fields)))
+    for model, loss in results:
+        loss.backward()
+        assert torch.equal(loss, terms.loss)
+        assert_equal(gradients(model), gradients(expected))
+        assert_equal(list(model.buffers()), list(expected.buffers()))
 
 
 @every_method
@@ -244,6 +238,15 @@ def test_inputs_of_any_shape_and_models_in_eval_mode(name: str) -> None:
     MODULES[name](sigma=SIGMA)(model, *batch(1)[:2]).backward()
     assert_equal(list(model.buffers()), before)
     assert len(gradients(model)) == 6
+
+
+@every_method
+def test_modules_never_wait_for_the_device(name: str) -> None:
+    """Tensors on the meta device hold no values: code that reads one raises."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(50, CLASSES, device="meta"))
+    images, labels, *_ = (tensor.to("meta") for tensor in batch(1))
+    MODULES[name](sigma=SIGMA)(model, images, labels).backward()
+    assert len(gradients(model)) == 2
 
 
 IMAGES, LABELS = torch.rand(BATCH, *SHAPE), torch.zeros(BATCH, dtype=torch.int64)

@@ -13,9 +13,10 @@ import yaml
 from pydantic import Field
 from tiny import tiny_recipe
 
+from smoothcert.analysis.cost import training_costs
 from smoothcert.data import ImageData
 from smoothcert.errors import RequestError
-from smoothcert.objectives import Consistency, Gaussian, Objective, UnloadedObjective, name_in_recipes
+from smoothcert.objectives import Adversary, Consistency, Gaussian, Objective, UnloadedObjective, name_in_recipes
 from smoothcert.training.checkpoint import load_run, tensors_digest
 from smoothcert.training.loop import train
 from smoothcert.training.recipe import load_train_recipe, with_overrides
@@ -167,7 +168,8 @@ class Inline(Consistency):
 
 def test_objects_are_recorded_by_the_path_of_their_class(tmp_path: Path, tiny_data: ImageData) -> None:
     """The name of the base class would load another method."""
-    recipe = tiny_recipe(objective=Inline(), epochs=1, learning_rate_drops=())
+    objective = Inline(weight=2.0, adversary=Adversary(steps=1))
+    recipe = tiny_recipe(objective=objective, epochs=1, learning_rate_drops=())
     assert name_in_recipes(recipe.objective) == f"{__name__}:Inline"
     assert recipe.method == "Inline"
     train(recipe, tiny_data, tmp_path / "run", device="cpu")
@@ -177,6 +179,9 @@ def test_objects_are_recorded_by_the_path_of_their_class(tmp_path: Path, tiny_da
     loaded = load_objective(stored)
     assert isinstance(loaded.objective, Inline)
     assert loaded.to_mapping() == recipe.to_mapping()
+    (cost,) = training_costs([tmp_path / "run"])
+    assert cost.method == "Inline"
+    assert cost.hyperparameters == objective.model_dump(mode="json")
 
 
 def test_recipes_with_code_are_read_without_torch(project: Path) -> None:

@@ -15,6 +15,7 @@ from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.model_provenance import model_provenance
 from smoothcert.errors import RequestError
 from smoothcert.io.text import csv_text, duration, escape_markdown, flattened, markdown_table
+from smoothcert.objectives import Adversary
 from smoothcert.papers.presets import preset
 from smoothcert.papers.tables import paper_table
 from smoothcert.report.layout import UNKNOWN
@@ -177,7 +178,7 @@ def _published(recipe: TrainRecipe) -> dict[str, str] | None:
 def _work(recipe: TrainRecipe) -> tuple[object, ...]:
     """What time and memory depend on; noise levels, weights and attack radii change neither."""
     adversary = getattr(recipe.objective, "adversary", None)
-    attack = (adversary.attack, adversary.steps) if adversary is not None else None
+    attack = (adversary.attack, adversary.steps) if isinstance(adversary, Adversary) else None
     training = (recipe.dataset, recipe.image_size, recipe.model, recipe.epochs, recipe.batch_size)
     return (*training, recipe.method, recipe.objective.num_noise, attack)
 

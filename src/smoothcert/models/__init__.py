@@ -1,4 +1,4 @@
-"""Images in [0, 1] -> logits, normalisation inside. To add a model: one file, one line in MODELS."""
+"""Networks from images in [0, 1] to logits, normalisation included. To add one, write its file and add it to MODELS."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from smoothcert.models.user_code import check_outputs, is_code, own_model
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """How a model is built from its number of classes, and the image shape (c, h, w) that it takes (None: any)."""
+    """How to build a model from its number of classes, and the image shape (c, h, w) that it takes (None: any)."""
 
     description: str
     shape: tuple[int | None, int | None, int | None]
@@ -41,16 +41,16 @@ def build_model(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> nn.Module:
-    """A freshly initialised model for images of `shape`; with `mean` and `std` its first layer normalises.
+    """Build a newly initialised model for images of `shape`; with `mean` and `std` its first layer normalises.
 
-    `package.module:function` is a user's own network, which normalises by itself if it wants to.
+    `package.module:function` builds a user's own network, which contains its own normalisation, if any.
     """
     if is_code(name):
         return _trainable(own_model(name, num_classes), name, shape, num_classes)
     if name not in MODELS:
         raise RequestError(f"model: expected a known model, got {name}; {did_you_mean(name, sorted(MODELS))}")
     spec = MODELS[name]
-    if any(want is not None and want != given for want, given in zip(spec.shape, shape, strict=True)):
+    if any(expected not in (None, size) for expected, size in zip(spec.shape, shape, strict=True)):
         raise RequestError(
             f"model: {name} takes images of shape {spec.shape}, the data has {shape}; choose another model"
         )

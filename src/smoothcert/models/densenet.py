@@ -8,7 +8,7 @@ GROWTH, FIRST_CHANNELS, LAYERS = 12, 24, 6
 
 
 class Bottleneck(nn.Module):
-    """BN-ReLU-1x1 to 4 * growth, BN-ReLU-3x3 to growth; the result is appended to the input."""
+    """BN-ReLU-1x1 to 4 * growth channels, BN-ReLU-3x3 to growth channels, appended to the input."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -26,8 +26,8 @@ class Bottleneck(nn.Module):
 class DenseNet40(nn.Module):
     """[n, 3, h, w] -> logits [n, num_classes]: three blocks of six bottleneck layers.
 
-    Transitions only halve the resolution by average pooling. Without compression the released code builds no
-    convolution and no batch norm there, so that its checkpoints fit this network: 211,978 parameters for ten classes.
+    Transitions only halve the resolution by average pooling: without compression, the released code builds no
+    convolution and no batch norm there. Its checkpoints fit this network: 211,978 parameters for ten classes.
     """
 
     def __init__(self, num_classes: int) -> None:

@@ -1,4 +1,4 @@
-"""Normalisation as the first layer of a model: it comes after the noise, and travels inside the checkpoint."""
+"""Normalisation as the first layer of a model: it follows the noise and is part of the checkpoint."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Normalize(nn.Module):
-    """(x - mean) / std per channel, for x in [0, 1] of shape [n, c, h, w]. Mean and std are saved with the weights."""
+    """Compute (x - mean) / std per channel for x [n, c, h, w] in [0, 1]. Mean and std are saved with the weights."""
 
     mean: Tensor
     std: Tensor

@@ -1,4 +1,4 @@
-"""The base classifier as it is evaluated: precision and memory layout are part of f, so a certificate records them."""
+"""How the base classifier is evaluated: precision and memory layout are part of f, so a certificate records them."""
 
 import copy
 from typing import Literal, get_args
@@ -15,14 +15,14 @@ DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfl
 
 
 def fast_precision(device: torch.device) -> Precision:
-    """bf16 where the hardware multiplies it faster than float32, else fp32."""
+    """Return bf16 if the hardware multiplies it faster than float32, else fp32."""
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     return "bf16" if device.type == "cpu" and torch.cpu._is_amx_tile_supported() else "fp32"
 
 
 def resolve_precision(precision: str, device: torch.device) -> Precision:
-    """`auto` as what is fast on `device`; a precision by its name; anything else is refused."""
+    """Turn `auto` into the fast precision of `device`, and refuse unknown names."""
     if precision == "auto":
         return fast_precision(device)
     for name in get_args(Precision):
@@ -33,17 +33,20 @@ def resolve_precision(precision: str, device: torch.device) -> Precision:
 
 
 def has_batch_norm(model: object) -> bool:
-    """False for callables that are no modules."""
+    """Say whether `model` is a module with a batch norm layer."""
     return isinstance(model, nn.Module) and any(
         isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()
     )
 
 
 def fold_batch_norm(model: nn.Module) -> nn.Module:
-    """`model` (in eval mode) with the same outputs up to rounding, faster; itself where it cannot be traced."""
+    """Fold batch norm into convolutions: a faster `model` (in eval mode) with the same outputs up to rounding.
+
+    A model that cannot be traced is returned unchanged.
+    """
     if not has_batch_norm(model) or not all(is_plain(module) for module in model.modules()):
         return model
-    # Imported here: it takes a while, and few models need it.
+    # Imported here because the import is slow and few models need it.
     from torch.fx import symbolic_trace
     from torch.fx.experimental.optimization import fuse
 
@@ -51,35 +54,35 @@ def fold_batch_norm(model: nn.Module) -> nn.Module:
 
     try:
         calls = [node.target for node in symbolic_trace(model).graph.nodes if node.op == "call_module"]
-        # A module that is called twice would have two batch norms folded into one weight.
+        # Two batch norms would be folded into the weight of a module that is called twice.
         return join_convolutions(fuse(model)) if len(calls) == len(set(calls)) else model
-    except Exception:  # whatever tracing trips over in a user's own forward: the model works as it is
+    except Exception:  # tracing a user's forward may fail in any way, and the model works as it is
         return model
 
 
 def at_precision(
     model: nn.Module, precision: Precision, device: torch.device, shape: tuple[int, int, int]
 ) -> nn.Module:
-    """A copy of `model` (for images of `shape`, (c, h, w)) in eval mode on `device`, with weights of `precision`.
+    """Copy `model` (for images of `shape`, (c, h, w)) in eval mode to `device`, with weights of `precision`.
 
-    Batch norm is folded into the convolutions in front of it where the model can be traced; weights have their channels
-    last where the model computes with them so.
+    If the model can be traced, batch norm is folded into the convolutions before it. If the model can compute with it,
+    the memory layout of the weights is channels last.
     """
     try:
-        own = copy.deepcopy(model)
+        copied = copy.deepcopy(model)
     except RuntimeError as error:
         reason = error_line(error, 120)
         raise RequestError(
-            f"model: {type(model).__name__} cannot be copied ({reason}); remove what stands in the way"
+            f"model: {type(model).__name__} cannot be copied ({reason}); remove what prevents copy.deepcopy"
         ) from error
-    evaluated = fold_batch_norm(own.eval()).requires_grad_(False).to(device, DTYPES[precision])
+    evaluated = fold_batch_norm(copied.eval()).requires_grad_(False).to(device, DTYPES[precision])
     return with_channels_last(evaluated, torch.zeros(2, *shape, device=device, dtype=DTYPES[precision]))
 
 
 def with_channels_last(model: nn.Module, images: Tensor) -> nn.Module:
-    """`model` with its weights laid out channels last, which is faster, if it can compute `images` so; else as it was.
+    """Change the layout of the weights to channels last, which is faster, if `model` can then compute `images`.
 
-    A network that flattens by `view` cannot.
+    A network that flattens by `view` cannot, and keeps its layout.
     """
     try:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -33,24 +33,24 @@ class BasicBlock(nn.Module):
 
 
 class Stage(nn.Sequential):
-    """Blocks of one size, one after the other: the fastest way on the device of their input."""
+    """A sequence of blocks of one size, computed in the fastest way on the device of their input."""
 
     def forward(self, x: Tensor) -> Tensor:
-        # The device is asked first: looking through all layers takes a CPU 3% of an image's way through them.
+        # The device is checked first: on a CPU, inspecting all layers takes 3% of the time of computing them.
         if isinstance(x, Proxy) or (dtype := kernel_dtype(x)) is None:
             return self._one_by_one(x)
         blocks = [block for block in self if isinstance(block, BasicBlock) and is_plain(block)]
         layers = [layer for block in blocks for layer in ((block.conv1, block.bn1), (block.conv2, block.bn2))]
         downsample = blocks[0].downsample if blocks else None
-        own = layers if downsample is None else layers[1:]  # a convolution with a stride is left to torch
-        if len(blocks) < len(self) or not apply_to(own, x):
+        fused = layers if downsample is None else layers[1:]  # torch computes a convolution with a stride
+        if len(blocks) < len(self) or not apply_to(fused, x):
             return self._one_by_one(x)
         from smoothcert.models.kernels.residual_layers import residual_layers  # needs Triton
 
         if downsample is None:
-            return residual_layers(x, None, own, dtype)
+            return residual_layers(x, None, fused, dtype)
         convolution, norm = layers[0]
-        return residual_layers(F.relu(norm(convolution(x))), downsample(x), own, dtype)
+        return residual_layers(F.relu(norm(convolution(x))), downsample(x), fused, dtype)
 
     def _one_by_one(self, x: Tensor) -> Tensor:
         for block in self:

@@ -118,7 +118,7 @@ def _reason(error: BaseException) -> str:
 
 
 def check_outputs(model: Classifier, name: str, shape: tuple[int, int, int], num_classes: int) -> None:
-    """Refuse a network that does not give [n, num_classes] for two black images of `shape`."""
+    """Refuse a network that does not return logits [2, num_classes] for two black images of `shape`."""
     parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     try:
         with torch.no_grad(), evaluating(model):
@@ -126,11 +126,11 @@ def check_outputs(model: Classifier, name: str, shape: tuple[int, int, int], num
     except (Exception, SystemExit) as error:  # a user's code may fail in any way
         reason = error_line(error)
         raise RequestError(f"model: {name} fails on images of shape {list(shape)} ({reason})") from error
-    given = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if given != [2, num_classes]:
-        more = isinstance(given, list) and len(given) == 2 and given[1] > num_classes
+    shape_or_type = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if shape_or_type != [2, num_classes]:
+        more = isinstance(logits, Tensor) and logits.ndim == 2 and logits.shape[1] > num_classes
         raise RequestError(
-            f"model: {name} gives {given} for 2 images, expected logits [2, {num_classes}]: "
+            f"model: {name} gives {shape_or_type} for 2 images, expected logits [2, {num_classes}]: "
             f"the data has {num_classes} classes"
             + ("; name the classes of all outputs with certify --classes FILE" if more else "")
         )

@@ -20,9 +20,11 @@ class Adversary(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    attack: Literal["pgd", "ddn"] = Field("pgd", description="projected gradient, or decoupled direction and norm")
-    steps: int = Field(10, ge=1, description="attack steps (T)")
-    epsilon: float = Field(1.0, gt=0, description="L2 radius of the ball")
+    attack: Literal["pgd", "ddn"] = Field(
+        default="pgd", description="projected gradient, or decoupled direction and norm"
+    )
+    steps: int = Field(default=10, ge=1, description="attack steps (T)")
+    epsilon: float = Field(default=1.0, gt=0, description="L2 radius of the ball")
 
     def around(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress

@@ -56,7 +56,7 @@ class Objective(BaseModel, ABC):
     chunked: ClassVar[bool] = True
     """If true, a batch is divided into num_noise steps, so that every step has batch_size noisy inputs."""
 
-    num_noise: int = Field(1, ge=1, description="noisy copies of an image in a step (m)")
+    num_noise: int = Field(default=1, ge=1, description="noisy copies of an image in a step (m)")
 
     @abstractmethod
     def loss(

@@ -33,13 +33,20 @@ class Consistency(Objective):
 
     name: ClassVar[str] = "consistency"
 
-    num_noise: int = Field(2, ge=2, description="noisy copies of an image in a step (m), at least two to compare")
-    weight: float = Field(10.0, ge=0, description="weight of the consistency term (lambda)")
-    entropy_weight: float = Field(0.5, ge=0, description="weight of the entropy H(pbar) in the form kl_entropy (eta)")
-    form: Form = Field(
-        "kl_entropy", description="kl_entropy as published; xent (KL + H), kl or mse (two noises) as in the ablation"
+    num_noise: int = Field(
+        default=2, ge=2, description="noisy copies of an image in a step (m), at least two to compare"
     )
-    adversary: Adversary | None = Field(None, description="noisy copies of an attacked image: .attack .steps .epsilon")
+    weight: float = Field(default=10.0, ge=0, description="weight of the consistency term (lambda)")
+    entropy_weight: float = Field(
+        default=0.5, ge=0, description="weight of the entropy H(pbar) in the form kl_entropy (eta)"
+    )
+    form: Form = Field(
+        default="kl_entropy",
+        description="kl_entropy as published; xent (KL + H), kl or mse (two noises) as in the ablation",
+    )
+    adversary: Adversary | None = Field(
+        default=None, description="noisy copies of an attacked image: .attack .steps .epsilon"
+    )
 
     @model_validator(mode="after")
     def _mse_compares_two(self) -> Consistency:

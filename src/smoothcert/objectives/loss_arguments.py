@@ -15,7 +15,7 @@ Kind = TypeVar("Kind", bound=Objective)
 
 
 def make_objective(kind: type[Kind], fields: Mapping[str, Any]) -> Kind:
-    """Make an objective of `kind`; a RequestError of one line for wrong hyper-parameters."""
+    """Make an objective of `kind`, or raise a RequestError of one line about wrong hyper-parameters."""
     try:
         return kind.model_validate(dict(fields))
     except ValidationError as error:

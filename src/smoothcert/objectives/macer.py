@@ -28,11 +28,13 @@ class Macer(Objective):
     name: ClassVar[str] = "macer"
     chunked: ClassVar[bool] = False
 
-    num_noise: int = Field(16, ge=1, description="noisy copies of an image in a step (m)")
-    weight: float = Field(16.0, ge=0, description="weight of the robustness term (lambda)")
-    gamma: float = Field(8.0, gt=0, description="images with a larger radius, in units of sigma / 2, are dropped")
-    beta: float = Field(16.0, gt=0, description="inverse temperature of the softmax whose radius is maximised")
-    deferred: bool = Field(False, description="no robustness term before the first learning-rate drop")
+    num_noise: int = Field(default=16, ge=1, description="noisy copies of an image in a step (m)")
+    weight: float = Field(default=16.0, ge=0, description="weight of the robustness term (lambda)")
+    gamma: float = Field(
+        default=8.0, gt=0, description="images with a larger radius, in units of sigma / 2, are dropped"
+    )
+    beta: float = Field(default=16.0, gt=0, description="inverse temperature of the softmax whose radius is maximised")
+    deferred: bool = Field(default=False, description="no robustness term before the first learning-rate drop")
 
     def loss(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress

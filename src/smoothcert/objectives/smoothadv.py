@@ -28,8 +28,8 @@ class SmoothAdv(Objective):
 
     name: ClassVar[str] = "smoothadv"
 
-    num_noise: int = Field(4, ge=1, description="noisy copies of an image in a step (m)")
-    adversary: Adversary = Field(Adversary(), description="the attack: .attack, .steps, .epsilon")
+    num_noise: int = Field(default=4, ge=1, description="noisy copies of an image in a step (m)")
+    adversary: Adversary = Field(default=Adversary(), description="the attack: .attack, .steps, .epsilon")
 
     def loss(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress

@@ -33,15 +33,17 @@ class SmoothMix(Objective):
 
     name: ClassVar[str] = "smoothmix"
 
-    num_noise: int = Field(4, ge=1, description="noisy copies of an image in a step (m)")
-    steps: int = Field(4, ge=1, description="attack steps (T)")
-    step_size: float = Field(1.0, gt=0, description="L2 length of an attack step (alpha)")
-    eta: float = Field(5.0, ge=0, description="weight of the mixed term, warmed up over ten epochs")
-    one_step: bool = Field(False, description="replace the clean image by the first attack iterate")
+    num_noise: int = Field(default=4, ge=1, description="noisy copies of an image in a step (m)")
+    steps: int = Field(default=4, ge=1, description="attack steps (T)")
+    step_size: float = Field(default=1.0, gt=0, description="L2 length of an attack step (alpha)")
+    eta: float = Field(default=5.0, ge=0, description="weight of the mixed term, warmed up over ten epochs")
+    one_step: bool = Field(default=False, description="replace the clean image by the first attack iterate")
     one_step_radius: float | None = Field(
-        None, gt=0, description="largest L2 norm of the first iterate; by default step_size"
+        default=None, gt=0, description="largest L2 norm of the first iterate; by default step_size"
     )
-    max_norm: float | None = Field(None, gt=0, description="limit the attack to an L2 ball; by default no limit")
+    max_norm: float | None = Field(
+        default=None, gt=0, description="limit the attack to an L2 ball; by default no limit"
+    )
 
     @model_validator(mode="after")
     def _radius_needs_one_step(self) -> SmoothMix:

@@ -24,8 +24,8 @@ class Stability(Objective):
     name: ClassVar[str] = "stability"
     chunked: ClassVar[bool] = False
 
-    num_noise: Literal[1] = Field(1, description="noisy copies of an image in a step (always 1)")
-    weight: float = Field(2.0, ge=0, description="weight of the stability term (lambda)")
+    num_noise: Literal[1] = Field(default=1, description="noisy copies of an image in a step (always 1)")
+    weight: float = Field(default=2.0, ge=0, description="weight of the stability term (lambda)")
 
     def loss(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress

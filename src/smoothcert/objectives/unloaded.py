@@ -23,7 +23,7 @@ class UnloadedObjective(Objective):
     model_config = ConfigDict(extra="allow")
     chunked: ClassVar[bool] = False  # unknown; the class itself is asked before training
 
-    reference: str = Field(alias="name", description="package.module:Class or FILE.py:Class")
+    reference: str = Field(alias="name", exclude=True, description="package.module:Class or FILE.py:Class")
 
     def loss(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress

@@ -44,9 +44,8 @@ def _is_reference(name: object) -> bool:
 
 
 def _objective_to(objective: Objective) -> dict[str, Any]:
-    if isinstance(objective, UnloadedObjective):  # fields that were not given have the defaults of the class
-        return objective.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return {"name": name_in_recipes(objective), **objective.model_dump(mode="json")}
+    unloaded = isinstance(objective, UnloadedObjective)  # its class has the defaults of fields that are not given
+    return {"name": name_in_recipes(objective), **objective.model_dump(mode="json", exclude_unset=unloaded)}
 
 
 AnyObjective = Annotated[Objective, BeforeValidator(_objective_from), PlainSerializer(_objective_to)]
