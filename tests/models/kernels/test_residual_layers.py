@@ -15,8 +15,7 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 import smoothcert.models.kernels.residual_layers as residual_layers_module
 from smoothcert.models import build_model
 from smoothcert.models.kernels import has_kernels, kernels_work
-from smoothcert.models.kernels.residual_layers import evaluated_convolution, residual_layers
-from smoothcert.models.precision import fold_batch_norm
+from smoothcert.models.kernels.residual_layers import residual_layers
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(9, 16, 8, 8), (2, 32, 6, 10), (3, 64, 4, 4), (8, 16, 12, 12), (2, 16, 5, 7), (3, 32, 4, 5)]
@@ -206,27 +205,11 @@ def test_two_passes_before_one_gradient() -> None:
         torch.testing.assert_close(found, one + two, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("with_shortcut", [False, True])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_evaluation(shape: tuple[int, ...], with_shortcut: bool) -> None:
+def test_compiled_training_gives_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ResNet in training is traced without a break."""
+    monkeypatch.setattr("smoothcert.models.resnet_cifar.kernel_dtype", lambda x: torch.float16)
     torch.manual_seed(0)
-    convolution = nn.Conv2d(shape[1], shape[1], 3, padding=1).to(DEVICE, torch.float16)
-    x, shortcut = (torch.randn(shape, device=DEVICE, dtype=torch.float16) for _ in range(2))
-    with torch.no_grad():
-        found = evaluated_convolution(x, convolution, shortcut if with_shortcut else None, torch.float16)
-        expected = copy.deepcopy(convolution).cpu().double()(x.cpu().double())
-        expected += shortcut.cpu().double() if with_shortcut else 0
-    assert largest_error(found, F.relu(expected)) <= 2 * torch.finfo(torch.float16).eps
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_a_compiler_takes_them_as_they_are(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
-    """A ResNet in training, and folded for evaluation: traced without a break, and the same numbers."""
-    for module in ("smoothcert.models.resnet_cifar", "smoothcert.models.kernels.joined_convolution"):
-        monkeypatch.setattr(f"{module}.kernel_dtype", lambda x: torch.float16)
-    torch.manual_seed(0)
-    network = build_model("resnet20", (3, 8, 8), 10).to(DEVICE).train(training)
-    network = network if training else fold_batch_norm(network)
+    network = build_model("resnet20", (3, 8, 8), 10).to(DEVICE)
     images = torch.rand(4, 3, 8, 8, device=DEVICE)
 
     def numbers(compiled: bool) -> list[Tensor]:
@@ -236,15 +219,13 @@ def test_a_compiler_takes_them_as_they_are(monkeypatch: pytest.MonkeyPatch, trai
             with torch.autocast(DEVICE, torch.float16):
                 return mine(images).float().square().mean()
 
-        with torch.set_grad_enabled(training):
-            value = (torch.compile(loss, backend="aot_eager", fullgraph=True) if compiled else loss)(images)
-        gradients = torch.autograd.grad(value, list(mine.parameters())) if training else ()
-        return [value.detach(), *gradients, *mine.buffers()]
+        value = (torch.compile(loss, backend="aot_eager", fullgraph=True) if compiled else loss)(images)
+        return [value.detach(), *torch.autograd.grad(value, list(mine.parameters())), *mine.buffers()]
 
     # On a GPU sums are taken in no fixed order. In half precision a last digit decides which side of a ReLU a number
     # falls on: a change of the images by 1e-5 moves these gradients by a fifth. The interpreter repeats itself exactly.
     eager, traced = numbers(compiled=False), numbers(compiled=True)
-    gradients = range(1, 1 + len(list(network.parameters())) * training)
+    gradients = range(1, 1 + len(list(network.parameters())))
     for i, (one, other) in enumerate(zip(eager, traced, strict=True)):
         within = 1e-3 if DEVICE == "cpu" else 0.5 if i in gradients else 1e-2
         assert (one - other).float().norm() <= within * one.float().norm() + 1e-5

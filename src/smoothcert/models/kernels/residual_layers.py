@@ -4,7 +4,7 @@ Each second layer adds what the layer before it was given. They are differentiat
 convolution, a shortcut, a ReLU and the sums of a batch norm in one kernel. The kernels are in `residual_kernels`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -16,8 +16,6 @@ from smoothcert.models.kernels import residual_kernels
 
 CONVOLUTION = {16: (512, 4, 1), 32: (256, 4, 3), 64: (128, 8, 4)}
 """Channels -> pixels of a program, warps, stages."""
-MANY = {16: (256, 4, 1), 32: (256, 4, 3), 64: (128, 4, 2)}
-"""The same for many images, in evaluation."""
 WEIGHT_GRADIENT = {16: (256, 64, 4, 3), 32: (128, 64, 4, 3), 64: (32, 64, 4, 3)}
 """Channels -> into how many parts the pixels go, pixels at a time, warps, stages."""
 NUMBERS = 16384
@@ -108,7 +106,7 @@ class EvaluatedLayers(torch.autograd.Function):
             matrices = _matrices(weight, x, factor=factor)
             for number in range(len(outs)):
                 added = _added(number, x, shortcut, outs)
-                _evaluation(_input(number, x, outs), matrices[number], bias[number], added, outs[number], CONVOLUTION)
+                _evaluation(_input(number, x, outs), matrices[number], bias[number], added, outs[number])
         ctx.save_for_backward(outs, weight, factor)
         ctx.has_shortcut = shortcut is not None
         return outs[-1]
@@ -236,29 +234,6 @@ def _trained_gradient_like(
     )
 
 
-def evaluated_convolution(x: Tensor, convolution: nn.Conv2d, shortcut: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """relu(convolution(x) + shortcut) for x [n, c, h, w], without gradients, for a convolution that has kernels."""
-    images, added = _channels_last(x, dtype), None if shortcut is None else _channels_last(shortcut, dtype)
-    bias = images.new_zeros(images.shape[3]) if convolution.bias is None else convolution.bias
-    out: Tensor = evaluated(images, convolution.weight.permute(0, 2, 3, 1), bias, added)
-    return out.permute(0, 3, 1, 2)
-
-
-@torch.library.custom_op("smoothcert::evaluated", mutates_args=())
-def evaluated(x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None) -> Tensor:
-    """relu(convolution + bias [+ shortcut]) for x [n, h, w, c] and weight [c, 3, 3, c]."""
-    out = torch.empty_like(x)
-    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-        (matrix,) = _matrices(weight[None], x)
-        _evaluation(x, matrix, bias, shortcut, out, MANY)
-    return out
-
-
-@evaluated.register_fake
-def _evaluated_like(x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None) -> Tensor:
-    return torch.empty_like(x)
-
-
 # Launches. Images are [n, h, w, c] and contiguous, a matrix is that of a layer.
 
 
@@ -281,17 +256,15 @@ def _matrices(weights: Tensor, x: Tensor, *, factor: Tensor | None = None, trans
 
 def _convolution(x: Tensor, matrix: Tensor, out: Tensor) -> Tensor:
     """Writes out; sums [programs, 2, c] of it and its squares."""
-    grid, blocks = _blocks(x, CONVOLUTION)
+    grid, blocks = _blocks(x)
     sums = x.new_empty((*grid, 2, x.shape[3]), dtype=torch.float32)
     residual_kernels.convolution[grid](x, matrix, out, sums, _pixels(x), *x.shape[1:], **blocks)
     return sums
 
 
-def _evaluation(
-    x: Tensor, matrix: Tensor, bias: Tensor, shortcut: Tensor | None, out: Tensor, chosen: Mapping[int, tuple[int, ...]]
-) -> None:
+def _evaluation(x: Tensor, matrix: Tensor, bias: Tensor, shortcut: Tensor | None, out: Tensor) -> None:
     """Writes out."""
-    grid, blocks = _blocks(x, chosen)
+    grid, blocks = _blocks(x)
     added = x if shortcut is None else shortcut
     residual_kernels.evaluation[grid](
         x, matrix, bias, added, out, _pixels(x), *x.shape[1:], added=shortcut is not None, **blocks
@@ -307,7 +280,7 @@ def _convolution_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Through the convolution; with what a shortcut carried, where the ReLU below lets it through; and its sums with
     the normalised (y, statistics) of the layer below."""
-    grid, blocks = _blocks(gradient, CONVOLUTION)
+    grid, blocks = _blocks(gradient)
     out = torch.empty_like(gradient)
     sums = out.new_empty((*grid, 2, gradient.shape[3]) if normal else 0, dtype=torch.float32)
     residual_kernels.convolution_gradient[grid](
@@ -413,9 +386,9 @@ def _parts(x: Tensor) -> tuple[int, int]:
     return triton.cdiv(_pixels(x), part), part
 
 
-def _blocks(x: Tensor, chosen: Mapping[int, tuple[int, ...]]) -> tuple[tuple[int], dict[str, int]]:
+def _blocks(x: Tensor) -> tuple[tuple[int], dict[str, int]]:
     """Programs, and what each takes."""
-    (pixels, warps, stages), wide = chosen[x.shape[3]], _wide(x)
+    (pixels, warps, stages), wide = CONVOLUTION[x.shape[3]], _wide(x)
     blocks = {"wide": wide, "rows": pixels // wide, "stages": stages, "num_warps": warps}
     return (triton.cdiv(_pixels(x), pixels),), blocks
 
