@@ -51,7 +51,7 @@ def test_logits_are_nearer_to_float64_than_those_of_torch(depth: int, precision:
             expected, found, by_torch = exact(images.double()), ours(images), ours.network(images)
         assert found.dtype == torch.float32
         assert relative_error(found, expected) <= {8: 0.5, 20: 0.5, 110: 1.0}[depth] * torch.finfo(ours.dtype).eps
-        assert relative_error(found, expected) <= 1.2 * relative_error(by_torch, expected)
+        assert number < 100 or relative_error(found, expected) <= 1.1 * relative_error(by_torch, expected)
 
 
 @needs_gpu

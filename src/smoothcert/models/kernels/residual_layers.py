@@ -18,8 +18,8 @@ CONVOLUTION = {16: (512, 4, 1), 32: (256, 4, 3), 64: (128, 8, 4)}
 """Channels -> pixels of a program, warps, stages."""
 WEIGHT_GRADIENT = {16: (256, 64, 4, 3), 32: (128, 64, 4, 3), 64: (32, 64, 4, 3)}
 """Channels -> into how many parts the pixels go, pixels at a time, warps, stages."""
-NUMBERS = 16384
-"""That are added up at a time by one program."""
+NUMBERS, FEW = 16384, 8
+"""Numbers that are added up at a time by one program, of so many channels."""
 BLOCK = 1024
 """Numbers of a program where each is by itself."""
 
@@ -168,8 +168,8 @@ def trained(
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # where Triton launches
         matrices = _matrices(torch.stack(weights), x)
         for number, (_, *norm) in enumerate(zip(*layers, strict=True)):
-            sums = _convolution(_input(number, x, outs), matrices[number], ys[number])
-            _statistics(sums, norm, statistics[number], _pixels(x), momentum, epsilon)
+            sums, size = _convolution(_input(number, x, outs), matrices[number], ys[number])
+            _statistics(sums, size, norm, statistics[number], _pixels(x), momentum, epsilon)
             _normalisation(ys[number], statistics[number], _added(number, x, shortcut, outs), outs[number])
     return outs, ys, statistics
 
@@ -202,16 +202,24 @@ def trained_gradient(
         matrices = _matrices(torch.stack(weights), x, transposed=True)
         gradient, sums = _masked_gradient(gradient.contiguous(), outs[-1], (ys[-1], statistics[-1]))
         carried = gradient
+        together, end = min(channels // 8, len(weights)), len(weights)
+        for_ys = x.new_empty((together, *x.shape))
         for number in reversed(range(len(weights))):
+            # Those for weights are taken together for several layers, whose inputs lie one after the other.
+            first = max(1, end - together) if number else 0
             adds = _adds(number, has_shortcut)
             carried = gradient if adds else carried
             _totals(sums, totals[number])
-            for_y = _normalisation_gradient(gradient, ys[number], statistics[number], totals[number])
-            _weight_gradient(_input(number, x, outs), for_y, for_weights[number], parts[1])
+            for_y = for_ys[number - first]
+            _normalisation_gradient(gradient, ys[number], statistics[number], totals[number], for_y)
             below = (ys[number - 1], statistics[number - 1]) if number else None
             gradient, sums = _convolution_gradient(
                 for_y, matrices[number], None if adds else carried, outs[number - 1] if number else None, below
             )
+            if number == first:
+                inputs = outs[first - 1 : end - 1] if number else x[None]
+                _weight_gradient(inputs, for_ys, for_weights[first:end], parts[1])
+                end = first
     return gradient, carried if has_shortcut else x.new_empty(0), for_weights.sum(1), totals
 
 
@@ -254,12 +262,12 @@ def _matrices(weights: Tensor, x: Tensor, *, factor: Tensor | None = None, trans
     return out
 
 
-def _convolution(x: Tensor, matrix: Tensor, out: Tensor) -> Tensor:
-    """Writes out; sums [programs, 2, c] of it and its squares."""
+def _convolution(x: Tensor, matrix: Tensor, out: Tensor) -> tuple[Tensor, int]:
+    """Writes out; sums [programs, 2, c] of it and of squared differences from their means, and pixels of a program."""
     grid, blocks = _blocks(x)
     sums = x.new_empty((*grid, 2, x.shape[3]), dtype=torch.float32)
     residual_kernels.convolution[grid](x, matrix, out, sums, _pixels(x), *x.shape[1:], **blocks)
-    return sums
+    return sums, blocks["rows"] * blocks["wide"]
 
 
 def _evaluation(x: Tensor, matrix: Tensor, bias: Tensor, shortcut: Tensor | None, out: Tensor) -> None:
@@ -323,28 +331,24 @@ def _masked_gradient(gradient: Tensor, out: Tensor, normal: tuple[Tensor, Tensor
 
 
 def _statistics(
-    sums: Tensor, norm: Sequence[Tensor], out: Tensor, pixels: int, momentum: float, epsilon: float
+    sums: Tensor, size: int, norm: Sequence[Tensor], out: Tensor, pixels: int, momentum: float, epsilon: float
 ) -> None:
-    """Writes out [4, c], and the running statistics among `norm`, which is gamma, beta, mean, variance, batches."""
-    residual_kernels.statistics[(1,)](
-        sums,
-        *norm,
-        out,
-        *(len(sums), pixels, momentum, epsilon),
-        channels=sums.shape[2],
-        block=_at_a_time(sums),
-        num_warps=16,
-    )
+    """sums of `size` pixels each -> out [4, c], and the running statistics among `norm`, which is gamma, beta, mean,
+    variance, batches."""
+    grid, blocks = _few_channels(sums)
+    residual_kernels.statistics[grid](sums, *norm, out, len(sums), size, pixels, momentum, epsilon, **blocks)
 
 
 def _totals(sums: Tensor, out: Tensor) -> None:
     """sums [parts, 2, c] -> out [2, c]."""
-    block = _at_a_time(sums)
-    residual_kernels.totals[(1,)](sums, out, len(sums), channels=sums.shape[2], block=block, num_warps=16)
+    grid, blocks = _few_channels(sums)
+    residual_kernels.totals[grid](sums, out, len(sums), **blocks)
 
 
-def _at_a_time(sums: Tensor) -> int:
-    return min(int(triton.next_power_of_2(len(sums))), NUMBERS // sums.shape[2])
+def _few_channels(sums: Tensor) -> tuple[tuple[int], dict[str, int]]:
+    """Programs for a few channels each, and what each takes of sums [parts, 2, c]."""
+    block = min(int(triton.next_power_of_2(len(sums))), NUMBERS // FEW)
+    return (sums.shape[2] // FEW,), {"channels": sums.shape[2], "few": FEW, "block": block, "num_warps": 8}
 
 
 def _normalisation(y: Tensor, statistics: Tensor, shortcut: Tensor | None, out: Tensor) -> None:
@@ -354,24 +358,22 @@ def _normalisation(y: Tensor, statistics: Tensor, shortcut: Tensor | None, out: 
     )
 
 
-def _normalisation_gradient(gradient: Tensor, y: Tensor, statistics: Tensor, totals: Tensor) -> Tensor:
-    out = torch.empty_like(y)
+def _normalisation_gradient(gradient: Tensor, y: Tensor, statistics: Tensor, totals: Tensor, out: Tensor) -> None:
     residual_kernels.normalisation_gradient[(triton.cdiv(y.numel(), BLOCK),)](
         gradient, y, statistics, totals, out, y.numel(), _pixels(y), channels=y.shape[3], block=BLOCK
     )
-    return out
 
 
 def _weight_gradient(x: Tensor, gradient: Tensor, sums: Tensor, part: int) -> None:
-    """Writes sums [parts * wide, c, 3, 3, c], of `part` pixels each."""
-    _, pixels, warps, stages = WEIGHT_GRADIENT[x.shape[3]]
-    wide = _wide(x, 32)
-    residual_kernels.weight_gradient[(len(sums) // wide, 3)](
+    """x and gradient [layers or more, n, h, w, c] -> sums [layers, parts * wide, c, 3, 3, c], of `part` pixels each."""
+    _, pixels, warps, stages = WEIGHT_GRADIENT[x.shape[4]]
+    wide = _wide(x[0], 32)
+    residual_kernels.weight_gradient[(sums.shape[1] // wide, 3, len(sums))](
         x,
         gradient,
         sums,
-        *(_pixels(x), part),
-        *x.shape[1:],
+        *(_pixels(x[0]), part),
+        *x.shape[2:],
         wide=wide,
         rows=pixels // wide,
         num_warps=warps,
