@@ -6,6 +6,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from smoothcert.classifier import image_layout
 from smoothcert.errors import RequestError
 from smoothcert.io.text import error_line
 from smoothcert.models.kernels import is_plain
@@ -50,23 +51,20 @@ def fold_batch_norm(model: nn.Module) -> nn.Module:
     from torch.fx import symbolic_trace
     from torch.fx.experimental.optimization import fuse
 
-    from smoothcert.models.kernels.joined_convolution import join_convolutions
-
     try:
         calls = [node.target for node in symbolic_trace(model).graph.nodes if node.op == "call_module"]
         # Two batch norms would be folded into the weight of a module that is called twice.
-        return join_convolutions(fuse(model)) if len(calls) == len(set(calls)) else model
+        return fuse(model) if len(calls) == len(set(calls)) else model
     except Exception:  # tracing a user's forward may fail in any way, and the model works as it is
         return model
 
 
-def at_precision(
-    model: nn.Module, precision: Precision, device: torch.device, shape: tuple[int, int, int]
-) -> nn.Module:
+def at_precision(model: nn.Module, precision: Precision, device: torch.device, shape: tuple[int, ...]) -> nn.Module:
     """Copy `model` (for images of `shape`, (c, h, w)) in eval mode to `device`, with weights of `precision`.
 
     If the model can be traced, batch norm is folded into the convolutions before it. If the model can compute with it,
-    the memory layout of the weights is channels last.
+    the memory layout of the weights is channels last. Logits are float32 if a linear layer
+    computes them.
     """
     try:
         copied = copy.deepcopy(model)
@@ -75,8 +73,33 @@ def at_precision(
         raise RequestError(
             f"model: {type(model).__name__} cannot be copied ({reason}); remove what prevents copy.deepcopy"
         ) from error
-    evaluated = fold_batch_norm(copied.eval()).requires_grad_(False).to(device, DTYPES[precision])
-    return with_channels_last(evaluated, torch.zeros(2, *shape, device=device, dtype=DTYPES[precision]))
+    dtype = DTYPES[precision]
+    evaluated = fold_batch_norm(copied.eval()).requires_grad_(False).to(device, dtype)
+    images = torch.zeros(2, *shape, device=device, dtype=dtype)
+    evaluated = with_float32_logits(with_channels_last(evaluated, images), images)
+    if device.type != "cuda":
+        return evaluated
+    from smoothcert.models.kernels.resnet_evaluation import fused_resnet  # registers an operator, which takes a while
+
+    return fused_resnet(evaluated, model, dtype, device)
+
+
+def with_float32_logits(model: nn.Module, images: Tensor) -> nn.Module:
+    """`model` with its last layer in float32, if that is a linear layer that gives the logits.
+
+    In 16 bits the two largest logits of some votes are equal, and all of these votes would go to the lower class.
+    """
+    last = next((module for module in reversed(list(model.modules())) if type(module) is nn.Linear), None)
+    if last is None or images.dtype == torch.float32:
+        return model
+    outputs: list[Tensor] = []
+    hook = last.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    with torch.no_grad():
+        logits = model(images.contiguous(memory_format=image_layout(model)))
+    hook.remove()
+    if len(outputs) == 1 and outputs[0] is logits:
+        last.float().register_forward_pre_hook(lambda module, inputs: (inputs[0].float(),))
+    return model
 
 
 def with_channels_last(model: nn.Module, images: Tensor) -> nn.Module:

@@ -163,19 +163,15 @@ class CapturedStep:
         self.images, self.labels = images.clone(), labels.clone()
         generator = self.plain.sampling.generator
         state = generator.get_state()
-        graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(generator)
         try:
-            # thread_local: threads that load images may pin memory at the same time.
-            with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
-                self.plain(self.images, self.labels)
-            self.graph = graph
+            self.graph = _recorded(lambda: self.plain(self.images, self.labels), generator)
         except RuntimeError as error:
             self.note(f"steps are not captured as a CUDA graph ({_first_line(error)}); training continues, more slowly")
             self.plain.optimizer.zero_grad()
-            # The generator is still registered with the failed capture: a new one continues from the same state.
-            self.plain.sampling = self.plain.sampling._replace(generator=torch.Generator(generator.device))
-            self.plain.sampling.generator.set_state(state)
+            # A capture that fails leaves its generators and the default one in a state in which they cannot draw.
+            # A capture that succeeds ends it.
+            _recorded(self.images.zero_, generator)
+            generator.set_state(state)
 
     def _replay_and_decide(self, graph: torch.cuda.CUDAGraph) -> None:
         """Time a few replays; then compile, warm up and capture again if that saves time."""
@@ -193,6 +189,16 @@ class CapturedStep:
         if self.compiled:
             self.loss.set_compiled(True)
             self.graph, self.warm_up = None, WARM_UP_STEPS
+
+
+def _recorded(call: Callable[[], object], generator: torch.Generator) -> torch.cuda.CUDAGraph:
+    """What `call` launches on the current stream, as a graph."""
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(generator)
+    # thread_local: the threads that load images may pin memory meanwhile.
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+        call()
+    return graph
 
 
 def _first_line(error: Exception) -> str:

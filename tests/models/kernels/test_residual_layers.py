@@ -15,12 +15,13 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 import smoothcert.models.kernels.residual_layers as residual_layers_module
 from smoothcert.models import build_model
 from smoothcert.models.kernels import has_kernels, kernels_work
-from smoothcert.models.kernels.residual_layers import evaluated_convolution, residual_layers
-from smoothcert.models.precision import fold_batch_norm
+from smoothcert.models.kernels.residual_layers import residual_layers
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(9, 16, 8, 8), (2, 32, 6, 10), (3, 64, 4, 4), (8, 16, 12, 12), (2, 16, 5, 7), (3, 32, 4, 5)]
 """Images, channels, height, width."""
+OF_A_RESNET = [(3, 16, 32, 32), (5, 32, 16, 16), (7, 64, 8, 8)] if DEVICE == "cuda" else []
+"""Those of ResNets for CIFAR, which take the interpreter long."""
 TYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16]
 """Triton's interpreter does not know bfloat16."""
 Layers = list[tuple[nn.Conv2d, nn.BatchNorm2d]]
@@ -38,14 +39,21 @@ def new_layers(channels: int, number: int) -> Layers:
     return [(c.to(DEVICE), n.to(DEVICE)) for c, n in zip(convolutions, norms, strict=True)]
 
 
-def by_torch(x: Tensor, shortcut: Tensor | None, layers: Layers) -> tuple[Tensor, Tensor]:
-    """The same layers, and how near to 0 each number of the last came before a ReLU, of the last or of one before."""
+def by_torch(x: Tensor, shortcut: Tensor | None, layers: Layers, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The same layers, and how near to 0 each number of the last came before a ReLU, of the last or of one before.
+
+    What the kernels store in `dtype` is rounded, so that a ReLU lets the same numbers through."""
+
+    def stored(values: Tensor) -> Tensor:
+        return values + (values.to(dtype).double() - values).detach()
+
     entry, nearest = shortcut, None
     for number, (convolution, norm) in enumerate(layers):
         adds = number % 2 == (0 if shortcut is not None else 1)
-        before = norm(convolution(x)) + (entry if adds else 0)
+        y = convolution(x)
+        before = norm(stored(y) if norm.training else y) + (entry if adds else 0)
         entry = x
-        x, nearest = F.relu(before), before.abs() if nearest is None else torch.minimum(nearest, before.abs())
+        x, nearest = stored(F.relu(before)), before.abs() if nearest is None else torch.minimum(nearest, before.abs())
     assert nearest is not None
     return x, nearest
 
@@ -58,7 +66,7 @@ def rounded(layers: Layers, dtype: torch.dtype) -> Layers:
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES + OF_A_RESNET, ids=str)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_values_gradients_and_statistics(
     shape: tuple[int, ...], dtype: torch.dtype, number: int, training: bool
@@ -72,7 +80,7 @@ def test_values_gradients_and_statistics(
     for modules in (*layers, *theirs):
         modules[1].train(training)
     found = residual_layers(x, shortcut if with_shortcut else None, layers, dtype)
-    expected, _ = by_torch(leaves[0], leaves[1] if with_shortcut else None, theirs)  # type: ignore[arg-type]
+    expected, _ = by_torch(leaves[0], leaves[1] if with_shortcut else None, theirs, dtype)  # type: ignore[arg-type]
     unit = torch.finfo(dtype).eps
     assert largest_error(found, expected) <= 2 * number * unit
     for (_, mine), (_, other) in zip(layers, theirs, strict=True):
@@ -89,8 +97,7 @@ def test_values_gradients_and_statistics(
     for mine, other in zip(mine_all, other_all, strict=True):
         assert mine.dtype == torch.float32
         # Rounding decides about a few numbers near 0 whether ReLU lets them through.
-        error = float((mine.cpu().double() - other).norm() / other.norm())
-        assert error <= min(0.3, 64 * number * unit)
+        assert relative_error(mine, other) <= 0.1
 
 
 def largest_error(found: Tensor, expected: Tensor) -> float:
@@ -98,33 +105,44 @@ def largest_error(found: Tensor, expected: Tensor) -> float:
     return float((found.detach().cpu().double() - expected.detach()).abs().max()) / largest
 
 
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return float((found.detach().cpu().double() - expected).norm() / expected.norm())
+
+
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "number"), [*((shape, n) for shape in SHAPES + OF_A_RESNET for n in (2, 3, 4)), (SHAPES[0], 11)], ids=str
+)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_gradients_where_relu_is_certain(shape: tuple[int, ...], dtype: torch.dtype, training: bool) -> None:
-    """Far from 0 a ReLU passes what it passes in float64."""
+def test_gradients_where_relu_is_certain(
+    shape: tuple[int, ...], number: int, dtype: torch.dtype, training: bool
+) -> None:
+    """Far from 0 a ReLU passes what it passes in float64. An odd number of layers has a shortcut from outside.
+
+    Gradients for weights are taken together for several layers: of 11, all cases occur."""
     torch.manual_seed(0)
-    layers = new_layers(shape[1], 2)
+    layers = new_layers(shape[1], number)
     for convolution, norm in layers:
         norm.train(training)
         nn.init.constant_(norm.bias, 20.0)
         convolution.weight.data *= 0.05
     rounded(layers, dtype)
-    x = torch.randn(shape, device=DEVICE).to(dtype).float().requires_grad_()
+    x, shortcut = (torch.randn(shape, device=DEVICE).to(dtype).float().requires_grad_() for _ in range(2))
     theirs = [tuple(copy.deepcopy(module).cpu().double() for module in layer) for layer in layers]
-    leaf = x.detach().cpu().double().requires_grad_()
-    expected, nearest = by_torch(leaf, None, theirs)  # type: ignore[arg-type]
+    leaves = [tensor.detach().cpu().double().requires_grad_() for tensor in (x, shortcut)]
+    inputs, wanted = ([x, shortcut], leaves) if number % 2 else ([x, None], [leaves[0], None])
+    expected, nearest = by_torch(*wanted, theirs, dtype)  # type: ignore[arg-type, misc]
     assert float(nearest.detach().min()) > 1
     gradient = torch.randn(shape).to(dtype)
-    found = residual_layers(x, None, layers, dtype)
-    ours, others = [x], [leaf]
+    found = residual_layers(*inputs, layers, dtype)  # type: ignore[arg-type, misc]
+    ours, others = (list(filter(lambda leaf: leaf is not None, part)) for part in (inputs, wanted))
     if training:
         ours += [p for layer in layers for module in layer for p in module.parameters()]
         others += [p for layer in theirs for module in layer for p in module.parameters()]
-    given = torch.autograd.grad(found, ours, gradient.to(DEVICE))
-    wanted = torch.autograd.grad(expected, others, gradient.double())
-    for mine, other in zip(given, wanted, strict=True):
-        assert largest_error(mine, other) <= 8 * torch.finfo(dtype).eps
+    given = torch.autograd.grad(found, ours, gradient.to(DEVICE))  # type: ignore[arg-type]
+    right = torch.autograd.grad(expected, others, gradient.double())  # type: ignore[arg-type]
+    for mine, other in zip(given, right, strict=True):
+        assert relative_error(mine, other) <= (0.02 if number < 5 else 0.04)
 
 
 def test_running_statistics_of_few_pixels() -> None:
@@ -139,6 +157,25 @@ def test_running_statistics_of_few_pixels() -> None:
         assert largest_error(getattr(layers[0][1], name), getattr(norm, name)) <= 2 * torch.finfo(torch.float16).eps
 
 
+@pytest.mark.parametrize("shape", [(5, 16, 8, 8), (3, 64, 4, 5), *OF_A_RESNET], ids=str)
+def test_statistics_of_numbers_far_from_zero(shape: tuple[int, ...]) -> None:
+    """A mean of 1,000 standard deviations: the difference of two mean squares would have no correct digit."""
+    torch.manual_seed(0)
+    layers = new_layers(shape[1], 2)
+    for convolution, _ in layers:
+        nn.init.constant_(convolution.weight, 0)
+        convolution.weight.data[:, :, 1, 1] = torch.eye(shape[1])
+    x = (30 + 0.03 * torch.randn(shape, device=DEVICE)).half().permute(0, 2, 3, 1).contiguous()
+    tensors = residual_layers_module.Layers.of(layers)
+    _, ys, statistics = residual_layers_module.trained(x, None, *tensors, 0.1, 1e-9)
+    first = ys[0].detach().cpu().double().flatten(0, 2)
+    assert float((first.mean(0) / first.std(0)).min()) > 500
+    torch.testing.assert_close(statistics[0, 0].detach().cpu().double(), first.mean(0), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        statistics[0, 1].detach().cpu().double(), 1 / first.std(0, correction=0), rtol=1e-4, atol=0
+    )
+
+
 @pytest.mark.parametrize("shape", [(37, 9, 8, 64), (130, 8, 8, 32), (20, 30, 30, 16)], ids=str)
 def test_weight_gradient_of_many_pixels(shape: tuple[int, ...]) -> None:
     """Of more pixels than there are parts at one time: each part goes round several times."""
@@ -148,7 +185,7 @@ def test_weight_gradient_of_many_pixels(shape: tuple[int, ...]) -> None:
     assert part > residual_layers_module.WEIGHT_GRADIENT[shape[3]][1]
     wide, channels = residual_layers_module._wide(x, 32), shape[3]
     sums = torch.full((parts * wide, channels, 3, 3, channels), torch.nan, device=DEVICE)
-    residual_layers_module._weight_gradient(x, gradient, sums, part)
+    residual_layers_module._weight_gradient(x[None], gradient[None], sums[None], part)
     images, given = (tensor.cpu().double().permute(0, 3, 1, 2) for tensor in (x, gradient))
     of_torch = torch.nn.grad.conv2d_weight(images, (channels, channels, 3, 3), given, padding=1)
     assert largest_error(sums.sum(0).permute(0, 3, 1, 2), of_torch) <= 1e-5
@@ -206,27 +243,11 @@ def test_two_passes_before_one_gradient() -> None:
         torch.testing.assert_close(found, one + two, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("with_shortcut", [False, True])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_evaluation(shape: tuple[int, ...], with_shortcut: bool) -> None:
+def test_compiled_training_gives_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ResNet in training is traced without a break."""
+    monkeypatch.setattr("smoothcert.models.resnet_cifar.kernel_dtype", lambda x: torch.float16)
     torch.manual_seed(0)
-    convolution = nn.Conv2d(shape[1], shape[1], 3, padding=1).to(DEVICE, torch.float16)
-    x, shortcut = (torch.randn(shape, device=DEVICE, dtype=torch.float16) for _ in range(2))
-    with torch.no_grad():
-        found = evaluated_convolution(x, convolution, shortcut if with_shortcut else None, torch.float16)
-        expected = copy.deepcopy(convolution).cpu().double()(x.cpu().double())
-        expected += shortcut.cpu().double() if with_shortcut else 0
-    assert largest_error(found, F.relu(expected)) <= 2 * torch.finfo(torch.float16).eps
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_a_compiler_takes_them_as_they_are(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
-    """A ResNet in training, and folded for evaluation: traced without a break, and the same numbers."""
-    for module in ("smoothcert.models.resnet_cifar", "smoothcert.models.kernels.joined_convolution"):
-        monkeypatch.setattr(f"{module}.kernel_dtype", lambda x: torch.float16)
-    torch.manual_seed(0)
-    network = build_model("resnet20", (3, 8, 8), 10).to(DEVICE).train(training)
-    network = network if training else fold_batch_norm(network)
+    network = build_model("resnet20", (3, 8, 8), 10).to(DEVICE)
     images = torch.rand(4, 3, 8, 8, device=DEVICE)
 
     def numbers(compiled: bool) -> list[Tensor]:
@@ -236,15 +257,13 @@ def test_a_compiler_takes_them_as_they_are(monkeypatch: pytest.MonkeyPatch, trai
             with torch.autocast(DEVICE, torch.float16):
                 return mine(images).float().square().mean()
 
-        with torch.set_grad_enabled(training):
-            value = (torch.compile(loss, backend="aot_eager", fullgraph=True) if compiled else loss)(images)
-        gradients = torch.autograd.grad(value, list(mine.parameters())) if training else ()
-        return [value.detach(), *gradients, *mine.buffers()]
+        value = (torch.compile(loss, backend="aot_eager", fullgraph=True) if compiled else loss)(images)
+        return [value.detach(), *torch.autograd.grad(value, list(mine.parameters())), *mine.buffers()]
 
     # On a GPU sums are taken in no fixed order. In half precision a last digit decides which side of a ReLU a number
     # falls on: a change of the images by 1e-5 moves these gradients by a fifth. The interpreter repeats itself exactly.
     eager, traced = numbers(compiled=False), numbers(compiled=True)
-    gradients = range(1, 1 + len(list(network.parameters())) * training)
+    gradients = range(1, 1 + len(list(network.parameters())))
     for i, (one, other) in enumerate(zip(eager, traced, strict=True)):
         within = 1e-3 if DEVICE == "cpu" else 0.5 if i in gradients else 1e-2
         assert (one - other).float().norm() <= within * one.float().norm() + 1e-5

@@ -52,14 +52,19 @@ def convolution(
     rows: tl.constexpr,
     stages: tl.constexpr,
 ):
-    """x [pixels, c], weight as in `_nine_taps` -> out [pixels, c], and sums [programs, 2, c] of out and its squares."""
+    """x [pixels, c], weight as in `_nine_taps` -> out [pixels, c], and sums [programs, 2, c] of out and of its squared
+    differences from its mean in this program."""
     pixel, number = _places(pixels, channels, wide, rows)
     total = _nine_taps(x, weight, pixel, pixels, height, width, channels, wide, rows, stages)
     at, there = pixel[:, None] * channels + number[None, :], (pixel < pixels)[:, None]
     rounded = total.to(out.dtype.element_ty)
     tl.store(out + at, rounded, there)
     rounded = rounded.to(tl.float32)  # 0 beyond the last pixel
-    _store_sums(sums, rounded, rounded * rounded, channels, wide)
+    count = tl.minimum(pixels - tl.program_id(0) * rows * wide, rows * wide)
+    mean = tl.sum(tl.reshape(tl.sum(rounded, 0), (wide, channels)), 0) / count
+    means = tl.reshape(tl.broadcast_to(mean[None, :], (wide, channels)), (wide * channels,))
+    apart = tl.where(there, rounded - means[None, :], 0.0)
+    _store_sums(sums, rounded, apart * apart, channels, wide)
 
 
 @triton.jit
@@ -206,11 +211,11 @@ def _store_sums(sums, first, second, channels: tl.constexpr, wide: tl.constexpr)
 
 
 @triton.jit
-def _added_up(sums, parts, channels: tl.constexpr, block: tl.constexpr):
-    """sums [parts, 2, c] -> two of [c], added in the same order each time."""
-    channel, part = tl.arange(0, channels), tl.arange(0, block)
-    first = tl.zeros((block, channels), tl.float32)
-    second = tl.zeros((block, channels), tl.float32)
+def _added_up(sums, parts, channel, channels: tl.constexpr, few: tl.constexpr, block: tl.constexpr):
+    """sums [parts, 2, c] -> two of [few] for `channel`, added in the same order each time."""
+    part = tl.arange(0, block)
+    first = tl.zeros((block, few), tl.float32)
+    second = tl.zeros((block, few), tl.float32)
     for start in range(0, parts, block):
         at = sums + (start + part)[:, None] * (2 * channels) + channel[None, :]
         there = (start + part < parts)[:, None]
@@ -220,11 +225,12 @@ def _added_up(sums, parts, channels: tl.constexpr, block: tl.constexpr):
 
 
 @triton.jit
-def totals(sums, out, parts, channels: tl.constexpr, block: tl.constexpr):
-    """sums [parts, 2, c] -> out [2, c]."""
-    first, second = _added_up(sums, parts, channels, block)
-    tl.store(out + tl.arange(0, channels), first)
-    tl.store(out + channels + tl.arange(0, channels), second)
+def totals(sums, out, parts, channels: tl.constexpr, few: tl.constexpr, block: tl.constexpr):
+    """sums [parts, 2, c] -> out [2, c]; a program for `few` channels."""
+    channel = tl.program_id(0) * few + tl.arange(0, few)
+    first, second = _added_up(sums, parts, channel, channels, few, block)
+    tl.store(out + channel, first)
+    tl.store(out + channels + channel, second)
 
 
 @triton.jit
@@ -237,22 +243,33 @@ def statistics(
     batches,
     out,
     parts,
+    size,
     pixels,
     momentum,
     epsilon,
     channels: tl.constexpr,
+    few: tl.constexpr,
     block: tl.constexpr,
 ):
-    """sums [parts, 2, c] -> out [4, c]: mean, 1 / standard deviation, and the factor and summand of the normalisation.
+    """sums [parts, 2, c] of `size` pixels each (the last of the rest): sums, and sums of squared differences from the
+    mean of the part -> out [4, c]: mean, 1 / standard deviation, and the factor and summand of the normalisation.
 
-    Updates the running statistics in place."""
-    channel = tl.arange(0, channels)
+    Updates the running statistics in place. A program for `few` channels. Squares of numbers far from 0 are never
+    subtracted from each other."""
+    channel = tl.program_id(0) * few + tl.arange(0, few)
     scale, shift = tl.load(gamma + channel), tl.load(beta + channel)  # early: nothing waits for them then
     old_mean, old_variance = tl.load(running_mean + channel), tl.load(running_variance + channel)
-    seen = tl.load(batches)
-    first, second = _added_up(sums, parts, channels, block)
+    first, within = _added_up(sums, parts, channel, channels, few, block)
     mean = first / pixels
-    variance = tl.maximum(second / pixels - mean * mean, 0.0)
+    between = tl.zeros((block, few), tl.float32)
+    for start in range(0, parts, block):
+        part = start + tl.arange(0, block)
+        count = tl.maximum(tl.minimum(pixels - part * size, size), 1).to(tl.float32)[:, None]
+        there = (part < parts)[:, None]
+        total = tl.load(sums + part[:, None] * (2 * channels) + channel[None, :], there, other=0.0)
+        apart = total / count - mean[None, :]
+        between += tl.where(there, apart * apart * count, 0.0)
+    variance = (within + tl.sum(between, 0)) / pixels
     inverse = 1 / tl.sqrt(variance + epsilon)
     factor = scale * inverse
     tl.store(out + channel, mean)
@@ -262,7 +279,8 @@ def statistics(
     tl.store(running_mean + channel, old_mean + momentum * (mean - old_mean))
     unbiased = variance * (pixels / (pixels - 1))
     tl.store(running_variance + channel, old_variance + momentum * (unbiased - old_variance))
-    tl.store(batches, seen + 1)
+    if tl.program_id(0) == 0:
+        tl.store(batches, tl.load(batches) + 1)
 
 
 @triton.jit
@@ -322,9 +340,12 @@ def weight_gradient(
     wide: tl.constexpr,
     rows: tl.constexpr,
 ):
-    """Program (part, row of taps): sums [parts, wide, c, 3, 3, c] of gradient[p] x[p + tap] over `part` pixels, those
-    of each place in a row by themselves."""
-    start, down = tl.program_id(0) * part, tl.program_id(1)
+    """Program (part, row of taps, layer): sums [layers, parts, wide, c, 3, 3, c] of gradient[p] x[p + tap] over `part`
+    pixels, those of each place in a row by themselves."""
+    start, down, layer = tl.program_id(0) * part, tl.program_id(1), tl.program_id(2).to(tl.int64)
+    x += layer * pixels * channels
+    gradient += layer * pixels * channels
+    sums += layer * tl.num_programs(0) * (wide * channels * 9 * channels)
     source, output = tl.arange(0, 4 * channels), tl.arange(0, wide * channels)
     along = source // channels - 1  # three or four pixels in a row lie side by side
     total = tl.zeros((4 * channels, wide * channels), tl.float32)

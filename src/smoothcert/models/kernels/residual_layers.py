@@ -4,7 +4,7 @@ Each second layer adds what the layer before it was given. They are differentiat
 convolution, a shortcut, a ReLU and the sums of a batch norm in one kernel. The kernels are in `residual_kernels`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -16,12 +16,10 @@ from smoothcert.models.kernels import residual_kernels
 
 CONVOLUTION = {16: (512, 4, 1), 32: (256, 4, 3), 64: (128, 8, 4)}
 """Channels -> pixels of a program, warps, stages."""
-MANY = {16: (256, 4, 1), 32: (256, 4, 3), 64: (128, 4, 2)}
-"""The same for many images, in evaluation."""
 WEIGHT_GRADIENT = {16: (256, 64, 4, 3), 32: (128, 64, 4, 3), 64: (32, 64, 4, 3)}
 """Channels -> into how many parts the pixels go, pixels at a time, warps, stages."""
-NUMBERS = 16384
-"""That are added up at a time by one program."""
+NUMBERS, FEW = 16384, 8
+"""Numbers that are added up at a time by one program, of so many channels."""
 BLOCK = 1024
 """Numbers of a program where each is by itself."""
 
@@ -108,7 +106,7 @@ class EvaluatedLayers(torch.autograd.Function):
             matrices = _matrices(weight, x, factor=factor)
             for number in range(len(outs)):
                 added = _added(number, x, shortcut, outs)
-                _evaluation(_input(number, x, outs), matrices[number], bias[number], added, outs[number], CONVOLUTION)
+                _evaluation(_input(number, x, outs), matrices[number], bias[number], added, outs[number])
         ctx.save_for_backward(outs, weight, factor)
         ctx.has_shortcut = shortcut is not None
         return outs[-1]
@@ -170,8 +168,8 @@ def trained(
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # where Triton launches
         matrices = _matrices(torch.stack(weights), x)
         for number, (_, *norm) in enumerate(zip(*layers, strict=True)):
-            sums = _convolution(_input(number, x, outs), matrices[number], ys[number])
-            _statistics(sums, norm, statistics[number], _pixels(x), momentum, epsilon)
+            sums, size = _convolution(_input(number, x, outs), matrices[number], ys[number])
+            _statistics(sums, size, norm, statistics[number], _pixels(x), momentum, epsilon)
             _normalisation(ys[number], statistics[number], _added(number, x, shortcut, outs), outs[number])
     return outs, ys, statistics
 
@@ -204,16 +202,24 @@ def trained_gradient(
         matrices = _matrices(torch.stack(weights), x, transposed=True)
         gradient, sums = _masked_gradient(gradient.contiguous(), outs[-1], (ys[-1], statistics[-1]))
         carried = gradient
+        together, end = min(channels // 8, len(weights)), len(weights)
+        for_ys = x.new_empty((together, *x.shape))
         for number in reversed(range(len(weights))):
+            # Those for weights are taken together for several layers, whose inputs lie one after the other.
+            first = max(1, end - together) if number else 0
             adds = _adds(number, has_shortcut)
             carried = gradient if adds else carried
             _totals(sums, totals[number])
-            for_y = _normalisation_gradient(gradient, ys[number], statistics[number], totals[number])
-            _weight_gradient(_input(number, x, outs), for_y, for_weights[number], parts[1])
+            for_y = for_ys[number - first]
+            _normalisation_gradient(gradient, ys[number], statistics[number], totals[number], for_y)
             below = (ys[number - 1], statistics[number - 1]) if number else None
             gradient, sums = _convolution_gradient(
                 for_y, matrices[number], None if adds else carried, outs[number - 1] if number else None, below
             )
+            if number == first:
+                inputs = outs[first - 1 : end - 1] if number else x[None]
+                _weight_gradient(inputs, for_ys, for_weights[first:end], parts[1])
+                end = first
     return gradient, carried if has_shortcut else x.new_empty(0), for_weights.sum(1), totals
 
 
@@ -236,29 +242,6 @@ def _trained_gradient_like(
     )
 
 
-def evaluated_convolution(x: Tensor, convolution: nn.Conv2d, shortcut: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """relu(convolution(x) + shortcut) for x [n, c, h, w], without gradients, for a convolution that has kernels."""
-    images, added = _channels_last(x, dtype), None if shortcut is None else _channels_last(shortcut, dtype)
-    bias = images.new_zeros(images.shape[3]) if convolution.bias is None else convolution.bias
-    out: Tensor = evaluated(images, convolution.weight.permute(0, 2, 3, 1), bias, added)
-    return out.permute(0, 3, 1, 2)
-
-
-@torch.library.custom_op("smoothcert::evaluated", mutates_args=())
-def evaluated(x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None) -> Tensor:
-    """relu(convolution + bias [+ shortcut]) for x [n, h, w, c] and weight [c, 3, 3, c]."""
-    out = torch.empty_like(x)
-    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-        (matrix,) = _matrices(weight[None], x)
-        _evaluation(x, matrix, bias, shortcut, out, MANY)
-    return out
-
-
-@evaluated.register_fake
-def _evaluated_like(x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None) -> Tensor:
-    return torch.empty_like(x)
-
-
 # Launches. Images are [n, h, w, c] and contiguous, a matrix is that of a layer.
 
 
@@ -279,19 +262,17 @@ def _matrices(weights: Tensor, x: Tensor, *, factor: Tensor | None = None, trans
     return out
 
 
-def _convolution(x: Tensor, matrix: Tensor, out: Tensor) -> Tensor:
-    """Writes out; sums [programs, 2, c] of it and its squares."""
-    grid, blocks = _blocks(x, CONVOLUTION)
+def _convolution(x: Tensor, matrix: Tensor, out: Tensor) -> tuple[Tensor, int]:
+    """Writes out; sums [programs, 2, c] of it and of squared differences from their means, and pixels of a program."""
+    grid, blocks = _blocks(x)
     sums = x.new_empty((*grid, 2, x.shape[3]), dtype=torch.float32)
     residual_kernels.convolution[grid](x, matrix, out, sums, _pixels(x), *x.shape[1:], **blocks)
-    return sums
+    return sums, blocks["rows"] * blocks["wide"]
 
 
-def _evaluation(
-    x: Tensor, matrix: Tensor, bias: Tensor, shortcut: Tensor | None, out: Tensor, chosen: Mapping[int, tuple[int, ...]]
-) -> None:
+def _evaluation(x: Tensor, matrix: Tensor, bias: Tensor, shortcut: Tensor | None, out: Tensor) -> None:
     """Writes out."""
-    grid, blocks = _blocks(x, chosen)
+    grid, blocks = _blocks(x)
     added = x if shortcut is None else shortcut
     residual_kernels.evaluation[grid](
         x, matrix, bias, added, out, _pixels(x), *x.shape[1:], added=shortcut is not None, **blocks
@@ -307,7 +288,7 @@ def _convolution_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Through the convolution; with what a shortcut carried, where the ReLU below lets it through; and its sums with
     the normalised (y, statistics) of the layer below."""
-    grid, blocks = _blocks(gradient, CONVOLUTION)
+    grid, blocks = _blocks(gradient)
     out = torch.empty_like(gradient)
     sums = out.new_empty((*grid, 2, gradient.shape[3]) if normal else 0, dtype=torch.float32)
     residual_kernels.convolution_gradient[grid](
@@ -350,28 +331,24 @@ def _masked_gradient(gradient: Tensor, out: Tensor, normal: tuple[Tensor, Tensor
 
 
 def _statistics(
-    sums: Tensor, norm: Sequence[Tensor], out: Tensor, pixels: int, momentum: float, epsilon: float
+    sums: Tensor, size: int, norm: Sequence[Tensor], out: Tensor, pixels: int, momentum: float, epsilon: float
 ) -> None:
-    """Writes out [4, c], and the running statistics among `norm`, which is gamma, beta, mean, variance, batches."""
-    residual_kernels.statistics[(1,)](
-        sums,
-        *norm,
-        out,
-        *(len(sums), pixels, momentum, epsilon),
-        channels=sums.shape[2],
-        block=_at_a_time(sums),
-        num_warps=16,
-    )
+    """sums of `size` pixels each -> out [4, c], and the running statistics among `norm`, which is gamma, beta, mean,
+    variance, batches."""
+    grid, blocks = _few_channels(sums)
+    residual_kernels.statistics[grid](sums, *norm, out, len(sums), size, pixels, momentum, epsilon, **blocks)
 
 
 def _totals(sums: Tensor, out: Tensor) -> None:
     """sums [parts, 2, c] -> out [2, c]."""
-    block = _at_a_time(sums)
-    residual_kernels.totals[(1,)](sums, out, len(sums), channels=sums.shape[2], block=block, num_warps=16)
+    grid, blocks = _few_channels(sums)
+    residual_kernels.totals[grid](sums, out, len(sums), **blocks)
 
 
-def _at_a_time(sums: Tensor) -> int:
-    return min(int(triton.next_power_of_2(len(sums))), NUMBERS // sums.shape[2])
+def _few_channels(sums: Tensor) -> tuple[tuple[int], dict[str, int]]:
+    """Programs for a few channels each, and what each takes of sums [parts, 2, c]."""
+    block = min(int(triton.next_power_of_2(len(sums))), NUMBERS // FEW)
+    return (sums.shape[2] // FEW,), {"channels": sums.shape[2], "few": FEW, "block": block, "num_warps": 8}
 
 
 def _normalisation(y: Tensor, statistics: Tensor, shortcut: Tensor | None, out: Tensor) -> None:
@@ -381,24 +358,22 @@ def _normalisation(y: Tensor, statistics: Tensor, shortcut: Tensor | None, out: 
     )
 
 
-def _normalisation_gradient(gradient: Tensor, y: Tensor, statistics: Tensor, totals: Tensor) -> Tensor:
-    out = torch.empty_like(y)
+def _normalisation_gradient(gradient: Tensor, y: Tensor, statistics: Tensor, totals: Tensor, out: Tensor) -> None:
     residual_kernels.normalisation_gradient[(triton.cdiv(y.numel(), BLOCK),)](
         gradient, y, statistics, totals, out, y.numel(), _pixels(y), channels=y.shape[3], block=BLOCK
     )
-    return out
 
 
 def _weight_gradient(x: Tensor, gradient: Tensor, sums: Tensor, part: int) -> None:
-    """Writes sums [parts * wide, c, 3, 3, c], of `part` pixels each."""
-    _, pixels, warps, stages = WEIGHT_GRADIENT[x.shape[3]]
-    wide = _wide(x, 32)
-    residual_kernels.weight_gradient[(len(sums) // wide, 3)](
+    """x and gradient [layers or more, n, h, w, c] -> sums [layers, parts * wide, c, 3, 3, c], of `part` pixels each."""
+    _, pixels, warps, stages = WEIGHT_GRADIENT[x.shape[4]]
+    wide = _wide(x[0], 32)
+    residual_kernels.weight_gradient[(sums.shape[1] // wide, 3, len(sums))](
         x,
         gradient,
         sums,
-        *(_pixels(x), part),
-        *x.shape[1:],
+        *(_pixels(x[0]), part),
+        *x.shape[2:],
         wide=wide,
         rows=pixels // wide,
         num_warps=warps,
@@ -413,9 +388,9 @@ def _parts(x: Tensor) -> tuple[int, int]:
     return triton.cdiv(_pixels(x), part), part
 
 
-def _blocks(x: Tensor, chosen: Mapping[int, tuple[int, ...]]) -> tuple[tuple[int], dict[str, int]]:
+def _blocks(x: Tensor) -> tuple[tuple[int], dict[str, int]]:
     """Programs, and what each takes."""
-    (pixels, warps, stages), wide = chosen[x.shape[3]], _wide(x)
+    (pixels, warps, stages), wide = CONVOLUTION[x.shape[3]], _wide(x)
     blocks = {"wide": wide, "rows": pixels // wide, "stages": stages, "num_warps": warps}
     return (triton.cdiv(_pixels(x), pixels),), blocks
 
