@@ -198,6 +198,9 @@ def test_every_changed_field_of_a_recipe_is_reported() -> None:
         "momentum": 0.5,
         "nesterov": "true",
         "weight_decay": 0.5,
+        "optimizer": "adamw",
+        "schedule": "cosine",
+        "ema": 0.9,
     }
     assert set(others) == set(TrainRecipe.model_fields) - {"seed", "precision"}
     for field, value in others.items():

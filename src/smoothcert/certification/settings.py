@@ -32,26 +32,37 @@ SELECTION = ("skip", "max_images", "shard")
 class CertifySettings(Recipe):
     """What a user may ask of a certification. None and "auto" are filled in when it starts (see `completed`)."""
 
-    sigma: float | None = Field(None, gt=0, description="standard deviation of the noise; default: that of training")
-    noise: NoiseName | None = Field(None, description="gaussian certifies in L2, laplace and uniform in L1")
-    n0: int = Field(100, ge=1, le=MOST_VOTES, description="votes that choose the class")
-    n: int = Field(100_000, ge=1, le=MOST_VOTES, description="fresh votes that bound its probability")
-    alpha: float = Field(0.001, gt=0, lt=1, description="probability that a certificate is wrong, at most")
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field("auto", description="of the network; noise is float32")
-    bound: Literal["one-sided", "two-sided"] = Field("one-sided", description="two-sided bounds the runner-up too")
-    radii: tuple[Annotated[float, Field(gt=0)], ...] = Field((), description="stop as soon as these are decided")
-    hold_back: bool | None = Field(
-        None, description="keep part of alpha for the full radius of images that reach n votes; default: with radii"
+    sigma: float | None = Field(
+        default=None, gt=0, description="standard deviation of the noise; default: that of training"
     )
-    radius_loss: float | None = Field(None, gt=0, description="radius, in sigmas, that may be given up for fewer votes")
-    label_aware: bool = Field(False, description="no further votes for wrong images: for benchmarks only")
-    sound: bool = Field(False, description="integer noise: certificates that hold in floating point too")
-    compile: bool = Field(False, description="torch.compile the network")
-    batch_size: int | None = Field(None, ge=1, le=MOST_VOTES, description="noisy images in a forward pass")
-    seed: int | None = Field(None, ge=0, description="of the noise; drawn from the operating system by default")
-    skip: int = Field(1, description="certify every skip-th image")
-    max_images: int | None = Field(None, description="certify at most this many images")
-    shard: tuple[int, int] = Field((1, 1), description="(i, k): certify the i-th of k shares of the images")
+    noise: NoiseName | None = Field(default=None, description="gaussian certifies in L2, laplace and uniform in L1")
+    n0: int = Field(default=100, ge=1, le=MOST_VOTES, description="votes that choose the class")
+    n: int = Field(default=100_000, ge=1, le=MOST_VOTES, description="fresh votes that bound its probability")
+    alpha: float = Field(default=0.001, gt=0, lt=1, description="probability that a certificate is wrong, at most")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        default="auto", description="of the network; noise is float32"
+    )
+    bound: Literal["one-sided", "two-sided"] = Field(
+        default="one-sided", description="two-sided bounds the runner-up too"
+    )
+    radii: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        default=(), description="stop as soon as these are decided"
+    )
+    hold_back: bool | None = Field(
+        default=None,
+        description="keep part of alpha for the full radius of images that reach n votes; default: with radii",
+    )
+    radius_loss: float | None = Field(
+        default=None, gt=0, description="radius, in sigmas, that may be given up for fewer votes"
+    )
+    label_aware: bool = Field(default=False, description="no further votes for wrong images: for benchmarks only")
+    sound: bool = Field(default=False, description="integer noise: certificates that hold in floating point too")
+    compile: bool = Field(default=False, description="torch.compile the network")
+    batch_size: int | None = Field(default=None, ge=1, le=MOST_VOTES, description="noisy images in a forward pass")
+    seed: int | None = Field(default=None, ge=0, description="of the noise; drawn from the operating system by default")
+    skip: int = Field(default=1, description="certify every skip-th image")
+    max_images: int | None = Field(default=None, description="certify at most this many images")
+    shard: tuple[int, int] = Field(default=(1, 1), description="(i, k): certify the i-th of k shares of the images")
 
     @model_validator(mode="after")
     def _one_rule(self) -> "CertifySettings":
@@ -121,10 +132,12 @@ class CertifyRecipe(CertifySettings):
     """Settings with nothing left open: what a certificate depends on besides the model and the image."""
 
     sigma: float = Field(gt=0, description="standard deviation of the noise")
-    noise: NoiseName = Field("gaussian", description="gaussian certifies in L2, laplace and uniform in L1")
-    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the network; noise is float32")
-    hold_back: bool = Field(False, description="keep part of alpha for the full radius of images that reach n votes")
-    batch_size: int = Field(500, ge=1, le=MOST_VOTES, description="noisy images in a forward pass")
+    noise: NoiseName = Field(default="gaussian", description="gaussian certifies in L2, laplace and uniform in L1")
+    precision: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="of the network; noise is float32")
+    hold_back: bool = Field(
+        default=False, description="keep part of alpha for the full radius of images that reach n votes"
+    )
+    batch_size: int = Field(default=500, ge=1, le=MOST_VOTES, description="noisy images in a forward pass")
     seed: int = Field(ge=0, description="of the noise")
 
 

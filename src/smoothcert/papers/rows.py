@@ -70,6 +70,9 @@ DIFFERENCES = {
     "momentum": "momentum",
     "nesterov": "Nesterov momentum",
     "weight_decay": "weight decay",
+    "optimizer": "optimizer",
+    "schedule": "learning-rate schedule",
+    "ema": "moving average of the weights",
 }
 
 
@@ -247,7 +250,7 @@ def _names(table: str) -> tuple[str, ...]:
 
 def differences_from(paper: TrainRecipe, recipe: TrainRecipe) -> list[str]:
     """Return the differences of `recipe` from the paper's, such as "epochs 2, the paper's 90"."""
-    before, now = paper.to_mapping(), recipe.to_mapping()
+    before, now = paper.model_dump(mode="json"), recipe.model_dump(mode="json")
     pairs = [(word, now[field], before[field]) for field, word in DIFFERENCES.items()]
     before, now = flattened(before["objective"]), flattened(now["objective"])
     pairs += [(field, now.get(field), before.get(field)) for field in dict.fromkeys((*now, *before))]

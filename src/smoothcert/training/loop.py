@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from smoothcert.data import Images
 from smoothcert.distributed import find_device, team
 from smoothcert.errors import WorkError
+from smoothcert.objectives import Progress
+from smoothcert.objectives.base import warm_up
 from smoothcert.training.checkpoint import save_weights
 from smoothcert.training.dead_start import LEARNT_BY, at_chance, nothing_learnt, restart_if_dead
 from smoothcert.training.device import enough_memory, training_device
@@ -82,8 +84,7 @@ def start_epoch(run: RunInProgress) -> Iterator[tuple[Tensor, Tensor]]:
             group["lr"].fill_(run.learning_rate)
         else:
             group["lr"] = run.learning_rate
-    run.progress.warmup.fill_(min(1.0, (epoch + 1) / 10))
-    run.progress.after_first_drop.fill_(float(epoch >= min(recipe.learning_rate_drops, default=math.inf)))
+    fill_progress(run.progress, recipe, epoch)
 
     generator = run.plain_step.sampling.generator.manual_seed(derived_seed(recipe.seed, 1, epoch))
     order = torch.randperm(len(run.data), generator=generator, device=run.device)
@@ -91,6 +92,12 @@ def start_epoch(run: RunInProgress) -> Iterator[tuple[Tensor, Tensor]]:
     # have the same shape, as a captured step needs, and all images the same weight.
     order = order[: run.steps * recipe.images_per_step].view(run.steps, recipe.images_per_step)
     return run.data.batches(order, run.share, derived_seed(recipe.seed, 2, epoch))
+
+
+def fill_progress(progress: Progress, recipe: TrainRecipe, epoch: int) -> None:
+    """Set the factors of the losses that depend on the epoch, in tensors that a captured step reads."""
+    progress.warmup.fill_(warm_up(epoch))
+    progress.after_first_drop.fill_(float(epoch >= min(recipe.learning_rate_drops, default=math.inf)))
 
 
 def report_progress(run: RunInProgress) -> None:

@@ -82,33 +82,38 @@ class TrainRecipe(Recipe):
 
     dataset: str = Field(description="data set: see `smoothcert datasets`")
     image_size: int | None = Field(
-        None, ge=1, le=10_000, description="for `folder:PATH`: side of the square images, at most 10,000"
+        default=None, ge=1, le=10_000, description="for `folder:PATH`: side of the square images, at most 10,000"
     )
     model: str = Field(description="network: see `smoothcert models`, or package.module:function")
     sigma: float = Field(gt=0, description="standard deviation of the noise, in pixels of [0, 1]; at most 1e30")
-    noise: NoiseName = Field("gaussian", description="gaussian certifies in L2, laplace and uniform in L1")
+    noise: NoiseName = Field(default="gaussian", description="gaussian certifies in L2, laplace and uniform in L1")
     objective: AnyObjective = Field(
         description="method, with its hyper-parameters: see `smoothcert objectives`, or package.module:Class"
     )
-    epochs: int = Field(90, ge=1, le=MOST, description="passes over the training images, at most a million")
-    batch_size: int = Field(256, ge=1, description="noisy inputs in a step (images, for methods that do not chunk)")
-    learning_rate: float = Field(0.01, gt=0, description="of SGD at the start; at most 1e30")
+    epochs: int = Field(default=90, ge=1, le=MOST, description="passes over the training images, at most a million")
+    batch_size: int = Field(
+        default=256, ge=1, description="noisy inputs in a step (images, for methods that do not chunk)"
+    )
+    learning_rate: float = Field(default=0.01, gt=0, description="of SGD at the start; at most 1e30")
     learning_rate_drops: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (30, 60), description="epochs at which the learning rate is divided by 10"
     )
     learning_rate_warm_up: int = Field(
-        0, ge=0, description="first epochs with a lower rate (cosine: rising, step: a tenth), for deep networks"
+        default=0, ge=0, description="first epochs with a lower rate (cosine: rising, step: a tenth), for deep networks"
     )
     schedule: Literal["step", "cosine"] = Field(
-        "step", description="step: divided by 10 at each drop; cosine: falls to 0 after a linear warm-up, without drops"
+        default="step",
+        description="step: divided by 10 at each drop; cosine: falls to 0 after a linear warm-up, without drops",
     )
-    optimizer: Literal["sgd", "adamw"] = Field("sgd", description="sgd or adamw")
-    momentum: float = Field(0.9, ge=0, lt=1, description="of SGD; the first beta of AdamW")
-    nesterov: bool = Field(False, description="Nesterov momentum; the published runs used plain momentum")
-    weight_decay: float = Field(1e-4, ge=0, description="on every parameter; at most 1e30")
-    ema: float = Field(0.0, ge=0, lt=1, description="decay of the moving average of the weights; 0: no average")
-    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="bf16: autocast; auto: where it is fast")
-    seed: int = Field(0, ge=0, lt=2**63, description="of initialisation, order and noise, below 2^63")
+    optimizer: Literal["sgd", "adamw"] = Field(default="sgd", description="sgd or adamw")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="of SGD; the first beta of AdamW")
+    nesterov: bool = Field(default=False, description="Nesterov momentum; the published runs used plain momentum")
+    weight_decay: float = Field(default=1e-4, ge=0, description="on every parameter; at most 1e30")
+    ema: float = Field(default=0.0, ge=0, lt=1, description="decay of the moving average of the weights; 0: no average")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        default="auto", description="bf16: autocast; auto: where it is fast"
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="of initialisation, order and noise, below 2^63")
 
     def to_mapping(self) -> dict[str, Any]:
         """All fields, but those of LATER_FIELDS only if they are not at their defaults, as in earlier versions."""
@@ -158,7 +163,7 @@ class ImportRecipe(Recipe):
     sigma: float = Field(gt=0, description="noise level that it was trained with")
     input_layer: InputLayer = Field(description="the layer before the network")
     source: str = Field(description="name of the imported file")
-    method: str = Field("imported", description="how it was trained: the name of the method in tables")
+    method: str = Field(default="imported", description="how it was trained: the name of the method in tables")
 
     @property
     def epochs(self) -> int:
