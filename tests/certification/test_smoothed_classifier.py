@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import smoothcert as sc
 import smoothcert.certification.smoothed_classifier as module
 from smoothcert import ABSTAIN, Certificate, CertificateBatch, RequestError, SmoothedClassifier
+from smoothcert.data import ImageData
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.votes import VoteCounter
@@ -190,7 +191,7 @@ def test_the_results_are_tensors_and_records() -> None:
     assert result.prediction.tolist() == [record.predict for record in result]
     assert result.radius.tolist() == [record.radius for record in result]
     assert result.radius.dtype == torch.float64
-    assert result.abstained.tolist() == [False, True, False]
+    assert result.abstained.tolist() == [record.abstained for record in result] == [False, True, False]
     assert result.n.tolist() == [500] * 3
     for row, record in zip(result.counts, result, strict=True):
         assert {c: k for c, k in enumerate(row.tolist()) if k} == dict(record.votes)
@@ -397,6 +398,24 @@ def test_a_file_is_written_and_resumed(tmp_path: Path) -> None:
     assert len(calls) - before < 5, "only the checks of the classifier"
     (row,) = sc.report([path])
     assert row["images"] == 3
+
+
+def test_a_file_is_resumed_with_another_batch_size(tmp_path: Path) -> None:
+    """Data of `load_dataset`: the file has its name and split, as on the command line."""
+    pixels = torch.randint(256, (40, 1, 2, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    data = ImageData(pixels, torch.arange(40) % 2, 2, "made", "test")
+    path = tmp_path / "x.tsv"
+    stream = smoothed().certify_loader(data, n=50, out=path)
+    first = next(stream)
+    stream.close()
+    assert 0 < len(first) < 40
+    done = list(smoothed().certify_loader(data, n=50, out=path))
+    assert [record for batch in done for record in batch][: len(first)] == list(first)
+    file = sc.read_certificates(path)
+    assert (file.settings["dataset"], file.settings["split"], len(file.rows)) == ("made", "test", 40)
+    for size in (1, 7, 40):
+        pairs = TensorDataset(*data.batch(torch.arange(40)))
+        list(smoothed().certify_loader(DataLoader(pairs, batch_size=size), n=50, out=tmp_path / "y.tsv"))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from smoothcert.smoothing.certificate_batch import CertificateBatch
 from smoothcert.smoothing.votes import noise_block
 from smoothcert.training.checkpoint import tensors_digest, versions
 
+DIGEST_INPUTS = 100
+"""Number of inputs whose values and predicted classes identify the data and the classifier of a file."""
 DATASET_BATCH = 32
 """Number of inputs per result for data that are not divided into batches."""
 
@@ -119,33 +121,49 @@ def _stream(
     batch_size: int | None,
     progress: bool,
 ) -> Iterator[CertificateBatch]:
-    batches = iter(source.batches)
-    first = next(batches, None)
-    if first is None:
+    batches = map(_inputs_and_labels, source.batches)
+    first = list(islice(batches, 1))
+    if not first:
         return
-    x, _ = _inputs_and_labels(first)
-    example = checked_inputs(x, strict=smoothed.strict)
+    example = checked_inputs(first[0][0], strict=smoothed.strict)
     example = example.to(smoothed.device or example.device)
-    inputs, prepared = prepare(smoothed, example, options, seed=seed, batch_size=batch_size)
+    _, prepared = prepare(smoothed, example, options, seed=seed, batch_size=batch_size)
     position = 0
     with ExitStack() as stack:
         writer = None
         if path is not None:
-            settings = _settings(smoothed, source, prepared, inputs, name)
+            while sum(map(_length_of_batch, first)) < DIGEST_INPUTS and (more := next(batches, None)) is not None:
+                first.append(more)
+            inputs = torch.cat([_checked(smoothed, prepared, x) for x, _ in first])[:DIGEST_INPUTS]
+            settings = _settings(smoothed, source, prepared, inputs.to(prepared.device), name)
             stack.enter_context(alone(path, "choose another out"))
             provenance = {"versions": versions(prepared.device), "threads": torch.get_num_threads()}
             writer = stack.enter_context(certificates_writer(path, settings, provenance))
         existing = {row.index: row for row in writer.done} if writer is not None else {}
         bar = stack.enter_context(_bar(progress))
         task = bar.add_task("certify", total=source.inputs)
-        for batch in chain([first], batches):
-            x, labels = _inputs_and_labels(batch)
+        for x, labels in chain(first, batches):
             result = _certify_batch(
                 smoothed, prepared, x, labels, position if source.ordered else None, writer, existing
             )
             position += len(result)
             bar.update(task, completed=position)
             yield result
+
+
+def _length_of_batch(batch: tuple[object, Tensor | None]) -> int:
+    return _length(batch[0]) or 0
+
+
+def _checked(smoothed: SmoothedClassifier, prepared: Prepared, x: object) -> Tensor:
+    """The inputs of a batch, of the same shape as those of the first batch."""
+    inputs = checked_inputs(x, strict=smoothed.strict)
+    if tuple(inputs.shape[1:]) != prepared.shape:
+        raise RequestError(
+            f"data: expected batches [n, {', '.join(map(str, prepared.shape))}] like the first, got "
+            f"{list(inputs.shape)}; resize the inputs"
+        )
+    return inputs
 
 
 def _certify_batch(
@@ -157,12 +175,7 @@ def _certify_batch(
     writer: ResultWriter[CertifiedImage] | None,
     existing: dict[int, CertifiedImage],
 ) -> CertificateBatch:
-    inputs = checked_inputs(x, strict=smoothed.strict)
-    if tuple(inputs.shape[1:]) != prepared.shape:
-        raise RequestError(
-            f"data: expected batches [n, {', '.join(map(str, prepared.shape))}] like the first, got "
-            f"{list(inputs.shape)}; resize the inputs"
-        )
+    inputs = _checked(smoothed, prepared, x)
     if writer is not None and labels is None:
         raise RequestError("data: expected batches (inputs, labels) for a certificates file, got inputs alone")
     known = [-1] * len(inputs) if labels is None else labels.tolist()

@@ -22,3 +22,7 @@ class Certificate:
     n: int
     count: int
     votes: tuple[tuple[int, int], ...]
+
+    @property
+    def abstained(self) -> bool:
+        return self.predict == ABSTAIN
