@@ -207,7 +207,10 @@ def test_models_may_return_their_logits_inside_an_object(name: str, kind: type) 
 
 @every_method
 def test_autocast_and_gradient_scaling(name: str) -> None:
-    """Scaled and unscaled gradients equal those without a scale; the loss is float32, near that of full precision."""
+    """Scaled and unscaled gradients equal those without a scale; the loss is float32, near that of full precision.
+
+    So is the loss of a model in half precision.
+    """
     images, labels, noise, uniform = batch(OBJECTIVES[name]().num_noise)
     results = []
     for scale in (2.0**10, 1.0):
@@ -222,8 +225,11 @@ def test_autocast_and_gradient_scaling(name: str) -> None:
         results.append(gradients(model))
         scaler.step(optimizer)
     assert_equal(*results)
-    full = MODULES[name](sigma=SIGMA)(network(), images, labels, noise=noise, uniform=uniform)
+    criterion = MODULES[name](sigma=SIGMA)
+    full = criterion(network(), images, labels, noise=noise, uniform=uniform)
+    half = criterion(network().half(), images.half(), labels, noise=noise.half(), uniform=uniform)
     assert loss.item() == pytest.approx(full.item(), rel=0.1)
+    assert half.item() == pytest.approx(full.item(), rel=0.02)
 
 
 @every_method

@@ -95,7 +95,9 @@ class Loss(nn.Module):
         epoch = math.inf if self.epoch is None else self.epoch
         factor, dropped = warm_up(epoch), float(epoch >= (self.first_drop or 0))
         scalar = inputs.new_empty((), dtype=torch.promote_types(inputs.dtype, torch.float32))
-        progress = Progress(self.sigma, scalar.new_full((), factor), scalar.new_full((), dropped), uniform)
+        progress = Progress(
+            self.sigma, scalar.new_full((), factor), scalar.new_full((), dropped), uniform.to(inputs.dtype)
+        )
         if isinstance(model, DistributedDataParallel):
             model = _OneSynchronizedPass(model)
         result = self.objective.loss(model, inputs, labels.long(), noise, progress)
