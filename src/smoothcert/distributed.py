@@ -97,8 +97,8 @@ def meet() -> int:
         except RuntimeError as error:
             reason = error_line(error, 120)
             raise WorkError(
-                f"process {rank} waited {seconds} s at most for the other {size - 1} of {size} processes, in vain; "
-                f"start them by torchrun, or set SMOOTHCERT_CONNECT_SECONDS to wait longer ({reason})"
+                f"process {rank} waited {seconds} s at most for the other {size - 1} of {size} processes, which did "
+                f"not start; start them by torchrun, or set SMOOTHCERT_CONNECT_SECONDS to wait longer ({reason})"
             ) from error
         store.set_timeout(PATIENCE)
         _stores.append(store)

@@ -15,7 +15,7 @@ from smoothcert.training.loop import TrainingStatus, train
 
 
 class Constant(nn.Module):
-    """One class for all images, or what else `logits` say."""
+    """Gives the same logits for all images."""
 
     def __init__(self, logits: Tensor) -> None:
         super().__init__()

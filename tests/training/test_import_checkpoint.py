@@ -350,7 +350,7 @@ def test_existing_run_is_not_replaced(lenet: nn.Module, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def brightness() -> tuple[nn.Module, ImageData]:
-    """A resnet20 written by hand that says 1 where the normalised red is above 0.8 on average, and images for it.
+    """A hand-written resnet20 that predicts 1 if the normalized red is above 0.8 on average, and images for it.
 
     The dark ones lie at 0.3 and the bright ones at 1.3; without the division by std, or without the layer, all of
     them lie below 0.8, so that half of the answers are wrong.

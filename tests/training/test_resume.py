@@ -192,7 +192,7 @@ def test_first_epoch_is_repeated_if_its_state_is_missing(finished: Path, half: P
 def test_missing_model_is_written_again_from_the_state(
     finished: Path, half: Path, tiny_data: ImageData, left: str
 ) -> None:
-    """As after a kill between state and model."""
+    """A process that is killed between writing state and model leaves such folders."""
     before = (finished / MODEL).read_bytes()
     (finished / MODEL).unlink()
     if left != "none":
@@ -285,7 +285,7 @@ def test_resume_refuses_an_edited_recipe(half: Path, tiny_data: ImageData, forgo
 
 
 def test_resume_accepts_more_epochs_in_the_recipe(finished: Path, tmp_path: Path, tiny_data: ImageData) -> None:
-    """What was trained is the beginning of the longer run."""
+    """The trained epochs are the beginning of the longer run."""
     longer = tiny_recipe(epochs=3)
     longer.save(finished / RECIPE)
     train(longer, tiny_data, finished, resume=True, device="cpu")

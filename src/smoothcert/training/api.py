@@ -45,9 +45,9 @@ def train(
     [c, h, w] in [0, 1]; by default the data set of the recipe. A torch `Dataset` is recorded in the recipe as
     `torch:ClassName`. `model` is trained instead of the network that the recipe names, and receives the result.
     `init` names weights to start from: a run folder, a `.safetensors` file or a PyTorch checkpoint. With
-    `evaluate_every`, the accuracy on `test_data` under noise is measured every so many epochs (by default on the test
-    split of the recipe's data set). `track` writes the metrics for TensorBoard or Weights & Biases too.
-    `on_epoch` is called after each epoch with the run and its metrics; an exception in it stops training.
+    `evaluate_every=N`, the accuracy under noise is measured every N epochs on `test_data`, by default the test split of
+    the recipe's data set. `track` writes the metrics for TensorBoard or Weights & Biases too. `on_epoch` is called
+    after each epoch with the run and its metrics; an exception in it stops training.
     """
     if isinstance(data, str):
         recipe = recipe.model_copy(update={"dataset": data})
