@@ -268,12 +268,12 @@ def test_two_processes_write_the_rows_of_one(trained_run: Path, tmp_path: Path) 
 def test_recertify_equals_certifying_with_those_settings(
     trained_run: Path, test_data: ImageData, tmp_path: Path
 ) -> None:
-    images = list(range(6))
+    images = list(range(4))
     certify(trained_run, test_data, tmp_path / "a.tsv", images)
     for changes in ({"alpha": 1e-5}, {"alpha": 0.2}, {"alpha": 0.01, "bound": "two-sided"}):
         name = "-".join(map(str, changes.values()))
         fresh = certify(trained_run, test_data, tmp_path / f"{name}.tsv", images, **changes)
-        assert recertify(str(tmp_path / "a.tsv"), tmp_path / f"{name}-re.tsv", **changes) == 6
+        assert recertify(str(tmp_path / "a.tsv"), tmp_path / f"{name}-re.tsv", **changes) == 4
         again = read_certificates(tmp_path / f"{name}-re.tsv")
         assert comparable(again.rows) == fresh
         assert again.settings["alpha"] == changes.get("alpha", 0.001)
@@ -595,21 +595,21 @@ def test_accuracy_and_selection_are_recorded_and_change_no_certificate(
     def call(max_images: int) -> None:
         certify_dataset(run, test_data, path, recipe(max_images=max_images), device=CPU, on_accuracy=seen.append)
 
-    call(12)
+    call(8)
     stored = read_certificates(path)
-    assert stored.provenance["selection"] == {"images": 2000, "skip": 1, "max_images": 12, "shard": [1, 1]}
+    assert stored.provenance["selection"] == {"images": 2000, "skip": 1, "max_images": 8, "shard": [1, 1]}
     assert stored.provenance["accuracy"] == seen[0].to_mapping()
-    assert seen[0].images == 12
-    images, labels = test_data.batch(torch.arange(12))
+    assert seen[0].images == 8
+    images, labels = test_data.batch(torch.arange(8))
     assert seen[0].clean == pytest.approx(float((run.model(images).argmax(1) == labels).float().mean()))
     assert 0.3 < seen[0].noisy < 1
     certificates = SmoothedClassifier(run.model, sigma=0.5).certify(images, n=300, seed=5, indices=range(len(images)))
     assert [row.certificate for row in stored.rows] == list(certificates)
-    call(12)
+    call(8)
     assert len(seen) == 1, "nothing is left to do"
-    call(14)
+    call(9)
     assert seen == [seen[0]] * 2, "measured once for a file"
-    assert read_certificates(path).provenance["selection"]["max_images"] == 14
+    assert read_certificates(path).provenance["selection"]["max_images"] == 9
 
 
 def test_an_interruption_before_the_first_image_leaves_no_file(
