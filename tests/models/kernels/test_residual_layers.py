@@ -227,6 +227,20 @@ def test_sums_are_the_same_each_time() -> None:
         assert torch.equal(one, other)
 
 
+def test_inputs_and_gradients_that_are_not_contiguous() -> None:
+    def numbers(x: Tensor, gradient: Tensor) -> list[Tensor]:
+        torch.manual_seed(0)
+        layers = new_layers(16, 3)
+        given = x.detach().requires_grad_()
+        out = residual_layers(given, given.detach(), layers, torch.float16)
+        return [out, *torch.autograd.grad(out, [given, layers[0][0].weight], gradient)]
+
+    torch.manual_seed(1)
+    x, gradient = (torch.randn(3, 16, 6, 8, device=DEVICE).transpose(2, 3) for _ in range(2))
+    for one, other in zip(numbers(x, gradient), numbers(x.contiguous(), gradient.contiguous()), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_two_passes_before_one_gradient() -> None:
     """As an objective has it that sees clean and mixed images."""
     torch.manual_seed(0)
