@@ -145,8 +145,19 @@ def test_networks_that_the_kernels_do_not_compute() -> None:
     hooked[1].layer1.register_forward_hook(lambda *_: None)
     replaced = network(8)
     replaced[1].layer3 = nn.Sequential(replaced[1].layer3, nn.Identity())
-    for model in (changed, hooked, replaced, nn.Sequential(nn.Identity(), CifarResNet(8, 10))):
+    state = torch.get_rng_state()
+    for model in (changed, hooked, replaced, nn.Sequential(nn.Identity(), replaced[1])):
         assert fused_resnet(model, model, torch.bfloat16, GPU) is model
+    assert torch.equal(torch.get_rng_state(), state), "nothing is drawn"
+
+
+def test_the_usual_network_is_computed_by_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as this can be seen without a GPU: up to the question whether the kernels can be built."""
+    asked: list[tuple[int, torch.dtype]] = []
+    monkeypatch.setattr(resnet_evaluation, "kernels_build", lambda *given: bool(asked.append(given)))
+    for model in (network(8), network(20)[1]):
+        assert fused_resnet(model, model, torch.bfloat16, GPU) is model
+    assert asked == [(0, torch.bfloat16)] * 2
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -25,10 +25,10 @@ TILES = {16: (16, 16, 3), 32: (8, 16, 4), 64: (8, 16, 4)}
 class FusedResNet(nn.Module):
     """`network`, a ResNet for CIFAR in eval mode on a GPU, whose logits come from the kernels where they apply."""
 
-    def __init__(self, network: nn.Module, resnet: nn.Module, mean_and_scale: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, network: nn.Module, resnet: Any, mean_and_scale: Tensor, dtype: torch.dtype) -> None:
         super().__init__()
         self.network = network
-        self.layers = 2 * len(resnet.get_submodule("layer1"))
+        self.layers = 2 * len(resnet.layer1)
         self.tensors = [tensor.to(mean_and_scale.device) for tensor in _packed(resnet, dtype)]
         self.mean_and_scale = mean_and_scale
         self.dtype = dtype
@@ -46,11 +46,14 @@ def fused_resnet(network: nn.Module, original: nn.Module, dtype: torch.dtype, de
     from smoothcert.models.normalize import Normalize
     from smoothcert.models.resnet_cifar import CifarResNet
 
+    first: Any
+    resnet: Any
     first, resnet = original if type(original) is nn.Sequential and len(original) == 2 else (None, original)
     known = type(resnet) is CifarResNet and type(first) in (type(None), Normalize)
     if not known or device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return network
-    same = CifarResNet(6 * len(resnet.layer1) + 2, resnet.fc.out_features)
+    with torch.device("meta"):  # without numbers, and without drawing any
+        same = CifarResNet(6 * len(resnet.layer1) + 2, resnet.fc.out_features)
     plain = all(is_plain(module) for module in original.modules()) and repr(same) == repr(resnet)
     if not plain or not kernels_build(device.index or 0, dtype):
         return network
@@ -84,7 +87,7 @@ def _kernel(channels: int, dtype: torch.dtype, gpu: int) -> tuple[Any, int, int]
     source = Path(__file__).with_name("resnet_stage.cu").read_text()
     shared = 2 * _images(width) * channels * 2 * ((width + 2) * (width + 1) + 1)
     with torch.cuda.device(gpu):
-        kernel = torch.cuda._compile_kernel(source, "stage", nvcc_options=options)  # type: ignore[attr-defined]
+        kernel = torch.cuda._compile_kernel(source, "stage", nvcc_options=options)
         kernel.set_shared_memory_config(shared)
     return kernel, 32 * (channels // group) * max(1, width // 16) * (width // rows), shared
 
@@ -97,7 +100,7 @@ def _images(width: int) -> int:
 @torch.library.custom_op("smoothcert::resnet_logits", mutates_args=())
 def resnet_logits(images: Tensor, mean_and_scale: Tensor, tensors: list[Tensor], layers: int) -> Tensor:
     """Logits [n, classes] of images [n, 32, 32, 3], by the tensors of `_packed` for `layers` layers per stage."""
-    logits = _logits_like(images, mean_and_scale, tensors, layers)
+    logits: Tensor = _logits_like(images, mean_and_scale, tensors, layers)
     x = y = images
     for number, (channels, width) in enumerate(SIZES):
         weights, biases, exit_weights, exit_biases = tensors[4 * number : 4 * number + 4]
@@ -118,9 +121,9 @@ def _logits_like(images: Tensor, mean_and_scale: Tensor, tensors: list[Tensor], 
     return images.new_empty((len(images), len(tensors[-1])), dtype=torch.float32)
 
 
-def _packed(resnet: nn.Module, dtype: torch.dtype) -> list[Tensor]:
+def _packed(resnet: Any, dtype: torch.dtype) -> list[Tensor]:
     """Of each stage weights, biases, exit weights and exit biases, as the kernel reads them, on the CPU."""
-    stages = [list(resnet.get_submodule(f"layer{number}")) for number in (1, 2, 3)]  # type: ignore[call-overload]
+    stages = [list(stage) for stage in (resnet.layer1, resnet.layer2, resnet.layer3)]
     tensors = []
     for number, stage in enumerate(stages):
         folded = [_folded(pair) for block in stage for pair in ((block.conv1, block.bn1), (block.conv2, block.bn2))]
@@ -140,8 +143,8 @@ def _packed(resnet: nn.Module, dtype: torch.dtype) -> list[Tensor]:
                 _lanes(taps, 16).permute(0, 4, 1, 2, 3).to(dtype).contiguous(),
                 torch.cat([bias, shortcut_bias]),
             ]
-    head = resnet.get_submodule("fc")
-    return [*tensors, head.weight.detach().float().contiguous().cpu(), head.bias.detach().float().cpu()]  # type: ignore[operator,union-attr]
+    head = [tensor.detach().float().contiguous().cpu() for tensor in (resnet.fc.weight, resnet.fc.bias)]
+    return [*tensors, *head]
 
 
 def _folded(pair: Any) -> tuple[Tensor, Tensor]:
