@@ -1,4 +1,4 @@
-"""What a training step of each method costs beside Gaussian, at the MNIST presets, measured in one process.
+"""What a training step of each method costs compared with Gaussian, at the MNIST presets, measured in one process.
 
     python benchmarks/objectives.py [--device cpu|cuda] [--sigma 0.5] [--images 512]
 

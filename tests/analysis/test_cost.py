@@ -200,7 +200,7 @@ def test_wrong_requests(run: Path, tmp_path: Path) -> None:
 
 
 def test_devices_and_runs_at_once_are_those_of_the_epochs(run: Path) -> None:
-    """A run that began beside others and ended alone on another device was not alone, nor on that device only."""
+    """A run that began next to others and ended alone on another device was not alone, nor on that device only."""
     (run / METRICS).write_text(
         "".join(
             json.dumps({"epoch": epoch, "seconds": 1.0, "device": device, "runs_at_once": number}) + "\n"

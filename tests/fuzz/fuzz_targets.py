@@ -1,6 +1,6 @@
 """The table of targets: a file format, how a valid file is damaged, which commands read it, what must hold if they do.
 
-A new format or command is one line in TARGETS; options of commands are found by themselves.
+A new format or command is one line in TARGETS; options of commands are discovered automatically.
 """
 
 import gzip

@@ -99,8 +99,10 @@ def run_case(target: Target, number: int, base: Path) -> tuple[list[str], str]:
     if not found and outcome.code == 0 and (wrong := target.oracle(outcome, arguments)):
         found = [wrong]
     shown = [argument if len(argument) < 200 else argument[:200] + "..." for argument in arguments]
-    told = f"smoothcert {' '.join(map(ascii, shown))}\n{outcome.out[-300:]}{outcome.err[-500:]}{outcome.trace[-1500:]}"
-    return found, told
+    message = (
+        f"smoothcert {' '.join(map(ascii, shown))}\n{outcome.out[-300:]}{outcome.err[-500:]}{outcome.trace[-1500:]}"
+    )
+    return found, message
 
 
 def numbers(target: Target) -> Iterator[int]:
@@ -124,13 +126,13 @@ def test_fuzz(target: Target, work: Path) -> None:
     first: dict[str, str] = {}
     for number in numbers(target):
         (work / "running.txt").write_text(f"{target.name} seed {SEED} case {number}\n")  # a crash leaves it behind
-        found, told = run_case(target, number, work / "base")
+        found, message = run_case(target, number, work / "base")
         for problem in found:
             counts[problem] = counts.get(problem, 0) + 1
             if problem not in first:
                 kept = work / "failures" / f"{target.name}-{SEED}-{number}"
                 shutil.copytree(CASE, kept, symlinks=True, dirs_exist_ok=True)
-                first[problem] = f"case {number}, its files: {kept}\n{replay(target, number)}\n{told}"
+                first[problem] = f"case {number}, its files: {kept}\n{replay(target, number)}\n{message}"
         if counts.get(TOO_LONG, 0) >= HANGS:
             break
     if counts:

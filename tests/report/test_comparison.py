@@ -1,4 +1,4 @@
-"""Published rows beside runs, and what is said about the differences in protocol."""
+"""Published rows below runs, and what is said about the differences in protocol."""
 
 import csv
 from dataclasses import replace

@@ -347,7 +347,7 @@ def test_integer_votes_differ_no_more_than_the_distance_allows() -> None:
         int(integer_votes(ReadsLowBits(fair=True), image, SIGMA, n, key)[0]) for key, image in enumerate((X, X_NEXT))
     )
     assert 0.25 * n < here < 0.75 * n
-    # Two Gaussians at this distance are told apart with no more than this difference of probabilities.
+    # Two Gaussians at this distance are distinguished with no more than this difference of probabilities.
     most = 2 * float(special.ndtr(DISTANCE / SIGMA / 2)) - 1
     assert abs(here - there) / n < most + 5 * (0.5 / n) ** 0.5
     # Whatever is certified for one image holds for the other: not both can claim a different class this far.

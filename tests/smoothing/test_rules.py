@@ -144,7 +144,7 @@ def test_a_radius_that_no_vote_can_reach_is_refused() -> None:
 
 @pytest.mark.parametrize("radii", [(1e-20, 2e-20), (0.1, 0.2, np.nextafter(0.2, 1))])
 def test_radii_that_rounding_makes_equal_are_refused(radii: tuple[float, ...]) -> None:
-    with pytest.raises(RequestError, match=r"radii: .* and .* cannot be told apart at sigma"):
+    with pytest.raises(RequestError, match=r"radii: .* and .* cannot be distinguished at sigma"):
         certify(Rule(n0=10, n=100, alpha=0.1, radii=radii), at_distances(0.1))
 
 

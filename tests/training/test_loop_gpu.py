@@ -1,4 +1,4 @@
-"""The captured step beside the plain one, where there is a GPU."""
+"""The captured step compared with the plain one, on a GPU."""
 
 import copy
 import json
@@ -63,8 +63,8 @@ def test_captured_equals_plain(tmp_path: Path, tiny_data: ImageData, objective: 
     train(recipe, tiny_data, tmp_path / "fast", device="cuda", compiling=compiling, on_note=notes.append)
     train(recipe, tiny_data, tmp_path / "plain", device="cuda", capture=False)
     assert not [note for note in notes if "CUDA graph" in note or "be compiled" in note]
-    told = load_run(tmp_path / "fast").provenance
-    assert (told["captured"], told["compiled"]) == (True, compiled)
+    recorded = load_run(tmp_path / "fast").provenance
+    assert (recorded["captured"], recorded["compiled"]) == (True, compiled)
     assert torch.allclose(losses(tmp_path / "fast"), losses(tmp_path / "plain"), rtol=5e-3, atol=1e-4)
 
 

@@ -228,7 +228,7 @@ def cost_markdown(costs: Sequence[Cost]) -> str:
     if not all(c.done for c in costs):
         notes += "\nAbout: the recorded epochs, and the median for each of the others.\n"
     if any(c.runs_at_once > 1 for c in costs):
-        notes += "\nAt once: so many runs shared the device; their times and memory are those of all.\n"
+        notes += "\nAt once: this many runs shared the device; their times and memory are those of all.\n"
     if len(titles) > len(TITLES):
         notes += "\nPublished: consistency/table3, ResNet-110 on CIFAR-10 at σ = 0.5, on the paper's hardware.\n"
     table = markdown_table(titles, [[escape_markdown(cell) for cell in row] for row in rows])

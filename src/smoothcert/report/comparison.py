@@ -122,7 +122,7 @@ def _signed(difference: float, decimals: int) -> str:
     return text.replace("-", "−") if float(text) else text[1:]
 
 
-def beside(columns: Sequence[Column], own: Row, row: Published) -> tuple[Row, Row]:
+def published_below(columns: Sequence[Column], own: Row, row: Published) -> tuple[Row, Row]:
     """Two rows to show under the row `own` of a run: the published numbers, and own minus published."""
     names = {"name": ("published", "difference")}
     above, below = [], []

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from smoothcert.errors import RequestError
-from smoothcert.report.comparison import Published, beside
+from smoothcert.report.comparison import Published, published_below
 from smoothcert.report.layout import UNKNOWN, Cell, Column, Layout, Row, Value, decimals_needed, with_best_marked
 from smoothcert.report.seeds import SeedMean
 from smoothcert.report.summary import Summary
@@ -172,7 +172,7 @@ def _arranged(
         lines: list[Row] = []
         for subject, row in zip(group, rows, strict=True):
             printed = None if published is None else published(subject)
-            aside = () if printed is None else beside(columns, row, printed)
+            aside = () if printed is None else published_below(columns, row, printed)
             texts = () if published is None else (getattr(printed, key, None) for key in ("table", "label"))
             values = [line[i].value for i in numbers for line in aside] or [None] * (2 * len(numbers))
             lines += [(*row, *(Cell(value, "") for value in (*texts, *values))), *aside]
