@@ -1,4 +1,4 @@
-"""The Triton kernels beside torch in float64: on a GPU, or on a CPU with TRITON_INTERPRET=1 (fp16 alone)."""
+"""The Triton kernels compared with torch in float64: on a GPU, or on a CPU with TRITON_INTERPRET=1 (fp16 alone)."""
 
 import os
 from typing import Any

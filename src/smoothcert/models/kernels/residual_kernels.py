@@ -185,9 +185,9 @@ def _nine_taps(
     total = tl.zeros((rows, wide * channels), tl.float32)
     for product in tl.range(0, 3 * along, num_stages=stages):
         down, start = product // along, product % along
-        beside = column[:, None] + (source // channels + start - 1)[None, :]
+        source_column = column[:, None] + (source // channels + start - 1)[None, :]
         there = (pixel < pixels) & (row + down >= 1) & (row + down <= height)
-        inside = there[:, None] & (beside >= 0) & (beside < width)
+        inside = there[:, None] & (source_column >= 0) & (source_column < width)
         at = (pixel + (down - 1) * width + start - 1)[:, None] * channels + source[None, :]
         values = tl.load(x + at, inside, other=0.0)
         kernels = tl.load(matrix + product * (reach * wide * channels * channels))
@@ -341,7 +341,7 @@ def weight_gradient(
     rows: tl.constexpr,
 ):
     """Program (part, row of taps, layer): sums [layers, parts, wide, c, 3, 3, c] of gradient[p] x[p + tap] over `part`
-    pixels, those of each place in a row by themselves."""
+    pixels, those of each place in a row separately."""
     start, down, layer = tl.program_id(0) * part, tl.program_id(1), tl.program_id(2).to(tl.int64)
     x += layer * pixels * channels
     gradient += layer * pixels * channels
@@ -353,8 +353,8 @@ def weight_gradient(
         pixel = start + offset + tl.arange(0, rows) * wide
         column, row = pixel % width, pixel // width % height
         there = (pixel < pixels) & (row + down >= 1) & (row + down <= height)
-        beside = column[:, None] + along[None, :]
-        inside = there[:, None] & (beside >= 0) & (beside < width) & (along <= wide)[None, :]
+        source_column = column[:, None] + along[None, :]
+        inside = there[:, None] & (source_column >= 0) & (source_column < width) & (along <= wide)[None, :]
         values = tl.load(x + (pixel + (down - 1) * width - 1)[:, None] * channels + source[None, :], inside, other=0.0)
         at = gradient + pixel[:, None] * channels + output[None, :]
         share = tl.load(at, (pixel < pixels)[:, None], other=0.0)

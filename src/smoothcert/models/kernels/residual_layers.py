@@ -19,9 +19,9 @@ CONVOLUTION = {16: (512, 4, 1), 32: (256, 4, 3), 64: (128, 8, 4)}
 WEIGHT_GRADIENT = {16: (256, 64, 4, 3), 32: (128, 64, 4, 3), 64: (32, 64, 4, 3)}
 """Channels -> into how many parts the pixels go, pixels at a time, warps, stages."""
 NUMBERS, FEW = 16384, 8
-"""Numbers that are added up at a time by one program, of so many channels."""
+"""Numbers that are added up at a time by one program, of this many channels."""
 BLOCK = 1024
-"""Numbers of a program where each is by itself."""
+"""Numbers per program if each is computed alone."""
 
 
 class Layers(NamedTuple):
@@ -58,13 +58,13 @@ def residual_layers(
     """
     assert _adds(len(layers) - 1, shortcut is not None), "the last layer adds a shortcut"
     norm = layers[0][1]
-    images, beside = _channels_last(x, dtype), None if shortcut is None else _channels_last(shortcut, dtype)
+    images, added = _channels_last(x, dtype), None if shortcut is None else _channels_last(shortcut, dtype)
     tensors = Layers.of(layers)
     out: Tensor
     if norm.training:
-        out = TrainedLayers.apply(images, beside, norm.momentum, norm.eps, *chain(*tensors))  # type: ignore[no-untyped-call]
+        out = TrainedLayers.apply(images, added, norm.momentum, norm.eps, *chain(*tensors))  # type: ignore[no-untyped-call]
     else:
-        out = EvaluatedLayers.apply(images, beside, tensors, norm.eps)  # type: ignore[no-untyped-call]
+        out = EvaluatedLayers.apply(images, added, tensors, norm.eps)  # type: ignore[no-untyped-call]
     return out.permute(0, 3, 1, 2)
 
 
