@@ -122,7 +122,8 @@ class Rule:
         for (below, q), (above, smaller) in pairwise(zip(self.radii, qs, strict=True)):
             if smaller >= q:
                 raise RequestError(
-                    f"radii: {below!r} and {above!r} cannot be distinguished at sigma {noise.sigma:g}; ask for one of them"
+                    f"radii: {below!r} and {above!r} cannot be distinguished at sigma {noise.sigma:g}; "
+                    "ask for one of them"
                 )
         return qs
 
