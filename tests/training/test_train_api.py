@@ -109,7 +109,6 @@ def test_own_network_receives_the_trained_weights(tmp_path: Path, tiny_data: Ima
         (DataLoader(TensorDataset(torch.zeros(1))), "got DataLoader; a DataLoader has its data set in"),
         (3, "got int"),
     ],
-    ids=str,
 )
 def test_unusable_data_are_refused_in_one_line(tmp_path: Path, data: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
