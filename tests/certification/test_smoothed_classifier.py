@@ -4,6 +4,7 @@ import doctest
 import shutil
 import warnings
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -174,6 +175,37 @@ def test_a_module_in_train_mode_is_evaluated_in_eval_mode() -> None:
     assert list(result) == list(expected)
     assert model.training
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+class Wrapped:
+    """A callable that is not a module."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, images: Tensor) -> Any:
+        return self.model(images)
+
+
+@pytest.mark.parametrize("wrap", [lambda model: lambda x: model(x), lambda model: model.forward, partial, Wrapped])
+def test_a_module_inside_a_callable_is_evaluated_in_eval_mode(wrap: Any) -> None:
+    model = cnn().train()
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    result = smoothed(wrap(model)).certify(IMAGES, n=300, seed=1)
+    expected = smoothed(wrap(cnn().eval())).certify(IMAGES, n=300, seed=1)
+    assert list(result) == list(expected)
+    assert model.training
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+def test_logits_that_depend_on_other_inputs_are_refused(tmp_path: Path) -> None:
+    def normalized(images: Tensor) -> Tensor:
+        return brightness(images - images.mean(0))
+
+    with pytest.raises(RequestError, match="depend on one input alone"):
+        smoothed(normalized).certify(IMAGES, n=100)
+    with pytest.raises(RequestError, match="depend on one input alone"):
+        sc.certify_dataset(normalized, TensorDataset(IMAGES, torch.arange(3) % 2), tmp_path / "a.tsv", sigma=0.5)
 
 
 def test_a_changed_module_is_seen_by_the_next_call() -> None:
