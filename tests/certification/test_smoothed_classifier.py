@@ -177,6 +177,21 @@ def test_a_module_in_train_mode_is_evaluated_in_eval_mode() -> None:
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    "labels", [torch.tensor([0, 1, 2]), torch.tensor([0, -1, 1]), torch.tensor([True, False, True])]
+)
+def test_labels_that_a_file_cannot_hold_are_refused(labels: Tensor, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"data: expected labels .* got .*; "):
+        list(smoothed().certify_loader([(IMAGES, labels)], n=100, out=tmp_path / "a.tsv"))
+    assert not (tmp_path / "a.tsv").exists()
+
+
+def test_batches_without_labels_may_be_lists() -> None:
+    (batch,) = smoothed().certify_loader(DataLoader(TensorDataset(IMAGES), batch_size=3), n=100)
+    assert len(batch) == 3
+    assert batch.labels is None
+
+
 class Wrapped:
     """A callable that is not a module."""
 
@@ -381,10 +396,10 @@ def test_a_shuffled_loader_gives_the_same_certificates_by_content() -> None:
 BAD_DATA = {
     "dicts": (DataLoader([{"image": IMAGES[0], "label": 1}]), "keys image, label; use a generator of pairs"),
     "three values": ([(IMAGES, LABELS, LABELS)], "got 3 values; yield these two"),
-    "text labels": ([(IMAGES, ["a", "b", "c"])], "expected labels as integers .* got list"),
+    "text labels": ([(IMAGES, ["a", "b", "c"])], "expected labels as a tensor of integers .* got list"),
     "one-hot labels": (
         [(IMAGES, torch.zeros(3, 2, dtype=torch.int64))],
-        r"integers \[3\], one per input, got \[3, 2\]",
+        r"integers \[3\], one per input, got torch.int64 \[3, 2\]",
     ),
     "bytes": ([(IMAGES.to(torch.uint8), LABELS)], "divide bytes by 255"),
     "changing sizes": (
