@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from types import CellType, FunctionType
 from typing import TYPE_CHECKING
 
 from smoothcert.errors import RequestError
 
 if TYPE_CHECKING:  # records are read without torch
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
 
 Classifier = Callable[["Tensor"], "Tensor"]
 """A float batch [n, ...], images in [0, 1] as a rule -> logits, as a tensor or as `logits_of` accepts them."""
@@ -18,10 +20,11 @@ Classifier = Callable[["Tensor"], "Tensor"]
 
 @contextmanager
 def evaluating(classifier: Classifier) -> Iterator[None]:
-    """Put a module into eval mode (fixed batch statistics) and restore the mode of each submodule afterwards."""
-    from torch import nn
+    """Put a module into eval mode (fixed batch statistics) and restore the mode of each submodule afterwards.
 
-    modules = list(classifier.modules()) if isinstance(classifier, nn.Module) else []
+    So are modules that another callable uses, as far as they can be found.
+    """
+    modules = list({id(module): module for root in _modules_of(classifier) for module in root.modules()}.values())
     modes = [module.training for module in modules]
     try:
         for module in modules:
@@ -30,6 +33,22 @@ def evaluating(classifier: Classifier) -> Iterator[None]:
     finally:
         for module, training in zip(modules, modes, strict=True):
             module.training = training
+
+
+def _modules_of(classifier: object) -> list[nn.Module]:
+    """Return a module itself, or the modules that a function, a method, a partial or an object refers to directly."""
+    from torch import nn
+
+    if isinstance(classifier, nn.Module):
+        return [classifier]
+    if isinstance(classifier, partial):
+        return [module for part in (classifier.func, *classifier.args) for module in _modules_of(part)]
+    values: list[object] = [getattr(classifier, "__self__", None), *getattr(classifier, "__dict__", {}).values()]
+    if isinstance(classifier, FunctionType):
+        cells = [cell for cell in classifier.__closure__ or () if cell != CellType()]  # without empty ones
+        values += [classifier.__globals__.get(name) for name in classifier.__code__.co_names]
+        values += [*(cell.cell_contents for cell in cells), *(classifier.__defaults__ or ())]
+    return [value for value in values if isinstance(value, nn.Module)]
 
 
 def logits_of(output: object) -> Tensor:
@@ -65,6 +84,26 @@ def check_logits(logits: Tensor, inputs: int, num_classes: int | None = None) ->
     elif len(given) == 2 and given[0] == inputs and num_classes is not None:
         advice = f"set num_classes to {given[1]}, the number of its outputs"
     raise RequestError(f"model: expected logits of shape {expected}, got {list(given)}; {advice}")
+
+
+def refuse_batch_dependence(classifier: Classifier, pair: Tensor, logits: Tensor) -> None:
+    """Refuse a classifier whose logits of an input depend on the other inputs of the batch.
+
+    `pair` are two equal inputs and `logits` their logits. Votes of such a classifier are not independent. Classifiers
+    with random logits are not compared.
+    """
+    import torch
+
+    other = torch.stack([pair[0], 1.5 * pair[1].flip(-1) + 0.5])
+    again, mixed = (logits_of(classifier(batch))[0].float() for batch in (pair, other))
+    first = logits[0].float()
+    if mixed.isnan().any() or not torch.equal(first, again):
+        return
+    if not torch.allclose(first, mixed, rtol=0.05, atol=0.05 * float(first.abs().max())):
+        raise RequestError(
+            "model: expected logits that depend on one input alone, got others for the same input next to another one; "
+            "use model.eval(), and batch norm with running statistics"
+        )
 
 
 def logits_under_noise(classifier: Classifier, images: Tensor, noise: Tensor) -> Tensor:

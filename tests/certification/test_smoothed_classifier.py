@@ -4,6 +4,7 @@ import doctest
 import shutil
 import warnings
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -174,6 +175,52 @@ def test_a_module_in_train_mode_is_evaluated_in_eval_mode() -> None:
     assert list(result) == list(expected)
     assert model.training
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "labels", [torch.tensor([0, 1, 2]), torch.tensor([0, -1, 1]), torch.tensor([True, False, True])]
+)
+def test_labels_that_a_file_cannot_hold_are_refused(labels: Tensor, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"data: expected labels .* got .*; "):
+        list(smoothed().certify_loader([(IMAGES, labels)], n=100, out=tmp_path / "a.tsv"))
+    assert not (tmp_path / "a.tsv").exists()
+
+
+def test_batches_without_labels_may_be_lists() -> None:
+    (batch,) = smoothed().certify_loader(DataLoader(TensorDataset(IMAGES), batch_size=3), n=100)
+    assert len(batch) == 3
+    assert batch.labels is None
+
+
+class Wrapped:
+    """A callable that is not a module."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, images: Tensor) -> Any:
+        return self.model(images)
+
+
+@pytest.mark.parametrize("wrap", [lambda model: lambda x: model(x), lambda model: model.forward, partial, Wrapped])
+def test_a_module_inside_a_callable_is_evaluated_in_eval_mode(wrap: Any) -> None:
+    model = cnn().train()
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    result = smoothed(wrap(model)).certify(IMAGES, n=300, seed=1)
+    expected = smoothed(wrap(cnn().eval())).certify(IMAGES, n=300, seed=1)
+    assert list(result) == list(expected)
+    assert model.training
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+def test_logits_that_depend_on_other_inputs_are_refused(tmp_path: Path) -> None:
+    def normalized(images: Tensor) -> Tensor:
+        return brightness(images - images.mean(0))
+
+    with pytest.raises(RequestError, match="depend on one input alone"):
+        smoothed(normalized).certify(IMAGES, n=100)
+    with pytest.raises(RequestError, match="depend on one input alone"):
+        sc.certify_dataset(normalized, TensorDataset(IMAGES, torch.arange(3) % 2), tmp_path / "a.tsv", sigma=0.5)
 
 
 def test_a_changed_module_is_seen_by_the_next_call() -> None:
@@ -349,10 +396,10 @@ def test_a_shuffled_loader_gives_the_same_certificates_by_content() -> None:
 BAD_DATA = {
     "dicts": (DataLoader([{"image": IMAGES[0], "label": 1}]), "keys image, label; use a generator of pairs"),
     "three values": ([(IMAGES, LABELS, LABELS)], "got 3 values; yield these two"),
-    "text labels": ([(IMAGES, ["a", "b", "c"])], "expected labels as integers .* got list"),
+    "text labels": ([(IMAGES, ["a", "b", "c"])], "expected labels as a tensor of integers .* got list"),
     "one-hot labels": (
         [(IMAGES, torch.zeros(3, 2, dtype=torch.int64))],
-        r"integers \[3\], one per input, got \[3, 2\]",
+        r"integers \[3\], one per input, got torch.int64 \[3, 2\]",
     ),
     "bytes": ([(IMAGES.to(torch.uint8), LABELS)], "divide bytes by 255"),
     "changing sizes": (

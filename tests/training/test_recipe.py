@@ -145,6 +145,18 @@ def test_a_pipe_in_place_of_a_recipe_does_not_block(tmp_path: Path) -> None:
         load_train_recipe(tmp_path / "recipe.yaml")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"epoch": 3}, "epoch: unknown key; did you mean epochs"), ({"epochs": -1}, "epochs: expected")],
+)
+def test_copies_with_wrong_changes_are_refused(change: dict[str, object], message: str) -> None:
+    recipe = preset("mnist/gaussian", sigma=0.5)
+    with pytest.raises(RequestError, match=message):
+        recipe.model_copy(update=change)
+    copied = recipe.model_copy(update={"seed": 5})
+    assert copied.to_mapping() == recipe.to_mapping() | {"seed": 5}
+
+
 def test_unknown_presets_list_the_near_ones() -> None:
     with pytest.raises(RequestError, match="did you mean mnist/gaussian"):
         preset("mnist/gausian")

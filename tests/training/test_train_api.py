@@ -185,6 +185,35 @@ def test_python_of_the_documentation_runs(
     assert float(capsys.readouterr().out) == metrics(tmp_path / "runs/a")[0]["loss"]
 
 
+def test_own_network_is_not_recorded_as_that_of_the_preset(tmp_path: Path, tiny_data: ImageData) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    run = sc.train(tiny_recipe(), tiny_data, tmp_path / "run", model=network, device="cpu")
+    assert run.recipe.model == "Sequential"
+    with pytest.raises(RequestError, match="Sequential"):
+        sc.load(tmp_path / "run")
+    assert sc.load(tmp_path / "run", model=network).finished
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "message"),
+    [
+        ("mnist/gaussian", {}, "recipe: expected a TrainRecipe, got str"),
+        (None, {"track": "tb"}, "track: expected one of"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    recipe: Any, options: dict[str, Any], message: str, tmp_path: Path, tiny_data: ImageData
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        sc.train(recipe or tiny_recipe(), tiny_data, tmp_path, device="cpu", **options)
+
+
+def test_runs_are_reported_and_shown_in_one_line(certified: sc.Run) -> None:
+    assert sc.report(certified) == sc.report([certified.folder]) == sc.report([certified])
+    assert "ACR" in repr(certified.certificates)
+    assert len(repr(certified.certificates)) < 300
+
+
 def test_presets_are_recipes() -> None:
     recipe = sc.preset("mnist/consistency", sigma=0.5)
     assert isinstance(recipe, sc.TrainRecipe)

@@ -80,12 +80,17 @@ def _inputs_and_labels(batch: object) -> tuple[object, Tensor | None]:
         )
     if not isinstance(batch, list | tuple):
         return batch, None
+    if len(batch) == 1:  # of a TensorDataset without labels
+        return batch[0], None
     if len(batch) != 2:
         raise RequestError(f"data: expected batches (inputs, labels), got {len(batch)} values; yield these two")
     inputs, labels = batch
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != (len(inputs),):
-        shape = list(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
-        raise RequestError(f"data: expected labels as integers [{len(inputs)}], one per input, got {shape}")
+    kinds = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    if not isinstance(labels, Tensor) or labels.dtype not in kinds or labels.shape != (len(inputs),):
+        given = f"{labels.dtype} {list(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
+        raise RequestError(
+            f"data: expected labels as a tensor of integers [{len(inputs)}], one per input, got {given}; convert them"
+        )
     return inputs, labels
 
 
@@ -179,6 +184,12 @@ def _certify_batch(
     if writer is not None and labels is None:
         raise RequestError("data: expected batches (inputs, labels) for a certificates file, got inputs alone")
     known = [-1] * len(inputs) if labels is None else labels.tolist()
+    classes = prepared.counter.num_classes
+    if labels is not None and not all(0 <= label < classes for label in known):
+        raise RequestError(
+            f"data: expected labels from 0 to {classes - 1}, got {min(known)} to {max(known)}; number the classes as "
+            "the outputs of the classifier"
+        )
     indices = None if position is None else list(range(position, position + len(inputs)))
     seeds = noise_seeds(inputs, prepared.recipe.seed, indices)
     rows: list[CertifiedImage | None] = [None] * len(inputs) if indices is None else list(map(existing.get, indices))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from smoothcert.certification.settings import CertifyRecipe, make_counter, make_rule
-from smoothcert.classifier import check_logits, evaluating, logits_of
+from smoothcert.classifier import check_logits, evaluating, logits_of, refuse_batch_dependence
 from smoothcert.errors import RequestError
 from smoothcert.models.precision import resolve_precision
 from smoothcert.smoothing.certificate import Certificate
@@ -116,7 +116,8 @@ def _prepared(
             counter, recipe = make_counter(smoothed.classifier, shape, 2, recipe, device)
         # Two copies: a classifier that takes the first dimension for channels does not return two rows.
         with torch.no_grad(), evaluating(counter.classifier):
-            output = counter.classifier(inputs[:1].expand(2, *shape).contiguous().to(counter.dtype))
+            pair = inputs[:1].expand(2, *shape).contiguous().to(counter.dtype)
+            output = counter.classifier(pair)
     except (RequestError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a user's code may fail in any way
@@ -132,6 +133,8 @@ def _prepared(
             "the classifier returned NaN for an input without noise, expected numbers; check its weights, or try "
             "precision fp32"
         )
+    with torch.no_grad(), evaluating(counter.classifier):
+        refuse_batch_dependence(counter.classifier, pair, logits)
     smoothed.num_classes = logits.shape[1]
     rule = make_rule(recipe, shape)
     rule.errors_at_radii(smoothed.noise)  # refuses radii that cannot be tested

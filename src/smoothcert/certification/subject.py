@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, SequentialSampler, default_collate
 
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-from smoothcert.classifier import evaluating, logits_of
+from smoothcert.classifier import evaluating, logits_of, refuse_batch_dependence
 from smoothcert.data import UNSPLIT, ImageFiles, Images
 from smoothcert.errors import RequestError
 from smoothcert.models import check_outputs, is_code
@@ -51,6 +51,9 @@ class Subject:
             self.run.refuse_other_images(data)
         else:
             check_outputs(self.classifier, self.name, data.shape, data.num_classes)
+            pair = data.batch(torch.zeros(2, dtype=torch.int64))[0].to(_device_of(self.classifier))
+            with torch.no_grad(), evaluating(self.classifier):
+                refuse_batch_dependence(self.classifier, pair, logits_of(self.classifier(pair)))
 
     def about(self, data: Images, device: torch.device, batch_size: int) -> dict[str, Any]:
         """Return the settings that identify the classifier; a file is continued only by the same one."""

@@ -132,7 +132,7 @@ class ResultWriter(Generic[Row]):
             if differences := differing_settings(read_settings(path)["settings"], settings):
                 raise RequestError(
                     f"{path}: was made with other settings ({'; '.join(differences)}); "
-                    "use those or choose another --name"
+                    "use those or choose another file (--name)"
                 )
             self.done, length = parse(path)
         if length > 0:

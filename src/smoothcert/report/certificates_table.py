@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CertificatesTable:
     """The rows of a certificates file, one per image; iterates as `CertifiedImage`."""
 
@@ -25,6 +25,9 @@ class CertificatesTable:
 
     def __iter__(self) -> Iterator[CertifiedImage]:
         return iter(self.file.rows)
+
+    def __repr__(self) -> str:
+        return f"CertificatesTable({self.file.path}: {len(self)} images, ACR {self.acr:.3f})"
 
     @property
     def acr(self) -> float:

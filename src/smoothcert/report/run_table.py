@@ -2,16 +2,20 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.report.locate import find_certificates
 from smoothcert.report.summary import Summary, default_radii, summarize
 
+if TYPE_CHECKING:  # tables are made without torch
+    from smoothcert.training.checkpoint import Run
+
 Row = dict[str, str | float | int | None]
 
 
 def report(
-    runs: Sequence[str | Path],
+    runs: "str | Path | Run | Sequence[str | Path | Run]",
     *,
     radii: Sequence[float] | None = None,
     out: str | Path | None = None,
@@ -23,7 +27,8 @@ def report(
     of `radii`, the abstention rate and the number of images and votes. With `out`, the report is also written there, as
     the command `smoothcert report` does: tables and a page as md, csv, tex and html, figures as png, pdf and svg.
     """
-    paths = [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
+    given = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
+    paths = [run.folder if hasattr(run, "folder") else Path(run) for run in given]
     if out is not None:
         from smoothcert.report import write_report  # draws figures, which takes a second to import
 

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from smoothcert.data import Images, Split, load_dataset
 from smoothcert.data.torch_dataset import DatasetImages, images_from_dataset
 from smoothcert.errors import RequestError
-from smoothcert.models import is_code
+from smoothcert.models import MODELS, is_code
 from smoothcert.training.checkpoint import Run, load_run
 from smoothcert.training.choices import Compiling, Tracker
 from smoothcert.training.loop import TrainingStatus
@@ -49,6 +49,12 @@ def train(
     the recipe's data set. `track` writes the metrics for TensorBoard or Weights & Biases too. `on_epoch` is called
     after each epoch with the run and its metrics; an exception in it stops training.
     """
+    if not isinstance(recipe, TrainRecipe):
+        raise RequestError(
+            f"recipe: expected a TrainRecipe, got {type(recipe).__name__}; use preset(NAME) or TrainRecipe(...)"
+        )
+    if model is not None and recipe.model in MODELS:
+        recipe = recipe.model_copy(update={"model": type(model).__name__})  # what files and reports call it
     if isinstance(data, str):
         recipe = recipe.model_copy(update={"dataset": data})
     folder = None if data_folder is None else Path(data_folder)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
@@ -65,6 +65,11 @@ class Recipe(BaseModel):
     """The base of all recipes: frozen, without unknown keys, written as YAML."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Copy with changed fields, which are validated: pydantic's own method accepts any name and value."""
+        fields = {name: getattr(self, name) for name in self.model_fields_set}
+        return parse_recipe(type(self), {**fields, **(update or {})}, "recipe")
 
     def to_mapping(self) -> dict[str, Any]:
         return self.model_dump(mode="json")

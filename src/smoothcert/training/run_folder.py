@@ -32,6 +32,8 @@ def recipe_of_certificates(path: Path) -> Path | None:
 
 def check_run_folder(folder: Path) -> None:
     """Refuse a path that is not a run folder with a model."""
+    if folder.is_file():
+        raise RequestError(f"{folder}: expected a run folder, got a file; give the folder that holds {MODEL}")
     if not folder.is_dir():
         raise RequestError(f"{folder}: no such run folder; `smoothcert train --out {folder}` makes one")
     if not (folder / MODEL).exists() and not (folder / RECIPE).exists():

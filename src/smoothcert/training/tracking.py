@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, get_args
 
 from smoothcert.errors import RequestError
 from smoothcert.training.checkpoint import Run
@@ -13,6 +13,8 @@ FOLDER = "tensorboard"
 
 def tracker(tool: Tracker) -> Callable[[Run, dict[str, Any]], None]:
     """A function to call after each epoch with the run and its metrics; TensorBoard files are in the run folder."""
+    if tool not in get_args(Tracker):
+        raise RequestError(f"track: expected one of {', '.join(get_args(Tracker))}, got {tool}; choose one of these")
     if find_spec(tool) is None:
         raise RequestError(f"track: expected the package {tool}, got none; install it with `pip install {tool}`")
     return _TensorBoard() if tool == "tensorboard" else _WeightsAndBiases()
