@@ -24,7 +24,7 @@ from torch import nn
 from smoothcert.models import CifarResNet, LeNet
 from smoothcert.models.precision import DTYPES, at_precision, resolve_precision
 from smoothcert.noise import Gaussian
-from smoothcert.smoothing.certify import certificate_from_votes
+from smoothcert.smoothing.certify import certificate_of_class
 from smoothcert.smoothing.integer_noise import IntegerGaussian
 from smoothcert.smoothing.votes import VoteCounter, default_batch_size
 
@@ -56,7 +56,7 @@ def plain(model: nn.Module) -> nn.Module:
 
 def ours(counter: VoteCounter, image: torch.Tensor, n: int) -> None:
     selection, estimation = (counter.count(image[None], [(0, 0)], *s) for s in (("select", 100), ("estimate", n)))
-    certificate_from_votes(selection[0].tolist(), estimation[0].tolist(), counter.noise, 0.001)
+    certificate_of_class(int(selection[0].argmax()), estimation[0].tolist(), 100, counter.noise, 0.001)
 
 
 def seconds(call, device: torch.device) -> float:

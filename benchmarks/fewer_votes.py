@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from smoothcert.certification.certify_dataset import Certification
+from smoothcert.certification.prepare import Prepared
 from smoothcert.certification.settings import CertifySettings, make_counter
 from smoothcert.data import load_dataset
 from smoothcert.noise import NOISES
@@ -32,14 +33,14 @@ def main() -> None:
     data = load_dataset(run.recipe.dataset, "test")
     indices = list(range(0, len(data), len(data) // arguments.images))[: arguments.images]
     settings = CertifySettings(sigma=run.recipe.sigma, n=arguments.n, seed=1)
-    fixed = settings.completed(Path("none.tsv"), device, data.shape)
+    fixed = settings.completed({}, device, data.shape)
     sequential = fixed.model_copy(update={"radii": (arguments.radius,)})
     counter, _ = make_counter(run.model, data.shape, data.num_classes, sequential, device)
     threshold = 1 - NOISES["gaussian"](run.recipe.sigma).error_at(arguments.radius)
 
     spent = certified = lost = again = 0
     for index in indices:
-        (row,) = Certification(counter, data, sequential, device).rows([index])
+        (row,) = Certification(Prepared(counter, sequential, data.shape, device), data).rows([index])
         spent += row.certificate.n0 + row.certificate.n
         if row.radius_if_correct > arguments.radius:
             certified += 1
@@ -51,7 +52,7 @@ def main() -> None:
         if hopeless or top != row.certificate.count:
             continue
         again += 1
-        (full,) = Certification(counter, data, fixed, device).rows([index])
+        (full,) = Certification(Prepared(counter, fixed, data.shape, device), data).rows([index])
         lost += full.radius_if_correct > arguments.radius
     images = len(indices)
     print(f"{arguments.run.name}, radius {arguments.radius:g}, {images} images, at most n = {arguments.n:,} votes")

@@ -51,6 +51,14 @@ def _modules_of(classifier: object) -> list[nn.Module]:
     return [value for value in values if isinstance(value, nn.Module)]
 
 
+def device_of(classifier: Classifier) -> torch.device | None:
+    """Return the device of a module's parameters; None for other callables and modules without parameters."""
+    from torch import nn
+
+    parameter = next(classifier.parameters(), None) if isinstance(classifier, nn.Module) else None
+    return None if parameter is None else parameter.device
+
+
 def logits_of(output: object) -> Tensor:
     """Return the logits in a model's output: a tensor, an object with `.logits` or a mapping with "logits"."""
     from torch import Tensor

@@ -130,6 +130,12 @@ def team(device: torch.device = torch.device("cpu")) -> Iterator[Team]:
             dist.destroy_process_group()
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out, on a GPU or on the host, where torch reports it as a plain RuntimeError."""
+    signs = ("allocate memory", "Storage size calculation overflowed", "not enough memory")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)
+
+
 def find_device(name: str) -> torch.device:
     """Return the device of this process for `name` (auto, cpu or cuda); cuda without a GPU is refused."""
     if name not in ("auto", "cpu", "cuda"):

@@ -27,7 +27,7 @@ from smoothcert.certification.subject import missing_classes
 from smoothcert.classifier import image_layout
 from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.results import alone
+from smoothcert.io.results import alone, stored_settings
 from smoothcert.models.precision import at_precision, has_batch_norm
 from smoothcert.smoothing.accuracy import NoiseAccuracy
 from smoothcert.smoothing.votes import default_batch_size, fitting_batch_size
@@ -150,12 +150,13 @@ def test_open_settings_come_from_the_resumed_file(trained_run: Path, test_data: 
     """Seed, batch size and precision of an existing file are taken over; what is asked for is not overruled."""
     path = tmp_path / "a.tsv"
     certify(trained_run, test_data, path, [0], batch_size=300, precision="fp32", seed=77)
-    again = CertifySettings(sigma=0.5, n=300, precision="auto", seed=None).completed(path, CPU, (1, 28, 28))
+    stored = stored_settings(path)
+    again = CertifySettings(sigma=0.5, n=300, precision="auto", seed=None).completed(stored, CPU, (1, 28, 28))
     assert (again.seed, again.batch_size, again.precision) == (77, 300, "fp32")
     settings = CertifySettings(sigma=0.5, precision="bf16", batch_size=100, seed=5)
-    asked = settings.completed(path, CPU, (1, 28, 28))
+    asked = settings.completed(stored, CPU, (1, 28, 28))
     assert (asked.seed, asked.batch_size, asked.precision) == (5, 100, "bf16")
-    fresh = {CertifySettings(sigma=0.5).completed(tmp_path / "b.tsv", CPU, (1, 28, 28)).seed for _ in range(3)}
+    fresh = {CertifySettings(sigma=0.5).completed({}, CPU, (1, 28, 28)).seed for _ in range(3)}
     assert len(fresh) == 3
 
 

@@ -19,7 +19,7 @@ from tiny import tiny_recipe
 from smoothcert.data import load_dataset, mnist
 from smoothcert.models import LeNet
 from smoothcert.training import loop as training
-from smoothcert.training.checkpoint import load_run, save_model
+from smoothcert.training.checkpoint import load_run, save_weights
 from smoothcert.training.metrics import METRICS
 
 DATA = "npz:digits.npz"
@@ -62,7 +62,7 @@ def _make_run(folder: Path) -> None:
     recipe = tiny_recipe(dataset=DATA)
     training.train(recipe, data, folder, device="cpu")
     run = load_run(folder)
-    save_model(folder, run.model, recipe, run.spec, run.epoch, _undated(dict(run.provenance)))
+    save_weights(folder, run.model.state_dict(), recipe, run.spec, run.epoch, _undated(dict(run.provenance)))
     _same_seconds(folder / METRICS)
     certify = ("certify", str(folder), "--n", "100", "--n0", "10", "--seed", "1", "--device", "cpu")
     _succeed(*certify, "--max-images", "12", "--name", "test")

@@ -229,6 +229,13 @@ def certificates_writer(
     return ResultWriter(path, settings, provenance, header=HEADER, parse=parse, format_row=format_row)
 
 
+def certificates_path(out: str | Path) -> Path:
+    """Return the path of a certificates file that a user has named, which must end in .tsv."""
+    if Path(out).suffix != ".tsv":
+        raise RequestError(f"out: expected the path of a file that ends in .tsv, got {out}; add the ending")
+    return Path(out)
+
+
 def write_certificates(
     path: Path, rows: Iterable[CertifiedImage], settings: Mapping[str, Any], provenance: Mapping[str, Any]
 ) -> None:

@@ -14,22 +14,17 @@ from smoothcert.certification.certificates import (
     NEWER_SETTINGS,
     CertificatesFile,
     CertifiedImage,
+    certificates_path,
     certificates_writer,
     read_certificates,
     write_certificates,
 )
-from smoothcert.certification.settings import (
-    CertifyRecipe,
-    CertifySettings,
-    images_at_once,
-    make_counter,
-    make_rule,
-)
+from smoothcert.certification.prepare import Prepared
+from smoothcert.certification.settings import CertifySettings, images_at_once, make_counter
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-from smoothcert.certification.subject import Data, Subject, as_images, images_digest
-from smoothcert.data import DATASETS, UNSPLIT, Images
+from smoothcert.certification.subject import Data, Subject, as_images, data_settings
+from smoothcert.data import UNSPLIT, Images
 from smoothcert.distributed import Team, find_device
-from smoothcert.errors import RequestError
 from smoothcert.io.results import (
     ResultWriter,
     alone,
@@ -38,10 +33,8 @@ from smoothcert.io.results import (
     stored_settings,
     write_settings,
 )
-from smoothcert.models.precision import has_batch_norm
 from smoothcert.smoothing.accuracy import NoiseAccuracy, accuracy_under_noise
-from smoothcert.smoothing.rules import Rule
-from smoothcert.smoothing.votes import Classifier, VoteCounter, fitting_into_memory, noise_block
+from smoothcert.smoothing.votes import Classifier, fitting_into_memory
 from smoothcert.training.checkpoint import Run
 from smoothcert.training.recipe import parse_recipe
 
@@ -97,22 +90,20 @@ def certify_dataset(
     Before the first image, the leading process measures the accuracy on some of the images with and without noise,
     records it in the file and passes it to `on_accuracy`.
     """
-    path, device = Path(out), find_device(device) if isinstance(device, str) else device
-    if path.suffix != ".tsv":
-        raise RequestError(f"out: expected the path of a file that ends in .tsv, got {out}; add the ending")
+    path, device = certificates_path(out), find_device(device) if isinstance(device, str) else device
     settings = parse_recipe(CertifySettings, {**(settings.model_dump() if settings else {}), **fields}, "certify")
     subject = Subject.of(model, name)
     images = as_images(data, subject, device)
-    recipe = team.agree(settings.completed(path, device, images.shape, subject.defaults))
+    recipe = team.agree(settings.completed(stored_settings(path), device, images.shape, subject.defaults))
     subject.check(images)
     about = subject.about(images, device, recipe.batch_size)
     counter, recipe = make_counter(
         subject.classifier, images.shape, images.num_classes, recipe, device, stored=path.exists()
     )
     recipe = team.agree(recipe)
-    work = Certification(replace(counter, batch_size=recipe.batch_size), images, recipe, device, team)
-    work.rule.errors_at_radii(counter.noise)  # refuses radii that cannot be tested before there is a file
-    folded = has_batch_norm(subject.classifier) and not has_batch_norm(counter.classifier)
+    prepared = Prepared(replace(counter, batch_size=recipe.batch_size), recipe, images.shape, device)
+    prepared.rule.errors_at_radii(counter.noise)  # refuses radii that cannot be tested before there is a file
+    about |= {**data_settings(images), **prepared.settings(subject.classifier)}
     provenance = subject.provenance(device)
     if subject.run is not None:
         provenance["model"] = dict(subject.run.provenance)
@@ -120,7 +111,7 @@ def certify_dataset(
         selection = recipe.selection(len(images))
         indices, provenance["selection"] = selection.indices, selection.to_mapping()
     with alone(path) if team.leads else nullcontext(), fitting_into_memory(recipe.batch_size):
-        work.write(path, indices, {**about, **work.settings(folded)}, provenance, on_progress, on_accuracy)
+        Certification(prepared, images, team).write(path, indices, about, provenance, on_progress, on_accuracy)
     team.wait()
     return read_certificates(path)
 
@@ -129,32 +120,9 @@ def certify_dataset(
 class Certification:
     """The images of a data set and all that their certificates depend on; `team` shares the work."""
 
-    counter: VoteCounter
+    prepared: Prepared
     data: Images
-    recipe: CertifyRecipe
-    device: torch.device
     team: Team = field(default_factory=Team)
-
-    @property
-    def rule(self) -> Rule:
-        return make_rule(self.recipe, self.data.shape)
-
-    def settings(self, batch_norm_folded: bool) -> dict[str, Any]:
-        """Return the settings of the file, except those of the model."""
-        data = self.data
-        return {
-            "dataset": data.name,
-            "split": data.split,
-            # A name in DATASETS stands for its images; the content of user data may change.
-            "images_sha256": None if data.name in DATASETS else images_digest(data),
-            **({"classes": list(data.class_names or ())} if data.relabelled else {}),
-            "num_classes": data.num_classes,
-            **self.recipe.to_mapping(),
-            "batch_norm_folded": batch_norm_folded,
-            "noise_block": noise_block(self.device),
-            "draws": self.counter.noise.draws(self.device),
-            "device": self.device.type,
-        }
 
     def write(
         self,
@@ -187,17 +155,14 @@ class Certification:
     def accuracy(self, indices: Sequence[int]) -> NoiseAccuracy:
         """Return the accuracy on the first of `indices`, with and without noise."""
         images, labels = self.data.batch(torch.tensor(indices[:ACCURACY_IMAGES]))
-        return accuracy_under_noise(self.counter, images.to(self.device), labels)
+        return accuracy_under_noise(self.prepared.counter, images.to(self.prepared.device), labels)
 
     def rows(self, indices: Sequence[int]) -> list[CertifiedImage]:
         """Certify a few images; their time is divided evenly."""
         started = time.perf_counter()
         images, labels = self.data.batch(torch.tensor(indices))
-        seeds = [(self.recipe.seed, index) for index in indices]
-        certificates = self.rule.certify(self.counter, images.to(self.device), seeds, labels.tolist())
-        seconds = (time.perf_counter() - started) / len(indices)
-        triples = zip(indices, labels.tolist(), certificates, strict=True)
-        return [CertifiedImage(index, label, certificate, seconds) for index, label, certificate in triples]
+        seeds = [(self.prepared.recipe.seed, index) for index in indices]
+        return self.prepared.rows(images, labels.tolist(), indices, seeds, started)
 
     def append(
         self,
@@ -210,7 +175,7 @@ class Certification:
         team, wanted, known = self.team, set(indices), {row.index for row in existing}
         counted = [row for row in existing if row.index in wanted] if team.leads else []
         todo = [index for index in indices if index not in known][team.rank :: team.size]
-        total, started, group = len(counted) + len(todo), time.perf_counter(), images_at_once(self.recipe)
+        total, started, group = len(counted) + len(todo), time.perf_counter(), images_at_once(self.prepared.recipe)
         done, fresh, votes, radii = len(counted), 0, 0, sum(row.radius_if_correct for row in counted)
 
         def report() -> None:

@@ -1,33 +1,29 @@
 """Certify the batches of a loader one after the other, with progress and into a file that can be resumed."""
 
-import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor, nn
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
+from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
-from smoothcert.certification.certificates import CertifiedImage, certificates_writer
+from smoothcert.certification.certificates import CertifiedImage, certificates_path, certificates_writer
 from smoothcert.certification.prepare import Prepared, RuleOptions, checked_inputs, noise_seeds, prepare
 from smoothcert.certification.settings import images_at_once
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
+from smoothcert.certification.subject import DIGEST_IMAGES, Subject
+from smoothcert.data import UNSPLIT
 from smoothcert.errors import RequestError
+from smoothcert.io.console import terminal_bar
 from smoothcert.io.results import ResultWriter, alone, stored_settings
-from smoothcert.models.precision import has_batch_norm
 from smoothcert.smoothing.certificate_batch import CertificateBatch
-from smoothcert.smoothing.votes import noise_block
-from smoothcert.training.checkpoint import tensors_digest, versions
+from smoothcert.training.checkpoint import tensors_digest
 
-DIGEST_INPUTS = 100
-"""Number of inputs whose values and predicted classes identify the data and the classifier of a file."""
 DATASET_BATCH = 32
 """Number of inputs per result for data that are not divided into batches."""
 
@@ -38,7 +34,7 @@ class Batches:
 
     batches: Iterable[object]
     name: str
-    split: str = "all"
+    split: str = UNSPLIT
     inputs: int | None = None
     ordered: bool = True
     """Whether inputs come in the order of the data set, so that their position is their index."""
@@ -105,25 +101,19 @@ def certify_loader(
     progress: bool,
 ) -> Iterator[CertificateBatch]:
     """See `SmoothedClassifier.certify_loader`."""
-    source, path = Batches.of(data), None if out is None else Path(out)
-    if path is not None and path.suffix != ".tsv":
-        raise RequestError(f"out: expected the path of a file that ends in .tsv, got {out}; add the ending")
+    source, path = Batches.of(data), None if out is None else certificates_path(out)
     if path is not None and not source.ordered:
         raise RequestError("data: expected a loader in the order of its data set for a file; use shuffle=False")
-    stored = {} if path is None else stored_settings(path)
-    seed = stored.get("seed") if seed is None else seed
-    seed = secrets.randbits(63) if seed is None else seed
-    return _stream(smoothed, source, options, seed, path, name, stored.get("batch_size"), progress)
+    return _stream(smoothed, source, options, seed, path, name, progress)
 
 
 def _stream(
     smoothed: SmoothedClassifier,
     source: Batches,
     options: RuleOptions,
-    seed: int,
+    seed: int | None,
     path: Path | None,
     name: str | None,
-    batch_size: int | None,
     progress: bool,
 ) -> Iterator[CertificateBatch]:
     batches = map(_inputs_and_labels, source.batches)
@@ -132,20 +122,24 @@ def _stream(
         return
     example = checked_inputs(first[0][0], strict=smoothed.strict)
     example = example.to(smoothed.device or example.device)
-    _, prepared = prepare(smoothed, example, options, seed=seed, batch_size=batch_size)
+    _, prepared = prepare(smoothed, example, options, seed=seed, stored={} if path is None else stored_settings(path))
     position = 0
     with ExitStack() as stack:
         writer = None
         if path is not None:
-            while sum(map(_length_of_batch, first)) < DIGEST_INPUTS and (more := next(batches, None)) is not None:
+            while sum(map(_length_of_batch, first)) < DIGEST_IMAGES and (more := next(batches, None)) is not None:
                 first.append(more)
-            inputs = torch.cat([_checked(smoothed, prepared, x) for x, _ in first])[:DIGEST_INPUTS]
-            settings = _settings(smoothed, source, prepared, inputs.to(prepared.device), name)
+            inputs = torch.cat([_checked(smoothed, prepared, x) for x, _ in first])[:DIGEST_IMAGES]
+            subject = Subject.of(smoothed, name)
+            settings = {
+                **subject.about(inputs, prepared.device, prepared.recipe.batch_size),
+                **{"dataset": source.name, "split": source.split, "images_sha256": tensors_digest({"inputs": inputs})},
+                **prepared.settings(smoothed.classifier),
+            }
             stack.enter_context(alone(path, "choose another out"))
-            provenance = {"versions": versions(prepared.device), "threads": torch.get_num_threads()}
-            writer = stack.enter_context(certificates_writer(path, settings, provenance))
+            writer = stack.enter_context(certificates_writer(path, settings, subject.provenance(prepared.device)))
         existing = {row.index: row for row in writer.done} if writer is not None else {}
-        bar = stack.enter_context(_bar(progress))
+        bar = stack.enter_context(terminal_bar(MofNCompleteColumn(), TimeRemainingColumn(), shown=progress))
         task = bar.add_task("certify", total=source.inputs)
         for x, labels in chain(first, batches):
             result = _certify_batch(
@@ -201,43 +195,12 @@ def _certify_batch(
     todo = [i for i, row in enumerate(rows) if row is None]
     group = images_at_once(prepared.recipe)
     for part in (todo[start : start + group] for start in range(0, len(todo), group)):
-        started = time.perf_counter()
-        certificates = prepared.certify(inputs[part], [seeds[i] for i in part])
-        seconds = (time.perf_counter() - started) / len(part)
-        for i, certificate in zip(part, certificates, strict=True):
-            rows[i] = CertifiedImage(i + (position or 0), known[i], certificate, seconds)
+        labels_of_part, numbers = [known[i] for i in part], [i + (position or 0) for i in part]
+        fresh = prepared.rows(inputs[part], labels_of_part, numbers, [seeds[i] for i in part], time.perf_counter())
+        for i, row in zip(part, fresh, strict=True):
+            rows[i] = row
         if writer is not None:
-            writer.append(row for i in part if (row := rows[i]) is not None)
+            writer.append(fresh)
     certificates = [row.certificate for row in rows if row is not None]
     device = x.device if isinstance(x, Tensor) else inputs.device
     return CertificateBatch.of(certificates, prepared.counter.num_classes, device, labels=labels, indices=indices)
-
-
-def _settings(
-    smoothed: SmoothedClassifier, source: Batches, prepared: Prepared, inputs: Tensor, name: str | None
-) -> dict[str, Any]:
-    """What identifies the classifier, the data and the noise: only a file with the same settings is continued."""
-    model, counter = smoothed.classifier, prepared.counter
-    name = name or str(getattr(model, "__name__", type(model).__name__))
-    return {
-        "model": name,
-        "objective": name,
-        "weights_sha256": tensors_digest(model.state_dict()) if isinstance(model, nn.Module) else None,
-        "classes_sha256": tensors_digest({"classes": counter.classes(inputs)}),
-        "dataset": source.name,
-        "split": source.split,
-        "images_sha256": tensors_digest({"inputs": inputs}),
-        "num_classes": counter.num_classes,
-        **prepared.recipe.to_mapping(),
-        "batch_norm_folded": has_batch_norm(model) and not has_batch_norm(counter.classifier),
-        "noise_block": noise_block(prepared.device),
-        "draws": counter.noise.draws(prepared.device),
-        "device": prepared.device.type,
-    }
-
-
-def _bar(progress: bool) -> Progress:
-    """A progress bar on the terminal, if there is one and `progress` asks for it."""
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    return Progress(*columns, console=console, disable=not (progress and console.is_terminal))

@@ -2,21 +2,25 @@
 
 import hashlib
 import secrets
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
 
-from smoothcert.certification.settings import CertifyRecipe, make_counter, make_rule
-from smoothcert.classifier import check_logits, evaluating, logits_of, refuse_batch_dependence
+from smoothcert.certification.certificates import CertifiedImage
+from smoothcert.certification.settings import CertifyRecipe, CertifySettings, make_counter, make_rule
+from smoothcert.classifier import Classifier, check_logits, evaluating, logits_of, refuse_batch_dependence
 from smoothcert.errors import RequestError
-from smoothcert.models.precision import resolve_precision
+from smoothcert.io.text import named_error
+from smoothcert.models.precision import has_batch_norm
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.smoothing.rules import Rule
-from smoothcert.smoothing.votes import VoteCounter, default_batch_size, fitting_into_memory
+from smoothcert.smoothing.votes import VoteCounter, fitting_into_memory, noise_block
 from smoothcert.training.recipe import parse_recipe
 
 if TYPE_CHECKING:
@@ -43,14 +47,37 @@ class Prepared:
     """A classifier that is ready to vote on inputs of one shape, and what its certificates depend on."""
 
     counter: VoteCounter
-    rule: Rule
     recipe: CertifyRecipe
     shape: tuple[int, ...]
     device: torch.device
 
-    def certify(self, inputs: Tensor, seeds: Seeds) -> list[Certificate]:
+    @property
+    def rule(self) -> Rule:
+        return make_rule(self.recipe, self.shape)
+
+    def settings(self, model: Classifier) -> dict[str, Any]:
+        """What a certificates file records of the votes of `model`."""
+        return {
+            "num_classes": self.counter.num_classes,
+            **self.recipe.to_mapping(),
+            "batch_norm_folded": has_batch_norm(model) and not has_batch_norm(self.counter.classifier),
+            "noise_block": noise_block(self.device),
+            "draws": self.counter.noise.draws(self.device),
+            "device": self.device.type,
+        }
+
+    def certify(self, inputs: Tensor, seeds: Seeds, labels: Sequence[int] = ()) -> list[Certificate]:
         with fitting_into_memory(self.counter.batch_size):
-            return self.rule.certify(self.counter, inputs.to(self.device), seeds)
+            return self.rule.certify(self.counter, inputs.to(self.device), seeds, labels)
+
+    def rows(
+        self, inputs: Tensor, labels: Sequence[int], indices: Sequence[int], seeds: Seeds, started: float
+    ) -> list[CertifiedImage]:
+        """Certify a few inputs; the time since `started` is divided evenly."""
+        certificates = self.certify(inputs, seeds, labels)
+        seconds = (time.perf_counter() - started) / len(indices)
+        triples = zip(indices, labels, certificates, strict=True)
+        return [CertifiedImage(index, label, certificate, seconds) for index, label, certificate in triples]
 
     def votes(self, inputs: Tensor, seeds: Seeds) -> list[list[int]]:
         """n votes per class for each input; none of them is among the votes of certificates of the same seed."""
@@ -64,23 +91,26 @@ def prepare(
     x: Tensor,
     options: RuleOptions,
     *,
-    seed: int = 0,
-    batch_size: int | None = None,
+    seed: int | None = None,
+    stored: Mapping[str, Any] = MappingProxyType({}),
     optimize: bool = True,
 ) -> tuple[Tensor, Prepared]:
-    """Check `x` and the classifier: the inputs as a float32 batch, and the classifier ready to vote on them."""
+    """Check `x` and the classifier: the inputs as a float32 batch, and the classifier ready to vote on them.
+
+    `stored` are the settings of a file that is continued.
+    """
     checked, device = checked_inputs(x, strict=smoothed.strict), smoothed.device or x.device
     if x.device != device:
         raise RequestError(
             f"inputs: expected them on {device}, where the classifier is, got {x.device}; use x.to({str(device)!r})"
         )
     try:
-        return checked, _prepared(smoothed, checked, options, device, seed, batch_size, optimize)
+        return checked, _prepared(smoothed, checked, options, device, seed, stored, optimize)
     except RequestError as error:
         if x.ndim != 3:
             raise
         try:  # one image without a batch dimension
-            return checked[None], _prepared(smoothed, checked[None], options, device, seed, batch_size, optimize)
+            return checked[None], _prepared(smoothed, checked[None], options, device, seed, stored, optimize)
         except RequestError as second:
             if str(second) == str(error):
                 raise
@@ -92,8 +122,8 @@ def _prepared(
     inputs: Tensor,
     options: RuleOptions,
     device: torch.device,
-    seed: int,
-    batch_size: int | None,
+    seed: int | None,
+    stored: Mapping[str, Any],
     optimize: bool,
 ) -> Prepared:
     shape: Any = tuple(inputs.shape[1:])  # of any length; images have three
@@ -102,18 +132,17 @@ def _prepared(
     fields["radii"] = tuple(fields.get("radii", ()))
     if until is not None and fields["radii"]:
         raise RequestError("give until_radius or radii, not both")
-    fields |= {"hold_back": bool(fields["radii"])} if until is None else {"radii": (until,)}
-    fields["precision"] = resolve_precision(smoothed.precision, device)
-    fields["compile"] = smoothed.compiled
-    fields["batch_size"] = batch_size or smoothed.batch_size or default_batch_size(device, shape)
-    recipe = parse_recipe(CertifyRecipe, fields, "certify")
+    fields |= {} if until is None else {"radii": (until,), "hold_back": False}
+    fields |= {"precision": smoothed.precision, "compile": smoothed.compiled}
+    fields["batch_size"] = stored.get("batch_size", smoothed.batch_size)  # a file may have one that fits into memory
+    recipe = parse_recipe(CertifySettings, fields, "certify").completed(stored, device, shape)
     single = all(parameter.dtype == torch.float32 for parameter in smoothed.parameters())
     as_is = not optimize and recipe.precision == "fp32" and single and not smoothed.compiled
     try:
         if as_is:
             counter = VoteCounter(smoothed.classifier, smoothed.noise, 2, recipe.batch_size)
         else:
-            counter, recipe = make_counter(smoothed.classifier, shape, 2, recipe, device)
+            counter, recipe = make_counter(smoothed.classifier, shape, 2, recipe, device, stored=bool(stored))
         # Two copies: a classifier that takes the first dimension for channels does not return two rows.
         with torch.no_grad(), evaluating(counter.classifier):
             pair = inputs[:1].expand(2, *shape).contiguous().to(counter.dtype)
@@ -121,9 +150,8 @@ def _prepared(
     except (RequestError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a user's code may fail in any way
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         raise RequestError(
-            f"the classifier fails on a batch of shape [2, {', '.join(map(str, shape))}] ({reason}); "
+            f"the classifier fails on a batch of shape [2, {', '.join(map(str, shape))}] ({named_error(error)}); "
             "expected inputs [n, ...] as the classifier takes them"
         ) from error
     logits = logits_of(output)
@@ -136,9 +164,9 @@ def _prepared(
     with torch.no_grad(), evaluating(counter.classifier):
         refuse_batch_dependence(counter.classifier, pair, logits)
     smoothed.num_classes = logits.shape[1]
-    rule = make_rule(recipe, shape)
-    rule.errors_at_radii(smoothed.noise)  # refuses radii that cannot be tested
-    return Prepared(replace(counter, num_classes=smoothed.num_classes), rule, recipe, shape, device)
+    prepared = Prepared(replace(counter, num_classes=smoothed.num_classes), recipe, shape, device)
+    prepared.rule.errors_at_radii(smoothed.noise)  # refuses radii that cannot be tested
+    return prepared
 
 
 def checked_inputs(x: object, *, strict: bool) -> Tensor:

@@ -110,13 +110,17 @@ class CertifySettings(Recipe):
         return self.model_dump(mode="json", exclude=set(SELECTION))
 
     def completed(
-        self, path: Path, device: torch.device, shape: tuple[int, ...], defaults: Mapping[str, Any] | None = None
+        self,
+        stored: Mapping[str, Any],
+        device: torch.device,
+        shape: tuple[int, ...],
+        defaults: Mapping[str, Any] | None = None,
     ) -> "CertifyRecipe":
-        """Return the recipe for images of `shape` on `device`; open fields come from an existing file at `path`.
+        """Return the recipe for images of `shape` on `device`; open fields come from the settings `stored` in a file.
 
-        If there is no such file, they come from `defaults`, or fit the device; the seed is random.
+        If there is no file yet, they come from `defaults`, or fit the device; the seed is random.
         """
-        stored, defaults = stored_settings(path), defaults or {}
+        defaults = defaults or {}
         fields = {key: defaults[key] for key in ("sigma", "noise") if key in defaults}
         fields |= {key: value for key, value in self.model_dump().items() if value is not None}
         if self.precision == "auto":

@@ -9,12 +9,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from smoothcert.certification.prepare import Prepared, RuleOptions, noise_seeds, prepare
+from smoothcert.classifier import device_of
 from smoothcert.data import Images
 from smoothcert.errors import RequestError
 from smoothcert.models.precision import resolve_precision
 from smoothcert.noise import NOISES
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.smoothing.certificate_batch import CertificateBatch
+from smoothcert.smoothing.certify import sorted_votes
 from smoothcert.smoothing.predict import class_from_votes
 
 
@@ -94,8 +96,8 @@ class SmoothedClassifier(nn.Module):
         inputs, prepared = prepare(self, x, {"n": n, "alpha": alpha})
         records = []
         for votes in prepared.votes(inputs, noise_seeds(inputs, seed, indices)):
-            pairs = sorted(((c, k) for c, k in enumerate(votes) if k), key=lambda pair: -pair[1])
-            records.append(Certificate(class_from_votes(votes, alpha), 0.0, 0, n, pairs[0][1], tuple(pairs)))
+            pairs = sorted_votes(votes)
+            records.append(Certificate(class_from_votes(votes, alpha), 0.0, 0, n, pairs[0][1], pairs))
         return self._batch(records, x.device, prepared, indices)
 
     def certify(
@@ -150,8 +152,7 @@ class SmoothedClassifier(nn.Module):
     @property
     def device(self) -> torch.device | None:
         """The device of the parameters of the classifier; None for other callables."""
-        parameter = next(self.parameters(), None)
-        return None if parameter is None else parameter.device
+        return device_of(self)
 
     @staticmethod
     def _batch(

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, SequentialSampler, default_collate
 
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-from smoothcert.classifier import evaluating, logits_of, refuse_batch_dependence
-from smoothcert.data import UNSPLIT, ImageFiles, Images
+from smoothcert.classifier import device_of, evaluating, logits_of, refuse_batch_dependence
+from smoothcert.data import DATASETS, UNSPLIT, ImageFiles, Images
 from smoothcert.errors import RequestError
 from smoothcert.models import check_outputs, is_code
 from smoothcert.smoothing.votes import Classifier
@@ -51,11 +51,11 @@ class Subject:
             self.run.refuse_other_images(data)
         else:
             check_outputs(self.classifier, self.name, data.shape, data.num_classes)
-            pair = data.batch(torch.zeros(2, dtype=torch.int64))[0].to(_device_of(self.classifier))
+            pair = data.batch(torch.zeros(2, dtype=torch.int64))[0].to(device_of(self.classifier))
             with torch.no_grad(), evaluating(self.classifier):
                 refuse_batch_dependence(self.classifier, pair, logits_of(self.classifier(pair)))
 
-    def about(self, data: Images, device: torch.device, batch_size: int) -> dict[str, Any]:
+    def about(self, data: Images | Tensor, device: torch.device, batch_size: int) -> dict[str, Any]:
         """Return the settings that identify the classifier; a file is continued only by the same one."""
         if self.run is not None and not is_code(self.run.recipe.model):
             return self.run.about()
@@ -63,7 +63,7 @@ class Subject:
         weights = tensors_digest(model.state_dict()) if isinstance(model, nn.Module) else None
         named = {"model": self.name, "objective": self.name, "weights_sha256": weights}
         about = self.run.about() if self.run is not None else named
-        return {**about, "classes_sha256": classes_digest(model, data, device, batch_size)}
+        return {**about, "classes_sha256": _classes_digest(model, data, device, batch_size)}
 
     def provenance(self, device: torch.device) -> dict[str, Any]:
         """Return what a result was computed with."""
@@ -101,18 +101,12 @@ def as_images(data: Data, subject: Subject, device: torch.device) -> Images:
 def _outputs(model: Classifier, data: Images, device: torch.device) -> int:
     """Return the number of classes that `model` gives for the first image; a wrong output is refused later."""
     with torch.no_grad(), evaluating(model):
-        output = model(data.batch(torch.tensor([0]))[0].to(_device_of(model) or device))
+        output = model(data.batch(torch.tensor([0]))[0].to(device_of(model) or device))
     logits = logits_of(output)
     return int(logits.shape[1]) if logits.ndim == 2 else data.num_classes
 
 
-def _device_of(model: Classifier) -> torch.device | None:
-    """Return the device of a module's parameters; None for other callables and modules without parameters."""
-    parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-    return None if parameter is None else parameter.device
-
-
-def classes_digest(model: Classifier, data: Images, device: torch.device, batch_size: int) -> str:
+def _classes_digest(model: Classifier, data: Images | Tensor, device: torch.device, batch_size: int) -> str:
     """Return the SHA-256 of the classes that user code gives to some images, which identifies it.
 
     Code that differs on other images only is not recognized.
@@ -120,11 +114,22 @@ def classes_digest(model: Classifier, data: Images, device: torch.device, batch_
     # Few images at once: the memory that the code needs is not known yet.
     batches = torch.split(_some_images(data), min(batch_size, 10))
     with torch.no_grad(), evaluating(model):
-        classes = [logits_of(model(batch.to(_device_of(model) or device))).argmax(1) for batch in batches]
+        classes = [logits_of(model(batch.to(device_of(model) or device))).argmax(1) for batch in batches]
     return tensors_digest({"classes": torch.cat(classes) if classes else torch.empty(0)})
 
 
-def images_digest(data: Images) -> str:
+def data_settings(data: Images) -> dict[str, Any]:
+    """Return what a certificates file records of the images."""
+    return {
+        "dataset": data.name,
+        "split": data.split,
+        # A name in DATASETS stands for its images; the content of user data may change.
+        "images_sha256": None if data.name in DATASETS else _images_digest(data),
+        **({"classes": list(data.class_names or ())} if data.relabelled else {}),
+    }
+
+
+def _images_digest(data: Images) -> str:
     """Return the SHA-256 of all labels and of some images.
 
     An added or removed image changes it, an edited one may not. Files are identified by their labels alone.
@@ -133,8 +138,10 @@ def images_digest(data: Images) -> str:
     return tensors_digest({"labels": data.labels, **images})
 
 
-def _some_images(data: Images) -> Tensor:
-    """Return float32 [n, c, h, w], spread over the data."""
+def _some_images(data: Images | Tensor) -> Tensor:
+    """Return float32 [n, c, h, w], spread over the data; a tensor as it is."""
+    if isinstance(data, Tensor):
+        return data
     count = min(DIGEST_IMAGES, len(data))
     return data.batch(torch.arange(count) * len(data) // max(count, 1))[0]
 

@@ -5,10 +5,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import DownloadColumn, TaskID, TimeRemainingColumn, TransferSpeedColumn
 
 from smoothcert.errors import RequestError, WorkError, write_error
-from smoothcert.io.console import PlainColumn, PlainConsole
+from smoothcert.io.console import terminal_bar
 from smoothcert.io.files import locked, remove_temporaries, replaced_atomically
 from smoothcert.io.text import error_line
 
@@ -93,17 +93,10 @@ class _Bar:
     total = 0
 
     def __init__(self, name: str, host: str) -> None:
-        console = PlainConsole(stderr=True)
-        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        self._progress = Progress(
-            PlainColumn("{task.description}"),
-            *columns,
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        columns = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        self._progress = terminal_bar(*columns, transient=True)
         self._task: TaskID = self._progress.add_task(name, total=None)
-        console.print(f"downloading {name} from {host}")
+        self._progress.console.print(f"downloading {name} from {host}")
 
     def update(self, count: int) -> None:
         self._progress.update(self._task, advance=count, total=self.total or None)

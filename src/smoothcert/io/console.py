@@ -3,7 +3,7 @@
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Task, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
 from smoothcert.io.text import one_line
@@ -31,3 +31,14 @@ class PlainColumn(TextColumn):
 
     def render(self, task: Task) -> Text:
         return Text(one_line(super().render(task).plain))
+
+
+def terminal_bar(*columns: ProgressColumn, shown: bool = True, transient: bool = False) -> Progress:
+    """A progress bar with `columns` on stderr, if that is a terminal."""
+    console = PlainConsole(stderr=True)
+    return Progress(
+        *(PlainColumn("{task.description}"), BarColumn(), *columns),
+        console=console,
+        transient=transient,
+        disable=not (shown and console.is_terminal),
+    )

@@ -29,6 +29,11 @@ def error_line(error: object, most: int = 160) -> str:
     return one_line(error)[:most] or type(error).__name__
 
 
+def named_error(error: BaseException) -> str:
+    """The type and the text of an exception on one line, for an error of a user's code, which may be any."""
+    return f"{type(error).__name__}: {one_line(error)[:160]}"
+
+
 def did_you_mean(name: object, known: Iterable[str], otherwise: str | None = None, synonyms: Iterable[str] = ()) -> str:
     """The hint "did you mean a, b?" with up to three names: `synonyms`, then names of `known` that are similar.
 

@@ -12,12 +12,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from smoothcert.classifier import Classifier, evaluating, logits_of
+from smoothcert.classifier import Classifier, device_of, evaluating, logits_of
 from smoothcert.errors import RequestError
 from smoothcert.io.files import check_regular_file
-from smoothcert.io.text import error_line
+from smoothcert.io.text import error_line, named_error
 
 
 def is_code(name: str) -> bool:
@@ -48,7 +48,7 @@ def own_model(reference: str, num_classes: int) -> Classifier:
         raise
     except BaseException as error:  # a user's code may fail in any way
         raise RequestError(
-            f"model: {reference}() failed ({_reason(error)}); "
+            f"model: {reference}() failed ({named_error(error)}); "
             "it is called with num_classes, if it takes that, and nothing else"
         ) from error
     if not callable(model):
@@ -71,7 +71,7 @@ def import_code(reference: str, field: str, kind: str) -> Any:
         raise
     except BaseException as error:  # the module is a user's code, which may fail in any way
         raise RequestError(
-            f"{field}: expected package.module:{kind} or FILE.py:{kind}, got {reference} ({_reason(error)}); "
+            f"{field}: expected package.module:{kind} or FILE.py:{kind}, got {reference} ({named_error(error)}); "
             "run where Python finds the module, or set PYTHONPATH"
         ) from error
 
@@ -113,16 +113,11 @@ def _is_python(function: Any) -> bool:
     return inspect.isfunction(function) or inspect.ismethod(function) or inspect.isclass(function)
 
 
-def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-
-
 def check_outputs(model: Classifier, name: str, shape: tuple[int, int, int], num_classes: int) -> None:
     """Refuse a network that does not return logits [2, num_classes] for two black images of `shape`."""
-    parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     try:
         with torch.no_grad(), evaluating(model):
-            logits = logits_of(model(torch.zeros(2, *shape, device=None if parameter is None else parameter.device)))
+            logits = logits_of(model(torch.zeros(2, *shape, device=device_of(model))))
     except (Exception, SystemExit) as error:  # a user's code may fail in any way
         reason = error_line(error)
         raise RequestError(f"model: {name} fails on images of shape {list(shape)} ({reason})") from error

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from smoothcert.errors import RequestError
-from smoothcert.io.text import did_you_mean
+from smoothcert.io.field_errors import describe_errors
 from smoothcert.objectives.base import Objective
 
 Kind = TypeVar("Kind", bound=Objective)
@@ -19,16 +19,7 @@ def make_objective(kind: type[Kind], fields: Mapping[str, Any]) -> Kind:
     try:
         return kind.model_validate(dict(fields))
     except ValidationError as error:
-        raise RequestError("; ".join(_wrong_field(kind, detail) for detail in error.errors())) from error
-
-
-def _wrong_field(kind: type[Objective], detail: Any) -> str:
-    field, message = ".".join(map(str, detail["loc"])), str(detail["msg"])
-    if detail["type"] == "extra_forbidden":
-        return f"{field}: unknown hyper-parameter; {did_you_mean(field, kind.model_fields)}"
-    if detail["type"] == "value_error":
-        return message.removeprefix("Value error, ")  # from a validator of the objective: complete
-    return f"{field}: expected {message.removeprefix('Input should be ')}, got {detail['input']!r}"
+        raise RequestError(describe_errors(kind, error)) from error
 
 
 def check_batch(inputs: Tensor, labels: Tensor) -> None:

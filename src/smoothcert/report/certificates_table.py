@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, read_certificates
 from smoothcert.errors import RequestError
 from smoothcert.report.locate import find_certificates
-from smoothcert.report.summary import average_certified_radius, certified_accuracy, counted_radii
+from smoothcert.report.summary import average_certified_radius, certified_accuracy, summarize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,15 +53,10 @@ class CertificatesTable:
         return pandas.DataFrame(rows).set_index("index")
 
     def plot(self, path: str | Path | None = None) -> "Figure":
-        """Draw certified accuracy against radius; also write the figure to `path` (PNG, PDF or SVG) if one is given."""
-        from smoothcert.report.style import new_figure, plain, quiet_axes
+        """Draw the curve of `smoothcert report`; also write the figure to `path` (PNG, PDF or SVG) if one is given."""
+        from smoothcert.report.curves import draw_curves
 
-        radii, images = sorted(counted_radii(self.file.rows)), len(self)
-        figure = new_figure(5.0, 3.4)
-        axes = figure.subplots()
-        quiet_axes(axes)
-        axes.step([0.0, *radii], [100 * left / images for left in range(len(radii), -1, -1)], where="post")
-        axes.set(xlabel="radius", ylabel="certified accuracy (%)", title=plain(self.file.path.stem), ylim=(0, 102))
+        figure = draw_curves([summarize(self.file, self.file.path.stem, ())])
         if path is not None:
             figure.savefig(path)
         return figure

@@ -10,17 +10,6 @@ from smoothcert.smoothing.bounds import error_upper_bound, two_sided_bounds
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 
 
-def certificate_from_votes(
-    selection: Sequence[int], estimation: Sequence[int], noise: Noise, alpha: float
-) -> Certificate:
-    """The certificate from n0 votes that choose the class and n *fresh* votes that bound its probability.
-
-    `selection` and `estimation` are votes per class. With probability at least 1 - alpha over the votes, either
-    the result abstains or the smoothed classifier is constant within its radius.
-    """
-    return certificate_of_class(int(np.argmax(selection)), estimation, int(np.sum(selection)), noise, alpha)
-
-
 def certificate_of_class(
     cls: int,
     votes: Sequence[int],
@@ -31,8 +20,10 @@ def certificate_of_class(
     two_sided: bool = False,
     slack: float = 0.0,
 ) -> Certificate:
-    """The certificate of `cls`, chosen without these `votes` per class. `slack` is added to each error bound.
+    """The certificate of `cls`, which n0 other votes have chosen, from *fresh* `votes` per class.
 
+    With probability at least 1 - alpha over the votes, either the result abstains or the smoothed classifier is
+    constant within its radius. `slack` is added to each error bound.
     Two-sided (Gaussian only) bounds the runner-up as well, which helps with many classes.
     """
     n, count = int(np.sum(votes)), int(votes[cls])

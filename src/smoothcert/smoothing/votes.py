@@ -19,6 +19,7 @@ from torch import Tensor
 
 from smoothcert.classifier import Classifier as Classifier
 from smoothcert.classifier import check_logits, evaluating, image_layout, logits_of
+from smoothcert.distributed import out_of_memory
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.noise import Noise
 from smoothcert.smoothing.certificate import MOST_VOTES
@@ -65,8 +66,7 @@ def fitting_into_memory(batch_size: int) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        signs = ("allocate memory", "Storage size calculation overflowed", "not enough memory")
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in str(error) for sign in signs):
+        if out_of_memory(error):
             raise RequestError(
                 f"batch-size: {batch_size:,} noisy images in a forward pass do not fit into memory; "
                 "give a smaller --batch-size"

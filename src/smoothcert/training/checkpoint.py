@@ -26,7 +26,7 @@ from smoothcert import __version__
 from smoothcert.data import Images, Normalization
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file, replaced_atomically
-from smoothcert.io.text import error_line
+from smoothcert.io.text import named_error
 from smoothcert.models import build_model, is_code
 from smoothcert.training.metrics import METRICS, read_epochs
 from smoothcert.training.recipe import ImportRecipe, TrainRecipe, parse_recipe, stored_fields
@@ -177,18 +177,6 @@ def new_model(recipe: TrainRecipe | ImportRecipe, spec: InputSpec) -> nn.Module:
     return build_model(recipe.model, spec.shape, spec.num_classes, mean, std)
 
 
-def save_model(
-    folder: Path,
-    model: nn.Module,
-    recipe: TrainRecipe | ImportRecipe,
-    spec: InputSpec,
-    epoch: int,
-    provenance: Mapping[str, Any],
-) -> None:
-    """Write the weights of `model` to `model.safetensors`."""
-    save_weights(folder, model.state_dict(), recipe, spec, epoch, provenance)
-
-
 def save_weights(
     folder: Path,
     weights: Mapping[str, Tensor],
@@ -257,7 +245,7 @@ DAMAGE = (SafetensorError, KeyError, ValueError, TypeError, AttributeError, Runt
 
 def _damaged_model(path: Path, error: Exception) -> WorkError:
     return WorkError(
-        f"{path}: damaged or not a smoothcert model ({type(error).__name__}: {error_line(error)}); "
+        f"{path}: damaged or not a smoothcert model ({named_error(error)}); "
         "it is left as it is: restore it, or train again into another folder"
     )
 

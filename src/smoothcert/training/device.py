@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
+from smoothcert.distributed import out_of_memory
 from smoothcert.errors import WorkError
 
 
@@ -19,7 +20,7 @@ def enough_memory() -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+        if out_of_memory(error):
             raise WorkError(
                 "expected the memory for a training step, got too little of it; choose a smaller batch_size or "
                 "objective.num_noise"

@@ -22,8 +22,9 @@ from smoothcert.data import DATASETS, Normalization
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import remove_temporaries
 from smoothcert.io.results import alone
+from smoothcert.io.text import named_error
 from smoothcert.models import MODELS
-from smoothcert.training.checkpoint import InputSpec, Run, new_model, read_model_file, save_model, versions
+from smoothcert.training.checkpoint import InputSpec, Run, new_model, read_model_file, save_weights, versions
 from smoothcert.training.choices import InputLayer
 from smoothcert.training.input_layer import layer_normalization, network_of
 from smoothcert.training.metrics import METRICS
@@ -103,7 +104,7 @@ def import_checkpoint(
         for name in (MODEL, RECIPE):
             remove_temporaries(out / name)
         # The recipe is last: without it, the same command repeats the import.
-        save_model(out, model, recipe, spec, epoch, about)
+        save_weights(out, model.state_dict(), recipe, spec, epoch, about)
         recipe.save(out / RECIPE)
     return Run(out, recipe, spec, model.eval(), epoch, about)
 
@@ -144,8 +145,8 @@ def read_checkpoint(file: Path) -> Mapping[Any, Any]:
                 "when it is read; if you trust its author, load it in a script and save its state_dict() alone"
             ) from None
         raise WorkError(
-            f"{file}: damaged or not a PyTorch checkpoint ({type(error).__name__}: "
-            f"{' '.join(str(error).split())[:100]}); download it again or give another file"
+            f"{file}: damaged or not a PyTorch checkpoint ({named_error(error)}); "
+            "download it again or give another file"
         ) from error
     if not isinstance(contents, Mapping):
         raise RequestError(

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.text import one_line
+from smoothcert.io.text import error_line
 from smoothcert.training.import_checkpoint import (
     COUNTER,
     INPUT_BUFFERS,
@@ -72,7 +72,7 @@ def _read(path: Path) -> Mapping[str, Tensor]:
         return load_file(path)
     except (SafetensorError, ValueError, OSError) as error:
         raise WorkError(
-            f"{path}: damaged or not a safetensors file ({one_line(error)[:100]}); give another file"
+            f"{path}: damaged or not a safetensors file ({error_line(error, 100)}); give another file"
         ) from error
 
 

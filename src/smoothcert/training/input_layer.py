@@ -9,6 +9,7 @@ from torch import nn
 from smoothcert.classifier import evaluating
 from smoothcert.data import DATASETS, Images, Normalization
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.text import one_line
 from smoothcert.models import Normalize
 from smoothcert.noise import Gaussian
 from smoothcert.training.checkpoint import InputSpec, Run
@@ -72,7 +73,7 @@ def input_layer_warning(run: Run, images: Images, *, count: int = 200, seed: int
             model = nn.Sequential(*first, network).to(next(network.parameters()).device)
             accuracy[layer] = check_accuracy(replace(run, model=model), images, count=count, seed=seed)
     except (RequestError, WorkError, OSError) as error:
-        return f"input layer: not checked ({' '.join(str(error).split())})"
+        return f"input layer: not checked ({one_line(error)})"
     best = max(accuracy, key=accuracy.__getitem__)
     if accuracy[best] - accuracy[current] <= CLEARLY_BETTER:
         return None

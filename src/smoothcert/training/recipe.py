@@ -9,12 +9,12 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
 from smoothcert.errors import RequestError
+from smoothcert.io.field_errors import describe_errors, shown
 from smoothcert.io.files import write_text_atomically
 from smoothcert.io.text import did_you_mean, flattened
 from smoothcert.io.yaml_file import parse_yaml, read_yaml
 from smoothcert.objectives import OBJECTIVES, Objective, UnloadedObjective, name_in_recipes
 from smoothcert.training.choices import InputLayer, NoiseName
-from smoothcert.training.recipe_errors import describe_errors, shown
 
 
 def _objective_from(value: Any) -> Any:

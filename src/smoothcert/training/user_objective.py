@@ -6,10 +6,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from smoothcert.errors import RequestError
-from smoothcert.io.text import one_line
+from smoothcert.io.field_errors import describe_errors
+from smoothcert.io.text import named_error
 from smoothcert.objectives import REFERENCES, Objective, UnloadedObjective
 from smoothcert.training.recipe import TrainRecipe, parse_recipe
-from smoothcert.training.recipe_errors import describe_errors
 
 
 def import_objective(reference: str) -> type[Objective]:
@@ -44,9 +44,7 @@ def load_objective(recipe: TrainRecipe) -> TrainRecipe:
     except ValidationError as error:
         raise RequestError(describe_errors(kind, error, "objective.")) from error
     except Exception as error:  # a user's code may fail in any way
-        raise RequestError(
-            f"objective: {objective.reference} failed ({type(error).__name__}: {one_line(error)[:160]})"
-        ) from error
+        raise RequestError(f"objective: {objective.reference} failed ({named_error(error)})") from error
     return parse_recipe(TrainRecipe, fields | {"objective": loaded}, objective.reference)
 
 

@@ -1,11 +1,13 @@
 """Where networks use Triton kernels of our own in place of torch's: on a GPU, in 16 bits, if Triton can build them."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
 from torch import Tensor, nn
+
+from smoothcert.io.text import error_line
 
 try:
     import triton
@@ -68,16 +70,23 @@ kernels_work._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 @cache
 def _tried(gpu: int) -> bool:
+    def build() -> None:
+        with torch.cuda.device(gpu):
+            triton.jit(_one)[(1,)](torch.empty(1, device="cuda"))
+
+    return can_build(gpu, build, "networks run without their own kernels, slower: Triton cannot build")
+
+
+def can_build(gpu: int, build: Callable[[], None], consequence: str) -> bool:
+    """Whether that GPU can run kernels and `build` succeeds; if it fails, warn of the consequence and the reason."""
     if torch.cuda.get_device_capability(gpu) < (8, 0):
         return False
     try:
-        with torch.cuda.device(gpu):
-            triton.jit(_one)[(1,)](torch.empty(1, device="cuda"))
+        build()
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        warnings.warn(f"networks run without their own kernels, slower: Triton cannot build ({reason})", stacklevel=2)
+        warnings.warn(f"{consequence} ({error_line(error, 200)})", stacklevel=3)
         return False
     return True
 

@@ -5,7 +5,6 @@ with torch. Activations are 16-bit numbers and leave the chip only between stage
 pixels and the logits are float32.
 """
 
-import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from smoothcert.models.kernels import is_plain
+from smoothcert.models.kernels import can_build, is_plain
 
 SIZES = ((16, 32), (32, 16), (64, 8))
 """Channels and width of the three stages."""
@@ -64,18 +63,12 @@ def fused_resnet(network: nn.Module, original: nn.Module, dtype: torch.dtype, de
 @cache
 def kernels_build(gpu: int, dtype: torch.dtype) -> bool:
     """Whether the kernels for `dtype` can be built here and that GPU can run them."""
-    if torch.cuda.get_device_capability(gpu) < (8, 0):
-        return False
-    try:
+
+    def build() -> None:
         for channels, _ in SIZES:
             _kernel(channels, dtype, gpu)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        warnings.warn(f"ResNets are evaluated without their CUDA kernels, slower: {reason}", stacklevel=2)
-        return False
-    return True
+
+    return can_build(gpu, build, "ResNets are evaluated without their CUDA kernels, slower")
 
 
 @cache

@@ -1,11 +1,11 @@
-"""Turns the validation errors of pydantic into one line for the user."""
+"""Turn the validation errors of pydantic into one line for the user."""
 
+import inspect
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from smoothcert.io.text import did_you_mean, printable
-from smoothcert.objectives import Objective
 
 MOST_SHOWN = 120
 
@@ -16,12 +16,15 @@ def describe_errors(kind: type[BaseModel], error: ValidationError, prefix: str =
 
 
 def field_descriptions(kind: type[BaseModel]) -> dict[str, str]:
-    """The descriptions of all fields by name; fields of nested models have a dot in their names."""
+    """The descriptions of all fields by name; fields of nested models have a dot in their names.
+
+    A field that may be one of several models, which is declared as their abstract base, is not described further.
+    """
     descriptions: dict[str, str] = {}
     for name, field in kind.model_fields.items():
         descriptions[name] = field.description or ""
         for part in (field.annotation, *get_args(field.annotation)):
-            if isinstance(part, type) and issubclass(part, BaseModel) and part is not Objective:
+            if isinstance(part, type) and issubclass(part, BaseModel) and not inspect.isabstract(part):
                 descriptions |= {f"{name}.{inner}": text for inner, text in field_descriptions(part).items()}
     return descriptions
 
