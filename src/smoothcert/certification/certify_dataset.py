@@ -29,7 +29,7 @@ from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import Data, Subject, as_images, images_digest
 from smoothcert.data import DATASETS, UNSPLIT, Images
 from smoothcert.distributed import Team, find_device
-from smoothcert.errors import RequestError
+from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import (
     ResultWriter,
     alone,
@@ -47,6 +47,8 @@ from smoothcert.training.recipe import parse_recipe
 
 ACCURACY_IMAGES = 100
 """Largest number of images on which accuracy is measured before certifying."""
+SHARED_SECONDS = 60.0
+"""How long a new file may be invisible on other machines; network file systems cache what does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,8 @@ class Certification:
             if team.size > 1 and not path.exists():
                 write_settings(path, settings, provenance)  # includes the seed, with which parts are continued
         team.wait()
+        if team.size > 1:
+            wait_for_settings(path, team)
         with certificates_writer(part_path(path, team), settings, provenance) as writer:
             self.append(indices, writer, existing_rows(path), on_progress)
         team.wait()
@@ -226,6 +230,18 @@ class Certification:
             votes += sum(row.certificate.n0 + row.certificate.n for row in rows)
             radii += sum(row.radius_if_correct for row in rows)
             report()
+
+
+def wait_for_settings(path: Path, team: Team, seconds: float = SHARED_SECONDS) -> None:
+    """Refuse to certify into a folder that this process does not share with the first one: its rows would be lost."""
+    deadline = time.monotonic() + seconds
+    while not settings_path(path).exists():
+        if time.monotonic() > deadline:
+            raise WorkError(
+                f"{path}: process {team.rank} does not see what process 0 has written there; choose a folder on a file "
+                "system that all machines share"
+            )
+        time.sleep(0.1)
 
 
 def comparable_settings(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
