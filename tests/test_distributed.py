@@ -1,24 +1,37 @@
-"""Jobs of several processes: wrong environment variables, and peers that never start."""
+"""Jobs of several processes: wrong environment variables, lost peers, restarts by torchrun, and two machines."""
 
 import os
+import re
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from tiny import tiny_recipe
+from tiny import metrics, tiny_recipe
+from torch import nn
 
 from smoothcert import distributed
-from smoothcert.data import ImageData
+from smoothcert.certification.certificates import read_certificates
+from smoothcert.certification.certify_dataset import certify_dataset, wait_for_settings
+from smoothcert.data import ImageData, load_dataset
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.models.kernels import apply_to
+from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import train
+from smoothcert.training.resume import Start, refuse_other_batch_norm
+from smoothcert.training.state import State
 
 
 @pytest.fixture
 def set_environment(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Replaces the variables of torchrun."""
-    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+    names = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    for name in (*names, "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_MAX_RESTARTS"):
         monkeypatch.delenv(name, raising=False)
 
     def change(**variables: object) -> None:
@@ -60,12 +73,16 @@ def test_wrong_environment_is_refused_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_missing_peer_ends_the_process_after_the_timeout(rank: int, set_environment: Callable[..., None]) -> None:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    set_environment(WORLD_SIZE=2, RANK=rank, LOCAL_RANK=rank, MASTER_ADDR="localhost", MASTER_PORT=port)
+        port: int = free.getsockname()[1]
+    return port
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_missing_peer_ends_the_process_after_the_timeout(rank: int, set_environment: Callable[..., None]) -> None:
+    set_environment(WORLD_SIZE=2, RANK=rank, LOCAL_RANK=rank, MASTER_ADDR="localhost", MASTER_PORT=free_port())
     set_environment(SMOOTHCERT_CONNECT_SECONDS=1)
     with pytest.raises(WorkError, match=f"process {rank} waited 1 s at most for the other 1 of 2 processes") as caught:
         distributed.meet()
@@ -80,3 +97,200 @@ def test_single_process_starts_no_process_group(set_environment: Callable[..., N
         assert (group.rank, group.size, group.leads) == (0, 1, True)
         assert group.mean(torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]
         assert not torch.distributed.is_initialized()
+
+
+def test_restarted_process_continues_only_the_run_of_its_job(
+    set_environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_data: ImageData
+) -> None:
+    """torchrun's store remembers which runs the job has made; a foreign run of the same recipe is refused."""
+    recipe, tiny_data, notes = tiny_recipe(epochs=1), tiny_data.subset(torch.arange(64)), list[str]()
+    train(recipe, tiny_data, tmp_path / "foreign", device="cpu")
+    store = torch.distributed.TCPStore("localhost", 0, is_master=True, timeout=timedelta(seconds=10))
+    set_environment(MASTER_ADDR="localhost", MASTER_PORT=store.port)
+    set_environment(TORCHELASTIC_USE_AGENT_STORE=True, TORCHELASTIC_MAX_RESTARTS=3, TORCHELASTIC_RESTART_COUNT=1)
+    train(recipe, tiny_data, tmp_path / "own", device="cpu")
+    with pytest.raises(RequestError, match="holds a run already"):  # a second call in one process is no restart
+        train(recipe, tiny_data, tmp_path / "own", device="cpu")
+    monkeypatch.setattr(distributed, "_TOKEN", "the token of a process that torchrun has started later")
+    train(recipe, tiny_data, tmp_path / "own", device="cpu", on_note=notes.append)
+    assert [note.partition(": ")[2] for note in notes] == ["all 1 epochs are trained already"]
+    before = (tmp_path / "foreign" / "state.pt").stat().st_mtime_ns
+    with pytest.raises(RequestError, match="holds a run already"):
+        train(recipe, tiny_data, tmp_path / "foreign", device="cpu")
+    with pytest.raises(RequestError, match=r"holds a run of another recipe \(seed: the run has 0, the request 1\)"):
+        train(tiny_recipe(epochs=1, seed=1), tiny_data, tmp_path / "own", device="cpu")
+    assert (tmp_path / "foreign" / "state.pt").stat().st_mtime_ns == before
+
+
+def test_synchronized_batch_norm(tmp_path: Path, tiny_data: ImageData) -> None:
+    """It is refused on a CPU and in a run that was trained without; our own kernels do not compute it."""
+    with pytest.raises(RequestError, match="sync_batch_norm: expected GPUs, got cpu"):
+        train(tiny_recipe(), tiny_data, tmp_path / "run", device="cpu", sync_batch_norm=True)
+    assert not (tmp_path / "run").exists()
+    for done in (False, True):
+        state = State(1, {}, {}, provenance={"sync_batch_norm": True} if done else {})
+        start = Start(1, state, "", None, 0, 0)
+        refuse_other_batch_norm(tmp_path, start, done)
+        with pytest.raises(RequestError, match=f"was trained {'with' if done else 'without'} --sync-batch-norm"):
+            refuse_other_batch_norm(tmp_path, start, not done)
+    layers = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16))
+    images = torch.zeros(4, 16, 8, 8)
+    assert apply_to([(layers[0], layers[1])], images)
+    converted = nn.SyncBatchNorm.convert_sync_batchnorm(layers)
+    assert not apply_to([(converted[0], converted[1])], images)
+
+
+def test_folder_that_the_machines_do_not_share_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match=r"a\.tsv: process 1 does not see what process 0 has written there"):
+        wait_for_settings(tmp_path / "a.tsv", distributed.Team(1, 2), seconds=0)
+    (tmp_path / "a.json").write_text("{}")
+    wait_for_settings(tmp_path / "a.tsv", distributed.Team(1, 2), seconds=0)
+
+
+SILENT_PEER = """
+import sys, time
+from smoothcert import cli, distributed
+
+def work(**options):
+    with distributed.team() as group:
+        group.wait()
+        if group.leads:
+            group.wait()
+        else:
+            time.sleep(60)
+
+cli.app = work
+cli.main()
+"""
+
+
+@pytest.mark.slow
+def test_silent_peer_ends_the_process_after_the_timeout() -> None:
+    """The processes have met, then one does not answer any more: one line and exit code 1."""
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    shared |= {"SMOOTHCERT_WAIT_SECONDS": "2", "PYTHONPATH": str(Path(distributed.__file__).parents[1])}
+    leader, silent = (
+        subprocess.Popen(
+            [sys.executable, "-c", SILENT_PEER],
+            env=os.environ | shared | {"RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    )
+    try:
+        errors = leader.communicate(timeout=120)[1]
+    finally:
+        for process in (leader, silent):
+            process.kill()
+            process.communicate()
+    assert leader.returncode == 1
+    lines = [line for line in errors.splitlines() if line.startswith(("smoothcert:", "Traceback"))]
+    assert len(lines) == 1
+    assert "process 0 lost another of the 2 processes: it ended, or did not answer within 2 s" in lines[0]
+
+
+KILLED = """
+import os, signal, sys
+from smoothcert import cli
+from smoothcert.certification.certify_dataset import Certification
+from smoothcert.training import loop
+
+second, attempt = os.environ["RANK"] == "1", os.environ["TORCHELASTIC_RESTART_COUNT"]
+loop.SAVE_SECONDS = 0.0
+finish_epoch, rows = loop.finish_epoch, Certification.rows
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def finish_or_die(run):
+    finish_epoch(run)
+    print("finished epoch", run.epoch - 1, "in attempt", attempt, flush=True)
+    if second and attempt == "0" and run.epoch == 2:
+        die()
+
+def rows_or_die(self, indices):
+    if second and attempt == "1" and rows_or_die.calls:
+        with open(os.path.join(run, "certificates", ".it.part1.tsv"), "a") as part:
+            part.write("5\\t7")  # an incomplete row
+        die()
+    rows_or_die.calls += 1
+    print("certified", indices, "in attempt", attempt, flush=True)
+    return rows(self, indices)
+
+loop.finish_epoch, Certification.rows, rows_or_die.calls = finish_or_die, rows_or_die, 0
+run = sys.argv[2]
+for command in (["train", "--recipe", sys.argv[1], "--out", run], ["certify", run, *sys.argv[3:]]):
+    sys.argv[1:] = [*command, "--device", "cpu"]
+    try:
+        cli.main()
+    except SystemExit as end:
+        if end.code:
+            raise
+"""
+
+
+@pytest.mark.slow
+def test_two_machines_with_killed_workers_write_the_files_of_one_process(tmp_path: Path, tiny_data: ImageData) -> None:
+    """Two agents of torchrun: a worker is killed while it trains, and another one while it certifies.
+
+    The job continues from the last epoch and from the last rows; only the leading process prints results.
+    """
+    arrays = {"images": tiny_data.images[:128].numpy(), "labels": tiny_data.labels[:128].numpy().astype(np.int64)}
+    np.savez(tmp_path / "digits.npz", **{f"{split}_{k}": v for split in ("train", "test") for k, v in arrays.items()})
+    recipe = tiny_recipe(dataset=f"npz:{tmp_path / 'digits.npz'}", epochs=4)
+    recipe.save(tmp_path / "recipe.yaml")
+    (tmp_path / "killed.py").write_text(KILLED)
+    options = ["--votes", "40", "--n0", "10", "--max-images", "12", "--seed", "3", "--batch-size", "5", "--name", "it"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--max-restarts", "3"]
+    launch += ["--master-addr", "localhost", "--master-port", str(free_port()), "--node-rank"]
+    arguments = [str(tmp_path / name) for name in ("killed.py", "recipe.yaml", "two")]
+    agents = [
+        subprocess.Popen(
+            [*launch, node, *arguments, *options],
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(distributed.__file__).parents[1])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in "01"
+    ]
+    try:
+        outputs = [agent.communicate(timeout=400) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.terminate()
+    assert [agent.returncode for agent in agents] == [0, 0], outputs
+    first, second = (output for output, _ in outputs)
+    assert "Traceback" not in outputs[0][1], "a lost peer is one line"
+    assert [first.count("trained "), first.count("wrote ")] == [3, 1], "each attempt ends the training"
+    assert [second.count("trained "), second.count("wrote ")] == [0, 0]
+    epochs = [line.split()[2::3] for line in first.splitlines() if line.startswith("finished epoch")]
+    assert epochs == [["0", "0"], ["1", "0"], ["2", "1"], ["3", "1"]]
+
+    train(recipe, load_dataset(recipe.dataset, "train"), tmp_path / "one", device="cpu")
+    for two, one in zip(metrics(tmp_path / "two"), metrics(tmp_path / "one"), strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
+    trained = load_run(tmp_path / "two")
+    for a, b in zip(trained.model.parameters(), load_run(tmp_path / "one").model.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-4)
+
+    table = read_certificates(tmp_path / "two" / "certificates" / "it.tsv")
+    again = certify_dataset(
+        *(trained, load_dataset(recipe.dataset, "test"), tmp_path / "again.tsv"),
+        **{"n": 40, "n0": 10, "max_images": 12, "seed": 3, "batch_size": 5, "precision": "fp32", "device": "cpu"},
+    )
+    assert [(row.index, row.certificate) for row in table.rows] == [(row.index, row.certificate) for row in again.rows]
+    counted = [int(index) for text in (first, second) for index in re.findall(r"certified \[(\d+)\]", text)]
+    assert 12 <= len(counted) <= 14, "at most the rows of the killed processes are computed again"
+    names = {path.name for path in (tmp_path / "two").rglob("*")}
+    assert names == {
+        "recipe.yaml",
+        "model.safetensors",
+        "metrics.jsonl",
+        "state.pt",
+        "certificates",
+        "it.tsv",
+        "it.json",
+    }

@@ -24,7 +24,12 @@ from smoothcert.training.checkpoint import load_run
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
-OPTIONS_OF_OTHER_TOOLS = {"--nproc-per-node", "--help"}
+OPTIONS_OF_OTHER_TOOLS = {
+    *("--help", "--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--max-restarts"),
+    *("--rdzv-backend", "--rdzv-id", "--rdzv-endpoint", "--rdzv-conf"),
+    *("--nodes", "--ntasks-per-node", "--gpus-per-node", "--cpus-per-task", "--requeue"),
+}
+"""Of torchrun and SLURM."""
 
 
 def page_name(path: Path) -> str:

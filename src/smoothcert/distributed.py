@@ -1,11 +1,15 @@
 """The processes that torchrun starts, their devices, and what they exchange; a single process starts nothing."""
 
 import itertools
+import json
 import os
+import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -16,11 +20,14 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import error_line
 
 Value = TypeVar("Value")
-PATIENCE = timedelta(days=7)
-"""How long the fast processes wait for the slowest one, which may certify for days."""
-
+TRAINING_SECONDS, CERTIFICATION_SECONDS = 3600, 7 * 24 * 3600
+"""How long a process waits for the others during the work; SMOOTHCERT_WAIT_SECONDS overrides both. Processes that train
+exchange gradients at every step. Those that certify wait only at the end, for the slowest of them."""
 CONNECT_SECONDS = 120
 """How long a process waits for the others to start; SMOOTHCERT_CONNECT_SECONDS overrides it."""
+POLL_SECONDS = 0.05
+_TOKEN = secrets.token_hex(8)
+"""Identifies this process among those that torchrun starts one after the other with the same rank."""
 _stores: list[Any] = []
 """The store that connects the processes, once they have met. It lives as long as this process, which may serve it."""
 _groups = itertools.count()
@@ -89,28 +96,86 @@ def meet() -> int:
         from torch.distributed.rendezvous import rendezvous
 
         seconds = environment_number("SMOOTHCERT_CONNECT_SECONDS", CONNECT_SECONDS, 1)
-        patience = timedelta(seconds=seconds)
+        deadline = time.monotonic() + seconds
         try:
-            store, _, _ = next(rendezvous("env://", timeout=patience))
-            store.set(f"smoothcert/{rank}", "started")
-            store.wait([f"smoothcert/{other}" for other in range(size)], patience)
+            store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
+            prefix = _common_prefix(store, rank, size, deadline)
         except RuntimeError as error:
             reason = error_line(error, 120)
             raise WorkError(
                 f"process {rank} waited {seconds} s at most for the other {size - 1} of {size} processes, which did "
                 f"not start; start them by torchrun, or set SMOOTHCERT_CONNECT_SECONDS to wait longer ({reason})"
             ) from error
-        store.set_timeout(PATIENCE)
-        _stores.append(store)
+        _stores.append(dist.PrefixStore(prefix, store))  # type: ignore[attr-defined]
     return size
 
 
+def _common_prefix(store: Any, rank: int, size: int, deadline: float) -> str:
+    """Wait until the other processes have called this; return a prefix for keys that no earlier processes have used.
+
+    The store of torchrun outlives the processes. After a restart it holds the keys of the killed processes, and two
+    machines may count restarts differently. Each process therefore publishes its token. The first process publishes the
+    list of tokens until every other process has found its own token in it.
+    """
+    store.set(f"smoothcert/started/{rank}", _TOKEN)
+    others = range(1, size)
+    while True:
+        if rank == 0:
+            tokens = [_TOKEN, *(_read(store, f"smoothcert/started/{other}", deadline) for other in others)]
+            store.set("smoothcert/tokens", json.dumps(tokens))
+            if store.check([f"smoothcert/{_TOKEN}/{other}" for other in others]):
+                store.set(f"smoothcert/{_TOKEN}/complete", "")
+                return f"smoothcert/{_TOKEN}"
+        else:
+            tokens = json.loads(_read(store, "smoothcert/tokens", deadline))
+            if len(tokens) == size and tokens[rank] == _TOKEN:
+                store.set(f"smoothcert/{tokens[0]}/{rank}", "")
+                if store.check([f"smoothcert/{tokens[0]}/complete"]):
+                    return f"smoothcert/{tokens[0]}"
+        if time.monotonic() > deadline:
+            raise RuntimeError("some have not answered")
+        time.sleep(POLL_SECONDS)
+
+
+def _read(store: Any, key: str, deadline: float) -> str:
+    """Return the value of `key`, once there is one; raise a RuntimeError if there is none at the `deadline`."""
+    store.wait([key], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+    value: bytes = store.get(key)
+    return value.decode()
+
+
+def claim_run(folder: Path) -> None:
+    """Record that this job has made the run in `folder`: processes that torchrun restarts may continue it."""
+    if (store := _restart_store()) is not None:
+        store.set(f"smoothcert/run/{folder.resolve()}", _TOKEN)
+
+
+def restarts_run(folder: Path) -> bool:
+    """Say whether an earlier process of this job, which torchrun has restarted, made the run in `folder`."""
+    store, key = _restart_store(), f"smoothcert/run/{folder.resolve()}"
+    return store is not None and store.check([key]) and store.get(key).decode() != _TOKEN
+
+
+def _restart_store() -> Any:
+    """Connect to the store of torchrun, which outlives the processes; None if torchrun restarts no processes."""
+    variables = os.environ
+    if (
+        variables.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        or variables.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0"
+    ):
+        return None
+    address, port = variables["MASTER_ADDR"], environment_number("MASTER_PORT", 0)
+    patience = timedelta(seconds=CONNECT_SECONDS)
+    return dist.TCPStore(address, port, is_master=False, timeout=patience)  # type: ignore[attr-defined]
+
+
 @contextmanager
-def team(device: torch.device = torch.device("cpu")) -> Iterator[Team]:
+def team(device: torch.device = torch.device("cpu"), seconds: int = CERTIFICATION_SECONDS) -> Iterator[Team]:
     """The processes that torchrun has started with this one, connected as long as the context lasts.
 
     They exchange tensors on the CPU by gloo, and those on `device`, if it is a GPU that no other process uses, by NCCL.
-    A process group that the caller has initialized is used and kept.
+    A process group that the caller has initialized is used and kept. Raises WorkError if another process ends, or does
+    not answer within `seconds`.
     """
     size = meet()
     if size == 1:
@@ -122,12 +187,29 @@ def team(device: torch.device = torch.device("cpu")) -> Iterator[Team]:
         rank, on_this_machine = environment_number("RANK", 0), environment_number("LOCAL_WORLD_SIZE", size, 1)
         gpu_each = device.type == "cuda" and on_this_machine <= torch.cuda.device_count()
         backend = "cpu:gloo,cuda:nccl" if gpu_each else "gloo"
-        store = dist.PrefixStore(f"smoothcert/group{next(_groups)}", _stores[0])  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+        seconds = environment_number("SMOOTHCERT_WAIT_SECONDS", seconds, 1)
+        store = dist.PrefixStore(f"group{next(_groups)}", _stores[0])  # type: ignore[attr-defined]
+        patience = timedelta(seconds=seconds)
+        store.set_timeout(patience)
         try:
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
             yield Team(rank, size)
+        except RuntimeError as error:
+            if not _is_lost_connection(error):
+                raise
+            raise WorkError(
+                f"process {rank} lost another of the {size} processes: it ended, or did not answer within {seconds} s; "
+                "finished work is kept: see the messages of the other processes, and start the job again, or set "
+                f"SMOOTHCERT_WAIT_SECONDS to wait longer ({error_line(error, 120)})"
+            ) from error
         finally:
-            dist.destroy_process_group()
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def _is_lost_connection(error: RuntimeError) -> bool:
+    """Say whether `error` comes from the exchange of messages; gloo raises plain RuntimeErrors that name its files."""
+    return isinstance(error, dist.DistError) or ("gloo/" in str(error) and not isinstance(error, WorkError))
 
 
 def out_of_memory(error: BaseException) -> bool:

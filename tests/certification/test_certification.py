@@ -238,34 +238,6 @@ def test_a_contradicting_row_is_refused(trained_run: Path, test_data: ImageData,
         merge_certificates([tmp_path / "a.tsv", path], tmp_path / "x.tsv")
 
 
-@pytest.mark.slow
-def test_two_processes_write_the_rows_of_one(trained_run: Path, tmp_path: Path) -> None:
-    """torchrun with gloo on the CPU: also when a part of the work was done, and a part file was left, before."""
-    run = Path(shutil.copytree(trained_run, tmp_path / "run"))
-    folder, data = run / "certificates", mnist.load_sample("test")
-    for name, images in (("one", 9), ("two", 3)):
-        path = folder / f"{name}.tsv"
-        certify_dataset(load_run(run), data, path, n=300, max_images=images, seed=3, precision="fp32", device="cpu")
-    options = ["--votes", "300", "--max-images", "9", "--seed", "3", "--device", "cpu", "--name", "two"]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    shutil.copy(folder / "one.json", folder / ".two.part1.json")
-    lines = (folder / "one.tsv").read_text().splitlines(keepends=True)
-    (folder / ".two.part1.tsv").write_text(lines[0] + lines[8] + lines[9][:7])
-    done = subprocess.run(
-        [*launcher, "-m", "smoothcert", "certify", str(run), *options],
-        env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert comparable(read_certificates(folder / "two.tsv").rows) == comparable(
-        read_certificates(folder / "one.tsv").rows
-    )
-    assert [row.index for row in read_certificates(folder / "two.tsv").rows] == list(range(9))
-    assert list(folder.glob(".two.*")) == []
-
-
 def test_recertify_equals_certifying_with_those_settings(
     trained_run: Path, test_data: ImageData, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import Data, Subject, as_images, data_settings
 from smoothcert.data import UNSPLIT, Images
 from smoothcert.distributed import Team, find_device
+from smoothcert.errors import WorkError
 from smoothcert.io.results import (
     ResultWriter,
     alone,
@@ -40,6 +41,8 @@ from smoothcert.training.recipe import parse_recipe
 
 ACCURACY_IMAGES = 100
 """Largest number of images on which accuracy is measured before certifying."""
+SHARED_SECONDS = 60.0
+"""How long a new file may be invisible on other machines; network file systems cache what does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +149,8 @@ class Certification:
             if team.size > 1 and not path.exists():
                 write_settings(path, settings, provenance)  # includes the seed, with which parts are continued
         team.wait()
+        if team.size > 1:
+            wait_for_settings(path, team)
         with certificates_writer(part_path(path, team), settings, provenance) as writer:
             self.append(indices, writer, existing_rows(path), on_progress)
         team.wait()
@@ -191,6 +196,18 @@ class Certification:
             votes += sum(row.certificate.n0 + row.certificate.n for row in rows)
             radii += sum(row.radius_if_correct for row in rows)
             report()
+
+
+def wait_for_settings(path: Path, team: Team, seconds: float = SHARED_SECONDS) -> None:
+    """Refuse to certify into a folder that this process does not share with the first one: its rows would be lost."""
+    deadline = time.monotonic() + seconds
+    while not settings_path(path).exists():
+        if time.monotonic() > deadline:
+            raise WorkError(
+                f"{path}: process {team.rank} does not see what process 0 has written there; choose a folder on a file "
+                "system that all machines share"
+            )
+        time.sleep(0.1)
 
 
 def comparable_settings(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:

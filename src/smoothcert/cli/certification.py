@@ -25,6 +25,7 @@ from smoothcert.cli.options import (
     parse_radii,
 )
 from smoothcert.errors import RequestError
+from smoothcert.io.console import leads
 from smoothcert.io.text import printable
 from smoothcert.smoothing.certificate import ABSTAIN
 from smoothcert.training.run_folder import check_file, check_run_folder
@@ -104,7 +105,7 @@ def certify(
         if value is not None and not 0 <= value < math.inf:
             raise RequestError(f"{option}: expected a number >= 0, got {value}")
     if loaded is not None:
-        if not loaded.finished:
+        if not loaded.finished and leads():
             console.print(f"note: {run} has trained {loaded.epoch} of {loaded.recipe.epochs} epochs", style="yellow")
         sigma = loaded.recipe.sigma if sigma is None else sigma
         noise = loaded.recipe.noise if noise is None else noise

@@ -7,6 +7,7 @@ import typer
 
 from smoothcert.cli.options import Compiling, Data, Device, InputLayer, check_dataset, command_line, console
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.console import leads
 from smoothcert.training.choices import Tracker
 
 
@@ -38,6 +39,9 @@ def train(
     capture: Annotated[
         bool | None, typer.Option(help="Steps as CUDA graphs; on a GPU.", show_default="not for your own code")
     ] = None,
+    sync_batch_norm: Annotated[
+        bool, typer.Option("--sync-batch-norm", help="Batch norm over the images of all processes; on GPUs.")
+    ] = False,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
@@ -86,7 +90,7 @@ def train(
     meet()
     images = load_dataset(final.dataset, "train", data, image_size=final.image_size)
     print_data_notes(console, images)
-    if images.split == UNSPLIT:
+    if images.split == UNSPLIT and leads():
         print_note(console, f"{images.name} has no split: all {len(images):,} images are trained on; certify others")
     train_with_bar(
         *(final, images, out),
@@ -94,11 +98,14 @@ def train(
         device=device,
         capture=capture,
         compiling=compile_,
+        sync_batch_norm=sync_batch_norm,
         init=init,
         test_data=load_dataset(final.dataset, "test", data, image_size=final.image_size) if evaluate_every else None,
         evaluate_every=evaluate_every or 1,
         on_epoch=tracker(track) if track is not None else lambda run, metrics: None,
     )
+    if not leads():
+        return
     code = ["--model", final.model] if is_code(final.model) else []
     onwards = command_line("certify", out, *code, *(["--data", data] if data is not None else []))
     console.print(f"trained {out}; next: {onwards}", soft_wrap=True)

@@ -1,5 +1,6 @@
 """The console that commands print to: every text is one printable line."""
 
+import os
 from typing import Any
 
 from rich.console import Console
@@ -7,6 +8,11 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
 from smoothcert.io.text import one_line
+
+
+def leads() -> bool:
+    """Say whether this is the only process, or the first of those that torchrun has started: the one that prints."""
+    return os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
 
 
 class PlainConsole(Console):

@@ -1,6 +1,5 @@
 """Progress bars of training, certification, attacks and analyses, and notes above them."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 from rich.console import Console
 from rich.progress import BarColumn, Progress
 
-from smoothcert.io.console import PlainColumn, PlainConsole
+from smoothcert.io.console import PlainColumn, PlainConsole, leads
 
 if TYPE_CHECKING:  # each command loads what it needs: certifying starts without the training libraries
     from smoothcert.certification.attack import AttackStatus
@@ -24,9 +23,8 @@ if TYPE_CHECKING:  # each command loads what it needs: certifying starts without
 @contextmanager
 def _bar() -> Iterator[Progress]:
     """A bar that is updated on a terminal; elsewhere its last state is printed once, by one of several processes."""
-    quiet = os.environ.get("RANK", "0") != "0"
     columns = (PlainColumn("{task.description}"), BarColumn(bar_width=10), PlainColumn("{task.fields[now]}"))
-    with Progress(*columns, console=PlainConsole(), disable=quiet) as bar:
+    with Progress(*columns, console=PlainConsole(), disable=not leads()) as bar:
         yield bar
 
 
@@ -44,7 +42,7 @@ def print_data_notes(console: Console, images: "Images", trained_on: str | None 
     """Print what a user should know about `images`. `trained_on` is the data set of the network that is certified."""
     from smoothcert.data import UNSPLIT, same_data
 
-    if os.environ.get("RANK", "0") != "0":
+    if not leads():
         return
     for note in images.notes:
         print_note(console, note)
@@ -99,7 +97,7 @@ class CertificationBar:
             f"{status.done}/{status.total} ACR {status.average_certified_radius:.3f} "
             f"{status.images_per_second:.2f} img/s {status.votes_per_second:,.0f} votes/s"
         ) + (f" {clock(left)} left" if left else "")
-        self._bar.update(self._task, completed=status.done, now=now)
+        self._bar.update(self._task, total=status.total, completed=status.done, now=now)
 
     def warn(self, text: str) -> None:
         """Print a warning above the bar."""

@@ -34,6 +34,7 @@ def train(
     device: str = "auto",
     compile: Compiling = "auto",
     capture: bool | None = None,
+    sync_batch_norm: bool = False,
     data_folder: str | Path | None = None,
     on_epoch: Callable[[Run, dict[str, Any]], None] | None = None,
     on_progress: Callable[[TrainingStatus], None] = lambda status: None,
@@ -46,8 +47,9 @@ def train(
     `torch:ClassName`. `model` is trained instead of the network that the recipe names, and receives the result.
     `init` names weights to start from: a run folder, a `.safetensors` file or a PyTorch checkpoint. With
     `evaluate_every=N`, the accuracy under noise is measured every N epochs on `test_data`, by default the test split of
-    the recipe's data set. `track` writes the metrics for TensorBoard or Weights & Biases too. `on_epoch` is called
-    after each epoch with the run and its metrics; an exception in it stops training.
+    the recipe's data set. With `sync_batch_norm`, batch norm uses the images of all processes (on GPUs only). `track`
+    writes the metrics for TensorBoard or Weights & Biases too. `on_epoch` is called after each epoch with the run and
+    its metrics; an exception in it stops training.
     """
     if not isinstance(recipe, TrainRecipe):
         raise RequestError(
@@ -80,6 +82,7 @@ def train(
         device=device,
         compiling=compile,
         capture=capture,
+        sync_batch_norm=sync_batch_norm,
         on_epoch=call_all,
         on_progress=on_progress,
         on_note=on_note,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothcert.data import Images
-from smoothcert.distributed import find_device, team
+from smoothcert.distributed import TRAINING_SECONDS, find_device, team
 from smoothcert.errors import WorkError
 from smoothcert.objectives import Progress
 from smoothcert.objectives.base import warm_up
@@ -61,7 +61,7 @@ def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Unpack[Opt
     with (
         enough_memory(),
         training_device(device),
-        team(device) as group,
+        team(device, TRAINING_SECONDS) as group,
         set_up(recipe, data, folder, group, **options) as run,
     ):
         while run.epoch < recipe.epochs:

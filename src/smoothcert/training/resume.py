@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothcert.data import Images
-from smoothcert.distributed import Team
+from smoothcert.distributed import Team, claim_run, restarts_run
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import remove_temporaries
 from smoothcert.io.text import error_line
@@ -39,8 +39,17 @@ class Start:
 def open_folder(
     recipe: TrainRecipe, data: Images, folder: Path, group: Team, resume: bool, on_note: Callable[[str], None]
 ) -> Start:
-    """Make or reopen the folder; refuse recipe, data, state, model and metrics that do not belong together."""
+    """Make or reopen the folder; refuse recipe, data, state, model and metrics that do not belong together.
+
+    Processes that torchrun has restarted continue the run that their job has made, also without `resume`.
+    """
     exists = (folder / RECIPE).exists()
+    if group.agree(exists) != exists:
+        raise WorkError(
+            f"{folder}: process {group.rank} sees another content of this folder than process 0; choose an --out on a "
+            "file system that all machines share"
+        )
+    resume = resume or group.agree(group.leads and restarts_run(folder))
     if exists and not resume:
         raise RequestError(f"{folder}: holds a run already; continue it with --resume or choose another --out")
     if not exists:
@@ -70,6 +79,7 @@ def open_folder(
             remove_temporaries(folder / name)
         if not exists:
             recipe.save(folder / RECIPE)
+            claim_run(folder)
         keep_metrics_before(folder / METRICS, epoch)
         if state is not None and state.data is None:
             on_note(f"{folder}: its state does not record its training data: whether they are the same is not checked")
@@ -107,6 +117,14 @@ def first_epoch(recipe: TrainRecipe, folder: Path, state: State | None, model: M
             "train again into another folder"
         )
     return state.epoch
+
+
+def refuse_other_batch_norm(folder: Path, start: Start, wanted: bool) -> None:
+    """Raise a RequestError if the run was trained with another choice of synchronized batch norm than `wanted`."""
+    provenance = start.state.provenance if start.state is not None else None
+    if provenance is not None and bool(provenance.get("sync_batch_norm", False)) != wanted:
+        done, change = ("without", "leave it out") if wanted else ("with", "add it")
+        raise RequestError(f"{folder}: was trained {done} --sync-batch-norm; {change}, or choose another --out")
 
 
 def restore(

@@ -28,7 +28,7 @@ from smoothcert.training.device import weights_layout
 from smoothcert.training.initial_weights import check_source, load_initial_weights
 from smoothcert.training.metrics import METRICS, Meter
 from smoothcert.training.recipe import TrainRecipe
-from smoothcert.training.resume import Start, open_folder, restore, write_missing_model
+from smoothcert.training.resume import Start, open_folder, refuse_other_batch_norm, restore, write_missing_model
 from smoothcert.training.state import State, save_state
 from smoothcert.training.step import (
     CapturedStep,
@@ -60,6 +60,8 @@ class Options(TypedDict, total=False):
     """Whether steps are captured as CUDA graphs on one GPU. The default is True except for a user's own network or
     objective, whose decisions in Python would be made only once."""
     compiling: Compiling
+    sync_batch_norm: bool
+    """Whether batch norm uses the statistics of a step's images in all processes, instead of those of each process."""
     on_progress: Callable[..., None]
     """Called with a `TrainingStatus`."""
     on_epoch: Callable[[Run, dict[str, Any]], None]
@@ -78,6 +80,8 @@ def set_up(
 ) -> Iterator["RunInProgress"]:
     """Build the network, open the folder, which is locked while the context lasts, and restore what it holds."""
     device, model = find_device(options.get("device", "auto")), options.get("model")
+    if options.get("sync_batch_norm", False) and device.type != "cuda":
+        raise RequestError(f"sync_batch_norm: expected GPUs, got {device.type}, for which torch has none; leave it out")
     if model is not None:
         check_outputs(model, recipe.model, data.shape, data.num_classes)
     check_request(recipe, data, folder, group)
@@ -92,6 +96,7 @@ def set_up(
     with alone(folder / METRICS, "choose another --out") if group.leads else nullcontext():
         start = open_folder(recipe, data, folder, group, options.get("resume", False), on_note)
         source = check_source(folder, start.state, source)
+        refuse_other_batch_norm(folder, start, options.get("sync_batch_norm", False))
         run = RunInProgress(recipe, data, folder, group, device, model, start, source, options)
         if group.leads and source is not None and start.state is None and start.epoch == 0:
             # A killed process must not leave a run that continues from random weights.
@@ -123,6 +128,9 @@ class RunInProgress:
         self.data = data.to(device)
         self.precision = resolve_precision(recipe.precision, device)
         self.model: nn.Module = model.to(device, memory_format=weights_layout(own_network))  # type: ignore[call-overload]
+        self.sync_batch_norm = options.get("sync_batch_norm", False)
+        if self.sync_batch_norm and group.size > 1:  # our own kernels leave such layers to torch
+            self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)  # type: ignore[no-untyped-call]
         self.optimizer = make_optimizer(self.model, recipe, device)
         self.initial_weights: dict[str, Tensor] | None = None  # for a restart, as long as one can follow
         self.source = source  # of the weights that training started from
@@ -194,6 +202,7 @@ class RunInProgress:
             "captured": isinstance(self.step, CapturedStep) and self.step.graph is not None,
             "compiled": isinstance(self.step, CapturedStep) and bool(self.step.compiled),
             "learning_rate_warm_up": self.warm_up,
+            **({"sync_batch_norm": True} if self.sync_batch_norm else {}),
         } | ({} if self.source is None else {"init": dict(self.source)})
 
     def as_run(self) -> Run:

@@ -12,7 +12,7 @@ from typing import Unpack
 import torch
 
 from smoothcert.data import Images
-from smoothcert.distributed import Team, find_device, team
+from smoothcert.distributed import TRAINING_SECONDS, Team, find_device, team
 from smoothcert.errors import RequestError
 from smoothcert.training.choices import Compiling
 from smoothcert.training.device import new_stream, training_device
@@ -49,7 +49,7 @@ def train_together(
     waiting, failures = list(runs), dict[Path, Exception]()
     active: list[tuple[Path, Generator[None, None, None], AbstractContextManager[object], Pace]] = []
     # The stack closes the runs after an exception too, which must not leave their folders locked.
-    with training_device(on_device), team(on_device) as group, ExitStack() as opened:
+    with training_device(on_device), team(on_device, TRAINING_SECONDS) as group, ExitStack() as opened:
         while waiting or active:
             while waiting and len(active) < at_once:
                 recipe, data, folder = waiting.pop(0)
