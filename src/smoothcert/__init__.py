@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # as in typing, whose import takes longer than all of this file
 if TYPE_CHECKING:
+    from smoothcert.certification.cascade import Cascade
     from smoothcert.certification.certificates import read_certificates
     from smoothcert.certification.certify_dataset import certify_dataset
     from smoothcert.certification.ensemble import RunEnsemble
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABSTAIN",
+    "Cascade",
     "Certificate",
     "CertificateBatch",
     "CertifySettings",
@@ -50,6 +52,7 @@ __all__ = [
 ]
 _MODULES = {
     "ABSTAIN": "smoothing.certificate",
+    "Cascade": "certification.cascade",
     "Certificate": "smoothing.certificate",
     "CertificateBatch": "smoothing.certificate_batch",
     "CertifySettings": "certification.settings",
