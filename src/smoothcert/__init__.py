@@ -9,12 +9,15 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # as in typing, whose import takes longer than all of this file
 if TYPE_CHECKING:
+    from smoothcert.certification.cascade import Cascade
     from smoothcert.certification.certificates import read_certificates
     from smoothcert.certification.certify_dataset import certify_dataset
+    from smoothcert.certification.ensemble import RunEnsemble
     from smoothcert.certification.settings import CertifySettings
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
     from smoothcert.data import load_dataset
     from smoothcert.errors import RequestError, WorkError
+    from smoothcert.models.ensemble import Ensemble
     from smoothcert.objectives import losses
     from smoothcert.papers.presets import preset
     from smoothcert.report.run_table import report
@@ -26,11 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABSTAIN",
+    "Cascade",
     "Certificate",
     "CertificateBatch",
     "CertifySettings",
+    "Ensemble",
     "RequestError",
     "Run",
+    "RunEnsemble",
     "SmoothedClassifier",
     "TrainRecipe",
     "WorkError",
@@ -46,11 +52,14 @@ __all__ = [
 ]
 _MODULES = {
     "ABSTAIN": "smoothing.certificate",
+    "Cascade": "certification.cascade",
     "Certificate": "smoothing.certificate",
     "CertificateBatch": "smoothing.certificate_batch",
     "CertifySettings": "certification.settings",
+    "Ensemble": "models.ensemble",
     "RequestError": "errors",
     "Run": "training.checkpoint",
+    "RunEnsemble": "certification.ensemble",
     "SmoothedClassifier": "certification.smoothed_classifier",
     "TrainRecipe": "training.recipe",
     "WorkError": "errors",

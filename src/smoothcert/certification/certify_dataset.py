@@ -19,6 +19,7 @@ from smoothcert.certification.certificates import (
     read_certificates,
     write_certificates,
 )
+from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.prepare import Prepared
 from smoothcert.certification.settings import CertifySettings, images_at_once, make_counter
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
@@ -66,7 +67,7 @@ Report = Callable[[CertificationStatus], None]
 
 
 def certify_dataset(
-    model: Run | SmoothedClassifier | Classifier,
+    model: Run | RunEnsemble | SmoothedClassifier | Classifier,
     data: Data,
     out: str | Path,
     settings: CertifySettings | None = None,
@@ -81,11 +82,11 @@ def certify_dataset(
 ) -> CertificatesFile:
     """Certify images of `data` into the certificates file `out` (NAME.tsv), and return the file.
 
-    `model` is a run, a SmoothedClassifier, or a module or callable from images in [0, 1] to logits, which the file
-    calls `name`. `data` is what `load_dataset` returns, a torch Dataset of (image, label) pairs, or a DataLoader of
-    one. Settings (see CertifySettings) are given as an object, as keywords, or both, of which the keywords win. Images
-    that the file already has are skipped; a file of other settings is refused. `indices` replaces the images that
-    `skip`, `max_images` and `shard` choose.
+    `model` is a run, a RunEnsemble, a SmoothedClassifier, or a module or callable from images in [0, 1] to logits,
+    which the file calls `name`. `data` is what `load_dataset` returns, a torch Dataset of (image, label) pairs, or a
+    DataLoader of one. Settings (see CertifySettings) are given as an object, as keywords, or both, of which the
+    keywords win. Images that the file already has are skipped; a file of other settings is refused. `indices` replaces
+    the images that `skip`, `max_images` and `shard` choose.
 
     Several processes (`team`) share the images. Each appends to its own part, and the first one joins the parts: the
     rows are those of one process. Parts that an interrupted call left are used.
@@ -107,9 +108,7 @@ def certify_dataset(
     prepared = Prepared(replace(counter, batch_size=recipe.batch_size), recipe, images.shape, device)
     prepared.rule.errors_at_radii(counter.noise)  # refuses radii that cannot be tested before there is a file
     about |= {**data_settings(images), **prepared.settings(subject.classifier)}
-    provenance = subject.provenance(device)
-    if subject.run is not None:
-        provenance["model"] = dict(subject.run.provenance)
+    provenance = {**subject.provenance(device), **subject.training()}
     if indices is None:
         selection = recipe.selection(len(images))
         indices, provenance["selection"] = selection.indices, selection.to_mapping()

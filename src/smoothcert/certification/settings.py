@@ -11,7 +11,9 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from smoothcert.certification.shards import Selection
+from smoothcert.errors import RequestError
 from smoothcert.io.results import stored_settings
+from smoothcert.models.ensemble import Ensemble
 from smoothcert.models.precision import DTYPES, at_precision, resolve_precision
 from smoothcert.noise import NOISES
 from smoothcert.smoothing.bounds import smallest_error_bound, votes_needed
@@ -19,7 +21,6 @@ from smoothcert.smoothing.certificate import MOST_VOTES
 from smoothcert.smoothing.integer_noise import IntegerGaussian
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.votes import Classifier, VoteCounter, default_batch_size, fitting_batch_size
-from smoothcert.training.checkpoint import Run
 from smoothcert.training.choices import NoiseName
 from smoothcert.training.recipe import Recipe, parse_recipe
 
@@ -83,7 +84,7 @@ class CertifySettings(Recipe):
         """Return which of the `images` of a data set are certified."""
         return Selection(images, self.skip, self.max_images, self.shard)
 
-    def default_path(self, folder: Path, run: Run | None) -> Path:
+    def default_path(self, folder: Path, training_sigma: float | None, consensus: int | None = None) -> Path:
         """Return the certificates file in `folder`, named after n and the settings that change certificates.
 
         Another sigma than that of training is part of the name.
@@ -96,12 +97,13 @@ class CertifySettings(Recipe):
             "label-aware": self.label_aware,
             "sound": self.sound,
             str(self.noise): self.noise not in (None, "gaussian"),
+            f"consensus{consensus}": consensus is not None,
         }
         words = [f"test-n{self.n}", *(word for word, used in options.items() if used)]
         shard = [f"shard{part}of{parts}"] if parts > 1 else []
         path = folder / "certificates" / f"{'-'.join([*words, *shard])}.tsv"
         # Earlier versions used this name for any sigma: such a file is continued.
-        if run is None or self.sigma == run.recipe.sigma or self.sigma == stored_settings(path).get("sigma"):
+        if training_sigma in (None, self.sigma) or self.sigma == stored_settings(path).get("sigma"):
             return path
         return path.with_name(f"{'-'.join([*words, f'sigma{self.sigma:g}', *shard])}.tsv")
 
@@ -172,6 +174,8 @@ def make_counter(
 
     A batch size that is `stored` in a file is known to fit.
     """
+    if recipe.compile and isinstance(model, Ensemble) and model.consensus is not None:
+        raise RequestError("compile: expected false with consensus, whose passes vary in number; leave one of them out")
     dtype = DTYPES[recipe.precision]
     evaluated = at_precision(model, recipe.precision, device, shape) if isinstance(model, nn.Module) else model
     if device.type == "cuda" and not stored:

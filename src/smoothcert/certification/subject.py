@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, SequentialSampler, default_collate
 
+from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.classifier import device_of, evaluating, logits_of, refuse_batch_dependence
 from smoothcert.data import DATASETS, UNSPLIT, ImageFiles, Images
@@ -26,19 +27,21 @@ Data = Images | Dataset[Any] | DataLoader[Any]
 
 @dataclass(frozen=True)
 class Subject:
-    """A classifier and where it comes from: a run, or a user's own module or callable under a name."""
+    """A classifier and where it comes from: a run, several runs, or a user's own module or callable under a name."""
 
     classifier: Classifier
     name: str
-    run: Run | None = None
+    run: Run | RunEnsemble | None = None
     defaults: Mapping[str, Any] | None = None
     """Settings that apply unless others are given: sigma, noise and precision."""
 
     @classmethod
-    def of(cls, model: "Run | SmoothedClassifier | Classifier", name: str | None = None) -> "Subject":
+    def of(cls, model: "Run | RunEnsemble | SmoothedClassifier | Classifier", name: str | None = None) -> "Subject":
         if isinstance(model, Run):
             noise = {"sigma": model.recipe.sigma, "noise": model.recipe.noise}
             return cls(model.model, model.recipe.model, model, noise)
+        if isinstance(model, RunEnsemble):
+            return cls(model.model, "ensemble", model, model.defaults)
         if isinstance(model, SmoothedClassifier):
             smoothing = {"sigma": model.noise.sigma, "noise": model.noise.name, "precision": model.precision}
             return cls(model.classifier, name or _name_of(model.classifier), None, smoothing)
@@ -57,7 +60,8 @@ class Subject:
 
     def about(self, data: Images | Tensor, device: torch.device, batch_size: int) -> dict[str, Any]:
         """Return the settings that identify the classifier; a file is continued only by the same one."""
-        if self.run is not None and not is_code(self.run.recipe.model):
+        runs = self.run.runs if isinstance(self.run, RunEnsemble) else (self.run,) if self.run is not None else ()
+        if self.run is not None and not any(is_code(run.recipe.model) for run in runs):
             return self.run.about()
         model = self.classifier
         weights = tensors_digest(model.state_dict()) if isinstance(model, nn.Module) else None
@@ -67,8 +71,14 @@ class Subject:
 
     def provenance(self, device: torch.device) -> dict[str, Any]:
         """Return what a result was computed with."""
-        epoch = {} if self.run is None else {"epoch": self.run.epoch}
+        epoch = {"epoch": self.run.epoch} if isinstance(self.run, Run) else {}
         return {"versions": versions(device), "threads": torch.get_num_threads(), **epoch}
+
+    def training(self) -> dict[str, Any]:
+        """Return how the classifier was trained, or all members of an ensemble; {} if it is not a run."""
+        if isinstance(self.run, RunEnsemble):
+            return {"members": self.run.provenance}
+        return {} if self.run is None else {"model": dict(self.run.provenance)}
 
 
 def _name_of(model: object) -> str:

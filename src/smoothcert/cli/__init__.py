@@ -12,8 +12,9 @@ from rich.text import Text
 from smoothcert import __version__
 from smoothcert.cli.analyzing import analyze
 from smoothcert.cli.attacking import attack
-from smoothcert.cli.certification import certify, merge, predict, recertify
+from smoothcert.cli.certification import certify, merge, recertify
 from smoothcert.cli.listing import datasets, models, objectives, presets
+from smoothcert.cli.predicting import predict
 from smoothcert.cli.reporting import quickstart, report
 from smoothcert.cli.reproducing import reproduce
 from smoothcert.cli.training import import_, train

@@ -1,14 +1,12 @@
-"""`smoothcert certify`, `merge`, `recertify` and `predict`."""
+"""`smoothcert certify`, `merge` and `recertify`."""
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from smoothcert.cli.advice import accuracy_warning, next_step, noise_warning, spent_votes, training_command
 from smoothcert.cli.options import (
@@ -26,23 +24,30 @@ from smoothcert.cli.options import (
 )
 from smoothcert.errors import RequestError
 from smoothcert.io.console import leads
-from smoothcert.io.text import printable
-from smoothcert.smoothing.certificate import ABSTAIN
 from smoothcert.training.run_folder import check_file, check_run_folder
+
+LONGEST_NAME = 150
+"""Characters in the name of the folder that is named after the members of an ensemble."""
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
     from smoothcert.smoothing.accuracy import NoiseAccuracy
 
 
 def certify(
-    run: Annotated[Path | None, typer.Argument(help="Run folder.", show_default=False)] = None,
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run folder; several with --ensemble.", show_default=False)
+    ] = None,
+    ensemble: Annotated[bool, typer.Option("--ensemble", help="Certify all run folders as one classifier.")] = False,
+    consensus: Annotated[
+        int | None, typer.Option(help="Evaluate only this many members of --ensemble where they agree.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Your own network: package.module:function or FILE.py:function.")
     ] = None,
     dataset: Annotated[str | None, typer.Option(help="Data set, for --model; see `smoothcert datasets`.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images, for folder:PATH.")] = None,
     classes: Classes = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the certificates, for --model.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the certificates, for --model and --ensemble.")] = None,
     n: Annotated[int, typer.Option("--n", "--votes", help="Votes that bound the class's probability.")] = 100_000,
     n0: Annotated[int, typer.Option(help="Votes that choose the class.")] = 100,
     alpha: Annotated[float, typer.Option(help="Probability that a certificate is wrong, at most.")] = 0.001,
@@ -70,12 +75,13 @@ def certify(
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Certify test images of a run, or of your own model; an interrupted file is continued."""
-    if run is not None:
-        check_run_folder(run)  # before torch is imported, which takes seconds
+    """Certify test images of a run, an ensemble of runs or your own model; an interrupted file is continued."""
+    folders = check_runs(runs or [], ensemble, consensus)  # before torch is imported, which takes seconds
+    run = folders[0] if folders else None
     if dataset is not None:
         check_dataset(dataset)
     from smoothcert.certification.certify_dataset import certify_dataset
+    from smoothcert.certification.ensemble import RunEnsemble
     from smoothcert.certification.settings import CertifySettings, unreachable_radius
     from smoothcert.certification.subject import missing_classes
     from smoothcert.data import load_dataset, read_class_names
@@ -87,13 +93,15 @@ def certify(
     from smoothcert.training.recipe import parse_recipe
 
     meet()
-    loaded = load_run(run, model) if run is not None else None
-    folder = run if run is not None else out
+    members = [load_run(path, model) for path in folders]
+    combined = RunEnsemble(members, consensus) if ensemble else None
+    loaded = members[0] if members else None
+    folder = out if run is None or (ensemble and out is not None) else ensemble_folder(folders) if ensemble else run
     if loaded is None and (model is None or dataset is None or sigma is None):
         raise RequestError("give a run folder, or --model package.module:function --dataset NAME --sigma S --out DIR")
     if folder is None:
         raise RequestError("give --out DIR for the certificates of --model")
-    if run is not None and out is not None:
+    if run is not None and out is not None and not ensemble:
         raise RequestError(
             f"--out: expected none with a run folder, whose certificates are in it, got {out}; use --name"
         )
@@ -104,10 +112,15 @@ def certify(
     for option, value in (("--radius", radius), ("--until-radius", until_radius)):
         if value is not None and not 0 <= value < math.inf:
             raise RequestError(f"{option}: expected a number >= 0, got {value}")
+    for member in members:
+        if not member.finished and leads():
+            trained = f"{member.epoch} of {member.recipe.epochs} epochs"
+            console.print(f"note: {member.folder} has trained {trained}", style="yellow")
+    trained_with = None if loaded is None else loaded.recipe.sigma if combined is None else combined.sigma
     if loaded is not None:
-        if not loaded.finished and leads():
-            console.print(f"note: {run} has trained {loaded.epoch} of {loaded.recipe.epochs} epochs", style="yellow")
-        sigma = loaded.recipe.sigma if sigma is None else sigma
+        sigma = trained_with if sigma is None else sigma
+        if combined is not None and sigma is None:
+            raise RequestError(combined.missing_sigma("--sigma"))
         noise = loaded.recipe.noise if noise is None else noise
         dataset = loaded.recipe.dataset if dataset is None else dataset
         image_size = loaded.recipe.image_size if image_size is None else image_size
@@ -120,23 +133,26 @@ def certify(
         "shard": parse_shard(shard),
     }
     settings = parse_recipe(CertifySettings, fields, "certify")
-    path = folder / "certificates" / f"{name}.tsv" if name else settings.default_path(folder, loaded)
+    path = folder / "certificates" / f"{name}.tsv" if name else settings.default_path(folder, trained_with, consensus)
     check_inside(path, folder)
     outputs = read_class_names(classes) if classes is not None else None
     images = load_dataset(str(dataset), "test", data, image_size=image_size, classes=outputs)
     print_data_notes(console, images, loaded.recipe.dataset if loaded is not None else None)
-    retrain = training_command(loaded, folder, model, str(dataset), image_size, settings, data)
+    about = (model, str(dataset), image_size, settings, data)
+    commands = [training_command(member, member.folder, *about) for member in members]
+    retrain = commands[0] if commands else training_command(None, folder, *about)
     with team() as group:
         indices = settings.selection(len(images)).indices
         warnings = [
             unreachable_radius(settings, asked) for asked in ([radius] if radius is not None else settings.radii[-1:])
         ]
         warnings.append(missing_classes(images, replace(settings.selection(len(images)), shard=(1, 1)).indices))
-        warnings.append(noise_warning(loaded, settings, retrain))
+        pairs = zip(members, commands, strict=True)
+        warnings += [noise_warning(member, settings, command) for member, command in pairs]
         for warning in warnings if group.leads else []:
             if warning is not None:
                 print_warning(console, warning)
-        network = loaded if loaded is not None else own_model(str(model), images.num_classes)
+        network = combined or loaded or own_model(str(model), images.num_classes)
         with certification_bar(folder.name, len(indices)) as show:
 
             def judge(accuracy: "NoiseAccuracy") -> None:
@@ -158,6 +174,27 @@ def certify(
                 apart = f"a report is about all {len(rows):,}: choose another --name to keep them apart"
                 print_note(console, f"{more}; {apart}")
             console.print(f"wrote {path}; {next_step(path, folder, settings.shard)}", soft_wrap=True)
+
+
+def check_runs(runs: list[Path], ensemble: bool, consensus: int | None) -> list[Path]:
+    """Return the run folders of a request; refuse several without --ensemble, and what is not a run folder."""
+    if ensemble and len(runs) < 2:
+        raise RequestError(f"--ensemble: expected at least two run folders, got {len(runs)}; name its members")
+    if len(runs) > 1 and not ensemble:
+        raise RequestError(f"run: expected one run folder, got {len(runs)}; add --ensemble to certify them as one")
+    if consensus is not None and not ensemble:
+        raise RequestError(f"--consensus: expected none without --ensemble, got {consensus}; leave it out")
+    for run in runs:
+        check_run_folder(run)
+    return runs
+
+
+def ensemble_folder(runs: list[Path]) -> Path:
+    """Return the default folder for the certificates of an ensemble: next to its first member, named after all."""
+    name = "-".join(["ensemble", *(run.resolve().name for run in runs)])
+    if len(name) > LONGEST_NAME:
+        raise RequestError(f"--out: expected a folder for the certificates of {len(runs)} runs, got none; give one")
+    return runs[0].parent / name
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -200,68 +237,3 @@ def recertify(
     target = out if out is not None else file.with_name("-".join(words) + ".tsv")
     rows = recompute(file, target, alpha=alpha, bound=bound)
     console.print(f"wrote {rows} rows to {target}", soft_wrap=True)
-
-
-def predict(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
-    images: Annotated[list[Path], typer.Argument(help="Image files of the size the run was trained on.")],
-    n: Annotated[int, typer.Option(help="Votes that bound the class's probability.")] = 10_000,
-    alpha: Annotated[float, typer.Option(help="Probability that a line is wrong, at most.")] = 0.001,
-    precision: Annotated[Precision, typer.Option(help="Precision of the network.")] = "auto",
-    resize: Annotated[bool, typer.Option("--resize", help="Scale and crop images that have another size.")] = False,
-    classes: Classes = None,
-    model: Annotated[str | None, typer.Option(help="The run's own network, package.module:function.")] = None,
-    device: Device = "auto",
-) -> None:
-    """Print the class, the votes and the certified radius of image files."""
-    check_run_folder(run)
-    for image in images:
-        check_file(image, "an image file")
-    from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-    from smoothcert.data import DATASETS, read_class_names
-    from smoothcert.data.image_files import read_image_files
-    from smoothcert.distributed import find_device
-    from smoothcert.report.progress import print_note
-    from smoothcert.smoothing.bounds import smallest_error_bound
-    from smoothcert.training.checkpoint import load_run
-
-    loaded, where = load_run(run, model), find_device(device)
-    spec, dataset = loaded.spec, DATASETS.get(loaded.recipe.dataset)
-    names = read_class_names(classes) if classes is not None else spec.class_names
-    names = dataset.class_names if names is None and dataset is not None else names
-    if names is not None and len(names) != spec.num_classes:
-        raise RequestError(f"--classes: expected {spec.num_classes} names, one per output of {run}, got {len(names)}")
-    side = (dataset.shorter_side if dataset is not None else None) or min(spec.shape[1:])
-    batch, notes = read_image_files(images, spec.shape, shorter_side=side if resize else None)
-    smoothed = SmoothedClassifier(
-        loaded.model.to(where),
-        sigma=loaded.recipe.sigma,
-        num_classes=spec.num_classes,
-        noise=loaded.recipe.noise,
-        precision=precision,
-    )
-    certificates = smoothed.certify(batch.to(where), n=n, alpha=alpha)
-    table = Table("image", "class", f"{smoothed.noise.norm} radius", f"votes of {n:,}")
-    for path, certificate in zip(images, certificates, strict=True):
-        votes = ", ".join(f"{c}: {k}" for c, k in certificate.votes[:3])
-        answer = "abstain" if certificate.predict == ABSTAIN else with_name(certificate.predict, names)
-        table.add_row(str(path), answer, f"{math.floor(certificate.radius * 1000) / 1000:.3f}", votes)
-    console.print(table)
-    for note in notes:
-        print_note(console, note)
-    ceiling = math.floor(smoothed.noise.radius(smallest_error_bound(n, alpha)) * 1000) / 1000
-    reached = any(certificate.count == n for certificate in certificates)
-    console.print(
-        f"radius: every image closer than this in {smoothed.noise.norm} (pixels in [0, 1]) gets the same class, with "
-        f"probability at least {1 - alpha:.6g} for each row; {ceiling:.3f} is the most that n = {n:,} votes can show"
-        + ("; it is reached here: raise --n for more" if reached else ""),
-        soft_wrap=True,
-        highlight=False,
-    )
-
-
-def with_name(number: int, names: Sequence[str] | None) -> str:
-    """Return a class as a number and, if it is known, its name in printable characters."""
-    if names is None:
-        return str(number)
-    return f"{number} {printable(names[number])}"

@@ -9,6 +9,7 @@ from torch import nn
 from smoothcert.errors import RequestError
 from smoothcert.io.text import did_you_mean
 from smoothcert.models.densenet import DenseNet40
+from smoothcert.models.ensemble import Ensemble
 from smoothcert.models.lenet import LeNet
 from smoothcert.models.normalize import Normalize
 from smoothcert.models.resnet50 import ResNet50
@@ -69,6 +70,7 @@ __all__ = [
     "MODELS",
     "CifarResNet",
     "DenseNet40",
+    "Ensemble",
     "LeNet",
     "ModelSpec",
     "Normalize",

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from smoothcert.classifier import image_layout
 from smoothcert.errors import RequestError
 from smoothcert.io.text import error_line
+from smoothcert.models.ensemble import Ensemble
 from smoothcert.models.kernels import is_plain
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -64,8 +65,11 @@ def at_precision(model: nn.Module, precision: Precision, device: torch.device, s
 
     If the model can be traced, batch norm is folded into the convolutions before it. If the model can compute with it,
     the memory layout of the weights is channels last. Logits are float32 if a linear layer
-    computes them.
+    computes them. Each member of an ensemble is converted separately.
     """
+    if isinstance(model, Ensemble):
+        members = [at_precision(member, precision, device, shape) for member in model.members]
+        return Ensemble(members, model.consensus).eval()
     try:
         copied = copy.deepcopy(model)
     except RuntimeError as error:

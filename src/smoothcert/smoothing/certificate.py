@@ -22,6 +22,8 @@ class Certificate:
     n: int
     count: int
     votes: tuple[tuple[int, int], ...]
+    earlier: tuple[tuple[tuple[int, int], ...], ...] = ()
+    """The votes of the stages of a cascade before the one that `votes` belong to."""
 
     @property
     def abstained(self) -> bool:

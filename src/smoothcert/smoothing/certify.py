@@ -39,13 +39,19 @@ def certificate_of_class(
 
 
 def certificate_from_bound(
-    cls: int, radius: float, n0: int, count: int, votes: tuple[tuple[int, int], ...]
+    cls: int,
+    radius: float,
+    n0: int,
+    count: int,
+    votes: tuple[tuple[int, int], ...],
+    *,
+    earlier: tuple[tuple[tuple[int, int], ...], ...] = (),
 ) -> Certificate:
     """The certificate of `cls` with `radius`; it abstains if the radius is 0."""
     n = sum(number for _, number in votes)
     if radius <= 0:
-        return Certificate(ABSTAIN, 0.0, n0, n, count, votes)
-    return Certificate(cls, radius, n0, n, count, votes)
+        return Certificate(ABSTAIN, 0.0, n0, n, count, votes, earlier)
+    return Certificate(cls, radius, n0, n, count, votes, earlier)
 
 
 def sorted_votes(votes: Sequence[int]) -> tuple[tuple[int, int], ...]:

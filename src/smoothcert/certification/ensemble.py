@@ -1,0 +1,114 @@
+"""Trained runs as one classifier: which of them fit together, and what a certificates file records of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from smoothcert.certification.smoothed_classifier import SmoothedClassifier
+from smoothcert.data import Images
+from smoothcert.errors import RequestError
+from smoothcert.models.ensemble import Ensemble
+from smoothcert.training.checkpoint import InputSpec, Run, tensors_digest
+
+
+@dataclass(frozen=True)
+class RunEnsemble:
+    """The ensemble of the networks of `runs`: see `Ensemble` for its output, for `consensus` and for the guarantee.
+
+    All runs must have been trained on one data set, for images of one shape and the same classes, with one kind of
+    noise. Their training sigmas may differ. Then no sigma is implied, and one must be given for all members together.
+    """
+
+    runs: Sequence[Run]
+    consensus: int | None = None
+
+    def __post_init__(self) -> None:
+        folders = [run.folder.resolve() for run in self.runs]
+        if len(set(folders)) < len(folders):
+            raise RequestError("ensemble: expected different runs, got one of them twice; name each run once")
+        for name, value in FITTING.items():
+            _refuse_different(self.runs, name, value)
+        _ = self.model  # refuses too few members and an impossible consensus
+
+    @cached_property
+    def model(self) -> Ensemble:
+        return Ensemble([run.model for run in self.runs], self.consensus)
+
+    @property
+    def spec(self) -> InputSpec:
+        return self.runs[0].spec
+
+    @property
+    def noise(self) -> str:
+        return self.runs[0].recipe.noise
+
+    @property
+    def sigma(self) -> float | None:
+        """The training sigma that all runs share; None if they do not."""
+        sigmas = {run.recipe.sigma for run in self.runs}
+        return sigmas.pop() if len(sigmas) == 1 else None
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The noise of training, unless another is given; without sigma if the runs were trained with several."""
+        return {"noise": self.noise, **({} if self.sigma is None else {"sigma": self.sigma})}
+
+    def smoothed(self, sigma: float | None = None, **options: Any) -> SmoothedClassifier:
+        """The smoothed classifier of the ensemble with the noise of its training, or with another `sigma`."""
+        sigma = self.sigma if sigma is None else sigma
+        if sigma is None:
+            raise RequestError(self.missing_sigma("sigma"))
+        return SmoothedClassifier(
+            self.model, sigma=sigma, **{"noise": self.noise, "num_classes": self.spec.num_classes, **options}
+        )
+
+    def missing_sigma(self, option: str) -> str:
+        """Return the message for a request without a sigma where the runs do not share one."""
+        sigmas = ", ".join(f"{run.recipe.sigma:g}" for run in self.runs)
+        return f"{option}: expected one for all members, which were trained with sigma {sigmas}, got none; give one"
+
+    def about(self) -> dict[str, Any]:
+        """Identifies the networks, their order and how they are combined in result files."""
+        members = [run.about() for run in self.runs]
+        models, objectives = (
+            " + ".join(dict.fromkeys(str(member[key]) for member in members)) for key in ("model", "objective")
+        )
+        consensus = "" if self.consensus is None else f", consensus {self.consensus}"
+        return {
+            "model": models,
+            "objective": f"ensemble of {len(members)} ({objectives}{consensus})",
+            **({} if self.sigma is None else {"training_sigma": self.sigma}),
+            "weights_sha256": tensors_digest(self.model.state_dict()),
+            "members": members,
+            "consensus": self.consensus,
+        }
+
+    @property
+    def provenance(self) -> list[dict[str, Any]]:
+        """The name of each run and how it was trained."""
+        return [{"run": run.folder.name, "epoch": run.epoch, "model": dict(run.provenance)} for run in self.runs]
+
+    def refuse_other_images(self, data: Images) -> None:
+        """Raise a RequestError if `data` does not have the shape and number of classes of the members."""
+        self.runs[0].refuse_other_images(data)
+
+
+FITTING: Mapping[str, Callable[[Run], object]] = {
+    "images": lambda run: run.spec.shape,
+    "number of classes": lambda run: run.spec.num_classes,
+    "class names": lambda run: run.spec.class_names,
+    "data set": lambda run: run.recipe.dataset,
+    "noise": lambda run: run.recipe.noise,
+}
+"""What all members of an ensemble must share."""
+
+
+def _refuse_different(runs: Sequence[Run], name: str, value: Callable[[Run], object]) -> None:
+    """Raise a RequestError that names the first run whose `value` differs from that of the first."""
+    for run in runs[1:]:
+        if value(run) != value(runs[0]):
+            raise RequestError(
+                f"ensemble: expected one {name} for all members, got {value(runs[0])} for {runs[0].folder} and "
+                f"{value(run)} for {run.folder}; leave one of them out"
+            )

@@ -1,0 +1,155 @@
+"""Ensembles of runs: what the certificates file records, resume, other statistics, refusals, the command line."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from smoothcert import Ensemble, RequestError, RunEnsemble, certify_dataset, read_certificates
+from smoothcert.certification.recertify import recertify
+from smoothcert.data import ImageData, mnist
+from smoothcert.training.checkpoint import Run, load_run, save_model, tensors_digest
+
+Cli = Callable[..., tuple[int, str, str]]
+FEW = ("--n", 60, "--n0", 20, "--device", "cpu", "--seed", 7, "--batch-size", 200)
+SETTINGS: dict[str, Any] = {"n": 60, "n0": 20, "seed": 7, "batch_size": 200, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def test_data() -> ImageData:
+    return mnist.load_sample("test")
+
+
+def other_run(run: Run, folder: Path, seed: int, **recipe: object) -> Path:
+    """Write a run whose weights differ a little from those of `run`."""
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(seed)
+    model = load_run(run.folder).model
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.3 * weight.std() * torch.randn(weight.shape, generator=generator)
+    changed = run.recipe.model_copy(update=recipe)
+    save_model(folder, model, changed, run.spec, run.epoch, {**run.provenance, "seed": seed})  # type: ignore[arg-type]
+    return folder
+
+
+@pytest.fixture
+def folders(trained_run: Path, tmp_path: Path) -> list[Path]:
+    first = Path(shutil.copytree(trained_run, tmp_path / "a"))
+    return [first, *(other_run(load_run(first), tmp_path / name, seed) for seed, name in enumerate("bc"))]
+
+
+def load(folders: list[Path], consensus: int | None = None) -> RunEnsemble:
+    return RunEnsemble([load_run(folder) for folder in folders], consensus)
+
+
+def certificates(path: Path) -> dict[int, object]:
+    return {row.index: row.certificate for row in read_certificates(path).rows}
+
+
+@pytest.mark.parametrize("consensus", [None, 2])
+def test_rows_do_not_depend_on_order_resume_or_the_api(
+    folders: list[Path], test_data: ImageData, tmp_path: Path, consensus: int | None
+) -> None:
+    ensemble, images = load(folders, consensus), list(range(6))
+    for name, parts in {"whole": [images], "back": [images[::-1]], "resumed": [[3, 4], [5], images]}.items():
+        for part in parts:
+            certify_dataset(ensemble, test_data, tmp_path / f"{name}.tsv", indices=part, **SETTINGS)
+    whole = certificates(tmp_path / "whole.tsv")
+    assert whole == certificates(tmp_path / "back.tsv") == certificates(tmp_path / "resumed.tsv")
+    batch = test_data.batch(torch.tensor(images))[0]
+    smoothed = ensemble.smoothed(batch_size=200)
+    assert list(whole.values()) == list(smoothed.certify(batch, n=60, n0=20, seed=7, indices=images))
+    single = Ensemble([load_run(folder).model for folder in folders], consensus)
+    certify_dataset(single, test_data, tmp_path / "module.tsv", sigma=0.5, indices=images, **SETTINGS)
+    assert certificates(tmp_path / "module.tsv") == whole
+
+
+def test_file_records_all_members_and_refuses_others(folders: list[Path], test_data: ImageData, tmp_path: Path) -> None:
+    path, ensemble = tmp_path / "e.tsv", load(folders, 2)
+    certify_dataset(ensemble, test_data, path, max_images=2, **SETTINGS)
+    file = read_certificates(path)
+    digests = [tensors_digest(load_run(folder).model.state_dict()) for folder in folders]
+    assert [member["weights_sha256"] for member in file.settings["members"]] == digests
+    assert len(set(digests)) == 3
+    assert file.settings["consensus"] == 2
+    assert file.settings["objective"] == "ensemble of 3 (gaussian, consensus 2)"
+    assert file.settings["training_sigma"] == file.settings["sigma"] == 0.5
+    assert [member["run"] for member in file.provenance["members"]] == ["a", "b", "c"]
+    with pytest.raises(RequestError, match="consensus: the file has 2"):
+        certify_dataset(load(folders), test_data, path, max_images=3, **SETTINGS)
+    with pytest.raises(RequestError, match="weights_sha256: the file has"):
+        certify_dataset(load(folders[::-1], 2), test_data, path, max_images=3, **SETTINGS)
+
+
+def test_recertify_recomputes_from_the_votes_of_an_ensemble(
+    folders: list[Path], test_data: ImageData, tmp_path: Path
+) -> None:
+    certify_dataset(load(folders), test_data, tmp_path / "e.tsv", max_images=10, **SETTINGS)
+    certify_dataset(load(folders), test_data, tmp_path / "loose.tsv", max_images=10, alpha=0.1, **SETTINGS)
+    assert recertify(tmp_path / "e.tsv", tmp_path / "again.tsv", alpha=0.1) == 10
+    assert certificates(tmp_path / "again.tsv") == certificates(tmp_path / "loose.tsv")
+    assert read_certificates(tmp_path / "again.tsv").settings["members"] == load(folders).about()["members"]
+
+
+def test_runs_that_do_not_fit_together_are_refused(folders: list[Path], tmp_path: Path) -> None:
+    first = load_run(folders[0])
+    for number, (field, value, words) in enumerate(
+        (("noise", "laplace", "one noise"), ("dataset", "mnist", "one data set"))
+    ):
+        other = other_run(first, tmp_path / f"other{number}", 9, **{field: value})
+        with pytest.raises(RequestError, match=f"ensemble: expected {words} for all members, got .* and {value} for"):
+            load([*folders, other])
+    with pytest.raises(RequestError, match="got one of them twice"):
+        load([*folders, folders[0]])
+    with pytest.raises(RequestError, match="at least 2 networks, got 1"):
+        load(folders[:1])
+
+
+def test_several_training_sigmas_need_a_sigma(folders: list[Path], test_data: ImageData, tmp_path: Path) -> None:
+    mixed = load([folders[0], other_run(load_run(folders[0]), tmp_path / "wide", 9, sigma=1.0)])
+    assert mixed.sigma is None
+    with pytest.raises(RequestError, match=r"trained with sigma 0\.5, 1, got none"):
+        mixed.smoothed()
+    with pytest.raises(RequestError, match="sigma"):
+        certify_dataset(mixed, test_data, tmp_path / "m.tsv", max_images=1, **SETTINGS)
+    certify_dataset(mixed, test_data, tmp_path / "m.tsv", max_images=1, sigma=0.5, **SETTINGS)
+    settings = read_certificates(tmp_path / "m.tsv").settings
+    assert "training_sigma" not in settings
+    assert [member["training_sigma"] for member in settings["members"]] == [0.5, 1.0]
+
+
+def test_command_line_certifies_an_ensemble_and_reports_it(run_cli: Cli, folders: list[Path], tmp_path: Path) -> None:
+    code, _, err = run_cli("certify", "--ensemble", *folders, *FEW, "--max-images", 4, "--consensus", 2)
+    assert (code, err) == (0, "")
+    path = tmp_path / "ensemble-a-b-c" / "certificates" / "test-n60-consensus2.tsv"
+    assert len(read_certificates(path).rows) == 4
+    code, _, _ = run_cli("certify", *folders, "--ensemble", *FEW, "--max-images", 6, "--consensus", 2)
+    assert code == 0
+    assert len(read_certificates(path).rows) == 6
+    assert run_cli("certify", "--ensemble", *folders, *FEW, "--max-images", 4, "--out", tmp_path / "e")[0] == 0
+    assert (tmp_path / "e" / "certificates" / "test-n60.tsv").exists()
+    code, _, _ = run_cli("report", tmp_path / "ensemble-a-b-c", tmp_path / "e", "--out", tmp_path / "report")
+    assert code == 0
+    assert "ensemble of 3 (gaussian, consensus 2)" in (tmp_path / "report" / "report.md").read_text()
+    json.loads(path.with_suffix(".json").read_text())
+
+
+def test_command_line_refuses_requests_that_are_unclear(run_cli: Cli, folders: list[Path], tmp_path: Path) -> None:
+    wide = other_run(load_run(folders[0]), tmp_path / "wide", 9, sigma=1.0)
+    for request, message in (
+        (folders, "expected one run folder, got 3; add --ensemble"),
+        (["--ensemble", folders[0]], "--ensemble: expected at least two run folders, got 1"),
+        ([folders[0], "--consensus", 2], "--consensus: expected none without --ensemble"),
+        (["--ensemble", *folders, "--consensus", 3], "consensus: expected at least 2 and fewer than the 3 members"),
+        (["--ensemble", folders[0], wide], "--sigma: expected one for all members, which were trained with sigma 0.5"),
+        (["--ensemble", *folders[:2], tmp_path / "none"], "none: no such run folder"),
+    ):
+        code, _, err = run_cli("certify", *request, *FEW)
+        assert code == 2
+        assert message in " ".join(err.split())
+        assert err.count("\n") == 1

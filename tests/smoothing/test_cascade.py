@@ -1,0 +1,158 @@
+"""The cascade's error probability by enumeration of all votes, and its radius on classifiers with a known one."""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import ndtri
+from torch import Tensor
+
+from smoothcert import ABSTAIN, Cascade, RequestError, SmoothedClassifier
+from smoothcert.noise import Gaussian
+from smoothcert.smoothing import cascade
+from smoothcert.smoothing.cascade import certify_cascade, stage_alphas, stage_seed
+from smoothcert.smoothing.votes import VoteCounter
+
+N, ALPHA, SIGMAS = 10, 0.2, (1.0, 0.5)
+OUTCOMES = np.array([(a, b, N - a - b) for a in range(N + 1) for b in range(N + 1 - a)])
+"""All votes of a stage with three classes."""
+
+
+class Outcomes:
+    """Stands for a VoteCounter: image (class, outcome) of this stage has these votes, so a batch enumerates them."""
+
+    def __init__(self, stage: int, sigma: float) -> None:
+        self.stage, self.noise = stage, Gaussian(sigma)
+
+    def count(self, images: Tensor, seeds: Sequence[tuple[int, int]], kind: str, n: int) -> np.ndarray:
+        chosen, outcome = images[:, self.stage, 0].numpy(), images[:, self.stage, 1].numpy()
+        return np.eye(3, dtype=np.int64)[chosen] if kind == "select" else OUTCOMES[outcome]
+
+
+def enumerated(chosen: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Class and radius, [outcomes, outcomes], of both stages' outcomes, if these classes were chosen."""
+    pairs = list(product(range(len(OUTCOMES)), repeat=2))
+    images = torch.tensor([[[chosen[0], first], [chosen[1], second]] for first, second in pairs])
+    counters = [Outcomes(stage, sigma) for stage, sigma in enumerate(SIGMAS)]
+    found = certify_cascade(counters, images, [(0, 0)] * len(pairs), n0=1, n=N, alpha=ALPHA)  # type: ignore[arg-type]
+    shape = (len(OUTCOMES), len(OUTCOMES))
+    return np.reshape([c.predict for c in found], shape), np.reshape([c.radius for c in found], shape)
+
+
+@lru_cache
+def probabilities(p: tuple[float, float, float]) -> np.ndarray:
+    """The multinomial probability of each outcome."""
+    coefficients = [math.factorial(N) / math.prod(math.factorial(int(k)) for k in votes) for votes in OUTCOMES]
+    return np.array(coefficients) * np.prod(np.array(p) ** OUTCOMES, axis=1)
+
+
+def true_radius(cls: int, p: Sequence[tuple[float, float, float]]) -> float:
+    """The largest radius that holds for every pair of base classifiers with these probabilities at the image."""
+    radii, earlier = [0.0], math.inf
+    for sigma, stage in zip(SIGMAS, p, strict=True):
+        radii.append(min(earlier, sigma * float(ndtri(stage[cls]))))
+        earlier = min(earlier, -sigma * float(ndtri(max(stage[:cls] + stage[cls + 1 :]))))
+    return max(radii)
+
+
+P = ((1 / 3, 1 / 3, 1 / 3), (0.5, 0.5, 0.0), (0.45, 0.35, 0.2), (0.2, 0.7, 0.1), (0.9, 0.05, 0.05), (0.02, 0.02, 0.96))
+
+
+def largest_error() -> float:
+    """The largest probability of a wrong certificate over probabilities of the stages and chosen classes."""
+    worst = 0.0
+    for chosen in ((0, 0), (0, 1), (0, 2), (1, 0), (2, 2)):
+        classes, radii = enumerated(chosen)
+        for p in product(P, repeat=2):
+            weights = np.outer(probabilities(p[0]), probabilities(p[1]))
+            wrong = [(classes == c) & (radii > true_radius(c, p)) for c in range(3)]
+            worst = max(worst, float(weights[np.any(wrong, axis=0)].sum()))
+    return worst
+
+
+def test_wrong_certificates_have_probability_at_most_alpha() -> None:
+    worst = largest_error()
+    assert 0.02 < worst <= ALPHA
+
+
+def test_parts_of_alpha_add_up_to_at_most_alpha() -> None:
+    for alpha, stages in ((0.001, 3), (0.2, 2), (0.37, 7)):
+        lower, upper = stage_alphas(alpha, stages)
+        assert 0 < upper < lower
+        total = math.fsum([*[lower + upper] * (stages - 1), math.nextafter(alpha / stages, 0.0)])
+        assert alpha * (1 - 1e-12) < total <= alpha
+
+
+def test_enumeration_finds_a_cascade_that_ignores_earlier_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutant: without the upper bounds, a later stage certifies what an earlier one can answer otherwise."""
+    monkeypatch.setattr(cascade, "runner_up_upper_bound", lambda *_: 1e-9)
+    assert largest_error() > ALPHA
+
+
+def half_space(images: Tensor) -> Tensor:
+    """Class 1 where the pixel is above 0."""
+    score = images.flatten(1)[:, 0]
+    return torch.stack([-score, score, torch.full_like(score, -9.0)], dim=1)
+
+
+def undecided(images: Tensor) -> Tensor:
+    """Classes in stripes that are narrow for the noise, each with probability about 1/3."""
+    stripe = (images.flatten(1)[:, 0] * 40).floor().long() % 3
+    return torch.nn.functional.one_hot(stripe, 3).float()
+
+
+def counters(*stages: tuple[object, float]) -> list[VoteCounter]:
+    return [VoteCounter(f, Gaussian(sigma), 3, 500) for f, sigma in stages]  # type: ignore[arg-type]
+
+
+def test_later_stage_answers_and_earlier_stage_limits_the_radius() -> None:
+    image = torch.full((1, 1, 1, 1), 1.0)
+    options = {"n0": 50, "n": 5000, "alpha": 0.001}
+    (certificate,) = certify_cascade(counters((undecided, 1.0), (half_space, 0.5)), image, [(3, 0)], **options)
+    assert certificate.predict == 1
+    assert 0.3 < certificate.radius < -float(ndtri(1 / 3))  # beyond 0.431, stage 1 may give another answer
+    assert len(certificate.earlier) == 1
+    assert sum(k for _, k in certificate.earlier[0]) == 5000
+    (first,) = certify_cascade(counters((half_space, 0.5), (undecided, 0.25)), image, [(3, 0)], **options)
+    assert first.earlier == ()
+    assert 0.9 < first.radius < 1.0
+    (none,) = certify_cascade(counters((undecided, 1.0), (undecided, 0.5)), image, [(3, 0)], **options)
+    assert (none.predict, none.radius, len(none.earlier)) == (ABSTAIN, 0.0, 1)
+
+
+def test_stages_draw_independent_noise_and_images_are_independent() -> None:
+    assert len({stage_seed(seed, stage) for seed in (0, 1, 2**62) for stage in range(5)}) == 15
+    stages, options = counters((undecided, 1.0), (half_space, 0.5)), {"n0": 50, "n": 300, "alpha": 0.01}
+    images = torch.tensor([0.2, 1.0, -0.7]).view(3, 1, 1, 1)
+    together = certify_cascade(stages, images, [(3, i) for i in range(3)], **options)
+    alone = [certify_cascade(stages, images[i : i + 1], [(3, i)], **options)[0] for i in range(3)]
+    assert together == alone
+
+
+def test_class_gives_the_certificates_of_the_rule() -> None:
+    images = torch.tensor([0.2, 0.9]).view(2, 1, 1, 1)
+    stages = [SmoothedClassifier(f, sigma=sigma) for f, sigma in ((undecided, 1.0), (half_space, 0.5))]
+    result = Cascade(stages).certify(images, n=300, n0=50, alpha=0.01, seed=3, indices=range(2))
+    options = {"n0": 50, "n": 300, "alpha": 0.01}
+    expected = certify_cascade(counters((undecided, 1.0), (half_space, 0.5)), images, [(3, 0), (3, 1)], **options)
+    assert list(result) == expected
+    assert result.prediction.tolist()[1] == 1
+
+
+def test_stages_that_do_not_fit_are_refused() -> None:
+    wide, narrow = (SmoothedClassifier(half_space, sigma=sigma) for sigma in (1.0, 0.5))
+    laplace = SmoothedClassifier(half_space, sigma=0.25, noise="laplace")
+    two = SmoothedClassifier(lambda x: half_space(x)[:, :2], sigma=0.25)
+    for stages, message in (
+        ([wide], "at least 2 smoothed classifiers, got 1"),
+        ([narrow, wide], "expected falling sigmas, got 0.5, 1;"),
+        ([wide, laplace], "expected gaussian noise, got laplace"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            Cascade(stages)
+    with pytest.raises(RequestError, match="one number of classes, got 3, 2"):
+        Cascade([wide, two]).certify(torch.zeros(1, 1, 1, 1), n=20)
