@@ -5,7 +5,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -58,13 +58,23 @@ class Team:
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
-    def mean(self, values: Tensor) -> Tensor:
-        """Return the mean of `values` over the processes, in every process."""
+    def total(self, values: Tensor) -> Tensor:
+        """Return the sum of `values` over the processes, in every process."""
         if self.size == 1:
             return values
         total = values.clone()
         dist.all_reduce(total)
-        return total / self.size
+        return total
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean of `values` over the processes, in every process."""
+        return values if self.size == 1 else self.total(values) / self.size
+
+    def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite `tensors` with those of the first process, in every process."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
 
 
 def environment_number(name: str, default: int, lowest: int = 0) -> int:

@@ -201,6 +201,7 @@ def test_every_changed_field_of_a_recipe_is_reported() -> None:
         "optimizer": "adamw",
         "schedule": "cosine",
         "ema": 0.9,
+        "sampler": "radius-weighted",
     }
     assert set(others) == set(TrainRecipe.model_fields) - {"seed", "precision"}
     for field, value in others.items():

@@ -12,7 +12,7 @@ import smoothcert as sc
 from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError
 from smoothcert.training.loop import train
-from smoothcert.training.setup import derived_seed
+from smoothcert.training.seeds import derived_seed
 from smoothcert.training.tracking import tracker
 
 

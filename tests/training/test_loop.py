@@ -17,7 +17,7 @@ from smoothcert.models import LeNet
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import TrainingStatus, learning_rate, train
 from smoothcert.training.run_folder import MODEL
-from smoothcert.training.setup import derived_seed
+from smoothcert.training.seeds import derived_seed
 from smoothcert.training.state import load_state
 
 ROOT = Path(__file__).parents[2]

@@ -40,11 +40,20 @@ def test_every_objective_field_is_described(name: str) -> None:
 
 def test_later_fields_are_written_only_if_they_are_set() -> None:
     assert not set(LATER_FIELDS) & set(tiny_recipe().to_mapping())
-    changed = with_overrides(tiny_recipe(), ["optimizer=adamw", "schedule=cosine", "ema=0.999"])
+    changed = with_overrides(tiny_recipe(), ["optimizer=adamw", "schedule=cosine", "ema=0.999", "epochs=9"])
+    changed = with_overrides(changed, ["sampler=radius-weighted", "sampler.start=3"])
     assert {name: changed.to_mapping()[name] for name in LATER_FIELDS} == {
         "schedule": "cosine",
         "optimizer": "adamw",
         "ema": 0.999,
+        "sampler": {
+            "name": "radius-weighted",
+            "start": 3,
+            "discard_below": 0.4,
+            "discard_votes": 100,
+            "every": 10,
+            "votes": 16,
+        },
     }
     assert parse_recipe(TrainRecipe, changed.to_mapping(), "test") == changed
 
@@ -76,6 +85,14 @@ def test_overrides_change_what_they_name() -> None:
         ("learning_rate_warm_up=1", "before the first drop and the last epoch, at most 0 epochs, got 1"),
         ("optimizer=adam", "optimizer: expected 'sgd' or 'adamw', got 'adam'"),
         ("ema=1", "ema: expected less than 1, got 1"),
+        ("sampler=radius", "sampler: unknown sampler radius; did you mean uniform, radius-weighted"),
+        ("sampler={name: [uniform]}", "sampler: unknown sampler ['uniform']"),
+        ("sampler=3", "sampler: expected one of uniform, radius-weighted, or a mapping with the key 'name'"),
+        ("sampler.start=3", "sampler.start: the sampler uniform has no settings; first set sampler to radius-weighted"),
+        ("sampler=radius-weighted", "sampler.start: expected an epoch before the end of training, at most 1, got 70"),
+        ("sampler={name: radius-weighted, start: 2}", "sampler.start: expected greater than or equal to 3, got 2"),
+        ("sampler={name: radius-weighted, votes: 3}", "sampler.votes: expected 0 or at least 4, got 3"),
+        ("sampler={name: radius-weighted, begin: 3}", "sampler.begin: unknown key"),
         ("epochs=[", "not YAML"),
         ("epochs=" + "[" * 400 + "]" * 400, "not YAML (nested too deeply)"),
         ("epochs=" + "[" * 40 + "]" * 40, "epochs: expected a valid integer, got [[["),

@@ -58,11 +58,11 @@ class Images(Protocol):
         """Images float32 [b, c, h, w] in [0, 1] without augmentation, and labels int64 [b], on the device."""
         ...
 
-    def batches(self, order: Tensor, share: slice, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, order: Tensor, share: slice, seed: int | None) -> Iterator[tuple[Tensor, Tensor]]:
         """For each row of `order` (int64 [steps, b]) the images `row[share]`, augmented if the split is, and labels.
 
         Augmentation depends on (seed, order) and not on `share`: several processes with a share each see the same
-        images as one process.
+        images as one process. With None as seed nothing is augmented.
         """
         ...
 
@@ -126,15 +126,15 @@ class ImageData:
         images = in_unit_interval(self.images.index_select(0, indices))
         return images, self.labels.index_select(0, indices)
 
-    def batches(self, order: Tensor, share: slice, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, order: Tensor, share: slice, seed: int | None) -> Iterator[tuple[Tensor, Tensor]]:
         """See `Images.batches`. Random numbers are drawn for whole rows, so that a share changes nothing."""
-        generator = torch.Generator(self.images.device).manual_seed(seed)
+        generator = torch.Generator(self.images.device).manual_seed(seed or 0)
         row = order.shape[1]
         together = max(1, min(STEPS_AT_ONCE, PIXELS_AT_ONCE // (row * math.prod(self.shape))))
         for rows in torch.split(order, together):
             chosen = rows[:, share]
             images, labels = self.batch(chosen.flatten())
-            if self.augment is not None:
+            if self.augment is not None and seed is not None:
                 uniform = torch.rand((*rows.shape, 3), generator=generator, device=self.images.device)
                 images = self.augment(images, uniform[:, share].flatten(0, 1))
             each = chosen.shape[1]

@@ -83,7 +83,7 @@ class StreamedImages(ABC):
         indices = indices.cpu()
         return self._on_device(_Batches(self, indices.numpy()[None], None)[0], indices)
 
-    def batches(self, order: Tensor, share: slice, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, order: Tensor, share: slice, seed: int | None) -> Iterator[tuple[Tensor, Tensor]]:
         """See `Images.batches`."""
         rows = order[:, share].cpu()
         workers = default_workers() if self.workers is None else self.workers
@@ -96,7 +96,7 @@ class StreamedImages(ABC):
             multiprocessing_context=self.start_method if workers else None,
             pin_memory=self.device.type == "cuda",
             # The loader draws a seed for its workers from here, so that the caller's random numbers do not change.
-            generator=torch.Generator().manual_seed(seed),
+            generator=torch.Generator().manual_seed(seed or 0),
         )
         for row, pixels in zip(rows, _one_line_failures(loader), strict=True):
             yield self._on_device(pixels, row)

@@ -252,9 +252,15 @@ def differences_from(paper: TrainRecipe, recipe: TrainRecipe) -> list[str]:
     """Return the differences of `recipe` from the paper's, such as "epochs 2, the paper's 90"."""
     before, now = paper.model_dump(mode="json"), recipe.model_dump(mode="json")
     pairs = [(word, now[field], before[field]) for field, word in DIFFERENCES.items()]
+    pairs += [("sampler", _settings(now["sampler"]), _settings(before["sampler"]))]
     before, now = flattened(before["objective"]), flattened(now["objective"])
     pairs += [(field, now.get(field), before.get(field)) for field in dict.fromkeys((*now, *before))]
     return [f"{word} {ours}, the paper's {theirs}" for word, ours, theirs in pairs if ours != theirs]
+
+
+def _settings(sampler: dict[str, Any]) -> str:
+    settings = ", ".join(f"{name} {value}" for name, value in sampler.items() if name != "name")
+    return f"{sampler['name']} ({settings})" if settings else str(sampler["name"])
 
 
 def recipe_of_run(path: Path) -> TrainRecipe | None:

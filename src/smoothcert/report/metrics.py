@@ -14,7 +14,7 @@ from smoothcert.training.metrics import METRICS, Metrics, read_epochs
 from smoothcert.training.run_folder import run_of_certificates
 
 # Keys that are not further terms of the loss: measurements of the run, and the part of the loss that classifies.
-_MEASUREMENTS = ("epoch", "learning_rate", "seconds", "peak_memory_bytes", "runs_at_once")
+_MEASUREMENTS = ("epoch", "learning_rate", "seconds", "peak_memory_bytes", "runs_at_once", "discarded_images")
 _NOT_TERMS = (*_MEASUREMENTS, "loss", "noisy_accuracy", "test_noisy_accuracy", "cross_entropy", "natural")
 
 

@@ -6,7 +6,8 @@ from torch.func import functional_call
 from smoothcert.classifier import evaluating
 from smoothcert.data import Images
 from smoothcert.noise import NOISES
-from smoothcert.training.setup import RunInProgress, derived_seed
+from smoothcert.training.seeds import derived_seed
+from smoothcert.training.setup import RunInProgress
 
 BATCH = 500
 

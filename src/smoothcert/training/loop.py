@@ -28,7 +28,8 @@ from smoothcert.training.device import enough_memory, training_device
 from smoothcert.training.evaluate import noisy_accuracy
 from smoothcert.training.metrics import METRICS, append_metrics
 from smoothcert.training.recipe import TrainRecipe
-from smoothcert.training.setup import Options, RunInProgress, derived_seed, set_up
+from smoothcert.training.seeds import derived_seed
+from smoothcert.training.setup import Options, RunInProgress, set_up
 from smoothcert.training.state import save_state
 
 REPORT_SECONDS = 0.5
@@ -72,7 +73,7 @@ def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Unpack[Opt
 
 
 def start_epoch(run: RunInProgress) -> Iterator[tuple[Tensor, Tensor]]:
-    """Set what depends on the epoch, and return the batches of the epoch in random order."""
+    """Set what depends on the epoch, and return the batches of the images that the sampler draws."""
     recipe, epoch = run.recipe, run.epoch
     run.steps_done, run.epoch_started = 0, time.perf_counter()
     run.last_report, run.active_runs = run.epoch_started, run.running()
@@ -87,7 +88,7 @@ def start_epoch(run: RunInProgress) -> Iterator[tuple[Tensor, Tensor]]:
     fill_progress(run.progress, recipe, epoch)
 
     generator = run.plain_step.sampling.generator.manual_seed(derived_seed(recipe.seed, 1, epoch))
-    order = torch.randperm(len(run.data), generator=generator, device=run.device)
+    order = run.sampler.order(run, generator)
     # The last, smaller batch is left out (0.2% of MNIST and CIFAR-10, different images in each epoch): all steps then
     # have the same shape, as a captured step needs, and all images the same weight.
     order = order[: run.steps * recipe.images_per_step].view(run.steps, recipe.images_per_step)
@@ -119,6 +120,7 @@ def finish_epoch(run: RunInProgress) -> None:
     line: dict[str, Any] = {"epoch": run.epoch, "learning_rate": run.learning_rate, **metrics, "seconds": seconds}
     # The seconds depend on these: a run may continue on another machine, or next to other runs.
     line |= {"device": run.versions["device"], "runs_at_once": run.active_runs, **peak_memory(run.device)}
+    line |= run.sampler.metrics()
     if run.group.leads and run.test_data is not None and (run.epoch + 1) % run.evaluate_every == 0:
         line["test_noisy_accuracy"] = noisy_accuracy(run, run.test_data)
     if run.group.leads:

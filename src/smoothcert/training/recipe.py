@@ -15,6 +15,7 @@ from smoothcert.io.text import did_you_mean, flattened
 from smoothcert.io.yaml_file import parse_yaml, read_yaml
 from smoothcert.objectives import OBJECTIVES, Objective, UnloadedObjective, name_in_recipes
 from smoothcert.training.choices import InputLayer, NoiseName
+from smoothcert.training.sampler_settings import SAMPLERS, AnySampler, RadiusWeighted, Uniform, sampler_to_fields
 
 
 def _objective_from(value: Any) -> Any:
@@ -57,7 +58,7 @@ MOST = 1_000_000
 """The largest number of epochs, noisy copies or attack steps."""
 
 
-LATER_FIELDS = ("schedule", "optimizer", "ema")
+LATER_FIELDS = ("schedule", "optimizer", "ema", "sampler")
 """Fields that are written only if they are set: files of recipes without them stay as they were."""
 
 
@@ -115,6 +116,10 @@ class TrainRecipe(Recipe):
     nesterov: bool = Field(default=False, description="Nesterov momentum; the published runs used plain momentum")
     weight_decay: float = Field(default=1e-4, ge=0, description="on every parameter; at most 1e30")
     ema: float = Field(default=0.0, ge=0, lt=1, description="decay of the moving average of the weights; 0: no average")
+    sampler: AnySampler = Field(
+        default=Uniform(),
+        description="which images an epoch draws: uniform, or radius-weighted, with its settings",
+    )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         default="auto", description="bf16: autocast; auto: where it is fast"
     )
@@ -122,8 +127,8 @@ class TrainRecipe(Recipe):
 
     def to_mapping(self) -> dict[str, Any]:
         """All fields, but those of LATER_FIELDS only if they are not at their defaults, as in earlier versions."""
-        defaults = {name: TrainRecipe.model_fields[name].default for name in LATER_FIELDS}
-        return {name: value for name, value in super().to_mapping().items() if value != defaults.get(name, ...)}
+        unset = {name for name in LATER_FIELDS if getattr(self, name) == TrainRecipe.model_fields[name].default}
+        return {name: value for name, value in super().to_mapping().items() if name not in unset}
 
     @property
     def method(self) -> str:
@@ -156,6 +161,11 @@ class TrainRecipe(Recipe):
             raise ValueError(
                 f"learning_rate_warm_up: expected to end before the first drop and the last epoch, at most "
                 f"{end - 1} epochs, got {self.learning_rate_warm_up}"
+            )
+        if isinstance(self.sampler, RadiusWeighted) and self.sampler.start >= self.epochs:
+            raise ValueError(
+                f"sampler.start: expected an epoch before the end of training, at most {self.epochs - 1}, "
+                f"got {self.sampler.start}"
             )
         return self
 
@@ -211,7 +221,7 @@ def load_run_recipe(path: Path) -> TrainRecipe:
 
 def with_overrides(recipe: TrainRecipe, overrides: Sequence[str]) -> TrainRecipe:
     """Apply `key=value` overrides and validate the result; `objective.eta=5` changes a field of the objective."""
-    fields = recipe.to_mapping()
+    fields = {"sampler": sampler_to_fields(recipe.sampler), **recipe.to_mapping()}
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:
@@ -234,6 +244,9 @@ def _set(fields: dict[str, Any], keys: list[str], value: Any, override: str) -> 
             return
         known = isinstance(value, str) and value in OBJECTIVES
         fields["objective"] = _objective_to(OBJECTIVES[value]()) if known else value
+        return
+    if keys in (["sampler"], ["sampler", "name"]) and isinstance(value, str) and value in SAMPLERS:
+        fields["sampler"] = sampler_to_fields(SAMPLERS[value]())
         return
     *parents, last = keys
     for parent in parents:

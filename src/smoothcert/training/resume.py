@@ -18,6 +18,8 @@ from smoothcert.training.checkpoint import InputSpec, ModelFile, load_run, read_
 from smoothcert.training.metrics import METRICS, epochs_in, keep_metrics_before
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe, parse_recipe, stored_fields
 from smoothcert.training.run_folder import MODEL, RECIPE, STATE, refuse_lost_recipe
+from smoothcert.training.sampler import UniformSampler
+from smoothcert.training.sampler_settings import RadiusWeighted
 from smoothcert.training.state import State, load_state
 
 
@@ -154,6 +156,19 @@ def restore(
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         reason = error_line(error)
         raise RequestError(f"{folder}: its weights do not fit the network ({reason}); choose another --out") from error
+
+
+def restore_sampler(sampler: UniformSampler, recipe: TrainRecipe, images: int, start: Start, folder: Path) -> None:
+    """Load the state of the sampler, once it has one; refuse a state that does not fit the data."""
+    settings = recipe.sampler
+    if start.state is None or not isinstance(settings, RadiusWeighted) or start.epoch <= settings.start:
+        return
+    try:
+        sampler.load(start.state.sampler, images)
+    except ValueError as error:
+        raise WorkError(
+            f"{folder / STATE}: {error_line(error)}; restore it, or train again into another folder"
+        ) from error
 
 
 def write_missing_model(

@@ -7,7 +7,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -28,7 +27,16 @@ from smoothcert.training.device import weights_layout
 from smoothcert.training.initial_weights import check_source, load_initial_weights
 from smoothcert.training.metrics import METRICS, Meter
 from smoothcert.training.recipe import TrainRecipe
-from smoothcert.training.resume import Start, open_folder, refuse_other_batch_norm, restore, write_missing_model
+from smoothcert.training.resume import (
+    Start,
+    open_folder,
+    refuse_other_batch_norm,
+    restore,
+    restore_sampler,
+    write_missing_model,
+)
+from smoothcert.training.sampler import make_sampler
+from smoothcert.training.seeds import derived_seed
 from smoothcert.training.state import State, save_state
 from smoothcert.training.step import (
     CapturedStep,
@@ -138,6 +146,8 @@ class RunInProgress:
             self.initial_weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         self.average = AveragedWeights(self.model, recipe.ema) if recipe.ema else None
         restore(self.model, self.optimizer, self.average, start, folder)
+        self.sampler = make_sampler(recipe.sampler)
+        restore_sampler(self.sampler, recipe, len(data), start, folder)
 
         self.on_progress: Callable[..., None] = options.get("on_progress", lambda status: None)
         self.on_epoch: Callable[[Run, dict[str, Any]], None] = options.get("on_epoch", lambda run, metrics: None)
@@ -214,12 +224,7 @@ class RunInProgress:
         weights, momentum, fields = self.model.state_dict(), self.optimizer.state_dict(), self.recipe.to_mapping()
         about = (fields, self.data_digest, provenance, self.warm_up)
         average = None if self.average is None else self.average.tensors
-        return State(self.epoch, weights, momentum, *about, average, self.dead_epochs)
-
-
-def derived_seed(seed: int, *parts: int) -> int:
-    """An independent seed for each purpose of a run."""
-    return int(np.random.SeedSequence([seed, *parts]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+        return State(self.epoch, weights, momentum, *about, average, self.dead_epochs, self.sampler.weights)
 
 
 def make_optimizer(model: nn.Module, recipe: TrainRecipe, device: torch.device) -> torch.optim.Optimizer:

@@ -36,6 +36,8 @@ class State:
     """The moving average of the weights, if the recipe has one."""
     dead_epochs: int = 0
     """Number of epochs with a constant output, among those that decide whether the start was dead."""
+    sampler: Tensor | None = None
+    """The weight of each image in the draws of the sampler, 0 for a discarded image; None: it draws uniformly."""
 
 
 def save_state(folder: Path, state: State) -> None:
@@ -44,9 +46,9 @@ def save_state(folder: Path, state: State) -> None:
     # The rest is JSON, which can hold every kind of string and number that torch's safe loading refuses.
     fields = ("recipe", "data", "provenance", "warm_up", "dead_epochs")
     about = json.dumps({name: getattr(state, name) for name in fields})
+    optional = {"average": state.average, "sampler": state.sampler}
     tensors = {"model": state.model, "optimizer": state.optimizer}
-    if state.average is not None:
-        tensors["average"] = state.average
+    tensors |= {name: value for name, value in optional.items() if value is not None}
     torch.save({"epoch": state.epoch, **tensors, "about": about}, content)
     with replaced_atomically(folder / STATE) as temporary:
         temporary.write_bytes(content.getbuffer())
@@ -78,6 +80,7 @@ def _checked_state(stored: Any) -> State:
         **optional,
         average=stored.get("average"),
         dead_epochs=about.get("dead_epochs", 0),
+        sampler=stored.get("sampler"),
     )
     if not all(type(number) is int and 0 <= number <= 100 for number in (state.warm_up or 0, state.dead_epochs)):
         raise ValueError(f"warm_up and dead_epochs: expected numbers, got {state.warm_up!r}, {state.dead_epochs!r}")
@@ -85,6 +88,8 @@ def _checked_state(stored: Any) -> State:
         raise ValueError(f"epoch: expected a number of epochs, got {state.epoch!r}")
     if not all(isinstance(tensor, Tensor) for tensor in (*state.model.values(), *(state.average or {}).values())):
         raise ValueError("model: expected tensors")
+    if not isinstance(state.sampler, Tensor | None):
+        raise ValueError("sampler: expected a tensor")
     for number, momentum in state.optimizer["state"].items():
         if not all(value is None or isinstance(value, Tensor) for value in momentum.values()):
             raise ValueError(f"optimizer: expected tensors for parameter {number}")

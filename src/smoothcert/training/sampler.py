@@ -1,0 +1,152 @@
+"""Which images an epoch draws: `UniformSampler`, or `RadiusWeightedSampler`, which looks at the network.
+
+A sampler is chosen by the field `sampler` of a recipe and works with every objective: the loop asks it for the order
+of the images before each epoch. What it draws depends on the seed of the recipe, on the epoch and on its state, which
+is part of the state that a run resumes from. Several processes draw the same order.
+"""
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from smoothcert.classifier import evaluating, logits_of
+from smoothcert.errors import WorkError
+from smoothcert.noise import NOISES, Noise
+from smoothcert.smoothing.bounds import error_upper_bound
+from smoothcert.training.sampler_settings import RadiusWeighted, Uniform
+from smoothcert.training.seeds import derived_seed
+
+if TYPE_CHECKING:
+    from smoothcert.training.setup import RunInProgress
+
+ALPHA = 0.1
+"""The confidence bounds of the weights are wrong with at most this probability."""
+DISCARD_SEED, VOTES_SEED, DRAW_SEED = 4, 5, 6
+"""Purposes of seeds; 0 to 3 are those of initialization, training, augmentation and evaluation."""
+PIXELS_AT_ONCE = 2**22
+"""Pixels of noisy images that are classified at once, if they are more than `batch_size` images."""
+
+
+class UniformSampler:
+    """Draws each image once per epoch, in random order."""
+
+    weights: Tensor | None = None
+    """The probabilities of the images up to a factor, float64 [n] on the CPU; None: each image is drawn once."""
+
+    def order(self, run: "RunInProgress", generator: torch.Generator) -> Tensor:
+        """The indices of the images of the epoch `run.epoch`, on the device: as many as the data contain."""
+        return torch.randperm(len(run.data), generator=generator, device=run.device)
+
+    def load(self, weights: Tensor | None, images: int) -> None:
+        """Continue with the state of an interrupted run of `images` images; raises ValueError if it does not fit."""
+
+    def metrics(self) -> dict[str, int]:
+        """What `metrics.jsonl` records of the epoch."""
+        return {}
+
+
+class RadiusWeightedSampler(UniformSampler):
+    """Draws images that the network classifies correctly under noise, in proportion to their certified radius.
+
+    Before the epoch `start` it is uniform. At `start` the images that are wrong too often are discarded for good. At
+    `start`, and every `every` epochs from there, the others get new weights. An epoch keeps its number of steps:
+    images are drawn with replacement.
+    """
+
+    def __init__(self, settings: RadiusWeighted) -> None:
+        self.settings = settings
+
+    def order(self, run: "RunInProgress", generator: torch.Generator) -> Tensor:
+        settings, epoch = self.settings, run.epoch
+        if epoch < settings.start:
+            return super().order(run, generator)
+        if self.weights is None:
+            self.weights = self._without_discarded(run)
+        if settings.votes and (epoch - settings.start) % settings.every == 0:
+            kept = self.weights.nonzero().flatten()
+            votes = correct_votes(run, settings.votes, kept, VOTES_SEED)
+            table = torch.tensor(radius_weights(settings.votes, NOISES[run.recipe.noise](1.0)), dtype=torch.float64)
+            self.weights[kept] = table[votes]
+        # On the CPU, where the same seed gives the same images on every machine.
+        draws = torch.Generator().manual_seed(derived_seed(run.recipe.seed, DRAW_SEED, epoch))
+        kept = self.weights.nonzero().flatten()
+        drawn = torch.multinomial(self.weights[kept], len(run.data), replacement=True, generator=draws)
+        return kept[drawn].to(run.device)
+
+    def load(self, weights: Tensor | None, images: int) -> None:
+        fits = weights is not None and weights.dtype == torch.float64 and weights.shape == (images,)
+        if weights is None or not fits or not (weights.isfinite() & (weights >= 0)).all() or not weights.any():
+            raise ValueError(f"sampler: expected the weights of {images} images")
+        self.weights = weights.clone()
+
+    def metrics(self) -> dict[str, int]:
+        return {"discarded_images": 0 if self.weights is None else int((self.weights == 0).sum())}
+
+    def _without_discarded(self, run: "RunInProgress") -> Tensor:
+        """Equal weights for the images that are correct often enough, 0 for the others."""
+        settings, total = self.settings, len(run.data)
+        if not settings.discard_below:
+            return torch.ones(total, dtype=torch.float64)
+        votes = correct_votes(run, settings.discard_votes, torch.arange(total), DISCARD_SEED)
+        weights = (votes.double() / settings.discard_votes >= settings.discard_below).double()
+        kept = int(weights.sum())
+        if not kept:
+            raise WorkError(
+                f"{run.folder}: the sampler would discard all {total:,} images in epoch {run.epoch}: each is correct "
+                f"in less than {settings.discard_below:.0%} of its noisy copies; the last saved epoch is kept; train "
+                "again with a later sampler.start or a lower sampler.discard_below"
+            )
+        if run.group.leads:
+            labels = run.data.labels.cpu()
+            left = torch.bincount(labels, weights, run.data.num_classes)
+            lost = [str(number) for number in labels.unique().tolist() if not left[number]]
+            classes = f", all of class {', '.join(lost)} among them" if lost else ""
+            run.on_note(
+                f"{run.folder}: discards {total - kept:,} of {total:,} images from epoch {run.epoch} on{classes}"
+            )
+        return weights
+
+
+def make_sampler(settings: Uniform) -> UniformSampler:
+    """The sampler with these settings."""
+    return RadiusWeightedSampler(settings) if isinstance(settings, RadiusWeighted) else UniformSampler()
+
+
+def radius_weights(votes: int, noise: Noise) -> list[float]:
+    """The weight of an image with 0, 1, ..., `votes` correct votes: the radius that follows from them.
+
+    It is computed from the Clopper-Pearson bound at ALPHA. Counts without a positive radius get the smallest positive
+    one, so that no image disappears: with 16 votes and Gaussian noise of sigma 1, counts below 12 get the 0.154 of 12.
+    """
+    radii = [noise.radius(error_upper_bound(count, votes, ALPHA)) for count in range(votes + 1)]
+    smallest = min(radius for radius in radii if radius > 0)
+    return [max(radius, smallest) for radius in radii]
+
+
+@torch.no_grad()
+def correct_votes(run: "RunInProgress", votes: int, indices: Tensor, purpose: int) -> Tensor:
+    """Of how many of `votes` noisy copies the network gets the label right, for the images `indices`: int64, CPU.
+
+    The images are not augmented and the network is in eval mode, with the weights of training (not their average).
+    Noise depends on (seed, purpose, epoch) and the position in `indices` alone: processes, which divide the images
+    among themselves, count the same as one process with the same weights.
+    """
+    row = min(len(indices), max(run.recipe.batch_size, PIXELS_AT_ONCE // math.prod(run.data.shape)))
+    padding = indices[-1:].expand(-len(indices) % row)
+    rows = torch.cat([indices, padding]).view(-1, row)  # all of one shape
+    counts = torch.zeros(rows.shape, dtype=torch.int64, device=run.device)
+    noise = NOISES[run.recipe.noise](run.recipe.sigma)
+    # The statistics of batch norm are those of each process until its next step, which takes those of the first one.
+    run.group.copy_from_first(run.model.buffers())
+    numbers = range(len(rows))[run.group.rank :: run.group.size]
+    batches = run.data.batches(rows[run.group.rank :: run.group.size], slice(None), None)
+    with evaluating(run.model), torch.autocast(run.device.type, torch.bfloat16, enabled=run.precision == "bf16"):
+        for number, (images, labels) in zip(numbers, batches, strict=False):
+            seed = derived_seed(run.recipe.seed, purpose, run.epoch, number)
+            generator = torch.Generator(run.device).manual_seed(seed)
+            for _ in range(votes):
+                logits = logits_of(run.model(images + noise.sample(images.shape, generator)))
+                counts[number] += logits.argmax(1) == labels
+    return run.group.total(counts).flatten()[: len(indices)].cpu()

@@ -1,0 +1,77 @@
+"""The samplers of recipes and their settings: `training/sampler.py` draws the images."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
+
+from smoothcert.io.field_errors import describe_errors, shown
+from smoothcert.io.text import did_you_mean
+
+FEWEST_VOTES = 4
+"""The fewest votes from which a positive radius follows: with 3 the lower bound of three agreeing votes is 0.46."""
+
+
+def _enough_votes(votes: int) -> int:
+    if 0 < votes < FEWEST_VOTES:
+        raise ValueError(f"sampler.votes: expected 0 or at least {FEWEST_VOTES}, got {votes}")
+    return votes
+
+
+class Uniform(BaseModel):
+    """Each image once per epoch, in random order."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    name: ClassVar[str] = "uniform"
+
+
+class RadiusWeighted(Uniform):
+    """Discard images that the network gets wrong, and draw the others by their certified radius (Sun et al. 2024)."""
+
+    name: ClassVar[str] = "radius-weighted"
+    # A dead start, which epochs 1 and 2 show, would leave the images of one class.
+    start: int = Field(default=70, ge=3, le=1_000_000, description="first epoch with discarded images and weights (E)")
+    discard_below: float = Field(
+        default=0.4,
+        ge=0,
+        le=1,
+        description="share of correct noisy copies below which an image is discarded; 0: none is",
+    )
+    discard_votes: int = Field(default=100, ge=1, le=10_000, description="noisy copies of each image for this share")
+    every: int = Field(default=10, ge=1, le=1_000_000, description="epochs between two updates of the weights")
+    votes: Annotated[int, AfterValidator(_enough_votes)] = Field(
+        default=16, ge=0, le=10_000, description="noisy copies of each image for the weights; 0: equal weights"
+    )
+
+
+SAMPLERS: dict[str, type[Uniform]] = {kind.name: kind for kind in (Uniform, RadiusWeighted)}
+
+
+def _sampler_from(value: Any) -> Any:
+    """Make a sampler from its name, or from a mapping with a `name` and its settings."""
+    if isinstance(value, Uniform):
+        return value
+    fields = {"name": value} if isinstance(value, str) else value
+    if not isinstance(fields, Mapping) or "name" not in fields:
+        raise ValueError(f"sampler: expected one of {', '.join(SAMPLERS)}, or a mapping with the key 'name'")
+    name, settings = fields["name"], {key: value for key, value in fields.items() if key != "name"}
+    if not isinstance(name, str) or name not in SAMPLERS:
+        raise ValueError(f"sampler: unknown sampler {shown(str(name))}; {did_you_mean(name, SAMPLERS)}")
+    kind = SAMPLERS[name]
+    if settings and not kind.model_fields:
+        raise ValueError(
+            f"sampler.{shown(str(next(iter(settings))))}: the sampler {name} has no settings; "
+            f"first set sampler to {RadiusWeighted.name}"
+        )
+    try:
+        return kind.model_validate(settings)
+    except ValidationError as error:
+        raise ValueError(describe_errors(kind, error, "sampler.")) from error
+
+
+def sampler_to_fields(sampler: Uniform) -> dict[str, Any]:
+    """The name and the settings of `sampler`, as recipes contain them."""
+    return {"name": sampler.name, **sampler.model_dump(mode="json")}
+
+
+AnySampler = Annotated[Uniform, BeforeValidator(_sampler_from), PlainSerializer(sampler_to_fields)]
