@@ -75,6 +75,17 @@ def test_hyper_parameters_as_published() -> None:
     assert (macer.num_noise, macer.gamma, macer.beta, macer.deferred) == (16, 8, 16, True)
 
 
+@pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
+def test_gaussian_m4_has_four_times_the_steps_of_gaussian(dataset: str) -> None:
+    """Every step sees 256 noisy inputs in both; the learning rate and all else are the same."""
+    one, four = preset(f"{dataset}/gaussian", 0.25), preset(f"{dataset}/gaussian-m4", 0.25)
+    assert (one.images_per_step, four.images_per_step) == (256, 64)
+    assert four.objective.num_noise * four.images_per_step == 256
+    assert four.model_copy(update={"objective": one.objective}) == one
+    published = [PRESETS[f"{dataset}/gaussian-m4"].published_acr(sigma) for sigma in (0.25, 0.5, 1.0)]
+    assert published == ([0.487, 0.571, 0.543] if dataset == "cifar10" else [None] * 3)
+
+
 def test_protocols_as_published() -> None:
     recipe = preset("cifar10/gaussian", 0.25)
     assert (recipe.model, recipe.epochs, recipe.batch_size) == ("resnet110", 150, 256)

@@ -25,6 +25,7 @@ SEEDS_TABLE, SEEDS = "mnist/acr-over-5-seeds", range(5)
 # Printed method without its lambda -> preset of the data set.
 METHODS = {
     "Gaussian": "gaussian",
+    "Gaussian (m=4)": "gaussian-m4",
     "Stability": "stability",
     "SmoothAdv": "smoothadv",
     "SmoothAdv + hyperparameter search": "smoothadv-best",
