@@ -128,6 +128,21 @@ def ddn(network: Network, x: Array, y: int, noises: Array, steps: int, epsilon: 
     return x + (delta if best is None else best)
 
 
+def sphere(network: Network, x: Array, y: int, delta: Array, steps: int, epsilon: float) -> Array:
+    """Move one noise by steps of `epsilon` on the CE in eval mode, rescaled to its norm, while the class is y."""
+    norm = math.sqrt(sum(v * v for v in delta))
+    for _ in range(steps):
+        z = network.eval_logits(x + delta)
+        if int(np.argmax(z)) != y:
+            continue
+        by_logit = softmax(z)
+        by_logit[y] -= 1
+        gradient = by_logit @ network.eval_jacobian(x + delta)
+        delta = delta + epsilon * gradient / math.sqrt(sum(v * v for v in gradient))
+        delta = delta * norm / math.sqrt(sum(v * v for v in delta))
+    return delta
+
+
 # Losses: x [batch, pixels], y [batch], noise [num_noise, batch, pixels]
 
 

@@ -22,6 +22,7 @@ from smoothcert.objectives import (
     Gaussian,
     LossTerms,
     Macer,
+    NoiseAttack,
     Objective,
     Progress,
     SmoothAdv,
@@ -80,6 +81,7 @@ class Draw(NamedTuple):
             torch.tensor(reference.warmup(self.epoch), dtype=torch.float64),
             torch.tensor(float(self.after_first_drop), dtype=torch.float64),
             torch.tensor(self.uniform),
+            torch.tensor(float(self.epoch), dtype=torch.float64),
         )
         noise = torch.tensor(self.noise).view(*self.noise.shape[:2], *SHAPE)
         return torch.tensor(self.x).view(-1, *SHAPE), torch.tensor(self.y), noise, progress
@@ -361,6 +363,54 @@ def test_smoothmix_with_probabilities_below_the_floor() -> None:
         objective,
         step,
         lambda network: reference.smoothmix(network, clean, adversarial, step.y, step.noise, step.uniform, 2.0),
+    )
+
+
+def moved_noises(step: Draw, attack: NoiseAttack) -> Array:
+    """Move every noise by the transcribed attack."""
+    moved = np.empty_like(step.noise)
+    for i, b in np.ndindex(step.noise.shape[:2]):
+        of_noise = (step.network, step.x[b], step.y[b], step.noise[i, b])
+        moved[i, b] = reference.sphere(*of_noise, attack.steps, attack.step_size)
+    return moved
+
+
+@pytest.mark.parametrize("attack", [NoiseAttack(), NoiseAttack(steps=1, step_size=0.3), NoiseAttack(first_epoch=3)])
+def test_noise_attack(attack: NoiseAttack) -> None:
+    """The three objectives compute their loss with noises that are moved first, at the clean images."""
+    step = draw(3, seed=2)
+    moved = step._replace(noise=moved_noises(step, attack))
+    changed = np.abs(moved.noise - step.noise).max(-1) > 1e-3
+    assert changed.any()
+    assert not changed.all(), "some noises misclassify their images already"
+    assert_same(
+        Gaussian(num_noise=3, noise_attack=attack),
+        step,
+        lambda network: reference.gaussian(network, step.x, step.y, moved.noise),
+    )
+    adversary = Adversary(steps=3)
+    points = attacked(moved, adversary)
+    assert_same(
+        Consistency(num_noise=3, weight=7.0, noise_attack=attack, adversary=adversary),
+        step,
+        lambda network: reference.consistency(network, points, step.y, moved.noise, "kl_entropy", 7.0, 0.5),
+    )
+    mixing = SmoothMix(num_noise=3, steps=2, one_step=True, noise_attack=attack)
+    clean, adversarial = smoothmix_points(mixing, moved)
+    weight = mixing.eta * reference.warmup(step.epoch)
+    assert_same(
+        mixing,
+        step,
+        lambda network: reference.smoothmix(network, clean, adversarial, step.y, moved.noise, step.uniform, weight),
+    )
+
+
+def test_noise_attack_waits_for_its_first_epoch() -> None:
+    step = draw(3, seed=2)
+    assert_same(
+        Gaussian(num_noise=3, noise_attack=NoiseAttack(first_epoch=step.epoch + 1)),
+        step,
+        lambda network: reference.gaussian(network, step.x, step.y, step.noise),
     )
 
 

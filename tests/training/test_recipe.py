@@ -148,3 +148,13 @@ def test_a_pipe_in_place_of_a_recipe_does_not_block(tmp_path: Path) -> None:
 def test_unknown_presets_list_the_near_ones() -> None:
     with pytest.raises(RequestError, match="did you mean mnist/gaussian"):
         preset("mnist/gausian")
+
+
+def test_a_noise_attack_is_written_only_if_there_is_one() -> None:
+    recipe = with_overrides(tiny_recipe(), ["objective=gaussian"])
+    assert recipe.to_mapping()["objective"] == {"name": "gaussian", "num_noise": 1}
+    attacked = with_overrides(recipe, ["objective.noise_attack.steps=2"])
+    assert attacked.to_mapping()["objective"]["noise_attack"] == {"steps": 2, "step_size": 0.5, "first_epoch": 0}
+    assert parse_recipe(TrainRecipe, attacked.to_mapping(), "recipe") == attacked
+    with pytest.raises(RequestError, match="noise_attack"):
+        with_overrides(recipe, ["objective=macer", "objective.noise_attack.steps=2"])

@@ -5,6 +5,7 @@ from smoothcert.objectives.base import LossTerms, Objective, Progress
 from smoothcert.objectives.consistency import Consistency
 from smoothcert.objectives.gaussian import Gaussian
 from smoothcert.objectives.macer import Macer
+from smoothcert.objectives.noise_attack import NoiseAttack
 from smoothcert.objectives.smoothadv import SmoothAdv
 from smoothcert.objectives.smoothmix import SmoothMix
 from smoothcert.objectives.stability import Stability
@@ -43,6 +44,7 @@ __all__ = [
     "Gaussian",
     "LossTerms",
     "Macer",
+    "NoiseAttack",
     "Objective",
     "Progress",
     "SmoothAdv",

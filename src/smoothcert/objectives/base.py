@@ -27,6 +27,12 @@ class Progress(NamedTuple):
     """Scalar: 0 before the first learning-rate drop, 1 from it on."""
     uniform: Tensor
     """[batch] draws from U[0, 1), one per image, for methods that need more randomness than the noise."""
+    epoch: Tensor | None = None
+    """Scalar: the epoch, counted from 0. None stands for a late one."""
+
+
+LATER_FIELDS = ("noise_attack",)
+"""Fields of objectives that recipes hold only if they are not at their defaults: files without them stay valid."""
 
 
 def warm_up(epoch: float) -> float:

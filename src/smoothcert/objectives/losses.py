@@ -20,7 +20,7 @@ Both compute what the objectives of `smoothcert train` compute, by the same code
 
 import math
 from collections.abc import Mapping
-from typing import Any, Required, TypedDict, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,15 @@ from smoothcert.objectives.adversary import Adversary as Adversary
 from smoothcert.objectives.base import Classifier, Objective, Progress, cross_entropy_under_noise, warm_up
 from smoothcert.objectives.consistency import Form
 from smoothcert.objectives.loss_arguments import check_batch, check_draws, check_logits, make_objective
+from smoothcert.objectives.loss_settings import (
+    ConsistencySettings,
+    GaussianSettings,
+    MacerSettings,
+    SmoothAdvSettings,
+    SmoothMixSettings,
+    StabilitySettings,
+)
+from smoothcert.objectives.noise_attack import NoiseAttack as NoiseAttack
 
 __all__ = [
     "Adversary",
@@ -39,6 +48,7 @@ __all__ = [
     "Gaussian",
     "Loss",
     "Macer",
+    "NoiseAttack",
     "SmoothAdv",
     "SmoothMix",
     "Stability",
@@ -95,9 +105,8 @@ class Loss(nn.Module):
         epoch = math.inf if self.epoch is None else self.epoch
         factor, dropped = warm_up(epoch), float(epoch >= (self.first_drop or 0))
         scalar = inputs.new_empty((), dtype=torch.promote_types(inputs.dtype, torch.float32))
-        progress = Progress(
-            self.sigma, scalar.new_full((), factor), scalar.new_full((), dropped), uniform.to(inputs.dtype)
-        )
+        factors = (scalar.new_full((), factor), scalar.new_full((), dropped), uniform.to(inputs.dtype))
+        progress = Progress(self.sigma, *factors, scalar.new_full((), epoch))
         if isinstance(model, DistributedDataParallel):
             model = _OneSynchronizedPass(model)
         result = self.objective.loss(model, inputs, labels.long(), noise, progress)
@@ -129,49 +138,10 @@ class _OneSynchronizedPass(nn.Module):
         return self.model(inputs)
 
 
-class Settings(TypedDict, total=False):
-    """What every module takes: the noise level is required."""
-
-    sigma: Required[float]
-    num_noise: int
-    generator: torch.Generator | None
-
-
-class StabilitySettings(Settings, total=False):
-    weight: float
-
-
-class SmoothAdvSettings(Settings, total=False):
-    adversary: Adversary | Mapping[str, Any]
-
-
-class MacerSettings(Settings, total=False):
-    weight: float
-    gamma: float
-    beta: float
-    deferred: bool
-
-
-class ConsistencySettings(Settings, total=False):
-    weight: float
-    entropy_weight: float
-    form: Form
-    adversary: Adversary | Mapping[str, Any] | None
-
-
-class SmoothMixSettings(Settings, total=False):
-    steps: int
-    step_size: float
-    eta: float
-    one_step: bool
-    one_step_radius: float | None
-    max_norm: float | None
-
-
 class Gaussian(Loss):
     """Cross-entropy under noise."""
 
-    def __init__(self, **settings: Unpack[Settings]) -> None:
+    def __init__(self, **settings: Unpack[GaussianSettings]) -> None:
         super().__init__(**_arguments(objectives.Gaussian, settings))
 
 

@@ -97,6 +97,8 @@ def start_epoch(run: RunInProgress) -> Iterator[tuple[Tensor, Tensor]]:
 def fill_progress(progress: Progress, recipe: TrainRecipe, epoch: int) -> None:
     """Set the factors of the losses that depend on the epoch, in tensors that a captured step reads."""
     progress.warmup.fill_(warm_up(epoch))
+    if progress.epoch is not None:
+        progress.epoch.fill_(epoch)
     progress.after_first_drop.fill_(float(epoch >= min(recipe.learning_rate_drops, default=math.inf)))
 
 

@@ -13,6 +13,7 @@ from smoothcert.io.files import write_text_atomically
 from smoothcert.io.text import did_you_mean, flattened
 from smoothcert.io.yaml_file import parse_yaml, read_yaml
 from smoothcert.objectives import OBJECTIVES, Objective, UnloadedObjective, name_in_recipes
+from smoothcert.objectives.base import LATER_FIELDS as LATER_FIELDS_OF_OBJECTIVES
 from smoothcert.training.choices import InputLayer, NoiseName
 from smoothcert.training.recipe_errors import describe_errors, shown
 
@@ -45,7 +46,10 @@ def _is_reference(name: object) -> bool:
 
 def _objective_to(objective: Objective) -> dict[str, Any]:
     unloaded = isinstance(objective, UnloadedObjective)  # its class has the defaults of fields that are not given
-    return {"name": name_in_recipes(objective), **objective.model_dump(mode="json", exclude_unset=unloaded)}
+    fields = objective.model_dump(mode="json", exclude_unset=unloaded)
+    known = type(objective).model_fields
+    absent = {name for name in LATER_FIELDS_OF_OBJECTIVES if name in known and known[name].default == fields[name]}
+    return {"name": name_in_recipes(objective), **{name: fields[name] for name in fields if name not in absent}}
 
 
 AnyObjective = Annotated[Objective, BeforeValidator(_objective_from), PlainSerializer(_objective_to)]
@@ -233,7 +237,7 @@ def _set(fields: dict[str, Any], keys: list[str], value: Any, override: str) -> 
     *parents, last = keys
     for parent in parents:
         inner = fields.get(parent)
-        if inner is None and parent in fields:
+        if inner is None and (parent in fields or parent in LATER_FIELDS_OF_OBJECTIVES):
             inner = fields[parent] = {}
         if not isinstance(inner, dict):
             with_parts = [key for key, part in fields.items() if isinstance(part, dict)]

@@ -154,7 +154,7 @@ class RunInProgress:
         self.share = slice(each * group.rank, each * (group.rank + 1))
         self.meter = Meter(device, self.steps)
         zero = torch.zeros((), device=device)
-        self.progress = Progress(recipe.sigma, zero, zero.clone(), torch.empty(0))
+        self.progress = Progress(recipe.sigma, zero, zero.clone(), torch.empty(0), zero.clone())
         noise, generator = NOISES[recipe.noise](recipe.sigma), torch.Generator(device)
         sampling = Sampling(noise, recipe.objective.num_noise, per_step, self.share, generator)
         loss = Step(self.model, recipe.objective, device_type=device.type, bf16=self.precision == "bf16")
