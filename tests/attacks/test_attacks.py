@@ -450,7 +450,7 @@ def test_sphere_attack_keeps_norms_and_raises_the_cross_entropy(shape: tuple[int
     assert (rise[right] > 0).all()
 
 
-def test_sphere_attack_moves_each_noise_by_itself() -> None:
+def test_sphere_attack_moves_each_noise_separately() -> None:
     classifier, (images, labels, noise) = network((5,)), batch((5,))
     together = sphere_attack(classifier, images, labels, noise, steps=3, step_size=0.2)
     for i in range(NOISES):

@@ -1,4 +1,4 @@
-"""An attack on each noise by itself, on the sphere of its norm (Sun et al. 2024)."""
+"""An attack on each noise separately, on the sphere of its norm (Sun et al. 2024)."""
 
 import torch
 from torch import Tensor

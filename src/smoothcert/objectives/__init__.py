@@ -2,6 +2,7 @@
 
 from smoothcert.objectives.adversary import Adversary
 from smoothcert.objectives.base import LossTerms, Objective, Progress
+from smoothcert.objectives.catrs import CatRs
 from smoothcert.objectives.consistency import Consistency
 from smoothcert.objectives.gaussian import Gaussian
 from smoothcert.objectives.macer import Macer
@@ -18,6 +19,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "macer": Macer,
     "consistency": Consistency,
     "smoothmix": SmoothMix,
+    "catrs": CatRs,
 }
 
 REFERENCES: dict[type[Objective], str] = {}
@@ -40,6 +42,7 @@ __all__ = [
     "OBJECTIVES",
     "REFERENCES",
     "Adversary",
+    "CatRs",
     "Consistency",
     "Gaussian",
     "LossTerms",

@@ -30,6 +30,12 @@ class SmoothAdvSettings(Settings, total=False):
     adversary: Adversary | Mapping[str, Any]
 
 
+class CatRsSettings(Settings, total=False):
+    weight: float
+    steps: int
+    epsilon: float
+
+
 class MacerSettings(Settings, total=False):
     weight: float
     gamma: float

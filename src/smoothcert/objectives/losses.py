@@ -9,7 +9,7 @@ As modules, which draw the noise and call the model. One changed line in a train
 >>> loss = criterion(model, x, y)
 
 And as functions: of logits under noise [num_noise, batch, classes] (`gaussian`, `stability`, `macer`, `consistency`),
-or of a model where the method attacks it (`smoothadv`, `smoothmix`).
+or of a model where the method attacks it (`smoothadv`, `smoothmix`, `catrs`).
 
 >>> noisy = torch.stack([model(x + 0.5 * torch.randn_like(x)) for _ in range(2)])
 >>> loss = sc.losses.consistency(noisy, y, weight=10)
@@ -33,6 +33,7 @@ from smoothcert.objectives.base import Classifier, Objective, Progress, cross_en
 from smoothcert.objectives.consistency import Form
 from smoothcert.objectives.loss_arguments import check_batch, check_draws, check_logits, make_objective
 from smoothcert.objectives.loss_settings import (
+    CatRsSettings,
     ConsistencySettings,
     GaussianSettings,
     MacerSettings,
@@ -44,6 +45,7 @@ from smoothcert.objectives.noise_attack import NoiseAttack as NoiseAttack
 
 __all__ = [
     "Adversary",
+    "CatRs",
     "Consistency",
     "Gaussian",
     "Loss",
@@ -52,6 +54,7 @@ __all__ = [
     "SmoothAdv",
     "SmoothMix",
     "Stability",
+    "catrs",
     "consistency",
     "gaussian",
     "macer",
@@ -89,10 +92,12 @@ class Loss(nn.Module):
         *,
         noise: Tensor | None = None,
         uniform: Tensor | None = None,
+        targets: Tensor | None = None,
     ) -> Tensor:
         """Compute the loss of inputs [batch, ...] and integer labels [batch].
 
-        `uniform` [batch] in [0, 1) replaces the second random draw, the mixing ratios of SmoothMix.
+        `uniform` [batch] in [0, 1) replaces the second random draw, such as the mixing ratios of SmoothMix; `targets`
+        [batch, classes] are the shares of a teacher's votes, for CAT-RS.
         """
         check_batch(inputs, labels)
         device, shape = inputs.device, (self.objective.num_noise, *inputs.shape)
@@ -106,7 +111,7 @@ class Loss(nn.Module):
         factor, dropped = warm_up(epoch), float(epoch >= (self.first_drop or 0))
         scalar = inputs.new_empty((), dtype=torch.promote_types(inputs.dtype, torch.float32))
         factors = (scalar.new_full((), factor), scalar.new_full((), dropped), uniform.to(inputs.dtype))
-        progress = Progress(self.sigma, *factors, scalar.new_full((), epoch))
+        progress = Progress(self.sigma, *factors, scalar.new_full((), epoch), targets)
         if isinstance(model, DistributedDataParallel):
             model = _OneSynchronizedPass(model)
         result = self.objective.loss(model, inputs, labels.long(), noise, progress)
@@ -186,6 +191,13 @@ class SmoothMix(Loss):
         super().__init__(**_arguments(objectives.SmoothMix, settings))
 
 
+class CatRs(Loss):
+    """Cross-entropy without the hardest noises of uncertain images, and attacked noises of confident ones."""
+
+    def __init__(self, **settings: Unpack[CatRsSettings]) -> None:
+        super().__init__(**_arguments(objectives.CatRs, settings))
+
+
 def gaussian(noisy_logits: Tensor, labels: Tensor) -> Tensor:
     """Compute the mean cross-entropy of logits under noise [num_noise, batch, classes]."""
     check_logits(noisy_logits, labels)
@@ -261,6 +273,20 @@ def smoothmix(
     loss = SmoothMix(**settings)
     loss.epoch = epoch
     return loss.forward(model, inputs, labels, noise=noise, uniform=uniform)
+
+
+def catrs(
+    model: Classifier,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    noise: Tensor | None = None,
+    uniform: Tensor | None = None,
+    targets: Tensor | None = None,
+    **settings: Unpack[CatRsSettings],
+) -> Tensor:
+    """Compute the loss of CAT-RS with a teacher's votes `targets` [batch, classes], by default all for the label."""
+    return CatRs(**settings).forward(model, inputs, labels, noise=noise, uniform=uniform, targets=targets)
 
 
 def _arguments(kind: type[Objective], settings: Mapping[str, Any]) -> dict[str, Any]:

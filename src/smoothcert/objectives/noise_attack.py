@@ -1,6 +1,6 @@
 """An attack on the noises of a step, which several objectives can use (Sun et al. 2024).
 
-T times, for each noise by itself: where x + delta is classified correctly,
+T times, for each noise separately: where x + delta is classified correctly,
 delta <- |delta_0| * unit(delta + eps * unit(gradient of CE(z(x + delta), y)))
 """
 

@@ -34,6 +34,7 @@ METHODS = {
     "Consistency": "consistency",
     "Gaussian + Consistency": "consistency",
     "SmoothAdv + Consistency": "smoothadv-consistency",
+    "CAT-RS": "catrs",
     "SmoothMix": "smoothmix",
     "SmoothMix + one-step adversary": "smoothmix-one-step",
     "SmoothMix (eta=1)": "smoothmix-eta1",

@@ -61,7 +61,7 @@ MOST = 1_000_000
 """The largest number of epochs, noisy copies or attack steps."""
 
 
-LATER_FIELDS = ("schedule", "optimizer", "ema")
+LATER_FIELDS = ("schedule", "optimizer", "ema", "teacher", "teacher_votes")
 """Fields that are written only if they are set: files of recipes without them stay as they were."""
 
 
@@ -94,6 +94,10 @@ class TrainRecipe(Recipe):
     objective: AnyObjective = Field(
         description="method, with its hyper-parameters: see `smoothcert objectives`, or package.module:Class"
     )
+    teacher: "TrainRecipe | None" = Field(
+        default=None, description="recipe of a network that is trained first on the same data, whose votes catrs uses"
+    )
+    teacher_votes: int = Field(default=1000, ge=1, le=MOST, description="votes of the teacher for each image")
     epochs: int = Field(default=90, ge=1, le=MOST, description="passes over the training images, at most a million")
     batch_size: int = Field(
         default=256, ge=1, description="noisy inputs in a step (images, for methods that do not chunk)"
@@ -146,6 +150,12 @@ class TrainRecipe(Recipe):
                 f"batch_size: expected a multiple of objective.num_noise = {self.objective.num_noise}, "
                 f"got {self.batch_size}"
             )
+        if self.teacher is not None and not self.objective.uses_teacher:
+            raise ValueError(f"teacher: expected none for {self.method}, got a recipe; remove it")
+        if self.teacher is not None and (
+            self.teacher.teacher is not None or ":" in self.teacher.model + name_in_recipes(self.teacher.objective)
+        ):
+            raise ValueError("teacher: expected a built-in network and objective without a teacher, got another one")
         if self.nesterov and (not self.momentum or self.optimizer != "sgd"):
             raise ValueError(f"nesterov: expected false for {self.optimizer} with momentum {self.momentum:g}, got true")
         if list(self.learning_rate_drops) != sorted(set(self.learning_rate_drops)):

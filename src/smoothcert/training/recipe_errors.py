@@ -21,7 +21,7 @@ def field_descriptions(kind: type[BaseModel]) -> dict[str, str]:
     for name, field in kind.model_fields.items():
         descriptions[name] = field.description or ""
         for part in (field.annotation, *get_args(field.annotation)):
-            if isinstance(part, type) and issubclass(part, BaseModel) and part is not Objective:
+            if isinstance(part, type) and issubclass(part, BaseModel) and part not in (Objective, kind):
                 descriptions |= {f"{name}.{inner}": text for inner, text in field_descriptions(part).items()}
     return descriptions
 
