@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from smoothcert.attacks import attacked, ddn, project, smoothed_loss_and_gradient, smoothed_pgd, unit
+from smoothcert.attacks import attacked, ddn, project, smoothed_loss_and_gradient, smoothed_pgd, sphere_attack, unit
 
 SHAPES = [(1, 28, 28), (3, 8, 8), (5,)]
 BATCH, CLASSES, NOISES = 4, 3, 2
@@ -418,3 +418,54 @@ def test_ddn_shrinks_its_norm_by_gamma_and_returns_the_shortest() -> None:
         found = ddn(classifier, images, labels, noise, steps=steps, max_norm=9.0)
         passed = [1.05 * 0.95**k for k in range(steps - 1)]
         assert lengths(found - images).item() == pytest.approx(min(v for v in passed if v > 0.5), rel=1e-6)
+
+
+# The attack on the noise
+
+
+@shapes
+def test_sphere_attack_keeps_norms_and_raises_the_cross_entropy(shape: tuple[int, ...]) -> None:
+    """Noises that misclassify their image stay bit for bit; the classifier and the arguments are left as they were."""
+    classifier, (images, _, noise) = network(shape), batch(shape)
+    with torch.no_grad(), attacked(classifier):
+        predicted = classifier(images + noise[0]).argmax(1)
+    labels = (predicted + torch.arange(BATCH) % 2) % CLASSES  # every second one is wrong
+    given = noise.clone()
+    modes = [module.training for module in classifier.modules()]
+    moved = sphere_attack(classifier, images, labels, noise, steps=1, step_size=0.05)
+    assert torch.equal(noise, given)
+    assert [module.training for module in classifier.modules()] == modes
+    assert [parameter.requires_grad for parameter in classifier.parameters()][-1] is False
+    assert all(parameter.grad is None for parameter in classifier.parameters())
+    torch.testing.assert_close(lengths(moved.flatten(0, 1)), lengths(noise.flatten(0, 1)), rtol=1e-6, atol=0)
+
+    with torch.no_grad():
+        before, after = (classifier.eval()((images + deltas).flatten(0, 1)) for deltas in (noise, moved))
+    every_label = labels.repeat(NOISES)
+    right = before.argmax(1) == every_label
+    assert 0 < int(right.sum()) < len(right)
+    assert torch.equal(moved.flatten(0, 1)[~right], noise.flatten(0, 1)[~right])
+    rise = nn.functional.cross_entropy(after, every_label, reduction="none")
+    rise -= nn.functional.cross_entropy(before, every_label, reduction="none")
+    assert (rise[right] > 0).all()
+
+
+def test_sphere_attack_moves_each_noise_separately() -> None:
+    classifier, (images, labels, noise) = network((5,)), batch((5,))
+    together = sphere_attack(classifier, images, labels, noise, steps=3, step_size=0.2)
+    for i in range(NOISES):
+        for b in range(BATCH):
+            one = images[b : b + 1], labels[b : b + 1], noise[i : i + 1, b : b + 1]
+            alone = sphere_attack(classifier, *one, steps=3, step_size=0.2)
+            torch.testing.assert_close(alone[0, 0], together[i, b])
+
+
+def test_sphere_attack_leaves_zero_noise_and_zero_gradients_finite() -> None:
+    """A constant classifier has no gradient, and a noise of norm 0 has no direction: both stay where they are."""
+    images, labels, noise = torch.rand(2, 5), torch.zeros(2, dtype=torch.int64), torch.zeros(1, 2, 5)
+    noise[0, 0] = torch.arange(5.0)
+    constant = nn.Linear(5, 3)
+    nn.init.zeros_(constant.weight)
+    constant.bias.data = torch.tensor([1.0, 0.0, 0.0])
+    moved = sphere_attack(constant, images, labels, noise, steps=3, step_size=0.5)
+    torch.testing.assert_close(moved, noise)

@@ -128,6 +128,34 @@ def ddn(network: Network, x: Array, y: int, noises: Array, steps: int, epsilon: 
     return x + (delta if best is None else best)
 
 
+def sphere(network: Network, x: Array, y: int, delta: Array, steps: int, epsilon: float) -> Array:
+    """Move one noise by steps of `epsilon` on the CE in eval mode, rescaled to its norm, while the class is y."""
+    norm = math.sqrt(sum(v * v for v in delta))
+    for _ in range(steps):
+        z = network.eval_logits(x + delta)
+        if int(np.argmax(z)) != y:
+            continue
+        by_logit = softmax(z)
+        by_logit[y] -= 1
+        gradient = by_logit @ network.eval_jacobian(x + delta)
+        delta = delta + epsilon * gradient / math.sqrt(sum(v * v for v in gradient))
+        delta = delta * norm / math.sqrt(sum(v * v for v in delta))
+    return delta
+
+
+def noise_ball(network: Network, x: Array, phat: Array, first: Array, steps: int, epsilon: float) -> Array:
+    """Move one noise against the teacher's shares: step, projection, then the mean and rms of the first noise."""
+    delta = first
+    for _ in range(steps):
+        by_logit = softmax(network.eval_logits(x + delta)) * sum(phat) - phat
+        gradient = by_logit @ network.eval_jacobian(x + delta)
+        delta = delta + 2 * epsilon / steps * gradient / (math.sqrt(sum(v * v for v in gradient)) + 1e-8)
+        delta = into_ball(delta, first, epsilon)
+        rms, first_rms = (math.sqrt(sum(v * v for v in part) / len(part)) for part in (delta, first))
+        delta = np.array([sum(first) / len(first) + first_rms * (v - sum(delta) / len(delta)) / rms for v in delta])
+    return delta
+
+
 # Losses: x [batch, pixels], y [batch], noise [num_noise, batch, pixels]
 
 
@@ -250,3 +278,35 @@ def smoothmix(
     mix /= len(clean) * len(noise)
     natural = cross_entropies(network, clean, y, noise)
     return {"loss": natural + weight * mix, "cross_entropy": natural, "mix": mix}
+
+
+def binomial_quantile(trials: int, share: float, uniform: float) -> int:
+    """Return the smallest k >= 1 with P(Binomial(trials, share) <= k) > uniform."""
+    below = 0.0
+    for k in range(trials + 1):
+        below += math.comb(trials, k) * share**k * (1 - share) ** (trials - k)
+        if below > uniform:
+            return max(k, 1)
+    return trials
+
+
+def catrs_kept(network: Network, x: Array, y: Array, noise: Array, uniform: Array) -> list[int]:
+    """Return the number K of noises of each image that count."""
+    kept = []
+    for b in range(len(x)):
+        right = sum(int(np.argmax(network.logits(x[b] + delta))) == y[b] for delta in noise[:, b])
+        kept.append(binomial_quantile(len(noise), right / len(noise), uniform[b]))
+    return kept
+
+
+def catrs(
+    network: Network, x: Array, y: Array, noise: Array, attacked: Array, phat: Array, uniform: Array, weight: float
+) -> dict[str, float]:
+    low, high, kept = 0.0, 0.0, catrs_kept(network, x, y, noise, uniform)
+    for b in range(len(x)):
+        losses = sorted(-log_softmax(network.logits(x[b] + delta))[y[b]] for delta in noise[:, b])
+        low += sum(losses[: kept[b]]) / len(noise) / len(x)
+        if kept[b] == len(noise):
+            high += max(kl(phat[b], network.logits(x[b] + delta)) for delta in attacked[:, b]) / len(x)
+    natural = cross_entropies(network, x, y, noise)
+    return {"loss": low + weight * high, "cross_entropy": natural, "low": low, "high": high}

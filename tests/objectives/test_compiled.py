@@ -7,7 +7,16 @@ import torch
 from torch import Tensor, fx
 
 from smoothcert.models import LeNet
-from smoothcert.objectives import Adversary, Consistency, Objective, Progress, SmoothAdv, SmoothMix
+from smoothcert.objectives import (
+    Adversary,
+    Consistency,
+    Gaussian,
+    NoiseAttack,
+    Objective,
+    Progress,
+    SmoothAdv,
+    SmoothMix,
+)
 from smoothcert.training.step import Step
 
 
@@ -17,8 +26,9 @@ from smoothcert.training.step import Step
         (Consistency(num_noise=2), 1, 1),
         (SmoothMix(num_noise=2, steps=3), 2, 4),
         (SmoothAdv(num_noise=2, adversary=Adversary(steps=3)), 2, 4),
+        (Gaussian(num_noise=2, noise_attack=NoiseAttack(steps=3)), 3, 5),
     ],
-    ids=["consistency", "smoothmix", "smoothadv"],
+    ids=["consistency", "smoothmix", "smoothadv", "noise attack"],
 )
 def test_compiled_losses_equal_plain_ones(objective: Objective, graphs: int, calls: int) -> None:
     torch._dynamo.reset()

@@ -12,22 +12,26 @@ import pytest
 import reference
 import torch
 from reference import Array, Network
+from scipy import stats
 from torch import Tensor, nn
 
 from smoothcert.classifier import divergence_from_logits
 from smoothcert.objectives import (
     OBJECTIVES,
     Adversary,
+    CatRs,
     Consistency,
     Gaussian,
     LossTerms,
     Macer,
+    NoiseAttack,
     Objective,
     Progress,
     SmoothAdv,
     SmoothMix,
     Stability,
 )
+from smoothcert.objectives.catrs import binomial
 from smoothcert.objectives.losses import Loss
 
 SHAPE, PIXELS, HIDDEN, CLASSES, BATCH = (1, 2, 3), 6, 5, 4, 7
@@ -68,6 +72,7 @@ class Draw(NamedTuple):
     sigma: float = 0.5
     epoch: int = 3
     after_first_drop: bool = True
+    phat: Array | None = None
 
     def take(self, images: list[int]) -> "Draw":
         return self._replace(
@@ -80,6 +85,8 @@ class Draw(NamedTuple):
             torch.tensor(reference.warmup(self.epoch), dtype=torch.float64),
             torch.tensor(float(self.after_first_drop), dtype=torch.float64),
             torch.tensor(self.uniform),
+            torch.tensor(float(self.epoch), dtype=torch.float64),
+            None if self.phat is None else torch.tensor(self.phat),
         )
         noise = torch.tensor(self.noise).view(*self.noise.shape[:2], *SHAPE)
         return torch.tensor(self.x).view(-1, *SHAPE), torch.tensor(self.y), noise, progress
@@ -110,7 +117,10 @@ def torch_loss(objective: Objective, step: Draw) -> tuple[LossTerms, Array]:
     criterion = Loss(objective, sigma=step.sigma)
     criterion.epoch, criterion.first_drop = step.epoch, 0 if step.after_first_drop else step.epoch + 1
     images, labels, noise, progress = step.torch_arguments()
-    assert criterion(twin, images, labels, noise=noise, uniform=progress.uniform).item() == result.loss.item()
+    assert (
+        criterion(twin, images, labels, noise=noise, uniform=progress.uniform, targets=progress.targets).item()
+        == result.loss.item()
+    )
     return result, gradient
 
 
@@ -364,6 +374,91 @@ def test_smoothmix_with_probabilities_below_the_floor() -> None:
     )
 
 
+def moved_noises(step: Draw, attack: NoiseAttack) -> Array:
+    """Move every noise by the transcribed attack."""
+    moved = np.empty_like(step.noise)
+    for i, b in np.ndindex(step.noise.shape[:2]):
+        of_noise = (step.network, step.x[b], step.y[b], step.noise[i, b])
+        moved[i, b] = reference.sphere(*of_noise, attack.steps, attack.step_size)
+    return moved
+
+
+@pytest.mark.parametrize("attack", [NoiseAttack(), NoiseAttack(steps=1, step_size=0.3), NoiseAttack(first_epoch=3)])
+def test_noise_attack(attack: NoiseAttack) -> None:
+    """The three objectives compute their loss with noises that are moved first, at the clean images."""
+    step = draw(3, seed=2)
+    moved = step._replace(noise=moved_noises(step, attack))
+    changed = np.abs(moved.noise - step.noise).max(-1) > 1e-3
+    assert changed.any()
+    assert not changed.all(), "some noises misclassify their images already"
+    assert_same(
+        Gaussian(num_noise=3, noise_attack=attack),
+        step,
+        lambda network: reference.gaussian(network, step.x, step.y, moved.noise),
+    )
+    adversary = Adversary(steps=3)
+    points = attacked(moved, adversary)
+    assert_same(
+        Consistency(num_noise=3, weight=7.0, noise_attack=attack, adversary=adversary),
+        step,
+        lambda network: reference.consistency(network, points, step.y, moved.noise, "kl_entropy", 7.0, 0.5),
+    )
+    mixing = SmoothMix(num_noise=3, steps=2, one_step=True, noise_attack=attack)
+    clean, adversarial = smoothmix_points(mixing, moved)
+    weight = mixing.eta * reference.warmup(step.epoch)
+    assert_same(
+        mixing,
+        step,
+        lambda network: reference.smoothmix(network, clean, adversarial, step.y, moved.noise, step.uniform, weight),
+    )
+
+
+def test_noise_attack_waits_for_its_first_epoch() -> None:
+    step = draw(3, seed=2)
+    assert_same(
+        Gaussian(num_noise=3, noise_attack=NoiseAttack(first_epoch=step.epoch + 1)),
+        step,
+        lambda network: reference.gaussian(network, step.x, step.y, step.noise),
+    )
+
+
+@pytest.mark.parametrize(
+    "objective", [CatRs(weight=2.0), CatRs(num_noise=3, steps=1, epsilon=0.5), CatRs(num_noise=1), CatRs(weight=0.0)]
+)
+@pytest.mark.parametrize("with_teacher", [True, False])
+def test_catrs(objective: CatRs, with_teacher: bool) -> None:
+    """Votes of a teacher may be 0 for a class; without a teacher all are for the label."""
+    step = draw(objective.num_noise, seed=3, batch=12)
+    rng = np.random.default_rng(0)
+    phat = rng.multinomial(10, np.full(CLASSES, 1 / CLASSES), size=12) / 10 if with_teacher else np.eye(CLASSES)[step.y]
+    step = step._replace(phat=phat if with_teacher else None)
+    kept = reference.catrs_kept(step.network, step.x, step.y, step.noise, step.uniform)
+    assert objective.num_noise == 1 or {1, objective.num_noise} <= set(kept)
+    attacked_noise = np.empty_like(step.noise)
+    for i, b in np.ndindex(step.noise.shape[:2]):
+        of_noise = (step.network, step.x[b], phat[b], step.noise[i, b])
+        attacked_noise[i, b] = reference.noise_ball(*of_noise, objective.steps, objective.epsilon)
+    assert_same(
+        objective,
+        step,
+        lambda network: reference.catrs(
+            network, step.x, step.y, step.noise, attacked_noise, phat, step.uniform, objective.weight
+        ),
+    )
+
+
+@pytest.mark.parametrize("trials", [1, 4])
+def test_catrs_draws_from_the_binomial_distribution(trials: int) -> None:
+    """Over a grid of uniform draws, each number of noises occurs as often as its probability says; at least one."""
+    uniform = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
+    for right in range(trials + 1):
+        share = torch.full_like(uniform, right / trials)
+        drawn = torch.bincount(binomial(share, trials, uniform), minlength=trials + 1) / 10_000
+        expected = stats.binom.pmf(np.arange(trials + 1), trials, right / trials)
+        expected[1], expected[0] = expected[0] + expected[1], 0
+        np.testing.assert_allclose(drawn.numpy(), expected, atol=2e-4)
+
+
 def test_the_input_gradient_of_the_transcription() -> None:
     """The derivative written by hand in `reference` equals its central differences."""
     step = draw(3)
@@ -381,7 +476,12 @@ def test_the_input_gradient_of_the_transcription() -> None:
 
 def in_float32(step: Draw) -> tuple[TorchTwin, tuple[Tensor, Tensor, Tensor, Progress]]:
     images, labels, noise, (sigma, *factors) = step.torch_arguments()
-    arguments = images.float(), labels, noise.float(), Progress(sigma, *[factor.float() for factor in factors])
+    arguments = (
+        images.float(),
+        labels,
+        noise.float(),
+        Progress(sigma, *[None if factor is None else factor.float() for factor in factors]),
+    )
     return TorchTwin(step.network).float(), arguments
 
 

@@ -71,6 +71,8 @@ def by_function(name: str, model: nn.Module, fields: dict[str, Any]) -> Tensor:
     if name in ("smoothadv", "smoothmix"):
         more = {"uniform": uniform} if name == "smoothmix" else {}
         return function(model, images, labels, sigma=SIGMA, epoch=3, noise=noise, **more, **fields)
+    if name == "catrs":
+        return function(model, images, labels, sigma=SIGMA, noise=noise, uniform=uniform, **fields)
     clean = [model(images)] if name == "stability" else []
     noisy = model((images + noise).flatten(0, 1)).view(*noise.shape[:2], -1)
     return function(*clean, noisy, labels, **({"sigma": SIGMA} if name == "macer" else {}), **fields)

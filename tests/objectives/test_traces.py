@@ -13,7 +13,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from smoothcert.objectives import OBJECTIVES, Adversary, Consistency, Macer, Objective, Progress, SmoothAdv, SmoothMix
+from smoothcert.objectives import (
+    OBJECTIVES,
+    Adversary,
+    Consistency,
+    Gaussian,
+    Macer,
+    NoiseAttack,
+    Objective,
+    Progress,
+    SmoothAdv,
+    SmoothMix,
+)
 
 TRACES = Path(__file__).with_name("traces.json")
 STEPS, BATCH, CLASSES, SHAPE, SIGMA, LEARNING_RATE = 20, 12, 4, (1, 4, 4), 0.25, 0.05
@@ -28,6 +39,7 @@ TRACED: dict[str, Objective] = {name: kind() for name, kind in OBJECTIVES.items(
     "consistency, adversary": Consistency(weight=1.0, adversary=Adversary(steps=4)),
     "smoothmix, one_step": SmoothMix(num_noise=2, one_step=True, one_step_radius=0.5),
     "smoothmix, max_norm": SmoothMix(num_noise=2, max_norm=0.5),
+    "gaussian, noise_attack": Gaussian(num_noise=2, noise_attack=NoiseAttack(step_size=0.3)),
 }
 
 

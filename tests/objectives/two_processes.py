@@ -19,6 +19,7 @@ MODULES = {
     "macer": sc.losses.Macer,
     "consistency": sc.losses.Consistency,
     "smoothmix": sc.losses.SmoothMix,
+    "catrs": sc.losses.CatRs,
 }
 OTHER_SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("smoothadv", {"num_noise": 2, "adversary": {"attack": "ddn", "steps": 3, "epsilon": 0.5}}),

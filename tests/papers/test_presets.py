@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from smoothcert.data import DATASETS, ImageData
-from smoothcert.objectives import Consistency, Macer, SmoothAdv, SmoothMix
+from smoothcert.objectives import CatRs, Consistency, Gaussian, Macer, SmoothAdv, SmoothMix
 from smoothcert.papers.presets import PRESETS, preset
 from smoothcert.papers.tables import paper_table
 from smoothcert.training.checkpoint import load_run
@@ -75,6 +75,29 @@ def test_hyper_parameters_as_published() -> None:
     assert (macer.num_noise, macer.gamma, macer.beta, macer.deferred) == (16, 8, 16, True)
 
 
+@pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
+def test_gaussian_m4_has_four_times_the_steps_of_gaussian(dataset: str) -> None:
+    """Every step sees 256 noisy inputs in both; the learning rate and all else are the same."""
+    one, four = preset(f"{dataset}/gaussian", 0.25), preset(f"{dataset}/gaussian-m4", 0.25)
+    assert (one.images_per_step, four.images_per_step) == (256, 64)
+    assert four.objective.num_noise * four.images_per_step == 256
+    assert four.model_copy(update={"objective": one.objective}) == one
+    published = [PRESETS[f"{dataset}/gaussian-m4"].published_acr(sigma) for sigma in (0.25, 0.5, 1.0)]
+    assert published == ([0.487, 0.571, 0.543] if dataset == "cifar10" else [None] * 3)
+
+
+def test_catrs_as_published() -> None:
+    """One teacher, Gaussian at sigma 0.25, for every sigma."""
+    recipes = [preset("mnist/catrs", sigma) for sigma in (0.25, 0.5, 1.0)]
+    for recipe in recipes:
+        assert (recipe.epochs, recipe.learning_rate, recipe.learning_rate_drops) == (150, 0.01, (50, 100))
+        assert recipe.objective == CatRs(num_noise=4, steps=4, epsilon=1.0, weight=1.0)
+        assert recipe.teacher is not None
+        assert (recipe.teacher.sigma, recipe.teacher.objective) == (0.25, Gaussian())
+    assert recipes[0].teacher == recipes[1].teacher == recipes[2].teacher
+    assert [PRESETS["mnist/catrs"].published_acr(sigma) for sigma in (0.25, 0.5, 1.0)] == [0.933, 1.7, 1.831]
+
+
 def test_protocols_as_published() -> None:
     recipe = preset("cifar10/gaussian", 0.25)
     assert (recipe.model, recipe.epochs, recipe.batch_size) == ("resnet110", 150, 256)
@@ -113,6 +136,9 @@ def test_preset_trains_two_steps(name: str, tmp_path: Path) -> None:
     changes += ["model=resnet20"] if recipe.model == "resnet110" else []
     if adversary := getattr(recipe.objective, "adversary", None):
         changes.append(f"objective.adversary.steps={min(adversary.steps, 2)}")
+    if recipe.teacher is not None:
+        changes += ["learning_rate_drops=[]", "teacher.epochs=1", "teacher.learning_rate_drops=[]", "teacher_votes=5"]
+        changes.append(f"teacher.batch_size={size}")
     recipe = with_overrides(recipe, changes)
     spec = DATASETS[recipe.dataset]
     shape = {"mnist": (1, 28, 28), "cifar10": (3, 8, 8), "imagenet": (3, 64, 64)}[recipe.dataset]

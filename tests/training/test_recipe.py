@@ -42,7 +42,7 @@ def test_later_fields_are_written_only_if_they_are_set() -> None:
     assert not set(LATER_FIELDS) & set(tiny_recipe().to_mapping())
     changed = with_overrides(tiny_recipe(), ["optimizer=adamw", "schedule=cosine", "ema=0.999", "epochs=9"])
     changed = with_overrides(changed, ["sampler=radius-weighted", "sampler.start=3"])
-    assert {name: changed.to_mapping()[name] for name in LATER_FIELDS} == {
+    assert {name: value for name, value in changed.to_mapping().items() if name in LATER_FIELDS} == {
         "schedule": "cosine",
         "optimizer": "adamw",
         "ema": 0.999,
@@ -177,3 +177,13 @@ def test_copies_with_wrong_changes_are_refused(change: dict[str, object], messag
 def test_unknown_presets_list_the_near_ones() -> None:
     with pytest.raises(RequestError, match="did you mean mnist/gaussian"):
         preset("mnist/gausian")
+
+
+def test_a_noise_attack_is_written_only_if_there_is_one() -> None:
+    recipe = with_overrides(tiny_recipe(), ["objective=gaussian"])
+    assert recipe.to_mapping()["objective"] == {"name": "gaussian", "num_noise": 1}
+    attacked = with_overrides(recipe, ["objective.noise_attack.steps=2"])
+    assert attacked.to_mapping()["objective"]["noise_attack"] == {"steps": 2, "step_size": 0.5, "first_epoch": 0}
+    assert parse_recipe(TrainRecipe, attacked.to_mapping(), "recipe") == attacked
+    with pytest.raises(RequestError, match="noise_attack"):
+        with_overrides(recipe, ["objective=macer", "objective.noise_attack.steps=2"])

@@ -15,7 +15,7 @@ from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.model_provenance import model_provenance
 from smoothcert.errors import RequestError
 from smoothcert.io.text import csv_text, duration, escape_markdown, flattened, markdown_table
-from smoothcert.objectives import Adversary
+from smoothcert.objectives import Adversary, NoiseAttack
 from smoothcert.papers.presets import preset
 from smoothcert.papers.tables import paper_table
 from smoothcert.report.layout import UNKNOWN
@@ -180,7 +180,9 @@ def _work(recipe: TrainRecipe) -> tuple[object, ...]:
     adversary = getattr(recipe.objective, "adversary", None)
     attack = (adversary.attack, adversary.steps) if isinstance(adversary, Adversary) else None
     training = (recipe.dataset, recipe.image_size, recipe.model, recipe.epochs, recipe.batch_size)
-    return (*training, recipe.method, recipe.objective.num_noise, attack)
+    noise_attack = getattr(recipe.objective, "noise_attack", None)
+    on_noise = noise_attack.steps if isinstance(noise_attack, NoiseAttack) else None
+    return (*training, recipe.method, recipe.objective.num_noise, attack, on_noise)
 
 
 def cost_csv(costs: Sequence[Cost]) -> str:

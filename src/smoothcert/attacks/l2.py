@@ -1,6 +1,6 @@
 """Steps and projections in L2 for images of any shape, and the state of a classifier during an attack."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -23,6 +23,25 @@ def attacked(classifier: Classifier) -> Iterator[None]:
     finally:
         for parameter, requires_grad in zip(parameters, wanted, strict=True):
             parameter.requires_grad_(requires_grad)
+
+
+def input_gradient(
+    classifier: Classifier, loss: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]], point: Tensor
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return the gradient of the first result of `loss` at `point`, and its other results.
+
+    The classifier is in eval mode, and its parameters get no gradient.
+    """
+    if torch.compiler.is_compiling():
+        # The compiler can follow this gradient; the one below works for networks that functorch refuses.
+        with torch.no_grad(), evaluating(classifier):
+            gradient, others = torch.func.grad(loss, has_aux=True)(point)
+        return gradient, others
+    with torch.enable_grad(), attacked(classifier):
+        moved = point.detach().requires_grad_(True)
+        total, others = loss(moved)
+        (gradient,) = torch.autograd.grad(total, moved)
+    return gradient, tuple(other.detach() for other in others)
 
 
 def norms(batch: Tensor) -> Tensor:

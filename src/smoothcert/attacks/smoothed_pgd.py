@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from smoothcert.attacks.l2 import Classifier, attacked, project, unit
-from smoothcert.classifier import evaluating, log_probability, logits_under_noise, probabilities
+from smoothcert.attacks.l2 import Classifier, input_gradient, project, unit
+from smoothcert.classifier import log_probability, logits_under_noise, probabilities
 
 
 def smoothed_loss_and_gradient(
@@ -18,22 +18,14 @@ def smoothed_loss_and_gradient(
     gradient.
     """
 
-    def total_loss(moved: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def total_loss(moved: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         average = probabilities(logits_under_noise(classifier, moved, noise)).mean(0)
         chosen = average.gather(1, labels.unsqueeze(1)).squeeze(1)
         loss = -log_probability(chosen)
         return loss.sum(), (loss, average)
 
-    if torch.compiler.is_compiling():
-        # The compiler can follow this gradient; the one below works for networks that functorch refuses.
-        with torch.no_grad(), evaluating(classifier):
-            gradient, (loss, average) = torch.func.grad(total_loss, has_aux=True)(images)
-        return loss, gradient, average
-    with torch.enable_grad(), attacked(classifier):
-        moved = images.detach().requires_grad_(True)
-        total, (loss, average) = total_loss(moved)
-        (gradient,) = torch.autograd.grad(total, moved)
-    return loss.detach(), gradient, average.detach()
+    gradient, (loss, average) = input_gradient(classifier, total_loss, images)
+    return loss, gradient, average
 
 
 def ascend(

@@ -24,7 +24,8 @@ def field_descriptions(kind: type[BaseModel]) -> dict[str, str]:
     for name, field in kind.model_fields.items():
         descriptions[name] = field.description or ""
         for part in (field.annotation, *get_args(field.annotation)):
-            if isinstance(part, type) and issubclass(part, BaseModel) and not inspect.isabstract(part):
+            known = isinstance(part, type) and issubclass(part, BaseModel) and part is not kind  # a teacher has no end
+            if known and not inspect.isabstract(part):
                 descriptions |= {f"{name}.{inner}": text for inner, text in field_descriptions(part).items()}
     return descriptions
 

@@ -2,9 +2,11 @@
 
 from smoothcert.objectives.adversary import Adversary
 from smoothcert.objectives.base import LossTerms, Objective, Progress
+from smoothcert.objectives.catrs import CatRs
 from smoothcert.objectives.consistency import Consistency
 from smoothcert.objectives.gaussian import Gaussian
 from smoothcert.objectives.macer import Macer
+from smoothcert.objectives.noise_attack import NoiseAttack
 from smoothcert.objectives.smoothadv import SmoothAdv
 from smoothcert.objectives.smoothmix import SmoothMix
 from smoothcert.objectives.stability import Stability
@@ -17,6 +19,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "macer": Macer,
     "consistency": Consistency,
     "smoothmix": SmoothMix,
+    "catrs": CatRs,
 }
 
 REFERENCES: dict[type[Objective], str] = {}
@@ -39,10 +42,12 @@ __all__ = [
     "OBJECTIVES",
     "REFERENCES",
     "Adversary",
+    "CatRs",
     "Consistency",
     "Gaussian",
     "LossTerms",
     "Macer",
+    "NoiseAttack",
     "Objective",
     "Progress",
     "SmoothAdv",

@@ -27,6 +27,14 @@ class Progress(NamedTuple):
     """Scalar: 0 before the first learning-rate drop, 1 from it on."""
     uniform: Tensor
     """[batch] draws from U[0, 1), one per image, for methods that need more randomness than the noise."""
+    epoch: Tensor | None = None
+    """Scalar: the epoch, counted from 0. None stands for a late one."""
+    targets: Tensor | None = None
+    """[batch, classes] shares of a teacher's votes for each image, if the recipe has a teacher."""
+
+
+LATER_FIELDS = ("noise_attack",)
+"""Fields of objectives that recipes hold only if they are not at their defaults: files without them stay valid."""
 
 
 def warm_up(epoch: float) -> float:
@@ -55,6 +63,9 @@ class Objective(BaseModel, ABC):
     """Of a built-in method; others are known by a reference to their class."""
     chunked: ClassVar[bool] = True
     """If true, a batch is divided into num_noise steps, so that every step has batch_size noisy inputs."""
+
+    uses_teacher: ClassVar[bool] = False
+    """If true, the recipe may have a teacher, whose votes are `progress.targets`."""
 
     num_noise: int = Field(default=1, ge=1, description="noisy copies of an image in a step (m)")
 

@@ -2,7 +2,8 @@
 
     mean_i CE(z(x + delta_i), y) + lambda * mean_i KL(pbar || p_i) + eta * H(pbar),     pbar = mean_i p_i
 
-Gradients flow through pbar everywhere. With an adversary the noisy copies are of xhat instead of x.
+Gradients flow through pbar everywhere. With an adversary the noisy copies are of xhat instead of x; with a
+`noise_attack` the noises are moved first.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from smoothcert.objectives.base import (
     cross_entropy_under_noise,
     logits_under_noise,
 )
+from smoothcert.objectives.noise_attack import NoiseAttack
 
 if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor
@@ -47,6 +49,9 @@ class Consistency(Objective):
     adversary: Adversary | None = Field(
         default=None, description="noisy copies of an attacked image: .attack .steps .epsilon"
     )
+    noise_attack: NoiseAttack | None = Field(
+        default=None, description="move the noises on their spheres first: .steps .step_size .first_epoch"
+    )
 
     @model_validator(mode="after")
     def _mse_compares_two(self) -> Consistency:
@@ -57,6 +62,8 @@ class Consistency(Objective):
     def loss(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
     ) -> LossTerms:
+        if self.noise_attack is not None:
+            noise = self.noise_attack.moved(classifier, images, labels, noise, progress)
         if self.adversary is not None:
             images = self.adversary.around(classifier, images, labels, noise, progress)
         return self.from_logits(logits_under_noise(classifier, images, noise), labels)

@@ -1,11 +1,13 @@
 """Gaussian: train on noisy images (Cohen et al. 2019, https://arxiv.org/abs/1902.02918).
 
-CE(z(x + delta), y)
+CE(z(x + delta), y), with `noise_attack` for noises that are moved first.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
 
 from smoothcert.objectives.base import (
     Classifier,
@@ -15,6 +17,7 @@ from smoothcert.objectives.base import (
     cross_entropy_under_noise,
     logits_under_noise,
 )
+from smoothcert.objectives.noise_attack import NoiseAttack
 
 if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor
@@ -25,9 +28,15 @@ class Gaussian(Objective):
 
     name: ClassVar[str] = "gaussian"
 
+    noise_attack: NoiseAttack | None = Field(
+        default=None, description="move the noises on their spheres first: .steps .step_size .first_epoch"
+    )
+
     def loss(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
     ) -> LossTerms:
+        if self.noise_attack is not None:
+            noise = self.noise_attack.moved(classifier, images, labels, noise, progress)
         noisy_logits = logits_under_noise(classifier, images, noise)
         loss = cross_entropy_under_noise(noisy_logits, labels)
         return LossTerms(loss, {"cross_entropy": loss}, noisy_logits)

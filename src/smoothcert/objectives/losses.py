@@ -9,7 +9,7 @@ As modules, which draw the noise and call the model. One changed line in a train
 >>> loss = criterion(model, x, y)
 
 And as functions: of logits under noise [num_noise, batch, classes] (`gaussian`, `stability`, `macer`, `consistency`),
-or of a model where the method attacks it (`smoothadv`, `smoothmix`).
+or of a model where the method attacks it (`smoothadv`, `smoothmix`, `catrs`).
 
 >>> noisy = torch.stack([model(x + 0.5 * torch.randn_like(x)) for _ in range(2)])
 >>> loss = sc.losses.consistency(noisy, y, weight=10)
@@ -20,7 +20,7 @@ Both compute what the objectives of `smoothcert train` compute, by the same code
 
 import math
 from collections.abc import Mapping
-from typing import Any, Required, TypedDict, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -32,16 +32,29 @@ from smoothcert.objectives.adversary import Adversary as Adversary
 from smoothcert.objectives.base import Classifier, Objective, Progress, cross_entropy_under_noise, warm_up
 from smoothcert.objectives.consistency import Form
 from smoothcert.objectives.loss_arguments import check_batch, check_draws, check_logits, make_objective
+from smoothcert.objectives.loss_settings import (
+    CatRsSettings,
+    ConsistencySettings,
+    GaussianSettings,
+    MacerSettings,
+    SmoothAdvSettings,
+    SmoothMixSettings,
+    StabilitySettings,
+)
+from smoothcert.objectives.noise_attack import NoiseAttack as NoiseAttack
 
 __all__ = [
     "Adversary",
+    "CatRs",
     "Consistency",
     "Gaussian",
     "Loss",
     "Macer",
+    "NoiseAttack",
     "SmoothAdv",
     "SmoothMix",
     "Stability",
+    "catrs",
     "consistency",
     "gaussian",
     "macer",
@@ -79,10 +92,12 @@ class Loss(nn.Module):
         *,
         noise: Tensor | None = None,
         uniform: Tensor | None = None,
+        targets: Tensor | None = None,
     ) -> Tensor:
         """Compute the loss of inputs [batch, ...] and integer labels [batch].
 
-        `uniform` [batch] in [0, 1) replaces the second random draw, the mixing ratios of SmoothMix.
+        `uniform` [batch] in [0, 1) replaces the second random draw, such as the mixing ratios of SmoothMix; `targets`
+        [batch, classes] are the shares of a teacher's votes, for CAT-RS.
         """
         check_batch(inputs, labels)
         device, shape = inputs.device, (self.objective.num_noise, *inputs.shape)
@@ -95,9 +110,8 @@ class Loss(nn.Module):
         epoch = math.inf if self.epoch is None else self.epoch
         factor, dropped = warm_up(epoch), float(epoch >= (self.first_drop or 0))
         scalar = inputs.new_empty((), dtype=torch.promote_types(inputs.dtype, torch.float32))
-        progress = Progress(
-            self.sigma, scalar.new_full((), factor), scalar.new_full((), dropped), uniform.to(inputs.dtype)
-        )
+        factors = (scalar.new_full((), factor), scalar.new_full((), dropped), uniform.to(inputs.dtype))
+        progress = Progress(self.sigma, *factors, scalar.new_full((), epoch), targets)
         if isinstance(model, DistributedDataParallel):
             model = _OneSynchronizedPass(model)
         result = self.objective.loss(model, inputs, labels.long(), noise, progress)
@@ -129,49 +143,10 @@ class _OneSynchronizedPass(nn.Module):
         return self.model(inputs)
 
 
-class Settings(TypedDict, total=False):
-    """What every module takes: the noise level is required."""
-
-    sigma: Required[float]
-    num_noise: int
-    generator: torch.Generator | None
-
-
-class StabilitySettings(Settings, total=False):
-    weight: float
-
-
-class SmoothAdvSettings(Settings, total=False):
-    adversary: Adversary | Mapping[str, Any]
-
-
-class MacerSettings(Settings, total=False):
-    weight: float
-    gamma: float
-    beta: float
-    deferred: bool
-
-
-class ConsistencySettings(Settings, total=False):
-    weight: float
-    entropy_weight: float
-    form: Form
-    adversary: Adversary | Mapping[str, Any] | None
-
-
-class SmoothMixSettings(Settings, total=False):
-    steps: int
-    step_size: float
-    eta: float
-    one_step: bool
-    one_step_radius: float | None
-    max_norm: float | None
-
-
 class Gaussian(Loss):
     """Cross-entropy under noise."""
 
-    def __init__(self, **settings: Unpack[Settings]) -> None:
+    def __init__(self, **settings: Unpack[GaussianSettings]) -> None:
         super().__init__(**_arguments(objectives.Gaussian, settings))
 
 
@@ -214,6 +189,13 @@ class SmoothMix(Loss):
 
     def __init__(self, **settings: Unpack[SmoothMixSettings]) -> None:
         super().__init__(**_arguments(objectives.SmoothMix, settings))
+
+
+class CatRs(Loss):
+    """Cross-entropy without the hardest noises of uncertain images, and attacked noises of confident ones."""
+
+    def __init__(self, **settings: Unpack[CatRsSettings]) -> None:
+        super().__init__(**_arguments(objectives.CatRs, settings))
 
 
 def gaussian(noisy_logits: Tensor, labels: Tensor) -> Tensor:
@@ -291,6 +273,20 @@ def smoothmix(
     loss = SmoothMix(**settings)
     loss.epoch = epoch
     return loss.forward(model, inputs, labels, noise=noise, uniform=uniform)
+
+
+def catrs(
+    model: Classifier,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    noise: Tensor | None = None,
+    uniform: Tensor | None = None,
+    targets: Tensor | None = None,
+    **settings: Unpack[CatRsSettings],
+) -> Tensor:
+    """Compute the loss of CAT-RS with a teacher's votes `targets` [batch, classes], by default all for the label."""
+    return CatRs(**settings).forward(model, inputs, labels, noise=noise, uniform=uniform, targets=targets)
 
 
 def _arguments(kind: type[Objective], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,8 @@
     mean_i CE(z(xc + delta_i), y) + eta * w(epoch) * mean_{x, i} [argmax pbar = y] KL(ymix || F(xmix + delta_i))
 
 This follows the published runs, which differ from the paper's text: KL instead of CE, the mask (its zeros count in the
-mean), the warm-up w, and ymix is not detached.
+mean), the warm-up w, and ymix is not detached. With a `noise_attack` the noises are moved first,
+and serve everywhere in place of the drawn ones.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from smoothcert.objectives.base import (
     cross_entropy_under_noise,
     logits_under_noise,
 )
+from smoothcert.objectives.noise_attack import NoiseAttack
 
 if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor
@@ -44,6 +46,9 @@ class SmoothMix(Objective):
     max_norm: float | None = Field(
         default=None, gt=0, description="limit the attack to an L2 ball; by default no limit"
     )
+    noise_attack: NoiseAttack | None = Field(
+        default=None, description="move the noises on their spheres first: .steps .step_size .first_epoch"
+    )
 
     @model_validator(mode="after")
     def _radius_needs_one_step(self) -> SmoothMix:
@@ -56,6 +61,8 @@ class SmoothMix(Objective):
     ) -> LossTerms:
         from smoothcert.attacks import project
 
+        if self.noise_attack is not None:
+            noise = self.noise_attack.moved(classifier, images, labels, noise, progress)
         first, adversarial = self._attack(classifier, images, labels, noise)
         clean = images
         if self.one_step:

@@ -25,6 +25,7 @@ SEEDS_TABLE, SEEDS = "mnist/acr-over-5-seeds", range(5)
 # Printed method without its lambda -> preset of the data set.
 METHODS = {
     "Gaussian": "gaussian",
+    "Gaussian (m=4)": "gaussian-m4",
     "Stability": "stability",
     "SmoothAdv": "smoothadv",
     "SmoothAdv + hyperparameter search": "smoothadv-best",
@@ -33,6 +34,7 @@ METHODS = {
     "Consistency": "consistency",
     "Gaussian + Consistency": "consistency",
     "SmoothAdv + Consistency": "smoothadv-consistency",
+    "CAT-RS": "catrs",
     "SmoothMix": "smoothmix",
     "SmoothMix + one-step adversary": "smoothmix-one-step",
     "SmoothMix (eta=1)": "smoothmix-eta1",

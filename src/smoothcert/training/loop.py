@@ -31,6 +31,7 @@ from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.seeds import derived_seed
 from smoothcert.training.setup import Options, RunInProgress, set_up
 from smoothcert.training.state import save_state
+from smoothcert.training.teacher import teacher_shares
 
 REPORT_SECONDS = 0.5
 SAVE_SECONDS = 1.0
@@ -65,11 +66,24 @@ def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Unpack[Opt
         team(device, TRAINING_SECONDS) as group,
         set_up(recipe, data, folder, group, **options) as run,
     ):
+        if recipe.teacher is not None and run.epoch < recipe.epochs:
+            run.set_teacher(*votes_of_teacher(run, data, options))
         while run.epoch < recipe.epochs:
             for images, labels in start_epoch(run):
                 run.train_step(images, labels)
                 report_progress(run)
             finish_epoch(run)
+
+
+def votes_of_teacher(run: RunInProgress, data: Images, options: Options) -> tuple[Tensor, dict[str, Any]]:
+    """Train the teacher of the recipe next to the run, if that is not done, and return the shares of its votes."""
+    kept = ("device", "capture", "compiling", "on_progress", "on_note")
+    chosen: dict[str, Any] = {name: value for name, value in options.items() if name in kept}
+
+    def train_teacher(teacher: TrainRecipe, folder: Path, resume: bool) -> None:
+        train(teacher, data, folder, resume=resume, **chosen)
+
+    return teacher_shares(run.recipe, data, run.data_digest, run.folder, train_teacher, run.device)
 
 
 def start_epoch(run: RunInProgress) -> Iterator[tuple[Tensor, Tensor]]:
@@ -92,12 +106,26 @@ def start_epoch(run: RunInProgress) -> Iterator[tuple[Tensor, Tensor]]:
     # The last, smaller batch is left out (0.2% of MNIST and CIFAR-10, different images in each epoch): all steps then
     # have the same shape, as a captured step needs, and all images the same weight.
     order = order[: run.steps * recipe.images_per_step].view(run.steps, recipe.images_per_step)
-    return run.data.batches(order, run.share, derived_seed(recipe.seed, 2, epoch))
+    batches = run.data.batches(order, run.share, derived_seed(recipe.seed, 2, epoch))
+    return batches if run.targets is None else with_targets(run, batches, order[:, run.share])
+
+
+def with_targets(
+    run: RunInProgress, batches: Iterator[tuple[Tensor, Tensor]], indices: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the batches; before each one, set `progress.targets` to those of its images `indices` [steps, images]."""
+    assert run.targets is not None
+    assert run.progress.targets is not None
+    for batch, rows in zip(batches, indices, strict=True):
+        torch.index_select(run.targets, 0, rows, out=run.progress.targets)
+        yield batch
 
 
 def fill_progress(progress: Progress, recipe: TrainRecipe, epoch: int) -> None:
     """Set the factors of the losses that depend on the epoch, in tensors that a captured step reads."""
     progress.warmup.fill_(warm_up(epoch))
+    if progress.epoch is not None:
+        progress.epoch.fill_(epoch)
     progress.after_first_drop.fill_(float(epoch >= min(recipe.learning_rate_drops, default=math.inf)))
 
 

@@ -14,6 +14,7 @@ from smoothcert.io.files import write_text_atomically
 from smoothcert.io.text import did_you_mean, flattened
 from smoothcert.io.yaml_file import parse_yaml, read_yaml
 from smoothcert.objectives import OBJECTIVES, Objective, UnloadedObjective, name_in_recipes
+from smoothcert.objectives.base import LATER_FIELDS as LATER_FIELDS_OF_OBJECTIVES
 from smoothcert.training.choices import InputLayer, NoiseName
 from smoothcert.training.sampler_settings import SAMPLERS, AnySampler, RadiusWeighted, Uniform, sampler_to_fields
 
@@ -46,7 +47,10 @@ def _is_reference(name: object) -> bool:
 
 def _objective_to(objective: Objective) -> dict[str, Any]:
     unloaded = isinstance(objective, UnloadedObjective)  # its class has the defaults of fields that are not given
-    return {"name": name_in_recipes(objective), **objective.model_dump(mode="json", exclude_unset=unloaded)}
+    fields = objective.model_dump(mode="json", exclude_unset=unloaded)
+    known = type(objective).model_fields
+    absent = {name for name in LATER_FIELDS_OF_OBJECTIVES if name in known and known[name].default == fields[name]}
+    return {"name": name_in_recipes(objective), **{name: fields[name] for name in fields if name not in absent}}
 
 
 AnyObjective = Annotated[Objective, BeforeValidator(_objective_from), PlainSerializer(_objective_to)]
@@ -58,7 +62,7 @@ MOST = 1_000_000
 """The largest number of epochs, noisy copies or attack steps."""
 
 
-LATER_FIELDS = ("schedule", "optimizer", "ema", "sampler")
+LATER_FIELDS = ("schedule", "optimizer", "ema", "sampler", "teacher", "teacher_votes")
 """Fields that are written only if they are set: files of recipes without them stay as they were."""
 
 
@@ -96,6 +100,10 @@ class TrainRecipe(Recipe):
     objective: AnyObjective = Field(
         description="method, with its hyper-parameters: see `smoothcert objectives`, or package.module:Class"
     )
+    teacher: "TrainRecipe | None" = Field(
+        default=None, description="recipe of a network that is trained first on the same data, whose votes catrs uses"
+    )
+    teacher_votes: int = Field(default=1000, ge=1, le=MOST, description="votes of the teacher for each image")
     epochs: int = Field(default=90, ge=1, le=MOST, description="passes over the training images, at most a million")
     batch_size: int = Field(
         default=256, ge=1, description="noisy inputs in a step (images, for methods that do not chunk)"
@@ -152,6 +160,12 @@ class TrainRecipe(Recipe):
                 f"batch_size: expected a multiple of objective.num_noise = {self.objective.num_noise}, "
                 f"got {self.batch_size}"
             )
+        if self.teacher is not None and not self.objective.uses_teacher:
+            raise ValueError(f"teacher: expected none for {self.method}, got a recipe; remove it")
+        if self.teacher is not None and (
+            self.teacher.teacher is not None or ":" in self.teacher.model + name_in_recipes(self.teacher.objective)
+        ):
+            raise ValueError("teacher: expected a built-in network and objective without a teacher, got another one")
         if self.nesterov and (not self.momentum or self.optimizer != "sgd"):
             raise ValueError(f"nesterov: expected false for {self.optimizer} with momentum {self.momentum:g}, got true")
         if list(self.learning_rate_drops) != sorted(set(self.learning_rate_drops)):
@@ -251,7 +265,7 @@ def _set(fields: dict[str, Any], keys: list[str], value: Any, override: str) -> 
     *parents, last = keys
     for parent in parents:
         inner = fields.get(parent)
-        if inner is None and parent in fields:
+        if inner is None and (parent in fields or parent in LATER_FIELDS_OF_OBJECTIVES):
             inner = fields[parent] = {}
         if not isinstance(inner, dict):
             with_parts = [key for key, part in fields.items() if isinstance(part, dict)]

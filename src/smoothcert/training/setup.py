@@ -172,7 +172,9 @@ class RunInProgress:
         self.share = slice(each * group.rank, each * (group.rank + 1))
         self.meter = Meter(device, self.steps)
         zero = torch.zeros((), device=device)
-        self.progress = Progress(recipe.sigma, zero, zero.clone(), torch.empty(0))
+        self.targets: Tensor | None = None  # the shares of a teacher's votes [images, classes]
+        self.teacher: dict[str, Any] | None = None  # where they come from
+        self.progress = Progress(recipe.sigma, zero, zero.clone(), torch.empty(0), zero.clone())
         noise, generator = NOISES[recipe.noise](recipe.sigma), torch.Generator(device)
         sampling = Sampling(noise, recipe.objective.num_noise, per_step, self.share, generator)
         loss = Step(self.model, recipe.objective, device_type=device.type, bf16=self.precision == "bf16")
@@ -198,12 +200,20 @@ class RunInProgress:
         if self.average is not None:
             self.average.update(self.epoch * self.steps + self.steps_done)
 
+    def set_teacher(self, shares: Tensor, teacher: dict[str, Any]) -> None:
+        """Use these shares of a teacher's votes [images, classes] in every step; call it before the first one."""
+        self.targets, self.teacher = shares.to(self.device), teacher
+        # A captured step reads this tensor.
+        rows = self.targets.new_empty(self.share.stop - self.share.start, shares.shape[1])
+        self.progress = self.plain_step.progress = self.progress._replace(targets=rows)
+
     def weights(self) -> Mapping[str, Tensor]:
         """The weights that are saved as the model: those of the network, or their moving average."""
         return self.model.state_dict() if self.average is None else self.average.tensors
 
     def provenance(self) -> dict[str, Any]:
         """How the weights were computed, for the file of the model."""
+        origin = {"init": None if self.source is None else dict(self.source), "teacher": self.teacher}
         return {
             "versions": self.versions,
             "processes": self.group.size,
@@ -213,7 +223,7 @@ class RunInProgress:
             "compiled": isinstance(self.step, CapturedStep) and bool(self.step.compiled),
             "learning_rate_warm_up": self.warm_up,
             **({"sync_batch_norm": True} if self.sync_batch_norm else {}),
-        } | ({} if self.source is None else {"init": dict(self.source)})
+        } | {name: value for name, value in origin.items() if value is not None}
 
     def as_run(self) -> Run:
         """The run as it is now; its model keeps changing."""

@@ -1,0 +1,50 @@
+"""An attack on each noise separately, in a ball around it (Jeong et al. 2023)."""
+
+import torch
+from torch import Tensor
+
+from smoothcert.attacks.l2 import Classifier, input_gradient, norms, project, unit
+from smoothcert.classifier import divergence_from_logits, logits_of
+
+
+def with_moments_of(first: Tensor, moved: Tensor) -> Tensor:
+    """Return mu + rho (moved - mean(moved)) / rms(moved), mu and rho the mean and root mean square of `first`.
+
+    As in the published runs, the root mean square of `moved` is taken before its mean is subtracted.
+    """
+    pixels = tuple(range(1, first.ndim))
+    scale = norms(first) / norms(moved).clamp(min=1e-12)
+    return first.mean(pixels, keepdim=True) + scale * (moved - moved.mean(pixels, keepdim=True))
+
+
+def noise_ball_step(
+    classifier: Classifier, current: Tensor, first: Tensor, images: Tensor, targets: Tensor, steps: int, epsilon: float
+) -> Tensor:
+    """One step of `noise_ball_attack` from the noises `current` [n, ...], which started as `first`."""
+
+    def total_loss(moved: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return divergence_from_logits(targets, logits_of(classifier(images + moved))).sum(), ()
+
+    gradient, _ = input_gradient(classifier, total_loss, current)
+    moved = project(current + 2 * epsilon / steps * unit(gradient), first, epsilon)
+    return with_moments_of(first, moved)
+
+
+def noise_ball_attack(
+    classifier: Classifier, images: Tensor, targets: Tensor, noise: Tensor, *, steps: int, epsilon: float
+) -> Tensor:
+    """Move each of the noises [num_noise, batch, ...] along the gradient of KL(target || F(x + delta)).
+
+    A step has the length 2 epsilon / steps. It is projected on the ball of radius `epsilon` around the first noise,
+    whose mean and root mean square over the pixels are then restored by `with_moments_of`. targets [batch, classes].
+    """
+    copies, first = len(noise), noise.flatten(0, 1)
+    points = images.expand(copies, *images.shape).flatten(0, 1)
+    every_target = targets.expand(copies, *targets.shape).flatten(0, 1)
+    current = first.clone()  # see `smoothed_pgd`
+    for _ in range(steps):
+        if torch.compiler.is_compiling():
+            # The loop itself stays out of a compiled loss: then a step is compiled once.
+            torch._dynamo.graph_break()
+        current = noise_ball_step(classifier, current, first, points, every_target, steps, epsilon)
+    return current.view_as(noise)

@@ -1,0 +1,106 @@
+"""The teacher of a run: a network that is trained first, and whose votes for each training image a loss may use.
+
+Teacher and votes are in a folder next to the run, `teacher-<digest>`, named after the teacher's recipe and the data:
+runs with the same teacher, for instance with other noise levels, share it.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as safetensors_bytes
+from torch import Tensor
+
+from smoothcert.data import Images
+from smoothcert.errors import WorkError
+from smoothcert.io.files import check_regular_file, replaced_atomically
+from smoothcert.io.text import error_line
+from smoothcert.noise import NOISES
+from smoothcert.smoothing.votes import VoteCounter, default_batch_size
+from smoothcert.training.checkpoint import Run, load_run, tensors_digest
+from smoothcert.training.recipe import TrainRecipe
+from smoothcert.training.run_folder import RECIPE
+
+IMAGES_AT_ONCE = 500
+
+
+def teacher_shares(
+    recipe: TrainRecipe,
+    data: Images,
+    digest: str,
+    folder: Path,
+    train: Callable[[TrainRecipe, Path, bool], None],
+    device: torch.device,
+) -> tuple[Tensor, dict[str, Any]]:
+    """Return the shares [images, classes] of the teacher's votes for each image of `data`, and where they come from.
+
+    `digest` is that of the data; `train(recipe, folder, resume)` trains the teacher if it is not trained yet.
+    """
+    assert recipe.teacher is not None
+    teacher = recipe.teacher.model_copy(update={"dataset": recipe.dataset, "image_size": recipe.image_size})
+    home = teacher_folder(teacher, digest, folder)
+    train(teacher, home, (home / RECIPE).exists())
+    run = load_run(home)
+    about = {
+        "data": digest,
+        "weights_sha256": tensors_digest(run.model.state_dict()),
+        "sigma": teacher.sigma,
+        "votes": recipe.teacher_votes,
+    }
+    path = home / f"votes-n{recipe.teacher_votes}.safetensors"
+    votes = read_votes(path, about)
+    if votes is None:
+        votes = count_votes(run, data, recipe.teacher_votes, device)
+        write_votes(path, votes, about)
+    provenance = {"folder": home.name, "votes_sha256": tensors_digest({"votes": votes})}
+    return votes.to(torch.float32) / recipe.teacher_votes, provenance
+
+
+def teacher_folder(teacher: TrainRecipe, digest: str, folder: Path) -> Path:
+    """Return the folder of a teacher next to the run folder `folder`."""
+    fields = {**teacher.to_mapping(), "dataset": digest}
+    identity = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+    return folder.resolve().parent / f"teacher-{identity[:12]}"
+
+
+def count_votes(run: Run, data: Images, votes: int, device: torch.device) -> Tensor:
+    """Return the votes int32 [images, classes] of the teacher for each image, without augmentation."""
+    noise, size = NOISES[run.recipe.noise](run.recipe.sigma), default_batch_size(device, data.shape)
+    counter = VoteCounter(run.model.to(device), noise, data.num_classes, size)
+    counts, seed = [], run.recipe.seed if isinstance(run.recipe, TrainRecipe) else 0
+    for indices in torch.split(torch.arange(len(data)), IMAGES_AT_ONCE):
+        images, _ = data.batch(indices)
+        seeds = [(seed, index) for index in indices.tolist()]
+        counts.append(torch.from_numpy(counter.count(images.to(device), seeds, "estimate", votes)))
+    return torch.cat(counts).to(torch.int32)
+
+
+def write_votes(path: Path, votes: Tensor, about: dict[str, Any]) -> None:
+    """Write the votes with their checksum and what they depend on."""
+    metadata = json.dumps({**about, "sha256": tensors_digest({"votes": votes})})
+    content = safetensors_bytes({"votes": votes.contiguous()}, metadata={"smoothcert": metadata})
+    with replaced_atomically(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def read_votes(path: Path, about: dict[str, Any]) -> Tensor | None:
+    """Read votes; None if there are none or other ones. A file whose checksum is wrong is a WorkError."""
+    check_regular_file(path)
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            stored = json.loads((file.metadata() or {})["smoothcert"])
+            votes: Tensor = file.get_tensor("votes")
+        if stored.pop("sha256") != tensors_digest({"votes": votes}):
+            raise ValueError("wrong checksum")
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, OSError) as error:
+        raise WorkError(
+            f"{path}: expected the votes of a teacher, got a damaged file ({error_line(error)}); delete it, and they "
+            "are counted again"
+        ) from error
+    return votes if stored == about else None

@@ -1,0 +1,125 @@
+"""A teacher next to the run: trained once, its votes cached, checked, and given to the loss of their images."""
+
+import shutil
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from tiny import digest, metrics, tiny_recipe, without_times
+from torch import Tensor
+
+from smoothcert.data import ImageData
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.noise import NOISES
+from smoothcert.objectives import CatRs, LossTerms, Objective
+from smoothcert.training.checkpoint import load_run, read_model_file
+from smoothcert.training.loop import TrainingStatus, train
+from smoothcert.training.recipe import TrainRecipe, parse_recipe, with_overrides
+from smoothcert.training.run_folder import MODEL
+
+VOTES = 40
+
+
+def recipe(**changes: object) -> TrainRecipe:
+    fields = {
+        "objective": CatRs(num_noise=2, steps=1),
+        "teacher": tiny_recipe(sigma=0.25, epochs=1, learning_rate_drops=()),
+        "teacher_votes": VOTES,
+    }
+    return tiny_recipe(**(fields | changes))
+
+
+@pytest.fixture(scope="module")
+def images(tiny_data: ImageData) -> ImageData:
+    return tiny_data.subset(torch.arange(192))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, images: ImageData) -> Path:
+    folder = tmp_path_factory.mktemp("teacher")
+    train(recipe(), images, folder / "run", device="cpu")
+    return folder
+
+
+def files_of_teacher(folder: Path) -> tuple[Path, Path]:
+    (home,) = folder.glob("teacher-*")
+    return home, home / f"votes-n{VOTES}.safetensors"
+
+
+def test_resumed_run_with_a_teacher_equals_the_uninterrupted_run(trained: Path, images: ImageData) -> None:
+    """The second run shares the teacher of the first one: its files are not written again."""
+    home, votes = files_of_teacher(trained)
+    before = {path: path.stat().st_mtime_ns for path in (votes, home / MODEL)}
+
+    def interrupt(status: TrainingStatus) -> None:
+        if status.epoch == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe(), images, trained / "half", device="cpu", on_progress=interrupt)
+    assert not load_run(trained / "half").finished
+    train(recipe(), images, trained / "half", device="cpu", resume=True)
+    assert digest(trained / "half") == digest(trained / "run")
+    assert without_times(metrics(trained / "half")) == without_times(metrics(trained / "run"))
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert read_model_file(trained / "run" / MODEL).provenance["teacher"]["folder"] == home.name
+
+
+class Recorder(Objective):
+    """Keeps the images and targets of each step."""
+
+    uses_teacher: ClassVar[bool] = True
+    seen: ClassVar[list[tuple[Tensor, Tensor]]] = []
+
+    def loss(self, classifier, images, labels, noise, progress) -> LossTerms:  # type: ignore[no-untyped-def]
+        assert progress.targets is not None
+        Recorder.seen.append((images.clone(), progress.targets.clone()))
+        logits = classifier(images)
+        return LossTerms(logits.logsumexp(1).mean(), {}, logits.unsqueeze(0))
+
+
+def test_votes_follow_their_images_through_the_shuffle(trained: Path, images: ImageData) -> None:
+    """Each image of each step comes with the shares of the teacher's votes for it, as counted one by one."""
+    home, _ = files_of_teacher(trained)
+    teacher = load_run(home)
+    noise = NOISES["gaussian"](0.25).sample((400, *images.shape), torch.Generator().manual_seed(0))
+    Recorder.seen.clear()
+    train(recipe(objective=Recorder(), epochs=1, learning_rate_drops=()), images, trained / "recorded", device="cpu")
+    steps = Recorder.seen
+    assert len(steps) == 3
+    assert len({image.numpy().tobytes() for batch, _ in steps for image in batch}) == 192
+    for batch, targets in steps:
+        assert torch.allclose(targets.sum(1), torch.ones(64))
+        for image, shares in list(zip(batch, targets, strict=True))[:8]:
+            with torch.no_grad():
+                again = torch.bincount(teacher.model(image + noise).argmax(1), minlength=10) / 400
+            assert (again - shares).abs().max() < 0.35  # five standard errors of 40 votes and 400 votes
+    assert steps[0][1].unique(dim=0).shape[0] > 1
+
+
+def test_damaged_votes_are_refused(trained: Path, images: ImageData, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "copy")
+    _, votes = files_of_teacher(tmp_path / "copy")
+    content = bytearray(votes.read_bytes())
+    content[-1] ^= 1
+    votes.write_bytes(content)
+    with pytest.raises(WorkError, match=r"damaged file \(wrong checksum\); delete it"):
+        train(recipe(), images, tmp_path / "copy" / "other", device="cpu")
+
+
+def test_recipe_with_a_teacher_is_written_and_read_again() -> None:
+    stored = recipe().to_mapping()
+    assert parse_recipe(TrainRecipe, stored, "recipe") == recipe()
+    changed = with_overrides(recipe(), ["teacher.epochs=3", "teacher_votes=7"])
+    assert changed.teacher is not None
+    assert (changed.teacher.epochs, changed.teacher_votes) == (3, 7)
+    assert not {"teacher", "teacher_votes"} & set(tiny_recipe().to_mapping())
+
+
+@pytest.mark.parametrize(
+    "override", ["objective=gaussian", "teacher.model=module:function", "teacher.objective=module:Class"]
+)
+def test_teachers_that_cannot_be_used_are_refused(override: str) -> None:
+    with pytest.raises(RequestError, match="teacher: expected"):
+        with_overrides(recipe(), [override])
