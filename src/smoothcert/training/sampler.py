@@ -101,7 +101,7 @@ class RadiusWeightedSampler(UniformSampler):
         if run.group.leads:
             labels = run.data.labels.cpu()
             left = torch.bincount(labels, weights, run.data.num_classes)
-            lost = [str(number) for number in labels.unique().tolist() if not left[number]]
+            lost = [str(number) for number in sorted(set(labels.tolist())) if not left[number]]
             classes = f", all of class {', '.join(lost)} among them" if lost else ""
             run.on_note(
                 f"{run.folder}: discards {total - kept:,} of {total:,} images from epoch {run.epoch} on{classes}"

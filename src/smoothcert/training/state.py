@@ -47,7 +47,7 @@ def save_state(folder: Path, state: State) -> None:
     fields = ("recipe", "data", "provenance", "warm_up", "dead_epochs")
     about = json.dumps({name: getattr(state, name) for name in fields})
     optional = {"average": state.average, "sampler": state.sampler}
-    tensors = {"model": state.model, "optimizer": state.optimizer}
+    tensors: dict[str, Any] = {"model": state.model, "optimizer": state.optimizer}
     tensors |= {name: value for name, value in optional.items() if value is not None}
     torch.save({"epoch": state.epoch, **tensors, "about": about}, content)
     with replaced_atomically(folder / STATE) as temporary:
