@@ -203,10 +203,17 @@ def test_every_changed_field_of_a_recipe_is_reported() -> None:
         "ema": 0.9,
         "sampler": "radius-weighted",
     }
-    assert set(others) == set(TrainRecipe.model_fields) - {"seed", "precision"}
+    assert set(others) == set(TrainRecipe.model_fields) - {"seed", "precision", "teacher", "teacher_votes"}
     for field, value in others.items():
         assert differences_from(paper, with_overrides(paper, [f"{field}={value}"])), field
     assert differences_from(paper, with_overrides(paper, ["sigma=0.3"])) == ["sigma 0.3, the paper's 0.5"]
+    taught = preset("mnist/catrs", 0.5)
+    assert differences_from(taught, taught) == []
+    for override, expected in {
+        "teacher.epochs=3": f"teacher.epochs 3, the paper's {taught.teacher.epochs}",  # type: ignore[union-attr]
+        "teacher_votes=5": f"votes of the teacher 5, the paper's {taught.teacher_votes}",
+    }.items():
+        assert differences_from(taught, with_overrides(taught, [override])) == [expected]
 
 
 @pytest.mark.parametrize("epoch", ["x", None, [1], 90])

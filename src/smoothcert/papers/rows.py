@@ -75,7 +75,10 @@ DIFFERENCES = {
     "optimizer": "optimizer",
     "schedule": "learning-rate schedule",
     "ema": "moving average of the weights",
+    "teacher_votes": "votes of the teacher",
 }
+UNCOMPARED = ("teacher.seed", "teacher.precision")
+"""Settings of a teacher that may differ from the paper's, as those of the run itself may."""
 
 
 @dataclass(frozen=True)
@@ -255,6 +258,9 @@ def differences_from(paper: TrainRecipe, recipe: TrainRecipe) -> list[str]:
     before, now = paper.model_dump(mode="json"), recipe.model_dump(mode="json")
     pairs = [(word, now[field], before[field]) for field, word in DIFFERENCES.items()]
     pairs += [("sampler", _settings(now["sampler"]), _settings(before["sampler"]))]
+    teachers = [flattened(fields["teacher"] or {}, "teacher.") for fields in (now, before)]
+    names = dict.fromkeys(name for teacher in teachers for name in teacher if name not in UNCOMPARED)
+    pairs += [(name, teachers[0].get(name), teachers[1].get(name)) for name in names]
     before, now = flattened(before["objective"]), flattened(now["objective"])
     pairs += [(field, now.get(field), before.get(field)) for field in dict.fromkeys((*now, *before))]
     return [f"{word} {ours}, the paper's {theirs}" for word, ours, theirs in pairs if ours != theirs]
