@@ -9,7 +9,6 @@ import matplotlib.pyplot as plt
 import torch
 
 import smoothcert as sc
-from smoothcert.training.checkpoint import load_run
 
 RUNS = sorted(Path("quickstart/runs").iterdir())
 IMAGES, VOTES = 100, 1_000
@@ -28,7 +27,7 @@ for row in table:
 # The file is continued if this cell is interrupted and run again.
 
 # %%
-run = load_run(RUNS[0])
+run = sc.load(RUNS[0])
 images, labels = sc.load_dataset(run.recipe.dataset, "test").batch(torch.arange(IMAGES))
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(images, labels), batch_size=10)
 smoothed = sc.SmoothedClassifier(run.model, sigma=run.recipe.sigma)

@@ -228,10 +228,16 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)
 
 
-def find_device(name: str) -> torch.device:
-    """Return the device of this process for `name` (auto, cpu or cuda); cuda without a GPU is refused."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise RequestError(f"device: expected auto, cpu or cuda, got {name}")
+def find_device(name: str | torch.device) -> torch.device:
+    """Return the device of this process for `name` (auto, cpu, cuda or mps); one that torch does not see is refused."""
+    if isinstance(name, torch.device):
+        return name
+    if name not in ("auto", "cpu", "cuda", "mps"):
+        raise RequestError(f"device: expected auto, cpu, cuda or mps, got {name}")
+    if name == "mps":
+        if not torch.backends.mps.is_available():
+            raise RequestError("device: mps was asked for, but torch sees no Apple GPU; use --device cpu")
+        return torch.device("mps")
     if name == "cuda" and not torch.cuda.is_available():
         raise RequestError("device: cuda was asked for, but torch sees no GPU; use --device cpu")
     if name == "cpu" or not torch.cuda.is_available():

@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 from tiny import tiny_recipe
 
+from smoothcert.certification.settings import CertifySettings
 from smoothcert.errors import RequestError
 from smoothcert.noise import NOISES
 from smoothcert.objectives import OBJECTIVES
@@ -187,3 +188,12 @@ def test_a_noise_attack_is_written_only_if_there_is_one() -> None:
     assert parse_recipe(TrainRecipe, attacked.to_mapping(), "recipe") == attacked
     with pytest.raises(RequestError, match="noise_attack"):
         with_overrides(recipe, ["objective=macer", "objective.noise_attack.steps=2"])
+
+
+def test_constructors_refuse_wrong_fields_in_one_line() -> None:
+    with pytest.raises(
+        RequestError, match=r"^n: expected greater than or equal to 1, got 0; alpha: expected less than 1"
+    ):
+        CertifySettings(n=0, alpha=3)
+    with pytest.raises(RequestError, match=r"^recipe\.yaml: epochs: expected .*, got 0$"):
+        parse_recipe(TrainRecipe, {**tiny_recipe().to_mapping(), "epochs": 0}, "recipe.yaml")

@@ -94,7 +94,7 @@ def certify_dataset(
     Before the first image, the leading process measures the accuracy on some of the images with and without noise,
     records it in the file and passes it to `on_accuracy`.
     """
-    path, device = certificates_path(out), find_device(device) if isinstance(device, str) else device
+    path, device = certificates_path(out), find_device(device)
     settings = parse_recipe(CertifySettings, {**(settings.model_dump() if settings else {}), **fields}, "certify")
     subject = Subject.of(model, name)
     images = as_images(data, subject, device)

@@ -27,7 +27,7 @@ Classes = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace files in the folder that smoothcert did not write.")]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
-Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")]
+Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute.")]
 
 
 def command_line(*words: object) -> str:

@@ -71,6 +71,13 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    def __init__(self, **fields: Any) -> None:
+        """Validate the fields; a wrong one is a RequestError of one line."""
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise RequestError(describe_errors(type(self), error)) from error
+
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Copy with changed fields, which are validated: pydantic's own method accepts any name and value."""
         fields = {name: getattr(self, name) for name in self.model_fields_set}

@@ -63,7 +63,7 @@ class Options(TypedDict, total=False):
     evaluate_every: int
     resume: bool
     device: str
-    """auto, cpu or cuda."""
+    """auto, cpu, cuda or mps."""
     capture: bool | None
     """Whether steps are captured as CUDA graphs on one GPU. The default is True except for a user's own network or
     objective, whose decisions in Python would be made only once."""
