@@ -22,9 +22,14 @@ Classifier = Callable[["Tensor"], "Tensor"]
 def evaluating(classifier: Classifier) -> Iterator[None]:
     """Put a module into eval mode (fixed batch statistics) and restore the mode of each submodule afterwards.
 
-    So are modules that another callable uses, as far as they can be found.
+    The same applies to the modules that another callable uses, as far as they can be found.
     """
-    modules = list({id(module): module for root in _modules_of(classifier) for module in root.modules()}.values())
+    from torch import nn
+
+    if isinstance(classifier, nn.Module):  # compiled code depends on this list alone, not on the module's address
+        modules = list(classifier.modules())
+    else:
+        modules = list({id(module): module for root in _modules_of(classifier) for module in root.modules()}.values())
     modes = [module.training for module in modules]
     try:
         for module in modules:

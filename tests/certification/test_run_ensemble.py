@@ -12,7 +12,7 @@ import torch
 from smoothcert import Ensemble, RequestError, RunEnsemble, certify_dataset, read_certificates
 from smoothcert.certification.recertify import recertify
 from smoothcert.data import ImageData, mnist
-from smoothcert.training.checkpoint import Run, load_run, save_model, tensors_digest
+from smoothcert.training.checkpoint import Run, load_run, save_weights, tensors_digest
 
 Cli = Callable[..., tuple[int, str, str]]
 FEW = ("--n", 60, "--n0", 20, "--device", "cpu", "--seed", 7, "--batch-size", 200)
@@ -33,7 +33,7 @@ def other_run(run: Run, folder: Path, seed: int, **recipe: object) -> Path:
         for weight in model.parameters():
             weight += 0.3 * weight.std() * torch.randn(weight.shape, generator=generator)
     changed = run.recipe.model_copy(update=recipe)
-    save_model(folder, model, changed, run.spec, run.epoch, {**run.provenance, "seed": seed})  # type: ignore[arg-type]
+    save_weights(folder, model.state_dict(), changed, run.spec, run.epoch, {**run.provenance, "seed": seed})  # type: ignore[arg-type]
     return folder
 
 

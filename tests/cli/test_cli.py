@@ -155,14 +155,14 @@ CHOICES = {
     "certify x --bound": get_args(CertifySettings.model_fields["bound"].annotation),
     "certify x --noise": get_args(NoiseName),
     "certify x --precision": ("auto", *get_args(Precision)),
-    "certify x --device": ("auto", "cpu", "cuda"),
+    "certify x --device": ("auto", "cpu", "cuda", "mps"),
     "recertify x --bound": get_args(CertifySettings.model_fields["bound"].annotation),
     "attack x --precision": ("auto", *get_args(Precision)),
     "predict x y --precision": ("auto", *get_args(Precision)),
     "train --out x --compile": get_args(Compiling),
     "import x --out y --sigma 1 --input-layer": get_args(InputLayer),
-    "analyze margins x --device": ("auto", "cpu", "cuda"),
-    "reproduce x --device": ("auto", "cpu", "cuda"),
+    "analyze margins x --device": ("auto", "cpu", "cuda", "mps"),
+    "reproduce x --device": ("auto", "cpu", "cuda", "mps"),
 }
 """Options with a few allowed values, each with what the package accepts."""
 

@@ -20,7 +20,7 @@ def small(num_classes):
     return nn.Sequential(nn.Conv2d(3, 4, 7, stride=8), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 28 * 28, num_classes))
 """
 RECIPE = """
-{dataset: imagenet, model: 'small_for_test:small', sigma: 0.25, objective: {name: consistency, num_noise: 2, weight: 1},
+{dataset: imagenet, model: 'photo_net:small', sigma: 0.25, objective: {name: consistency, num_noise: 2, weight: 1},
  epochs: 1, batch_size: 8, learning_rate: 0.01, learning_rate_drops: []}
 """
 
@@ -36,11 +36,11 @@ def test_two_steps_on_generated_photographs(
                 write_photograph(
                     tmp_path / "imagenet" / split / wnid / name, 10 * c + i, width=300 + 20 * i, height=260
                 )
-    (tmp_path / "small_for_test.py").write_text(MODEL)
+    (tmp_path / "photo_net.py").write_text(MODEL)
     (tmp_path / "r.yaml").write_text(RECIPE)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "SMOOTHCERT_DATA": str(tmp_path)}
 
-    options = ("--recipe", "r.yaml", "--model", "small_for_test:small", "--device", "cpu", "--out")
+    options = ("--recipe", "r.yaml", "--model", "photo_net:small", "--device", "cpu", "--out")
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     command = (*launcher, "-m", "smoothcert", "train", *options, "two")
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
@@ -48,11 +48,12 @@ def test_two_steps_on_generated_photographs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("SMOOTHCERT_DATA", str(tmp_path))
-    assert run_cli("train", *options, "one")[0] == 0
+    code, _, errors = run_cli("train", *options, "one")
+    assert code == 0, errors
     one, two = (json.loads((tmp_path / name / "metrics.jsonl").read_text()) for name in ("one", "two"))
     assert one["loss"] == pytest.approx(two["loss"], rel=1e-4)
     assert one["kl"] == pytest.approx(two["kl"], rel=1e-2, abs=1e-6)
-    certify = ("certify", "one", "--model", "small_for_test:small", "--n", "100", "--device", "cpu")
+    certify = ("certify", "one", "--model", "photo_net:small", "--n", "100", "--device", "cpu")
     assert run_cli(*certify)[0] == 0
     rows = read_certificates(tmp_path / "one/certificates/test-n100.tsv").rows
     assert [row.label for row in rows] == [0, 1]
