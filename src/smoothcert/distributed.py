@@ -30,6 +30,9 @@ _TOKEN = secrets.token_hex(8)
 """Identifies this process among those that torchrun starts one after the other with the same rank."""
 _stores: list[Any] = []
 """The store that connects the processes, once they have met. It lives as long as this process, which may serve it."""
+_failed_groups: list[Any] = []
+"""Process groups in which an error was raised. Its traceback may hold a DistributedDataParallel, whose reducer must not
+be the last to release the group (see `RunInProgress.leave_group`)."""
 _groups = itertools.count()
 """Numbers the process groups: one that reused the keys of an earlier group would read the addresses of that group."""
 
@@ -204,8 +207,9 @@ def team(device: torch.device = torch.device("cpu"), seconds: int = CERTIFICATIO
         try:
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
             yield Team(rank, size)
-        except RuntimeError as error:
-            if not _is_lost_connection(error):
+        except BaseException as error:
+            _failed_groups.append(dist.group.WORLD)
+            if not isinstance(error, RuntimeError) or not _is_lost_connection(error):
                 raise
             raise WorkError(
                 f"process {rank} lost another of the {size} processes: it ended, or did not answer within {seconds} s; "

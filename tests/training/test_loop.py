@@ -77,7 +77,7 @@ def test_weights_depend_only_on_the_seed(tmp_path: Path, tiny_data: ImageData) -
 
 
 SEVERAL_RUNS = """
-import os, sys, torch
+import gc, os, sys, torch
 sys.path.insert(0, "tests")
 from pathlib import Path
 from tiny import tiny_recipe
@@ -94,6 +94,14 @@ class HalfUsed(nn.Module):
     def forward(self, images):
         return self.used(images.flatten(1))
 
+destroy = distributed.destroy_process_group
+
+def destroy_after_the_wrapper():
+    # A wrapper that outlives its process group joins the group's threads, and may wait for them forever.
+    assert not any(isinstance(thing, nn.parallel.DistributedDataParallel) for thing in gc.get_objects())
+    destroy()
+
+distributed.destroy_process_group = destroy_after_the_wrapper
 torch.manual_seed(0)
 data = mnist.load_sample("train").subset(torch.arange(256))
 folder = Path(sys.argv[1])

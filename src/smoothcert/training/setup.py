@@ -112,7 +112,10 @@ def set_up(
         if group.leads:
             about = {"versions": run.versions, "precision": run.precision}
             write_missing_model(folder, run.weights(), recipe, run.spec, start, about)
-        yield run
+        try:
+            yield run
+        finally:
+            run.leave_group()
 
 
 class RunInProgress:
@@ -181,6 +184,7 @@ class RunInProgress:
         step_module: nn.Module = loss
         if group.size > 1:  # a user's network may have parameters that the loss does not use
             step_module = DistributedDataParallel(loss, find_unused_parameters=own_network)
+        self.loss = loss
         self.plain_step = TrainingStep(step_module, self.optimizer, sampling, self.progress, self.meter)
         self.step: TrainingStep | CapturedStep = self.plain_step
         capture = options.get("capture")
@@ -199,6 +203,14 @@ class RunInProgress:
         self.steps_done += 1
         if self.average is not None:
             self.average.update(self.epoch * self.steps + self.steps_done)
+
+    def leave_group(self) -> None:
+        """Release what DistributedDataParallel holds, while the process group still exists.
+
+        Its reducer would otherwise hold the last reference to the group, and join the group's threads without
+        releasing Python's interpreter lock, for which one of these threads may be waiting: a deadlock.
+        """
+        self.plain_step.step = self.loss
 
     def set_teacher(self, shares: Tensor, teacher: dict[str, Any]) -> None:
         """Use these shares of a teacher's votes [images, classes] in every step; call it before the first one."""
