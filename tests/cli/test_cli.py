@@ -123,7 +123,8 @@ def test_preset_and_objective_are_shown_in_full(run_cli: Cli) -> None:
         (["train", "--out", "x", "--preset", "mnist/gaussian", "--sigma", "-1"], "sigma: expected a number > 0"),
         (["train", "--out", "x", "--preset", "mnist/gaussian", "--sigma", "much"], "Invalid value for '--sigma'"),
         (["train", "--out", "x", "--preset", "mnist/gaussian", "--sigma", "much"], "much"),
-        (["certify", "x", "--n", "1e5"], "1e5"),
+        (["certify", "x", "--n", "1.5"], "expected a whole number, such as 100000, 100k or 1e5, got 1.5"),
+        (["certify", "x", "--n", "many"], "expected a whole number, such as 100000, 100k or 1e5, got many"),
         (["train", "--out", "x", "--preset", "a", "--recipe", "b"], "not both"),
         (["train", "--out", "x", "--recipe", "missing.yaml"], "missing.yaml: cannot be read"),
         (

@@ -20,6 +20,7 @@ from smoothcert.certification.certificates import (
     write_certificates,
 )
 from smoothcert.certification.ensemble import RunEnsemble
+from smoothcert.certification.estimate import CertificationEstimate, seconds_per_vote
 from smoothcert.certification.prepare import Prepared
 from smoothcert.certification.settings import CertifySettings, images_at_once, make_counter
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
@@ -78,6 +79,7 @@ def certify_dataset(
     team: Team = Team(),
     on_progress: Report = lambda status: None,
     on_accuracy: Callable[[NoiseAccuracy], None] = lambda accuracy: None,
+    on_estimate: Callable[[CertificationEstimate], None] | None = None,
     **fields: Any,
 ) -> CertificatesFile:
     """Certify images of `data` into the certificates file `out` (NAME.tsv), and return the file.
@@ -92,7 +94,8 @@ def certify_dataset(
     rows are those of one process. Parts that an interrupted call left are used.
 
     Before the first image, the leading process measures the accuracy on some of the images with and without noise,
-    records it in the file and passes it to `on_accuracy`.
+    records it in the file and passes it to `on_accuracy`. With `on_estimate` it also measures how long the missing
+    images take at most, and calls `on_estimate` with the result.
     """
     path, device = certificates_path(out), find_device(device)
     settings = parse_recipe(CertifySettings, {**(settings.model_dump() if settings else {}), **fields}, "certify")
@@ -113,7 +116,9 @@ def certify_dataset(
         selection = recipe.selection(len(images))
         indices, provenance["selection"] = selection.indices, selection.to_mapping()
     with alone(path) if team.leads else nullcontext(), fitting_into_memory(recipe.batch_size):
-        Certification(prepared, images, team).write(path, indices, about, provenance, on_progress, on_accuracy)
+        Certification(prepared, images, team, on_estimate).write(
+            path, indices, about, provenance, on_progress, on_accuracy
+        )
     team.wait()
     return read_certificates(path)
 
@@ -125,6 +130,7 @@ class Certification:
     prepared: Prepared
     data: Images
     team: Team = field(default_factory=Team)
+    on_estimate: Callable[[CertificationEstimate], None] | None = None
 
     def write(
         self,
@@ -140,10 +146,12 @@ class Certification:
         if team.leads:
             join_parts(path, settings, provenance)
             known = {row.index for row in existing_rows(path)}
-            if any(index not in known for index in indices):
+            if missing := [index for index in indices if index not in known]:
                 accuracy = stored_accuracy(path) or self.accuracy(indices)
                 provenance = {**provenance, "accuracy": accuracy.to_mapping()}
                 on_accuracy(accuracy)
+                if self.on_estimate is not None:
+                    self.on_estimate(self.estimate(missing))
             update_provenance(path, provenance)
             if team.size > 1 and not path.exists():
                 write_settings(path, settings, provenance)  # includes the seed, with which parts are continued
@@ -160,6 +168,12 @@ class Certification:
         """Return the accuracy on the first of `indices`, with and without noise."""
         images, labels = self.data.batch(torch.tensor(indices[:ACCURACY_IMAGES]))
         return accuracy_under_noise(self.prepared.counter, images.to(self.prepared.device), labels)
+
+    def estimate(self, indices: Sequence[int]) -> CertificationEstimate:
+        """Measure how long `indices` take, shared by all processes, if no image stops early."""
+        recipe, image = self.prepared.recipe, self.data.batch(torch.tensor(indices[:1]))[0].to(self.prepared.device)
+        images, votes = -(-len(indices) // self.team.size), recipe.n0 + recipe.n
+        return CertificationEstimate(images, votes, seconds_per_vote(self.prepared.counter, image, images * votes))
 
     def rows(self, indices: Sequence[int]) -> list[CertifiedImage]:
         """Certify a few images; their time is divided evenly."""

@@ -13,7 +13,8 @@ from smoothcert import __version__
 from smoothcert.cli.analyzing import analyze
 from smoothcert.cli.attacking import attack
 from smoothcert.cli.certification import certify, merge, recertify
-from smoothcert.cli.listing import datasets, models, objectives, presets
+from smoothcert.cli.help import FILES, LISTS, PAPERS, START, add_command
+from smoothcert.cli.listing import datasets, models, objectives, papers, presets
 from smoothcert.cli.predicting import predict
 from smoothcert.cli.reporting import quickstart, report
 from smoothcert.cli.reproducing import reproduce
@@ -22,30 +23,28 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import one_line
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+COMMANDS: tuple[tuple[str, Callable[..., None], str, str], ...] = (
+    # name, function, panel of the help, example
+    ("quickstart", quickstart, START, "quickstart"),
+    ("train", train, START, "train --preset mnist/smoothmix --sigma 0.5 --out runs/a"),
+    ("certify", certify, START, "certify runs/a --n 10k --skip 20"),
+    ("predict", predict, START, "predict runs/a digit.png"),
+    ("attack", attack, START, "attack runs/a --max-images 100"),
+    ("report", report, START, "report runs/a runs/b --out report"),
+    ("reproduce", reproduce, PAPERS, "reproduce smoothmix/table2 --quick"),
+    ("papers", papers, PAPERS, "papers smoothmix/table2"),
+    ("presets", presets, PAPERS, "presets mnist/smoothmix --sigma 1.0"),
+    ("merge", merge, FILES, "merge shard1.tsv shard2.tsv --out whole.tsv"),
+    ("recertify", recertify, FILES, "recertify runs/a/certificates/test-n100000.tsv --alpha 1e-4"),
+    ("import", import_, FILES, "import checkpoint.pth.tar --sigma 0.5 --out runs/b"),
+    ("datasets", datasets, LISTS, "datasets"),
+    ("models", models, LISTS, "models"),
+    ("objectives", objectives, LISTS, "objectives consistency"),
 )
-COMMANDS: dict[str, Callable[..., None]] = {
-    "quickstart": quickstart,
-    "train": train,
-    "certify": certify,
-    "merge": merge,
-    "recertify": recertify,
-    "attack": attack,
-    "predict": predict,
-    "report": report,
-    "reproduce": reproduce,
-    "import": import_,
-    "presets": presets,
-    "datasets": datasets,
-    "models": models,
-    "objectives": objectives,
-}
-for name, command in COMMANDS.items():
-    app.command(name)(command)
-app.add_typer(analyze, name="analyze")
+for name, function, panel, example in COMMANDS:
+    add_command(app, name, function, panel, example)
+app.add_typer(analyze, name="analyze", rich_help_panel=PAPERS)
 
 
 def print_version(asked: bool) -> None:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smoothcert.cli.options import command_line
+from smoothcert.io.text import duration
 from smoothcert.training.run_folder import RECIPE
 
 if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.certification.certificates import CertifiedImage
+    from smoothcert.certification.estimate import CertificationEstimate
     from smoothcert.certification.settings import CertifySettings
     from smoothcert.smoothing.accuracy import NoiseAccuracy
     from smoothcert.training.checkpoint import Run
@@ -71,6 +73,22 @@ def accuracy_warning(accuracy: "NoiseAccuracy", retrain: str) -> str | None:
     if accuracy.fault == "noise":
         return f"not trained under this noise: {measured}; choose a smaller --sigma or train; next: {retrain}"
     return None
+
+
+def long_work(estimate: "CertificationEstimate", settings: "CertifySettings", images: int) -> str:
+    """Return how long a certification of the data set with `images` images takes, and a cheaper alternative."""
+    from smoothcert.certification.estimate import cheaper_settings
+
+    most = "at most " if settings.radii or settings.radius_loss is not None or settings.label_aware else ""
+    text = (
+        f"{most}about {duration(estimate.seconds)} on this machine ({estimate.images:,} images, "
+        f"{estimate.votes:,} votes each, {1 / estimate.seconds_per_vote:,.0f} votes/s)"
+    )
+    cheaper = cheaper_settings(settings, images, estimate.seconds_per_vote)
+    if cheaper is None:
+        return f"{text}; a GPU or several machines (--shard) are faster"
+    fewer, seconds = cheaper
+    return f"{text}; --skip {fewer.skip} --n {fewer.n}: about {duration(seconds)}"
 
 
 def spent_votes(rows: "Sequence[CertifiedImage]", n: int) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from smoothcert.cli.options import Data, Device, Force, console
+from smoothcert.cli.help import add_command
+from smoothcert.cli.options import Data, Device, Force, console, count_option
 from smoothcert.training.run_folder import check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
@@ -77,7 +78,7 @@ class Attack:
         return UnrestrictedAttack(steps, usual_size if self.step_size is None else self.step_size, self.num_noise)
 
 
-def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def command(name: str, example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a sub-command. A parameter whose type is a dataclass stands for the options that are its fields."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -97,18 +98,18 @@ def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
         keyword_only = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
         call.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
         call.__doc__ = function.__doc__
-        analyze.command(name)(call)
+        add_command(analyze, name, call, None, f"analyze {name} {example}")
         return function
 
     return register
 
 
-@command("margins")
+@command("margins", "runs/a runs/b --index 7")
 def margins(
     *,
     runs: Runs,
     index: Index = 0,
-    n: Annotated[int, typer.Option("--n", help="Noises.")] = 10_000,
+    n: Annotated[int, count_option("--n", help="Noises.")] = 10_000,
     comparison: Comparison,
 ) -> None:
     """Log-probability margins of one test image under noise: histograms of several runs."""
@@ -122,13 +123,13 @@ def margins(
     _write(output, {"csv": margins_csv(result)}, lambda: draw_margins(result))
 
 
-@command("interpolate")
+@command("interpolate", "runs/a --index 7")
 def interpolate(
     *,
     runs: Runs,
     index: Index = 0,
     points: Annotated[int, typer.Option(help="Points on the line.")] = 41,
-    n: Annotated[int, typer.Option("--n", help="Noises at each point.")] = 500,
+    n: Annotated[int, count_option("--n", help="Noises at each point.")] = 500,
     votes: Annotated[bool, typer.Option("--votes", help="Draw the share of votes too.")] = False,
     attack: Attack,
     comparison: Comparison,
@@ -154,13 +155,13 @@ def interpolate(
     _write(output, {"csv": interpolation_csv(result)}, lambda: draw_interpolation(result, votes=votes))
 
 
-@command("mixing")
+@command("mixing", "runs/a runs/b --max-images 100")
 def mixing(
     *,
     runs: Runs,
-    n: Annotated[int, typer.Option("--n", help="Noises of a prediction.")] = 100,
-    skip: Annotated[int, typer.Option(help="Take every SKIP-th test image.")] = 1,
-    max_images: Annotated[int, typer.Option(help="Take at most this many images.")] = 200,
+    n: Annotated[int, count_option("--n", help="Noises of a prediction.")] = 100,
+    skip: Annotated[int, count_option(help="Take every SKIP-th test image.")] = 1,
+    max_images: Annotated[int, count_option(help="Take at most this many images.")] = 200,
     attack: Attack,
     comparison: Comparison,
 ) -> None:
@@ -183,7 +184,7 @@ def mixing(
     _write(output, {"csv": mixing_csv(result)}, lambda: draw_mixing(result))
 
 
-@analyze.command("cost")
+@command("cost", "runs/a runs/b")
 def cost(runs: Runs, out: Out = Path("analysis"), format_: Formats = "png", force: Force = False) -> None:
     """Training cost of runs: time, peak memory, hyper-parameters; next to published ones if there are any."""
     from smoothcert.analysis.cost import cost_cells, cost_csv, cost_markdown, draw_cost, training_costs
@@ -199,7 +200,7 @@ def cost(runs: Runs, out: Out = Path("analysis"), format_: Formats = "png", forc
     _write(output, {"csv": cost_csv(costs), "md": cost_markdown(costs)}, lambda: draw_cost(costs))
 
 
-@analyze.command("input-dependent-noise")
+@command("input-dependent-noise", "--p 0.99 --sigma 0.5 --other-sigma 0.55")
 def input_dependent_noise(
     p: Annotated[float, typer.Option("--p", help="The class's probability at the image.")] = 0.99,
     sigma: Annotated[float, typer.Option(help="Noise level at the image.")] = 0.5,

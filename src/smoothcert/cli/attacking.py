@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from smoothcert.cli.options import Data, Device, Precision, check_name, command_line, console, parse_radii
+from smoothcert.cli.options import Data, Device, Precision, check_name, command_line, console, count_option, parse_radii
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.training.run_folder import check_file, check_run_folder
 
@@ -24,10 +24,10 @@ def attack(
     ] = None,
     steps: Annotated[int, typer.Option(help="Attack steps.")] = 20,
     num_noise: Annotated[int, typer.Option(help="Noises that the attack averages over.")] = 32,
-    n: Annotated[int, typer.Option("--n", "--votes", help="Votes of a prediction.")] = 1000,
+    n: Annotated[int, count_option("--n", "--votes", help="Votes of a prediction.")] = 1000,
     alpha: Annotated[float, typer.Option(help="Probability that an image's row is wrong, at most.")] = 0.001,
-    skip: Annotated[int, typer.Option(help="Attack every SKIP-th image.")] = 1,
-    max_images: Annotated[int | None, typer.Option(help="Attack at most this many images.")] = None,
+    skip: Annotated[int, count_option(help="Attack every SKIP-th image.")] = 1,
+    max_images: Annotated[int | None, count_option(help="Attack at most this many images.")] = None,
     precision: Annotated[
         Precision | None, typer.Option(help="Precision of the network.", show_default="as certified")
     ] = None,

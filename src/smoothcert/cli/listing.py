@@ -1,16 +1,21 @@
-"""`smoothcert presets`, `datasets`, `models` and `objectives`: lists with one line per entry."""
+"""`smoothcert presets`, `papers`, `datasets`, `models` and `objectives`: lists with one line per entry."""
 
 from typing import Annotated
 
 import typer
 from rich.table import Column, Table
 
-from smoothcert.cli.options import console
+from smoothcert.cli.completion import complete_objective, complete_preset
+from smoothcert.cli.options import command_line, console
 from smoothcert.errors import RequestError
+
+MOST_COLUMNS = 11
 
 
 def presets(
-    name: Annotated[str | None, typer.Argument(help="Print this preset's recipe.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Print this preset's recipe.", autocompletion=complete_preset)
+    ] = None,
     sigma: Annotated[float | None, typer.Option(help="Noise level.")] = None,
 ) -> None:
     """List the published runs, or print the recipe of one."""
@@ -30,6 +35,31 @@ def presets(
     console.print(table)
 
 
+def papers(
+    table: Annotated[str | None, typer.Argument(help="Print the published rows of this table.")] = None,
+) -> None:
+    """List the papers' tables, or print the published rows of one."""
+    from smoothcert.papers.tables import dataset_of, paper_table, paper_table_names
+
+    if table is not None:
+        rows = paper_table(table)
+        # A terminal has room for about ten columns: of more radii, every second one is shown.
+        titles = [title for title in rows[0] if len(rows[0]) <= MOST_COLUMNS or title[-3:] not in (".25", ".75")]
+        columns = [Column(title, no_wrap=title != "method", min_width=20 * (title == "method")) for title in titles]
+        shown = Table(*columns, box=None, pad_edge=False)
+        for row in rows:
+            shown.add_row(*(row[title] or "-" for title in titles))
+        console.print(shown)
+        return
+    listed = Table("table", "data set", "rows", "sigma")
+    for name in paper_table_names():
+        rows = paper_table(name)
+        sigmas = sorted({float(row["sigma"]) for row in rows if row.get("sigma")})
+        listed.add_row(name, dataset_of(name), str(len(rows)), " / ".join(f"{sigma:g}" for sigma in sigmas) or "-")
+    console.print(listed)
+    console.print(f"next: {command_line('reproduce', 'smoothmix/table2', '--quick', '--dry-run')}", soft_wrap=True)
+
+
 def datasets() -> None:
     """List the data sets."""
     from smoothcert.data import DATASETS, OWN_DATA
@@ -44,7 +74,11 @@ def models() -> None:
     show_registry({name: spec.description for name, spec in MODELS.items()})
 
 
-def objectives(name: Annotated[str | None, typer.Argument(help="Show this method's fields.")] = None) -> None:
+def objectives(
+    name: Annotated[
+        str | None, typer.Argument(help="Show this method's fields.", autocompletion=complete_objective)
+    ] = None,
+) -> None:
     """List the training methods, or the hyper-parameters of one."""
     from smoothcert.objectives import OBJECTIVES
 

@@ -1,9 +1,11 @@
 """The console, the options and the checks that commands share."""
 
 import math
+import re
 import shlex
+from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -28,6 +30,21 @@ Classes = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Replace files in the folder that smoothcert did not write.")]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute.")]
+
+
+def parse_count(value: str | int) -> int:
+    """Return a count that may be written as 100000, 100_000, 100k, 2M or 1e5."""
+    text = re.sub(r"(?<=\d)_(?=\d)", "", str(value).strip().lower())
+    number = re.fullmatch(r"(-?\d{1,30}(?:\.\d{1,6})?)(?:e(\d{1,2}))?([km]?)", text, re.ASCII)
+    count = Fraction(number[1]) * 10 ** (int(number[2] or 0) + {"": 0, "k": 3, "m": 6}[number[3]]) if number else None
+    if count is None or count.denominator != 1:
+        raise ValueError("expected a whole number, such as 100000, 100k or 1e5")
+    return int(count)
+
+
+def count_option(*names: str, **settings: Any) -> Any:
+    """Return a typer option that takes a count (see `parse_count`)."""
+    return typer.Option(*names, parser=parse_count, metavar="<count>", **settings)
 
 
 def command_line(*words: object) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from smoothcert.cli.options import Classes, Device, Precision, console
+from smoothcert.cli.options import Classes, Device, Precision, console, count_option
 from smoothcert.errors import RequestError
 from smoothcert.io.text import printable
 from smoothcert.smoothing.certificate import ABSTAIN
@@ -18,7 +18,7 @@ from smoothcert.training.run_folder import check_file, check_run_folder
 def predict(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     images: Annotated[list[Path], typer.Argument(help="Image files of the size the run was trained on.")],
-    n: Annotated[int, typer.Option(help="Votes that bound the class's probability.")] = 10_000,
+    n: Annotated[int, count_option(help="Votes that bound the class's probability.")] = 10_000,
     alpha: Annotated[float, typer.Option(help="Probability that a line is wrong, at most.")] = 0.001,
     precision: Annotated[Precision, typer.Option(help="Precision of the network.")] = "auto",
     resize: Annotated[bool, typer.Option("--resize", help="Scale and crop images that have another size.")] = False,

@@ -6,7 +6,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from smoothcert.cli.options import Data, Device, console
+from smoothcert.cli.options import Data, Device, console, count_option
 from smoothcert.errors import RequestError
 
 Number = TypeVar("Number", int, float)
@@ -24,17 +24,16 @@ def reproduce(
         Path | None, typer.Option(help="Folder for runs and reports.", show_default="reproduced/PAPER-TABLE")
     ] = None,
     n: Annotated[
-        int | None, typer.Option("--n", "--votes", help="Votes per image.", show_default="the paper's")
+        int | None, count_option("--n", "--votes", help="Votes per image.", show_default="the paper's")
     ] = None,
-    skip: Annotated[int | None, typer.Option(help="Every SKIP-th image.", show_default="the paper's")] = None,
-    max_images: Annotated[int | None, typer.Option(help="Certify at most this many images.")] = None,
+    skip: Annotated[int | None, count_option(help="Every SKIP-th image.", show_default="the paper's")] = None,
+    max_images: Annotated[int | None, count_option(help="Certify at most this many images.")] = None,
     set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of every recipe.")] = [],  # noqa: B006
     compile_: Annotated[bool, typer.Option("--compile", help="torch.compile the votes.")] = False,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Reproduce a paper's table: train and certify what is missing, and report it next to the published numbers.
-    Tables share runs with the same recipe."""
+    """Reproduce a paper's table: train and certify what is missing, and report it next to the published numbers."""
     from smoothcert.papers.tables import paper_table
 
     for table in tables:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:  # each command loads what it needs: certifying starts without
 
 
 @contextmanager
-def _bar() -> Iterator[Progress]:
+def _bar(quiet: bool = False) -> Iterator[Progress]:
     """A bar that is updated on a terminal; elsewhere its last state is printed once, by one of several processes."""
     columns = (PlainColumn("{task.description}"), BarColumn(bar_width=10), PlainColumn("{task.fields[now]}"))
-    with Progress(*columns, console=PlainConsole(), disable=not leads()) as bar:
+    with Progress(*columns, console=PlainConsole(quiet=quiet), disable=not leads()) as bar:
         yield bar
 
 
@@ -100,14 +100,18 @@ class CertificationBar:
         self._bar.update(self._task, total=status.total, completed=status.done, now=now)
 
     def warn(self, text: str) -> None:
-        """Print a warning above the bar."""
-        print_warning(self._bar.console, text)
+        """Print a warning above the bar, or on standard error if there is none."""
+        print_warning(PlainConsole(stderr=True) if self._bar.console.quiet else self._bar.console, text)
+
+    def note(self, text: str) -> None:
+        """Print a note above the bar."""
+        print_note(self._bar.console, text)
 
 
 @contextmanager
-def certification_bar(name: str, images: int) -> Iterator[CertificationBar]:
-    """A bar to call with each status of a certification."""
-    with _bar() as bar:
+def certification_bar(name: str, images: int, quiet: bool = False) -> Iterator[CertificationBar]:
+    """A bar to call with each status of a certification; with `quiet`, only its warnings are printed."""
+    with _bar(quiet) as bar:
         yield CertificationBar(bar, name, images)
 
 

@@ -1,13 +1,12 @@
 """Estimates of the time of runs on this machine: measured seconds per input times the number of inputs."""
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 
+from smoothcert.certification.estimate import seconds_per_input, seconds_per_vote
 from smoothcert.certification.settings import CertifyRecipe, make_counter
 from smoothcert.models import build_model, is_code
 from smoothcert.models.precision import resolve_precision
@@ -18,8 +17,8 @@ from smoothcert.training.device import training_device, weights_layout
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.step import WARM_UP_STEPS
 
-LONG_ENOUGH = 0.3
-"""Seconds of a reliable measurement."""
+MANY_VOTES = 10**9
+"""Votes that are worth a precise measurement."""
 REPLAYS = 64
 """Largest number of captured steps in one measurement; one step of a small network is too short."""
 
@@ -70,7 +69,7 @@ def _seconds_per_trained_input(name: str, spec: InputSpec, most: int, bf16: bool
         model.zero_grad()
 
     if device.type != "cuda" or own_network:  # user networks are not captured
-        return _seconds_per_input(step, most, device)
+        return seconds_per_input(step, most, device)
     with training_device(device):
         for _ in range(WARM_UP_STEPS):
             step(most)
@@ -82,7 +81,7 @@ def _seconds_per_trained_input(name: str, spec: InputSpec, most: int, bf16: bool
             for _ in range(count):
                 graph.replay()
 
-        return _seconds_per_input(replay, REPLAYS, device) / most
+        return seconds_per_input(replay, REPLAYS, device) / most
 
 
 @cache
@@ -91,12 +90,8 @@ def _seconds_per_vote(name: str, spec: InputSpec, device: torch.device) -> float
     precision, most = resolve_precision("auto", device), default_batch_size(device, spec.shape)
     recipe = CertifyRecipe(sigma=1.0, seed=0, precision=precision, batch_size=most)
     counter, recipe = make_counter(_network(name, spec), spec.shape, spec.num_classes, recipe, device)
-    image = torch.zeros(1, *spec.shape, device=device)
-
-    def vote(size: int) -> None:
-        replace(counter, batch_size=size).count(image, [(0, 0)], "estimate", size)
-
-    return _seconds_per_input(vote, recipe.batch_size, device)
+    counter = replace(counter, batch_size=recipe.batch_size)
+    return seconds_per_vote(counter, torch.zeros(1, *spec.shape, device=device), MANY_VOTES)
 
 
 def _network(name: str, spec: InputSpec) -> nn.Module:
@@ -104,22 +99,3 @@ def _network(name: str, spec: InputSpec) -> nn.Module:
     mean, std = (normalization.mean, normalization.std) if normalization else (None, None)
     with torch.random.fork_rng(devices=[]):
         return build_model(name, spec.shape, spec.num_classes, mean, std)
-
-
-def _seconds_per_input(work: Callable[[int], None], most: int, device: torch.device) -> float:
-    """Double the batch, up to `most`, until a call takes LONG_ENOUGH; return its seconds per input."""
-    size = min(2, most)
-    work(size)  # the first call sets things up
-    while True:
-        seconds = min(_timed(work, size, device) for _ in range(2))
-        if seconds >= LONG_ENOUGH or size == most:
-            return seconds / size
-        size = min(2 * size, most)
-
-
-def _timed(work: Callable[[int], None], size: int, device: torch.device) -> float:
-    started = time.perf_counter()
-    work(size)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - started

@@ -1,0 +1,201 @@
+"""What `smoothcert certify` does with each classifier: a run, an ensemble of runs, or the user's own model."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from smoothcert.certification.certificates import CertificatesFile
+from smoothcert.certification.certify_dataset import certify_dataset
+from smoothcert.certification.ensemble import RunEnsemble
+from smoothcert.certification.estimate import CertificationEstimate
+from smoothcert.certification.settings import CertifySettings, unreachable_radius
+from smoothcert.certification.subject import missing_classes
+from smoothcert.cli.advice import accuracy_warning, long_work, noise_warning, spent_votes, training_command
+from smoothcert.cli.options import command_line
+from smoothcert.data import Images
+from smoothcert.distributed import Team
+from smoothcert.errors import RequestError
+from smoothcert.io.console import PlainConsole, leads
+from smoothcert.io.files import check_inside
+from smoothcert.models import own_model
+from smoothcert.report.progress import certification_bar, print_data_notes, print_note, print_warning
+from smoothcert.report.summary import default_radii, summarize
+from smoothcert.smoothing.accuracy import NoiseAccuracy
+from smoothcert.training.checkpoint import Run, load_run
+from smoothcert.training.recipe import parse_recipe
+
+LONGEST_NAME = 150
+"""Characters in the name of the folder that is named after the members of an ensemble."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of `certify` that are the same for all classifiers and do not change a certificate."""
+
+    ensemble: bool
+    consensus: int | None
+    model: str | None
+    dataset: str | None
+    image_size: int | None
+    out: Path | None
+    name: str | None
+    radius: float | None
+    data: Path | None
+    quiet: bool
+    json: bool
+
+    @property
+    def console(self) -> PlainConsole:
+        """Where notes and results for people are printed: nowhere if the request is for less."""
+        return PlainConsole(quiet=self.quiet or self.json)
+
+    @property
+    def warnings(self) -> PlainConsole:
+        return PlainConsole(stderr=self.quiet or self.json)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A classifier with the settings and the file of its certificates."""
+
+    members: Sequence[Run]
+    combined: RunEnsemble | None
+    folder: Path
+    path: Path
+    settings: CertifySettings
+    dataset: str
+    image_size: int | None
+
+    @property
+    def trained_on(self) -> str | None:
+        return self.members[0].recipe.dataset if self.members else None
+
+
+def find_target(request: Request, folders: Sequence[Path], fields: Mapping[str, Any]) -> Target:
+    """Return the classifier of the run `folders` (none for the user's own model); wrong settings are refused."""
+    members = [load_run(path, request.model) for path in folders]
+    combined = RunEnsemble(members, request.consensus) if request.ensemble else None
+    first = members[0].recipe if members else None
+    sigma, noise, dataset = fields["sigma"], fields["noise"], request.dataset
+    if first is None and (request.model is None or dataset is None or sigma is None):
+        raise RequestError("give a run folder, or --model package.module:function --dataset NAME --sigma S --out DIR")
+    folder = folders[0] if folders and combined is None else request.out
+    if folder is None and combined is not None:
+        folder = ensemble_folder(folders)
+    if folder is None:
+        raise RequestError("give --out DIR for the certificates of --model")
+    if folders and request.out is not None and combined is None:
+        raise RequestError(
+            f"--out: expected none with a run folder, whose certificates are in it, got {request.out}; use --name"
+        )
+    trained_with = None if first is None else first.sigma if combined is None else combined.sigma
+    image_size = request.image_size
+    if first is not None:
+        sigma = trained_with if sigma is None else sigma
+        if combined is not None and sigma is None:
+            raise RequestError(combined.missing_sigma("--sigma"))
+        noise = first.noise if noise is None else noise
+        dataset = first.dataset if dataset is None else dataset
+        image_size = first.image_size if image_size is None else image_size
+    settings = parse_recipe(CertifySettings, {**fields, "sigma": sigma, "noise": noise}, "certify")
+    path = settings.default_path(folder, trained_with, request.consensus)
+    path = folder / "certificates" / f"{request.name}.tsv" if request.name else path
+    check_inside(path, folder)
+    return Target(members, combined, folder, path, settings, str(dataset), image_size)
+
+
+def ensemble_folder(runs: Sequence[Path]) -> Path:
+    """Return the default folder for the certificates of an ensemble: next to its first member, named after all."""
+    name = "-".join(["ensemble", *(run.resolve().name for run in runs)])
+    if len(name) > LONGEST_NAME:
+        raise RequestError(f"--out: expected a folder for the certificates of {len(runs)} runs, got none; give one")
+    return runs[0].parent / name
+
+
+def certify_target(request: Request, target: Target, images: Images, device: torch.device, group: Team) -> None:
+    """Certify the missing images of `target`; print warnings and notes, progress, and what was written."""
+    console, settings = request.console, target.settings
+    indices = settings.selection(len(images)).indices
+    retrain = print_warnings(request, target, images)
+    network = target.combined or (
+        target.members[0] if target.members else own_model(str(request.model), images.num_classes)
+    )
+    with certification_bar(target.folder.name, len(indices), quiet=console.quiet) as show:
+
+        def judge(accuracy: NoiseAccuracy) -> None:
+            if (warning := accuracy_warning(accuracy, retrain)) is not None:
+                show.warn(warning)
+
+        def announce(estimate: CertificationEstimate) -> None:
+            if estimate.long:
+                show.note(long_work(estimate, settings, len(images)))
+
+        file = certify_dataset(
+            *(network, images, target.path, settings),
+            name=request.model,
+            device=device,
+            team=group,
+            on_progress=show,
+            on_accuracy=judge,
+            on_estimate=announce,
+        )
+    if not group.leads:
+        return
+    rows = file.rows
+    console.print(spent_votes(rows, settings.n), soft_wrap=True)
+    if others := {row.index for row in rows}.difference(indices):
+        more = f"{target.path.name} holds {len(others):,} images that an earlier call chose as well"
+        apart = f"a report is about all {len(rows):,}: choose another --name to keep them apart"
+        print_note(console, f"{more}; {apart}")
+    if request.json:
+        print(json.dumps(for_machines(target, file)), flush=True)
+
+
+def print_warnings(request: Request, target: Target, images: Images) -> str:
+    """Print what a user should know before votes are drawn; return the command that trains for this noise."""
+    settings = target.settings
+    about = (request.model, target.dataset, target.image_size, settings, request.data)
+    commands = [training_command(member, member.folder, *about) for member in target.members]
+    if leads():
+        for member in target.members:
+            if not member.finished:
+                trained = f"{member.epoch} of {member.recipe.epochs} epochs"
+                print_note(request.console, f"{member.folder} has trained {trained}")
+        print_data_notes(request.console, images, target.trained_on)
+        asked = [request.radius] if request.radius is not None else settings.radii[-1:]
+        everything = replace(settings.selection(len(images)), shard=(1, 1)).indices
+        pairs = zip(target.members, commands, strict=True)
+        for warning in (
+            *(unreachable_radius(settings, radius) for radius in asked),
+            missing_classes(images, everything),
+            *(noise_warning(member, settings, command) for member, command in pairs),
+        ):
+            if warning is not None:
+                print_warning(request.warnings, warning)
+    return commands[0] if commands else training_command(None, target.folder, *about)
+
+
+def for_machines(target: Target, file: CertificatesFile) -> dict[str, Any]:
+    """Return the result of a certification for --json; accuracies and shares are in [0, 1]."""
+    summary = summarize(file, target.folder.name, default_radii([file]))
+    stored = ("sigma", "noise", "n0", "n", "alpha", "bound", "precision", "seed")
+    return {
+        **{"run": str(target.folder), "certificates": str(target.path), "dataset": target.dataset},
+        **{key: file.settings.get(key) for key in stored},
+        **{"images": summary.images, "acr": summary.acr, "acr_standard_error": summary.acr_standard_error},
+        "certified_accuracy": {f"{radius:g}": accuracy for radius, accuracy in summary.accuracy_at.items()},
+        **{"abstained": summary.abstention, "largest_radius": summary.ceiling, "votes": summary.votes},
+        "accuracy": file.provenance.get("accuracy"),
+    }
+
+
+def last_line(targets: Sequence[Target], next_step: Callable[[Target], str]) -> str:
+    """Return what was written and the command to continue with."""
+    written = ", ".join(str(target.path) for target in targets)
+    if len(targets) == 1:
+        return f"wrote {written}; {next_step(targets[0])}"
+    return f"wrote {written}; next: {command_line('report', *(target.path for target in targets))}"

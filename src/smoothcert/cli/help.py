@@ -1,0 +1,68 @@
+"""How commands are registered: panels of commands, groups of options, an example for each, and shell completion."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, get_args
+
+import typer
+from typer.models import OptionInfo, ParameterInfo
+
+from smoothcert.cli.completion import (
+    complete_dataset,
+    complete_objective,
+    complete_preset,
+    complete_run,
+    complete_table,
+)
+
+START, PAPERS, FILES, LISTS = "Start", "Papers", "Files", "Lists"
+"""The panels of commands."""
+
+GROUPS = {
+    "Recipe": ("preset", "recipe", "objective", "epochs", "set_", "init", "seeds", "method", "quick"),
+    "Images": (
+        "dataset",
+        "image_size",
+        "classes",
+        "skip",
+        "max_images",
+        "shard",
+        "index",
+        "data",
+        "resize",
+    ),
+    "Noise and votes": ("sigma", "noise", "n", "n0", "alpha", "bound", "cascade", "sound", "seed", "num_noise"),
+    "Fewer votes": ("until_radius", "radii", "radius", "radius_loss", "label_aware"),
+    "Network": ("model", "denoiser", "arch", "input_layer", "ensemble", "consensus"),
+    "Speed": ("device", "precision", "compile_", "batch_size", "jobs", "capture", "sync_batch_norm"),
+    "Output": ("out", "name", "format_", "paper", "json_", "quiet", "track", "force", "dry_run", "evaluate_every"),
+}
+"""Group -> parameters of commands; other options are in the group "Options"."""
+COMPLETIONS: dict[str, Callable[[str], list[str]]] = {
+    **dict.fromkeys(("run", "runs", "paths"), complete_run),
+    **dict.fromkeys(("tables", "table", "paper"), complete_table),
+    "preset": complete_preset,
+    "objective": complete_objective,
+    "dataset": complete_dataset,
+}
+"""Parameter of a command -> the function that completes its values in a shell."""
+_GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
+
+
+def add_command(app: typer.Typer, name: str, function: Callable[..., None], panel: str | None, example: str) -> None:
+    """Register `function` as the command `name`, with its options in groups and `example` below its help."""
+    for parameter in inspect.signature(function).parameters.values():
+        _describe(parameter)
+    app.command(name, rich_help_panel=panel, epilog=f"Example: smoothcert {example}")(function)
+
+
+def _describe(parameter: inspect.Parameter) -> None:
+    """Set what follows from the name and the type of a parameter: its group and its completion; flags show no type."""
+    for info in getattr(parameter.annotation, "__metadata__", ()):
+        if isinstance(info, ParameterInfo):
+            known: Any = COMPLETIONS.get(parameter.name)
+            info.autocompletion = info.autocompletion or known
+        if isinstance(info, OptionInfo):
+            info.rich_help_panel = _GROUP_OF.get(parameter.name)
+            if bool in (parameter.annotation.__origin__, *get_args(parameter.annotation.__origin__)):
+                info.metavar = ""
