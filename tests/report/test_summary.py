@@ -14,6 +14,7 @@ from scipy.stats import binomtest, norm
 import smoothcert.report
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, read_certificates
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.report.outcomes import wilson_interval
 from smoothcert.report.summary import (
     abstention_rate,
     average_certified_radius,
@@ -21,7 +22,6 @@ from smoothcert.report.summary import (
     default_radii,
     largest_certifiable_radius,
     summarize,
-    wilson_interval,
 )
 from smoothcert.smoothing.certificate import ABSTAIN
 

@@ -9,13 +9,14 @@ from typing import Any
 from scipy.special import ndtri
 
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
+from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED, TWO_SIDED
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.report.outcomes import NORMAL_95, Outcomes, outcomes_of, wilson_interval
 from smoothcert.smoothing.certificate import ABSTAIN
 
 MAX_RADII = 12
 MANY_IMAGES = 20
 """This many images of one class, and no other, are not a coincidence."""
-_NORMAL_95 = float(ndtri(0.975))
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,20 @@ class Summary:
         """The indices of the images."""
         return frozenset(row.index for row in self.file.rows)
 
+    @cached_property
+    def outcomes(self) -> Outcomes:
+        """The rows as arrays."""
+        return outcomes_of(self.file.rows)
+
+    def reaches(self, radius: float) -> bool:
+        """Whether n votes can show this radius at all; True if that is not known."""
+        return self.ceiling is None or radius <= self.ceiling
+
     def interval(self, radius: float | None = None) -> tuple[float, float] | None:
         """The 95% confidence interval over the choice of images, of the ACR (normal, cut off at 0) or of the accuracy
         at `radius` in percent (Wilson)."""
         if radius is None:
-            half = None if self.acr_standard_error is None else _NORMAL_95 * self.acr_standard_error
+            half = None if self.acr_standard_error is None else NORMAL_95 * self.acr_standard_error
             return None if half is None else (max(0.0, self.acr - half), self.acr + half)
         if (fraction := self.accuracy_at.get(radius)) is None:
             return None
@@ -79,15 +89,6 @@ class Summary:
     def compared_on(self) -> str | None:
         """The data set, and the norm if it is not L2."""
         return self.dataset if self.norm == "L2" else f"{self.dataset or 'radii'} in {self.norm}"
-
-
-def wilson_interval(fraction: float, images: int) -> tuple[float, float]:
-    """Wilson's 95% interval for a proportion that was `fraction` among `images`: unlike the normal one it stays in
-    [0, 1] and has a width at 0 and 1 too."""
-    z2 = _NORMAL_95**2 / images
-    centre = (fraction + z2 / 2) / (1 + z2)
-    half = math.sqrt(z2 * (fraction * (1 - fraction) + z2 / 4)) / (1 + z2)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def counted_radii(rows: Sequence[CertifiedImage]) -> list[float]:
@@ -168,7 +169,9 @@ def _text(settings: Mapping[str, Any], key: str) -> str | None:
 
 def _ceiling(file: CertificatesFile, sigma: float | None, n: int | None, alpha: float | None) -> float | None:
     gaussian = (_text(file.settings, "noise") or "gaussian").lower() == "gaussian"
-    if not gaussian or sigma is None or n is None or alpha is None or n < 1 or not 0 < alpha < 1:
+    # Other bounds may show more than alpha^(1/n).
+    known = gaussian and _bound(file) in (ONE_SIDED, TWO_SIDED)
+    if not known or sigma is None or n is None or alpha is None or n < 1 or not 0 < alpha < 1:
         return None
     ceiling = largest_certifiable_radius(sigma, n, alpha)
     return ceiling if math.isfinite(ceiling) else None
@@ -209,7 +212,7 @@ def _protocol(file: CertificatesFile, n: int | None, alpha: float | None) -> tup
     protocol = {
         "n": _number(file, "n") if n is None else n,
         "alpha": alpha,
-        "bound": "two-sided" if settings.get("bound") == "two-sided" else "one-sided",
+        "bound": _bound(file),
         "noise": _text(settings, "noise") or "gaussian",
         "radii": str(settings.get("radii") or ""),
         "radius loss": _text(settings, "radius_loss"),
@@ -217,6 +220,12 @@ def _protocol(file: CertificatesFile, n: int | None, alpha: float | None) -> tup
         "sound": bool(settings.get("sound")),
     }
     return tuple(protocol.items())
+
+
+def _bound(file: CertificatesFile) -> str:
+    """The name of the confidence bound; the first files have a longer one, files of other tools none."""
+    bound = _text(file.settings, "bound") or ONE_SIDED
+    return ONE_SIDED if bound == EARLY_NAME else bound
 
 
 def refuse_without_images(file: CertificatesFile) -> None:
@@ -238,7 +247,7 @@ def _remarks(file: CertificatesFile) -> tuple[str, ...]:
         f"two-stage, about {settings.get('radius_loss')} sigma of radius given up": settings.get("radius_loss")
         is not None,
         "label-aware: wrong images were not sampled, for benchmarks only": bool(settings.get("label_aware")),
-        "two-sided bound": settings.get("bound") == "two-sided",
+        f"{_bound(file)} bound": _bound(file) != ONE_SIDED,
         "sound integer noise": bool(settings.get("sound")),
         f"{settings.get('noise')} noise, radii in L1": in_l1(file),
         f"{most / max(spent, 1):.1f} times fewer votes than n for each image": most > spent,

@@ -1,0 +1,88 @@
+"""The average certified radius that fewer votes would have shown, from the votes that a file stores."""
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+
+import numpy as np
+from scipy import special
+
+from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
+from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED
+from smoothcert.noise import UNIT_RADII
+from smoothcert.report.outcomes import Floats, Integers
+from smoothcert.smoothing.certificate import ABSTAIN
+
+MOST_STORED_VOTES = 10**7
+"""Logarithms of factorials are tabulated up to this number."""
+_CHUNK = 256
+
+
+def acr_at_fewer_votes(file: CertificatesFile, n: int) -> float | None:
+    """The ACR to expect of `file` if it had drawn n votes per image instead of its N >= n.
+
+    The N stored votes are exchangeable, so n of them are a draw without replacement: the number of votes for the
+    chosen class is hypergeometric, and the ACR is the mean over all such draws. None if the file has fewer votes, not
+    the same number for all images, or a rule other than CERTIFY with the one-sided bound.
+    """
+    settings, counts = file.settings, {row.certificate.n for row in file.rows}
+    sigma, alpha = settings.get("sigma"), settings.get("alpha")
+    plain = settings.get("bound") in (None, ONE_SIDED, EARLY_NAME) and not any(
+        settings.get(key) for key in ("radii", "radius_loss", "label_aware", "sound")
+    )
+    if not plain or sigma is None or alpha is None or len(counts) != 1:
+        return None
+    (votes,) = counts
+    if not n <= votes <= MOST_STORED_VOTES:
+        return None
+    right = np.fromiter(_votes_for_the_label(file.rows), dtype=np.int64)
+    distinct, repeats = np.unique(right, return_counts=True)
+    radii = expected_unit_radii(distinct, votes, n, alpha, settings.get("noise") or "gaussian")
+    return float(sigma * (radii @ repeats) / len(file.rows))
+
+
+def _votes_for_the_label(rows: Iterable[CertifiedImage]) -> Iterable[int]:
+    """The votes of the chosen class of each image whose chosen class is its label; an abstention does not store its
+    class, which is the first one with the stored count."""
+    for row in rows:
+        c = row.certificate
+        chosen = next((k for k, number in c.votes if number == c.count), None) if c.predict == ABSTAIN else c.predict
+        if chosen == row.label:
+            yield c.count
+
+
+def expected_unit_radii(counts: Integers, votes: int, n: int, alpha: float, noise: str) -> Floats:
+    """For each of `counts` out of `votes`: the mean radius at sigma = 1 over all draws of n votes without replacement.
+
+    `counts` ascend. Terms beyond 8 standard deviations and 20 votes, below 1e-15 together, are left out.
+    """
+    radii, logs = _unit_radii(n, alpha, noise), _log_factorials(votes)
+    result = np.zeros(len(counts))
+    whole = logs[votes] - logs[n] - logs[votes - n]
+    for start in range(0, len(counts), _CHUNK):
+        right = counts[start : start + _CHUNK, None].astype(np.int64)
+        wrong = votes - right
+        share = right / votes
+        spread = np.sqrt(n * share * (1 - share) * (votes - n) / max(1, votes - 1))
+        width = int(8 * spread.max()) + 20
+        drawn = np.floor(n * share).astype(np.int64) + np.arange(-width, width + 1)
+        possible = (drawn >= 0) & (drawn <= n) & (drawn <= right) & (n - drawn <= wrong)
+        k = np.where(possible, drawn, np.maximum(0, n - wrong))
+        log = logs[right] - logs[k] - logs[right - k] + logs[wrong] - logs[n - k] - logs[wrong - n + k] - whole
+        result[start : start + _CHUNK] = (np.where(possible, np.exp(log), 0.0) * radii[k]).sum(axis=1)
+    return result
+
+
+@lru_cache(maxsize=8)
+def _unit_radii(n: int, alpha: float, noise: str) -> Floats:
+    """The radius at sigma = 1 of 0, 1, ..., n votes out of n for the chosen class."""
+    count = np.arange(n // 2 + 1, n, dtype=np.float64)
+    error = np.append(special.betainccinv(n - count + 1, count, alpha), -math.expm1(math.log(alpha) / n))
+    above = [UNIT_RADII[noise](q) if q < 0.5 else 0.0 for q in error.tolist()]
+    return np.concatenate([np.zeros(n + 1 - len(above)), above])
+
+
+@lru_cache(maxsize=2)
+def _log_factorials(most: int) -> Floats:
+    logs: Floats = special.gammaln(np.arange(most + 1, dtype=np.float64) + 1)
+    return logs

@@ -1,0 +1,118 @@
+"""The result of a report in words: one short paragraph per sigma and data set."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from smoothcert.report.numbers import AccuracyAt, RunNumbers
+from smoothcert.report.paired import Comparison
+
+MOST_RUNS = 4
+"""Runs that are not ranked are listed one by one up to this number."""
+STATISTICS = (
+    "A difference is called established if it exceeds two standard errors of the paired difference over the images; "
+    "intervals are 95% Wilson intervals for accuracies and normal ones for ACR, over the choice of images. "
+    "± is used for one thing only: the sample standard deviation over training seeds."
+)
+"""What the words and signs on a page mean; a page prints it once."""
+
+
+def headlines(comparisons: Sequence[Comparison], labels: Mapping[str, str] | None = None) -> list[str]:
+    """Sentences on each comparison, in order; `labels` gives the names to print for runs (default: their own)."""
+    shown = (labels or {}).get
+    return [
+        " ".join(_sentences(comparison, lambda name: shown(name) or name, len(comparisons) > 1))
+        for comparison in comparisons
+    ]
+
+
+def headline_radius(comparison: Comparison) -> float | None:
+    """The radius of the headline: of those above 0 that all runs can reach, the one nearest to sigma."""
+    radii = [a.radius for a in comparison.runs[0].accuracy if a.radius > 0]
+    reached = [r for r in radii if all(_at(run, r).reachable for run in comparison.runs)]
+    return min(reached, key=lambda r: (abs(r - (comparison.sigma or 0.5)), r), default=None)
+
+
+def _sentences(comparison: Comparison, label: Callable[[str], str], several: bool) -> list[str]:
+    radius = headline_radius(comparison)
+    start = _where(comparison) if several else ""
+    if radius is None:
+        text = [f"{start}No radius above 0 is certified."]
+    elif comparison.ranked:
+        text = [_ranked(comparison, radius, label, start)]
+    else:
+        text = [_counted(run, radius, comparison, label, start) for run in comparison.runs[:MOST_RUNS]]
+    if comparison.obstacles:
+        text.append(f"These runs are not ranked: {'; '.join(comparison.obstacles)}.")
+    never = [_never_certified(run, label) for run in comparison.runs if run.never_certified]
+    sentences = [*text, *never, _limit(comparison)]
+    return [sentence for sentence in sentences if sentence]
+
+
+def _where(comparison: Comparison) -> str:
+    return "Without a recorded σ: " if comparison.sigma is None else f"At σ = {comparison.sigma:g}: "
+
+
+def _at(run: RunNumbers, radius: float) -> AccuracyAt:
+    return next(accuracy for accuracy in run.accuracy if accuracy.radius == radius)
+
+
+def _images(comparison: Comparison, images: int) -> str:
+    dataset = "" if comparison.dataset is None else f" of {comparison.dataset}"
+    return f"{images:,} images{dataset}"
+
+
+def _claim(comparison: Comparison, accuracy: AccuracyAt) -> str:
+    return (
+        f"{accuracy.count:,} of {_images(comparison, accuracy.images)} keep their class under every change of "
+        f"{comparison.norm} length {accuracy.radius:g}"
+    )
+
+
+def _interval(accuracy: AccuracyAt) -> str:
+    low, high = (round(end * accuracy.images) for end in accuracy.interval)
+    return f"95% interval {low:,} to {high:,}"
+
+
+def _counted(run: RunNumbers, radius: float, comparison: Comparison, label: Callable[[str], str], start: str) -> str:
+    accuracy = _at(run, radius)
+    return f"{start}{_claim(comparison, accuracy)} ({label(run.name)}; {_interval(accuracy)})."
+
+
+def _ranked(comparison: Comparison, radius: float, label: Callable[[str], str], start: str) -> str:
+    """The best run at `radius`, then the next best and the reference, and whether their differences are established."""
+    best = comparison.best_at(radius)
+    if best is None:
+        return f"{start}No image is certified at radius {radius:g}."
+    counts = {run.name: _at(run, radius) for run in comparison.runs}
+    others = {best.second: best.lead}
+    if comparison.reference is not None and best.name != comparison.reference:
+        paired = next(run for run in comparison.paired if run.name == best.name)
+        others[comparison.reference] = paired.accuracy[radius]
+    words = [
+        f"{label(name)}: {counts[name].count:,}, the difference is {'' if lead.significant else 'not '}established"
+        for name, lead in others.items()
+    ]
+    first = counts[best.name]
+    return f"{start}{_claim(comparison, first)} ({label(best.name)}; {_interval(first)}). {'; '.join(words)}."
+
+
+def _never_certified(run: RunNumbers, label: Callable[[str], str]) -> str:
+    classes = ", ".join(map(str, run.never_certified))
+    return (
+        f"{label(run.name)}: class {classes} is never certified."
+        if len(run.never_certified) == 1
+        else (f"{label(run.name)}: the classes {classes} are never certified.")
+    )
+
+
+def _limit(comparison: Comparison) -> str:
+    """The sentence for runs in which n, not the network, sets the radius of many images."""
+    limited = [run for run in comparison.runs if run.limited_by_n]
+    if not limited:
+        return ""
+    shares = sorted(100 * (run.at_ceiling or 0.0) for run in limited)
+    share = f"{shares[0]:.0f}%" if len(shares) == 1 else f"{shares[0]:.0f} to {shares[-1]:.0f}%"
+    which = "" if len(limited) == len(comparison.runs) else f" of {len(limited)} of the {len(comparison.runs)} runs"
+    ceilings = {f"{math.floor(1000 * run.ceiling) / 1000:.3f}" for run in limited if run.ceiling is not None}
+    radius = f", {ceilings.pop()}" if len(ceilings) == 1 else ""
+    return f"The number of votes n limits the result{which}: {share} of the images have the largest radius{radius}."

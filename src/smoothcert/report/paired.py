@@ -1,0 +1,231 @@
+"""Runs of one sigma and data set next to each other: who is best, by how much, and whether that is established.
+
+Differences are paired: image by image on the same images, so that the choice of images cancels out. A difference is
+significant if it exceeds two standard errors.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from smoothcert.errors import RequestError
+from smoothcert.report.numbers import RunNumbers, run_numbers
+from smoothcert.report.outcomes import Flags, Floats, Outcomes
+from smoothcert.report.summary import Summary
+
+SIGNIFICANT = 2.0
+"""A difference of more than this many standard errors is significant."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean over the images of a paired difference (shares in [0, 1]), and its standard error."""
+
+    value: float
+    standard_error: float | None
+    """None for a single image."""
+
+    @property
+    def significant(self) -> bool:
+        return self.standard_error is not None and abs(self.value) > SIGNIFICANT * self.standard_error
+
+
+@dataclass(frozen=True)
+class PairedRun:
+    """One run minus the reference run, on the images of both."""
+
+    name: str
+    acr: Difference
+    accuracy: Mapping[float, Difference]
+    """Radius -> difference of the certified accuracy; radii that one of the two cannot reach are left out."""
+    easy: Difference | None
+    """Difference of ACR on the images that are easy for the reference: its radius is at least its median radius."""
+    hard: Difference | None
+    """On the other images. Both are None if all images have the same radius."""
+    easy_acr: float | None
+    hard_acr: float | None
+    """The ACR of the run itself on these images."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best run of one column: `radius` for certified accuracy, None for ACR."""
+
+    radius: float | None
+    name: str
+    value: float
+    second: str
+    """The next best run."""
+    lead: Difference
+    """Best minus next best."""
+    significant: bool
+    """Whether the best is significantly better than every other run."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The classifier that always answers the most frequent label: every vote agrees, so it has the largest radius."""
+
+    label: int
+    share: float
+    """Its certified accuracy at every radius that n can show."""
+    acr: float | None
+    """share * ceiling; None if the ceiling is not known."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The runs of one sigma, data set and norm."""
+
+    sigma: float | None
+    dataset: str | None
+    norm: str
+    runs: tuple[RunNumbers, ...]
+    obstacles: tuple[str, ...]
+    """Why the runs are not ranked, as in "n differs (1,000 and 100,000)"; empty if they can be."""
+    reference: str | None
+    """The run that `paired` compares with; None if the runs are not ranked."""
+    paired: tuple[PairedRun, ...]
+    """Of the other runs, in order."""
+    best: tuple[Best, ...]
+    """ACR first, then the radii; a radius that no run certifies is left out. Empty if the runs are not ranked."""
+    constant: Constant
+    easy_images: int | None
+    hard_images: int | None
+    """How many images are easy and hard for the reference (see `PairedRun`)."""
+
+    @property
+    def ranked(self) -> bool:
+        return not self.obstacles and len(self.runs) > 1
+
+    def best_at(self, radius: float | None) -> Best | None:
+        """The best run at `radius`, or by ACR for None; None where no run is ranked."""
+        return next((best for best in self.best if best.radius == radius), None)
+
+
+def comparisons(summaries: Sequence[Summary], reference: str | None = None) -> list[Comparison]:
+    """One comparison per sigma, data set and norm, by sigma, runs in the given order.
+
+    `reference` is the name of the run to compare with, in its group; the other groups, and all without it, take their
+    run of plain Gaussian training, or else their first run. A name that no run has is a RequestError.
+    """
+    names = [summary.name for summary in summaries]
+    if reference is not None and reference not in names:
+        raise RequestError(f"reference: expected one of {', '.join(names)}, got {reference}; give the name of a run")
+    groups = groupby(sorted(summaries, key=lambda summary: summary.group), key=lambda summary: summary.group)
+    return [_compared(list(members), reference) for _, members in groups]
+
+
+def obstacles(summaries: Sequence[Summary]) -> list[str]:
+    """Why runs of one group must not be ranked: settings on which radii depend, or images, differ or are unknown."""
+    if len(summaries) < 2:
+        return []
+    reasons = ["sigma is not recorded"] if summaries[0].sigma is None else []
+    for key, _ in summaries[0].protocol:
+        values = dict.fromkeys(_shown(dict(summary.protocol).get(key)) for summary in summaries)
+        if len(values) > 1:
+            reasons.append(f"{key} differs ({' and '.join(values)})")
+        elif key in ("n", "alpha") and "not recorded" in values:
+            reasons.append(f"{key} is not recorded")
+    first = summaries[0].outcomes
+    others = [summary.outcomes for summary in summaries[1:]]
+    if any(not np.array_equal(first.index, other.index) for other in others):
+        reasons.append("the images differ")
+    elif any(not np.array_equal(first.label, other.label) for other in others):
+        reasons.append("the labels of the same images differ, so these are different data")
+    return reasons
+
+
+def _shown(value: object) -> str:
+    if value is None or value == "":
+        return "not recorded"
+    return f"{value:,g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def _compared(group: Sequence[Summary], reference: str | None) -> Comparison:
+    reasons = obstacles(group)
+    numbers = tuple(map(run_numbers, group))
+    chosen = _reference(group, reference) if not reasons and len(group) > 1 else None
+    easy = None if chosen is None else _easy(chosen.outcomes)
+    return Comparison(
+        sigma=group[0].sigma,
+        dataset=group[0].dataset,
+        norm=group[0].norm,
+        runs=numbers,
+        obstacles=tuple(reasons),
+        reference=None if chosen is None else chosen.name,
+        paired=() if chosen is None else tuple(_paired(s, chosen, easy) for s in group if s is not chosen),
+        best=() if chosen is None else tuple(_bests(group)),
+        constant=_constant(group),
+        easy_images=None if easy is None else int(easy.sum()),
+        hard_images=None if easy is None else int((~easy).sum()),
+    )
+
+
+def _reference(group: Sequence[Summary], name: str | None) -> Summary:
+    named = [summary for summary in group if summary.name == name]
+    gaussian = [summary for summary in group if summary.method == "gaussian"]
+    return (named or gaussian or list(group))[0]
+
+
+def _easy(outcomes: Outcomes) -> Flags | None:
+    easy = outcomes.radius >= np.median(outcomes.radius)
+    return None if easy.all() else easy
+
+
+def difference_of(values: Floats) -> Difference:
+    """The mean of paired differences and its standard error."""
+    error = float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
+    return Difference(float(values.mean()), error)
+
+
+def _paired(run: Summary, reference: Summary, easy: Flags | None) -> PairedRun:
+    ours, theirs = run.outcomes, reference.outcomes
+    radius = ours.radius - theirs.radius
+    accuracy = {
+        r: difference_of(ours.certified_at(r).astype(np.float64) - theirs.certified_at(r))
+        for r in run.accuracy_at
+        if run.reaches(r) and reference.reaches(r)
+    }
+    if easy is None:
+        return PairedRun(run.name, difference_of(radius), accuracy, None, None, None, None)
+    return PairedRun(
+        run.name,
+        difference_of(radius),
+        accuracy,
+        difference_of(radius[easy]),
+        difference_of(radius[~easy]),
+        float(ours.radius[easy].mean()),
+        float(ours.radius[~easy].mean()),
+    )
+
+
+def _bests(group: Sequence[Summary]) -> list[Best]:
+    best = [_best(group, None, np.stack([summary.outcomes.radius for summary in group]))]
+    for radius in group[0].accuracy_at:
+        values = np.stack([summary.outcomes.certified_at(radius) for summary in group]).astype(np.float64)
+        if values.any():
+            best.append(_best(group, radius, values))
+    return best
+
+
+def _best(group: Sequence[Summary], radius: float | None, values: Floats) -> Best:
+    """Of `values`, one row per run and one column per image."""
+    means = values.mean(axis=1)
+    first, second = np.argsort(-means, kind="stable")[:2].tolist()
+    leads = [difference_of(values[first] - values[other]) for other in range(len(group)) if other != first]
+    lead = difference_of(values[first] - values[second])
+    established = all(difference.significant for difference in leads)
+    return Best(radius, group[first].name, float(means[first]), group[second].name, lead, established)
+
+
+def _constant(group: Sequence[Summary]) -> Constant:
+    """On the images of the first run; the ceiling is the largest of the group."""
+    labels, counts = np.unique(group[0].outcomes.label, return_counts=True)
+    most = int(counts.argmax())
+    share = float(counts[most] / counts.sum())
+    ceilings = [summary.ceiling for summary in group if summary.ceiling is not None]
+    return Constant(int(labels[most]), share, share * max(ceilings) if ceilings else None)

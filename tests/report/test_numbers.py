@@ -1,0 +1,216 @@
+"""The numbers of runs and comparisons against loops over rows, enumeration and numbers worked out by hand."""
+
+import math
+import random
+import statistics
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
+from smoothcert.errors import RequestError
+from smoothcert.noise import Gaussian
+from smoothcert.report.fewer_votes import acr_at_fewer_votes, expected_unit_radii
+from smoothcert.report.headline import headline_radius, headlines
+from smoothcert.report.numbers import run_numbers
+from smoothcert.report.paired import comparisons
+from smoothcert.report.summary import Summary, summarize
+from smoothcert.smoothing.bounds import error_upper_bound
+from smoothcert.smoothing.certificate import ABSTAIN, Certificate
+from smoothcert.smoothing.certify import certificate_of_class
+
+from .conftest import SETTINGS, image
+
+RADII = (0.0, 0.25, 0.5, 1.0, 1.5)
+
+
+def random_rows(seed: int, count: int = 60, classes: int = 3) -> list[CertifiedImage]:
+    """Labels cycle through the classes; radii are at most what 1,000 votes can show at sigma 0.5."""
+    rng = random.Random(seed)
+    rows = []
+    for i in range(count):
+        predict = rng.choice([ABSTAIN, i % classes, i % classes, i % classes, rng.randrange(classes)])
+        rows.append(
+            image(i, i % classes, predict, 0.0 if predict == ABSTAIN else rng.choice([0.25, 1.2 * rng.random()]))
+        )
+    return rows
+
+
+def summary_of(rows: list[CertifiedImage], name: str = "run", **changes: object) -> Summary:
+    return summarize(CertificatesFile(Path(f"{name}.tsv"), tuple(rows), {**SETTINGS, **changes}, {}), name, RADII)
+
+
+def counted(rows: list[CertifiedImage]) -> list[float]:
+    return [r.certificate.radius if r.certificate.predict == r.label else 0.0 for r in rows]
+
+
+def certified(row: CertifiedImage, radius: float) -> bool:
+    return row.certificate.predict == row.label and row.certificate.radius >= radius
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_numbers_of_a_run_against_a_loop(seed: int) -> None:
+    rows = random_rows(seed)
+    shuffled = random.Random(seed).sample(rows, len(rows))
+    numbers = run_numbers(summary_of(shuffled))
+    assert numbers.acr == pytest.approx(statistics.fmean(counted(rows)), abs=1e-14)
+    assert numbers.acr_standard_error == pytest.approx(statistics.stdev(counted(rows)) / math.sqrt(60), rel=1e-12)
+    for accuracy in numbers.accuracy:
+        count = sum(certified(row, accuracy.radius) for row in rows)
+        assert (accuracy.count, accuracy.images) == (count, 60)
+        expected = stats.binomtest(count, 60).proportion_ci(method="wilson")
+        assert accuracy.interval == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert [accuracy.reachable for accuracy in numbers.accuracy] == [True, True, True, True, False], "0.5 * 2.463"
+    for cls in numbers.classes:
+        part = [row for row in rows if row.label == cls.label]
+        assert (cls.images, cls.acr) == (20, pytest.approx(statistics.fmean(counted(part))))
+        assert [a.count for a in cls.accuracy] == [sum(certified(row, r) for row in part) for r in RADII]
+    assert numbers.worst_class.acr == min(cls.acr for cls in numbers.classes)
+    assert numbers.l_infinity(28.0) == 1.0, "MNIST has 28 x 28 values"
+
+
+def test_a_class_that_is_never_certified_is_named() -> None:
+    rows = [image(i, i % 3, 0, 0.4) for i in range(9)]
+    numbers = run_numbers(summary_of(rows))
+    assert numbers.never_certified == (1, 2)
+    assert numbers.worst_class.label == 1
+    (text,) = headlines(comparisons([summary_of(rows, "poor")]))
+    assert "poor: the classes 1, 2 are never certified." in text
+
+
+@pytest.mark.parametrize(("count", "votes", "n"), [(9, 10, 4), (10, 10, 7), (7, 12, 5), (90, 100, 40), (60, 100, 99)])
+def test_expected_radius_against_scipy(count: int, votes: int, n: int) -> None:
+    noise, drawn = Gaussian(1.0), range(n + 1)
+    radii = [noise.radius(error_upper_bound(k, n, 0.1)) for k in drawn]
+    expected = stats.hypergeom(votes, count, n).pmf(drawn) @ np.array(radii)
+    got = expected_unit_radii(np.array([count]), votes, n, 0.1, "gaussian")
+    assert got == pytest.approx([expected], rel=1e-10, abs=1e-12)
+
+
+def test_expected_acr_is_the_mean_over_all_subsets_of_the_votes() -> None:
+    """Every way to keep 5 of 8 votes, certified by the code that certifies fresh votes."""
+    votes = {0: [0] * 8, 1: [1] * 6 + [0, 2], 2: [2] * 7 + [1], 3: [1] * 8}
+    noise, alpha, n = Gaussian(0.5), 0.2, 5
+    rows, expected = [], []
+    for label, drawn in votes.items():
+        chosen = drawn[0]
+        counts = [drawn.count(c) for c in range(4)]
+        full = certificate_of_class(chosen, counts, 10, noise, alpha)
+        rows.append(CertifiedImage(label, label, full, 0.0))
+        subsets = [[kept.count(c) for c in range(4)] for kept in combinations(drawn, n)]
+        results = [certificate_of_class(chosen, subset, 10, noise, alpha) for subset in subsets]
+        expected.append(statistics.fmean(c.radius if c.predict == label else 0.0 for c in results))
+    file = CertificatesFile(Path("x.tsv"), tuple(rows), {**SETTINGS, "n": 8, "alpha": alpha}, {})
+    assert acr_at_fewer_votes(file, n) == pytest.approx(statistics.fmean(expected), rel=1e-9)
+    assert acr_at_fewer_votes(file, 8) == pytest.approx(statistics.fmean(counted(rows)), rel=1e-9)
+    assert acr_at_fewer_votes(file, 9) is None
+    for other in ({"bound": "two-sided"}, {"radii": [0.5]}, {"sound": True}, {"alpha": None}):
+        changed = CertificatesFile(Path("x.tsv"), tuple(rows), {**file.settings, **other}, {})
+        assert acr_at_fewer_votes(changed, n) is None
+
+
+def test_an_abstention_may_be_certified_with_other_votes() -> None:
+    """The class of an abstention is the one with the stored count."""
+    rows = [CertifiedImage(0, 1, Certificate(ABSTAIN, 0.0, 10, 100, 52, ((1, 52), (0, 48))), 0.0)]
+    file = CertificatesFile(Path("x.tsv"), tuple(rows), {**SETTINGS, "n": 100, "alpha": 0.4}, {})
+    few = acr_at_fewer_votes(file, 5)
+    assert few is not None
+    assert few > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_paired_differences_against_a_loop(seed: int) -> None:
+    ours, theirs = random_rows(seed), random_rows(seed + 10)
+    (comparison,) = comparisons([summary_of(ours, "ours", objective="other"), summary_of(theirs, "theirs")])
+    assert (comparison.ranked, comparison.reference) == (True, "theirs"), "the Gaussian run"
+    (paired,) = comparison.paired
+    gaps = [a - b for a, b in zip(counted(ours), counted(theirs), strict=True)]
+    assert paired.acr.value == pytest.approx(statistics.fmean(gaps))
+    assert paired.acr.standard_error == pytest.approx(statistics.stdev(gaps) / math.sqrt(60))
+    assert list(paired.accuracy) == [0.0, 0.25, 0.5, 1.0], "1.5 is out of reach of 1,000 votes"
+    for radius, difference in paired.accuracy.items():
+        pairs = [(certified(a, radius), certified(b, radius)) for a, b in zip(ours, theirs, strict=True)]
+        won, lost = pairs.count((True, False)), pairs.count((False, True))
+        assert difference.value == pytest.approx((won - lost) / 60)
+        error = math.sqrt(((won + lost) / 60 - ((won - lost) / 60) ** 2) / 59)
+        assert difference.standard_error == pytest.approx(error)
+        assert difference.significant == (abs(won - lost) / 60 > 2 * error)
+    middle = statistics.median(counted(theirs))
+    easy = [gap for gap, radius in zip(gaps, counted(theirs), strict=True) if radius >= middle]
+    hard = [gap for gap, radius in zip(gaps, counted(theirs), strict=True) if radius < middle]
+    assert (comparison.easy_images, comparison.hard_images) == (len(easy), len(hard))
+    assert paired.easy is not None
+    assert paired.hard is not None
+    assert (paired.easy.value, paired.hard.value) == (pytest.approx(np.mean(easy)), pytest.approx(np.mean(hard)))
+
+
+def test_the_best_run_needs_a_significant_lead_over_every_other() -> None:
+    low = [image(i, 1, 1, 0.1) for i in range(30)]
+    high = [image(i, 1, 1, 0.6 + 0.01 * (i % 3)) for i in range(30)]
+    same = [image(i, 1, 1, 0.6 + 0.01 * ((i + 1) % 3)) for i in range(30)]
+    (comparison,) = comparisons([summary_of(low, "low"), summary_of(high, "high")])
+    best = comparison.best_at(None)
+    assert best is not None
+    assert (best.name, best.second, best.significant) == ("high", "low", True)
+    assert comparison.best_at(1.0) is None, "no run certifies it"
+    (comparison,) = comparisons([summary_of(low, "low"), summary_of(high, "high"), summary_of(same, "same")])
+    best = comparison.best_at(None)
+    assert best is not None
+    assert (best.name, best.second, best.significant) == ("high", "same", False)
+
+
+def test_the_constant_classifier() -> None:
+    rows = [image(i, min(i % 4, 2), 0, 0.1) for i in range(40)]
+    (comparison,) = comparisons([summary_of(rows)])
+    ceiling = 0.5 * stats.norm.ppf(0.001 ** (1 / 1000))
+    assert (comparison.constant.label, comparison.constant.share) == (2, 0.5)
+    assert comparison.constant.acr == pytest.approx(0.5 * ceiling, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"n": 500}, "n differs (1,000 and 500)"),
+        ({"alpha": 0.01}, "alpha differs (0.001 and 0.01)"),
+        ({"bound": "two-sided"}, "bound differs (one-sided and two-sided)"),
+        ({"bound": "randomized"}, "bound differs (one-sided and randomized)"),
+        ({"alpha": None}, "alpha differs (0.001 and not recorded)"),
+    ],
+)
+def test_runs_that_are_certified_otherwise_are_not_ranked(changes: dict[str, object], reason: str) -> None:
+    rows = [image(i, 1, 1, 0.5, n=int(str(changes.get("n", 1000)))) for i in range(9)]
+    (comparison,) = comparisons([summary_of(random_rows(0, 9, 1), "a"), summary_of(rows, "b", **changes)])
+    assert reason in comparison.obstacles
+    assert (comparison.best, comparison.paired, comparison.ranked) == ((), (), False)
+    assert f"These runs are not ranked: {reason}" in headlines([comparison])[0]
+
+
+def test_runs_on_other_images_or_with_other_labels_are_not_ranked() -> None:
+    rows = [image(i, 1, 1, 0.5) for i in range(9)]
+    moved = [image(i + 1, 1, 1, 0.5) for i in range(9)]
+    relabelled = [image(i, 2, 1, 0.5) for i in range(9)]
+    for other, reason in ((moved, "the images differ"), (relabelled, "the labels of the same images differ")):
+        (comparison,) = comparisons([summary_of(rows, "a"), summary_of(other, "b")])
+        assert any(obstacle.startswith(reason) for obstacle in comparison.obstacles)
+
+
+def test_the_headline_in_words() -> None:
+    better = [image(i, 1, 1 if i < 83 else 0, 0.7) for i in range(100)]
+    worse = [image(i, 1, 1 if i >= 21 else 0, 0.7) for i in range(100)]
+    (comparison,) = comparisons([summary_of(worse, "gaussian"), summary_of(better, "mix", objective="smoothmix")])
+    assert headline_radius(comparison) == 0.5
+    (text,) = headlines([comparison], {"mix": "SmoothMix"})
+    low, high = (round(100 * end) for end in stats.binomtest(83, 100).proportion_ci(method="wilson"))
+    assert text.startswith(
+        "83 of 100 images of mnist keep their class under every change of L2 length 0.5 "
+        f"(SmoothMix; 95% interval {low} to {high}). gaussian: 79, the difference is not established."
+    )
+    assert "The number of votes n limits the result: 79 to 83% of the images have the largest radius, 1.231." in text
+
+
+def test_a_reference_that_no_run_has() -> None:
+    with pytest.raises(RequestError, match="reference: expected one of run, got other"):
+        comparisons([summary_of(random_rows(0))], "other")
