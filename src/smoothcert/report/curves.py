@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from smoothcert.certification.attack_file import AttacksFile, read_attacks
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
+from smoothcert.report.direct_labels import label_right
 from smoothcert.report.locate import find_attacks
+from smoothcert.report.looks import Look, looks_of
 from smoothcert.report.panels import Member, panels_of
-from smoothcert.report.style import GREY, NOTE_SIZE, Look, draw_steps, legend_below, looks_of, panel_grid, plain
+from smoothcert.report.style import GREY, NOTE_SIZE, TITLE_SIZE, draw_steps, legend_below, panel_grid, plain
 from smoothcert.report.summary import Summary, counted_radii
 
 Floats = NDArray[np.float64]
@@ -85,27 +87,29 @@ def _ceilings(panel: Sequence[Curve]) -> dict[float, int]:
     return dict(sorted((c, n) for c, n in pairs.items() if c is not None and n is not None))
 
 
-def _draw_ceilings(axes: Axes, ceilings: Mapping[float, int], reach: float) -> None:
+def _draw_ceilings(axes: Axes, ceilings: Mapping[float, int], reach: float, height: float) -> None:
     labelled = -math.inf
     for ceiling, n in ceilings.items():
         axes.axvline(ceiling, color=GREY, linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
         if ceiling - labelled > 0.07 * reach:
             text, x = f"limit of n = {n:,}", ceiling + 0.012 * reach
-            axes.text(x, 50, text, rotation=90, va="center", ha="left", color=GREY, fontsize=NOTE_SIZE)
+            axes.text(x, height, text, rotation=90, va="bottom", ha="left", color=GREY, fontsize=NOTE_SIZE)
             labelled = ceiling
 
 
-def _draw_panel(axes: Axes, panel: Sequence[Curve], looks: Mapping[str, Look]) -> None:
+def _draw_panel(axes: Axes, panel: Sequence[Curve], looks: Mapping[str, Look]) -> float:
+    """Draw the curves of a panel; the largest radius that one of them shows."""
     ceilings = _ceilings(panel)
     # A little beyond the last step and the last ceiling, so that their labels fit.
     ends = [*(float(curve.certified.radii[-1]) for curve in panel), *ceilings]
     reach = 1.09 * (max(ends) or panel[0].summary.sigma or 1.0)
     axes.set_xlim(0, reach)
-    _draw_ceilings(axes, ceilings, reach)
+    _draw_ceilings(axes, ceilings, reach, 2)
     for curve in panel:
         draw_steps(axes, curve.certified.radii, 100 * curve.certified.accuracy, curve.label, looks[curve.label])
         for steps in curve.attacked:
-            axes.step(steps.radii, 100 * steps.accuracy, where="post", color=looks[curve.label][0], linewidth=0.8)
+            axes.step(steps.radii, 100 * steps.accuracy, where="post", color=looks[curve.label].colour, linewidth=0.8)
+    return max(float(curve.certified.radii[-1]) for curve in panel)
 
 
 def _attack_entry(curves: Sequence[Curve], looks: Mapping[str, Look]) -> list[tuple[str, Line2D]]:
@@ -114,23 +118,33 @@ def _attack_entry(curves: Sequence[Curve], looks: Mapping[str, Look]) -> list[tu
     if not shown:
         return []
     text = ATTACKED if all(curve.same_images for curve in shown) else ATTACKED_PART
-    colour = looks[shown[0].label][0] if len(curves) == 1 else GREY
+    colour = looks[shown[0].label].colour if len(curves) == 1 else GREY
     return [(text, Line2D([], [], color=colour, linewidth=0.8))]
 
 
-def draw_curves(summaries: Sequence[Summary]) -> Figure:
-    """The certified accuracy of runs against the radius.
+def draw_curves(summaries: Sequence[Summary], message: str | None = None) -> Figure:
+    """The certified accuracy of runs against the radius, under the title `message` if there is one.
 
     A thin dashed line marks the largest radius that n votes can certify, if n and alpha are known. If the run folder of
     a certificates file holds `attacks/*.tsv` on the same classifier, a thin curve of the run's colour shows the
-    accuracy that these attacks left: an upper bound.
+    accuracy that these attacks left: an upper bound. A few curves whose ends are far apart have their names there;
+    otherwise a legend names them.
     """
     members = panels_of(summaries)
     panels = [[_curve(member) for member in panel] for panel in members]
     curves = [curve for panel in panels for curve in panel]
     looks = looks_of(curve.label for curve in curves)
-    figure, grid = panel_grid(members, "radius", "certified accuracy (%)")
-    for axes, panel in zip(grid, panels, strict=True):
-        _draw_panel(axes, panel, looks)
-    legend_below(figure, _attack_entry(curves, looks))
+    figure, grid = panel_grid(members, "{norm} radius", "certified accuracy (%)")
+    ends = [_draw_panel(axes, panel, looks) for axes, panel in zip(grid, panels, strict=True)]
+    if message is not None:
+        figure.suptitle(message, fontsize=TITLE_SIZE + 1, fontweight="bold")
+    attacks = _attack_entry(curves, looks)
+    heights = {curve.label: 100 * _height(curve.certified, 0.99 * ends[0]) for curve in curves}
+    named = len(panels) == 1 and label_right(grid[0], ends[0], heights, looks)
+    legend_below(figure, attacks, curves=not named)
     return figure
+
+
+def _height(steps: Steps, radius: float) -> float:
+    """The accuracy at `radius` > 0."""
+    return float(steps.accuracy[np.searchsorted(steps.radii, radius) - 1])

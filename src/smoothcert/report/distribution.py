@@ -21,19 +21,9 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from smoothcert.certification.certificates import CertifiedImage
+from smoothcert.report.looks import Look, looks_of
 from smoothcert.report.panels import panels_of
-from smoothcert.report.style import (
-    GREY,
-    LABEL_SIZE,
-    NOTE_SIZE,
-    PALE,
-    Look,
-    draw_steps,
-    legend_below,
-    looks_of,
-    panel_grid,
-    plain,
-)
+from smoothcert.report.style import GREY, LABEL_SIZE, NOTE_SIZE, PALE, draw_steps, legend_below, panel_grid, plain
 from smoothcert.report.summary import Summary
 
 Floats = NDArray[np.float64]
@@ -42,7 +32,7 @@ LEAST_SHOWN = 0.01
 _TICKS = (0.01, 0.1, 0.5, 0.9, 0.99, 0.9999, 0.999999)
 _TICKS_BETWEEN = (0.999, 0.99999)
 _STRIP_COLOUR = "#F0F0F0"
-_STRIP = 0.45
+_STRIP = 0.55
 """Width of the strip at the right end, in units of the probit axis, that holds the images whose votes all agree."""
 
 
@@ -97,13 +87,14 @@ def _last_probit(panel: Panel) -> float:
 def cumulative(distribution: Distribution, end: float) -> tuple[Floats, Floats]:
     """Corners (probit, share of images in [0, 1] at or below it); a share holds up to the next corner.
 
-    They start at `LEAST_SHOWN` (lower bounds: at p = 1/2); the images at p = 1 are counted at `end`, beyond all others.
+    They start at `LEAST_SHOWN` (lower bounds: at p = 1/2) and stop at `end`, beyond all images whose votes do not all
+    agree.
     """
     start = 0.0 if distribution.bounded else float(ndtri(LEAST_SHOWN))
     probits = distribution.probits
     inner = probits[(probits > start) & np.isfinite(probits)]
     below = int((probits <= start).sum())
-    counts = np.append(np.arange(below, below + len(inner) + 1), len(probits))
+    counts = np.append(np.arange(below, below + len(inner) + 1), below + len(inner))
     return np.concatenate([[start], inner, [end]]), counts / len(probits)
 
 
@@ -114,7 +105,7 @@ def _radius_axis(axes: Axes, sigma: float, last: float) -> None:
     top.xaxis.set_major_locator(FixedLocator(ticks))
     top.tick_params(labelsize=NOTE_SIZE, color=GREY, labelcolor=GREY)
     top.spines["top"].set_visible(False)
-    top.set_xlabel("radius σΦ⁻¹(p)", fontsize=LABEL_SIZE, color=GREY)
+    top.set_xlabel("L2 radius σΦ⁻¹(p)", fontsize=LABEL_SIZE, color=GREY)
 
 
 def _draw_panel(axes: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:
@@ -126,9 +117,12 @@ def _draw_panel(axes: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:
     axes.set_xticks([*ndtri(ticks), last + _STRIP / 2], [*(f"{p:g}" for p in ticks), "1"])
     axes.axvline(0, color=GREY, linewidth=0.7, zorder=1)
     axes.axvspan(last, last + _STRIP, color=_STRIP_COLOUR, linewidth=0, zorder=0)
-    axes.axvline(last, color=_STRIP_COLOUR, linewidth=0.1, zorder=0)
-    for i, (label, _, distribution) in enumerate(panel):
-        x, shares = cumulative(distribution, last + _STRIP * (i + 1) / (len(panel) + 1))
+    words = {"rotation": 90, "va": "top", "ha": "center", "fontsize": NOTE_SIZE, "color": GREY}
+    axes.text(last + _STRIP / 2, 100, "all votes agree", **words)
+    axes.annotate("wrong", (0, 100), (-3, 0), textcoords="offset points", **{**words, "rotation": 0, "ha": "right"})
+    axes.annotate("right", (0, 100), (3, 0), textcoords="offset points", **{**words, "rotation": 0, "ha": "left"})
+    for label, _, distribution in panel:
+        x, shares = cumulative(distribution, last + _STRIP)
         draw_steps(axes, x, 100 * shares, f"{label} (lower bounds)" if distribution.bounded else label, looks[label])
     sigma = panel[0][1].sigma
     if sigma and all(_gaussian(summary) for _, summary, _ in panel):
@@ -139,8 +133,8 @@ def draw_distribution(summaries: Sequence[Summary]) -> Figure | None:
     """The share of images with p <= x against x, one panel per sigma and data set; None if no file can be drawn.
 
     p is the share of an image's n votes for its label, on a probit axis from 0.01; a grey line marks 1/2. The images
-    whose votes all agree are beyond what n votes can resolve: in the strip at the right end, a curve rises by their
-    share. The axis on top (Gaussian noise only) is the radius of a p known exactly; certified radii are a little
+    whose votes all agree are beyond what n votes can resolve: in the strip at the right end, they are what a curve
+    lacks of 100%. The axis on top (Gaussian noise only) is the radius of a p known exactly; certified radii are
     smaller. A file without votes is drawn from p = 1/2 on, by the lower bounds that follow from its radii; a file
     without votes and sigma is named below the panels instead.
     """

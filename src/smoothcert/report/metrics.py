@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ class TrainedRun:
     sigma: float | None
     dataset: str | None
     method: str | None
+    recipe: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def group(self) -> tuple[float, str]:
@@ -71,6 +72,7 @@ def read_run(name: str, folder: Path) -> TrainedRun:
         float(sigma) if isinstance(sigma, int | float) else None,
         None if dataset is None else str(dataset),
         None if method is None else str(method),
+        recipe,
     )
 
 

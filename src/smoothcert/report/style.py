@@ -1,7 +1,7 @@
-"""The look of all figures: colours, line styles, sizes, panels, legends; and files that depend on the numbers alone."""
+"""What all figures share: sizes, panels, legends; and files that depend on the numbers alone."""
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import matplotlib
@@ -11,18 +11,16 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from smoothcert.io.text import one_line
+from smoothcert.report.looks import Look
 from smoothcert.report.panels import Member, titles_of
 
-Style = str | tuple[float, Sequence[float]]
-Look = tuple[str, Style]
-
-# Okabe and Ito's palette, safe for colour-blind readers; its yellow is left out, too pale for a line on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# Five styles and seven colours: 35 curves before a look repeats, and neighbours differ in black and white too.
-STYLES: tuple[Style, ...] = ("-", (0, (5, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1)))
 GREY = "#666666"
 PALE = "#E6E6E6"
+FIRST, SECOND = "#0058a8", "#d55e00"
+"""Colours of curves that are not runs."""
 TITLE_SIZE, AXIS_SIZE, LABEL_SIZE, NOTE_SIZE = 9.5, 9.0, 8.0, 7.0
+DOTS_PER_INCH = 320
+"""Sharp on screens with two pixels per point."""
 _MOST_COLUMNS = 6
 _FREE_HEIGHT = 0.45
 """Height of a legend, in inches, for which the panels make room (two lines); the figure grows by the rest."""
@@ -35,14 +33,9 @@ _METADATA: dict[str, dict[str, None]] = {
 }
 
 
-def look(index: int) -> Look:
-    """Colour and line style of the `index`-th curve of a figure."""
-    return COLOURS[index % len(COLOURS)], STYLES[index % len(STYLES)]
-
-
-def looks_of(labels: Iterable[str]) -> dict[str, Look]:
-    """Colour and line style of each label, by the order in which labels first appear."""
-    return {label: look(i) for i, label in enumerate(dict.fromkeys(labels))}
+def line_style(look: Look) -> str | tuple[float, tuple[float, ...]]:
+    """The line style of a look, as matplotlib takes it."""
+    return (0, look.dash) if look.dash else "-"
 
 
 def plain(text: str) -> str:
@@ -75,7 +68,8 @@ def panel_grid(
 ) -> tuple[Figure, list[Axes]]:
     """A figure with empty `panels` and their titles, row by row, at most three per row.
 
-    `x` is the name of every horizontal axis, `y` that of the common vertical one, in percent.
+    `x` is the name of every horizontal axis, where {norm} stands for the norm of the radii, `y` that of the common
+    vertical one, in percent.
     """
     count = len(panels)
     columns = 2 if count == 4 else min(3, count)
@@ -85,9 +79,9 @@ def panel_grid(
     grid: list[Axes] = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel().tolist()
     for axes in grid[count:]:
         axes.remove()
-    for axes, title in zip(grid, titles_of(panels), strict=False):
+    for axes, title, panel in zip(grid, titles_of(panels), panels, strict=False):
         axes.set_title(plain(title), fontsize=TITLE_SIZE)
-        axes.set_xlabel(x, fontsize=AXIS_SIZE)
+        axes.set_xlabel(x.format(norm=panel[0].summary.norm), fontsize=AXIS_SIZE)
         axes.set_ylim(0, 102)
         quiet_axes(axes)
     for axes in grid[:count:columns]:
@@ -95,10 +89,9 @@ def panel_grid(
     return figure, grid[:count]
 
 
-def draw_steps(axes: Axes, x: Any, y: Any, label: str, line_look: Look) -> None:
+def draw_steps(axes: Axes, x: Any, y: Any, label: str, look: Look) -> None:
     """A step curve whose values hold up to the next x."""
-    colour, style = line_look
-    axes.step(x, y, where="post", color=colour, linestyle=style, linewidth=1.6, label=label)
+    axes.step(x, y, where="post", color=look.colour, linestyle=line_style(look), linewidth=1.6, label=label)
 
 
 def quiet_axes(axes: Axes) -> None:
@@ -109,14 +102,14 @@ def quiet_axes(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def legend_below(figure: Figure, further: Sequence[tuple[str, Artist]] = ()) -> None:
-    """One legend below the panels: each label of the figure once, then `further` (label, handle) pairs.
+def legend_below(figure: Figure, further: Sequence[tuple[str, Artist]] = (), *, curves: bool = True) -> None:
+    """One legend below the panels: each label of the figure once (if `curves`), then `further` (label, handle) pairs.
 
     It has as many columns as fit. The figure grows for a long legend, so that the panels keep their size. Nothing is
     drawn where there are no labels.
     """
     entries: dict[str, Artist] = {}
-    for axes in figure.axes:
+    for axes in figure.axes if curves else ():
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     entries |= further
@@ -144,5 +137,5 @@ def pictures_of(name: str, draw: Callable[[], Figure | None], formats: Sequence[
 
 def _picture(figure: Figure, kind: str) -> bytes:
     file = io.BytesIO()
-    figure.savefig(file, format=kind, dpi=160, metadata=_METADATA[kind])
+    figure.savefig(file, format=kind, dpi=DOTS_PER_INCH, metadata=_METADATA[kind])
     return file.getvalue()

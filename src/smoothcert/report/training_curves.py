@@ -1,8 +1,7 @@
 """The course of training: loss, accuracy under noise and the other terms of the objective, from metrics.jsonl."""
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
@@ -11,56 +10,34 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
+from smoothcert.report.looks import DASHES, Look, looks_of
 from smoothcert.report.metrics import TrainedRun, further_terms, learning_rate_drops
-from smoothcert.report.panels import panel_titles, short_labels
-from smoothcert.report.style import (
-    AXIS_SIZE,
-    GREY,
-    TITLE_SIZE,
-    Look,
-    legend_below,
-    look,
-    looks_of,
-    new_figure,
-    plain,
-    quiet_axes,
-)
+from smoothcert.report.names import NamedRun, labels_of
+from smoothcert.report.panels import panel_titles
+from smoothcert.report.style import AXIS_SIZE, GREY, TITLE_SIZE, legend_below, line_style, new_figure, plain, quiet_axes
 from smoothcert.training.metrics import Metrics
 
-_ALWAYS = {"loss": "training loss", "noisy_accuracy": "accuracy under noise (%)"}
-_TERMS = "further terms of the loss"
-TermLooks = dict[tuple[str, str], tuple[str, Look]]
+_LOSS, _ACCURACY, _TERMS = "loss", "noisy_accuracy", "further terms of the loss"
+_TITLES = {_LOSS: "training loss", _ACCURACY: "accuracy under noise (%)", _TERMS: _TERMS}
 
 
-def _term_looks(runs: Sequence[TrainedRun], labels: Mapping[str, str], looks: Mapping[str, Look]) -> TermLooks:
-    """(Label of a run, term) -> the label and look of the term: the run's colour, another style for each term.
-
-    A term that only the runs of one label have is named alone, any other after the run.
-    """
-    pairs = list(dict.fromkeys((labels[run.name], term) for run in runs for term in further_terms(run.metrics)))
-    owners = Counter(term for _, term in pairs)
-
-    def named(label: str, term: str) -> tuple[str, Look]:
-        number = [other for owner, other in pairs if owner == label].index(term)
-        alone = owners[term] == 1 and term not in looks
-        style = look(list(looks).index(label) + 1 + number)[1]
-        return plain(term) if alone else f"{label}: {plain(term)}", (looks[label][0], style)
-
-    return {pair: named(*pair) for pair in pairs}
+def _term_styles(runs: Sequence[TrainedRun]) -> dict[str, Look]:
+    """Term -> its look in the legend: a style of its own, in the colour of no run."""
+    terms = sorted({term for run in runs for term in further_terms(run.metrics)})
+    return {term: Look(GREY, GREY, DASHES[number % len(DASHES)]) for number, term in enumerate(terms)}
 
 
-def _draw_line(axes: Axes, metrics: Metrics, key: str, label: str, line_look: Look) -> None:
-    scale = 100.0 if key == "noisy_accuracy" else 1.0
+def _draw_line(axes: Axes, metrics: Metrics, key: str, label: str, look: Look) -> None:
+    scale = 100.0 if key == _ACCURACY else 1.0
     points = [(entry["epoch"], scale * entry[key]) for entry in metrics if math.isfinite(entry.get(key, math.nan))]
     if points:
         epochs, values = zip(*points, strict=True)
-        colour, style = line_look
-        marker = "o" if len(points) == 1 else None
-        axes.plot(epochs, values, color=colour, linestyle=style, linewidth=1.4, marker=marker, ms=3, label=label)
+        axes.plot(epochs, values, color=look.colour, linestyle=line_style(look), linewidth=1.4, label=label)
+        axes.lines[-1].set(marker="o" if len(points) == 1 else "", markersize=3)
 
 
 def _scale_row(row: Sequence[Axes]) -> None:
-    """A logarithmic axis for the panels of a row where all values are positive and differ at least fivefold."""
+    """A logarithmic axis for the losses of a row where all values are positive and differ at least fivefold."""
     values = np.array([value for axes in row for line in axes.get_lines() for value in np.asarray(line.get_ydata())])
     if not len(values) or values.min() <= 0 or values.max() < 5 * values.min():
         return
@@ -102,37 +79,38 @@ def draw_training_curves(runs: Sequence[TrainedRun]) -> Figure | None:
     dotted line marks an epoch that starts with a lower learning rate. Losses of different objectives are different
     functions: only the accuracies compare across methods. Runs without metrics are left out.
     """
-    labels = {k: plain(v) for k, v in short_labels((run.name, run.method, run.group) for run in runs).items()}
-    looks = looks_of(labels[run.name] for run in sorted(runs, key=lambda run: run.group))
+    named = labels_of([NamedRun(run.name, run.method, run.recipe, run.group) for run in runs])
+    labels = {name: plain(label) for name, label in named.items()}
+    looks = looks_of(labels.values())
     ordered = sorted((run for run in runs if run.metrics), key=lambda run: run.group)
     if not ordered:
         return None
     groups = [list(members) for _, members in groupby(ordered, key=lambda run: run.group)]
-    terms = _term_looks(ordered, labels, looks)
-    quantities = {**_ALWAYS, **({_TERMS: _TERMS} if terms else {})}
+    terms = _term_styles(ordered)
+    quantities = [_LOSS, _ACCURACY, *([_TERMS] if terms else [])]
     figure, grid = _axes_grid(len(quantities), len(groups))
-
-    def shown(quantity: str, run: TrainedRun) -> dict[str, tuple[str, Look]]:
-        """Key in the metrics -> label and look of its line."""
-        label = labels[run.name]
-        if quantity == _TERMS:
-            return {term: terms[label, term] for term in further_terms(run.metrics)}
-        return {quantity: (label, looks[label])}
-
     marks: list[Line2D] = []
-    for (quantity, title), row in zip(quantities.items(), grid, strict=True):
+    for quantity, row in zip(quantities, grid, strict=True):
         for axes, group in zip(row, groups, strict=True):
             quiet_axes(axes)
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             for run in group:
-                for key, (label, line_look) in shown(quantity, run).items():
-                    _draw_line(axes, run.metrics, key, label, line_look)
-        _scale_row(row)
+                look = looks[labels[run.name]]
+                for key in further_terms(run.metrics) if quantity == _TERMS else (quantity,):
+                    own = look._replace(dash=terms[key].dash) if quantity == _TERMS else look
+                    _draw_line(axes, run.metrics, key, f"_{key}" if quantity == _TERMS else labels[run.name], own)
+        if quantity != _ACCURACY:
+            _scale_row(row)
         for axes, group in zip(row, groups, strict=True):
             marks += _mark_drops(axes, group)
-        row[0].set_ylabel(title, fontsize=AXIS_SIZE)
+        row[0].set_ylabel(_TITLES[quantity], fontsize=AXIS_SIZE)
 
     titles = [plain(title) for title in panel_titles([(group[0].sigma, group[0].dataset) for group in groups])]
     _set_titles(figure, grid, titles)
-    legend_below(figure, [("learning rate drops", mark) for mark in marks[:1]])
+    entries = [(f"term: {plain(term)}", _sample(look)) for term, look in terms.items()]
+    legend_below(figure, [*entries, *(("learning rate drops", mark) for mark in marks[:1])])
     return figure
+
+
+def _sample(look: Look) -> Line2D:
+    return Line2D([], [], color=look.colour, linestyle=line_style(look), linewidth=1.4)

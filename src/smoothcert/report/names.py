@@ -1,0 +1,159 @@
+"""The names that people use for methods, data sets and networks, and the labels of runs in figures and pages."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from smoothcert.errors import RequestError
+from smoothcert.io.text import flattened, one_line
+
+METHODS = {
+    "gaussian": "Gaussian",
+    "stability": "Stability",
+    "smoothadv": "SmoothAdv",
+    "macer": "MACER",
+    "consistency": "Consistency",
+    "smoothmix": "SmoothMix",
+    "catrs": "CAT-RS",
+}
+DATASETS = {"mnist": "MNIST", "mnist-sample": "MNIST sample", "cifar10": "CIFAR-10", "imagenet": "ImageNet"}
+NETWORKS = {"lenet": "LeNet", "densenet": "DenseNet"}
+SYMBOLS = {
+    "weight": "λ",
+    "eta": "η",
+    "num_noise": "m",
+    "steps": "T",
+    "step_size": "α",
+    "epsilon": "ε",
+    "form": "loss",
+    "learning_rate": "learning rate",
+}
+"""Name of a field of a recipe -> its name in the papers."""
+_NOT_SHOWN = ("name", "sigma", "dataset", "noise")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRun:
+    """What the label of a run depends on: its distinct name, its method and recipe if known, its panel."""
+
+    name: str
+    method: str | None
+    recipe: Mapping[str, Any]
+    group: tuple[float, str]
+
+    @property
+    def title(self) -> str | None:
+        """The name of the method without its hyper-parameters; None if the method is not known."""
+        if self.method is None:
+            return None
+        adversarial = self.method == "consistency" and self._objective.get("adversary")
+        return f"{'SmoothAdv + ' if adversarial else ''}{METHODS.get(self.method, one_line(self.method))}"
+
+    @property
+    def ending(self) -> str:
+        return ", one-step" if self._objective.get("one_step") else ""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The hyper-parameters of the objective, then the other fields of the recipe, without nesting."""
+        training = {key: value for key, value in self.recipe.items() if key != "objective" and value is not None}
+        every = {**flattened(self._objective), **flattened(training)}
+        return {key: value for key, value in every.items() if key not in _NOT_SHOWN}
+
+    @property
+    def _objective(self) -> Mapping[str, Any]:
+        objective = self.recipe.get("objective")
+        return objective if isinstance(objective, Mapping) else {}
+
+    def label(self, keys: Sequence[str] = ()) -> str | None:
+        """The name of the method with the hyper-parameters `keys`, as in "SmoothMix (η = 5), one-step"."""
+        if self.title is None:
+            return None
+        settings = self.settings
+        shown = [key for key in dict.fromkeys(("eta", *keys)) if key in settings and key != "one_step"]
+        details = ", ".join(_setting(key, settings[key]) for key in shown)
+        return f"{self.title}{f' ({details})' if details else ''}{self.ending}"
+
+
+def _setting(key: str, value: object) -> str:
+    last = key.rpartition(".")[2]
+    name = SYMBOLS.get(last, last.replace("_", " "))
+    if value is None or isinstance(value, bool):
+        return name if value else f"no {name}"
+    return f"{name} = {value:g}" if isinstance(value, int | float) else f"{name} = {one_line(value)}"
+
+
+def labels_of(runs: Sequence[NamedRun]) -> dict[str, str]:
+    """Name of a run -> its label, distinct within a panel and independent of the order of the runs.
+
+    Runs that differ only in sigma share a label, and so look the same in all panels. The label is the method; where a
+    panel has several runs of a method, with the hyper-parameters that differ; where these do not differ, or the method
+    is not known, the name of the run without the sigma at its end.
+    """
+    if len({run.name for run in runs}) < len(runs):
+        raise RequestError("expected a different name for each curve, got one name twice; rename one of them")
+    labels: dict[str, str | None] = {run.name: run.label() for run in runs}
+    families: dict[str | None, list[NamedRun]] = {}
+    for run in runs:
+        families.setdefault(labels[run.name], []).append(run)
+    for family in families.values():
+        labels |= {run.name: run.label(_differing(family)) for run in family}
+    steps: tuple[Callable[[NamedRun], str], ...] = (_without_sigma, lambda run: run.name)
+    chosen = {name: label for name, label in labels.items() if label is not None}
+    for step in steps:
+        chosen |= {run.name: step(run) for run in runs if run.name not in chosen}
+        while repeated := _repeated(runs, chosen, {run.name: step(run) for run in runs}):
+            chosen |= repeated
+    return chosen
+
+
+def _differing(runs: Sequence[NamedRun]) -> list[str]:
+    """The fields in which runs of one panel differ: of the objective, or if these do not tell all runs apart, of the
+    recipe."""
+    panels: dict[tuple[float, str], list[dict[str, Any]]] = {}
+    for run in runs:
+        panels.setdefault(run.group, []).append(run.settings)
+    objective = {key for run in runs for key in flattened(run.recipe.get("objective") or {})}
+    keys = dict.fromkeys(key for settings in panels.values() for one in settings for key in one)
+    differ = [key for key in keys if any(len({repr(one.get(key)) for one in panel}) > 1 for panel in panels.values())]
+    own = [key for key in differ if key in objective]
+
+    def apart(chosen: Sequence[str]) -> bool:
+        return all(
+            len({repr([one.get(key) for key in chosen]) for one in panel}) == len(panel) for panel in panels.values()
+        )
+
+    return own if apart(own) else differ
+
+
+def _repeated(runs: Sequence[NamedRun], labels: Mapping[str, str], replacements: Mapping[str, str]) -> dict[str, str]:
+    """Replacements for the labels that occur twice in a panel, where they change anything."""
+    counts = Counter((run.group, labels[run.name]) for run in runs)
+    twice = [run.name for run in runs if counts[run.group, labels[run.name]] > 1]
+    return {name: replacements[name] for name in twice if labels[name] != replacements[name]}
+
+
+def _without_sigma(run: NamedRun) -> str:
+    stem, _, end = run.name.rpartition("-")
+    try:
+        return stem if stem and float(end) == run.group[0] else run.name
+    except ValueError:
+        return run.name
+
+
+def dataset_name(dataset: str) -> str:
+    """The name of a data set, as in "CIFAR-10"; of a user's own files, the last part of the path."""
+    kind, colon, path = dataset.partition(":")
+    if colon and kind in ("folder", "npz"):
+        return one_line(PurePath(path).name or path)
+    known, space, rest = dataset.partition(" ")
+    return one_line(f"{DATASETS.get(known, known)}{space}{rest}")
+
+
+def network_name(model: str) -> str:
+    """The name of a network, as in "ResNet-110"; of a user's own code, the name of the function."""
+    if model.startswith("resnet") and model[6:].isdigit():
+        return f"ResNet-{model[6:]}"
+    return one_line(NETWORKS.get(model, model.rpartition(":")[2]))
