@@ -35,9 +35,12 @@ if TYPE_CHECKING:  # commands import torch only when they need it: --help answer
 
 def certify(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Run folder; several with --ensemble.", show_default=False)
+        list[Path] | None, typer.Argument(help="Run folder; several with --ensemble or --cascade.", show_default=False)
     ] = None,
     ensemble: Annotated[bool, typer.Option("--ensemble", help="Certify all run folders as one classifier.")] = False,
+    cascade: Annotated[
+        bool, typer.Option("--cascade", help="Certify all run folders in turn, from the largest sigma down.")
+    ] = False,
     consensus: Annotated[
         int | None, typer.Option(help="Evaluate only this many members of --ensemble where they agree.")
     ] = None,
@@ -47,7 +50,7 @@ def certify(
     dataset: Annotated[str | None, typer.Option(help="Data set, for --model; see `smoothcert datasets`.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images, for folder:PATH.")] = None,
     classes: Classes = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the certificates, for --model and --ensemble.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the certificates of other than one run.")] = None,
     n: Annotated[int, typer.Option("--n", "--votes", help="Votes that bound the class's probability.")] = 100_000,
     n0: Annotated[int, typer.Option(help="Votes that choose the class.")] = 100,
     alpha: Annotated[float, typer.Option(help="Probability that a certificate is wrong, at most.")] = 0.001,
@@ -75,11 +78,13 @@ def certify(
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Certify test images of a run, an ensemble of runs or your own model; an interrupted file is continued."""
-    folders = check_runs(runs or [], ensemble, consensus)  # before torch is imported, which takes seconds
+    """Certify test images of a run, several runs as one classifier or your own model; a file is continued."""
+    kind = check_kind(ensemble, cascade)
+    folders = check_runs(runs or [], kind, consensus)  # before torch is imported, which takes seconds
     run = folders[0] if folders else None
     if dataset is not None:
         check_dataset(dataset)
+    from smoothcert.certification.cascade import Cascade
     from smoothcert.certification.certify_dataset import certify_dataset
     from smoothcert.certification.ensemble import RunEnsemble
     from smoothcert.certification.settings import CertifySettings, unreachable_radius
@@ -95,13 +100,14 @@ def certify(
     meet()
     members = [load_run(path, model) for path in folders]
     combined = RunEnsemble(members, consensus) if ensemble else None
+    staged = Cascade.of_runs(members) if cascade else None
     loaded = members[0] if members else None
-    folder = out if run is None or (ensemble and out is not None) else ensemble_folder(folders) if ensemble else run
+    folder = out if run is None or (kind and out is not None) else common_folder(kind, folders) if kind else run
     if loaded is None and (model is None or dataset is None or sigma is None):
         raise RequestError("give a run folder, or --model package.module:function --dataset NAME --sigma S --out DIR")
     if folder is None:
         raise RequestError("give --out DIR for the certificates of --model")
-    if run is not None and out is not None and not ensemble:
+    if run is not None and out is not None and not kind:
         raise RequestError(
             f"--out: expected none with a run folder, whose certificates are in it, got {out}; use --name"
         )
@@ -116,6 +122,8 @@ def certify(
         if not member.finished and leads():
             trained = f"{member.epoch} of {member.recipe.epochs} epochs"
             console.print(f"note: {member.folder} has trained {trained}", style="yellow")
+    if staged is not None and sigma is not None:
+        raise RequestError(f"--sigma: expected none with --cascade, which uses those of its runs, got {sigma:g}")
     trained_with = None if loaded is None else loaded.recipe.sigma if combined is None else combined.sigma
     if loaded is not None:
         sigma = trained_with if sigma is None else sigma
@@ -148,11 +156,12 @@ def certify(
         ]
         warnings.append(missing_classes(images, replace(settings.selection(len(images)), shard=(1, 1)).indices))
         pairs = zip(members, commands, strict=True)
-        warnings += [noise_warning(member, settings, command) for member, command in pairs]
+        if staged is None:  # whose stages have the noise of their training
+            warnings += [noise_warning(member, settings, command) for member, command in pairs]
         for warning in warnings if group.leads else []:
             if warning is not None:
                 print_warning(console, warning)
-        network = combined or loaded or own_model(str(model), images.num_classes)
+        network = staged or combined or loaded or own_model(str(model), images.num_classes)
         with certification_bar(folder.name, len(indices)) as show:
 
             def judge(accuracy: "NoiseAccuracy") -> None:
@@ -176,22 +185,31 @@ def certify(
             console.print(f"wrote {path}; {next_step(path, folder, settings.shard)}", soft_wrap=True)
 
 
-def check_runs(runs: list[Path], ensemble: bool, consensus: int | None) -> list[Path]:
-    """Return the run folders of a request; refuse several without --ensemble, and what is not a run folder."""
-    if ensemble and len(runs) < 2:
-        raise RequestError(f"--ensemble: expected at least two run folders, got {len(runs)}; name its members")
-    if len(runs) > 1 and not ensemble:
-        raise RequestError(f"run: expected one run folder, got {len(runs)}; add --ensemble to certify them as one")
-    if consensus is not None and not ensemble:
+def check_kind(ensemble: bool, cascade: bool) -> str:
+    """Return how several runs are combined: "ensemble", "cascade" or "" for a single run."""
+    if ensemble and cascade:
+        raise RequestError("give --ensemble or --cascade, not both; runs of one sigma are one stage of a cascade")
+    return "ensemble" if ensemble else "cascade" if cascade else ""
+
+
+def check_runs(runs: list[Path], kind: str, consensus: int | None) -> list[Path]:
+    """Return the run folders of a request; refuse several without a kind, and what is not a run folder."""
+    if kind and len(runs) < 2:
+        raise RequestError(f"--{kind}: expected at least two run folders, got {len(runs)}; name its members")
+    if len(runs) > 1 and not kind:
+        raise RequestError(
+            f"run: expected one run folder, got {len(runs)}; add --ensemble or --cascade to certify them as one"
+        )
+    if consensus is not None and kind != "ensemble":
         raise RequestError(f"--consensus: expected none without --ensemble, got {consensus}; leave it out")
     for run in runs:
         check_run_folder(run)
     return runs
 
 
-def ensemble_folder(runs: list[Path]) -> Path:
-    """Return the default folder for the certificates of an ensemble: next to its first member, named after all."""
-    name = "-".join(["ensemble", *(run.resolve().name for run in runs)])
+def common_folder(kind: str, runs: list[Path]) -> Path:
+    """Return the default folder for the certificates of several runs: next to the first, named after all."""
+    name = "-".join([kind, *(run.resolve().name for run in runs)])
     if len(name) > LONGEST_NAME:
         raise RequestError(f"--out: expected a folder for the certificates of {len(runs)} runs, got none; give one")
     return runs[0].parent / name
