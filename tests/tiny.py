@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+import torch
+
 from smoothcert.objectives import Gaussian
-from smoothcert.training.checkpoint import load_run, tensors_digest
+from smoothcert.training.checkpoint import Run, load_run, save_weights, tensors_digest
 from smoothcert.training.metrics import METRICS
 from smoothcert.training.recipe import TrainRecipe
 
@@ -34,3 +36,16 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 def without_times(lines: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+def other_run(run: Run, folder: Path, seed: int, **recipe: object) -> Path:
+    """Write a run whose weights differ a little from those of `run`."""
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(seed)
+    model = load_run(run.folder).model
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.3 * weight.std() * torch.randn(weight.shape, generator=generator)
+    changed = run.recipe.model_copy(update=recipe)
+    save_weights(folder, model.state_dict(), changed, run.spec, run.epoch, {**run.provenance, "seed": seed})  # type: ignore[arg-type]
+    return folder

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import other_run
 
 from smoothcert import Ensemble, RequestError, RunEnsemble, certify_dataset, read_certificates
 from smoothcert.certification.recertify import recertify
 from smoothcert.data import ImageData, mnist
-from smoothcert.training.checkpoint import Run, load_run, save_weights, tensors_digest
+from smoothcert.training.checkpoint import load_run, tensors_digest
 
 Cli = Callable[..., tuple[int, str, str]]
 FEW = ("--n", 60, "--n0", 20, "--device", "cpu", "--seed", 7, "--batch-size", 200)
@@ -22,19 +23,6 @@ SETTINGS: dict[str, Any] = {"n": 60, "n0": 20, "seed": 7, "batch_size": 200, "de
 @pytest.fixture(scope="module")
 def test_data() -> ImageData:
     return mnist.load_sample("test")
-
-
-def other_run(run: Run, folder: Path, seed: int, **recipe: object) -> Path:
-    """Write a run whose weights differ a little from those of `run`."""
-    folder.mkdir()
-    generator = torch.Generator().manual_seed(seed)
-    model = load_run(run.folder).model
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight += 0.3 * weight.std() * torch.randn(weight.shape, generator=generator)
-    changed = run.recipe.model_copy(update=recipe)
-    save_weights(folder, model.state_dict(), changed, run.spec, run.epoch, {**run.provenance, "seed": seed})  # type: ignore[arg-type]
-    return folder
 
 
 @pytest.fixture
@@ -142,7 +130,7 @@ def test_command_line_certifies_an_ensemble_and_reports_it(run_cli: Cli, folders
 def test_command_line_refuses_requests_that_are_unclear(run_cli: Cli, folders: list[Path], tmp_path: Path) -> None:
     wide = other_run(load_run(folders[0]), tmp_path / "wide", 9, sigma=1.0)
     for request, message in (
-        (folders, "expected one run folder, got 3; add --ensemble"),
+        (folders, "expected one run folder, got 3; add --ensemble or --cascade"),
         (["--ensemble", folders[0]], "--ensemble: expected at least two run folders, got 1"),
         ([folders[0], "--consensus", 2], "--consensus: expected none without --ensemble"),
         (["--ensemble", *folders, "--consensus", 3], "consensus: expected at least 2 and fewer than the 3 members"),

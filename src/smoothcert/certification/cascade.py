@@ -1,36 +1,75 @@
 """Cascade: smoothed classifiers with falling sigma as one classifier with certificates."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from torch import Tensor
 
+from smoothcert.certification.ensemble import RunEnsemble, refuse_different_runs
 from smoothcert.certification.prepare import noise_seeds, prepare
+from smoothcert.certification.settings import CertifySettings
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.errors import RequestError
 from smoothcert.smoothing.cascade import certify_cascade
 from smoothcert.smoothing.certificate_batch import CertificateBatch
 from smoothcert.smoothing.votes import fitting_into_memory
+from smoothcert.training.checkpoint import Run
+
+Stage = SmoothedClassifier | Run | RunEnsemble
 
 
 class Cascade:
     """G(x) = the answer of the first of `stages` that gives a class more than half of its probability.
 
-    `stages` are smoothed classifiers with Gaussian noise of falling sigma, for the same inputs and classes. A large
-    sigma certifies large radii where it is sure; a small one answers the rest. `smoothing.cascade` states the rule and
-    proves its guarantee.
+    `stages` are smoothed classifiers with Gaussian noise of falling sigma, for the same inputs and classes; a run or an
+    ensemble of runs stands for its `smoothed()`. A large sigma certifies large radii where it is sure; a small one
+    answers the rest. `smoothing.cascade` states the rule and proves its guarantee.
     """
 
-    def __init__(self, stages: Sequence[SmoothedClassifier]) -> None:
+    def __init__(self, stages: Sequence[Stage]) -> None:
         if len(stages) < 2:
             raise RequestError(f"stages: expected at least 2 smoothed classifiers, got {len(stages)}")
-        noises = [stage.noise for stage in stages]
+        self.sources = tuple(stages)
+        """The stages as they were given."""
+        self.stages = tuple(stage if isinstance(stage, SmoothedClassifier) else stage.smoothed() for stage in stages)
+        noises = [stage.noise for stage in self.stages]
         if other := [noise.name for noise in noises if noise.name != "gaussian"]:
             raise RequestError(f"stages: expected gaussian noise, got {other[0]}; a cascade is known for gaussian only")
         if any(first.sigma <= second.sigma for first, second in pairwise(noises)):
             sigmas = ", ".join(f"{noise.sigma:g}" for noise in noises)
             raise RequestError(f"stages: expected falling sigmas, got {sigmas}; give the largest sigma first")
-        self.stages = tuple(stages)
+
+    @classmethod
+    def of_runs(cls, runs: Sequence[Run]) -> "Cascade":
+        """The cascade of `runs`, each with the sigma of its training, the largest first.
+
+        Consecutive runs with one sigma are one stage, an ensemble: its members share each noise draw. Different stages
+        never do: the guarantee needs independent votes.
+        """
+        refuse_different_runs("cascade", runs)
+        groups = [list(members) for _, members in groupby(runs, key=lambda run: run.recipe.sigma)]
+        return cls([members[0] if len(members) == 1 else RunEnsemble(members) for members in groups])
+
+    @property
+    def sigmas(self) -> tuple[float, ...]:
+        return tuple(stage.noise.sigma for stage in self.stages)
+
+    def refuse_other_rules(self, settings: CertifySettings) -> None:
+        """Raise a RequestError for settings that have no meaning for a cascade, which has one rule."""
+        given = {
+            "radii": bool(settings.radii),
+            "radius_loss": settings.radius_loss is not None,
+            "label_aware": settings.label_aware,
+            "sound": settings.sound,
+            f"bound {settings.bound}": settings.bound != "one-sided",
+            f"noise {settings.noise}": settings.noise not in (None, "gaussian"),
+            f"sigma {settings.sigma}": settings.sigma not in (None, self.sigmas[0]),
+        }
+        if wrong := [name for name, used in given.items() if used]:
+            raise RequestError(
+                f"cascade: expected n votes per stage, a one-sided bound and the sigmas of its stages, got {wrong[0]}; "
+                "leave it out"
+            )
 
     def certify(
         self,

@@ -68,7 +68,8 @@ class CertificatesFile:
 def format_row(row: CertifiedImage) -> str:
     """Return one line of the file with its newline. Floats are written with repr, so that reading returns them."""
     c = row.certificate
-    votes = ",".join(f"{k}:{v}" for k, v in c.votes)
+    # Stages of a cascade are separated by bars: first the one that answered, then those before it, in their order.
+    votes = "|".join(",".join(f"{k}:{v}" for k, v in stage) for stage in (c.votes, *c.earlier))
     time = timedelta(seconds=round(row.seconds, 6))
     cells = (row.index, row.label, c.predict, repr(c.radius), int(row.correct), time, c.n0, c.n, c.count, votes)
     return "\t".join(str(cell) for cell in cells) + "\n"
@@ -99,19 +100,25 @@ def parse_row(line: str) -> CertifiedImage:
     if len(cells) == len(FIELD_COLUMNS):
         return CertifiedImage(index, label, Certificate(predict, radius, 0, 0, 0, ()), seconds)
     n0, n, count = _integer(cells[6], "n0", 1), _integer(cells[7], "n"), _integer(cells[8], "count")
-    pairs = [pair.split(":") for pair in cells[9].split(",") if pair]
-    votes = tuple((_class(cls, "votes"), _integer(number, "votes")) for cls, number in pairs)
-    if sum(number for _, number in votes) != n:
+    stages = [_parse_votes(stage) for stage in cells[9].split("|")]
+    if any(sum(number for _, number in votes) != n for votes in stages):
         raise ValueError(f"the votes {cells[9]} do not add up to n = {n}")
-    if len(dict(votes)) != len(votes):
+    if any(len(dict(votes)) != len(votes) for votes in stages):
         raise ValueError(f"the votes {cells[9]} name a class twice")
+    votes, *earlier = stages
     if count > n:
         raise ValueError(f"count {count} exceeds n = {n}")
     if predict == ABSTAIN and radius > 0:
         raise ValueError(f"the row abstains but has the radius {radius}")
     if predict != ABSTAIN and votes and dict(votes).get(predict, 0) != count:
         raise ValueError(f"count is {count}, but class {predict} has {dict(votes).get(predict, 0)} votes")
-    return CertifiedImage(index, label, Certificate(predict, radius, n0, n, count, votes), seconds)
+    return CertifiedImage(index, label, Certificate(predict, radius, n0, n, count, votes, tuple(earlier)), seconds)
+
+
+def _parse_votes(text: str) -> tuple[tuple[int, int], ...]:
+    """Return the (class, count) pairs of one stage."""
+    pairs = [pair.split(":") for pair in text.split(",") if pair]
+    return tuple((_class(cls, "votes"), _integer(number, "votes")) for cls, number in pairs)
 
 
 def _integer(text: str, column: str, least: int = 0, most: int = LARGEST_INTEGER) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from smoothcert.certification.cascade import Cascade
 from smoothcert.certification.certificates import (
     NEWER_SETTINGS,
     CertificatesFile,
@@ -19,12 +20,10 @@ from smoothcert.certification.certificates import (
     read_certificates,
     write_certificates,
 )
-from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.estimate import CertificationEstimate, seconds_per_vote
 from smoothcert.certification.prepare import Prepared
 from smoothcert.certification.settings import CertifySettings, images_at_once, make_counter
-from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-from smoothcert.certification.subject import Data, Subject, as_images, data_settings
+from smoothcert.certification.subject import Certifiable, Data, Subject, as_images, data_settings
 from smoothcert.data import UNSPLIT, Images
 from smoothcert.distributed import Team, find_device
 from smoothcert.errors import WorkError
@@ -37,8 +36,7 @@ from smoothcert.io.results import (
     write_settings,
 )
 from smoothcert.smoothing.accuracy import NoiseAccuracy, accuracy_under_noise
-from smoothcert.smoothing.votes import Classifier, fitting_into_memory
-from smoothcert.training.checkpoint import Run
+from smoothcert.smoothing.votes import fitting_into_memory
 from smoothcert.training.recipe import parse_recipe
 
 ACCURACY_IMAGES = 100
@@ -68,7 +66,7 @@ Report = Callable[[CertificationStatus], None]
 
 
 def certify_dataset(
-    model: Run | RunEnsemble | SmoothedClassifier | Classifier,
+    model: Certifiable,
     data: Data,
     out: str | Path,
     settings: CertifySettings | None = None,
@@ -84,9 +82,9 @@ def certify_dataset(
 ) -> CertificatesFile:
     """Certify images of `data` into the certificates file `out` (NAME.tsv), and return the file.
 
-    `model` is a run, a RunEnsemble, a SmoothedClassifier, or a module or callable from images in [0, 1] to logits,
-    which the file calls `name`. `data` is what `load_dataset` returns, a torch Dataset of (image, label) pairs, or a
-    DataLoader of one. Settings (see CertifySettings) are given as an object, as keywords, or both, of which the
+    `model` is a run, a RunEnsemble, a Cascade, a SmoothedClassifier, or a module or callable from images in [0, 1] to
+    logits, which the file calls `name`. `data` is what `load_dataset` returns, a torch Dataset of (image, label) pairs,
+    or a DataLoader of one. Settings (see CertifySettings) are given as an object, as keywords, or both, of which the
     keywords win. Images that the file already has are skipped; a file of other settings is refused. `indices` replaces
     the images that `skip`, `max_images` and `shard` choose.
 
@@ -100,16 +98,25 @@ def certify_dataset(
     path, device = certificates_path(out), find_device(device)
     settings = parse_recipe(CertifySettings, {**(settings.model_dump() if settings else {}), **fields}, "certify")
     subject = Subject.of(model, name)
+    if isinstance(model, Cascade):
+        model.refuse_other_rules(settings)
     images = as_images(data, subject, device)
     recipe = team.agree(settings.completed(stored_settings(path), device, images.shape, subject.defaults))
     subject.check(images)
     about = subject.about(images, device, recipe.batch_size)
-    counter, recipe = make_counter(
-        subject.classifier, images.shape, images.num_classes, recipe, device, stored=path.exists()
-    )
+    counters = []
+    for stage in subject.stages or (subject,):
+        sigma = recipe.sigma if stage is subject else (stage.defaults or {})["sigma"]
+        counter, at_stage = make_counter(
+            *(stage.classifier, images.shape, images.num_classes, recipe.model_copy(update={"sigma": sigma}), device),
+            stored=path.exists(),
+        )
+        counters.append(counter)
+        recipe = recipe.model_copy(update={"batch_size": at_stage.batch_size})
     recipe = team.agree(recipe)
-    prepared = Prepared(replace(counter, batch_size=recipe.batch_size), recipe, images.shape, device)
-    prepared.rule.errors_at_radii(counter.noise)  # refuses radii that cannot be tested before there is a file
+    first, *later = (replace(counter, batch_size=recipe.batch_size) for counter in counters)
+    prepared = Prepared(first, recipe, images.shape, device, tuple(later))
+    prepared.rule.errors_at_radii(first.noise)  # refuses radii that cannot be tested before there is a file
     about |= {**data_settings(images), **prepared.settings(subject.classifier)}
     provenance = {**subject.provenance(device), **subject.training()}
     if indices is None:
@@ -146,7 +153,8 @@ class Certification:
         if team.leads:
             join_parts(path, settings, provenance)
             known = {row.index for row in existing_rows(path)}
-            if missing := [index for index in indices if index not in known]:
+            missing = [index for index in indices if index not in known]
+            if missing and not self.prepared.later:  # of a cascade, no stage alone needs to be accurate
                 accuracy = stored_accuracy(path) or self.accuracy(indices)
                 provenance = {**provenance, "accuracy": accuracy.to_mapping()}
                 on_accuracy(accuracy)
@@ -206,7 +214,7 @@ class Certification:
             rows = self.rows(todo[start : start + group])
             writer.append(rows)
             done, fresh = done + len(rows), fresh + len(rows)
-            votes += sum(row.certificate.n0 + row.certificate.n for row in rows)
+            votes += sum(row.certificate.spent for row in rows)
             radii += sum(row.radius_if_correct for row in rows)
             report()
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from smoothcert.errors import WorkError
 from smoothcert.io.results import settings_path
 from smoothcert.noise import UNIT_RADII
 from smoothcert.smoothing.bounds import error_upper_bound, smallest_error_bound, two_sided_bounds
+from smoothcert.smoothing.cascade import cascade_radius
 from smoothcert.smoothing.certificate import MOST_VOTES, Certificate
 
 LARGEST_SIGMA = 1e6
@@ -27,6 +29,11 @@ def _is_number(value: object) -> bool:
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _are_falling_sigmas(value: object) -> bool:
+    valid = isinstance(value, list) and len(value) > 1 and all(map(_is_number, value))
+    return valid and all(LARGEST_SIGMA >= a > b > 0 for a, b in pairwise(value))  # type: ignore[call-overload]
 
 
 _Check = tuple[str, Callable[[Any], bool]]
@@ -48,6 +55,7 @@ SETTINGS: Mapping[str, _Check] = {
     "radii": ("a list of numbers", lambda v: isinstance(v, list) and all(_is_number(r) and r > 0 for r in v)),
     "radius_loss": ("a number above 0", lambda v: _is_number(v) and v > 0),
     "certificates": ("a mapping", lambda v: isinstance(v, dict) and _is_number(v.get("alpha") or 0)),
+    "cascade": ("a list of falling sigmas", _are_falling_sigmas),
     "num_classes": ("an integer above 0", lambda v: _is_integer(v) and v > 0),
 }
 """Expected values of the settings next to a result file, if they are present; null stands for "not used"."""
@@ -73,13 +81,20 @@ class RowLimits:
         """Raise a ValueError if a row claims more than its votes show, or does not belong to these settings."""
         n = self._get("n", None)
         classes = self._get("num_classes", math.inf)
-        largest = max(label, certificate.predict, *(cls for cls, _ in certificate.votes))
+        largest = max(
+            label,
+            certificate.predict,
+            *(cls for stage in (certificate.votes, *certificate.earlier) for cls, _ in stage),
+        )
         if largest >= classes:
             raise ValueError(f"class {largest} is out of range for {classes} classes")
         if n is not None and certificate.votes:
             fixed = not (self._get("radii", ()) or self._get("radius_loss", None))
             if certificate.n > n or (fixed and certificate.n != n):
                 raise ValueError(f"has {certificate.n} votes, the settings say n = {n}")
+        stages = len(self._get("cascade", (0,)))
+        if len(certificate.earlier) >= stages:
+            raise ValueError(f"has votes of {len(certificate.earlier) + 1} stages, the settings say {stages}")
         most = self.radius(certificate) if certificate.radius > 0 and self._limited else math.inf
         if certificate.radius > most * (1 + TOLERANCE):
             votes = f"{certificate.count} of {certificate.n} votes"
@@ -93,6 +108,8 @@ class RowLimits:
         n, count, alpha = certificate.n, certificate.count, self.settings["alpha"]
         if n == 0:  # no votes: a row of another tool, or one that a label-aware rule left out
             return math.inf if certificate.n0 == 0 else 0.0
+        if sigmas := self._get("cascade", ()):
+            return cascade_radius(certificate.predict, count, n, certificate.earlier, sigmas, alpha)
         radii, bound = self._get("radii", ()), self._get("bound", ONE_SIDED)
         if radii:
             # A sequential test may have claimed at an earlier look, when all votes agreed.

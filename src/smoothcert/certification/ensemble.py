@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
@@ -24,11 +25,7 @@ class RunEnsemble:
     consensus: int | None = None
 
     def __post_init__(self) -> None:
-        folders = [run.folder.resolve() for run in self.runs]
-        if len(set(folders)) < len(folders):
-            raise RequestError("ensemble: expected different runs, got one of them twice; name each run once")
-        for name, value in FITTING.items():
-            _refuse_different(self.runs, name, value)
+        refuse_different_runs("ensemble", self.runs)
         _ = self.model  # refuses too few members and an impossible consensus
 
     @cached_property
@@ -101,14 +98,17 @@ FITTING: Mapping[str, Callable[[Run], object]] = {
     "data set": lambda run: run.recipe.dataset,
     "noise": lambda run: run.recipe.noise,
 }
-"""What all members of an ensemble must share."""
+"""What all members of an ensemble or a cascade must share."""
 
 
-def _refuse_different(runs: Sequence[Run], name: str, value: Callable[[Run], object]) -> None:
-    """Raise a RequestError that names the first run whose `value` differs from that of the first."""
-    for run in runs[1:]:
+def refuse_different_runs(kind: str, runs: Sequence[Run]) -> None:
+    """Raise a RequestError if a run is given twice, or the first that differs from the others in what they share."""
+    folders = [run.folder.resolve() for run in runs]
+    if len(set(folders)) < len(folders):
+        raise RequestError(f"{kind}: expected different runs, got one of them twice; name each run once")
+    for (name, value), run in product(FITTING.items(), runs[1:]):
         if value(run) != value(runs[0]):
             raise RequestError(
-                f"ensemble: expected one {name} for all members, got {value(runs[0])} for {runs[0].folder} and "
+                f"{kind}: expected one {name} for all members, got {value(runs[0])} for {runs[0].folder} and "
                 f"{value(run)} for {run.folder}; leave one of them out"
             )

@@ -18,6 +18,7 @@ from smoothcert.classifier import Classifier, check_logits, evaluating, logits_o
 from smoothcert.errors import RequestError
 from smoothcert.io.text import named_error
 from smoothcert.models.precision import has_batch_norm
+from smoothcert.smoothing.cascade import certify_cascade, last_alpha, stage_alphas
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.votes import VoteCounter, fitting_into_memory, noise_block
@@ -50,6 +51,8 @@ class Prepared:
     recipe: CertifyRecipe
     shape: tuple[int, ...]
     device: torch.device
+    later: tuple[VoteCounter, ...] = ()
+    """The stages of a cascade after the first, which is `counter`."""
 
     @property
     def rule(self) -> Rule:
@@ -64,11 +67,26 @@ class Prepared:
             "noise_block": noise_block(self.device),
             "draws": self.counter.noise.draws(self.device),
             "device": self.device.type,
+            **self._cascade,
         }
+
+    @property
+    def _cascade(self) -> dict[str, Any]:
+        """The sigmas of a cascade and, for each stage, the alpha of its lower and of its upper bound."""
+        if not self.later:
+            return {}
+        sigmas = [counter.noise.sigma for counter in (self.counter, *self.later)]
+        lower, upper = stage_alphas(self.recipe.alpha, len(sigmas))
+        alphas = [*([lower, upper] for _ in self.later), [last_alpha(self.recipe.alpha, len(sigmas)), 0.0]]
+        return {"cascade": sigmas, "cascade_alphas": alphas}
 
     def certify(self, inputs: Tensor, seeds: Seeds, labels: Sequence[int] = ()) -> list[Certificate]:
         with fitting_into_memory(self.counter.batch_size):
-            return self.rule.certify(self.counter, inputs.to(self.device), seeds, labels)
+            if not self.later:
+                return self.rule.certify(self.counter, inputs.to(self.device), seeds, labels)
+            votes = {"n0": self.recipe.n0, "n": self.recipe.n}
+            counters = (self.counter, *self.later)
+            return certify_cascade(counters, inputs.to(self.device), seeds, **votes, alpha=self.recipe.alpha)
 
     def rows(
         self, inputs: Tensor, labels: Sequence[int], indices: Sequence[int], seeds: Seeds, started: float

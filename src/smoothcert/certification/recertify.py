@@ -17,7 +17,8 @@ def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, 
     """Write the certificates that follow from the votes of `path` at `alpha` and `bound` to `out`; return their number.
 
     Votes whose number was fixed before they were drawn may be bounded at any alpha that is chosen without looking at
-    them. A file of a sequential rule is refused: the number of its votes depends on the votes.
+    them. A file of a sequential rule is refused: the number of its votes depends on the votes. So is one of a cascade:
+    at another alpha another stage may answer, whose votes the file does not have.
     """
     path, out = Path(path), Path(out)
     file = read_certificates(path)
@@ -29,6 +30,10 @@ def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, 
     if settings.get("radii"):
         raise RequestError(
             f"{path}: its votes were stopped by a sequential test; certify again with the settings you want"
+        )
+    if settings.get("cascade"):
+        raise RequestError(
+            f"{path}: which stage of a cascade answers depends on alpha; certify again with the other one"
         )
     refuse_existing(out)
     if missing := [key for key in ("alpha", "bound", "noise", "sigma") if settings.get(key) is None]:

@@ -1,5 +1,6 @@
 """What is certified or attacked: the classifier and the images of a call, and what a result file records of them."""
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, SequentialSampler, default_collate
 
+from smoothcert.certification.cascade import Cascade
 from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.classifier import device_of, evaluating, logits_of, refuse_batch_dependence
@@ -27,16 +29,26 @@ Data = Images | Dataset[Any] | DataLoader[Any]
 
 @dataclass(frozen=True)
 class Subject:
-    """A classifier and where it comes from: a run, several runs, or a user's own module or callable under a name."""
+    """A classifier and where it comes from: a run, several runs, or a user's own module or callable under a name.
+
+    A cascade is the subjects of its `stages`; its classifier is that of the first one.
+    """
 
     classifier: Classifier
     name: str
     run: Run | RunEnsemble | None = None
     defaults: Mapping[str, Any] | None = None
     """Settings that apply unless others are given: sigma, noise and precision."""
+    stages: "tuple[Subject, ...]" = ()
 
     @classmethod
-    def of(cls, model: "Run | RunEnsemble | SmoothedClassifier | Classifier", name: str | None = None) -> "Subject":
+    def of(cls, model: "Certifiable", name: str | None = None) -> "Subject":
+        if isinstance(model, Cascade):
+            stages = tuple(cls.of(stage) for stage in model.sources)
+            first, precisions = stages[0], {str((stage.defaults or {}).get("precision")) for stage in stages}
+            if len(precisions) > 1:
+                raise RequestError(f"stages: expected one precision, got {', '.join(sorted(precisions))}; choose one")
+            return cls(first.classifier, name or "cascade", None, first.defaults, stages)
         if isinstance(model, Run):
             noise = {"sigma": model.recipe.sigma, "noise": model.recipe.noise}
             return cls(model.model, model.recipe.model, model, noise)
@@ -50,6 +62,10 @@ class Subject:
 
     def check(self, data: Images) -> None:
         """Refuse `data` that do not fit the classifier."""
+        for stage in self.stages:
+            stage.check(data)
+        if self.stages:
+            return
         if self.run is not None:
             self.run.refuse_other_images(data)
         else:
@@ -60,6 +76,8 @@ class Subject:
 
     def about(self, data: Images | Tensor, device: torch.device, batch_size: int) -> dict[str, Any]:
         """Return the settings that identify the classifier; a file is continued only by the same one."""
+        if self.stages:
+            return _about_cascade([stage.about(data, device, batch_size) for stage in self.stages])
         runs = self.run.runs if isinstance(self.run, RunEnsemble) else (self.run,) if self.run is not None else ()
         if self.run is not None and not any(is_code(run.recipe.model) for run in runs):
             return self.run.about()
@@ -75,10 +93,30 @@ class Subject:
         return {"versions": versions(device), "threads": torch.get_num_threads(), **epoch}
 
     def training(self) -> dict[str, Any]:
-        """Return how the classifier was trained, or all members of an ensemble; {} if it is not a run."""
+        """Return how the classifier was trained, or all members of an ensemble or stages; {} if it is not a run."""
+        if self.stages:
+            names = [
+                {"run": s.run.folder.name, "epoch": s.run.epoch} if isinstance(s.run, Run) else {} for s in self.stages
+            ]
+            return {"members": [{**name, **s.training()} for name, s in zip(names, self.stages, strict=True)]}
         if isinstance(self.run, RunEnsemble):
             return {"members": self.run.provenance}
         return {} if self.run is None else {"model": dict(self.run.provenance)}
+
+
+Certifiable = Run | RunEnsemble | Cascade | SmoothedClassifier | Classifier
+"""What `certify_dataset` accepts."""
+
+
+def _about_cascade(members: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the settings that identify a cascade, from those of its stages, in their order."""
+    model, objective = (
+        " + ".join(dict.fromkeys(str(member[key]) for member in members)) for key in ("model", "objective")
+    )
+    digests = [member["weights_sha256"] for member in members]
+    together = None if None in digests else hashlib.sha256(" ".join(digests).encode()).hexdigest()
+    named = {"model": model, "objective": f"cascade of {len(members)} ({objective})"}
+    return {**named, "weights_sha256": together, "members": members}
 
 
 def _name_of(model: object) -> str:

@@ -93,7 +93,7 @@ def long_work(estimate: "CertificationEstimate", settings: "CertifySettings", im
 
 def spent_votes(rows: "Sequence[CertifiedImage]", n: int) -> str:
     """Return how many votes the images took, compared with n for each."""
-    spent = sum(row.certificate.n0 + row.certificate.n for row in rows)
+    spent = sum(row.certificate.spent for row in rows)
     most = sum(row.certificate.n0 + n for row in rows)
     return f"{spent:,} votes for {len(rows)} images" + (
         f", {most / spent:.1f} times fewer than n each" if most > spent else ""

@@ -32,6 +32,9 @@ def certify(
         list[Path] | None, typer.Argument(help="Run folders, each certified for itself.", show_default=False)
     ] = None,
     ensemble: Annotated[bool, typer.Option("--ensemble", help="Certify all run folders as one classifier.")] = False,
+    cascade: Annotated[
+        bool, typer.Option("--cascade", help="Certify all run folders in turn, from the largest sigma down.")
+    ] = False,
     consensus: Annotated[
         int | None, typer.Option(help="Evaluate only this many members of --ensemble where they agree.")
     ] = None,
@@ -43,7 +46,7 @@ def certify(
     ] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images, for folder:PATH.")] = None,
     classes: Classes = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the certificates, for --model and --ensemble.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the certificates of other than one run.")] = None,
     n: Annotated[int, count_option("--n", "--votes", help="Votes that bound the class's probability.")] = 100_000,
     n0: Annotated[int, count_option(help="Votes that choose the class.")] = 100,
     alpha: Annotated[float, typer.Option(help="Probability that a certificate is wrong, at most.")] = 0.001,
@@ -75,8 +78,9 @@ def certify(
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Certify test images of runs, an ensemble of runs or your own model; an interrupted file is continued."""
-    folders = check_runs(runs or [], ensemble, consensus)  # before torch is imported, which takes seconds
+    """Certify test images of runs, several runs as one classifier or your own model; a file is continued."""
+    kind = check_kind(ensemble, cascade)
+    folders = check_runs(runs or [], kind, consensus)  # before torch is imported, which takes seconds
     if dataset is not None:
         check_dataset(dataset)
     from smoothcert.cli.certify_targets import Request, certify_target, find_target, last_line
@@ -99,10 +103,8 @@ def certify(
         **{"compile": compile_, "batch_size": batch_size, "skip": skip, "max_images": max_images},
         "shard": parse_shard(shard),
     }
-    request = Request(
-        *(ensemble, consensus, model, dataset, image_size, out, name, radius, data), quiet=quiet, json=json_
-    )
-    groups = [[folder] for folder in folders] if folders and not ensemble else [folders]
+    request = Request(*(kind, consensus, model, dataset, image_size, out, name, radius, data), quiet=quiet, json=json_)
+    groups = [[folder] for folder in folders] if folders and not kind else [folders]
     targets = [find_target(request, group, fields) for group in groups]  # all are checked before the first is certified
     outputs = read_class_names(classes) if classes is not None else None
     load = cache(lambda name, size: load_dataset(name, "test", data, image_size=size, classes=outputs))
@@ -114,11 +116,18 @@ def certify(
             request.console.print(steps, soft_wrap=True)
 
 
-def check_runs(runs: list[Path], ensemble: bool, consensus: int | None) -> list[Path]:
+def check_kind(ensemble: bool, cascade: bool) -> str:
+    """Return how several runs are combined: "ensemble", "cascade" or "" for each run by itself."""
+    if ensemble and cascade:
+        raise RequestError("give --ensemble or --cascade, not both; runs of one sigma are one stage of a cascade")
+    return "ensemble" if ensemble else "cascade" if cascade else ""
+
+
+def check_runs(runs: list[Path], kind: str, consensus: int | None) -> list[Path]:
     """Return the run folders of a request; refuse one twice, and what is not a run folder."""
-    if ensemble and len(runs) < 2:
-        raise RequestError(f"--ensemble: expected at least two run folders, got {len(runs)}; name its members")
-    if consensus is not None and not ensemble:
+    if kind and len(runs) < 2:
+        raise RequestError(f"--{kind}: expected at least two run folders, got {len(runs)}; name its members")
+    if consensus is not None and kind != "ensemble":
         raise RequestError(f"--consensus: expected none without --ensemble, got {consensus}; leave it out")
     for run in runs:
         check_run_folder(run)

@@ -1,4 +1,4 @@
-"""What `smoothcert certify` does with each classifier: a run, an ensemble of runs, or the user's own model."""
+"""What `smoothcert certify` does with each classifier: a run, an ensemble or cascade of runs, or the user's own model."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from smoothcert.certification.cascade import Cascade
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.certification.ensemble import RunEnsemble
@@ -29,14 +30,15 @@ from smoothcert.training.checkpoint import Run, load_run
 from smoothcert.training.recipe import parse_recipe
 
 LONGEST_NAME = 150
-"""Characters in the name of the folder that is named after the members of an ensemble."""
+"""Characters in the name of the folder that is named after several runs."""
 
 
 @dataclass(frozen=True)
 class Request:
     """The options of `certify` that are the same for all classifiers and do not change a certificate."""
 
-    ensemble: bool
+    kind: str
+    """How several runs are one classifier: "ensemble", "cascade" or "" for each run by itself."""
     consensus: int | None
     model: str | None
     dataset: str | None
@@ -63,7 +65,7 @@ class Target:
     """A classifier with the settings and the file of its certificates."""
 
     members: Sequence[Run]
-    combined: RunEnsemble | None
+    combined: RunEnsemble | Cascade | None
     folder: Path
     path: Path
     settings: CertifySettings
@@ -78,25 +80,31 @@ class Target:
 def find_target(request: Request, folders: Sequence[Path], fields: Mapping[str, Any]) -> Target:
     """Return the classifier of the run `folders` (none for the user's own model); wrong settings are refused."""
     members = [load_run(path, request.model) for path in folders]
-    combined = RunEnsemble(members, request.consensus) if request.ensemble else None
+    combined: RunEnsemble | Cascade | None = None
+    if request.kind == "ensemble":
+        combined = RunEnsemble(members, request.consensus)
+    elif request.kind == "cascade":
+        combined = Cascade.of_runs(members)
     first = members[0].recipe if members else None
     sigma, noise, dataset = fields["sigma"], fields["noise"], request.dataset
     if first is None and (request.model is None or dataset is None or sigma is None):
         raise RequestError("give a run folder, or --model package.module:function --dataset NAME --sigma S --out DIR")
     folder = folders[0] if folders and combined is None else request.out
     if folder is None and combined is not None:
-        folder = ensemble_folder(folders)
+        folder = common_folder(request.kind, folders)
     if folder is None:
         raise RequestError("give --out DIR for the certificates of --model")
     if folders and request.out is not None and combined is None:
         raise RequestError(
             f"--out: expected none with a run folder, whose certificates are in it, got {request.out}; use --name"
         )
-    trained_with = None if first is None else first.sigma if combined is None else combined.sigma
+    if request.kind == "cascade" and sigma is not None:
+        raise RequestError(f"--sigma: expected none with --cascade, which uses those of its runs, got {sigma:g}")
+    trained_with = None if first is None else combined.sigma if isinstance(combined, RunEnsemble) else first.sigma
     image_size = request.image_size
     if first is not None:
         sigma = trained_with if sigma is None else sigma
-        if combined is not None and sigma is None:
+        if isinstance(combined, RunEnsemble) and sigma is None:
             raise RequestError(combined.missing_sigma("--sigma"))
         noise = first.noise if noise is None else noise
         dataset = first.dataset if dataset is None else dataset
@@ -108,9 +116,9 @@ def find_target(request: Request, folders: Sequence[Path], fields: Mapping[str, 
     return Target(members, combined, folder, path, settings, str(dataset), image_size)
 
 
-def ensemble_folder(runs: Sequence[Path]) -> Path:
-    """Return the default folder for the certificates of an ensemble: next to its first member, named after all."""
-    name = "-".join(["ensemble", *(run.resolve().name for run in runs)])
+def common_folder(kind: str, runs: Sequence[Path]) -> Path:
+    """Return the default folder for the certificates of several runs: next to the first, named after all."""
+    name = "-".join([kind, *(run.resolve().name for run in runs)])
     if len(name) > LONGEST_NAME:
         raise RequestError(f"--out: expected a folder for the certificates of {len(runs)} runs, got none; give one")
     return runs[0].parent / name
@@ -168,7 +176,8 @@ def print_warnings(request: Request, target: Target, images: Images) -> str:
         print_data_notes(request.console, images, target.trained_on)
         asked = [request.radius] if request.radius is not None else settings.radii[-1:]
         everything = replace(settings.selection(len(images)), shard=(1, 1)).indices
-        pairs = zip(target.members, commands, strict=True)
+        # The stages of a cascade have the noise of their training.
+        pairs = zip(target.members, commands, strict=True) if request.kind != "cascade" else ()
         for warning in (
             *(unreachable_radius(settings, radius) for radius in asked),
             missing_classes(images, everything),

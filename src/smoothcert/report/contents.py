@@ -138,8 +138,12 @@ def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
 
 
 def _marked(name: str, file: CertificatesFile) -> tuple[str, CertificatesFile]:
-    """Label-aware files and radii in L1 are not comparable with the others: the name says so in tables and pictures."""
-    marks = {"label-aware": bool(file.settings.get("label_aware")), "L1": in_l1(file)}
+    """Name what makes a file not comparable with plain certificates: tables and pictures show it after its name."""
+    marks = {
+        "label-aware": bool(file.settings.get("label_aware")),
+        "L1": in_l1(file),
+        "cascade": bool(file.settings.get("cascade")),
+    }
     return " ".join([name, *(f"({mark})" for mark, holds in marks.items() if holds)]), file
 
 

@@ -64,6 +64,8 @@ def distribution_of(summary: Summary) -> Distribution | None:
     implies p >= Phi(r / sigma) under Gaussian noise.
     """
     rows, sigma = summary.file.rows, summary.sigma
+    if summary.file.settings.get("cascade"):  # rows have votes of different stages
+        return None
     if all(row.certificate.votes for row in rows):
         shares = np.array([vote_share(row) for row in rows])
         return Distribution(np.sort(ndtri(shares)), bounded=False)

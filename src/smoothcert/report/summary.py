@@ -12,7 +12,9 @@ from scipy.special import ndtri
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED, TWO_SIDED
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.noise import Gaussian
 from smoothcert.report.outcomes import NORMAL_95, Outcomes, outcomes_of, wilson_interval
+from smoothcert.smoothing.cascade import stage_error
 from smoothcert.smoothing.certificate import ABSTAIN
 
 MAX_RADII = 12
@@ -52,6 +54,9 @@ class Summary:
     """How the file differs from plain CERTIFY: the rule that spent the votes, the noise, the arithmetic."""
     norm: str = "L2"
     """The norm of the radii."""
+    apart: str = ""
+    """Why the radii cannot be compared with those of plain certificates: "randomized bound" or "cascade over σ 1, 0.5";
+    "" for plain certificates. Files that differ in it are never in one group."""
     protocol: tuple[tuple[str, object], ...] = ()
     """What radii depend on besides the network and the image, as (name, value): only runs that share it are ranked."""
     hyperparameters: Mapping[str, float | int | str | None] = field(default_factory=dict)
@@ -92,8 +97,9 @@ class Summary:
 
     @property
     def compared_on(self) -> str | None:
-        """The data set, and the norm if it is not L2."""
-        return self.dataset if self.norm == "L2" else f"{self.dataset or 'radii'} in {self.norm}"
+        """The data set, the norm if it is not L2, and what keeps these radii apart from others."""
+        data = self.dataset if self.norm == "L2" else f"{self.dataset or 'radii'} in {self.norm}"
+        return f"{data or 'radii'}, {self.apart}" if self.apart else data
 
 
 def counted_radii(rows: Sequence[CertifiedImage]) -> list[float]:
@@ -178,6 +184,9 @@ def _ceiling(file: CertificatesFile, sigma: float | None, n: int | None, alpha: 
     known = gaussian and _bound(file) in (ONE_SIDED, TWO_SIDED)
     if not known or sigma is None or n is None or alpha is None or n < 1 or not 0 < alpha < 1:
         return None
+    if sigmas := file.settings.get("cascade"):
+        errors = [stage_error(n, n, stage, len(sigmas), alpha) for stage in range(len(sigmas))]
+        return max(Gaussian(s).radius(error) for s, error in zip(sigmas, errors, strict=True))
     ceiling = largest_certifiable_radius(sigma, n, alpha)
     return ceiling if math.isfinite(ceiling) else None
 
@@ -200,7 +209,7 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         acr_standard_error=_standard_error(rows),
         accuracy_at={r: float((counted >= r).sum()) / len(rows) for r in sorted(set(radii))},
         abstention=abstention_rate(rows),
-        votes=sum(row.certificate.n0 + row.certificate.n for row in rows),
+        votes=sum(row.certificate.spent for row in rows),
         dataset=_text(file.settings, "dataset"),
         split=_text(file.settings, "split"),
         method=_text(file.settings, "objective"),
@@ -209,8 +218,17 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         ceiling=_ceiling(file, sigma, n, alpha),
         remarks=_remarks(file),
         norm="L1" if in_l1(file) else "L2",
+        apart=_apart(file),
         protocol=_protocol(file, n, alpha),
     )
+
+
+def _apart(file: CertificatesFile) -> str:
+    return _over_sigmas(file) if file.settings.get("cascade") else ""
+
+
+def _over_sigmas(file: CertificatesFile) -> str:
+    return f"cascade over σ {', '.join(f'{sigma:g}' for sigma in file.settings.get('cascade') or ())}"
 
 
 def _protocol(file: CertificatesFile, n: int | None, alpha: float | None) -> tuple[tuple[str, object], ...]:
@@ -246,7 +264,7 @@ def _remarks(file: CertificatesFile) -> tuple[str, ...]:
     settings, n = file.settings, _number(file, "n")
     radii = settings.get("radii") or ()
     radii = ", ".join(map(str, radii)) if isinstance(radii, list | tuple) else str(radii)
-    spent = sum(row.certificate.n0 + row.certificate.n for row in file.rows)
+    spent = sum(row.certificate.spent for row in file.rows)
     most = sum(row.certificate.n0 + (n or row.certificate.n) for row in file.rows)
     remarks = {
         f"sampled until radius {radii} was decided": bool(radii),
@@ -254,6 +272,7 @@ def _remarks(file: CertificatesFile) -> tuple[str, ...]:
         is not None,
         "label-aware: wrong images were not sampled, for benchmarks only": bool(settings.get("label_aware")),
         f"{_bound(file)} bound": _bound(file) != ONE_SIDED,
+        _over_sigmas(file): bool(settings.get("cascade")),
         "sound integer noise": bool(settings.get("sound")),
         f"{settings.get('noise')} noise, radii in L1": in_l1(file),
         f"{most / max(spent, 1):.1f} times fewer votes than n for each image": most > spent,

@@ -26,18 +26,23 @@ class other than A_e, and the bound grows with the count, so it fails for B with
 passed, A = A_e. The sum over all bounds is at most alpha.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.bounds import error_upper_bound, runner_up_upper_bound
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.smoothing.certify import certificate_from_bound, sorted_votes
-from smoothcert.smoothing.votes import VoteCounter
+
+if TYPE_CHECKING:  # certificates files are checked without torch
+    from torch import Tensor
+
+    from smoothcert.smoothing.votes import VoteCounter
 
 LOWER_SHARE = 0.9
 """Share of the alpha of a stage for its lower bound."""
@@ -45,16 +50,21 @@ Votes = tuple[tuple[int, int], ...]
 
 
 def stage_alphas(alpha: float, stages: int) -> tuple[float, float]:
-    """The alpha of the lower and of the upper bound of a stage that is not the last; the last adds them up."""
-    share = math.nextafter(alpha / stages, 0.0)
+    """The alpha of the lower and of the upper bound of a stage that is not the last."""
+    share = last_alpha(alpha, stages)
     lower = LOWER_SHARE * share
     return lower, math.nextafter(share - lower, 0.0)
+
+
+def last_alpha(alpha: float, stages: int) -> float:
+    """The alpha of the last stage, which needs no upper bound: its whole share."""
+    return math.nextafter(alpha / stages, 0.0)
 
 
 def stage_error(count: int, n: int, stage: int, stages: int, alpha: float) -> float:
     """Upper bound on 1 - p of the class with `count` of the n votes of a stage, which answers if it is below 1/2."""
     lower, _ = stage_alphas(alpha, stages)
-    return error_upper_bound(count, n, lower if stage + 1 < stages else math.nextafter(alpha / stages, 0.0))
+    return error_upper_bound(count, n, lower if stage + 1 < stages else last_alpha(alpha, stages))
 
 
 def cascade_radius(
@@ -92,7 +102,7 @@ def certify_cascade(
         active = [i for i in range(len(images)) if i not in results]
         if not active:
             break
-        part = images[torch.tensor(active, device=images.device)]
+        part = images[active]
         own = [(stage_seed(seeds[i][0], stage), seeds[i][1]) for i in active]
         chosen = counter.count(part, own, "select", n0).argmax(axis=1).tolist()
         for i, cls, votes in zip(active, chosen, counter.count(part, own, "estimate", n).tolist(), strict=True):

@@ -26,5 +26,10 @@ class Certificate:
     """The votes of the stages of a cascade before the one that `votes` belong to."""
 
     @property
+    def spent(self) -> int:
+        """All votes that were drawn: n0 + n, at each stage of a cascade."""
+        return (self.n0 + self.n) * (1 + len(self.earlier))
+
+    @property
     def abstained(self) -> bool:
         return self.predict == ABSTAIN
