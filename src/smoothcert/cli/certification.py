@@ -132,7 +132,7 @@ def check_runs(runs: list[Path], kind: str, consensus: int | None) -> list[Path]
     for run in runs:
         check_run_folder(run)
     resolved = [run.resolve() for run in runs]
-    if not ensemble and len(set(resolved)) < len(resolved):
+    if not kind and len(set(resolved)) < len(resolved):
         raise RequestError("run: expected different run folders, got one of them twice; name each once")
     return runs
 

@@ -1,4 +1,4 @@
-"""What `smoothcert certify` does with each classifier: a run, an ensemble or cascade of runs, or the user's own model."""
+"""What `smoothcert certify` does with each classifier: a run, several runs as one, or the user's own model."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
