@@ -35,9 +35,9 @@ import numpy as np
 from scipy import special
 
 from smoothcert.noise import Noise
-from smoothcert.smoothing.bounds import smallest_error_bound
+from smoothcert.smoothing.bounds import error_upper_bound, smallest_error_bound
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
-from smoothcert.smoothing.certify import certificate_from_bound, certificate_of_class, sorted_votes
+from smoothcert.smoothing.certify import certificate_from_bound, sorted_votes
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.sequential import GridRun, GridTest, combined_error_bound, split_alpha
 
@@ -116,7 +116,10 @@ class Progress:
     @property
     def error_bound(self) -> float:
         """The claim of the last look: 1 - p is at most this (1 if nothing is claimed)."""
-        if self.run is None or not self.position:
+        if self.run is None:
+            ended = self.position == len(self.plan.looks)
+            return error_upper_bound(int(self.votes[self.cls]), self.n, self.plan.question.alpha) if ended else 1.0
+        if not self.position:
             return 1.0
         return combined_error_bound(self.run, self.plan.held_back) if self.plan.held_back else self.run.error_bound
 
@@ -125,9 +128,7 @@ class Progress:
         if not self.position:
             return self.plan.nothing()
         counts = self.votes.tolist()
-        if self.run is None and self.position == len(self.plan.looks):
-            return certificate_of_class(self.cls, counts, self.plan.n0, self.plan.noise, self.plan.question.alpha)
-        radius = self.plan.noise.radius(self.error_bound)  # 0 between the looks of the fixed rule
+        radius = self.plan.noise.radius(self.error_bound)
         return certificate_from_bound(self.cls, radius, self.plan.n0, counts[self.cls], sorted_votes(counts))
 
 
