@@ -17,6 +17,7 @@ from smoothcert.cli.listing import datasets, models, objectives, presets
 from smoothcert.cli.predicting import predict
 from smoothcert.cli.reporting import quickstart, report
 from smoothcert.cli.reproducing import reproduce
+from smoothcert.cli.serving import serve
 from smoothcert.cli.training import import_, train
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import PlainConsole
@@ -35,6 +36,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "recertify": recertify,
     "attack": attack,
     "predict": predict,
+    "serve": serve,
     "report": report,
     "reproduce": reproduce,
     "import": import_,

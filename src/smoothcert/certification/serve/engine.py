@@ -53,12 +53,15 @@ class Job:
     notify: Callable[["Job"], None] = lambda job: None
     """Called by the thread of the engine after each look and at the end."""
     seed: tuple[int, int] = field(default_factory=system_seed)
+    accepted: float = field(default_factory=time.monotonic)
     cancelled: bool = False
     """Set by anyone whose client has left."""
     progress: Progress | None = None
     ending: Ending | None = None
     error: str = ""
     passed_over: int = 0
+    seconds: float = 0.0
+    """From the request to the answer, once it has ended."""
 
     @property
     def stage(self) -> Stage:
