@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from smoothcert.certification.certificates import CertifiedImage, read_certificates, write_certificates
+from smoothcert.certification.certificates import CertifiedImage, file_content, read_certificates, write_certificates
 from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED, TWO_SIDED
 from smoothcert.errors import RequestError
 from smoothcert.io.results import refuse_existing, settings_path
@@ -12,15 +12,23 @@ from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 from smoothcert.smoothing.certify import certificate_of_class
 from smoothcert.smoothing.integer_noise import SLACK
 
+BEGIN_OF_LOGS = b"idx\tat\tmodel\t"
+"""How the logs of `smoothcert serve` begin."""
+
 
 def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, bound: str | None = None) -> int:
     """Write the certificates that follow from the votes of `path` at `alpha` and `bound` to `out`; return their number.
 
     Votes whose number was fixed before they were drawn may be bounded at any alpha that is chosen without looking at
     them. A file of a sequential rule is refused: the number of its votes depends on the votes. So is one of a cascade:
-    at another alpha another stage may answer, whose votes the file does not have.
+    at another alpha another stage may answer, whose votes the file does not have. Of a log of `smoothcert serve` the
+    answers of the fixed rule are recomputed.
     """
     path, out = Path(path), Path(out)
+    if file_content(path).startswith(BEGIN_OF_LOGS):
+        from smoothcert.certification.serve.log import recertify_log  # which imports this module
+
+        return recertify_log(path, out, alpha=alpha, bound=bound)
     file = read_certificates(path)
     settings = dict(file.settings)
     if any(row.certificate.n == 0 and not settings.get("label_aware") for row in file.rows):
@@ -47,12 +55,12 @@ def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, 
     if settings["bound"] not in (ONE_SIDED, TWO_SIDED):
         raise RequestError(f"bound: expected one-sided or two-sided, got {settings['bound']}")
     noise = NOISES[settings["noise"]](settings["sigma"])
-    rows = [_recertified(row, noise, settings) for row in file.rows]
+    rows = [bounded_again(row, noise, settings) for row in file.rows]
     write_certificates(out, rows, settings, {**file.provenance, "recertified_from": path.name})
     return len(rows)
 
 
-def _recertified(row: CertifiedImage, noise: Noise, settings: dict[str, Any]) -> CertifiedImage:
+def bounded_again(row: CertifiedImage, noise: Noise, settings: dict[str, Any]) -> CertifiedImage:
     """Return the row with the certificate that its votes give under other settings."""
     old = row.certificate
     if old.n == 0:

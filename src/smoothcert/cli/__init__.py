@@ -18,6 +18,7 @@ from smoothcert.cli.listing import datasets, models, objectives, papers, presets
 from smoothcert.cli.predicting import predict
 from smoothcert.cli.reporting import quickstart, report
 from smoothcert.cli.reproducing import reproduce
+from smoothcert.cli.serving import serve
 from smoothcert.cli.training import import_, train
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import PlainConsole
@@ -30,6 +31,7 @@ COMMANDS: tuple[tuple[str, Callable[..., None], str, str], ...] = (
     ("train", train, START, "train --preset mnist/smoothmix --sigma 0.5 --out runs/a"),
     ("certify", certify, START, "certify runs/a --n 10k --skip 20"),
     ("predict", predict, START, "predict runs/a digit.png"),
+    ("serve", serve, START, "serve runs/a --port 8000"),
     ("attack", attack, START, "attack runs/a --max-images 100"),
     ("report", report, START, "report runs/a runs/b --out report"),
     ("reproduce", reproduce, PAPERS, "reproduce smoothmix/table2 --quick"),

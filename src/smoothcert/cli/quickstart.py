@@ -6,7 +6,7 @@ import torch
 
 from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.certification.settings import CertifySettings
-from smoothcert.data import load_dataset
+from smoothcert.data import Images, load_dataset
 from smoothcert.io.console import PlainConsole
 from smoothcert.papers.presets import preset
 from smoothcert.report import terminal_report, write_report
@@ -35,6 +35,12 @@ def quickstart_recipe(name: str) -> TrainRecipe:
     return with_overrides(preset(name, SIGMA), (*BUDGET, *CHEAPER.get(name, ())))
 
 
+def train_method(name: str, folder: Path, data: Images | None = None) -> None:
+    """Train the quickstart's run of one method, or continue it, with a bar."""
+    data = load_dataset("mnist-sample", "train") if data is None else data
+    train_with_bar(quickstart_recipe(name), data, folder, resume=(folder / RECIPE).exists())
+
+
 def run_quickstart(out: Path) -> None:
     """Train, certify and report under `out`; an interrupted call is continued."""
     console = PlainConsole()
@@ -44,7 +50,7 @@ def run_quickstart(out: Path) -> None:
     images = len(settings.selection(len(test_data)).indices)
     folders = [out / "runs" / name.split("/")[1] for name in METHODS]
     for name, folder in zip(METHODS, folders, strict=True):
-        train_with_bar(quickstart_recipe(name), train_data, folder, resume=(folder / RECIPE).exists())
+        train_method(name, folder, train_data)
         path = folder / "certificates" / f"test-n{VOTES}.tsv"
         with certification_bar(folder.name, images) as show:
             certify_dataset(load_run(folder), test_data, path, settings, device=device, on_progress=show)

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,6 +54,17 @@ rewrites the metadata and fails on unusual ones."""
 
 
 @dataclass(frozen=True, slots=True)
+class ImageBytes:
+    """The content of an image file that is not on disk, with a name for messages."""
+
+    name: str
+    content: bytes
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
 class ImageHead:
     """The header of a file; `size` is (width, height) of the upright image, `mode` that of Pillow."""
 
@@ -81,7 +93,7 @@ class Decoder:
     def shape(self) -> tuple[int, int, int]:
         return self.channels, self.height, self.width
 
-    def centre(self, path: Path) -> Pixels:
+    def centre(self, path: Path | ImageBytes) -> Pixels:
         """The central height x width after scaling the shorter side to `shorter_side`; the same in every call.
 
         If height and width differ, the image is scaled until it just covers that shape.
@@ -170,7 +182,7 @@ def random_box(width: int, height: int, generator: np.random.Generator) -> tuple
     return left, top, left + across, top + down
 
 
-def image_head(path: Path) -> ImageHead:
+def image_head(path: Path | ImageBytes) -> ImageHead:
     """Size, mode and transparency of a file; pixels are decoded only if there is an alpha channel to look at."""
     with opened_image(path) as image:
         size, mode = _swapped(image.size, _orientation(image)), image.mode
@@ -179,13 +191,14 @@ def image_head(path: Path) -> ImageHead:
 
 
 @contextmanager
-def opened_image(path: Path) -> Iterator[Image.Image]:
-    """Open the image file `path`; any error in the body, too, becomes a WorkError of one line that names the file."""
+def opened_image(path: Path | ImageBytes) -> Iterator[Image.Image]:
+    """Open an image file; any error in the body, too, becomes a WorkError of one line that names the file."""
     try:
-        check_regular_file(path)
+        if isinstance(path, Path):
+            check_regular_file(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about unusual metadata and large images
-            with Image.open(path, formats=FORMATS) as image:
+            with Image.open(path if isinstance(path, Path) else BytesIO(path.content), formats=FORMATS) as image:
                 if (depth := _more_than_8_bits(image)) is not None:
                     raise WorkError(
                         f"{path}: expected 8 bits per channel, found {depth}; convert the file to 8 bits per channel"
@@ -200,13 +213,19 @@ def opened_image(path: Path) -> Iterator[Image.Image]:
     except FileNotFoundError:
         raise WorkError(f"{path}: expected an image file, found none; restore it or read the folder again") from None
     except Exception as error:  # a damaged file can make Pillow fail in nearly any way
-        size = f"{os.path.getsize(path)} bytes" if path.is_file() else "no file"
+        size = _length(path)
         problem = one_line(str(error).replace(f"{str(path)!r}", "the file")) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):
             problem = "not a PNG, JPEG, WebP, BMP, GIF, TIFF or PPM file"
         raise WorkError(
             f"{path}: expected a whole image, found {size} that cannot be decoded ({problem}); replace or delete it"
         ) from None
+
+
+def _length(path: Path | ImageBytes) -> str:
+    if isinstance(path, ImageBytes):
+        return f"{len(path.content)} bytes"
+    return f"{os.path.getsize(path)} bytes" if path.is_file() else "no file"
 
 
 def _more_than_8_bits(image: Image.Image) -> str | None:

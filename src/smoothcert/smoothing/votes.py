@@ -102,18 +102,30 @@ class VoteCounter:
 
     @torch.no_grad()
     def count(
-        self, images: Tensor, seeds: Sequence[tuple[int, int]], stage: Stage, n: int, *, first_block: int = 0
+        self,
+        images: Tensor,
+        seeds: Sequence[tuple[int, int]],
+        stage: Stage,
+        n: int,
+        *,
+        first_block: int | Sequence[int] = 0,
     ) -> np.ndarray:
         """Votes per class, int64 [k, num_classes], n for each of `images` (float32 [k, ...], on the device).
 
-        `first_block` skips noise blocks that earlier calls have drawn, for votes that are drawn in several looks.
+        `first_block` skips noise blocks that earlier calls have drawn, for votes that are drawn in several looks: one
+        number, or one per image.
         """
         if not 1 <= n <= MOST_VOTES:
             raise RequestError(f"n: expected 1 to {MOST_VOTES:,} votes, got {n}")
         block = min(noise_block(images.device), n, self.batch_size)
         slots = self.batch_size // block
         blocks = -(-n // block)
-        keys = [key for seed in seeds for key in block_keys(seed, stage, first_block + blocks)[first_block:]]
+        first = [first_block] * len(seeds) if isinstance(first_block, int) else first_block
+        keys = [
+            key
+            for seed, skipped in zip(seeds, first, strict=True)
+            for key in block_keys(seed, stage, skipped + blocks)[skipped:]
+        ]
         owner, size = _slot_plan(len(images), n, block, slots, images.device)
         position = torch.arange(block, device=images.device)
         shape = (slots, block, *images.shape[1:])

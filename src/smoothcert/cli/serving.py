@@ -1,0 +1,89 @@
+"""`smoothcert serve`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from smoothcert.cli.options import Device, console
+from smoothcert.errors import RequestError
+from smoothcert.training.run_folder import MODEL, check_run_folder
+
+DEMO = "consistency"
+"""The run of the quickstart that --demo serves."""
+
+
+def serve(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders; the page has a slider if sigmas differ.")
+    ] = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Serve the quickstart's model; train it if there is none.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all machines.")] = "127.0.0.1",
+    device: Device = "auto",
+    token: Annotated[Path | None, typer.Option(help="File with a token that clients must send.")] = None,
+    max_batch: Annotated[
+        int | None, typer.Option(min=1, help="Noisy images per forward pass.", show_default="fits the device")
+    ] = None,
+    max_votes: Annotated[
+        int, typer.Option(min=100, help="The most votes per image that a client may ask for.")
+    ] = 20_000,
+    max_seconds: Annotated[int, typer.Option(min=1, help="The longest deadline of a request.")] = 30,
+    max_body: Annotated[int, typer.Option(min=1, help="The longest body, in MiB.")] = 8,
+    queue: Annotated[int, typer.Option(min=1, help="Images that may wait; more are refused with 429.")] = 256,
+    log: Annotated[Path | None, typer.Option(help="Folder for the log of certificates.", show_default="no log")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the quickstart, for --demo.")] = Path("quickstart"),
+) -> None:
+    """Answer prediction requests with certificates over HTTP, with a page that shows the votes."""
+    if demo == bool(runs):
+        raise RequestError(
+            "expected run folders or --demo, got " + ("both" if demo else "neither") + "; give one of them"
+        )
+    for run in runs or ():
+        check_run_folder(run)
+    try:
+        import fastapi
+        import uvicorn
+
+        del fastapi, uvicorn
+    except ImportError as error:
+        raise RequestError(
+            f"serve: expected fastapi and uvicorn, got none ({error}); install them: pip install 'smoothcert[serve]'"
+        ) from error
+    from smoothcert.certification.serve.requests import Limits
+    from smoothcert.certification.serve.server import is_local, read_token, serve
+    from smoothcert.certification.serve.service import ServedModel, Service
+    from smoothcert.distributed import find_device
+    from smoothcert.report.progress import print_warning
+
+    secret = None if token is None else read_token(token)
+    folders = [demo_run(out)] if demo else list(runs or ())
+    where = find_device(device)
+    limits = Limits(votes=max_votes, milliseconds=1000 * max_seconds, body=max_body << 20, queue=queue)
+    service = Service([ServedModel.load(folder, where, max_batch) for folder in folders], limits, log)
+    service.warm_up()
+    if secret is None and not is_local(host):
+        print_warning(console, f"anyone who reaches {host} can use this server; give a --token FILE")
+
+    def ready(url: str) -> None:
+        for model in service.models:
+            noise = model.counter.noise
+            console.print(
+                f"serving {model.name} ({noise.name} noise, sigma {noise.sigma:g}, {where.type})", soft_wrap=True
+            )
+        console.print(f"open {url} in a browser, or POST images to {url}/v1/predict; Ctrl+C stops", soft_wrap=True)
+
+    serve(service, host=host, port=port, token=secret, on_ready=ready)
+    console.print("stopped")
+
+
+def demo_run(out: Path) -> Path:
+    """The quickstart's run in `out`, trained first if it has no model."""
+    folder = out / "runs" / DEMO
+    if not (folder / MODEL).exists():
+        from smoothcert.cli.quickstart import train_method
+
+        train_method(f"mnist/{DEMO}", folder)
+    return folder

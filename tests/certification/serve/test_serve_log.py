@@ -1,0 +1,111 @@
+"""The log of the service: whole rows, rotation, restart, and recomputation by `recertify`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from smoothcert.certification.recertify import recertify
+from smoothcert.certification.serve.log import HEADER, CertificateLog, read_log
+from smoothcert.certification.serve.rule import Question, RuleName, make_plan
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.noise import Gaussian
+
+MODELS: dict[str, dict[str, Any]] = {"abc": {"name": "a", "sigma": 0.5, "noise": "gaussian", "num_classes": 3}}
+FIRST = "certificates-00001.tsv"
+
+
+def append(log: CertificateLog, votes: int = 1000, rule: RuleName = "fixed", wrong: int = 20, looks: int = 99) -> None:
+    plan = make_plan(Question(votes, 0.001, None, rule), Gaussian(0.5), 100, 500)
+    progress = plan.start(1, 3)
+    for _ in plan.looks[:looks]:
+        progress.update(np.array([wrong, progress.missing - wrong, 0]))
+    log.append("abc", plan.question, progress.certificate(), "budget", 0.01)
+
+
+def test_rows_return_as_they_were_written_and_a_torn_one_is_cut_off(tmp_path: Path) -> None:
+    log = CertificateLog(tmp_path, MODELS)
+    append(log)
+    append(log, 2000, "sequential")
+    append(log, 2000, "sequential", looks=3)
+    append(log, 2000, "fixed", looks=3)
+    with pytest.raises(RequestError, match="another process is writing it"):
+        CertificateLog(tmp_path, MODELS)
+    log.close()
+    path = tmp_path / FIRST
+    before = path.read_bytes()
+    path.write_bytes(before + b"4\t2026-01-01T00:00:00\tabc\tfix")
+    rows, _, size = read_log(path)
+    assert size == len(before)
+    assert [row.certificate.n for row in rows] == [1000, 2000, 1500, 1500]
+    assert rows[0].certificate.radius == pytest.approx(0.5 * stats.norm.isf(stats.beta.isf(0.001, 41, 960)), rel=1e-9)
+    log = CertificateLog(tmp_path, MODELS)
+    append(log)
+    log.close()
+    assert path.read_bytes().startswith(before)
+    assert [row.index for row in read_log(path)[0]] == [0, 1, 2, 3, 4]
+    CertificateLog(tmp_path, {"abc": {**MODELS["abc"], "sigma": 1.0}}).close()  # another model: another file
+    assert len(list(tmp_path.glob("certificates-*.tsv"))) == 2
+
+
+def test_files_are_rotated_and_the_oldest_removed(tmp_path: Path) -> None:
+    log = CertificateLog(tmp_path, MODELS, largest=400, keep=3)
+    for _ in range(30):
+        append(log)
+    log.close()
+    files = sorted(tmp_path.glob("certificates-*.tsv"))
+    assert len(files) == 3
+    assert len(list(tmp_path.glob("certificates-*.json"))) == 3
+    assert int(files[-1].stem[-5:]) > 5
+    assert all(len(read_log(path)[0]) > 1 for path in files)
+
+
+def test_recertify_recomputes_answers_of_the_fixed_rule(
+    tmp_path: Path, run_cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    log = CertificateLog(tmp_path, MODELS)
+    append(log, 2000, "sequential")
+    log.close()
+    path, out = tmp_path / FIRST, tmp_path / "out.tsv"
+    with pytest.raises(RequestError, match="expected answers of the fixed rule, got none among 1"):
+        recertify(path, out)
+    log = CertificateLog(tmp_path, MODELS)
+    append(log)
+    append(log, 1500)
+    log.close()
+    code, printed, _ = run_cli("recertify", path, "--alpha", 0.05, "--out", out)
+    assert (code, printed) == (0, f"wrote 2 rows to {out}\n")
+    rows, _, _ = read_log(out)
+    assert [row.question.alpha for row in rows] == [0.05, 0.05]
+    expected = [0.5 * stats.norm.isf(stats.beta.isf(0.05, k + 1, n - k)) for k, n in ((40, 1000), (60, 1500))]
+    assert [row.certificate.radius for row in rows] == pytest.approx(expected, rel=1e-9)
+    assert recertify(path, tmp_path / "same.tsv") == 2
+    same = [line for line in path.read_text().splitlines() if "\tfixed\t" in line]
+    assert (tmp_path / "same.tsv").read_text() == HEADER + "\n".join(same) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [
+        ("fixed", {"radius": "1.5"}),
+        ("sequential", {"radius": "2.9"}),
+        ("fixed", {"budget": "1001"}),
+        ("fixed", {"model": "xyz"}),
+        ("sequential", {"rule": "guess"}),
+        ("fixed", {"alpha": "nan"}),
+    ],
+)
+def test_rows_that_claim_more_than_their_votes_show_are_refused(
+    tmp_path: Path, rule: RuleName, change: dict[str, str]
+) -> None:
+    log = CertificateLog(tmp_path, MODELS)
+    append(log, rule=rule)
+    log.close()
+    path = tmp_path / FIRST
+    row = dict(zip(*(line.split("\t") for line in path.read_text().splitlines()), strict=True))
+    path.write_text(HEADER + "\t".join((row | change).values()) + "\n")
+    with pytest.raises(WorkError, match="line 2: damaged"):
+        read_log(path)
