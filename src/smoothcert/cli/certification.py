@@ -11,11 +11,13 @@ import typer
 from smoothcert.cli.advice import accuracy_warning, next_step, noise_warning, spent_votes, training_command
 from smoothcert.cli.options import (
     Bound,
+    Channels,
     Classes,
     Data,
     Device,
     NoiseName,
     Precision,
+    SkipUnreadable,
     check_dataset,
     check_name,
     command_line,
@@ -31,6 +33,7 @@ LONGEST_NAME = 150
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
     from smoothcert.smoothing.accuracy import NoiseAccuracy
+    from smoothcert.training.checkpoint import Run
 
 
 def certify(
@@ -46,7 +49,9 @@ def certify(
     ] = None,
     dataset: Annotated[str | None, typer.Option(help="Data set, for --model; see `smoothcert datasets`.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images, for folder:PATH.")] = None,
+    channels: Channels = None,
     classes: Classes = None,
+    skip_unreadable: SkipUnreadable = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the certificates, for --model and --ensemble.")] = None,
     n: Annotated[int, typer.Option("--n", "--votes", help="Votes that bound the class's probability.")] = 100_000,
     n0: Annotated[int, typer.Option(help="Votes that choose the class.")] = 100,
@@ -136,7 +141,8 @@ def certify(
     path = folder / "certificates" / f"{name}.tsv" if name else settings.default_path(folder, trained_with, consensus)
     check_inside(path, folder)
     outputs = read_class_names(classes) if classes is not None else None
-    images = load_dataset(str(dataset), "test", data, image_size=image_size, classes=outputs)
+    files = {"image_size": image_size, "channels": channels or run_channels(loaded, str(dataset))}
+    images = load_dataset(str(dataset), "test", data, **files, classes=outputs, skip_unreadable=skip_unreadable)
     print_data_notes(console, images, loaded.recipe.dataset if loaded is not None else None)
     about = (model, str(dataset), image_size, settings, data)
     commands = [training_command(member, member.folder, *about) for member in members]
@@ -195,6 +201,11 @@ def ensemble_folder(runs: list[Path]) -> Path:
     if len(name) > LONGEST_NAME:
         raise RequestError(f"--out: expected a folder for the certificates of {len(runs)} runs, got none; give one")
     return runs[0].parent / name
+
+
+def run_channels(run: "Run | None", dataset: str) -> int | None:
+    """Return the channels that the network of a run takes, for the files of a folder; None for other data."""
+    return run.spec.shape[0] if run is not None and dataset.startswith("folder:") else None
 
 
 def parse_shard(text: str) -> tuple[int, int]:

@@ -25,6 +25,12 @@ Classes = Annotated[
     Path | None,
     typer.Option("--classes", help="Text file: one class name per line, in the order of the model's outputs."),
 ]
+Channels = Annotated[
+    int | None, typer.Option("--channels", help="For folder:PATH: 1 (grey) or 3 (RGB).", show_default="as the files")
+]
+SkipUnreadable = Annotated[
+    bool, typer.Option("--skip-unreadable", help="For folder:PATH: leave out files that cannot be read.")
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace files in the folder that smoothcert did not write.")]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute.")]
