@@ -15,11 +15,13 @@ from smoothcert.cli.options import (
     Classes,
     Data,
     Device,
+    Hub,
     NoiseName,
     Precision,
     SkipUnreadable,
     check_dataset,
     check_name,
+    chosen_model,
     command_line,
     console,
     parse_radii,
@@ -47,6 +49,7 @@ def certify(
     model: Annotated[
         str | None, typer.Option(help="Your own network: package.module:function or FILE.py:function.")
     ] = None,
+    hub: Hub = None,
     dataset: Annotated[str | None, typer.Option(help="Data set, for --model; see `smoothcert datasets`.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images, for folder:PATH.")] = None,
     channels: Channels = None,
@@ -82,17 +85,17 @@ def certify(
 ) -> None:
     """Certify test images of a run, an ensemble of runs or your own model; an interrupted file is continued."""
     folders = check_runs(runs or [], ensemble, consensus)  # before torch is imported, which takes seconds
-    run = folders[0] if folders else None
+    run, model = folders[0] if folders else None, chosen_model(model, hub)
     if dataset is not None:
         check_dataset(dataset)
     from smoothcert.certification.certify_dataset import certify_dataset
     from smoothcert.certification.ensemble import RunEnsemble
     from smoothcert.certification.settings import CertifySettings, unreachable_radius
     from smoothcert.certification.subject import missing_classes
-    from smoothcert.data import load_dataset, read_class_names
+    from smoothcert.data import load_dataset, read_class_names, with_known_classes
     from smoothcert.distributed import find_device, meet, team
     from smoothcert.io.files import check_inside
-    from smoothcert.models import own_model
+    from smoothcert.models import load_hub, own_model
     from smoothcert.report.progress import certification_bar, print_data_notes, print_note, print_warning
     from smoothcert.training.checkpoint import load_run
     from smoothcert.training.recipe import parse_recipe
@@ -104,6 +107,7 @@ def certify(
     folder = out if run is None or (ensemble and out is not None) else ensemble_folder(folders) if ensemble else run
     if loaded is None and (model is None or dataset is None or sigma is None):
         raise RequestError("give a run folder, or --model package.module:function --dataset NAME --sigma S --out DIR")
+    published = load_hub(hub) if hub is not None and loaded is None else None
     if folder is None:
         raise RequestError("give --out DIR for the certificates of --model")
     if run is not None and out is not None and not ensemble:
@@ -143,6 +147,8 @@ def certify(
     outputs = read_class_names(classes) if classes is not None else None
     files = {"image_size": image_size, "channels": channels or run_channels(loaded, str(dataset))}
     images = load_dataset(str(dataset), "test", data, **files, classes=outputs, skip_unreadable=skip_unreadable)
+    if published is not None and outputs is None:
+        images = with_known_classes(images, published.class_names)
     print_data_notes(console, images, loaded.recipe.dataset if loaded is not None else None)
     about = (model, str(dataset), image_size, settings, data)
     commands = [training_command(member, member.folder, *about) for member in members]
@@ -158,7 +164,7 @@ def certify(
         for warning in warnings if group.leads else []:
             if warning is not None:
                 print_warning(console, warning)
-        network = combined or loaded or own_model(str(model), images.num_classes)
+        network = combined or loaded or published or own_model(str(model), images.num_classes)
         with certification_bar(folder.name, len(indices)) as show:
 
             def judge(accuracy: "NoiseAccuracy") -> None:

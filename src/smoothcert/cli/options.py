@@ -31,6 +31,10 @@ Channels = Annotated[
 SkipUnreadable = Annotated[
     bool, typer.Option("--skip-unreadable", help="For folder:PATH: leave out files that cannot be read.")
 ]
+Hub = Annotated[
+    str | None,
+    typer.Option("--hub", help="A published classifier: hf:NAME, timm:NAME, hf:FOLDER or timm:FOLDER, from its cache."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace files in the folder that smoothcert did not write.")]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute.")]
@@ -47,6 +51,17 @@ def check_dataset(name: str) -> None:
     wanted = {"folder": "a folder", "npz": "a file"}.get(kind)
     if wanted and path and not path.startswith("~") and not Path(path).exists():
         raise RequestError(f"{name}: expected {wanted}, got none; give a path that exists")
+
+
+def chosen_model(model: str | None, hub: str | None) -> str | None:
+    """Return the reference of the network that --model or --hub names; refuse both, and other kinds of hubs."""
+    if hub is None:
+        return model
+    if model is not None:
+        raise RequestError("give --model or --hub, not both")
+    if not hub.startswith(("hf:", "timm:")):
+        raise RequestError(f"--hub: expected hf:NAME, timm:NAME, hf:FOLDER or timm:FOLDER, got {hub}; add hf: or timm:")
+    return hub
 
 
 def check_name(name: str) -> None:
