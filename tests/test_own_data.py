@@ -157,6 +157,36 @@ def test_run_with_more_classes_than_the_folder(trained_run: Path, digits: Path, 
     assert sum(row.correct for row in rows) >= 5
 
 
+def test_options_of_folders_hold_for_training_certification_and_attacks(
+    digits: Path, tmp_path: Path, run_cli: Cli
+) -> None:
+    """Grey files as RGB, with one damaged file and more outputs than folders."""
+    (tmp_path / "colour.py").write_text(
+        "import torch\ndef build(num_classes):\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 784, num_classes))\n"
+    )
+    network = ("--model", f"{tmp_path}/colour.py:build")
+    (digits / "one" / "damaged.png").write_bytes(b"not an image")
+    (tmp_path / "classes.txt").write_text("one\ntwo\nseven\nzero")
+    tiny_recipe(dataset=f"folder:{digits}", epochs=1, batch_size=4, learning_rate_drops=()).save(tmp_path / "r.yaml")
+    arguments = ("train", "--recipe", tmp_path / "r.yaml", "--out", tmp_path / "run", *network, "--device", "cpu")
+    code, _, err = run_cli(*arguments, "--channels", 3)
+    assert (code, "damaged.png" in err) == (1, True)
+    again = (*network, "--classes", tmp_path / "classes.txt", "--skip-unreadable")
+    code, out, err = run_cli(*arguments, "--channels", 3, *again)
+    assert code == 0, err
+    assert "1 of 10 files are skipped: one/damaged.png" in out
+    assert f"next: smoothcert certify {tmp_path / 'run'} {' '.join(map(str, again))}" in out
+    assert load_run(tmp_path / "run", network[1]).spec.shape == (3, 28, 28)
+    code, _, err = run_cli("certify", tmp_path / "run", *again, "--n", 10, "--device", "cpu")
+    assert code == 0, err
+    rows = read_certificates(tmp_path / "run/certificates/test-n10.tsv").rows
+    assert [row.label for row in rows] == [0, 0, 0, 2, 2, 2, 3, 3, 3]
+    few = ("--steps", 1, "--num-noise", 1, "--votes", 50, "--max-images", 1, "--radii", 0.5, "--device", "cpu")
+    code, _, err = run_cli("attack", tmp_path / "run", *again, *few)
+    assert code == 0, err
+
+
 @pytest.mark.parametrize("reference", ["torch:zeros", "os:abort", "sys:exit"])
 def test_built_in_functions_are_refused(run_cli: Cli, tmp_path: Path, reference: str) -> None:
     code, _, err = run_cli(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -280,3 +281,41 @@ def test_file_in_the_folder_does_not_replace_a_package(tmp_path: Path) -> None:
     program.write_text("from smoothcert.cli import main; main()")
     assert subprocess.run([sys.executable, program, "presets"], cwd=tmp_path, capture_output=True).returncode == 0
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda x: (torch.zeros(len(x), 10), 1), r"got tuple; wrap it: lambda x: model\(x\)\[0\]"),
+        (lambda x: {"scores": torch.zeros(len(x), 10)}, "got dict with the keys scores; return the logits"),
+        (lambda x: torch.zeros(len(x), 7), r"gives \[2, 7\] for 2 images, expected logits \[2, 10\]"),
+        (lambda x: torch.zeros(len(x), 12), "name the classes of all outputs with certify --classes FILE"),
+        (lambda x: torch.zeros(len(x)), r"gives \[2\] for 2 images"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(3, 10)), r"fails on images of shape \[1, 28, 28\]"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(784, 10, device="meta")), "got one on the device meta, without any"),
+    ],
+)
+def test_models_that_do_not_fit_are_one_line(tmp_path: Path, model: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        certify_dataset(model, mnist.load_sample("test"), tmp_path / "a.tsv", sigma=0.5, n=10, device="cpu")
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_weights_of_other_types_are_converted(tmp_path: Path, dtype: torch.dtype) -> None:
+    """The certificates of a network in bf16 are those of the same weights in float32."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10)).to(dtype)
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    wide.load_state_dict(model.state_dict())
+    options = {"sigma": 0.5, "n": 50, "max_images": 3, "seed": 1, "device": "cpu"}
+    rows = [
+        [
+            row.certificate
+            for row in certify_dataset(m, mnist.load_sample("test"), tmp_path / f"{i}.tsv", **options).rows
+        ]
+        for i, m in enumerate((model, wide))
+    ]
+    assert rows[0] == rows[1]
+    assert model[1].weight.dtype == dtype

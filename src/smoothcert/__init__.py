@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from smoothcert.data import load_dataset
     from smoothcert.errors import RequestError, WorkError
     from smoothcert.models.ensemble import Ensemble
+    from smoothcert.models.hub import load_hub
     from smoothcert.objectives import losses
     from smoothcert.papers.presets import preset
     from smoothcert.report.run_table import report
@@ -44,6 +45,7 @@ __all__ = [
     "certify_dataset",
     "load",
     "load_dataset",
+    "load_hub",
     "losses",
     "preset",
     "read_certificates",
@@ -66,6 +68,7 @@ _MODULES = {
     "certify_dataset": "certification.certify_dataset",
     "load": "training.api",
     "load_dataset": "data",
+    "load_hub": "models.hub",
     "preset": "papers.presets",
     "losses": "objectives.losses",
     "read_certificates": "certification.certificates",

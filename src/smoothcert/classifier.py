@@ -64,6 +64,16 @@ def device_of(classifier: Classifier) -> torch.device | None:
     return None if parameter is None else parameter.device
 
 
+def in_float32(module: nn.Module) -> nn.Module:
+    """Return a copy in float32 of a module with floating-point weights of another type; else the module itself."""
+    import copy
+
+    import torch
+
+    types = {tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()}
+    return module if types <= {torch.float32} else copy.deepcopy(module).float()
+
+
 def logits_of(output: object) -> Tensor:
     """Return the logits in a model's output: a tensor, an object with `.logits` or a mapping with "logits"."""
     from torch import Tensor

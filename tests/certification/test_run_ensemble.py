@@ -130,7 +130,6 @@ def test_command_line_certifies_an_ensemble_and_reports_it(run_cli: Cli, folders
 def test_command_line_refuses_requests_that_are_unclear(run_cli: Cli, folders: list[Path], tmp_path: Path) -> None:
     wide = other_run(load_run(folders[0]), tmp_path / "wide", 9, sigma=1.0)
     for request, message in (
-        (folders, "expected one run folder, got 3; add --ensemble or --cascade"),
         (["--ensemble", folders[0]], "--ensemble: expected at least two run folders, got 1"),
         ([folders[0], "--consensus", 2], "--consensus: expected none without --ensemble"),
         (["--ensemble", *folders, "--consensus", 3], "consensus: expected at least 2 and fewer than the 3 members"),

@@ -149,17 +149,55 @@ def test_damaged_image_is_named(tmp_path: Path, content: bytes | None) -> None:
 
 def test_all_unreadable_files_are_listed_at_once(tmp_path: Path) -> None:
     write_photograph(tmp_path / "a" / "good.png", 0)
-    for number in range(11):
-        (tmp_path / "a" / f"head{number:02}.png").write_bytes(b"not an image")
+    for number in range(101):
+        (tmp_path / "a" / f"head{number:03}.png").write_bytes(b"not an image")
     cut = write_photograph(tmp_path / "a" / "cut.png", 1)
     cut.write_bytes(cut.read_bytes()[:-400])
-    with pytest.raises(WorkError, match="12 of 13 files cannot be used: a/cut") as raised:
+    with pytest.raises(WorkError, match="102 of 103 files cannot be used: a/cut") as raised:
         load_folder(tmp_path, "test")
     message = str(raised.value)
     assert "\n" not in message
-    assert "a/head08.png (expected a whole image, found 12 bytes that cannot be decoded" in message
-    assert "head09" not in message
-    assert message.endswith(" and 2 more; replace or delete them")
+    assert "a/head098.png (expected a whole image, found 12 bytes that cannot be decoded" in message
+    assert "head099" not in message
+    assert message.endswith(" and 2 more; replace or delete them, or pass --skip-unreadable")
+
+
+@pytest.mark.parametrize("in_memory", [0, 10**9])
+def test_unreadable_files_can_be_skipped(tmp_path: Path, in_memory: int) -> None:
+    """The rest keep their labels and pixels; a note lists what is left out."""
+    for number, name in enumerate(["ant/a.png", "ant/cut.png", "bee/b.png", "bee/z.png"]):
+        path = write_photograph(tmp_path / name, number)
+    cut = tmp_path / "ant" / "cut.png"
+    cut.write_bytes(cut.read_bytes()[:-400])  # its header is whole
+    path.write_bytes(b"not an image")
+    data = load_folder(tmp_path, "test", skip_unreadable=True, in_memory_bytes=in_memory)
+    assert data.labels.tolist() == [0, 1]
+    expected = [np.asarray(photograph(number, 60, 40)).transpose(2, 0, 1) for number in (0, 2)]
+    pixels = data.batch(torch.arange(2))[0] * 255
+    np.testing.assert_array_equal(pixels.round().numpy(), np.stack(expected))
+    (note,) = data.notes
+    assert f"{tmp_path}: 2 of 4 files are skipped: ant/cut.png (expected a whole image" in note
+    assert "bee/z.png (" in note
+    for name in ("ant/a.png", "bee/b.png"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(WorkError, match="4 of 4 files cannot be used"):
+        load_folder(tmp_path, "test", skip_unreadable=True, in_memory_bytes=in_memory)
+
+
+def test_channels_can_be_chosen(tmp_path: Path) -> None:
+    write_photograph(tmp_path / "a" / "grey.png", 0, mode="L")
+    grey = load_folder(tmp_path, "test")
+    coloured = load_folder(tmp_path, "test", channels=3)
+    assert (grey.shape, coloured.shape, coloured.notes) == ((1, 40, 60), (3, 40, 60), ())
+    first = torch.tensor([0])
+    assert torch.equal(coloured.batch(first)[0], grey.batch(first)[0].expand(1, 3, 40, 60))
+    write_photograph(tmp_path / "a" / "red.png", 1, mode="RGBA")
+    data = load_dataset(f"folder:{tmp_path}", "test", channels=1)
+    luminance = np.asarray(photograph(1, 60, 40).convert("L"))
+    np.testing.assert_allclose(data.batch(torch.tensor([1]))[0][0, 0] * 255, luminance, atol=1)
+    assert data.notes == (f"{tmp_path}: 1 of 2 files are in colour and are read as grey",)
+    with pytest.raises(RequestError, match=r"channels: expected 1 \(grey\) or 3 \(RGB\), got 4"):
+        load_folder(tmp_path, "test", channels=4)
 
 
 def test_notes_on_skipped_and_coloured_files(tmp_path: Path) -> None:
@@ -222,6 +260,8 @@ def test_image_size_must_be_positive_and_is_for_folders(tmp_path: Path) -> None:
     for name in ("mnist-sample", f"npz:{tmp_path / 'a.npz'}"):
         with pytest.raises(RequestError, match="image_size: expected none for"):
             load_dataset(name, "test", image_size=32)
+        with pytest.raises(RequestError, match=f"skip_unreadable: expected none for {name}"):
+            load_dataset(name, "test", skip_unreadable=True)
 
 
 @pytest.mark.parametrize("name", ["folder:", "npz:", "folder", "zip:x"])

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, SequentialSampler, default_col
 from smoothcert.certification.cascade import Cascade
 from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-from smoothcert.classifier import device_of, evaluating, logits_of, refuse_batch_dependence
+from smoothcert.classifier import device_of, evaluating, in_float32, logits_of, refuse_batch_dependence
 from smoothcert.data import DATASETS, UNSPLIT, ImageFiles, Images
 from smoothcert.errors import RequestError
 from smoothcert.models import check_outputs, is_code
@@ -56,9 +56,12 @@ class Subject:
             return cls(model.model, "ensemble", model, model.defaults)
         if isinstance(model, SmoothedClassifier):
             smoothing = {"sigma": model.noise.sigma, "noise": model.noise.name, "precision": model.precision}
-            return cls(model.classifier, name or _name_of(model.classifier), None, smoothing)
+            inner = model.classifier
+            network = in_float32(inner) if isinstance(inner, nn.Module) else inner
+            return cls(network, name or _name_of(inner), None, smoothing)
         # The precision is not reduced by default: an unknown network may not tolerate it.
-        return cls(model, name or _name_of(model), None, {"precision": "fp32"})
+        network = in_float32(model) if isinstance(model, nn.Module) else model
+        return cls(network, name or _name_of(model), None, {"precision": "fp32"})
 
     def check(self, data: Images) -> None:
         """Refuse `data` that do not fit the classifier."""

@@ -6,7 +6,20 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from smoothcert.cli.options import Data, Device, Precision, check_name, command_line, console, count_option, parse_radii
+from smoothcert.cli.certification import run_channels
+from smoothcert.cli.options import (
+    Channels,
+    Classes,
+    Data,
+    Device,
+    Precision,
+    SkipUnreadable,
+    check_name,
+    command_line,
+    console,
+    count_option,
+    parse_radii,
+)
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.training.run_folder import check_file, check_run_folder
 
@@ -35,6 +48,9 @@ def attack(
     name: Annotated[str, typer.Option(help="Name of the attacks file.")] = "pgd",
     model: Annotated[str | None, typer.Option(help="The run's own network, package.module:function.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Data set of the certificates.", show_default="the run's")] = None,
+    channels: Channels = None,
+    classes: Classes = None,
+    skip_unreadable: SkipUnreadable = False,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
@@ -47,7 +63,7 @@ def attack(
     from smoothcert.certification.attack_settings import complete_attack_recipe
     from smoothcert.certification.certificates import read_certificates
     from smoothcert.certification.shards import chosen_images
-    from smoothcert.data import load_dataset
+    from smoothcert.data import load_dataset, read_class_names
     from smoothcert.distributed import find_device
     from smoothcert.io.files import check_inside
     from smoothcert.report.progress import attack_bar
@@ -64,8 +80,14 @@ def attack(
     path = run / "attacks" / f"{name}.tsv"
     check_inside(path, run)
     # Not the name in the certificates: data of this name need not be those that were certified. It is compared later.
-    size = loaded.recipe.image_size if dataset is None else None
-    images = load_dataset(dataset or loaded.recipe.dataset, "test", data, image_size=size)
+    source_name = dataset or loaded.recipe.dataset
+    images = load_dataset(
+        *(source_name, "test", data),
+        image_size=loaded.recipe.image_size if dataset is None else None,
+        classes=read_class_names(classes) if classes is not None else None,
+        channels=channels or run_channels(loaded, source_name),
+        skip_unreadable=skip_unreadable,
+    )
     fields = {
         **{"radii": parse_radii(radii), "steps": steps, "num_noise": num_noise, "n": n, "alpha": alpha},
         **{"precision": precision, "seed": seed},

@@ -4,20 +4,24 @@ import math
 import re
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from smoothcert.cli.advice import next_step
 from smoothcert.cli.options import (
     Bound,
+    Channels,
     Classes,
     Data,
     Device,
+    Hub,
     NoiseName,
     Precision,
+    SkipUnreadable,
     check_dataset,
     check_name,
+    chosen_model,
     command_line,
     console,
     count_option,
@@ -25,6 +29,10 @@ from smoothcert.cli.options import (
 )
 from smoothcert.errors import RequestError
 from smoothcert.training.run_folder import check_file, check_run_folder
+
+if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
+    from smoothcert.data import Images
+    from smoothcert.training.checkpoint import Run
 
 
 def certify(
@@ -41,11 +49,14 @@ def certify(
     model: Annotated[
         str | None, typer.Option(help="Your own network: package.module:function or FILE.py:function.")
     ] = None,
+    hub: Hub = None,
     dataset: Annotated[
         str | None, typer.Option(help="Data set: see `smoothcert datasets`.", show_default="the run's")
     ] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images, for folder:PATH.")] = None,
+    channels: Channels = None,
     classes: Classes = None,
+    skip_unreadable: SkipUnreadable = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the certificates of other than one run.")] = None,
     n: Annotated[int, count_option("--n", "--votes", help="Votes that bound the class's probability.")] = 100_000,
     n0: Annotated[int, count_option(help="Votes that choose the class.")] = 100,
@@ -79,12 +90,12 @@ def certify(
     device: Device = "auto",
 ) -> None:
     """Certify test images of runs, several runs as one classifier or your own model; a file is continued."""
-    kind = check_kind(ensemble, cascade)
+    kind, model = check_kind(ensemble, cascade), chosen_model(model, hub)
     folders = check_runs(runs or [], kind, consensus)  # before torch is imported, which takes seconds
     if dataset is not None:
         check_dataset(dataset)
     from smoothcert.cli.certify_targets import Request, certify_target, find_target, last_line
-    from smoothcert.data import load_dataset, read_class_names
+    from smoothcert.data import load_dataset, read_class_names, with_known_classes
     from smoothcert.distributed import find_device, meet, team
 
     meet()
@@ -103,14 +114,24 @@ def certify(
         **{"compile": compile_, "batch_size": batch_size, "skip": skip, "max_images": max_images},
         "shard": parse_shard(shard),
     }
-    request = Request(*(kind, consensus, model, dataset, image_size, out, name, radius, data), quiet=quiet, json=json_)
+    request = Request(
+        *(kind, consensus, model, hub, dataset, image_size, out, name, radius, data), quiet=quiet, json=json_
+    )
     groups = [[folder] for folder in folders] if folders and not kind else [folders]
     targets = [find_target(request, group, fields) for group in groups]  # all are checked before the first is certified
     outputs = read_class_names(classes) if classes is not None else None
-    load = cache(lambda name, size: load_dataset(name, "test", data, image_size=size, classes=outputs))
+    files: dict[str, Any] = {"classes": outputs, "skip_unreadable": skip_unreadable}
+
+    @cache
+    def load(name: str, size: int | None, depth: int | None) -> "Images":
+        return load_dataset(name, "test", data, image_size=size, channels=depth, **files)
+
     with team() as group:
         for target in targets:
-            certify_target(request, target, load(target.dataset, target.image_size), where, group)
+            images = load(target.dataset, target.image_size, channels or run_channels(target.first, target.dataset))
+            if target.published is not None and outputs is None:
+                images = with_known_classes(images, target.published.class_names)
+            certify_target(request, target, images, where, group)
         if group.leads:
             steps = last_line(targets, lambda target: next_step(target.path, target.folder, target.settings.shard))
             request.console.print(steps, soft_wrap=True)
@@ -135,6 +156,11 @@ def check_runs(runs: list[Path], kind: str, consensus: int | None) -> list[Path]
     if not kind and len(set(resolved)) < len(resolved):
         raise RequestError("run: expected different run folders, got one of them twice; name each once")
     return runs
+
+
+def run_channels(run: "Run | None", dataset: str) -> int | None:
+    """Return the channels that the network of a run takes, for the files of a folder; None for other data."""
+    return run.spec.shape[0] if run is not None and dataset.startswith("folder:") else None
 
 
 def parse_shard(text: str) -> tuple[int, int]:

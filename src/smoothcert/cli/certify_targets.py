@@ -22,7 +22,7 @@ from smoothcert.distributed import Team
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole, leads
 from smoothcert.io.files import check_inside
-from smoothcert.models import own_model
+from smoothcert.models import HubClassifier, load_hub, own_model
 from smoothcert.report.progress import certification_bar, print_data_notes, print_note, print_warning
 from smoothcert.report.summary import default_radii, summarize
 from smoothcert.smoothing.accuracy import NoiseAccuracy
@@ -41,6 +41,7 @@ class Request:
     """How several runs are one classifier: "ensemble", "cascade" or "" for each run by itself."""
     consensus: int | None
     model: str | None
+    hub: str | None
     dataset: str | None
     image_size: int | None
     out: Path | None
@@ -66,6 +67,7 @@ class Target:
 
     members: Sequence[Run]
     combined: RunEnsemble | Cascade | None
+    published: HubClassifier | None
     folder: Path
     path: Path
     settings: CertifySettings
@@ -73,8 +75,12 @@ class Target:
     image_size: int | None
 
     @property
+    def first(self) -> Run | None:
+        return self.members[0] if self.members else None
+
+    @property
     def trained_on(self) -> str | None:
-        return self.members[0].recipe.dataset if self.members else None
+        return self.first.recipe.dataset if self.first is not None else None
 
 
 def find_target(request: Request, folders: Sequence[Path], fields: Mapping[str, Any]) -> Target:
@@ -89,6 +95,7 @@ def find_target(request: Request, folders: Sequence[Path], fields: Mapping[str, 
     sigma, noise, dataset = fields["sigma"], fields["noise"], request.dataset
     if first is None and (request.model is None or dataset is None or sigma is None):
         raise RequestError("give a run folder, or --model package.module:function --dataset NAME --sigma S --out DIR")
+    published = load_hub(request.hub) if request.hub is not None and first is None else None
     folder = folders[0] if folders and combined is None else request.out
     if folder is None and combined is not None:
         folder = common_folder(request.kind, folders)
@@ -113,7 +120,7 @@ def find_target(request: Request, folders: Sequence[Path], fields: Mapping[str, 
     path = settings.default_path(folder, trained_with, request.consensus)
     path = folder / "certificates" / f"{request.name}.tsv" if request.name else path
     check_inside(path, folder)
-    return Target(members, combined, folder, path, settings, str(dataset), image_size)
+    return Target(members, combined, published, folder, path, settings, str(dataset), image_size)
 
 
 def common_folder(kind: str, runs: Sequence[Path]) -> Path:
@@ -129,9 +136,8 @@ def certify_target(request: Request, target: Target, images: Images, device: tor
     console, settings = request.console, target.settings
     indices = settings.selection(len(images)).indices
     retrain = print_warnings(request, target, images)
-    network = target.combined or (
-        target.members[0] if target.members else own_model(str(request.model), images.num_classes)
-    )
+    network = target.combined or target.first or target.published
+    network = network or own_model(str(request.model), images.num_classes)
     with certification_bar(target.folder.name, len(indices), quiet=console.quiet) as show:
 
         def judge(accuracy: NoiseAccuracy) -> None:

@@ -27,6 +27,16 @@ Classes = Annotated[
     Path | None,
     typer.Option("--classes", help="Text file: one class name per line, in the order of the model's outputs."),
 ]
+Channels = Annotated[
+    int | None, typer.Option("--channels", help="For folder:PATH: 1 (grey) or 3 (RGB).", show_default="as the files")
+]
+SkipUnreadable = Annotated[
+    bool, typer.Option("--skip-unreadable", help="For folder:PATH: leave out files that cannot be read.")
+]
+Hub = Annotated[
+    str | None,
+    typer.Option("--hub", help="A published classifier: hf:NAME, timm:NAME, hf:FOLDER or timm:FOLDER, from its cache."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace files in the folder that smoothcert did not write.")]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute.")]
@@ -58,6 +68,17 @@ def check_dataset(name: str) -> None:
     wanted = {"folder": "a folder", "npz": "a file"}.get(kind)
     if wanted and path and not path.startswith("~") and not Path(path).exists():
         raise RequestError(f"{name}: expected {wanted}, got none; give a path that exists")
+
+
+def chosen_model(model: str | None, hub: str | None) -> str | None:
+    """Return the reference of the network that --model or --hub names; refuse both, and other kinds of hubs."""
+    if hub is None:
+        return model
+    if model is not None:
+        raise RequestError("give --model or --hub, not both")
+    if not hub.startswith(("hf:", "timm:")):
+        raise RequestError(f"--hub: expected hf:NAME, timm:NAME, hf:FOLDER or timm:FOLDER, got {hub}; add hf: or timm:")
+    return hub
 
 
 def check_name(name: str) -> None:

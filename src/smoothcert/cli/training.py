@@ -1,11 +1,23 @@
 """`smoothcert train` and `smoothcert import`: commands that make run folders."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from smoothcert.cli.options import Compiling, Data, Device, InputLayer, check_dataset, command_line, console
+from smoothcert.cli.options import (
+    Channels,
+    Classes,
+    Compiling,
+    Data,
+    Device,
+    InputLayer,
+    SkipUnreadable,
+    check_dataset,
+    command_line,
+    console,
+)
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import leads
 from smoothcert.training.choices import Tracker
@@ -42,6 +54,9 @@ def train(
     sync_batch_norm: Annotated[
         bool, typer.Option("--sync-batch-norm", help="Batch norm over the images of all processes; on GPUs.")
     ] = False,
+    channels: Channels = None,
+    classes: Classes = None,
+    skip_unreadable: SkipUnreadable = False,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
@@ -77,7 +92,7 @@ def train(
     if file is not None and not any(text.partition("=")[0] in ("objective", "objective.name") for text in overrides):
         refuse_objective_code(file, final)
     # torch is imported when the request is known to be right.
-    from smoothcert.data import UNSPLIT, load_dataset
+    from smoothcert.data import UNSPLIT, load_dataset, read_class_names
     from smoothcert.distributed import meet
     from smoothcert.models import is_code
     from smoothcert.report.progress import print_data_notes, print_note, train_with_bar
@@ -88,7 +103,16 @@ def train(
         refuse_code(file, final.model, None)
     final = load_objective(final)
     meet()
-    images = load_dataset(final.dataset, "train", data, image_size=final.image_size)
+    load = partial(
+        load_dataset,
+        final.dataset,
+        folder=data,
+        image_size=final.image_size,
+        classes=read_class_names(classes) if classes is not None else None,
+        channels=channels,
+        skip_unreadable=skip_unreadable,
+    )
+    images = load(split="train")
     print_data_notes(console, images)
     if images.split == UNSPLIT and leads():
         print_note(console, f"{images.name} has no split: all {len(images):,} images are trained on; certify others")
@@ -100,14 +124,16 @@ def train(
         compiling=compile_,
         sync_batch_norm=sync_batch_norm,
         init=init,
-        test_data=load_dataset(final.dataset, "test", data, image_size=final.image_size) if evaluate_every else None,
+        test_data=load(split="test") if evaluate_every else None,
         evaluate_every=evaluate_every or 1,
         on_epoch=tracker(track) if track is not None else lambda run, metrics: None,
     )
     if not leads():
         return
-    code = ["--model", final.model] if is_code(final.model) else []
-    onwards = command_line("certify", out, *code, *(["--data", data] if data is not None else []))
+    again: list[object] = ["--model", final.model] if is_code(final.model) else []
+    again += ["--classes", classes] if classes is not None else []
+    again += ["--skip-unreadable"] if skip_unreadable else []
+    onwards = command_line("certify", out, *again, *(["--data", data] if data is not None else []))
     console.print(f"trained {out}; next: {onwards}", soft_wrap=True)
 
 

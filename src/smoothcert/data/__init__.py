@@ -18,7 +18,7 @@ from smoothcert.data.datasets import (
 
 if TYPE_CHECKING:
     from smoothcert.data.class_folders import load_folder
-    from smoothcert.data.class_names import read_class_names, with_classes
+    from smoothcert.data.class_names import read_class_names, with_classes, with_known_classes
     from smoothcert.data.image_files import ImageFiles
     from smoothcert.data.images import ImageData, Images
     from smoothcert.data.npz_file import load_npz
@@ -43,6 +43,7 @@ __all__ = [
     "same_data",
     "with_classes",
     "with_home",
+    "with_known_classes",
 ]
 _MODULES = {
     "ImageData": "images",
@@ -53,6 +54,7 @@ _MODULES = {
     "load_npz": "npz_file",
     "read_class_names": "class_names",
     "with_classes": "class_names",
+    "with_known_classes": "class_names",
 }
 
 

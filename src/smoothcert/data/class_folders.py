@@ -19,48 +19,66 @@ from smoothcert.errors import RequestError, WorkError
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 ENDINGS = ", ".join(EXTENSIONS)
 IN_MEMORY_BYTES = 2_000_000_000
-LISTED = 10
-"""Number of unreadable files that a message names."""
+LISTED = 100
+"""Most unreadable files that a message names."""
 SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test", "val")}
 
 
 def load_folder(
-    path: Path | str, split: Split, image_size: int | None = None, *, in_memory_bytes: int = IN_MEMORY_BYTES
+    path: Path | str,
+    split: Split,
+    image_size: int | None = None,
+    *,
+    channels: int | None = None,
+    skip_unreadable: bool = False,
+    in_memory_bytes: int = IN_MEMORY_BYTES,
 ) -> ImageData | ImageFiles:
     """Load the images below `path`: PATH/train/<class> and PATH/test/<class> (or val), or PATH/<class> for any split.
 
     Data in PATH/<class> have no split: both requests give all images, and their `split` is UNSPLIT. Classes are the
     sorted folder names, of the training folder if there is one. Images are [c, s, s] for `image_size` s: the shorter
     side is scaled to s and the centre is cut out; without `image_size` all files must have one size, which they keep.
-    Images are grey (c = 1) if all files are, else RGB. Sets of up to `in_memory_bytes` are decoded at once into an
-    ImageData, larger ones when needed (ImageFiles). Files that cannot be used are a WorkError that lists them. The
-    notes of the data say which files are skipped or changed.
+    Images have `channels` (1 grey, 3 RGB), by default 1 if all files are grey, else 3. Sets of up to `in_memory_bytes`
+    are decoded at once into an ImageData, larger ones when needed (ImageFiles). Files that cannot be used are a
+    WorkError that lists them; with `skip_unreadable` they are left out, for which all files are decoded once. The notes
+    of the data say which files are skipped or changed.
     """
     if image_size is not None and image_size < 1:
         raise RequestError(f"image_size: expected at least 1 pixel, got {image_size}; raise it")
+    if channels not in (None, 1, 3):
+        raise RequestError(f"channels: expected 1 (grey) or 3 (RGB), got {channels}; choose one of these")
     path = with_home(path)
     root, classes = _split_folder(path, split)
     files, labels = list_images(root, subfolders(root), classes)
     heads, unreadable = _heads(files)
     if not heads:
         raise _unusable(files, unreadable)
-    decoder = _decoder(files, heads, image_size)
+    decoder = _decoder(files, heads, image_size, channels)
     in_memory = len(files) * math.prod(decoder.shape) <= in_memory_bytes
     images = torch.empty((len(files) if in_memory else 0, *decoder.shape), dtype=torch.uint8)
-    for index in heads if in_memory else ():
+    for index in heads if in_memory or skip_unreadable else ():
         try:
-            images[index].copy_(torch.from_numpy(decoder.centre(files[index])))
+            pixels = torch.from_numpy(decoder.centre(files[index]))
         except WorkError as error:
             unreadable[index] = error
+            continue
+        if in_memory:
+            images[index].copy_(pixels)
+    skipped: tuple[str, ...] = ()
     if unreadable:
-        raise _unusable(files, unreadable)
+        readable = [index for index in heads if index not in unreadable]
+        if not skip_unreadable or not readable:
+            raise _unusable(files, unreadable)
+        skipped = (f"{files.root}: {len(unreadable)} of {len(files)} files are skipped: {_reasons(files, unreadable)}",)
+        images, labels = images[readable] if in_memory else images, labels[readable]
+        files, heads = FileList(files.root, files.names[readable]), dict(enumerate(heads[index] for index in readable))
     about: dict[str, Any] = {
         "labels": labels,
         "num_classes": len(classes),
         "name": f"folder:{path}",
         "split": UNSPLIT if root == path else split,
         "class_names": tuple(classes),
-        "notes": _notes(files, heads, classes),
+        "notes": (*skipped, *_notes(files, heads, classes, decoder.channels)),
     }
     return ImageData(images=images, **about) if in_memory else ImageFiles(files=files, decoder=decoder, **about)
 
@@ -161,7 +179,7 @@ def _heads(files: FileList) -> tuple[dict[int, ImageHead], dict[int, WorkError]]
     return heads, unreadable
 
 
-def _decoder(files: FileList, heads: dict[int, ImageHead], image_size: int | None) -> Decoder:
+def _decoder(files: FileList, heads: dict[int, ImageHead], image_size: int | None, channels: int | None) -> Decoder:
     """How the files become images of one shape."""
     first = next(iter(heads))
     width, height = heads[first].size
@@ -172,7 +190,7 @@ def _decoder(files: FileList, heads: dict[int, ImageHead], image_size: int | Non
                 f"{files[index].name} of {head.size[0]}x{head.size[1]} pixels; give --image-size S "
                 "(train: --set image_size=S), the side to scale and crop them to"
             )
-    channels = 1 if all(head.grey for head in heads.values()) else 3
+    channels = channels or (1 if all(head.grey for head in heads.values()) else 3)
     return Decoder(channels, image_size or height, image_size or width, shorter_side=image_size)
 
 
@@ -180,19 +198,23 @@ def _unusable(files: FileList, errors: dict[int, WorkError]) -> WorkError:
     """One line about all files that cannot be used."""
     if len(errors) == 1:
         return next(iter(errors.values()))
+    return WorkError(
+        f"{files.root}: {len(errors)} of {len(files)} files cannot be used: {_reasons(files, errors)}; "
+        "replace or delete them, or pass --skip-unreadable"
+    )
+
+
+def _reasons(files: FileList, errors: dict[int, WorkError]) -> str:
+    """The files that cannot be used, each with the reason."""
     reasons = []
     for index in sorted(errors)[:LISTED]:
         path = files[index]
         reason = str(errors[index]).removeprefix(f"{path}: ").rpartition("; ")[0]
         reasons.append(f"{path.relative_to(files.root)} ({reason})")
-    more = f" and {len(errors) - LISTED} more" if len(errors) > LISTED else ""
-    return WorkError(
-        f"{files.root}: {len(errors)} of {len(files)} files cannot be used: {', '.join(reasons)}{more}; "
-        "replace or delete them"
-    )
+    return ", ".join(reasons) + (f" and {len(errors) - LISTED} more" if len(errors) > LISTED else "")
 
 
-def _notes(files: FileList, heads: dict[int, ImageHead], classes: list[str]) -> tuple[str, ...]:
+def _notes(files: FileList, heads: dict[int, ImageHead], classes: list[str], channels: int) -> tuple[str, ...]:
     """Notes about files that are skipped, read in colour, or composited."""
     notes = []
     folders = [files.root / name for name in classes]
@@ -206,7 +228,9 @@ def _notes(files: FileList, heads: dict[int, ImageHead], classes: list[str]) -> 
         )
     coloured = next((index for index, head in heads.items() if not head.grey), None)
     grey = sum(head.grey for head in heads.values())
-    if coloured is not None and grey:
+    if coloured is not None and channels == 1:
+        notes.append(f"{files.root}: {len(heads) - grey} of {len(heads)} files are in colour and are read as grey")
+    elif coloured is not None and grey:
         notes.append(
             f"{files.root}: all images are read as RGB, although {grey} of {len(heads)} files are grey, because "
             f"{files[coloured].relative_to(files.root)} is in colour (mode {heads[coloured].mode})"

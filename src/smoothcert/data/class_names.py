@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from smoothcert.data.datasets import with_home
-from smoothcert.data.images import ImageData
+from smoothcert.data.images import ImageData, Images
 from smoothcert.data.streamed_images import StreamedImages
 from smoothcert.errors import RequestError
 from smoothcert.io.files import check_regular_file
@@ -38,6 +38,12 @@ def with_classes(data: ImageData | StreamedImages, names: Sequence[str]) -> Imag
         moved = torch.tensor([position[name] for name in data.class_names], dtype=torch.int64)
         labels = moved[labels.cpu()].to(labels.device)
     return replace(data, labels=labels, num_classes=len(names), class_names=tuple(names), relabelled=True)
+
+
+def with_known_classes(data: Images, names: Sequence[str] | None) -> Images:
+    """`with_classes` if `names`, which a published model contains, has all classes of `data`; otherwise `data`."""
+    known = names is not None and data.class_names is not None and set(data.class_names) <= set(names)
+    return with_classes(data, names) if known and isinstance(data, ImageData | StreamedImages) else data
 
 
 def read_class_names(path: Path | str) -> tuple[str, ...]:

@@ -115,16 +115,19 @@ def load_dataset(
     *,
     image_size: int | None = None,
     classes: Sequence[str] | None = None,
+    channels: int | None = None,
+    skip_unreadable: bool = False,
 ) -> "Images":
     """Load the split `split` of the data set `name` on the CPU; `folder` is where its files are or will be stored.
 
     `name` is one of DATASETS, or `folder:PATH` or `npz:PATH` for images of users (see `load_folder`, `load_npz`).
-    `image_size` is for `folder:PATH` only: the others have a size. With `classes`, the names of a model's outputs in
-    order, labels are positions in that list (see `with_classes`).
+    `image_size`, `channels` and `skip_unreadable` are for `folder:PATH` only: the others have a shape. With `classes`,
+    the names of a model's outputs in order, labels are positions in that list (see `with_classes`).
     """
     if not isinstance(name, str):
         raise RequestError(f"dataset: expected a name, got {type(name).__name__}; see `smoothcert datasets`")
-    data = _load(name, split, folder, image_size)
+    options = {"image_size": image_size, "channels": channels, "skip_unreadable": skip_unreadable or None}
+    data = _load(name, split, folder, {key: value for key, value in options.items() if value is not None})
     if classes is None:
         return data
     from smoothcert.data.class_names import with_classes
@@ -132,7 +135,9 @@ def load_dataset(
     return with_classes(data, classes)
 
 
-def _load(name: str, split: Split, folder: Path | str | None, image_size: int | None) -> "ImageData | StreamedImages":
+def _load(
+    name: str, split: Split, folder: Path | str | None, options: Mapping[str, Any]
+) -> "ImageData | StreamedImages":
     kind, _, path = name.partition(":")
     users = kind in ("folder", "npz") and path != ""
     if not users and name not in DATASETS:
@@ -144,9 +149,9 @@ def _load(name: str, split: Split, folder: Path | str | None, image_size: int | 
     if users and kind == "folder":
         from smoothcert.data.class_folders import load_folder
 
-        return load_folder(path, split, image_size)
-    if image_size is not None:
-        raise RequestError(f"image_size: expected none for {name}, whose images have a size, got {image_size}; omit it")
+        return load_folder(path, split, **options)
+    for option, value in options.items():
+        raise RequestError(f"{option}: expected none for {name}, which is no folder of images, got {value}; omit it")
     if users:
         from smoothcert.data.npz_file import load_npz
 

@@ -10,6 +10,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.text import did_you_mean
 from smoothcert.models.densenet import DenseNet40
 from smoothcert.models.ensemble import Ensemble
+from smoothcert.models.hub import HubClassifier, is_hub, load_hub
 from smoothcert.models.lenet import LeNet
 from smoothcert.models.normalize import Normalize
 from smoothcert.models.resnet50 import ResNet50
@@ -44,7 +45,8 @@ def build_model(
 ) -> nn.Module:
     """Build a newly initialised model for images of `shape`; with `mean` and `std` its first layer normalises.
 
-    `package.module:function` builds a user's own network, which contains its own normalisation, if any.
+    `package.module:function` builds a user's own network, which contains its own normalisation, if any; `hf:NAME` and
+    `timm:NAME` are published classifiers with their weights.
     """
     if is_code(name):
         return _trainable(own_model(name, num_classes), name, shape, num_classes)
@@ -71,6 +73,7 @@ __all__ = [
     "CifarResNet",
     "DenseNet40",
     "Ensemble",
+    "HubClassifier",
     "LeNet",
     "ModelSpec",
     "Normalize",
@@ -78,5 +81,7 @@ __all__ = [
     "build_model",
     "check_outputs",
     "is_code",
+    "is_hub",
+    "load_hub",
     "own_model",
 ]

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from smoothcert.classifier import image_layout
+from smoothcert.classifier import image_layout, logits_of
 from smoothcert.errors import RequestError
 from smoothcert.io.text import error_line
 from smoothcert.models.ensemble import Ensemble
@@ -99,7 +99,7 @@ def with_float32_logits(model: nn.Module, images: Tensor) -> nn.Module:
     outputs: list[Tensor] = []
     hook = last.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     with torch.no_grad():
-        logits = model(images.contiguous(memory_format=image_layout(model)))
+        logits = logits_of(model(images.contiguous(memory_format=image_layout(model))))
     hook.remove()
     if len(outputs) == 1 and outputs[0] is logits:
         last.float().register_forward_pre_hook(lambda module, inputs: (inputs[0].float(),))

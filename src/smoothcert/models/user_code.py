@@ -12,12 +12,13 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from smoothcert.classifier import Classifier, device_of, evaluating, logits_of
+from smoothcert.classifier import Classifier, device_of, evaluating, in_float32, logits_of
 from smoothcert.errors import RequestError
 from smoothcert.io.files import check_regular_file
 from smoothcert.io.text import error_line, named_error
+from smoothcert.models.hub import is_hub, load_hub
 
 
 def is_code(name: str) -> bool:
@@ -31,8 +32,10 @@ def own_model(reference: str, num_classes: int) -> Classifier:
     The function is called with `num_classes` if it has a parameter of that name, else without arguments. It must be a
     function or a class that is written in Python: built-in ones are refused, because none of them builds a network and
     some of them end the process (`os:abort`). Everything that the import or the call raises becomes a RequestError,
-    `SystemExit` too; only Ctrl-C passes.
+    `SystemExit` too; only Ctrl-C passes. `hf:NAME` and `timm:NAME` are published classifiers (see `load_hub`).
     """
+    if is_hub(reference):
+        return load_hub(reference)
     function = import_code(reference, "model", "function")
     if not callable(function):
         raise RequestError(f"model: expected {reference} to be a function, got {type(function).__name__}")
@@ -55,7 +58,7 @@ def own_model(reference: str, num_classes: int) -> Classifier:
         raise RequestError(
             f"model: expected {reference}() to return a module or a callable, got {type(model).__name__}"
         )
-    network: Classifier = model
+    network: Classifier = in_float32(model) if isinstance(model, nn.Module) else model
     return network
 
 
@@ -115,9 +118,13 @@ def _is_python(function: Any) -> bool:
 
 def check_outputs(model: Classifier, name: str, shape: tuple[int, int, int], num_classes: int) -> None:
     """Refuse a network that does not return logits [2, num_classes] for two black images of `shape`."""
+    if device_of(model) == torch.device("meta"):
+        raise RequestError(f"model: expected {name} with weights, got one on the device meta, without any; load them")
     try:
         with torch.no_grad(), evaluating(model):
             logits = logits_of(model(torch.zeros(2, *shape, device=device_of(model))))
+    except RequestError:
+        raise
     except (Exception, SystemExit) as error:  # a user's code may fail in any way
         reason = error_line(error)
         raise RequestError(f"model: {name} fails on images of shape {list(shape)} ({reason})") from error

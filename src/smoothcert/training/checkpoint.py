@@ -27,7 +27,7 @@ from smoothcert.data import Images, Normalization
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file, replaced_atomically
 from smoothcert.io.text import named_error
-from smoothcert.models import build_model, is_code
+from smoothcert.models import build_model, is_code, is_hub
 from smoothcert.training.metrics import METRICS, read_epochs
 from smoothcert.training.recipe import ImportRecipe, TrainRecipe, parse_recipe, stored_fields
 from smoothcert.training.run_folder import MODEL as MODEL
@@ -255,7 +255,7 @@ def refuse_code(source: Path, model: str, code: str | None) -> None:
 
     Opening a folder or a recipe must not be enough for its author to choose what is imported.
     """
-    if is_code(model) and model != code:
+    if is_code(model) and not is_hub(model) and model != code:
         raise RequestError(f"{source}: its network is the code {model}; allow it with --model {model}")
     if code not in (None, model):
         raise RequestError(f"{source}: its network is {model}, got --model {code}; leave --model out")

@@ -1,0 +1,162 @@
+"""Published classifiers: `hf:NAME` (transformers) and `timm:NAME`, with their preprocessing behind the noise.
+
+Weights are read from a folder or from the cache of the library, and only from safetensors files: nothing is downloaded,
+and neither pickled data nor code of a repository is run.
+"""
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from smoothcert.classifier import logits_of
+from smoothcert.errors import RequestError
+from smoothcert.io.text import error_line, one_line
+from smoothcert.models.preprocessing import Preprocess, Preprocessing
+
+WEIGHTS = "model.safetensors"
+LIBRARIES = {"hf": "transformers", "timm": "timm"}
+
+
+def is_hub(name: str) -> bool:
+    """Tell `hf:NAME` and `timm:NAME` from other names of networks."""
+    kind, colon, rest = name.partition(":")
+    return kind in LIBRARIES and bool(colon and rest)
+
+
+class HubClassifier(nn.Module):
+    """A published network from images [n, c, h, w] in [0, 1], of any size, to logits [n, classes] in float32.
+
+    Noise is added to its input; scaling, cropping and normalisation follow inside, as published.
+    """
+
+    def __init__(self, network: nn.Module, steps: Preprocessing, class_names: Sequence[str] | None, grey: bool) -> None:
+        super().__init__()
+        self.preprocess, self.network, self.grey = Preprocess(steps), network, grey
+        self.class_names = None if class_names is None else tuple(class_names)
+        """Names of the outputs in order, if the files contain them."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.shape[1] == 1 and not self.grey:
+            images = images.expand(-1, 3, -1, -1)
+        inputs = self.preprocess(images)
+        parameter = next(self.network.parameters(), inputs)
+        return logits_of(self.network(inputs.to(parameter.dtype)))
+
+
+def load_hub(reference: str) -> HubClassifier:
+    """Load the classifier `hf:NAME`, `hf:FOLDER`, `timm:NAME` or `timm:FOLDER` on the CPU in eval mode, in float32.
+
+    A name is looked up in the cache of Hugging Face. What cannot be loaded is a RequestError of one line.
+    """
+    if not isinstance(reference, str) or not is_hub(reference):
+        raise RequestError(f"hub: expected hf:NAME, hf:FOLDER, timm:NAME or timm:FOLDER, got {reference}")
+    kind, _, name = reference.partition(":")
+    folder = Path(name).expanduser()
+    try:
+        model = (_from_transformers if kind == "hf" else _from_timm)(name, folder if folder.is_dir() else None)
+    except RequestError as error:
+        raise RequestError(f"{reference}: {error}") from error
+    except Exception as error:  # the libraries raise many kinds
+        raise RequestError(
+            f"{reference}: expected an image classifier that the installed {LIBRARIES[kind]} can load, "
+            f"got a failure ({error_line(error)}); update the package or give another classifier"
+        ) from error
+    return model.eval()
+
+
+def _from_transformers(name: str, folder: Path | None) -> HubClassifier:
+    _refuse_absent(name, folder, name)
+    transformers = _imported("transformers")
+    source = str(folder or name)
+    options = {"local_files_only": True, "trust_remote_code": False}
+    with _quiet(transformers):
+        network, info = transformers.AutoModelForImageClassification.from_pretrained(
+            source, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **options
+        )
+        processor = transformers.AutoImageProcessor.from_pretrained(source, **options).to_dict()
+    if missing := sorted(info["missing_keys"]):
+        raise RequestError(
+            f"expected the weights of a trained classifier, got a file without {', '.join(missing[:3])}; give one that "
+            "was trained to classify"
+        )
+    labels = network.config.id2label
+    names = [str(labels[index]) for index in sorted(labels)]
+    default = [f"LABEL_{index}" for index in range(len(names))]
+    channels = getattr(network.config, "num_channels", 3)
+    return HubClassifier(
+        network, Preprocessing.of_processor(processor), None if names == default else names, channels == 1
+    )
+
+
+def _from_timm(name: str, folder: Path | None) -> HubClassifier:
+    timm = _imported("timm")
+    known = None if folder is not None else timm.get_pretrained_cfg(name, allow_unregistered=False)
+    file = _refuse_absent(name, folder, str(known.hf_hub_id or "") if known is not None else "")
+    # The file, which is in safetensors format, replaces every other source of weights that the configuration names.
+    overlay = {"file": str(file), "source": "", "custom_load": False}
+    source = name if folder is None else f"local-dir:{folder}"
+    network = timm.create_model(source, pretrained=True, pretrained_cfg_overlay=overlay)
+    settings = network.pretrained_cfg
+    names = settings.get("label_names")
+    names = [names[index] for index in sorted(names)] if isinstance(names, Mapping) else names
+    return HubClassifier(network, Preprocessing.of_timm(settings), names, settings["input_size"][0] == 1)
+
+
+def _refuse_absent(name: str, folder: Path | None, repository: str) -> Path:
+    """Return the weights in `folder` or in the cache of Hugging Face; refuse what is not there."""
+    if folder is not None:
+        for needed in ("config.json", WEIGHTS):
+            if not (folder / needed).is_file() and not (folder / f"{needed}.index.json").is_file():
+                raise RequestError(f"expected a folder with config.json and {WEIGHTS}, got one without {needed}")
+        return folder / WEIGHTS
+    hub = _imported("huggingface_hub")
+    found = None
+    if repository:
+        try:
+            found = next(
+                (path for file in (WEIGHTS, f"{WEIGHTS}.index.json")
+                 if isinstance(path := hub.try_to_load_from_cache(repository, file), str)),
+                None,
+            )  # fmt: skip
+        except ValueError as error:  # not the name of a repository
+            raise RequestError(
+                f"expected a folder or the name of a repository, got neither ({one_line(error)[:80]}); correct it"
+            ) from None
+    if found is None:
+        advice = (
+            f"download it once with `hf download {repository}`, or give a folder" if repository else "give a folder"
+        )
+        raise RequestError(
+            f"expected {WEIGHTS} of {name} in a folder or in the cache of Hugging Face, got none; {advice}"
+        )
+    return Path(found)
+
+
+def _imported(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except Exception as error:  # timm fails in several ways if its torchvision does not fit torch
+        raise RequestError(
+            f"expected the package {package}, got none that works ({error_line(error, 100)}); "
+            "install it with: pip install 'smoothcert[hub]'"
+        ) from error
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """No progress bars and no warnings of transformers: what matters is checked here."""
+    logging = transformers.utils.logging
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,238 @@
+"""Published classifiers of transformers and timm, built from a configuration: preprocessing, refusals, certificates."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+import smoothcert as sc
+from smoothcert.certification.certificates import read_certificates
+from smoothcert.errors import RequestError
+from smoothcert.models import HubClassifier, load_hub
+from smoothcert.models.precision import at_precision
+from smoothcert.models.preprocessing import Preprocess, Preprocessing
+
+Cli = Callable[..., tuple[int, str, str]]
+MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.5]
+PROCESSOR = {
+    **{"image_processor_type": "ViTImageProcessor", "do_resize": True, "size": {"height": 16, "width": 16}},
+    **{"resample": 2, "do_rescale": True, "rescale_factor": 1 / 255},
+    **{"do_normalize": True, "image_mean": MEAN, "image_std": STD},
+}
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    return pytest.importorskip("transformers", reason="the extra `hub` is not installed")
+
+
+@pytest.fixture(scope="module")
+def vit(transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small ViT in bf16 that was trained to tell dark images from bright ones, as `save_pretrained` writes it."""
+    torch.manual_seed(0)
+    names = {0: "bright", 1: "dark", 2: "striped"}
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    network = transformers.ViTForImageClassification(
+        transformers.ViTConfig(**sizes, image_size=16, patch_size=8, id2label=names, num_labels=3)
+    )
+    preprocess = Preprocess(Preprocessing(tuple(MEAN), tuple(STD)))
+    optimizer = torch.optim.Adam(network.parameters(), 0.02)
+    for _ in range(40):
+        levels = torch.rand(32, 1, 1, 1)
+        images = (levels + 0.25 * torch.randn(32, 3, 16, 16)).float()
+        loss = torch.nn.functional.cross_entropy(network(preprocess(images)).logits, (levels.flatten() < 0.5).long())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    folder = tmp_path_factory.mktemp("hub") / "vit"
+    network.to(torch.bfloat16).save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    return folder
+
+
+def test_logits_are_those_of_the_library(transformers: Any, vit: Path) -> None:
+    """Against the processor and the network of transformers, on bytes: Pillow rounds scaled pixels to bytes."""
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 24, 3), dtype=np.uint8)
+    processor = transformers.AutoImageProcessor.from_pretrained(vit)
+    network = transformers.AutoModelForImageClassification.from_pretrained(vit, dtype=torch.float32).eval()
+    expected = processor(Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
+    model = load_hub(f"hf:{vit}")
+    images = torch.from_numpy(pixels).permute(2, 0, 1)[None] / 255
+    assert (model.preprocess(images) - expected).abs().max() < 1.01 / 255 / min(STD)
+    logits = model(images)
+    assert (logits.dtype, model.class_names) == (torch.float32, ("bright", "dark", "striped"))
+    torch.testing.assert_close(logits, network(expected).logits, atol=0.05, rtol=0.05)
+    assert torch.equal(model(images[:, :1]), model(images[:, :1].expand(-1, 3, -1, -1)))  # grey images
+
+
+def test_noise_is_added_before_the_preprocessing(vit: Path) -> None:
+    """Votes are those of images + noise at the size of the input, whatever size the network wants."""
+    model, seen = load_hub(f"hf:{vit}"), []
+    model.preprocess.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].clone()))
+    sc.SmoothedClassifier(model, sigma=0.25)(torch.full((1, 3, 32, 32), 0.5), n=50)
+    noise = max(seen, key=len)[:50] - 0.5  # the rest of a batch is not used
+    assert noise.shape[1:] == (3, 32, 32)
+    assert noise.std().item() == pytest.approx(0.25, rel=0.02)
+
+
+def test_last_layer_is_in_float32_in_low_precision(transformers: Any, vit: Path) -> None:
+    """In 16 bits the two largest logits of some votes would be equal; also for the bare network, which has .logits."""
+    images = torch.rand(2, 3, 16, 16, dtype=torch.bfloat16)
+    hub = load_hub(f"hf:{vit}")
+    for model in (hub, hub.network):
+        low = at_precision(model, "bf16", torch.device("cpu"), (3, 16, 16))
+        output = low(images)
+        logits = output if isinstance(output, Tensor) else output.logits
+        assert logits.dtype == torch.float32
+
+
+def test_a_trained_classifier_is_certified_and_fine_tuned_from_the_command_line(
+    vit: Path, tmp_path: Path, run_cli: Cli
+) -> None:
+    """Folders are matched with the outputs by the names in the files, and fine-tuning needs no code of the user."""
+    for name, level in (("dark", 20), ("bright", 235)):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (20, 20), (level, level, level + number)).save(tmp_path / "data" / name / f"{number}.png")
+    data = ("--set", f"dataset=folder:{tmp_path / 'data'}")
+    arguments = ("--hub", f"hf:{vit}", "--dataset", f"folder:{tmp_path / 'data'}", "--sigma", 0.25, "--device", "cpu")
+    code, _, err = run_cli("certify", *arguments, "--n", 200, "--out", tmp_path / "out")
+    assert code == 0, err
+    stored = read_certificates(tmp_path / "out/certificates/test-n200.tsv")
+    assert [row.label for row in stored.rows] == [0] * 4 + [1] * 4
+    assert sum(row.correct for row in stored.rows) == 8
+    assert stored.settings["model"] == f"hf:{vit}"
+
+    names = tmp_path / "names.txt"
+    names.write_text("bright\ndark\nstriped\n")
+    recipe = ("--preset", "cifar10/gaussian", *data, "--set", "epochs=1", "--set", "batch_size=4", "--classes", names)
+    rate = ("--set", "learning_rate=1e-30", "--set", "learning_rate_drops=[]")
+    tuned = ("--model", f"hf:{vit}", "--out", tmp_path / "run", "--device", "cpu")
+    code, _, err = run_cli("train", *recipe, *rate, *tuned)
+    assert code == 0, err
+    model = sc.load(tmp_path / "run").model  # no code of the user: nothing to allow
+    images = torch.rand(2, 3, 20, 20)
+    torch.testing.assert_close(model(images), load_hub(f"hf:{vit}")(images))
+
+
+def broken(source: Path, target: Path, **changes: Any) -> Path:
+    shutil.copytree(source, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, **changes}))
+    return target
+
+
+def test_what_cannot_be_loaded_is_one_line(vit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    pickled = broken(vit, tmp_path / "pickled")
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    headless = broken(vit, tmp_path / "headless")
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(headless / "model.safetensors")
+    save_file(
+        {k: v for k, v in weights.items() if "classifier" not in k}, headless / "model.safetensors", {"format": "pt"}
+    )
+    padded = broken(vit, tmp_path / "padded")
+    (padded / "preprocessor_config.json").write_text(json.dumps({**PROCESSOR, "do_pad": True}))
+    remote = {"auto_map": {"AutoModelForImageClassification": "evil.Model", "AutoConfig": "evil.Config"}}
+    code = broken(vit, tmp_path / "code", **remote, model_type="evil")
+    (code / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    for reference, message in (
+        ("hf:nobody/nothing", r"hf:nobody/nothing: .*got none; download it once with `hf download nobody/nothing`"),
+        ("timm", "expected hf:NAME, hf:FOLDER, timm:NAME or timm:FOLDER, got timm"),
+        (f"hf:{tmp_path / 'absent'}", "got neither"),
+        (f"hf:{tmp_path}", r"got one without config\.json"),
+        (f"hf:{pickled}", r"got one without model\.safetensors"),
+        (f"hf:{headless}", r"got a file without classifier\.bias, classifier\.weight"),
+        (f"hf:{padded}", "got do_pad as well"),
+        (f"hf:{code}", "expected an image classifier that the installed transformers can load"),
+        (f"hf:{broken(vit, tmp_path / 'bert', model_type='bert')}", "expected an image classifier"),
+    ):
+        with pytest.raises(RequestError, match=message) as caught:
+            load_hub(reference)
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_name_is_found_in_the_cache(
+    transformers: Any, vit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "models--someone--vit"
+    shutil.copytree(vit, cache / "snapshots" / ("0" * 40))
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("0" * 40)
+    from huggingface_hub import constants, file_download
+
+    for module in (constants, file_download.constants, transformers.utils.hub.constants):
+        monkeypatch.setattr(module, "HF_HUB_CACHE", str(tmp_path))
+    images = torch.rand(1, 3, 16, 16)
+    assert torch.equal(load_hub("hf:someone/vit")(images), load_hub(f"hf:{vit}")(images))
+
+
+def test_absent_packages_are_one_line(vit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(RequestError, match=r"expected the package transformers, .*pip install 'smoothcert\[hub\]'"):
+        load_hub(f"hf:{vit}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"size": {"shortest_edge": 20}, "do_center_crop": True, "crop_size": {"height": 16, "width": 12}}, (16, 12)),
+        ({"size": {"shortest_edge": 14}, "crop_pct": 0.875}, (14, 14)),
+        ({"size": {"shortest_edge": 400}, "crop_pct": 0.875}, (400, 400)),
+        ({"do_resize": False}, (40, 24)),
+    ],
+)
+def test_sizes_of_processors(fields: dict[str, Any], expected: tuple[int, int]) -> None:
+    steps = Preprocessing.of_processor({**PROCESSOR, **fields})
+    assert Preprocess(steps)(torch.rand(1, 3, 40, 24)).shape == (1, 3, *expected)
+
+
+def test_values_of_processors() -> None:
+    """Bytes p become (factor p - offset - mean) / std, once more divided by std if the processor says so."""
+    image = torch.rand(1, 3, 16, 16)
+    changes = {"rescale_factor": 1 / 127.5, "rescale_offset": True, "include_top": True, "do_flip_channel_order": True}
+    given = Preprocess(Preprocessing.of_processor({**PROCESSOR, **changes}))(image)
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, STD))
+    torch.testing.assert_close(given, (2 * image.flip(1) - 1 - mean) / std / std)
+    bytes_ = Preprocess(Preprocessing.of_processor({**PROCESSOR, "do_rescale": False, "do_normalize": False}))(image)
+    torch.testing.assert_close(bytes_, 255 * image)
+
+
+def test_timm_settings() -> None:
+    """The shorter side becomes size / crop_pct, and the centre is cut out; "squash" scales both sides."""
+    fields = {"input_size": (3, 224, 224), "crop_pct": 0.875, "interpolation": "bicubic", "mean": MEAN, "std": STD}
+    steps = Preprocessing.of_timm(fields)
+    assert (steps.size, steps.crop, steps.mode) == (256, (224, 224), "bicubic")
+    assert Preprocessing.of_timm({**fields, "crop_mode": "squash"}).size == (256, 256)
+    image = torch.rand(1, 3, 256, 300)
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, STD))
+    torch.testing.assert_close(Preprocess(steps)(image), (image[..., 16:240, 38:262] - mean) / std)
+
+
+def test_timm_classifier_from_a_folder(tmp_path: Path) -> None:
+    try:
+        import timm
+        from timm.models._hub import save_for_hf
+    except Exception as error:  # its torchvision may not fit torch
+        pytest.skip(f"timm cannot be imported: {error}")
+    torch.manual_seed(0)
+    network = timm.create_model("test_vit", num_classes=3).eval()
+    save_for_hf(network, tmp_path / "m", model_config={"label_names": ["a", "b", "c"]}, safe_serialization=True)
+    model = load_hub(f"timm:{tmp_path / 'm'}")
+    assert isinstance(model, HubClassifier)
+    assert model.class_names == ("a", "b", "c")
+    images = torch.rand(2, 3, 160, 160)
+    inputs = (torch.nn.functional.interpolate(images, (168, 168), mode="bicubic", antialias=True) - 0.5) / 0.5
+    torch.testing.assert_close(model(images), network(inputs[..., 4:164, 4:164]))
