@@ -3,7 +3,7 @@
 import glob
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from smoothcert.certification.subject import Data, Subject, as_images, data_sett
 from smoothcert.data import UNSPLIT, Images
 from smoothcert.distributed import Team, find_device
 from smoothcert.errors import WorkError
+from smoothcert.io.compressed import PLAIN, existing_form, exists, plain_form, plain_while_written, stem
 from smoothcert.io.results import (
     ResultWriter,
     alone,
@@ -82,6 +83,8 @@ def certify_dataset(
 ) -> CertificatesFile:
     """Certify images of `data` into the certificates file `out` (NAME.tsv), and return the file.
 
+    A file NAME.tsv.gz is compressed when all images are certified; until then it is the plain text NAME.tsv.
+
     `model` is a run, a RunEnsemble, a SmoothedClassifier, or a module or callable from images in [0, 1] to logits,
     which the file calls `name`. `data` is what `load_dataset` returns, a torch Dataset of (image, label) pairs, or a
     DataLoader of one. Settings (see CertifySettings) are given as an object, as keywords, or both, of which the
@@ -102,7 +105,7 @@ def certify_dataset(
     subject.check(images)
     about = subject.about(images, device, recipe.batch_size)
     counter, recipe = make_counter(
-        subject.classifier, images.shape, images.num_classes, recipe, device, stored=path.exists()
+        subject.classifier, images.shape, images.num_classes, recipe, device, stored=exists(path)
     )
     recipe = team.agree(recipe)
     prepared = Prepared(replace(counter, batch_size=recipe.batch_size), recipe, images.shape, device)
@@ -112,10 +115,15 @@ def certify_dataset(
     if indices is None:
         selection = recipe.selection(len(images))
         indices, provenance["selection"] = selection.indices, selection.to_mapping()
-    with alone(path) if team.leads else nullcontext(), fitting_into_memory(recipe.batch_size):
-        Certification(prepared, images, team).write(path, indices, about, provenance, on_progress, on_accuracy)
+    with ExitStack() as stack:
+        if team.leads:
+            stack.enter_context(alone(path))
+            stack.enter_context(plain_while_written(path))
+        stack.enter_context(fitting_into_memory(recipe.batch_size))
+        work = Certification(prepared, images, team)
+        work.write(plain_form(path), indices, about, provenance, on_progress, on_accuracy)
     team.wait()
-    return read_certificates(path)
+    return read_certificates(existing_form(path))
 
 
 @dataclass(frozen=True)
@@ -242,13 +250,13 @@ def update_provenance(path: Path, provenance: Mapping[str, Any]) -> None:
 
 def part_path(path: Path, team: Team) -> Path:
     """Return where a process writes: the file itself, or its own part next to it."""
-    return path if team.size == 1 else path.with_name(f".{path.name.removesuffix('.tsv')}.part{team.rank}.tsv")
+    return path if team.size == 1 else path.with_name(f".{stem(path)}.part{team.rank}{PLAIN}")
 
 
 def join_parts(path: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
     """Write all rows of `path` and its parts into `path`, and remove the parts."""
     rows: dict[int, CertifiedImage] = {}
-    parts = sorted(path.parent.glob(f".{glob.escape(path.name.removesuffix('.tsv'))}.part*.tsv"))
+    parts = sorted(path.parent.glob(f".{glob.escape(stem(path))}.part*{PLAIN}"))
     for file in (path, *parts) if path.exists() else parts:
         with certificates_writer(file, settings, provenance) as writer:
             rows |= {row.index: row for row in writer.done}

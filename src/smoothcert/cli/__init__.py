@@ -12,7 +12,7 @@ from rich.text import Text
 from smoothcert import __version__
 from smoothcert.cli.analyzing import analyze
 from smoothcert.cli.attacking import attack
-from smoothcert.cli.certification import certify, merge, recertify
+from smoothcert.cli.certification import certify, compress, merge, recertify
 from smoothcert.cli.listing import datasets, models, objectives, presets
 from smoothcert.cli.predicting import predict
 from smoothcert.cli.reporting import quickstart, report
@@ -33,6 +33,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "certify": certify,
     "merge": merge,
     "recertify": recertify,
+    "compress": compress,
     "attack": attack,
     "predict": predict,
     "report": report,

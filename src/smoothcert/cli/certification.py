@@ -24,7 +24,7 @@ from smoothcert.cli.options import (
 )
 from smoothcert.errors import RequestError
 from smoothcert.io.console import leads
-from smoothcert.training.run_folder import check_file, check_run_folder
+from smoothcert.training.run_folder import check_exists, check_file, check_run_folder
 
 LONGEST_NAME = 150
 """Characters in the name of the folder that is named after the members of an ensemble."""
@@ -71,6 +71,9 @@ def certify(
     batch_size: Annotated[int | None, typer.Option(help="Noisy images in a forward pass.")] = None,
     seed: Annotated[int | None, typer.Option(help="For tests and replays.", show_default="fresh")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the file.", show_default="test-nN and the rule")] = None,
+    compress_: Annotated[
+        bool, typer.Option("--compress", help="Compress the file (.tsv.gz) when it is complete.")
+    ] = False,
     radius: Annotated[float | None, typer.Option(help="Warn if n cannot reach this radius.")] = None,
     data: Data = None,
     device: Device = "auto",
@@ -86,6 +89,7 @@ def certify(
     from smoothcert.certification.subject import missing_classes
     from smoothcert.data import load_dataset, read_class_names
     from smoothcert.distributed import find_device, meet, team
+    from smoothcert.io.compressed import compressed_form
     from smoothcert.io.files import check_inside
     from smoothcert.models import own_model
     from smoothcert.report.progress import certification_bar, print_data_notes, print_note, print_warning
@@ -134,6 +138,7 @@ def certify(
     }
     settings = parse_recipe(CertifySettings, fields, "certify")
     path = folder / "certificates" / f"{name}.tsv" if name else settings.default_path(folder, trained_with, consensus)
+    path = compressed_form(path) if compress_ else path
     check_inside(path, folder)
     outputs = read_class_names(classes) if classes is not None else None
     images = load_dataset(str(dataset), "test", data, image_size=image_size, classes=outputs)
@@ -159,14 +164,15 @@ def certify(
                 if (warning := accuracy_warning(accuracy, retrain)) is not None:
                     show.warn(warning)
 
-            rows = certify_dataset(
+            file = certify_dataset(
                 *(network, images, path, settings),
                 name=model,
                 device=where,
                 team=group,
                 on_progress=show,
                 on_accuracy=judge,
-            ).rows
+            )
+        path, rows = file.path, file.rows
         if group.leads:
             console.print(spent_votes(rows, n), soft_wrap=True)
             if others := {row.index for row in rows}.difference(indices):
@@ -217,6 +223,26 @@ def merge(
     console.print(f"wrote {rows} rows to {out}; next: {command_line('report', out)}", soft_wrap=True)
 
 
+def compress(
+    paths: Annotated[list[Path], typer.Argument(help="Run folders, folders of them, or certificates files.")],
+) -> None:
+    """Compress finished certificates files (NAME.tsv to NAME.tsv.gz); every command reads both forms."""
+    for path in paths:
+        check_exists(path)
+    from smoothcert.certification.compress import compress_certificates
+    from smoothcert.io.compressed import compressed_form
+    from smoothcert.report import find_certificates
+
+    before, after, done = 0, 0, 0
+    for _, path in find_certificates(paths):
+        size = path.stat().st_size
+        if (reason := compress_certificates(path)) is not None:
+            console.print(f"{path}: left as it is: {reason}", soft_wrap=True, markup=False)
+            continue
+        before, after, done = before + size, after + compressed_form(path).stat().st_size, done + 1
+    console.print(f"compressed {done} files from {before / 1e6:.2f} to {after / 1e6:.2f} MB", soft_wrap=True)
+
+
 def recertify(
     file: Annotated[Path, typer.Argument(help="Certificates file that smoothcert wrote.")],
     alpha: Annotated[
@@ -228,12 +254,13 @@ def recertify(
     """Compute certificates for another alpha or bound from stored votes, without sampling or a model."""
     check_file(file, "a certificates file")
     from smoothcert.certification.recertify import recertify as recompute
+    from smoothcert.io.compressed import PLAIN, stem
 
     words = [
-        file.name.removesuffix(".tsv"),
+        stem(file),
         *([f"alpha{alpha:g}"] if alpha is not None else []),
         *([bound] if bound else []),
     ]
-    target = out if out is not None else file.with_name("-".join(words) + ".tsv")
+    target = out if out is not None else file.with_name("-".join(words) + (file.name.removeprefix(stem(file)) or PLAIN))
     rows = recompute(file, target, alpha=alpha, bound=bound)
     console.print(f"wrote {rows} rows to {target}", soft_wrap=True)
