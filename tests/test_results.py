@@ -187,4 +187,4 @@ def test_cost_table_equals_the_runs() -> None:
 
 
 def test_results_are_small() -> None:
-    assert sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file()) < 34e6
+    assert sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file()) < 12e6
