@@ -80,7 +80,7 @@ def test_the_table_of_runs_is_the_report(tmp_path: Path) -> None:
     """Against the numbers of a file, and against the table that is written."""
     run = ROOT / "results/float32/consistency-0.5"
     (row,) = sc.report(str(run), radii=(0, 1.5), out=tmp_path / "report", formats=("csv",))
-    rows = sc.read_certificates(run / "certificates" / "test-n100000.tsv").rows
+    rows = sc.read_certificates(run / "certificates" / "test-n100000.tsv.gz").rows
     radii = [r.certificate.radius for r in rows if r.certificate.predict == r.label]
     assert row["acr"] == pytest.approx(sum(radii) / len(rows))
     assert row["certified_accuracy_1.5"] == pytest.approx(sum(r >= 1.5 for r in radii) / len(rows))

@@ -255,7 +255,7 @@ def test_recertify_equals_certifying_with_those_settings(
 
 def test_recertify_reads_the_first_files(tmp_path: Path) -> None:
     """The numbers that docs/reading-a-certificate.md shows for image 20."""
-    first = Path(__file__).parents[2] / "results/float32/consistency-0.5/certificates/test-n100000.tsv"
+    first = Path(__file__).parents[2] / "results/float32/consistency-0.5/certificates/test-n100000.tsv.gz"
     assert recertify(first, tmp_path / "a.tsv", alpha=1e-6) == 1000
     stored = read_certificates(tmp_path / "a.tsv")
     assert stored.settings["bound"] == "one-sided"

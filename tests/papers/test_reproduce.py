@@ -20,6 +20,7 @@ from smoothcert.certification.certificates import CertifiedImage, read_certifica
 from smoothcert.certification.settings import CertifySettings
 from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.compressed import compress
 from smoothcert.objectives import Adversary, Consistency, Gaussian, Macer, Objective, SmoothAdv, SmoothMix, Stability
 from smoothcert.papers import reproduce as reproduction
 from smoothcert.papers.reproduce import (
@@ -284,6 +285,7 @@ def reproduced(asked: Request, planned: list[PlannedRun]) -> str:
 def test_report_has_only_the_requested_certificates(tmp_path: Path) -> None:
     """Not what the run was certified to before, and not other files in the folder."""
     planned = finished_in(tmp_path, seeds=(0, 3))
+    compress(planned[1].certificates)
     certify_in(planned[0].folder, "test-n20", 20)
     (planned[0].folder / "certificates" / "mine.tsv").write_text("not certificates")
     reproduced(request(out=tmp_path), planned)

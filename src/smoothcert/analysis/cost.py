@@ -14,6 +14,7 @@ from smoothcert.analysis.compared_runs import distinct_names
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.model_provenance import model_provenance
 from smoothcert.errors import RequestError
+from smoothcert.io.compressed import result_files, stem
 from smoothcert.io.text import csv_text, duration, escape_markdown, flattened, markdown_table
 from smoothcert.objectives import Adversary, NoiseAttack
 from smoothcert.papers.presets import preset
@@ -22,7 +23,7 @@ from smoothcert.report.layout import UNKNOWN
 from smoothcert.report.style import COLOURS, GREY, new_figure, plain, quiet_axes
 from smoothcert.training.metrics import METRICS, read_epochs
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe
-from smoothcert.training.run_folder import RECIPE, runs_in
+from smoothcert.training.run_folder import CERTIFICATES, RECIPE, runs_in
 
 PUBLISHED = {
     "Gaussian": "cifar10/gaussian",
@@ -155,7 +156,7 @@ def _certified(folder: Path, sigma: float) -> tuple[float | None, int | None]:
     """ACR and number of images of the run's certificates at `sigma`; of several files the one with most images, then
     with the shortest name: names of files with other rules are longer. ACRs of another kind (radii in L1, votes that
     stopped at a radius, wrong images left out) are not used."""
-    files = [read_certificates(path) for path in sorted((folder / "certificates").glob("*.tsv"))]
+    files = [read_certificates(path) for path in result_files(folder / CERTIFICATES)]
     plain_files = [
         file
         for file in files
@@ -164,7 +165,7 @@ def _certified(folder: Path, sigma: float) -> tuple[float | None, int | None]:
         and not file.settings.get("radii")
         and not file.settings.get("label_aware")
     ]
-    plainest = max(plain_files, key=lambda file: (len(file.rows), -len(file.path.name)), default=None)
+    plainest = max(plain_files, key=lambda file: (len(file.rows), -len(stem(file.path))), default=None)
     rows = () if plainest is None else plainest.rows
     return (sum(row.radius_if_correct for row in rows) / len(rows), len(rows)) if rows else (None, None)
 

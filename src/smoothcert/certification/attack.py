@@ -27,6 +27,7 @@ from smoothcert.certification.certificates import CertificatesFile, CertifiedIma
 from smoothcert.certification.subject import Subject
 from smoothcert.data import UNSPLIT, Images
 from smoothcert.errors import RequestError
+from smoothcert.io.compressed import plain_form
 from smoothcert.io.results import alone, differing_settings
 from smoothcert.models.precision import DTYPES, at_precision
 from smoothcert.noise import Gaussian
@@ -191,7 +192,7 @@ def attack_settings(
     compared = None
     if certificates is not None:
         kept = {key: certificates.settings.get(key) for key in ("n", "alpha", "seed")}
-        compared = {"file": certificates.path.name, **kept}
+        compared = {"file": plain_form(certificates.path).name, **kept}
     return {
         "dataset": data.name,
         "split": data.split,

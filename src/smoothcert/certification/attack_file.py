@@ -12,9 +12,10 @@ from typing import Any
 
 from scipy import special
 
-from smoothcert.certification.certificates import LARGEST_INTEGER, file_content, parse_rows
+from smoothcert.certification.certificates import LARGEST_INTEGER, parse_rows
 from smoothcert.certification.checks import check_settings
 from smoothcert.errors import RequestError
+from smoothcert.io.compressed import read_content
 from smoothcert.io.results import ResultWriter, read_settings
 from smoothcert.smoothing.certificate import ABSTAIN
 
@@ -130,7 +131,7 @@ def read_attacks(path: str | Path) -> AttacksFile:
 
 
 def _parse_file(path: Path) -> tuple[list[AttackedImage], int]:
-    return parse_rows(file_content(path, "an attacks file"), path, (COLUMNS,), parse_row, "an attacks file")
+    return parse_rows(read_content(path, "an attacks file"), path, (COLUMNS,), parse_row, "an attacks file")
 
 
 def attacks_writer(

@@ -14,13 +14,8 @@ from typing import Any, Protocol, TypeVar
 
 from smoothcert.certification.checks import RowLimits, check_settings
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.files import check_regular_file, write_text_atomically
-from smoothcert.io.results import (
-    ResultWriter,
-    read_settings,
-    settings_path,
-    write_settings,
-)
+from smoothcert.io.compressed import COMPRESSED, PLAIN, read_content, write_content
+from smoothcert.io.results import ResultWriter, read_settings, settings_path, write_settings
 from smoothcert.io.text import one_line
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 
@@ -28,6 +23,7 @@ FIELD_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time")
 COLUMNS = (*FIELD_COLUMNS, "n0", "n", "count", "votes")
 HEADERS = (FIELD_COLUMNS, COLUMNS)
 HEADER = "\t".join(COLUMNS) + "\n"
+KIND = "a certificates file"
 NEWER_SETTINGS = ("images_sha256", "classes_sha256", "num_classes")
 """Settings that files of earlier versions lack: such files are continued and merged without them."""
 LARGEST_INTEGER, LARGEST_CLASS = 10**12, 10**6
@@ -145,7 +141,7 @@ def parse_rows(
     path: Path,
     columns: Sequence[tuple[str, ...]],
     parse: Callable[[str], Row],
-    kind: str = "a certificates file",
+    kind: str = KIND,
     *,
     drop_torn_line: bool = True,
 ) -> tuple[list[Row], int]:
@@ -188,15 +184,6 @@ def parse_rows(
     return list(rows.values()), len(content) - len(torn)
 
 
-def file_content(path: Path, kind: str = "a certificates file") -> bytes:
-    """Return the bytes of a result file; what is not a readable file is a RequestError."""
-    check_regular_file(path)
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise RequestError(f"{path}: cannot be read ({error.strerror or error}); give {kind}") from error
-
-
 def _checked_row(settings: Mapping[str, Any]) -> Callable[[str], CertifiedImage]:
     """Return `parse_row` for a file with these settings: a row that is impossible under them is a ValueError."""
     limits = RowLimits(settings)
@@ -217,7 +204,7 @@ def read_certificates(path: str | Path) -> CertificatesFile:
     path = Path(path)
     # Other tools may end a finished file without a newline; files with settings next to them never end so.
     ours = settings_path(path).exists()
-    content = file_content(path)
+    content = read_content(path, KIND)
     stored = read_settings(path) if ours else {"settings": {}, "provenance": {}}
     check_settings(stored["settings"], path)
     parse = _checked_row(stored["settings"])
@@ -231,22 +218,22 @@ def certificates_writer(
     """Open or resume the certificates file `path`."""
 
     def parse(path: Path) -> tuple[list[CertifiedImage], int]:
-        return parse_rows(file_content(path), path, HEADERS, _checked_row(settings))
+        return parse_rows(read_content(path, KIND), path, HEADERS, _checked_row(settings))
 
     return ResultWriter(path, settings, provenance, header=HEADER, parse=parse, format_row=format_row)
 
 
 def certificates_path(out: str | Path) -> Path:
-    """Return the path of a certificates file that a user has named, which must end in .tsv."""
-    if Path(out).suffix != ".tsv":
-        raise RequestError(f"out: expected the path of a file that ends in .tsv, got {out}; add the ending")
+    """Return the path of a certificates file that a user has named, which must end in .tsv or .tsv.gz."""
+    if not str(out).endswith((PLAIN, COMPRESSED)):
+        raise RequestError(f"out: expected the path of a file that ends in .tsv or .tsv.gz, got {out}; add the ending")
     return Path(out)
 
 
 def write_certificates(
     path: Path, rows: Iterable[CertifiedImage], settings: Mapping[str, Any], provenance: Mapping[str, Any]
 ) -> None:
-    """Replace `path` and its settings by a complete file, with rows in order of their index."""
+    """Replace `path` (compressed if it ends in .gz) and its settings by a complete file, with rows sorted by index."""
     write_settings(path, settings, provenance)
     lines = map(format_row, sorted(rows, key=lambda row: row.index))
-    write_text_atomically(path, HEADER + "".join(lines))
+    write_content(path, (HEADER + "".join(lines)).encode())

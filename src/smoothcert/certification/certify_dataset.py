@@ -3,7 +3,7 @@
 import glob
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from smoothcert.certification.subject import Certifiable, Data, Subject, as_imag
 from smoothcert.data import UNSPLIT, Images
 from smoothcert.distributed import Team, find_device
 from smoothcert.errors import WorkError
+from smoothcert.io.compressed import PLAIN, existing_form, exists, plain_form, plain_while_written, stem
 from smoothcert.io.results import (
     ResultWriter,
     alone,
@@ -82,6 +83,8 @@ def certify_dataset(
 ) -> CertificatesFile:
     """Certify images of `data` into the certificates file `out` (NAME.tsv), and return the file.
 
+    A file NAME.tsv.gz is compressed when all images are certified; until then it is the plain text NAME.tsv.
+
     `model` is a run, a RunEnsemble, a Cascade, a SmoothedClassifier, or a module or callable from images in [0, 1] to
     logits, which the file calls `name`. `data` is what `load_dataset` returns, a torch Dataset of (image, label) pairs,
     or a DataLoader of one. Settings (see CertifySettings) are given as an object, as keywords, or both, of which the
@@ -109,7 +112,7 @@ def certify_dataset(
         sigma = recipe.sigma if stage is subject else (stage.defaults or {})["sigma"]
         counter, at_stage = make_counter(
             *(stage.classifier, images.shape, images.num_classes, recipe.model_copy(update={"sigma": sigma}), device),
-            stored=path.exists(),
+            stored=exists(path),
         )
         counters.append(counter)
         recipe = recipe.model_copy(update={"batch_size": at_stage.batch_size})
@@ -122,12 +125,15 @@ def certify_dataset(
     if indices is None:
         selection = recipe.selection(len(images))
         indices, provenance["selection"] = selection.indices, selection.to_mapping()
-    with alone(path) if team.leads else nullcontext(), fitting_into_memory(recipe.batch_size):
-        Certification(prepared, images, team, on_estimate).write(
-            path, indices, about, provenance, on_progress, on_accuracy
-        )
+    with ExitStack() as stack:
+        if team.leads:
+            stack.enter_context(alone(path))
+            stack.enter_context(plain_while_written(path))
+        stack.enter_context(fitting_into_memory(recipe.batch_size))
+        work = Certification(prepared, images, team, on_estimate)
+        work.write(plain_form(path), indices, about, provenance, on_progress, on_accuracy)
     team.wait()
-    return read_certificates(path)
+    return read_certificates(existing_form(path))
 
 
 @dataclass(frozen=True)
@@ -264,13 +270,13 @@ def update_provenance(path: Path, provenance: Mapping[str, Any]) -> None:
 
 def part_path(path: Path, team: Team) -> Path:
     """Return where a process writes: the file itself, or its own part next to it."""
-    return path if team.size == 1 else path.with_name(f".{path.name.removesuffix('.tsv')}.part{team.rank}.tsv")
+    return path if team.size == 1 else path.with_name(f".{stem(path)}.part{team.rank}{PLAIN}")
 
 
 def join_parts(path: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
     """Write all rows of `path` and its parts into `path`, and remove the parts."""
     rows: dict[int, CertifiedImage] = {}
-    parts = sorted(path.parent.glob(f".{glob.escape(path.name.removesuffix('.tsv'))}.part*.tsv"))
+    parts = sorted(path.parent.glob(f".{glob.escape(stem(path))}.part*{PLAIN}"))
     for file in (path, *parts) if path.exists() else parts:
         with certificates_writer(file, settings, provenance) as writer:
             rows |= {row.index: row for row in writer.done}

@@ -19,6 +19,7 @@ from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import DIGEST_IMAGES, Subject
 from smoothcert.data import UNSPLIT
 from smoothcert.errors import RequestError
+from smoothcert.io.compressed import plain_while_written
 from smoothcert.io.console import terminal_bar
 from smoothcert.io.results import ResultWriter, alone, stored_settings
 from smoothcert.smoothing.certificate_batch import CertificateBatch
@@ -137,7 +138,8 @@ def _stream(
                 **prepared.settings(smoothed.classifier),
             }
             stack.enter_context(alone(path, "choose another out"))
-            writer = stack.enter_context(certificates_writer(path, settings, subject.provenance(prepared.device)))
+            plain = stack.enter_context(plain_while_written(path))
+            writer = stack.enter_context(certificates_writer(plain, settings, subject.provenance(prepared.device)))
         existing = {row.index: row for row in writer.done} if writer is not None else {}
         bar = stack.enter_context(terminal_bar(MofNCompleteColumn(), TimeRemainingColumn(), shown=progress))
         task = bar.add_task("certify", total=source.inputs)

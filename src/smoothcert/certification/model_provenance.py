@@ -7,8 +7,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from smoothcert.errors import WorkError
+from smoothcert.io.compressed import result_files
 from smoothcert.io.results import read_settings, settings_path
-from smoothcert.training.run_folder import MODEL
+from smoothcert.training.run_folder import CERTIFICATES, MODEL
 
 
 def model_provenance(folder: Path) -> dict[str, Any]:
@@ -23,6 +24,6 @@ def model_provenance(folder: Path) -> dict[str, Any]:
                 return dict(json.loads((file.metadata() or {})["smoothcert"])["provenance"])
         except (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError) as error:
             raise WorkError(f"{path}: damaged or not a smoothcert model; restore it, or leave this run out") from error
-    files = [path for path in sorted((folder / "certificates").glob("*.tsv")) if settings_path(path).exists()]
+    files = [path for path in result_files(folder / CERTIFICATES) if settings_path(path).exists()]
     recorded = (read_settings(path)["provenance"].get("model") for path in files)
     return next((dict(model) for model in recorded if isinstance(model, dict)), {})

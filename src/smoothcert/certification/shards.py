@@ -122,7 +122,7 @@ def incomplete(files: Sequence[CertificatesFile]) -> list[str]:
     Files of earlier versions do not record their images. They are judged by their names (`shard2of8`) and by the
     number of their rows, which differs by at most one between the shards of one selection.
     """
-    problems = [problem for file in files if (problem := _missing_rows(file))]
+    problems = [problem for file in files if (problem := missing_rows(file))]
     shards = {shard: file for file in files if (shard := _shard_of(file)) is not None}
     if not shards:
         return problems
@@ -156,7 +156,7 @@ def incomplete(files: Sequence[CertificatesFile]) -> list[str]:
     return problems
 
 
-def _missing_rows(file: CertificatesFile) -> str | None:
+def missing_rows(file: CertificatesFile) -> str | None:
     """Return why `file` does not have all of its images; None if it does or nothing is known."""
     selection = Selection.from_provenance(file.provenance)
     if selection is not None:

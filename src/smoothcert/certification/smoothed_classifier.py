@@ -143,7 +143,8 @@ class SmoothedClassifier(nn.Module):
 
         Batches are (inputs, labels) or inputs; they are moved to the device of the classifier. `options` are those of
         `certify`. With `out`, a path that ends in .tsv, rows are written to a certificates file as soon as they are
-        computed, the classifier is called `name` in it, and inputs that the file already has are read from it.
+        computed, the classifier is called `name` in it, and inputs that the file already has are read from it. A file
+        that ends in .tsv.gz is compressed after the last batch.
         """
         from smoothcert.certification.certify_loader import certify_loader  # which needs this class
 

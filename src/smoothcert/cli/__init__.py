@@ -12,7 +12,7 @@ from rich.text import Text
 from smoothcert import __version__
 from smoothcert.cli.analyzing import analyze
 from smoothcert.cli.attacking import attack
-from smoothcert.cli.certification import certify, merge, recertify
+from smoothcert.cli.certification import certify, compress, merge, recertify
 from smoothcert.cli.help import FILES, LISTS, PAPERS, START, add_command
 from smoothcert.cli.listing import datasets, models, objectives, papers, presets
 from smoothcert.cli.predicting import predict
@@ -39,6 +39,7 @@ COMMANDS: tuple[tuple[str, Callable[..., None], str, str], ...] = (
     ("presets", presets, PAPERS, "presets mnist/smoothmix --sigma 1.0"),
     ("merge", merge, FILES, "merge shard1.tsv shard2.tsv --out whole.tsv"),
     ("recertify", recertify, FILES, "recertify runs/a/certificates/test-n100000.tsv --alpha 1e-4"),
+    ("compress", compress, FILES, "compress runs/a"),
     ("import", import_, FILES, "import checkpoint.pth.tar --sigma 0.5 --out runs/b"),
     ("datasets", datasets, LISTS, "datasets"),
     ("models", models, LISTS, "models"),

@@ -21,7 +21,7 @@ from smoothcert.cli.options import (
     parse_radii,
 )
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.training.run_folder import check_file, check_run_folder
+from smoothcert.training.run_folder import CERTIFICATES, check_file, check_run_folder
 
 LIKELY_A_BUG = 1e-3
 """Contradictions less likely than this are not attributed to chance."""
@@ -65,13 +65,14 @@ def attack(
     from smoothcert.certification.shards import chosen_images
     from smoothcert.data import load_dataset, read_class_names
     from smoothcert.distributed import find_device
+    from smoothcert.io.compressed import result_files
     from smoothcert.io.files import check_inside
     from smoothcert.report.progress import attack_bar
     from smoothcert.training.checkpoint import load_run
 
     check_name(name)
     loaded, where = load_run(run, model), find_device(device)
-    files = sorted((run / "certificates").glob("*.tsv"))
+    files = result_files(run / CERTIFICATES)
     source = certificates if certificates is not None else files[0] if len(files) == 1 else None
     if source is None and files:
         names = ", ".join(path.name for path in files)

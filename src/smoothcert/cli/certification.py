@@ -28,7 +28,7 @@ from smoothcert.cli.options import (
     parse_radii,
 )
 from smoothcert.errors import RequestError
-from smoothcert.training.run_folder import check_file, check_run_folder
+from smoothcert.training.run_folder import check_exists, check_file, check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
     from smoothcert.data import Images
@@ -81,6 +81,9 @@ def certify(
     batch_size: Annotated[int | None, count_option(help="Noisy images in a forward pass.")] = None,
     seed: Annotated[int | None, typer.Option(help="For tests and replays.", show_default="fresh")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the file.", show_default="test-nN and the rule")] = None,
+    compress_: Annotated[
+        bool, typer.Option("--compress", help="Compress the file (.tsv.gz) when it is complete.")
+    ] = False,
     radius: Annotated[float | None, typer.Option(help="Warn if n cannot reach this radius.")] = None,
     json_: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per classifier, and nothing else on standard output.")
@@ -115,7 +118,7 @@ def certify(
         "shard": parse_shard(shard),
     }
     request = Request(
-        *(kind, consensus, model, hub, dataset, image_size, out, name, radius, data), quiet=quiet, json=json_
+        *(kind, consensus, model, hub, dataset, image_size, out, name, compress_, radius, data), quiet=quiet, json=json_
     )
     groups = [[folder] for folder in folders] if folders and not kind else [folders]
     targets = [find_target(request, group, fields) for group in groups]  # all are checked before the first is certified
@@ -126,14 +129,15 @@ def certify(
     def load(name: str, size: int | None, depth: int | None) -> "Images":
         return load_dataset(name, "test", data, image_size=size, channels=depth, **files)
 
+    written = []
     with team() as group:
         for target in targets:
             images = load(target.dataset, target.image_size, channels or run_channels(target.first, target.dataset))
             if target.published is not None and outputs is None:
                 images = with_known_classes(images, target.published.class_names)
-            certify_target(request, target, images, where, group)
+            written.append(certify_target(request, target, images, where, group))
         if group.leads:
-            steps = last_line(targets, lambda target: next_step(target.path, target.folder, target.settings.shard))
+            steps = last_line(written, lambda target: next_step(target.path, target.folder, target.settings.shard))
             request.console.print(steps, soft_wrap=True)
 
 
@@ -183,6 +187,26 @@ def merge(
     console.print(f"wrote {rows} rows to {out}; next: {command_line('report', out)}", soft_wrap=True)
 
 
+def compress(
+    paths: Annotated[list[Path], typer.Argument(help="Run folders, folders of them, or certificates files.")],
+) -> None:
+    """Compress finished certificates files (NAME.tsv to NAME.tsv.gz); every command reads both forms."""
+    for path in paths:
+        check_exists(path)
+    from smoothcert.certification.compress import compress_certificates
+    from smoothcert.io.compressed import compressed_form
+    from smoothcert.report import find_certificates
+
+    before, after, done = 0, 0, 0
+    for _, path in find_certificates(paths):
+        size = path.stat().st_size
+        if (reason := compress_certificates(path)) is not None:
+            console.print(f"{path}: left as it is: {reason}", soft_wrap=True, markup=False)
+            continue
+        before, after, done = before + size, after + compressed_form(path).stat().st_size, done + 1
+    console.print(f"compressed {done} files from {before / 1e6:.2f} to {after / 1e6:.2f} MB", soft_wrap=True)
+
+
 def recertify(
     file: Annotated[Path, typer.Argument(help="Certificates file that smoothcert wrote.")],
     alpha: Annotated[
@@ -194,12 +218,13 @@ def recertify(
     """Compute certificates for another alpha or bound from stored votes, without sampling or a model."""
     check_file(file, "a certificates file")
     from smoothcert.certification.recertify import recertify as recompute
+    from smoothcert.io.compressed import PLAIN, stem
 
     words = [
-        file.name.removesuffix(".tsv"),
+        stem(file),
         *([f"alpha{alpha:g}"] if alpha is not None else []),
         *([bound] if bound else []),
     ]
-    target = out if out is not None else file.with_name("-".join(words) + ".tsv")
+    target = out if out is not None else file.with_name("-".join(words) + (file.name.removeprefix(stem(file)) or PLAIN))
     rows = recompute(file, target, alpha=alpha, bound=bound)
     console.print(f"wrote {rows} rows to {target}", soft_wrap=True)

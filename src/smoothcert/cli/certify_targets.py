@@ -20,6 +20,7 @@ from smoothcert.cli.options import command_line
 from smoothcert.data import Images
 from smoothcert.distributed import Team
 from smoothcert.errors import RequestError
+from smoothcert.io.compressed import compressed_form
 from smoothcert.io.console import PlainConsole, leads
 from smoothcert.io.files import check_inside
 from smoothcert.models import HubClassifier, load_hub, own_model
@@ -46,6 +47,7 @@ class Request:
     image_size: int | None
     out: Path | None
     name: str | None
+    compress: bool
     radius: float | None
     data: Path | None
     quiet: bool
@@ -119,6 +121,7 @@ def find_target(request: Request, folders: Sequence[Path], fields: Mapping[str, 
     settings = parse_recipe(CertifySettings, {**fields, "sigma": sigma, "noise": noise}, "certify")
     path = settings.default_path(folder, trained_with, request.consensus)
     path = folder / "certificates" / f"{request.name}.tsv" if request.name else path
+    path = compressed_form(path) if request.compress else path
     check_inside(path, folder)
     return Target(members, combined, published, folder, path, settings, str(dataset), image_size)
 
@@ -131,8 +134,8 @@ def common_folder(kind: str, runs: Sequence[Path]) -> Path:
     return runs[0].parent / name
 
 
-def certify_target(request: Request, target: Target, images: Images, device: torch.device, group: Team) -> None:
-    """Certify the missing images of `target`; print warnings and notes, progress, and what was written."""
+def certify_target(request: Request, target: Target, images: Images, device: torch.device, group: Team) -> Target:
+    """Certify the missing images of `target`; print warnings, notes and progress. Return it with the file's final path."""
     console, settings = request.console, target.settings
     indices = settings.selection(len(images)).indices
     retrain = print_warnings(request, target, images)
@@ -157,8 +160,9 @@ def certify_target(request: Request, target: Target, images: Images, device: tor
             on_accuracy=judge,
             on_estimate=announce,
         )
+    target = replace(target, path=file.path)  # which may be the compressed form
     if not group.leads:
-        return
+        return target
     rows = file.rows
     console.print(spent_votes(rows, settings.n), soft_wrap=True)
     if others := {row.index for row in rows}.difference(indices):
@@ -167,6 +171,7 @@ def certify_target(request: Request, target: Target, images: Images, device: tor
         print_note(console, f"{more}; {apart}")
     if request.json:
         print(json.dumps(for_machines(target, file)), flush=True)
+    return target
 
 
 def print_warnings(request: Request, target: Target, images: Images) -> str:

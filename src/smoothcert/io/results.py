@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import IO, Any, Generic, TypeVar
 
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.compressed import exists, plain_form, stem
 from smoothcert.io.files import LockedError, check_regular_file, locked, write_text_atomically
 
 Row = TypeVar("Row")
@@ -16,7 +17,7 @@ Row = TypeVar("Row")
 
 def settings_path(path: Path) -> Path:
     """The path of the settings of the result file `path`."""
-    return path.with_name(path.name.removesuffix(".tsv") + ".json")
+    return path.with_name(f"{stem(path)}.json")
 
 
 def read_settings(path: Path) -> dict[str, dict[str, Any]]:
@@ -66,13 +67,18 @@ def differing_settings(
     ]
 
 
+def _lock(path: Path) -> Path:
+    """The lock file of a result file, which is the same for both of its forms."""
+    return path.with_name(f".{plain_form(path).name}.lock")
+
+
 @contextmanager
 def alone(path: Path, otherwise: str = "choose another --name") -> Iterator[None]:
     """Refuse a second process that would write the file `path` at the same time; the message ends in `otherwise`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
-            stack.enter_context(locked(path.with_name(f".{path.name}.lock"), wait=False))
+            stack.enter_context(locked(_lock(path), wait=False))
         except LockedError as error:
             raise RequestError(f"{path}: another process is writing it; wait for it, or {otherwise}") from error
         yield
@@ -81,8 +87,7 @@ def alone(path: Path, otherwise: str = "choose another --name") -> Iterator[None
 @contextmanager
 def not_being_written(path: Path, otherwise: str) -> Iterator[None]:
     """Refuse a file that another process is writing, and keep others from writing it meanwhile."""
-    lock = path.with_name(f".{path.name}.lock")
-    with alone(path, otherwise) if lock.exists() else nullcontext():
+    with alone(path, otherwise) if _lock(path).exists() else nullcontext():
         yield
 
 
@@ -91,7 +96,7 @@ def refuse_existing(out: Path) -> None:
 
     Settings without their result file were left by a killed process and may be replaced.
     """
-    if out.exists() or out.is_symlink():
+    if exists(out) or out.is_symlink():
         raise RequestError(f"{out}: exists already; choose another --out")
     json_path = settings_path(out)
     if json_path.exists() or json_path.is_symlink():

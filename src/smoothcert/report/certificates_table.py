@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, read_certificates
 from smoothcert.errors import RequestError
+from smoothcert.io.compressed import stem
 from smoothcert.report.locate import find_certificates
 from smoothcert.report.summary import average_certified_radius, certified_accuracy, summarize
 
@@ -56,7 +57,7 @@ class CertificatesTable:
         """Draw the curve of `smoothcert report`; also write the figure to `path` (PNG, PDF or SVG) if one is given."""
         from smoothcert.report.curves import draw_curves
 
-        figure = draw_curves([summarize(self.file, self.file.path.stem, ())])
+        figure = draw_curves([summarize(self.file, stem(self.file.path), ())])
         if path is not None:
             figure.savefig(path)
         return figure
@@ -65,7 +66,7 @@ class CertificatesTable:
 def certificates_of_run(folder: Path, name: str | None) -> CertificatesTable:
     """The only certificates file of the run, or the one called `name`."""
     files = dict(find_certificates([folder]))
-    by_stem = {path.stem: path for path in files.values()}
+    by_stem = {stem(path): path for path in files.values()}
     if name is not None and name not in by_stem:
         raise RequestError(f"{folder}: expected certificates among {', '.join(by_stem)}, got {name}")
     if name is None and len(by_stem) > 1:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.compressed import PLAIN, plain_form, result_files
 from smoothcert.io.yaml_file import read_yaml
 from smoothcert.training.run_folder import CERTIFICATES, MODEL, RECIPE, check_exists, run_of_certificates, runs_in
 
@@ -15,18 +16,15 @@ _ENDINGS = (".tsv", ".txt")
 _RUN_FILES = (RECIPE, MODEL, CERTIFICATES)
 
 
-def _tables(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*.tsv") if path.is_file() and not path.name.startswith("."))
-
-
 def _stem(path: Path) -> str:
-    return path.stem if path.suffix in _ENDINGS else path.name
+    name = Path(path.name.removesuffix(".gz"))
+    return name.stem if name.suffix in _ENDINGS else path.name
 
 
 def _with_runs_in(path: Path) -> list[Path]:
     """The certificates files in a folder of runs, then its certified runs; any other path unchanged."""
-    runs = runs_in(path, lambda run: bool(_tables(run / CERTIFICATES)))
-    return runs if runs == [path] else [*_tables(path), *runs]
+    runs = runs_in(path, lambda run: bool(result_files(run / CERTIFICATES)))
+    return runs if runs == [path] else [*result_files(path), *runs]
 
 
 def _files_of(path: Path) -> tuple[Path, list[Path]]:
@@ -34,10 +32,10 @@ def _files_of(path: Path) -> tuple[Path, list[Path]]:
     check_exists(path)
     if not path.is_dir():
         run = run_of_certificates(path)
-        return (path if run is None or path.suffix != ".tsv" else run), [path]
-    if files := _tables(path / "certificates"):
+        return (path if run is None or plain_form(path).suffix != PLAIN else run), [path]
+    if files := result_files(path / "certificates"):
         return path.resolve(), files
-    if files := _tables(path):
+    if files := result_files(path):
         folder = path.resolve()
         return (folder.parent if folder.name == "certificates" else folder), files
     if path.name == "certificates" or any((path / name).exists() for name in _RUN_FILES):
@@ -57,7 +55,7 @@ def find_attacks(path: Path) -> list[Path]:
     Files are not opened: the caller checks whether they attack the classifier that `path` certifies.
     """
     run = run_of_certificates(path)
-    return [] if run is None else _tables(run / "attacks")
+    return [] if run is None else result_files(run / "attacks")
 
 
 def read_recipe(run: Path) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from smoothcert.certification.shards import chosen_images
 from smoothcert.data import DATASETS, load_dataset
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.compressed import existing_form
 from smoothcert.objectives import Adversary, Macer, Objective, SmoothMix
 from smoothcert.papers.reproduce.estimate import certification_seconds, training_seconds
 from smoothcert.papers.rows import SEEDS_TABLE, PaperRun, paper_runs
@@ -95,7 +96,8 @@ class PlannedRun:
 
     @property
     def certificates(self) -> Path:
-        return self.folder / "certificates" / f"test-n{self.n}.tsv"
+        """The certificates file, plain or compressed."""
+        return existing_form(self.folder / "certificates" / f"test-n{self.n}.tsv")
 
     @property
     def trained(self) -> bool:

@@ -1,0 +1,129 @@
+"""Compressed result files: a finished NAME.tsv may be stored as NAME.tsv.gz, with its settings in NAME.json as before.
+
+Files that are being written stay plain text, to which rows can be appended.
+"""
+
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.files import check_regular_file, replaced_atomically
+
+PLAIN, COMPRESSED = ".tsv", ".tsv.gz"
+MOST_BYTES = 2**28
+"""Largest unpacked size: ten times the votes of 50,000 images with 100 classes each."""
+GZIP_HEADER = b"\x1f\x8b\x08\x00" + bytes(4) + b"\x02\xff"
+"""No name, no time, no operating system: the same content always gives the same bytes."""
+
+
+def stem(path: Path) -> str:
+    """The name of a result file without .tsv or .tsv.gz."""
+    return path.name.removesuffix(".gz").removesuffix(PLAIN) if path.name.endswith((PLAIN, COMPRESSED)) else path.name
+
+
+def plain_form(path: Path) -> Path:
+    """NAME.tsv for NAME.tsv.gz; any other path unchanged."""
+    return path.with_name(path.name.removesuffix(".gz")) if path.name.endswith(COMPRESSED) else path
+
+
+def compressed_form(path: Path) -> Path:
+    """NAME.tsv.gz for NAME.tsv; any other path unchanged."""
+    return path.with_name(f"{path.name}.gz") if path.name.endswith(PLAIN) else path
+
+
+def exists(path: Path) -> bool:
+    """Whether the result file exists in one form or the other."""
+    # In this order, in which another process unpacks: one of the two always exists.
+    return compressed_form(path).exists() or plain_form(path).exists()
+
+
+def existing_form(path: Path) -> Path:
+    """The form in which the result file exists; `path` if it does not. Both forms are refused."""
+    forms = [form for form in dict.fromkeys((plain_form(path), compressed_form(path))) if form.exists()]
+    refuse_both_forms(forms)
+    return forms[0] if forms else path
+
+
+def refuse_both_forms(paths: Iterable[Path]) -> None:
+    """Refuse files of which one is the compressed form of another: they may differ."""
+    plain: dict[Path, Path] = {}
+    for path in paths:
+        if (other := plain.setdefault(plain_form(path), path)) != path:
+            raise RequestError(
+                f"{other}: expected one form of this file, got {path.name} next to it as well; keep the one with more "
+                "rows and move the other"
+            )
+
+
+def result_files(folder: Path) -> list[Path]:
+    """The result files in `folder`, plain and compressed, sorted by name; hidden files are left out."""
+    files = [*folder.glob(f"*{PLAIN}"), *folder.glob(f"*{COMPRESSED}")]
+    files = sorted((path for path in files if path.is_file() and path.name[0] != "."), key=plain_form)
+    refuse_both_forms(files)
+    return files
+
+
+def read_content(path: Path, kind: str) -> bytes:
+    """The content of a file, unpacked if its name ends in .gz; `kind` is what a user should give instead."""
+    check_regular_file(path)
+    try:
+        if path.suffix != ".gz":
+            return path.read_bytes()
+        with gzip.open(path) as file:
+            content = file.read(MOST_BYTES + 1)
+        if not content:
+            raise EOFError("it is empty")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise WorkError(f"{path}: damaged, expected a whole gzip file ({error}); restore it") from error
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read ({error.strerror or error}); give {kind}") from error
+    if len(content) > MOST_BYTES:
+        raise WorkError(
+            f"{path}: expected at most {MOST_BYTES / 2**20:,.0f} MiB after unpacking, got more; give {kind}"
+        )
+    return content
+
+
+def write_content(path: Path, content: bytes) -> None:
+    """Replace `path` by a file that holds `content`, compressed if its name ends in .gz."""
+    with replaced_atomically(path) as temporary:
+        temporary.write_bytes(_gzip(content) if path.suffix == ".gz" else content)
+
+
+def _gzip(content: bytes) -> bytes:
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    end = zlib.crc32(content).to_bytes(4, "little") + (len(content) % 2**32).to_bytes(4, "little")
+    return GZIP_HEADER + deflate.compress(content) + deflate.flush() + end
+
+
+def compress(path: Path) -> Path:
+    """Replace NAME.tsv by NAME.tsv.gz, and return its path."""
+    packed = compressed_form(path)
+    write_content(packed, path.read_bytes())
+    path.unlink()
+    return packed
+
+
+@contextmanager
+def plain_while_written(path: Path) -> Iterator[Path]:
+    """Yield the plain form of a result file, to which rows can be appended.
+
+    A compressed file is unpacked before. After the body, the file is compressed if it was before or if `path` asks for
+    it. If the body fails, a file that has changed stays plain, so that it can be continued.
+    """
+    existing, plain = existing_form(path), plain_form(path)
+    before = read_content(existing, "a result file") if existing != plain and existing.exists() else None
+    if before is not None:
+        write_content(plain, before)
+        existing.unlink()
+    try:
+        yield plain
+    except BaseException:
+        if before is not None and plain.read_bytes() == before:
+            compress(plain)
+        raise
+    if path != plain or before is not None:
+        compress(plain)
