@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from smoothcert.certification.certificates import CertifiedImage, file_content, read_certificates, write_certificates
+from smoothcert.certification.certificates import CertifiedImage, read_certificates, write_certificates
 from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED, TWO_SIDED
 from smoothcert.errors import RequestError
+from smoothcert.io.compressed import read_content
 from smoothcert.io.results import refuse_existing, settings_path
 from smoothcert.noise import NOISES, Noise
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
@@ -25,7 +26,7 @@ def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, 
     answers of the fixed rule are recomputed.
     """
     path, out = Path(path), Path(out)
-    if file_content(path).startswith(BEGIN_OF_LOGS):
+    if read_content(path, "a certificates file").startswith(BEGIN_OF_LOGS):
         from smoothcert.certification.serve.log import recertify_log  # which imports this module
 
         return recertify_log(path, out, alpha=alpha, bound=bound)

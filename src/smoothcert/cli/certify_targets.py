@@ -135,7 +135,7 @@ def common_folder(kind: str, runs: Sequence[Path]) -> Path:
 
 
 def certify_target(request: Request, target: Target, images: Images, device: torch.device, group: Team) -> Target:
-    """Certify the missing images of `target`; print warnings, notes and progress. Return it with the file's final path."""
+    """Certify the missing images of `target`; print warnings, notes and progress; return it with its final path."""
     console, settings = request.console, target.settings
     indices = settings.selection(len(images)).indices
     retrain = print_warnings(request, target, images)

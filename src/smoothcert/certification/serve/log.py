@@ -18,7 +18,6 @@ from typing import Any
 
 from smoothcert.certification.certificates import (
     CertifiedImage,
-    file_content,
     format_row,
     parse_row,
     parse_rows,
@@ -27,6 +26,7 @@ from smoothcert.certification.checks import RowLimits, check_settings
 from smoothcert.certification.recertify import bounded_again
 from smoothcert.certification.serve.rule import Question, RuleName, grid_radii
 from smoothcert.errors import RequestError, WorkError, write_error
+from smoothcert.io.compressed import read_content
 from smoothcert.io.files import write_text_atomically
 from smoothcert.io.results import alone, read_settings, refuse_existing, settings_path, write_settings
 from smoothcert.noise import NOISES
@@ -121,7 +121,7 @@ def read_log(path: Path) -> tuple[list[LoggedAnswer], Mapping[str, Any], int]:
         check_settings(model, path)
         if missing := [key for key in ("sigma", "noise", "num_classes") if model.get(key) is None]:
             raise WorkError(f"{settings_path(path)}: damaged, expected '{missing[0]}' of each model; restore it")
-    rows, size = parse_rows(file_content(path, KIND), path, (COLUMNS,), parser(models), KIND)
+    rows, size = parse_rows(read_content(path, KIND), path, (COLUMNS,), parser(models), KIND)
     return rows, settings, size
 
 
