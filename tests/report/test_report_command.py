@@ -128,16 +128,16 @@ def test_a_full_disk_is_failed_work(report: Report, make_run: MakeRun, monkeypat
 
 
 def test_runs_on_different_images_are_reported(report: Report, make_run: MakeRun) -> None:
-    runs, hint = [make_run("all"), make_run("some", images()[::2])], "compare them with --same-images"
+    runs, note = [make_run("all"), make_run("some", images()[::2])], "only the 5 images that all runs of its σ have"
     code, out, _ = report(*runs, "--format", "csv")
     assert code == 0
-    assert hint in out
-    code, out, _ = report(*runs, "--format", "csv", "--same-images")
+    assert f"note: all: {note} are counted" in out.replace("\n", " ")
+    code, out, _ = report(*runs, "--format", "csv", "--all-images")
     assert code == 0
-    assert hint not in out
-    assert "counted: the images that all runs of a data set have, whatever their σ: 5 of mnist\n" in out
+    assert note not in out
+    assert "not ranked: the images differ" in out
     code, out, _ = report(runs[0], make_run("other", images()[::2], sigma=1.0), "--format", "csv")
-    assert hint not in out, "they are not compared"
+    assert "differ" not in out, "they are not compared"
 
 
 def test_pictures_of_a_folder_that_only_the_certificates_name_are_not_embedded(

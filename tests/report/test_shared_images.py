@@ -24,29 +24,27 @@ def acrs(folder: Path) -> dict[str, tuple[int, float]]:
 def test_only_the_images_that_all_have_count(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("all"), make_run("every-second", ROWS[::2]), make_run("other", ROWS[1:], dataset="cifar10")]
     write = partial(write_report, runs, tmp_path, ["csv"])
-    write()
+    write(same_images=False)
     every = {"all": (10, COUNTED), "every-second": (5, COUNTED[::2]), "other": (9, COUNTED[1:])}
     assert acrs(tmp_path) == {name: (n, pytest.approx(statistics.fmean(r))) for name, (n, r) in every.items()}
-    write(same_images=True)
+    write()
     shared = every | {"all": every["every-second"]}
     assert acrs(tmp_path) == {name: (n, pytest.approx(statistics.fmean(r))) for name, (n, r) in shared.items()}
 
 
+def test_runs_of_another_sigma_do_not_take_images_away(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("all"), make_run("some", ROWS[::2], sigma=1.0), make_run("theirs", ROWS[:3], sigma=None)]
+    write_report(runs, tmp_path, ["csv"])
+    assert {name: images for name, (images, _) in acrs(tmp_path).items()} == {"all": 10, "some": 5, "theirs": 3}
+
+
 def test_a_run_that_was_cut_says_so(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("all"), make_run("some", ROWS[::2])]
-    write_report(runs, tmp_path, ["md"], same_images=True)
+    write_report(runs, tmp_path, ["md"])
     items = {line.split("**")[1]: line for line in (tmp_path / "report.md").read_text().splitlines() if "- **" in line}
     assert "5 images" in items["all"]
-    assert "of its 10 images those that all runs have" in items["all"]
-    assert "those that all" not in items["some"]
-
-
-def test_a_file_without_a_data_set_counts_with_the_others(make_run: MakeRun, tmp_path: Path) -> None:
-    runs = [make_run("ours"), make_run("theirs", ROWS[::2], dataset=None)]
-    write_report(runs, tmp_path, ["csv"], same_images=True)
-    assert {images for images, _ in acrs(tmp_path).values()} == {5}
-    with pytest.raises(RequestError, match="theirs: expected a recorded data set, got none"):
-        write_report([*runs, make_run("more", dataset="cifar10")], tmp_path, ["csv"], same_images=True)
+    assert "only the 5 images that all runs of its σ have are counted" in items["all"]
+    assert "that all runs" not in items["some"]
 
 
 def test_a_run_without_images_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
@@ -55,8 +53,8 @@ def test_a_run_without_images_is_refused(make_run: MakeRun, tmp_path: Path) -> N
             write_report([make_run("empty", [])], tmp_path / "out", ["csv"], same_images=same_images)
 
 
-def test_runs_without_a_common_image_are_refused(make_run: MakeRun, tmp_path: Path) -> None:
+def test_runs_without_a_common_image_are_not_ranked(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("even", ROWS[::2]), make_run("odd", ROWS[1::2])]
-    with pytest.raises(RequestError, match="even, odd: expected images that all of these have, got none"):
-        write_report(runs, tmp_path / "out", ["csv"], same_images=True)
-    assert not (tmp_path / "out").exists()
+    report = write_report(runs, tmp_path / "out", ["md"])
+    assert [summary.images for summary in report.summaries] == [5, 5]
+    assert "**even**, **odd**: not ranked: the images differ" in (tmp_path / "out/report.md").read_text()

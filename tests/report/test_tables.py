@@ -4,7 +4,6 @@ import csv
 import io
 import re
 import statistics
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,11 @@ from scipy.stats import binomtest, norm
 from smoothcert.certification.certificates import CertificatesFile, read_certificates
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import escape_markdown
-from smoothcert.report import Contents, Summary, differing_protocols, write_report
+from smoothcert.report import Contents, Summary, write_report
 from smoothcert.report.curves import draw_curves
 from smoothcert.report.document import markdown_page
-from smoothcert.report.layout import comma_separated, decimals_needed, escape_latex, latex, markdown, terminal
+from smoothcert.report.latex import table
+from smoothcert.report.layout import comma_separated, decimals_needed, escape_latex, markdown, terminal
 from smoothcert.report.tables import compact, layout
 
 from .conftest import MakeRun, image, images
@@ -56,16 +56,19 @@ def test_markdown_table() -> None:
     assert markdown_table(THREE) == (
         "| σ | run | ACR | 0.00 | 0.50 | 1.00 | abstain | images |\n"
         "| ---: | :--- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
-        "| 0.25 | a\\|x | 0.911 | **98.8** | **25.0** | 0.0 | 1.2 | 400 |\n"
-        "| 0.25 | c_d | **0.922** | **98.8** | **25.0** | 0.0 | 1.2 | 400 |\n"
+        "| 0.25 | a\\|x | 0.911 | 98.8 | 25.0 | 0.0 | 1.2 | 400 |\n"
+        "| 0.25 | c_d | 0.922 | 98.8 | 25.0 | 0.0 | 1.2 | 400 |\n"
         "| 0.50 | b | 1.200 | 98.8 | 25.0 | 0.0 | 1.2 | 400 |\n"
     )
 
 
 def test_latex_table() -> None:
-    text = latex(layout([*THREE, summary("50% & more", None, 1.0)]))
+    text = table(layout([*THREE, summary("50% & more", None, 1.0)]).for_reading(), "50% of σ", "tab:a_b")
     assert r"\begin{tabular}{rlrrrrrr}" in text
-    assert r"0.25 & c\_d & \textbf{0.922} & \textbf{98.8} & \textbf{25.0} & 0.0 & 1.2 & 400 \\" in text
+    assert r"0.25 & a|x & 0.911 & 98.8 & 25.0 & 0.0 & 1.2 & 400 \\" in text
+    assert r" & c\_d & 0.922 & 98.8 & 25.0 & 0.0 & 1.2 & 400 \\" in text, "sigma once per group"
+    assert r"\caption{50\% of $\sigma$}" in text
+    assert r"\label{tab:a_b}" in text
     assert r"-- & 50\% \& more & 1.000 &" in text
     body = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert [len(re.findall(r"(?<!\\)&", line)) for line in body] == [7] * 5
@@ -74,24 +77,22 @@ def test_latex_table() -> None:
     assert text.count("{") - text.count(r"\{") == text.count("}") - text.count(r"\}")
 
 
-def test_ties_as_shown_are_all_best_and_a_lone_run_is_not() -> None:
-    text = markdown_table([summary("a", 0.5, 1.00012), summary("b", 0.5, 1.0004), summary("c", 1.0, 3.0)])
-    assert text.count("**1.000**") == 2
-    assert "**3" not in text
-
-
-def test_the_best_of_every_accuracy_is_marked_and_zeros_are_not() -> None:
-    rows = [
-        summary("a", 0.5, 1.5, accuracy_at={0.0: 0.99, 0.5: 0.8, 1.0: 0.0004, 2.0: 0.0}),
-        summary("b", 0.5, 1.6, accuracy_at={0.0: 0.98, 0.5: 0.8004, 1.0: 0.0, 2.0: 0.0}),
-        summary("c", 1.0, 1.7, accuracy_at={0.0: 1.0, 0.5: 1.0, 1.0: 1.0, 2.0: 1.0}),
-    ]
-    text = markdown_table(rows)
-    assert "| a | 1.500 | **99.0** | **80.0** | 0.0 | 0.0 |" in text
-    assert "| b | **1.600** | 98.0 | **80.0** | 0.0 | 0.0 |" in text
-    assert "**1.2**" not in text, "abstaining is not ranked"
-    assert text.splitlines()[-1].count("**") == 0, "a lone run has nothing to be better than"
-    assert csv_table(rows).count("*") == 0
+def test_only_a_significant_lead_is_marked(make_run: MakeRun, tmp_path: Path) -> None:
+    """a has 29 of 30 images at 0.5 and b 1, which is significant; at radius 0 they have 30 and 29, which is not."""
+    a = [image(i, 1, 1, 0.7 if i else 0.1) for i in range(30)]
+    b = [image(i, 1, 1 if i else 2, 0.7 if i == 1 else 0.2) for i in range(30)]
+    runs = [make_run("a", a), make_run("b", b), make_run("lone", a, sigma=1.0)]
+    write_report(runs, tmp_path / "out", ["md", "tex"], radii=[0.0, 0.5, 1.0, 1.5])
+    text = (tmp_path / "out/report.md").read_text()
+    assert "| 0.50 | a | gaussian | **0.680** | 100.0 | **96.7** | 0.0 | – | 0.0 | 30 |" in text
+    assert "| 0.50 | b | gaussian | 0.210 | 96.7 | 3.3 | 0.0 | – | 0.0 | 30 |" in text
+    assert "| 1.00 | lone | gaussian | 0.680 | 100.0 | 96.7 | 0.0 | 0.0 | 0.0 | 30 |" in text, (
+        "nothing to be better than"
+    )
+    assert (
+        r"0.50 & a & gaussian & \textbf{0.680} & 100.0 & \textbf{96.7} & 0.0 & -- \\"
+        in (tmp_path / "out/report.tex").read_text()
+    )
 
 
 def test_votes_are_shown_if_runs_differ_in_them() -> None:
@@ -135,61 +136,55 @@ def test_intervals_in_csv_and_markdown(make_run: MakeRun, field_file: Path, tmp_
     assert "Wilson" in text
 
 
-def test_runs_that_cannot_be_compared_are_not_ranked() -> None:
-    data = [summary("a", 0.5, 1.0, dataset="mnist"), summary("b", 0.5, 2.0, dataset="cifar10")]
-    assert "**" not in markdown_table(data)
-    assert "data set" in markdown_table(data)
-    assert "**" not in markdown_table([summary("a", None, 1.0), summary("b", None, 2.0)])
+def bold(runs: list[Path], out: Path) -> bool:
+    """Whether a number of the table is bold in a report of `runs`, all images counted."""
+    write_report(runs, out, ["md"], radii=[0.0], same_images=False)
+    return "**" in (out / "report.md").read_text().partition("\n\nCertified")[0]
 
 
-def test_runs_on_different_images_are_not_ranked(make_run: MakeRun, tmp_path: Path) -> None:
-    even, odd = (make_run(name, images()[first::2]) for name, first in (("even", 0), ("odd", 1)))
-    others = [
-        make_run("better", [replace(row, label=max(0, row.certificate.predict)) for row in images()]),
-        make_run("all"),
-    ]
-    for runs, ranked in ((others, True), ([even, odd], False), ([even, *others], False)):
-        write_report(runs, tmp_path / "out", ["md"], radii=[0.0])
-        table = (tmp_path / "out" / "report.md").read_text().partition("\n\nCertified")[0]
-        assert ("**" in table) == ranked
+LOW, HIGH = ([(3, 3, radius)] * 9 for radius in (0.1, 0.8))
 
 
 @pytest.mark.parametrize(
-    ("changes", "differing"),
+    ("changes", "ranked"),
     [
-        ({}, []),
-        ({"n": 500}, ["n"]),
-        ({"alpha": 0.01}, ["alpha"]),
-        ({"bound": "two-sided"}, ["bound"]),
-        ({"bound": "one-sided", "noise": "gaussian", "sound": False, "radii": []}, []),
-        ({"n": 500, "sigma": 0.25}, []),
+        ({}, True),
+        ({"bound": "one-sided", "noise": "gaussian", "sound": False, "radii": []}, True),
+        ({"n": 500}, False),
+        ({"alpha": 0.01}, False),
+        ({"bound": "two-sided"}, False),
+        ({"noise": "laplace"}, False),
+        ({"dataset": "cifar10"}, False),
+        ({"sigma": 1.0}, False),
+        ({"sigma": None}, False),
+        ({"alpha": None}, False),
     ],
+    ids=str,
 )
 def test_only_runs_that_are_certified_alike_are_ranked(
-    changes: dict[str, Any], differing: list[str], make_run: MakeRun, tmp_path: Path
+    changes: dict[str, Any], ranked: bool, make_run: MakeRun, tmp_path: Path
 ) -> None:
-    rows = [(3, 3, 0.1), (3, 3, 0.2), (3, 1, 0.1)]
-    better = make_run("better", images([*rows[:2], (3, 3, 0.2)], n=changes.get("n", 1000)), **changes)
-    runs = [make_run("plain", images(rows)), better]
-    report = write_report(runs, tmp_path / "out", ["md"], radii=[0.0])
-    assert differing_protocols(report.summaries) == differing
-    table = (tmp_path / "out" / "report.md").read_text().partition("\n\nCertified")[0]
-    assert ("**" in table) == (not differing and "sigma" not in changes)
+    better = make_run("better", images(HIGH, n=changes.get("n", 1000)), **changes)
+    assert bold([make_run("plain", images(LOW)), better], tmp_path / "out") == ranked
+
+
+def test_runs_on_different_images_are_not_ranked(make_run: MakeRun, tmp_path: Path) -> None:
+    plain, better = make_run("plain", images(LOW)), make_run("better", images(HIGH))
+    part = make_run("part", images(HIGH)[::2])
+    assert bold([plain, better], tmp_path / "out")
+    assert not bold([plain, part], tmp_path / "out")
+    assert not bold([plain, better, part], tmp_path / "out")
 
 
 def test_laplace_and_uniform_noise_are_not_ranked(make_run: MakeRun, tmp_path: Path) -> None:
-    runs = [
-        make_run(noise, images([(3, 3, 0.1 * i)] * 3), noise=noise) for i, noise in enumerate(("laplace", "uniform"))
-    ]
-    report = write_report(runs, tmp_path / "out", ["md"], radii=[0.0])
-    assert differing_protocols(report.summaries) == ["noise"]
-    assert "**" not in (tmp_path / "out" / "report.md").read_text().partition("\n\nCertified")[0]
+    runs = [make_run("a", images(LOW), noise="laplace"), make_run("b", images(HIGH), noise="uniform")]
+    assert not bold(runs, tmp_path / "out")
+    assert "not ranked: noise differs (laplace and uniform)" in (tmp_path / "out/report.md").read_text()
 
 
-def test_radii_in_different_norms_are_not_ranked(make_run: MakeRun, tmp_path: Path) -> None:
-    runs = [make_run("small", images([(3, 3, 0.1)] * 3)), make_run("large", images([(3, 3, 0.9)] * 3), noise="laplace")]
+def test_radii_in_different_norms_are_in_different_groups(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("small", images(LOW)), make_run("large", images(HIGH), noise="laplace")]
     report = write_report(runs, tmp_path / "out", ["md", "csv", "html"], radii=[0.0])
-    assert "**" not in (tmp_path / "out" / "report.md").read_text().partition("\n\nCertified")[0]
     assert [summary.name for summary in report.summaries] == ["small", "large (L1)"]
     titles = [axes.get_title() for axes in draw_curves(report.summaries).axes]
     assert titles == ["mnist, σ = 0.50", "mnist in L1, σ = 0.50"]
@@ -199,7 +194,7 @@ def test_radii_in_different_norms_are_not_ranked(make_run: MakeRun, tmp_path: Pa
 
 def test_radii_that_a_run_lacks_are_not_shown_as_zero() -> None:
     text = markdown_table([summary("a", 0.5, 1.0), summary("b", 0.5, 2.0, accuracy_at={0.0: 1.0})])
-    assert "| **100.0** | – | – |" in text
+    assert "| 100.0 | – | – |" in text
 
 
 def test_names_survive_every_format() -> None:
@@ -259,7 +254,8 @@ def test_markdown_report(make_run: MakeRun, field_file: Path, tmp_path: Path) ->
     assert sorted(path.name for path in out.glob("[!.]*")) == sorted(path.name for path in report.written)
     text = (out / "report.md").read_text(encoding="utf-8")
     assert text.startswith("# My \\| title\n")
-    assert markdown_table(report.summaries) in text
+    table = markdown(layout(report.summaries, comparisons=report.contents.comparisons))
+    assert table in text
     assert "](curves.png)" in text
     assert "](distribution.png)" in text
     assert "training.png" not in text, "these runs have no metrics"

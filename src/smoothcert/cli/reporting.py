@@ -1,82 +1,184 @@
 """`smoothcert report` and `smoothcert quickstart`."""
 
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from smoothcert.cli.options import Data, Force, console, parse_radii
-from smoothcert.errors import RequestError
+from smoothcert.errors import RequestError, WorkError
 from smoothcert.training.run_folder import check_exists
+
+if TYPE_CHECKING:
+    from smoothcert.report import Choices
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What a report is asked for, as it is stored next to the report: paths are relative to its folder."""
+
+    runs: tuple[str, ...] = ()
+    title: str | None = None
+    radii: str | None = None
+    paper: str | None = None
+    all_images: bool = False
+    reference: str | None = None
+    described: tuple[str, ...] = ()
+    linf: bool = False
+    columns: str | None = None
+    caption: str | None = None
+    label: str | None = None
+
+    @classmethod
+    def stored_in(cls, folder: Path) -> "_Request":
+        from smoothcert.report.check import request_of
+
+        stored = request_of(folder)
+        known = {key: value for key, value in stored.items() if key in cls.__dataclass_fields__}
+        lists = {key: tuple(map(str, value)) for key, value in known.items() if isinstance(value, list)}
+        if not lists.get("runs"):
+            raise WorkError(f"{folder}: the stored request of the report is damaged: expected its runs; write it again")
+        runs = tuple(os.path.normpath(folder / run) for run in lists["runs"])
+        return cls(**{**known, **lists, "runs": runs})  # type: ignore[arg-type]
+
+    def to_store(self, folder: Path) -> dict[str, object]:
+        fields: dict[str, Any] = {key: getattr(self, key) for key in self.__dataclass_fields__}
+        relative = [_relative(run, folder) for run in self.runs]
+        used = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items() if value}
+        return {**used, "runs": relative}
+
+    def choices(self) -> "Choices":
+        from smoothcert.report import Choices, LatexTable
+        from smoothcert.report.described import parse_description
+
+        published = None
+        if self.paper is not None:
+            from smoothcert.papers.rows import published_for
+
+            published = published_for(self.paper)
+        columns = [] if self.columns is None else [key.strip() for key in self.columns.split(",")]
+        given = {} if self.title is None else {"title": self.title}
+        return Choices(
+            radii=parse_radii(self.radii),
+            published=published,
+            same_images=not self.all_images,
+            reference=self.reference,
+            described=[parse_description(text) for text in self.described],
+            l_infinity=self.linf,
+            latex=LatexTable(columns, self.caption, self.label),
+            **given,
+        )
+
+
+def _relative(run: str, folder: Path) -> str:
+    """`run` as seen from `folder`, with slashes; unchanged where there is no way (another drive of Windows)."""
+    try:
+        return Path(os.path.relpath(run, folder)).as_posix()
+    except ValueError:
+        return run
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, folders of them, or certificates files.")],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Run folders, folders of them, or certificates files, also of other tools."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("report"),
     format_: Annotated[
         str, typer.Option("--format", help="Formats, separated by commas: md, csv, tex, html, png, pdf, svg.")
     ] = "md,csv,html,png",
+    title: Annotated[str | None, typer.Option(help="Title of the report.")] = None,
     radii: Annotated[str | None, typer.Option(help="Radii of the table, separated by commas.")] = None,
     paper: Annotated[
         str | None, typer.Option(metavar="TABLE", help="Show the published rows of a table, such as smoothmix/table2.")
     ] = None,
-    same_images: Annotated[
-        bool, typer.Option("--same-images", help="Count only images that all runs of a data set have.")
+    reference: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Run to subtract from the others; by default plain Gaussian training."),
+    ] = None,
+    described: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--as",
+            metavar="KEY=VALUE,...",
+            help='What a file of another tool holds: "name=CAT-RS,sigma=0.5,n=100000,alpha=0.001". One per file.',
+        ),
+    ] = None,
+    all_images: Annotated[
+        bool,
+        typer.Option("--all-images", help="Count all images of each run, not only those that all runs of a σ have."),
     ] = False,
+    linf: Annotated[bool, typer.Option("--linf", help="Add ACR / sqrt(d), the L-infinity radius it implies.")] = False,
+    columns: Annotated[str | None, typer.Option(help="Columns of report.tex, by their names in report.csv.")] = None,
+    caption: Annotated[str | None, typer.Option(help="Caption of report.tex.")] = None,
+    label: Annotated[str | None, typer.Option(help="Label of report.tex.")] = None,
     images: Annotated[
         list[str] | None,
         typer.Option(metavar="folder:PATH", help="Your own images (or npz:PATH) to show in the HTML page."),
+    ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write nothing: recompute every number of the report in DIR."),
     ] = None,
     force: Force = False,
     data: Data = None,
 ) -> None:
     """Tables, figures and an HTML page from certificates."""
-    for path in runs:
-        check_exists(path)
-    from functools import partial
+    names = tuple(map(str, runs or ()))
+    texts = tuple(described or ())
+    request = _Request(
+        names, title, radii, paper, all_images, reference, texts, linf, columns, caption, label
+    )  # fmt: skip
+    if check is not None:
+        _check(check, request if names else _Request.stored_in(check))
+        return
+    if not names:
+        raise RequestError("expected at least one run folder or certificates file, got none; give one to report on")
+    for path in names:
+        check_exists(Path(path))
+    from dataclasses import replace
 
-    from smoothcert.report import differing_protocols, on_the_same_images, terminal_report, write_report
+    from smoothcert.report import terminal_report, write_report
 
-    published = None
-    if paper is not None:
-        from smoothcert.papers.rows import published_for
-
-        published = published_for(paper)
     formats = [f.strip() for f in format_.split(",")]
-    gallery = None
-    if "html" in formats:  # the test images, where they are at hand; the rest of a report does without torch
-        from smoothcert.report.thumbnails import own_images, pictures
-
-        for name in images or ():
-            if not own_images(name):
-                raise RequestError(
-                    f"images: expected folder:PATH or npz:PATH, got '{name}'; name where your images are"
-                )
-        gallery = partial(pictures, folder=data, named=images or ())
-    written = write_report(
-        runs,
-        out,
-        formats,
-        parse_radii(radii),
-        published=published,
-        gallery=gallery,
-        same_images=same_images,
-        force=force,
-    )
+    choices = replace(request.choices(), gallery=_gallery(images or (), data) if "html" in formats else None)
+    stored = request.to_store(out)
+    written = write_report(list(map(Path, names)), out, formats, choices=choices, force=force, request=stored)
     for shown in terminal_report(written.contents, console.width):
         console.print(shown)
-    if same_images:
-        left = {summary.dataset or "the data": summary.images for summary in written.summaries}
-        counts = ", ".join(f"{count:,} of {dataset}" for dataset, count in left.items())
-        console.print(
-            f"counted: the images that all runs of a data set have, whatever their σ: {counts}", soft_wrap=True
-        )
-    elif not on_the_same_images(written.summaries):
-        console.print("not all runs are on the same images: compare them with --same-images")
-    if differing := differing_protocols(written.summaries):
-        console.print(f"runs of one σ were certified with different {', '.join(differing)}: no best is marked")
     for path in written.written:
         console.print(f"wrote {path}", soft_wrap=True)
+
+
+def _gallery(images: Sequence[str], data: Path | None) -> Any:
+    """The test images, if they are available; the other formats need no torch."""
+    from functools import partial
+
+    from smoothcert.report.thumbnails import own_images, pictures
+
+    for name in images:
+        if not own_images(name):
+            raise RequestError(f"images: expected folder:PATH or npz:PATH, got '{name}'; name where your images are")
+    return partial(pictures, folder=data, named=images)
+
+
+def _check(folder: Path, request: _Request) -> None:
+    """Compare the report in `folder` with its certificates; differences are printed and are failed work."""
+    for path in request.runs:
+        check_exists(Path(path))
+    from smoothcert.report.check import MOST_SHOWN, differing_numbers
+    from smoothcert.report.contents import read_contents
+
+    contents = read_contents(list(map(Path, request.runs)), request.choices())
+    differences = differing_numbers(folder, contents)
+    for line in differences[:MOST_SHOWN]:
+        console.print(line, soft_wrap=True, markup=False)
+    if differences:
+        raise WorkError(f"{folder}: {len(differences):,} numbers or lines differ from the certificates; report again")
+    console.print(f"{folder}: every number agrees with the certificates", soft_wrap=True, markup=False)
 
 
 def quickstart(out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("quickstart")) -> None:

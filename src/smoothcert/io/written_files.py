@@ -29,12 +29,19 @@ def refuse_foreign_files(folder: Path, names: Iterable[str], force: bool) -> Non
         )
 
 
-def write_files(folder: Path, files: Mapping[str, bytes | None], force: bool = False) -> list[Path]:
+def write_files(
+    folder: Path,
+    files: Mapping[str, bytes | None],
+    force: bool = False,
+    request: Mapping[str, object] | None = None,
+) -> list[Path]:
     """Write each file into `folder` atomically and return the paths of the written files.
 
     A content of None removes a file that an earlier call wrote; files of the user are kept. Nothing is written if
     `refuse_foreign_files` refuses one of the files. The next call recognises the files of a killed process.
+    `request` says how the files were made (see `stored_request`); without it, the one stored before is kept.
     """
+    request = stored_request(folder) if request is None else request
     contents = {name: content for name, content in files.items() if content is not None}
     refuse_foreign_files(folder, contents, force)
     digests = {name: [hashlib.sha256(content).hexdigest()] for name, content in contents.items()}
@@ -43,7 +50,7 @@ def write_files(folder: Path, files: Mapping[str, bytes | None], force: bool = F
     try:
         folder.mkdir(parents=True, exist_ok=True)
         either = {name: [*before.get(name, []), *new] for name, new in digests.items()}
-        _write_manifest(folder, {**before, **either})
+        _write_manifest(folder, {**before, **either}, request)
         for name, content in files.items():
             if content is None:
                 if not _foreign(folder / name, before.get(name, [])):
@@ -51,7 +58,7 @@ def write_files(folder: Path, files: Mapping[str, bytes | None], force: bool = F
                 continue
             with replaced_atomically(folder / name) as temporary:
                 temporary.write_bytes(content)
-        _write_manifest(folder, {**kept, **digests})
+        _write_manifest(folder, {**kept, **digests}, request)
     except OSError as error:
         raise write_error(folder, error) from error
     return [folder / name for name in contents]
@@ -71,17 +78,27 @@ def _foreign(path: Path, digests: list[str]) -> bool:
 
 def _written(folder: Path) -> Digests:
     """The list in `folder`; empty if there is none that can be read."""
+    files = _manifest(folder).get("files")
+    known = files.items() if isinstance(files, dict) else ()
+    return {name: digests for name, digests in known if isinstance(digests, list)}
+
+
+def stored_request(folder: Path) -> Mapping[str, object] | None:
+    """How the files of `folder` were made, as `write_files` was told; None if that is not known."""
+    request = _manifest(folder).get("request")
+    return request if isinstance(request, dict) else None
+
+
+def _manifest(folder: Path) -> dict[str, object]:
     path = folder / MANIFEST
     try:
         stored = json.loads(path.read_bytes()) if path.is_file() else {}
     except (OSError, ValueError, RecursionError):
         return {}
-    files = stored.get("files") if isinstance(stored, dict) else None
-    known = files.items() if isinstance(files, dict) else ()
-    return {name: digests for name, digests in known if isinstance(digests, list)}
+    return stored if isinstance(stored, dict) else {}
 
 
-def _write_manifest(folder: Path, digests: Digests) -> None:
+def _write_manifest(folder: Path, digests: Digests, request: Mapping[str, object] | None) -> None:
     about = "Files that smoothcert wrote here, with their SHA-256. It replaces these and no others."
-    content = {"about": about, "files": dict(sorted(digests.items()))}
+    content = {"about": about, "files": dict(sorted(digests.items()))} | ({"request": request} if request else {})
     write_text_atomically(folder / MANIFEST, json.dumps(content, indent=2) + "\n")

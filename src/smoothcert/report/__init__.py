@@ -1,33 +1,32 @@
 """Tables, figures and pages from certificates files. Reads only those: no model, no checkpoint, no forward pass."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from smoothcert.errors import RequestError
 from smoothcert.io.written_files import write_files
 from smoothcert.report.comparison import Published
-from smoothcert.report.contents import Contents, PublishedFor, read_contents
+from smoothcert.report.contents import Choices, Contents, LatexTable, read_contents
 from smoothcert.report.document import PICTURE_FORMATS, TEXTS, terminal_report
-from smoothcert.report.html_gallery import Gallery
 from smoothcert.report.locate import find_certificates
 from smoothcert.report.run_table import report
 from smoothcert.report.summary import Summary, average_certified_radius, certified_accuracy, summarize
-from smoothcert.report.tables import differing_protocols, on_the_same_images
 
 __all__ = [
     "FORMATS",
+    "Choices",
     "Contents",
+    "LatexTable",
     "Published",
     "Report",
     "Summary",
     "average_certified_radius",
     "certified_accuracy",
-    "differing_protocols",
     "find_certificates",
-    "on_the_same_images",
     "summarize",
     "terminal_report",
     "write_report",
@@ -54,35 +53,38 @@ def write_report(
     out: Path,
     formats: Sequence[str] = ("md", "csv", "tex", "png"),
     radii: Sequence[float] | None = None,
-    title: str = "Certified robustness",
-    published: PublishedFor | None = None,
-    gallery: Gallery | None = None,
-    same_images: bool = False,
+    *,
+    choices: Choices = Choices(),
     force: bool = False,
+    request: Mapping[str, object] | None = None,
+    **changes: Any,
 ) -> Report:
     """Tabulate and draw the certificates that `paths` name (see `find_certificates`) into the folder `out`.
 
-    Writes report.md, report.csv, report.tex and report.html and, as png, pdf or svg, curves, distribution and training
-    (the last two if the files contain what they need), as `formats` asks, each replaced atomically; report-seeds.csv
-    too if runs differ by their training seed only. Everything is read, checked and drawn before the first file is
-    written. Files in `out` that smoothcert did not write are refused, unless `force` replaces them.
+    Writes report.md, report.csv, report.tex and report.html and, as png, pdf or svg, curves, distribution, sweeps and
+    training (the last three if the files contain what they need), as `formats` asks, each replaced atomically;
+    report-seeds.csv too if runs differ by their training seed only. Everything is read, checked and drawn before the
+    first file is written. Files in `out` that smoothcert did not write are refused, unless `force` replaces them.
 
-    `published` gives for a certificates file the row of a paper's table to compare it with, or None; runs are then in
-    the order of the table. `radii` are the columns of the tables, by default those of the paper's table, otherwise
-    those of `default_radii`. `gallery` has the pictures of the HTML page. With `same_images` only the images count
-    that all files of a data set share.
+    `changes` replace fields of `choices`. `published` gives for a certificates file the row of a paper's table to
+    compare it with, or None; runs are then in the order of the table. `radii` are the columns of the tables, by default
+    those of the paper's table, otherwise those of `default_radii`. `gallery` has the pictures of the HTML page. Unless
+    `same_images` is False, only the images count that all files of one sigma and data set share. `reference` is the
+    name of the run that differences are taken from, `described` describes files of other tools (see `describe`),
+    `l_infinity` adds the L-infinity radius that ACR implies, `latex` has the columns, caption and label of report.tex.
+    `request` is stored in `out`, so that the report can be checked later (see `check`).
     """
     unknown = [kind for kind in formats if kind not in FORMATS]
     if unknown or not formats:
         given = ", ".join(map(repr, unknown)) or "none"
         raise RequestError(f"expected report formats out of {', '.join(FORMATS)}, got {given}; choose from these")
     formats = list(dict.fromkeys(formats))
-    contents = read_contents(paths, radii, title, published, gallery, same_images)
+    contents = read_contents(paths, replace(choices, **({} if radii is None else {"radii": radii}), **changes))
     pictures = _drawn(contents, [kind for kind in formats if kind in PICTURE_FORMATS])
     contents = replace(contents, pictures=[name for name, picture in pictures.items() if picture is not None])
     texts = {name: text for kind in formats if kind in TEXTS for name, text in TEXTS[kind](contents).items()}
     files = {name: None if text is None else text.encode("utf-8", "backslashreplace") for name, text in texts.items()}
-    return Report(contents, write_files(out, {**files, **pictures}, force))
+    return Report(contents, write_files(out, {**files, **pictures}, force, request))
 
 
 def _drawn(contents: Contents, kinds: Sequence[str]) -> dict[str, bytes | None]:
@@ -93,11 +95,13 @@ def _drawn(contents: Contents, kinds: Sequence[str]) -> dict[str, bytes | None]:
     from smoothcert.report.curves import draw_curves
     from smoothcert.report.distribution import draw_distribution
     from smoothcert.report.style import pictures_of
+    from smoothcert.report.sweep_curves import draw_sweeps
     from smoothcert.report.training_curves import draw_training_curves
 
     return {
         **pictures_of("curves", lambda: draw_curves(contents.summaries), kinds),
         **pictures_of("distribution", lambda: draw_distribution(contents.summaries), kinds),
+        **pictures_of("sweeps", lambda: draw_sweeps(contents.sweeps), kinds),
         **pictures_of("training", lambda: draw_training_curves(contents.trained), kinds),
     }
 

@@ -116,7 +116,7 @@ def _as_printed(column: Column, row: Published, value: float) -> str:
     return f"{value:.0f}" if row.dataset == "imagenet" else f"{value:.1f}"
 
 
-def _signed(difference: float, decimals: int) -> str:
+def signed(difference: float, decimals: int) -> str:
     """With a sign, unless it rounds to zero."""
     text = f"{difference:+.{decimals}f}"
     return text.replace("-", "−") if float(text) else text[1:]
@@ -134,7 +134,7 @@ def published_below(columns: Sequence[Column], own: Row, row: Published) -> tupl
             texts = UNKNOWN, UNKNOWN
             if value is not None and isinstance(cell.value, int | float):
                 difference = cell.value - value
-                texts = _as_printed(column, row, value), _signed(difference, column.decimals or 0)
+                texts = _as_printed(column, row, value), signed(difference, column.decimals or 0)
         above.append(Cell(value, texts[0], aside=True))
         below.append(Cell(difference, texts[1], aside=True))
     return tuple(above), tuple(below)

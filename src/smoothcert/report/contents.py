@@ -9,10 +9,14 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file
 from smoothcert.io.results import settings_path
 from smoothcert.report.comparison import Published, comparison_notes, place_in_table, published_rows
+from smoothcert.report.described import Description, describe
+from smoothcert.report.headline import headlines
 from smoothcert.report.html_gallery import Gallery
+from smoothcert.report.hyperparameters import Sweep, sweeps, with_hyperparameters
 from smoothcert.report.layout import MOST_DECIMALS
 from smoothcert.report.locate import find_certificates, run_recipe
 from smoothcert.report.metrics import TrainedRun, read_run, training_runs
+from smoothcert.report.paired import Comparison, comparisons
 from smoothcert.report.seeds import SeedMean, over_seeds
 from smoothcert.report.summary import Summary, default_radii, in_l1, refuse_without_images, summarize
 from smoothcert.report.tables import by_sigma
@@ -23,6 +27,31 @@ DEEPEST = 50
 NO_IMAGES = "left out: no image is certified yet"
 PublishedFor = Callable[[Path], Published | None]
 Files = list[tuple[str, CertificatesFile]]
+
+
+@dataclass(frozen=True)
+class LatexTable:
+    """How report.tex looks."""
+
+    columns: Sequence[str] = ()
+    """The keys of its columns, as in report.csv; () for the usual ones."""
+    caption: str | None = None
+    label: str | None = None
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a report is asked for; `write_report` explains the fields."""
+
+    radii: Sequence[float] | None = None
+    title: str = "Certified robustness"
+    published: PublishedFor | None = None
+    gallery: Gallery | None = None
+    same_images: bool = True
+    reference: str | None = None
+    described: Sequence[Description] = ()
+    l_infinity: bool = False
+    latex: LatexTable = LatexTable()
 
 
 @dataclass(frozen=True)
@@ -44,29 +73,34 @@ class Contents:
     """Where the pictures of the HTML page come from."""
     pictures: Sequence[str] = ()
     """File names of the figures of the report."""
+    comparisons: Sequence[Comparison] = ()
+    """The runs of each sigma, data set and norm next to each other."""
+    sweeps: Sequence[Sweep] = ()
+    """ACR against the hyper-parameters that take three or more numbers."""
+    latex: LatexTable = LatexTable()
 
     @property
     def tables(self) -> str:
         """The paper's table that runs are compared with."""
         return ", ".join(dict.fromkeys(row.table for row in self.published.values()))
 
+    @property
+    def headlines(self) -> list[str]:
+        """The result in words, one paragraph per comparison."""
+        return headlines(self.comparisons)
 
-def read_contents(
-    paths: Sequence[Path],
-    radii: Sequence[float] | None,
-    title: str,
-    published: PublishedFor | None,
-    gallery: Gallery | None,
-    same_images: bool,
-) -> Contents:
-    """The contents of a report of `paths`; the parameters are those of `write_report`."""
-    chosen = None if radii is None else _checked_radii(radii)
-    named = [_marked(name, _read(path)) for name, path in find_certificates(paths)]
+
+def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
+    """The contents of a report of `paths`."""
+    chosen = None if choices.radii is None else _checked_radii(choices.radii)
+    located = find_certificates(paths)
+    named = describe([(name, _read(path)) for name, path in located], choices.described)
+    named = [_marked(name, file) for name, file in named]
     empty = [name for name, file in named if not file.rows]
     whole = [(name, file) for name, file in named if file.rows] or named
-    rows = {} if published is None else published_rows(whole, published)
+    rows = {} if choices.published is None else published_rows(whole, choices.published)
     whole.sort(key=lambda run: place_in_table(rows.get(run[0])))
-    files = cut_to_shared_images(whole) if same_images else whole
+    files = cut_to_shared_images(whole) if choices.same_images else whole
     if chosen is None:
         chosen = sorted({radius for row in rows.values() for radius in row.accuracy_at})
     columns = chosen or default_radii([file for _, file in files])
@@ -74,20 +108,32 @@ def read_contents(
     warnings: dict[str, list[str]] = {NO_IMAGES: empty} if empty else {}
     for (name, file), (_, all_rows) in zip(files, whole, strict=True):
         summary, differences = summarize(file, name, columns), _trained_otherwise(file)
-        cut = [f"of its {len(all_rows.rows):,} images those that all runs have"]
-        remarks = (*summary.remarks, *differences, *(cut if summary.images < len(all_rows.rows) else ()))
-        summaries.append(replace(summary, remarks=remarks))
+        if summary.images < len(all_rows.rows):
+            differences.append(f"only the {summary.images:,} images that all runs of its σ have are counted")
+        summaries.append(replace(summary, remarks=(*summary.remarks, *differences)))
         for difference in differences:
             warnings.setdefault(difference, []).append(name)
+    summaries = with_hyperparameters(summaries)
+    compared = comparisons(summaries, choices.reference)
+    if choices.l_infinity:
+        runs = {run.name: run for comparison in compared for run in comparison.runs}
+        summaries = [replace(s, l_infinity=runs[s.name].l_infinity(s.acr)) for s in summaries]
+    for comparison in compared:
+        if comparison.obstacles:
+            note = f"not ranked: {'; '.join(comparison.obstacles)}"
+            warnings.setdefault(note, []).extend(run.name for run in comparison.runs)
     return Contents(
-        title=title,
+        title=choices.title,
         summaries=summaries,
         seeds=over_seeds(summaries),
         published=rows,
         notes=comparison_notes(by_sigma(summaries), rows),
         warnings=warnings,
         trained=[read_run(name, folder) for name, folder in training_runs(summaries)],
-        gallery=gallery,
+        gallery=choices.gallery,
+        comparisons=compared,
+        sweeps=sweeps(summaries),
+        latex=choices.latex,
     )
 
 
@@ -130,30 +176,26 @@ def _trained_otherwise(file: CertificatesFile) -> list[str]:
 
 
 def cut_to_shared_images(files: Files) -> Files:
-    """`files` with only the images that all files of a data set and split share; refused if there is none.
+    """`files` with only the images that all files of one sigma, data set, split and norm share.
 
-    A file that does not record its data set is taken to be of the one that the others record, and refused if these
-    record several.
+    Files that have no image in common keep all of theirs: they are not ranked.
     """
-    data = {name: (file.settings.get("dataset"), file.settings.get("split")) for name, file in files}
-    known = {source for source in data.values() if source[0] is not None}
-    unknown = [name for name, source in data.items() if source[0] is None]
-    if unknown and len(known) > 1:
-        raise RequestError(f"{unknown[0]}: expected a recorded data set, got none; report it without --same-images")
-    data |= dict.fromkeys(unknown, next(iter(known))) if known else {}
+    keys = [(*(file.settings.get(key) for key in ("sigma", "dataset", "split")), in_l1(file)) for _, file in files]
     shared: dict[object, set[int]] = {}
-    for name, file in files:
+    for key, (_, file) in zip(keys, files, strict=True):
         refuse_without_images(file)
         indices = {row.index for row in file.rows}
-        shared[data[name]] = shared.get(data[name], indices) & indices
-    for source, indices in shared.items():
-        if not indices:
-            names = ", ".join(name for name in data if data[name] == source)
-            raise RequestError(f"{names}: expected images that all of these have, got none; leave a run out")
+        shared[key] = shared.get(key, indices) & indices
     return [
-        (name, replace(file, rows=tuple(row for row in file.rows if row.index in shared[data[name]])))
-        for name, file in files
+        (name, _cut(file, shared[key]) if shared[key] and key[0] is not None else file)
+        for key, (name, file) in zip(keys, files, strict=True)
     ]
+
+
+def _cut(file: CertificatesFile, indices: set[int]) -> CertificatesFile:
+    if len(indices) == len(file.rows):
+        return file
+    return replace(file, rows=tuple(row for row in file.rows if row.index in indices))
 
 
 def _checked_radii(radii: Sequence[float]) -> list[float]:

@@ -7,10 +7,22 @@ from rich.text import Text
 
 from smoothcert.io.text import escape_markdown, one_line
 from smoothcert.report.contents import Contents
+from smoothcert.report.further_tables import constant_sentences, further_tables
+from smoothcert.report.headline import STATISTICS
 from smoothcert.report.html import html_page
-from smoothcert.report.layout import comma_separated, escape_latex, latex, markdown, terminal
+from smoothcert.report.latex import latex_document
+from smoothcert.report.layout import comma_separated, markdown, terminal
 from smoothcert.report.summary import Summary
-from smoothcert.report.tables import CAPTION, SEEDS_CAPTION, by_sigma, intervals_layout, layout, seeds_layout
+from smoothcert.report.tables import (
+    CAPTION,
+    RANKED,
+    RANKED_SEEDS,
+    SEEDS_CAPTION,
+    by_sigma,
+    intervals_layout,
+    layout,
+    seeds_layout,
+)
 
 PICTURE_FORMATS = ("png", "pdf", "svg")
 """Formats of figures."""
@@ -60,7 +72,7 @@ def _seeds(contents: Contents) -> str:
     return (
         f"\n## Mean ± sd over seeds\n\n{markdown(seeds_layout(contents.seeds, contents.published))}\n"
         "Runs that differ by their training seed only, certified alike on the same images; "
-        "sd: sample standard deviation.\n"
+        f"sd: sample standard deviation. Bold: {RANKED_SEEDS}.\n"
     )
 
 
@@ -74,6 +86,11 @@ FIGURES = {
         "Distribution of the probability of the true class",
         "The share of images whose true class gets at most this share of the votes: ACR alone is ruled by images whose "
         "votes all agree, which are counted in the strip at the right.",
+    ),
+    "sweeps": (
+        "ACR against hyper-parameters",
+        "All else equal. Bars: ± one sample standard deviation over training seeds, where there are several; dashed: "
+        "plain Gaussian training.",
     ),
     "training": ("Training", "Loss and accuracy under noise in each epoch; dotted lines mark learning-rate drops."),
 }
@@ -90,59 +107,57 @@ def _figures(pictures: Sequence[str]) -> str:
     return "".join(parts)
 
 
+def _further(contents: Contents) -> str:
+    return "".join(
+        f"\n## {table.title}\n\n{markdown(table.layout)}\n{table.caption}\n"
+        for table in further_tables(contents.comparisons)
+    )
+
+
+def _paragraphs(sentences: Sequence[str]) -> str:
+    return "".join(f"{escape_markdown(sentence)}\n\n" for sentence in sentences)
+
+
 def markdown_page(contents: Contents) -> str:
-    """The report as one Markdown page."""
+    """The report as one Markdown page: the result in words, the table, then the details."""
     return (
         f"# {escape_markdown(contents.title)}\n\n"
-        f"{markdown(layout(contents.summaries, contents.published))}\n"
+        f"{_paragraphs(contents.headlines)}"
+        f"{markdown(layout(contents.summaries, contents.published, contents.comparisons))}\n"
         "Certified accuracy in % at each radius: the share of images that are classified correctly with a certified "
-        "radius of at least that (at 0: correctly, without abstaining). "
-        "ACR: average certified radius, 0 where wrong or abstained. Bold: the best of each σ, where "
-        "all its runs are on the same images and certified with the same n, alpha, bound and noise.\n"
+        "radius of at least that (at 0: correctly, without abstaining); a dash for radii that n votes cannot show. "
+        f"ACR: average certified radius, 0 where wrong or abstained. Bold: {RANKED}.\n\n"
+        f"{_paragraphs(constant_sentences(contents.comparisons))}{STATISTICS}\n"
         f"{_warnings(contents)}{_comparison(contents)}{_seeds(contents)}{_figures(contents.pictures)}\n"
         "## How each run was certified\n\n"
         f"{''.join(map(_described, by_sigma(contents.summaries)))}\n"
         "## 95% confidence intervals\n\n"
         f"{markdown(intervals_layout(contents.summaries))}\n"
         "Over the choice of images: normal for ACR, Wilson for accuracies. The spread over training seeds is not in "
-        "them.\n"
+        f"them.\n{_further(contents)}"
     )
-
-
-def latex_tables(contents: Contents) -> str:
-    """The tabular of the runs, what differs from the paper under it, then the tabular over seeds."""
-    parts = [latex(layout(contents.summaries, contents.published))]
-    lines = [f"{', '.join(names)}: {note}." for note, names in contents.warnings.items()]
-    if contents.published:
-        lines.append(f"Beside {contents.tables}: {BESIDE}.")
-        lines += [f"{', '.join(names)}: {note}." for note, names in contents.notes.items()]
-    if lines:
-        notes = "\n\n".join(map(escape_latex, lines))
-        parts.append(f"\\par\\smallskip\n{{\\footnotesize\n{notes}\n\\par}}\n")
-    if contents.seeds:
-        parts.append(f"% mean and sample sd over seeds\n{latex(seeds_layout(contents.seeds, contents.published))}")
-    return "\n".join(parts)
 
 
 def csv_files(contents: Contents) -> dict[str, str | None]:
     seeds = comma_separated(seeds_layout(contents.seeds, contents.published)) if contents.seeds else None
-    runs = comma_separated(layout(contents.summaries, contents.published))
+    runs = comma_separated(layout(contents.summaries, contents.published, contents.comparisons))
     return {"report.csv": runs, "report-seeds.csv": seeds}
 
 
 TEXTS: Mapping[str, Callable[[Contents], Mapping[str, str | None]]] = {
     "md": lambda contents: {"report.md": markdown_page(contents)},
     "csv": csv_files,
-    "tex": lambda contents: {"report.tex": latex_tables(contents)},
+    "tex": lambda contents: {"report.tex": latex_document(contents)},
     "html": lambda contents: {"report.html": html_page(contents)},
 }
 """Format -> the function that writes it: file name -> text, or None for a file of an earlier report to remove."""
 
 
 def terminal_report(contents: Contents, width: int) -> list[RenderableType]:
-    """The tables and notes to print on a terminal of `width` columns."""
-    runs = layout(contents.summaries, contents.published)
-    shown: list[RenderableType] = [terminal(runs, width, CAPTION)]
+    """The result in words, the tables and the notes to print on a terminal of `width` columns."""
+    runs = layout(contents.summaries, contents.published, contents.comparisons)
+    shown: list[RenderableType] = [Text(one_line(sentence), style="bold") for sentence in contents.headlines]
+    shown.append(terminal(runs, width, CAPTION))
     if contents.published:
         shown.append(Text(f"beside {contents.tables}: {BESIDE}", style="italic"))
     shown += [Text(one_line(f"{', '.join(names)}: {note}")) for note, names in contents.notes.items()]

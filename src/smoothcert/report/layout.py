@@ -1,7 +1,7 @@
 """What every table consists of, columns and groups of rows of cells, and its text in each format."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -25,6 +25,7 @@ _LATEX = {
     "α": r"$\alpha$",
     "±": r"$\pm$",
     "−": "$-$",
+    "∞": r"$\infty$",
     UNKNOWN: "--",
 }
 # What a narrow terminal leaves out first.
@@ -125,25 +126,6 @@ def shown(value: Value, decimals: int | None) -> str:
     return value if isinstance(value, str) else f"{value:.{decimals or 0}f}"
 
 
-def with_best_marked(columns: Sequence[Column], rows: Sequence[Row]) -> list[Row]:
-    """`rows` with the largest value of each ranked column marked; values that are equal as shown are all marked.
-
-    A single row has nothing to be better than, and zeros (a radius that no run reaches) are not marked.
-    """
-    best: dict[int, str] = {}
-    for i, column in enumerate(columns):
-        values = [value for row in rows if isinstance(value := row[i].value, int | float)]
-        if column.ranked and len(values) > 1 and float(shown(max(values), column.decimals)) > 0:
-            best[i] = shown(max(values), column.decimals)
-    return [
-        tuple(
-            replace(cell, best=i in best and shown(cell.value, columns[i].decimals) == best[i])
-            for i, cell in enumerate(row)
-        )
-        for row in rows
-    ]
-
-
 def escape_latex(text: str) -> str:
     """`text` so that LaTeX prints it as it is."""
     return "".join(_LATEX.get(c, c) for c in one_line(text))
@@ -170,32 +152,6 @@ def comma_separated(content: Layout) -> str:
     """
     rows = [row for group in content.groups for row in group if not any(cell.aside for cell in row)]
     return csv_text([[column.key for column in content.columns], *([cell.value for cell in row] for row in rows)])
-
-
-def latex(content: Layout) -> str:
-    """A tabular for the booktabs package, a rule between groups; bold and italics as in Markdown."""
-    table = content.for_reading()
-
-    def line(cells: Sequence[str]) -> str:
-        return " & ".join(cells) + r" \\"
-
-    def marked(cell: Cell) -> str:
-        text = escape_latex(cell.text)
-        mark = "textbf" if cell.best else "textit" if cell.aside and text else ""
-        return rf"\{mark}{{{text}}}" if mark else text
-
-    blocks = ["\n".join(line([marked(cell) for cell in row]) for row in group) for group in table.groups]
-    lines = [
-        r"% \usepackage{booktabs}; certified accuracy in percent at each radius",
-        rf"\begin{{tabular}}{{{''.join('r' if column.numeric else 'l' for column in table.columns)}}}",
-        r"\toprule",
-        line([escape_latex(column.title) for column in table.columns]),
-        r"\midrule",
-        "\n\\midrule\n".join(blocks),
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def terminal(content: Layout, width: int, caption: str) -> Table:

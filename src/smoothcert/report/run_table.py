@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smoothcert.certification.certificates import read_certificates
+from smoothcert.report.contents import cut_to_shared_images
 from smoothcert.report.locate import find_certificates
 from smoothcert.report.summary import Summary, default_radii, summarize
 
@@ -24,7 +25,8 @@ def report(
     """One row per certificates file of `runs` (run folders, folders of them, or files), ready for `pandas.DataFrame`.
 
     A row has the name, data set, sigma, method, ACR and its standard error, the certified accuracy (a fraction) at each
-    of `radii`, the abstention rate and the number of images and votes. With `out`, the report is also written there, as
+    of `radii`, the abstention rate and the number of images and votes. Runs of one sigma and data set are compared on
+    the images that all of them have. With `out`, the report is also written there, as
     the command `smoothcert report` does: tables and a page as md, csv, tex and html, figures as png, pdf and svg.
     """
     given = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
@@ -33,9 +35,10 @@ def report(
         from smoothcert.report import write_report  # draws figures, which takes a second to import
 
         return [_row(summary) for summary in write_report(paths, Path(out), formats, radii).summaries]
-    files = [(name, read_certificates(path)) for name, path in find_certificates(paths)]
+    read = [(name, read_certificates(path)) for name, path in find_certificates(paths)]
+    files = cut_to_shared_images([(name, file) for name, file in read if file.rows])
     columns = list(radii) if radii is not None else default_radii([file for _, file in files])
-    return [_row(summarize(file, name, columns)) for name, file in files if file.rows]
+    return [_row(summarize(file, name, columns)) for name, file in files]
 
 
 def _row(summary: Summary) -> Row:

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from scipy.special import ndtri
 
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
@@ -53,6 +54,10 @@ class Summary:
     """The norm of the radii."""
     protocol: tuple[tuple[str, object], ...] = ()
     """What radii depend on besides the network and the image, as (name, value): only runs that share it are ranked."""
+    hyperparameters: Mapping[str, float | int | str | None] = field(default_factory=dict)
+    """Those in which runs of the report differ, as in {"objective.weight": 10.0}."""
+    l_infinity: float | None = None
+    """ACR / sqrt(d), the L-infinity radius that ACR implies; only where the report is asked for it."""
 
     @cached_property
     def indices(self) -> frozenset[int]:
@@ -74,7 +79,7 @@ class Summary:
         if radius is None:
             half = None if self.acr_standard_error is None else NORMAL_95 * self.acr_standard_error
             return None if half is None else (max(0.0, self.acr - half), self.acr + half)
-        if (fraction := self.accuracy_at.get(radius)) is None:
+        if (fraction := self.accuracy_at.get(radius)) is None or not self.reaches(radius):
             return None
         low, high = wilson_interval(fraction, self.images)
         return 100 * low, 100 * high
@@ -181,6 +186,7 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
     """All numbers of `file`, with the certified accuracy at each of `radii`. A file without rows is refused."""
     refuse_without_images(file)
     rows = file.rows
+    counted = np.array(counted_radii(rows))
     sigma, alpha = _number(file, "sigma"), _number(file, "alpha")
     n = _shared_count(file, "n", {row.certificate.n for row in rows})
     return Summary(
@@ -192,7 +198,7 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         alpha=alpha,
         acr=average_certified_radius(rows),
         acr_standard_error=_standard_error(rows),
-        accuracy_at={r: certified_accuracy(rows, r) for r in sorted(set(radii))},
+        accuracy_at={r: float((counted >= r).sum()) / len(rows) for r in sorted(set(radii))},
         abstention=abstention_rate(rows),
         votes=sum(row.certificate.n0 + row.certificate.n for row in rows),
         dataset=_text(file.settings, "dataset"),

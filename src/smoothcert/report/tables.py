@@ -1,18 +1,31 @@
 """Tables in the layout of the papers: sigma, run, ACR, certified accuracy in percent at each radius."""
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar
 
 from smoothcert.errors import RequestError
 from smoothcert.report.comparison import Published, published_below
-from smoothcert.report.layout import UNKNOWN, Cell, Column, Layout, Row, Value, decimals_needed, with_best_marked
+from smoothcert.report.further_tables import csv_columns
+from smoothcert.report.layout import UNKNOWN, Cell, Column, Layout, Row, Value, decimals_needed
+from smoothcert.report.paired import SIGNIFICANT, Comparison, obstacles
 from smoothcert.report.seeds import SeedMean
 from smoothcert.report.summary import Summary
 
 CAPTION = "certified accuracy in % at each radius"
 SEEDS_CAPTION = "mean ± sd over seeds; certified accuracy in % at each radius"
+RANKED = (
+    "the best of each σ, where it is better than every other run by more than two standard errors of the paired "
+    "difference over the images; runs on different images, or certified with different n, alpha, bound or noise, are "
+    "not ranked"
+)
+"""What bold means in the table of runs."""
+RANKED_SEEDS = "the best mean of each σ, where it exceeds every other by more than two standard errors over seeds"
+"""What bold means in the table over seeds."""
 NOTHING: Mapping[str, Published] = {}
 PublishedOf = Callable[[Any], Published | None]
 """From the subject of a row (a run, a mean over seeds) to its published row; None if the table has none."""
@@ -22,19 +35,6 @@ Subject = TypeVar("Subject", bound=Summary | SeedMean)
 def by_sigma(summaries: Sequence[Summary]) -> list[Summary]:
     """Sorted by sigma, unknown ones last, then by data set; otherwise in the given order."""
     return sorted(summaries, key=lambda summary: summary.group)
-
-
-def on_the_same_images(summaries: Sequence[Summary]) -> bool:
-    """Whether the runs of each group are on the same images, so that they can be ranked."""
-    groups = {summary.group: summary.indices for summary in summaries}
-    return all(groups[summary.group] == summary.indices for summary in summaries)
-
-
-def differing_protocols(summaries: Sequence[Summary]) -> list[str]:
-    """The settings, such as n, in which runs of one group differ; such runs are not ranked."""
-    groups = {summary.group: dict(summary.protocol) for summary in summaries}
-    settings = [(summary.group, name, value) for summary in summaries for name, value in summary.protocol]
-    return list(dict.fromkeys(name for group, name, value in settings if groups[group].get(name) != value))
 
 
 def compact(count: int) -> str:
@@ -51,7 +51,7 @@ def compact(count: int) -> str:
 def _accuracy_column(radius: float, decimals: int) -> Column:
     def percent(summary: Summary) -> Value:
         fraction = summary.accuracy_at.get(radius)
-        return None if fraction is None else 100 * fraction
+        return None if fraction is None or not summary.reaches(radius) else 100 * fraction
 
     label = f"{radius:.{decimals}f}"
     return Column(label, label, percent, decimals=1, radius=radius, ranked=True)
@@ -117,10 +117,28 @@ def _numbers(summaries: Sequence[Summary]) -> list[Column]:
     return [acr, *(_accuracy_column(radius, decimals) for radius in radii)]
 
 
-def _columns(summaries: Sequence[Summary], published: Mapping[str, Published]) -> tuple[Column, ...]:
+def _hyperparameter_columns(summaries: Sequence[Summary]) -> list[Column]:
+    """One column per hyper-parameter in which runs differ, titled by the last part of its name if that is distinct."""
+    keys = list(dict.fromkeys(key for s in summaries for key in s.hyperparameters))
+    short = [key.rpartition(".")[2] for key in keys]
+
+    def column(key: str, title: str) -> Column:
+        def text(summary: Summary) -> str:
+            value = summary.hyperparameters.get(key)
+            return UNKNOWN if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+        return Column(key, title, lambda s: s.hyperparameters.get(key), text=text)
+
+    return [column(key, last if short.count(last) == 1 else key) for key, last in zip(keys, short, strict=True)]
+
+
+def _columns(
+    summaries: Sequence[Summary], published: Mapping[str, Published], comparisons: Sequence[Comparison]
+) -> tuple[Column, ...]:
     # A method that only repeats the name of the run says nothing; the paper's label says which variant it is.
     no_method = not published and all(s.method is None or s.method == s.name for s in summaries)
     same_votes = len({s.votes for s in summaries}) == 1
+    no_l_infinity = all(s.l_infinity is None for s in summaries)
     acr, *accuracies = numbers = _numbers(summaries)
 
     def method(summary: Summary) -> str:
@@ -133,8 +151,10 @@ def _columns(summaries: Sequence[Summary], published: Mapping[str, Published]) -
     return (
         *_heading(summaries),
         Column("method", "method", lambda s: s.method, csv_only=no_method, text=method),
+        *_hyperparameter_columns(summaries),
         acr,
         Column("acr_standard_error", "±", lambda s: s.acr_standard_error, decimals=3, csv_only=True),
+        Column("acr_l_infinity", "ACR in L∞", lambda s: s.l_infinity, decimals=4, csv_only=no_l_infinity),
         *accuracies,
         Column("abstention", "abstain", lambda s: 100 * s.abstention, decimals=1),
         Column("images", "images", lambda s: s.images, decimals=0),
@@ -145,7 +165,23 @@ def _columns(summaries: Sequence[Summary], published: Mapping[str, Published]) -
         Column("precision", "precision", lambda s: s.precision, csv_only=True),
         Column("votes", "votes", lambda s: s.votes or None, decimals=0, csv_only=same_votes, text=votes),
         *(end for column in numbers for end in _interval_columns(column)),
+        *csv_columns(comparisons),
     )
+
+
+def _marked(columns: Sequence[Column], rows: Sequence[Row], is_best: Callable[[int, Column], bool]) -> list[Row]:
+    """`rows` with the cells marked for whose row number and ranked column `is_best` holds."""
+    return [
+        tuple(
+            replace(cell, best=column.ranked and is_best(number, column))
+            for column, cell in zip(columns, row, strict=True)
+        )
+        for number, row in enumerate(rows)
+    ]
+
+
+Best = Callable[[Sequence[Subject], int, Column], bool]
+"""Whether a subject, by its number in its group, is the best of a column."""
 
 
 def _arranged(
@@ -153,22 +189,19 @@ def _arranged(
     subjects: Sequence[Subject],
     run_of: Callable[[Subject], Summary],
     published: PublishedOf | None,
+    is_best: Best[Subject] | None = None,
 ) -> Layout:
-    """The rows of `subjects` in groups by sigma (unknown last), then in the given order, the best of each group marked,
-    published rows under those that have one (in CSV as further columns). `run_of` gives the run, or one of the runs,
-    that a subject is about.
-
-    Not ranked: runs without a recorded sigma, which may differ in it; runs on different images, which can matter more
-    than how the network was trained; runs certified with different n, alpha, bound or noise, on which radii depend.
+    """The rows of `subjects` in groups by sigma (unknown last), then in the given order, the best of each group marked
+    as `is_best` says, published rows under those that have one (in CSV as further columns). `run_of` gives the run, or
+    one of the runs, that a subject is about.
     """
     groups = []
     numbers = [] if published is None else [i for i, column in enumerate(columns) if column.ranked]
     for _, members in groupby(sorted(subjects, key=lambda s: run_of(s).group), key=lambda s: run_of(s).group):
         group = list(members)
-        runs = [run_of(subject) for subject in group]
         rows = [tuple(column.cell(subject) for column in columns) for subject in group]
-        if runs[0].sigma is not None and on_the_same_images(runs) and not differing_protocols(runs):
-            rows = with_best_marked(columns, rows)
+        if is_best is not None:
+            rows = _marked(columns, rows, partial(is_best, group))
         lines: list[Row] = []
         for subject, row in zip(group, rows, strict=True):
             printed = None if published is None else published(subject)
@@ -183,14 +216,27 @@ def _arranged(
     return Layout((*columns, *further), tuple(groups))
 
 
-def layout(summaries: Sequence[Summary], published: Mapping[str, Published] = NOTHING) -> Layout:
-    """The table of the runs; `published`: name of a run -> the row to show under it."""
+def layout(
+    summaries: Sequence[Summary],
+    published: Mapping[str, Published] = NOTHING,
+    comparisons: Sequence[Comparison] = (),
+) -> Layout:
+    """The table of the runs; `published`: name of a run -> the row to show under it.
+
+    `comparisons` say which runs are significantly the best; without them no cell is marked.
+    """
     if not summaries:
         raise RequestError("expected at least one run to tabulate, got none; give run folders or certificates files")
 
     published = {s.name: published[s.name] for s in summaries if s.name in published}
     published_of = (lambda summary: published.get(summary.name)) if published else None
-    return _arranged(_columns(summaries, published), summaries, lambda summary: summary, published_of)
+    best = {(b.name, b.radius) for c in comparisons for b in c.best if b.significant}
+
+    def is_best(group: Sequence[Summary], number: int, column: Column) -> bool:
+        return (group[number].name, column.radius) in best
+
+    columns = _columns(summaries, published, comparisons)
+    return _arranged(columns, summaries, lambda summary: summary, published_of, is_best)
 
 
 def intervals_layout(summaries: Sequence[Summary]) -> Layout:
@@ -224,4 +270,20 @@ def seeds_layout(means: Sequence[SeedMean], published: Mapping[str, Published] =
         *numbers,
         Column("images", "images", lambda m: m.members[0].images, decimals=0),
     )
-    return _arranged(columns, means, lambda mean: mean.members[0], published_of if published else None)
+    first_run = lambda mean: mean.members[0]  # noqa: E731
+    return _arranged(columns, means, first_run, published_of if published else None, _best_mean)
+
+
+def _best_mean(means: Sequence[SeedMean], number: int, column: Column) -> bool:
+    """Whether the mean exceeds every other of its group by more than two standard errors over seeds."""
+    if len(means) < 2 or obstacles([mean.members[0] for mean in means]):
+        return False
+
+    def estimate(mean: SeedMean) -> tuple[float, float]:
+        """The mean over seeds and its squared standard error."""
+        values = [s.acr if column.radius is None else 100 * s.accuracy_at[column.radius] for s in mean.members]
+        return statistics.fmean(values), statistics.variance(values) / len(values)
+
+    value, error = estimate(means[number])
+    others = [estimate(mean) for i, mean in enumerate(means) if i != number]
+    return all(value - other > SIGNIFICANT * math.sqrt(error + squared) for other, squared in others)

@@ -1,0 +1,94 @@
+"""Files of other tools with what their users say about them: `smoothcert report ... --as "name=CAT-RS,sigma=0.5"`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from smoothcert.certification.certificates import CertificatesFile
+from smoothcert.certification.checks import check_settings
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.text import did_you_mean
+
+Description = Mapping[str, str]
+"""Key -> value, as given."""
+Named = tuple[str, CertificatesFile]
+KEYS = ("name", "file", "sigma", "dataset", "split", "n", "n0", "alpha", "noise", "bound", "method", "model")
+_NUMBERS = ("sigma", "alpha")
+_COUNTS = ("n", "n0")
+
+
+def parse_description(text: str) -> dict[str, str]:
+    """`name=CAT-RS,sigma=0.5` as a mapping; unknown keys and missing values are a RequestError."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    wrong = [
+        part for part, (key, sign, value) in zip(text.split(","), pairs, strict=True) if not (key and sign and value)
+    ]
+    if wrong:
+        raise RequestError(f'--as: expected KEY=VALUE,... such as "name=CAT-RS,sigma=0.5", got "{wrong[0][:60]}"')
+    given = {key.strip(): value.strip() for key, _, value in pairs}
+    for key in given:
+        if key not in KEYS:
+            raise RequestError(f"--as: expected keys out of {', '.join(KEYS)}, got '{key}'; {did_you_mean(key, KEYS)}")
+    return given
+
+
+def describe(files: Sequence[Named], descriptions: Sequence[Description]) -> list[Named]:
+    """`files` with the names and settings of `descriptions`.
+
+    Each description belongs to the file that its `file` names, or else to the next file without settings of its own,
+    in order. Without `dataset`, the file is taken to be of the data set that all other files record.
+    """
+    described = list(files)
+    free = [i for i, (_, file) in enumerate(files) if not file.settings]
+    recorded = {(file.settings.get("dataset"), file.settings.get("split")) for _, file in files if file.settings}
+    for description in descriptions:
+        place = _place(files, free, description)
+        free = [i for i in free if i != place]
+        name, file = described[place]
+        settings = _settings(description)
+        if "dataset" not in settings and len(recorded) == 1:
+            dataset, split = next(iter(recorded))
+            settings |= {"dataset": dataset, "split": settings.get("split", split)}
+        settings = {key: value for key, value in settings.items() if value is not None}
+        try:
+            check_settings(settings, file.path)
+        except WorkError as error:
+            reason = str(error).partition("damaged, ")[2].partition("; ")[0]
+            raise RequestError(f"--as: {reason}; correct it") from error
+        described[place] = (description.get("name", name), replace(file, settings=settings))
+    names = [name for name, _ in described]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise RequestError(f"--as: expected a different name for each run, got '{twice[0]}' twice; choose another")
+    return described
+
+
+def _place(files: Sequence[Named], free: Sequence[int], description: Description) -> int:
+    """The position of the file that `description` is about."""
+    wanted = description.get("file")
+    if wanted is None:
+        if not free:
+            raise RequestError(
+                "--as: expected one for each file of another tool, got more; runs of smoothcert describe themselves"
+            )
+        return free[0]
+    places = [i for i in free if str(files[i][1].path) == wanted or files[i][1].path.name == wanted]
+    if len(places) != 1:
+        raise RequestError(f"--as: expected file= to name one file without settings, got '{wanted}'; give its path")
+    return places[0]
+
+
+def _settings(description: Description) -> dict[str, Any]:
+    settings: dict[str, Any] = {key: description[key] for key in KEYS[2:] if key in description}
+    for key in (*_NUMBERS, *_COUNTS):
+        if key in settings:
+            settings[key] = _number(key, settings[key])
+    if "method" in settings:
+        settings["objective"] = settings.pop("method")
+    return settings
+
+
+def _number(key: str, text: str) -> float | int:
+    try:
+        return float(text) if key in _NUMBERS else int(text.replace("_", "").lower().replace("k", "000"))
+    except ValueError:
+        raise RequestError(f"--as: expected a number for {key}, got '{text[:40]}'; correct it") from None

@@ -1,0 +1,121 @@
+"""Hyper-parameters in which runs of one method differ: columns of tables, and ACR against those that are numbers."""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from smoothcert.io.text import flattened
+from smoothcert.report.layout import Value
+from smoothcert.report.locate import run_recipe
+from smoothcert.report.paired import obstacles
+from smoothcert.report.summary import Summary
+
+FEWEST_VALUES = 3
+"""A figure of ACR against a hyper-parameter needs this many values of it."""
+# These have columns of their own, or differ without changing what is compared.
+_NOT_COLUMNS = ("sigma", "dataset", "seed", "objective.name")
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """The runs with one value of the hyper-parameter: one per training seed."""
+
+    value: float
+    acr: float
+    """Mean over the runs."""
+    standard_deviation: float | None
+    """Sample standard deviation over training seeds; None for one run."""
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Runs that share all but one numeric hyper-parameter (and the seed), and can be ranked; points ascend."""
+
+    parameter: str
+    """As in "objective.weight"."""
+    method: str
+    sigma: float
+    dataset: str | None
+    shared: Mapping[str, Value]
+    """The other hyper-parameters that differ in the report, with their values here."""
+    points: tuple[SweepPoint, ...]
+    reference: tuple[str, float] | None
+    """Name and ACR of a run of plain Gaussian training that can be compared with all points."""
+
+
+def with_hyperparameters(summaries: Sequence[Summary]) -> list[Summary]:
+    """`summaries` with the hyper-parameters in which runs of the same method, sigma and data set differ.
+
+    Files without a recipe have none. A run has only keys of its own recipe.
+    """
+    recipes = {s.name: _flat(run_recipe(s.file.path)) for s in summaries}
+    differing: dict[str, None] = {}
+    for members in _alike(summaries):
+        keys = dict.fromkeys(key for s in members for key in recipes[s.name])
+        values = {key: {repr(recipes[s.name].get(key)) for s in members if recipes[s.name]} for key in keys}
+        differing |= dict.fromkeys(key for key in keys if len(values[key]) > 1)
+    shown = [key for key in differing if key not in _NOT_COLUMNS]
+    return [
+        replace(s, hyperparameters={k: _value(recipes[s.name][k]) for k in shown if k in recipes[s.name]})
+        for s in summaries
+    ]
+
+
+def sweeps(summaries: Sequence[Summary]) -> list[Sweep]:
+    """ACR against each hyper-parameter of `with_hyperparameters` that takes three or more numbers, all else equal."""
+    found = []
+    for members in _alike(summaries):
+        for parameter in dict.fromkeys(key for s in members for key in s.hyperparameters):
+            groups: dict[str, list[Summary]] = {}
+            for s in members:
+                if _is_number(s.hyperparameters.get(parameter)):
+                    groups.setdefault(repr(sorted(_others(s, parameter).items())), []).append(s)
+            found += [_sweep(parameter, group, summaries) for group in groups.values() if _enough(parameter, group)]
+    return found
+
+
+def _alike(summaries: Sequence[Summary]) -> Iterator[list[Summary]]:
+    """The runs of each method, sigma and data set; those without a known method or sigma are left out."""
+    groups: dict[object, list[Summary]] = {}
+    for s in summaries:
+        if s.method is not None and s.sigma is not None:
+            groups.setdefault((s.method, s.group), []).append(s)
+    yield from groups.values()
+
+
+def _others(summary: Summary, parameter: str) -> dict[str, Value]:
+    return {key: value for key, value in summary.hyperparameters.items() if key != parameter}
+
+
+def _enough(parameter: str, group: Sequence[Summary]) -> bool:
+    return len({s.hyperparameters[parameter] for s in group}) >= FEWEST_VALUES and not obstacles(group)
+
+
+def _sweep(parameter: str, group: Sequence[Summary], summaries: Sequence[Summary]) -> Sweep:
+    at: dict[float, list[Summary]] = {}
+    for s in group:
+        at.setdefault(float(s.hyperparameters[parameter] or 0), []).append(s)
+    points = []
+    for value, members in sorted(at.items()):
+        acrs = [s.acr for s in members]
+        spread = statistics.stdev(acrs) if len(acrs) > 1 else None
+        points.append(SweepPoint(value, statistics.fmean(acrs), spread, tuple(s.name for s in members)))
+    first, shared = group[0], _others(group[0], parameter)
+    plain = (s for s in summaries if s.method == "gaussian" and s.group == first.group and s not in group)
+    reference = next(((s.name, s.acr) for s in plain if not obstacles([*group, s])), None)
+    method, sigma = first.method or "", first.sigma or 0.0
+    return Sweep(parameter, method, sigma, first.dataset, shared, tuple(points), reference)
+
+
+def _flat(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(key): value for key, value in flattened(recipe).items() if value is not None}
+
+
+def _value(value: object) -> Value:
+    return value if isinstance(value, int | float | str) and not isinstance(value, bool) else str(value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
