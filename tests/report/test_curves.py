@@ -55,12 +55,13 @@ def test_steps_are_exact_at_and_between_the_jumps() -> None:
 def test_the_figure_shows_the_step_curve_in_percent() -> None:
     rows = images()
     (axes,) = figure_of([("a", file(rows))]).axes
-    (line,) = [x for x in axes.lines if x.get_label() == "gaussian"]
+    (line,) = [x for x in axes.lines if x.get_label() == "Gaussian"]
     x, y = step_curve(rows)
     assert line.get_drawstyle() == "steps-post"
     np.testing.assert_array_equal(line.get_xdata(), x)
     np.testing.assert_allclose(line.get_ydata(), 100 * y)
     assert "%" in axes.get_ylabel()
+    assert axes.get_xlabel() == "L2 radius"
 
 
 def test_one_panel_per_sigma_and_one_look_per_method() -> None:
@@ -70,8 +71,8 @@ def test_one_panel_per_sigma_and_one_look_per_method() -> None:
         for method in ("gaussian", "smoothmix")
     ]
     figure = figure_of([*runs, ("theirs", CertificatesFile(Path("t"), tuple(images()), {}, {}))])
-    assert [axes.get_title() for axes in figure.axes] == ["σ = 0.25", "σ = 1.00", "σ not recorded"]
-    assert curve_lines(figure) == [["gaussian", "smoothmix"]] * 2 + [["theirs"]]
+    assert [axes.get_title() for axes in figure.axes] == ["MNIST, σ = 0.25", "MNIST, σ = 1.00", "σ not recorded"]
+    assert curve_lines(figure) == [["Gaussian", "SmoothMix"]] * 2 + [["theirs"]]
     looks: dict[str, set[tuple[object, str]]] = {}
     for axes in figure.axes:
         for line in axes.lines:
@@ -80,34 +81,51 @@ def test_one_panel_per_sigma_and_one_look_per_method() -> None:
     assert all(len(seen) == 1 for seen in looks.values())
     assert len(set().union(*looks.values())) == 3
     assert len({colour for seen in looks.values() for colour, _ in seen}) == 3
-    assert len({style for seen in looks.values() for _, style in seen}) == 3
 
 
 def test_two_runs_of_a_method_keep_their_names() -> None:
     assert curve_lines(figure_of([("first", file()), ("second", file())])) == [["first", "second"]]
-    clash = [("gaussian", file(objective=None)), ("other", file(objective="gaussian"))]
-    assert curve_lines(figure_of(clash)) == [["gaussian", "other"]]
+    clash = [("Gaussian", file(objective=None)), ("other", file(objective="gaussian"))]
+    assert curve_lines(figure_of(clash)) == [["Gaussian", "other"]]
 
 
 def test_data_sets_do_not_share_a_panel() -> None:
     figure = figure_of([("a", file()), ("b", file(dataset="cifar10"))])
-    assert [axes.get_title() for axes in figure.axes] == ["cifar10, σ = 0.50", "mnist, σ = 0.50"]
+    assert [axes.get_title() for axes in figure.axes] == ["CIFAR-10, σ = 0.50", "MNIST, σ = 0.50"]
 
 
 def test_a_known_limit_of_n_is_marked() -> None:
     (axes,) = figure_of([("a", file())]).axes
-    marked = [line.get_xdata()[0] for line in axes.lines if line.get_linewidth() < 1]  # type: ignore[index]
+    marked = [line.get_xdata()[0] for line in axes.lines if line.get_linewidth() == 0.7]  # type: ignore[index]
     assert marked == [largest_certifiable_radius(0.5, 1000, 0.001)]
     assert "limit of n = 1,000" in [text.get_text() for text in axes.texts]
     (axes,) = figure_of([("a", file(alpha=None))]).axes
-    assert not axes.texts
-    assert len(axes.lines) == 1
+    assert [text.get_text() for text in axes.texts] == ["Gaussian"]
+    assert not [line for line in axes.lines if line.get_linewidth() == 0.7]
 
 
 def test_one_legend_lists_each_method_once() -> None:
     runs = [(f"{name}-{sigma}", file(sigma=sigma, objective=name)) for sigma in (0.5, 1.0) for name in ("x", "y")]
     assert legend_texts(figure_of(runs)) == ["x", "y"]
-    assert legend_texts(figure_of(runs[:1])) == ["x"], "also a run alone"
+
+
+def test_a_few_curves_are_named_at_their_ends() -> None:
+    """In the order of their ends, in their colours, next to no legend; curves with the same ends have a legend."""
+    apart = {"low": 0.5, "middle": 0.7, "high": 0.9}
+    runs = [
+        (k, file([*spread(0.5, 100 - round(100 * v)), *[image(0, 1, 1, 1.0)] * round(100 * v)], objective=None))
+        for k, v in apart.items()
+    ]
+    figure = figure_of(runs)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    names = {text.get_text(): text for text in axes.texts if text.get_text() in apart}
+    heights = [names[name].get_window_extent().y0 for name in apart]
+    assert heights == sorted(heights)
+    lines = {str(line.get_label()): line.get_color() for line in axes.lines}
+    assert {name: text.get_color() for name, text in names.items()} == {name: lines[name] for name in apart}
+    assert legend_texts(figure) == []
+    assert legend_texts(figure_of([(f"run {i}", file(objective=None)) for i in range(4)])) != []
 
 
 def test_a_long_legend_takes_no_room_from_the_panel() -> None:
@@ -163,21 +181,20 @@ def test_attacks_are_a_thin_curve_of_the_runs_colour_above_the_certified_one(mak
     attack(run, FELL)
     figure = figure_of([("a", run_file(run))])
     (line,) = thin_lines(figure)
-    (certified,) = [x for x in figure.axes[0].lines if x.get_label() == "gaussian"]
+    (certified,) = [x for x in figure.axes[0].lines if x.get_label() == "Gaussian"]
     assert line.get_color() == certified.get_color()
     assert line.get_drawstyle() == "steps-post"
     steps = attacked_curve(read_attacks(run / "attacks" / "test.tsv"))
     np.testing.assert_allclose(np.asarray(line.get_ydata()), 100 * steps.accuracy)
-    assert legend_texts(figure) == ["gaussian", ATTACKED] == ["gaussian", "attacked (upper bound)"]
+    assert legend_texts(figure) == [ATTACKED] == ["attacked (upper bound)"]
 
 
 def test_one_legend_for_runs_and_attacks(make_run: MakeRun) -> None:
     run, plain = make_run("a"), make_run("b", objective="smoothmix")
     attack(run, FELL)
-    assert legend_texts(figure_of([("b", run_file(plain))])) == ["smoothmix"]
     figure = figure_of([("a", run_file(run)), ("b", run_file(plain))])
     assert len(thin_lines(figure)) == 1
-    assert legend_texts(figure) == ["gaussian", "smoothmix", ATTACKED]
+    assert legend_texts(figure) == [ATTACKED]
 
 
 def test_only_attacks_on_the_certified_classifier_are_drawn(make_run: MakeRun) -> None:
@@ -190,7 +207,7 @@ def test_only_attacks_on_the_certified_classifier_are_drawn(make_run: MakeRun) -
     attack(run, FELL[:4], "few", sound=False)
     figure = figure_of([("a", run_file(run))])
     assert len(thin_lines(figure)) == 1
-    assert legend_texts(figure) == ["gaussian", ATTACKED_PART], "a curve of fewer images need not lie above"
+    assert legend_texts(figure) == [ATTACKED_PART], "a curve of fewer images need not lie above"
 
 
 def test_a_damaged_attacks_file_is_named(make_run: MakeRun) -> None:
@@ -211,9 +228,11 @@ def test_pictures_of_every_kind() -> None:
     png, pdf, svg = (picture or b"" for picture in first.values())
     with Image.open(io.BytesIO(png)) as picture:
         assert picture.format == "PNG"
-        assert picture.info["dpi"][0] == pytest.approx(160, abs=0.1)
-        colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 20)}
-    assert {(0, 0x72, 0xB2), (0xD5, 0x5E, 0)} <= colours, "both curves are there"
+        assert picture.info["dpi"][0] == pytest.approx(320, abs=0.1)
+        colours = [colour for _, colour in picture.convert("RGB").getcolors(1 << 20)]
+    assert max(colours) == (255, 255, 255), "white stays white"
+    for wanted in ((0x4D, 0x4D, 0x4D), (0xD5, 0x5E, 0)):
+        assert min(sum(abs(a - b) for a, b in zip(wanted, colour, strict=True)) for colour in colours) < 8
     assert pdf.startswith(b"%PDF")
     assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
     assert dict(rcParams) == settings
@@ -226,7 +245,7 @@ def test_a_file_of_another_tool_and_one_without_a_correct_image(field_file: Path
     wrong = file([image(0, 1, 2, 0.5)], alpha=None)
     figure = figure_of([("theirs", read_certificates(field_file)), ("wrong", wrong)])
     figure.draw_without_rendering()
-    assert sorted(legend_texts(figure)) == ["gaussian", "theirs"]
+    assert sorted(label for labels in curve_lines(figure) for label in labels) == ["Gaussian", "theirs"]
 
 
 @pytest.mark.filterwarnings("error")
@@ -236,7 +255,7 @@ def test_odd_names_are_text(name: str) -> None:
     for shown in (runs, runs[:1]):
         figure = figure_of(shown)
         figure.draw_without_rendering()
-        assert len(legend_texts(figure)) == len(shown)
+        assert len(curve_lines(figure)[0]) == len(shown)
 
 
 def test_one_name_for_two_runs_is_refused() -> None:

@@ -67,7 +67,7 @@ def test_the_curve_is_the_share_of_images_with_at_most_that_vote_share() -> None
         assert held(x, y, NORMAL.inv_cdf(p)) == pytest.approx(counted)
     assert held(x, y, NORMAL.inv_cdf(0.3) + 1e-9) == pytest.approx(0.3), "the image at p itself counts"
     assert held(x, y, NORMAL.inv_cdf(0.3) - 1e-9) == pytest.approx(0.2)
-    assert y[-1] == 1
+    assert y[-1] == pytest.approx(0.8), "the images whose votes all agree are not counted"
     assert x[-1] == 9.0
     assert np.isposinf(distribution.probits).mean() == pytest.approx(0.2)
 
@@ -106,17 +106,16 @@ def test_files_that_do_not_determine_p_are_named_and_not_drawn(settings: dict[st
 
 def test_the_figure_shows_the_curve_in_percent() -> None:
     (axes, *_) = drawn([("a", voted_file())]).axes
-    (curve,) = [x for x in axes.lines if x.get_label() == "gaussian"]
+    (curve,) = [x for x in axes.lines if x.get_label() == "Gaussian"]
     distribution = only(voted_file())
     assert distribution is not None
     x, y = cumulative(distribution, float(np.asarray(curve.get_xdata())[-1]))
     np.testing.assert_allclose(np.asarray(curve.get_xdata()), x)
     np.testing.assert_allclose(np.asarray(curve.get_ydata()), 100 * y)
     assert curve.get_drawstyle() == "steps-post"
-    assert y[-2] == pytest.approx(0.8), "the curve rises by the share of images at p = 1"
     last_resolved = NORMAL.inv_cdf(1 - 1 / 1000)
-    assert last_resolved < x[-1] < axes.get_xlim()[1]
-    assert (x[:-1] <= last_resolved + 1e-9).all(), "only the images whose votes all agree are in the strip"
+    assert last_resolved < x[-1] == axes.get_xlim()[1], "the curve ends in the strip"
+    assert (x[:-1] <= last_resolved + 1e-9).all(), "no step in the strip"
 
 
 def test_ticks_are_at_the_probits_of_their_labels() -> None:
@@ -145,11 +144,11 @@ def test_one_panel_per_sigma_and_the_looks_of_the_other_figures() -> None:
         for method in ("gaussian", "smoothmix")
     ]
     figure = drawn(runs)
-    assert [axes.get_title() for axes in figure.axes] == ["σ = 0.25", "σ = 1.00"]
+    assert [axes.get_title() for axes in figure.axes] == ["MNIST, σ = 0.25", "MNIST, σ = 1.00"]
     for axes in figure.axes:
         named = [line for line in axes.lines if str(line.get_label())[0] != "_"]
-        assert [line.get_label() for line in named] == ["gaussian", "smoothmix"]
-        assert [line.get_color() for line in named] == ["#0072B2", "#D55E00"]
+        assert [line.get_label() for line in named] == ["Gaussian", "SmoothMix"]
+        assert [line.get_color() for line in named] == ["#4d4d4d", "#d55e00"]
 
 
 def test_a_users_matplotlib_settings_change_nothing(field_file: Path) -> None:

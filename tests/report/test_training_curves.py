@@ -68,8 +68,8 @@ def legend_texts(figure: Figure) -> list[str]:
 def test_lines_are_the_metrics(training: MakeTraining) -> None:
     figure = figure_of(training("a"), training("b", method="smoothmix", scale=0.5))
     loss, accuracy = figure.axes
-    assert list(curves(loss)) == list(curves(accuracy)) == ["gaussian", "smoothmix"]
-    for label, scale in (("gaussian", 1.0), ("smoothmix", 0.5)):
+    assert list(curves(loss)) == list(curves(accuracy)) == ["Gaussian", "SmoothMix"]
+    for label, scale in (("Gaussian", 1.0), ("SmoothMix", 0.5)):
         epochs = np.arange(6)
         np.testing.assert_array_equal(curves(loss)[label].get_xdata(), epochs)
         np.testing.assert_allclose(np.asarray(curves(loss)[label].get_ydata()), scale * 0.5**epochs)
@@ -78,7 +78,7 @@ def test_lines_are_the_metrics(training: MakeTraining) -> None:
     assert [axes.get_xlabel() for axes in figure.axes] == ["epoch", "epoch"]
     assert "loss" in loss.get_ylabel()
     assert "%" in accuracy.get_ylabel()
-    assert legend_texts(figure) == ["gaussian", "smoothmix", "learning rate drops"]
+    assert legend_texts(figure) == ["Gaussian", "SmoothMix", "learning rate drops"]
 
 
 def test_drops_of_the_learning_rate_are_marked(training: MakeTraining) -> None:
@@ -89,7 +89,7 @@ def test_drops_of_the_learning_rate_are_marked(training: MakeTraining) -> None:
     assert "learning rate drops" in legend_texts(figure)
     short = figure_of(training("c", epochs=3))
     assert not [line for axes in short.axes for line in axes.lines if line.get_linewidth() < 1]
-    assert legend_texts(short) == ["gaussian"]
+    assert legend_texts(short) == ["Gaussian"]
 
 
 def test_one_column_per_sigma_and_one_look_per_method(training: MakeTraining) -> None:
@@ -99,11 +99,11 @@ def test_one_column_per_sigma_and_one_look_per_method(training: MakeTraining) ->
         for method, scale in (("gaussian", 1.0), ("smoothmix", 0.4))
     ]
     figure = figure_of(*runs)
-    assert [axes.get_title() for axes in figure.axes] == ["σ = 0.25", "σ = 1.00", "", ""]
+    assert [axes.get_title() for axes in figure.axes] == ["MNIST, σ = 0.25", "MNIST, σ = 1.00", "", ""]
     for axes in figure.axes:
         assert {label: line.get_color() for label, line in curves(axes).items()} == {
-            "gaussian": "#0072B2",
-            "smoothmix": "#D55E00",
+            "Gaussian": "#4d4d4d",
+            "SmoothMix": "#d55e00",
         }
 
 
@@ -112,29 +112,38 @@ def test_further_terms_have_a_panel_and_their_runs_colour(training: MakeTraining
     consistency = training("c", method="consistency", scale=3.0, terms={"kl": 0.1, "entropy": 0.9})
     figure = figure_of(plain, consistency)
     loss, _, terms = figure.axes
-    assert list(curves(terms)) == ["kl", "entropy"]
-    assert legend_texts(figure)[:4] == ["gaussian", "consistency", "kl", "entropy"]
-    assert {line.get_color() for line in curves(terms).values()} == {curves(loss)["consistency"].get_color()}
-    styles = [line._dash_pattern for line in (curves(loss)["consistency"], *curves(terms).values())]  # type: ignore[attr-defined]
-    assert len(set(map(str, styles))) == 3, "the legend tells the run and its terms apart"
-    np.testing.assert_allclose(np.asarray(curves(terms)["kl"].get_ydata()), 0.3 * 0.5 ** np.arange(6))
+    lines = {str(line.get_label()): line for line in terms.lines}
+    assert legend_texts(figure)[:4] == ["Gaussian", "Consistency", "term: entropy", "term: kl"]
+    own = [lines["_kl"], lines["_entropy"]]
+    assert {line.get_color() for line in own} == {curves(loss)["Consistency"].get_color()}
+    assert len({str(line._dash_pattern) for line in own}) == 2, "terms differ in style"  # type: ignore[attr-defined]
+    np.testing.assert_allclose(np.asarray(own[0].get_ydata()), 0.3 * 0.5 ** np.arange(6))
     other = training("s", method="stability", scale=0.3, terms={"kl": 1.0, "stability": 2.0})
-    _, _, terms = figure_of(plain, consistency, other).axes
-    assert list(curves(terms)) == ["consistency: kl", "entropy", "stability: kl", "stability: stability"]
+    figure = figure_of(plain, consistency, other)
+    assert legend_texts(figure)[3:6] == ["term: entropy", "term: kl", "term: stability"], "each term once"
+    both = [line for line in figure.axes[2].lines if line.get_label() == "_kl"]
+    assert len({str(line._dash_pattern) for line in both}) == 1, "one style per term"  # type: ignore[attr-defined]
+    assert len({line.get_color() for line in both}) == 2
 
 
 def test_a_single_run_is_named_in_the_legend(training: MakeTraining) -> None:
     figure = figure_of(training("a", method="macer", terms={"robust": 0.0}))
-    assert figure.get_suptitle() == "σ = 0.50"
-    assert legend_texts(figure)[:2] == ["macer", "robust"]
+    assert figure.get_suptitle() == "MNIST, σ = 0.50"
+    assert legend_texts(figure)[:2] == ["MACER", "term: robust"]
     assert [axes.get_yscale() for axes in figure.axes] == ["log", "linear", "linear"], "no logarithm of 0"
+
+
+def test_accuracies_are_on_a_linear_axis(training: MakeTraining) -> None:
+    """Even where the first epoch is at a tenth of the last."""
+    loss, accuracy = figure_of(training("a", scale=2.3)).axes
+    assert (loss.get_yscale(), accuracy.get_yscale()) == ("log", "linear")
 
 
 def test_one_epoch_is_a_dot(training: MakeTraining) -> None:
     loss, accuracy = figure_of(training("a", epochs=1)).axes
-    assert curves(loss)["gaussian"].get_marker() == "o"
+    assert curves(loss)["Gaussian"].get_marker() == "o"
     for axes in (loss, accuracy):
-        np.testing.assert_array_equal(curves(axes)["gaussian"].get_xdata(), [0])
+        np.testing.assert_array_equal(curves(axes)["Gaussian"].get_xdata(), [0])
 
 
 def test_a_number_that_is_not_finite_is_refused_with_its_line(training: MakeTraining) -> None:

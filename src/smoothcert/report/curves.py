@@ -1,6 +1,5 @@
 """Certified accuracy against radius: one panel per sigma, one exact step curve per run, accuracy under attack."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -87,24 +86,23 @@ def _ceilings(panel: Sequence[Curve]) -> dict[float, int]:
     return dict(sorted((c, n) for c, n in pairs.items() if c is not None and n is not None))
 
 
-def _draw_ceilings(axes: Axes, ceilings: Mapping[float, int], reach: float, height: float) -> None:
-    labelled = -math.inf
-    for ceiling, n in ceilings.items():
+def _draw_ceilings(axes: Axes, ceilings: Mapping[float, int]) -> None:
+    """A dashed line at each ceiling; its n above the panel, where no curve is."""
+    for ceiling in ceilings:
         axes.axvline(ceiling, color=GREY, linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
-        if ceiling - labelled > 0.07 * reach:
-            text, x = f"limit of n = {n:,}", ceiling + 0.012 * reach
-            axes.text(x, height, text, rotation=90, va="bottom", ha="left", color=GREY, fontsize=NOTE_SIZE)
-            labelled = ceiling
+    if ceilings:
+        text = f"limit of n = {' and '.join(f'{n:,}' for n in dict.fromkeys(ceilings.values()))}"
+        axes.text(1, 1.005, text, transform=axes.transAxes, va="bottom", ha="right", color=GREY, fontsize=NOTE_SIZE)
 
 
 def _draw_panel(axes: Axes, panel: Sequence[Curve], looks: Mapping[str, Look]) -> float:
     """Draw the curves of a panel; the largest radius that one of them shows."""
     ceilings = _ceilings(panel)
-    # A little beyond the last step and the last ceiling, so that their labels fit.
+    # A little beyond the last step and the last ceiling.
     ends = [*(float(curve.certified.radii[-1]) for curve in panel), *ceilings]
-    reach = 1.09 * (max(ends) or panel[0].summary.sigma or 1.0)
+    reach = 1.04 * (max(ends) or panel[0].summary.sigma or 1.0)
     axes.set_xlim(0, reach)
-    _draw_ceilings(axes, ceilings, reach, 2)
+    _draw_ceilings(axes, ceilings)
     for curve in panel:
         draw_steps(axes, curve.certified.radii, 100 * curve.certified.accuracy, curve.label, looks[curve.label])
         for steps in curve.attacked:
@@ -134,7 +132,7 @@ def draw_curves(summaries: Sequence[Summary], message: str | None = None) -> Fig
     panels = [[_curve(member) for member in panel] for panel in members]
     curves = [curve for panel in panels for curve in panel]
     looks = looks_of(curve.label for curve in curves)
-    figure, grid = panel_grid(members, "{norm} radius", "certified accuracy (%)")
+    figure, grid = panel_grid(members, "{norm} radius", "certified accuracy (%)", pad=11)
     ends = [_draw_panel(axes, panel, looks) for axes, panel in zip(grid, panels, strict=True)]
     if message is not None:
         figure.suptitle(message, fontsize=TITLE_SIZE + 1, fontweight="bold")

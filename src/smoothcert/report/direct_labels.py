@@ -8,6 +8,8 @@ from smoothcert.report.looks import Look
 from smoothcert.report.style import LABEL_SIZE
 
 MOST_CURVES = 4
+LONGEST = 32
+"""Longer names would take the room of the curves."""
 LINE_HEIGHT = 6.0
 """Height of a line of text, in percent of the axis."""
 MOST_MOVED = 7.0
@@ -17,10 +19,12 @@ MOST_MOVED = 7.0
 def label_right(axes: Axes, end: float, heights: Mapping[str, float], looks: Mapping[str, Look]) -> bool:
     """Write each label to the right of the axes, joined to its curve's (`end`, height in percent) by a thin line.
 
-    False, and nothing is drawn, if there are too many curves or their ends are too close together.
+    False, and nothing is drawn, if there are too many curves, their names are long or their ends close together.
     """
     places = _spread(heights)
-    if len(heights) > MOST_CURVES or any(abs(places[label] - heights[label]) > MOST_MOVED for label in places):
+    if len(heights) > MOST_CURVES or max(map(len, heights)) > LONGEST:
+        return False
+    if any(abs(places[label] - heights[label]) > MOST_MOVED for label in places):
         return False
     right = axes.get_xlim()[1]
     for label, height in heights.items():

@@ -31,7 +31,7 @@ LEAST_SHOWN = 0.01
 """The axis starts at this p; the curves start at the share of images that lie to its left."""
 _TICKS = (0.01, 0.1, 0.5, 0.9, 0.99, 0.9999, 0.999999)
 _TICKS_BETWEEN = (0.999, 0.99999)
-_STRIP_COLOUR = "#F0F0F0"
+_STRIP_COLOUR = "#DDE1E6"
 _STRIP = 0.55
 """Width of the strip at the right end, in units of the probit axis, that holds the images whose votes all agree."""
 
@@ -119,10 +119,6 @@ def _draw_panel(axes: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:
     axes.set_xticks([*ndtri(ticks), last + _STRIP / 2], [*(f"{p:g}" for p in ticks), "1"])
     axes.axvline(0, color=GREY, linewidth=0.7, zorder=1)
     axes.axvspan(last, last + _STRIP, color=_STRIP_COLOUR, linewidth=0, zorder=0)
-    words = {"rotation": 90, "va": "top", "ha": "center", "fontsize": NOTE_SIZE, "color": GREY}
-    axes.text(last + _STRIP / 2, 100, "all votes agree", **words)
-    axes.annotate("wrong", (0, 100), (-3, 0), textcoords="offset points", **{**words, "rotation": 0, "ha": "right"})
-    axes.annotate("right", (0, 100), (3, 0), textcoords="offset points", **{**words, "rotation": 0, "ha": "left"})
     for label, _, distribution in panel:
         x, shares = cumulative(distribution, last + _STRIP)
         draw_steps(axes, x, 100 * shares, f"{label} (lower bounds)" if distribution.bounded else label, looks[label])
@@ -146,7 +142,8 @@ def draw_distribution(summaries: Sequence[Summary]) -> Figure | None:
     drawn = [drawable for panel in members if (drawable := [m for m in panel if m.summary.name in known])]
     if not drawn:
         return None
-    x, y = "vote share of the true class, p", "images with this p or less (%)"
+    x = "vote share p of the true class\n(below 0.5: wrong; grey: all votes agree)"
+    y = "images with this p or less (%)"
     figure, grid = panel_grid(drawn, x, y, extra_height=0.5)
     for axes, panel in zip(grid, drawn, strict=True):
         _draw_panel(axes, [(plain(m.label), m.summary, known[m.summary.name]) for m in panel], looks)

@@ -6,12 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.io.text import one_line
 from smoothcert.report.summary import Summary
 from smoothcert.smoothing.certificate import ABSTAIN
 
 PER_KIND = 24
+MANY_RUNS = 12
+"""With more runs than this, each list has half as many images, which keeps the page small."""
+DIFFER = "runs differ"
 _TOP_VOTES = 3
 NOT_ASKED = "No pictures: this report was written without the images of the data set."
 NOT_RECORDED = "No pictures: the certificates do not say of which data set and split they are."
@@ -61,11 +66,24 @@ def rounded_down(radius: float, decimals: int) -> float:
     return max(k / scale for k in (steps - 1, steps, steps + 1) if k / scale <= radius)
 
 
-def gallery_data(summaries: Sequence[Summary], gallery: Gallery | None) -> dict[str, Any]:
-    """The data of the page's gallery: `runs` with their lists of images, and `pictures`, data URIs that the images
-    refer to by number. Runs on the same images share their pictures."""
-    kinds = {summary.name: kinds_of(summary.file.rows) for summary in summaries}
-    shown = {name: [row for rows in lists.values() for row in rows[:PER_KIND]] for name, lists in kinds.items()}
+@dataclass(frozen=True)
+class GalleryData:
+    """`data` for the page: `runs` with their lists of images; `groups`, one per sigma and data set, with the outcome of
+    each of their images under all runs; `pictures`, data URIs that the images refer to by number. `class_names` are
+    those of each data set, if known."""
+
+    data: dict[str, Any]
+    class_names: Mapping[str, tuple[str, ...]]
+
+
+def gallery_data(summaries: Sequence[Summary], gallery: Gallery | None, labels: Mapping[str, str]) -> GalleryData:
+    """The gallery of the runs, whose `labels` the page shows. Runs on the same images share their pictures."""
+    most = PER_KIND if len(summaries) <= MANY_RUNS else PER_KIND // 2
+    groups: dict[tuple[tuple[float, str], Source], list[Summary]] = {}
+    for summary in summaries:
+        groups.setdefault((summary.group, _source(summary.file)), []).append(summary)
+    kinds = {name: lists for members in groups.values() for name, lists in _kinds_of_runs(members, most).items()}
+    shown = {name: [row for rows in lists.values() for row in rows[:most]] for name, lists in kinds.items()}
     wanted: dict[Source, set[int]] = {}
     for summary in summaries:
         wanted.setdefault(_source(summary.file), set()).update(row.index for row in shown[summary.name])
@@ -76,18 +94,55 @@ def gallery_data(summaries: Sequence[Summary], gallery: Gallery | None) -> dict[
         files = {} if isinstance(answer, str) else answer.files
         numbers[source] = {index: len(pictures) + i for i, index in enumerate(files)}
         pictures += map(_data_uri, files.values())
-    runs = []
-    for summary in summaries:
-        source = _source(summary.file)
-        answer = _checked(answers[source], shown[summary.name])
+    runs: list[dict[str, Any]] = []
+    outcomes, class_names = [], {}
+    for number, ((_, source), members) in enumerate(groups.items()):
+        rows = [row for member in members for row in shown[member.name]]
+        answer = _checked(answers[source], rows)
         known, places = (NO_PICTURES, {}) if isinstance(answer, str) else (answer, numbers[source])
-        lists = [
-            {"title": kind, "total": len(rows), "images": [_card(row, known, places) for row in rows[:PER_KIND]]}
-            for kind, rows in kinds[summary.name].items()
-        ]
-        note = one_line(answer) if isinstance(answer, str) else None
-        runs.append({"name": one_line(summary.name), "note": note, "kinds": lists})
-    return {"runs": runs, "pictures": pictures}
+        class_names[members[0].dataset or ""] = known.class_names
+        outcomes.append(_outcomes(members, sorted({row.index for row in rows}), len(runs), known))
+        for member in members:
+            lists = [
+                {"title": kind, "total": len(own), "images": [_card(row, known, places) for row in own[:most]]}
+                for kind, own in kinds[member.name].items()
+            ]
+            run = {"name": one_line(member.name), "label": labels[member.name], "group": number, "kinds": lists}
+            runs.append({**run, "note": one_line(answer) if isinstance(answer, str) else None})
+    return GalleryData({"runs": runs, "groups": outcomes, "pictures": pictures}, class_names)
+
+
+def _kinds_of_runs(summaries: Sequence[Summary], most: int) -> dict[str, dict[str, list[CertifiedImage]]]:
+    """Name of a run -> the lists of its images; several runs have the images in which they differ most as the first."""
+    kinds = {summary.name: kinds_of(summary.file.rows) for summary in summaries}
+    if len(summaries) == 1:
+        return kinds
+    differing = most_differing(summaries, most)
+    for summary in summaries:
+        rows = {row.index: row for row in summary.file.rows}
+        kinds[summary.name] = {DIFFER: [rows[index] for index in differing], **kinds[summary.name]}
+    return kinds
+
+
+def most_differing(summaries: Sequence[Summary], most: int) -> list[int]:
+    """The indices of the images that all runs have whose radius differs most between them, 0 where wrong."""
+    common = sorted(frozenset.intersection(*(summary.indices for summary in summaries)))
+    every = [summary.outcomes for summary in summaries]
+    radii = np.stack([outcomes.radius[np.searchsorted(outcomes.index, common)] for outcomes in every])
+    spread = np.ptp(radii, axis=0)
+    return [common[i] for i in np.argsort(-spread, kind="stable")[:most] if spread[i] > 0]
+
+
+def _outcomes(
+    summaries: Sequence[Summary], indices: Sequence[int], first: int, pictures: Pictures
+) -> dict[int, list[list[Any]]]:
+    """Index of an image -> for each run that has it: its number, counted from `first`, and the outcome."""
+    wanted, outcomes = set(indices), {index: list[list[Any]]() for index in indices}
+    for number, summary in enumerate(summaries, first):
+        for row in summary.file.rows:
+            if row.index in wanted:
+                outcomes[row.index].append([number, *_outcome(row, pictures)])
+    return outcomes
 
 
 def _source(file: CertificatesFile) -> Source:
@@ -108,22 +163,26 @@ def _checked(answer: Pictures | str, rows: Sequence[CertifiedImage]) -> Pictures
     return OTHER_LABELS
 
 
+def _class_name(number: int, pictures: Pictures) -> str:
+    known = 0 <= number < len(pictures.class_names)
+    return one_line(pictures.class_names[number]) if known else str(number)
+
+
+def _outcome(row: CertifiedImage, pictures: Pictures) -> tuple[str | None, bool, float]:
+    """The predicted class (None: abstained), whether it is right, and the radius, rounded down."""
+    predict = row.certificate.predict
+    name = None if predict == ABSTAIN else _class_name(predict, pictures)
+    return name, row.correct, rounded_down(row.certificate.radius, 3)
+
+
 def _card(row: CertifiedImage, pictures: Pictures, places: Mapping[int, int]) -> dict[str, Any]:
-    """One image as the page shows it."""
+    """One image as the page shows it; its outcome is in the data of its group."""
     certificate = row.certificate
-
-    def class_name(number: int) -> str:
-        known = 0 <= number < len(pictures.class_names)
-        return one_line(pictures.class_names[number]) if known else str(number)
-
     return {
         "index": row.index,
-        "label": class_name(row.label),
-        "predict": None if certificate.predict == ABSTAIN else class_name(certificate.predict),
-        "right": row.correct,
-        "radius": f"{rounded_down(certificate.radius, 3):.3f}",
+        "label": _class_name(row.label, pictures),
         "n": certificate.n,
-        "votes": [[class_name(k), count, k == row.label] for k, count in certificate.votes[:_TOP_VOTES]],
+        "votes": [[_class_name(k, pictures), count, k == row.label] for k, count in certificate.votes[:_TOP_VOTES]],
         "picture": places.get(row.index),
     }
 

@@ -45,7 +45,7 @@ _SPARE = (
     ("#800080", "#e080e0"),
     ("#2e8b57", "#7fd6a4"),
 )
-_RAMP = ("#440154", "#3b528b", "#21918c", "#4fae5a", "#b59b00")
+_RAMP = ("#440154", "#3b528b", "#21918c", "#4fae5a", "#c8aa00")
 _DARK_RAMP = ("#9d85d6", "#5b8fd6", "#2fb5ac", "#7ad151", "#fde725")
 _LEAST_OF_RAMP = 3
 """This many variants of one method are shown by the colours of a ramp, in the order of their hyper-parameter."""

@@ -31,6 +31,7 @@ SYMBOLS = {
     "learning_rate": "learning rate",
 }
 """Name of a field of a recipe -> its name in the papers."""
+_VALUES = {"kl_entropy": "KL + entropy", "kl": "KL", "mse": "MSE", "xent": "cross-entropy"}
 _NOT_SHOWN = ("name", "sigma", "dataset", "noise")
 
 
@@ -82,7 +83,11 @@ def _setting(key: str, value: object) -> str:
     name = SYMBOLS.get(last, last.replace("_", " "))
     if value is None or isinstance(value, bool):
         return name if value else f"no {name}"
-    return f"{name} = {value:g}" if isinstance(value, int | float) else f"{name} = {one_line(value)}"
+    return (
+        f"{name} = {value:g}"
+        if isinstance(value, int | float)
+        else f"{name} = {_VALUES.get(str(value), one_line(value))}"
+    )
 
 
 def labels_of(runs: Sequence[NamedRun]) -> dict[str, str]:
@@ -106,7 +111,7 @@ def labels_of(runs: Sequence[NamedRun]) -> dict[str, str]:
         chosen |= {run.name: step(run) for run in runs if run.name not in chosen}
         while repeated := _repeated(runs, chosen, {run.name: step(run) for run in runs}):
             chosen |= repeated
-    return chosen
+    return {run.name: chosen[run.name] for run in runs}
 
 
 def _differing(runs: Sequence[NamedRun]) -> list[str]:

@@ -65,23 +65,23 @@ def one_panel(width: float, height: float, title: str, x: str, y: str) -> tuple[
 
 
 def panel_grid(
-    panels: Sequence[Sequence[Member]], x: str, y: str, extra_height: float = 0.0
+    panels: Sequence[Sequence[Member]], x: str, y: str, extra_height: float = 0.0, pad: float = 4.0
 ) -> tuple[Figure, list[Axes]]:
     """A figure with empty `panels` and their titles, row by row, at most three per row.
 
     `x` is the name of every horizontal axis, where {norm} stands for the norm of the radii, `y` that of the common
-    vertical one, in percent.
+    vertical one, in percent; `pad` is the room below a title, in points.
     """
     count = len(panels)
     columns = 2 if count == 4 else min(3, count)
     rows = -(-count // columns)
-    width, height = (4.8, 3.5) if count == 1 else (3.1 * columns + 0.3, 2.9 * rows)
+    width, height = (5.2, 3.6) if count == 1 else (3.1 * columns + 0.3, 2.9 * rows)
     figure = new_figure(width, height + extra_height * rows)
     grid: list[Axes] = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel().tolist()
     for axes in grid[count:]:
         axes.remove()
     for axes, title, panel in zip(grid, titles_of(panels), panels, strict=False):
-        axes.set_title(plain(title), fontsize=TITLE_SIZE)
+        axes.set_title(plain(title), fontsize=TITLE_SIZE, pad=pad)
         axes.set_xlabel(x.format(norm=panel[0].summary.norm), fontsize=AXIS_SIZE)
         axes.set_ylim(0, 102)
         quiet_axes(axes)
@@ -139,12 +139,14 @@ def pictures_of(name: str, draw: Callable[[], Figure | None], formats: Sequence[
 def _picture(figure: Figure, kind: str) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format=kind, dpi=DOTS_PER_INCH, metadata=_METADATA[kind])
-    return with_few_colours(file) if kind == "png" else file.getvalue()
+    return _with_palette(file) if kind == "png" else file.getvalue()
 
 
-def with_few_colours(picture: io.BytesIO) -> bytes:
-    """A PNG file with 256 colours, which has a third of the size: figures have few colours, and the rest are edges."""
-    few = Image.open(picture).convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+def _with_palette(png: io.BytesIO) -> bytes:
+    """The picture with 255 colours, which a figure hardly exceeds: a quarter of the size."""
+    with Image.open(png) as picture:
+        few = picture.convert("RGB").quantize(255, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    few.putpalette([255 if level >= 250 else level for level in few.getpalette() or []])  # white stays white
     file = io.BytesIO()
-    few.save(file, "png", dpi=(DOTS_PER_INCH, DOTS_PER_INCH), optimize=True)
+    few.save(file, "PNG", optimize=True, dpi=(DOTS_PER_INCH, DOTS_PER_INCH))
     return file.getvalue()

@@ -1,5 +1,5 @@
-// Certified accuracy against radius: one panel a sigma, a step curve a run with every step of the data.
-const MARGIN = { left: 36, right: 8, top: 24, bottom: 40 };
+// Certified accuracy against radius: one panel per sigma, one step curve per run with every step of the data.
+const MARGIN = { left: 36, right: 16, top: 24, bottom: 40 };
 const NAME_HEIGHT = 15;
 
 // The percentage of images certified with a radius of at least `radius`.
@@ -31,7 +31,7 @@ function scales(panel, width) {
   return { width, height, reach, across, x, y, radiusAt };
 }
 
-function axes({ width, height, reach, across, x, y }) {
+function axes({ norm }, { height, reach, across, x, y }) {
   const parts = [];
   for (const percent of [0, 20, 40, 60, 80, 100]) {
     parts.push(drawn("line", { class: percent ? "grid" : "axis", x1: x(0), x2: x(reach), y1: y(percent), y2: y(percent) }));
@@ -44,7 +44,7 @@ function axes({ width, height, reach, across, x, y }) {
     if (tick) parts.push(drawn("line", { class: "grid", x1: at, x2: at, y1: y(0), y2: y(100) }));
     parts.push(drawn("text", { x: at, y: y(0) + 17, "text-anchor": "middle" }, (tick * step).toFixed(decimals)));
   }
-  parts.push(drawn("text", { x: x(reach / 2), y: height - 6, "text-anchor": "middle" }, "radius"));
+  parts.push(drawn("text", { x: x(reach / 2), y: height - 6, "text-anchor": "middle" }, `${norm} radius`));
   parts.push(drawn("text", { x: 0, y: 11 }, "certified accuracy (%)"));
   return parts;
 }
@@ -60,10 +60,13 @@ function ceilingMarks(panel, { x, y }) {
   });
 }
 
+// Steps within the same quarter of a pixel are drawn as one.
 function stepPath(run, { x, y }) {
   const right = run.radii.length;
-  const steps = run.radii.map((radius, i) => `H${x(radius).toFixed(2)}V${y((100 * (right - 1 - i)) / run.images).toFixed(2)}`);
-  return `M${x(0)} ${y((100 * right) / run.images).toFixed(2)}${steps.join("")}`;
+  const height = (left) => y((100 * left) / run.images).toFixed(2);
+  const quarters = run.radii.map((radius) => Math.round(4 * x(radius)));
+  const steps = quarters.map((at, i) => (at === quarters[i + 1] ? "" : `H${at / 4}V${height(right - 1 - i)}`));
+  return `M${x(0)} ${height(right)}${steps.join("")}`;
 }
 
 // Where a name can stand beside its curve, clear of all curves and of the names in `taken`; undefined without room.
@@ -110,7 +113,7 @@ function nameMarks(panel, runs, svg, scale) {
 }
 
 function chip(run, toggle) {
-  const sample = drawn("line", { x1: 0, x2: 26, y1: 5, y2: 5, "stroke-dasharray": dashOf(run) });
+  const sample = drawn("line", { x1: 0, x2: 26, y1: 5, y2: 5, "stroke-dasharray": run.dash });
   const line = drawn("svg", { width: 26, height: 10, class: lookOf(run), "aria-hidden": "true" }, sample);
   const name = make("span", {}, run.label);
   const button = make("button", { type: "button", class: "chip", "aria-pressed": "true", title: run.name }, line, name);
@@ -141,9 +144,9 @@ function drawPanel(panel) {
   function draw() {
     scale = scales(panel, plot.clientWidth || 480);
     filled(svg, { viewBox: `0 0 ${scale.width} ${scale.height}`, "aria-valuemax": scale.reach.toFixed(3) }, []);
-    svg.replaceChildren(...axes(scale), ...ceilingMarks(panel, scale));
+    svg.replaceChildren(...axes(panel, scale), ...ceilingMarks(panel, scale));
     for (const run of shown()) {
-      const look = { class: `curve ${lookOf(run)}`, "stroke-dasharray": dashOf(run), d: stepPath(run, scale) };
+      const look = { class: `curve ${lookOf(run)}`, "stroke-dasharray": run.dash, d: stepPath(run, scale) };
       svg.append(drawn("path", look));
     }
     nameMarks(panel, shown(), svg, scale);
@@ -200,4 +203,10 @@ function drawPanel(panel) {
   draw();
 }
 
-data.panels.forEach(drawPanel);
+for (const panel of data.panels) {
+  for (const run of panel.runs) {
+    let sum = 0;
+    run.radii = run.steps.map((step) => (sum += step) / STEPS_PER_UNIT);
+  }
+  drawPanel(panel);
+}

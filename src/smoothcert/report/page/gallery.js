@@ -1,4 +1,4 @@
-// Images of one run at a time: those of smallest or largest radius, wrong ones, or those without an answer.
+// Images chosen by one run, each with its outcome under all runs of the same sigma and data set.
 function voteBars(image) {
   if (!image.votes.length) return make("p", { class: "quiet" }, "votes not recorded");
   const bars = make("div", { class: "votes" });
@@ -20,22 +20,46 @@ function picture(image) {
   return shown;
 }
 
-function card(image) {
-  const said = image.predict === null ? "abstained" : image.right ? `predicted ${image.predict} ✓` : `predicted ${image.predict} ✗`;
-  const radius = make("p", { class: "radius" }, make("small", {}, "radius "), image.radius);
+const said = (predict, right) => (predict === null ? "abstained" : `predicted ${predict} ${right ? "✓" : "✗"}`);
+
+// One line per run: its name, what it predicts if that is wrong, and a bar as long as its certified radius.
+function outcomeLines(outcomes, chosen) {
+  const longest = Math.max(...outcomes.map(([, , , radius]) => radius)) || 1;
+  const lines = outcomes.map(([number, predict, right, radius]) => {
+    const { name, label } = data.gallery.runs[number];
+    const bar = make("i", { class: right ? looks.get(name) : `${looks.get(name)} off` });
+    bar.style.setProperty("--share", `${(100 * radius) / longest}%`);
+    const words = right ? radius.toFixed(3) : predict === null ? "abstains" : `${predict} ✗ ${radius.toFixed(3)}`;
+    const title = `${name}: ${said(predict, right)}, radius ${radius.toFixed(3)}`;
+    return make("li", { title, ...(number === chosen ? { class: "chosen" } : {}) }, make("span", {}, label), bar, make("b", {}, words));
+  });
+  return make("ul", { class: "outcomes" }, ...lines);
+}
+
+function card(image, run, number) {
+  const outcomes = data.gallery.groups[run.group][image.index];
+  const [, predict, right, radius] = outcomes.find(([other]) => other === number);
   const text = make(
     "div",
     {},
-    radius,
+    make("p", { class: "radius" }, make("small", {}, "radius "), radius.toFixed(3)),
     make("p", { title: image.label }, `true ${image.label}`),
-    make("p", { class: image.right ? "right" : "off", title: said }, said),
+    make("p", { class: right ? "right" : "off", title: said(predict, right) }, said(predict, right)),
     voteBars(image),
     ...(image.n ? [make("p", { class: "quiet" }, `n = ${image.n.toLocaleString("en")}`)] : []),
   );
   const index = make("figcaption", { class: "quiet" }, `image ${image.index}`);
   const figure = make("figure", {}, ...(image.picture === null ? [] : [picture(image)]), index);
-  return make("li", { class: "card" }, figure, text);
+  return make("li", { class: "card" }, figure, text, ...(outcomes.length > 1 ? [outcomeLines(outcomes, number)] : []));
 }
+
+const KINDS = {
+  "runs differ": ["images that all runs have", "the largest difference of radius first"],
+  "smallest radius": ["images classified correctly", "the smallest radius first"],
+  "largest radius": ["images classified correctly", "the largest radius first"],
+  wrong: ["wrong images", "the largest radius first"],
+  abstained: ["abstained images", "in the order of the file"],
+};
 
 function startGallery(section) {
   const [select, kinds, reason, count, cards] = ["select", ".kinds", ".reason", ".count", ".cards"].map((part) =>
@@ -45,14 +69,15 @@ function startGallery(section) {
   let chosen = 0;
 
   function show() {
-    const run = data.gallery.runs[select.value];
-    if (!run.kinds[chosen].total) chosen = Math.max(0, run.kinds.findIndex((kind) => kind.total));
+    const number = Number(select.value);
+    const run = data.gallery.runs[number];
+    if (!run.kinds[chosen]?.total) chosen = Math.max(0, run.kinds.findIndex((kind) => kind.total));
     reason.hidden = run.note === null;
     reason.textContent = run.note ?? "";
     kinds.replaceChildren(
       ...run.kinds.map((kind, i) => {
         const button = make("button", { type: "button", "aria-pressed": i === chosen }, `${kind.title} `);
-        if (i > 1) button.append(`(${kind.total})`);
+        if (kind.title === "wrong" || kind.title === "abstained") button.append(`(${kind.total})`);
         button.disabled = !kind.total;
         button.addEventListener("click", () => {
           chosen = i;
@@ -63,10 +88,10 @@ function startGallery(section) {
       }),
     );
     const kind = run.kinds[chosen];
-    const what = chosen < 2 ? "images classified correctly" : `${kind.title} images`;
-    const order = ["the smallest radius first", "the largest radius first", "the largest radius first", "in the order of the file"][chosen];
-    count.textContent = `${kind.images.length} of ${kind.total.toLocaleString("en")} ${what}, ${order}.`;
-    cards.replaceChildren(...kind.images.map(card));
+    const [what, order] = KINDS[kind.title];
+    const total = kind.title === "runs differ" ? "" : `of ${kind.total.toLocaleString("en")} `;
+    count.textContent = `${kind.images.length} ${total}${what}, ${order}.`;
+    cards.replaceChildren(...kind.images.map((image) => card(image, run, number)));
   }
 
   select.addEventListener("change", show);

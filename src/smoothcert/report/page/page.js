@@ -1,7 +1,6 @@
 // What the parts of the page share: the data, and a way to make elements from text that is never read as HTML.
 const data = JSON.parse(document.getElementById("data").textContent);
-const LOOKS = 7;
-const DASHES = ["", "9 3", "10 3 2 3", "2 2", "6 2 2 2 2 2"];
+const STEPS_PER_UNIT = 10000;
 
 function filled(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -17,8 +16,8 @@ function drawn(tag, attributes = {}, ...children) {
   return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
 
-const lookOf = (run) => `look-${run.look % LOOKS}`;
-const dashOf = (run) => DASHES[run.look % DASHES.length];
+const lookOf = (run) => `look-${run.look}`;
+const looks = new Map(data.panels.flatMap((panel) => panel.runs.map((run) => [run.name, lookOf(run)])));
 
 // Paper cannot be clicked: what is folded up is printed unfolded.
 const unfolded = new Set();

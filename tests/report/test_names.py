@@ -1,0 +1,123 @@
+"""Labels of runs in figures and pages, and the colours and styles that belong to them."""
+
+import random
+from typing import Any
+
+import pytest
+
+from smoothcert.report.looks import looks_of
+from smoothcert.report.names import NamedRun, dataset_name, labels_of, network_name
+
+LOW, HIGH = (0.5, "mnist"), (1.0, "mnist")
+PAPERS = [
+    "Gaussian",
+    "Stability",
+    "SmoothAdv",
+    "MACER",
+    "Consistency",
+    "SmoothAdv + Consistency",
+    "SmoothMix (η = 1)",
+    "SmoothMix (η = 1), one-step",
+    "SmoothMix (η = 5)",
+    "SmoothMix (η = 5), one-step",
+    "CAT-RS",
+]
+
+
+def run(name: str, method: str | None, group: tuple[float, str] = LOW, **objective: Any) -> NamedRun:
+    seed = {"seed": objective.pop("seed", 0)}
+    return NamedRun(name, method, {"objective": {"name": method, **objective}, **seed} if method else {}, group)
+
+
+def test_methods_have_the_names_that_people_use() -> None:
+    runs = [
+        run("gaussian-0.5", "gaussian"),
+        run("a", "smoothmix", eta=5.0, one_step=False),
+        run("b", "smoothmix", eta=5.0, one_step=True),
+        run("c", "consistency", weight=5.0, adversary=None),
+        run("d", "consistency", weight=5.0, adversary={"attack": "pgd"}),
+        run("gaussian-1.0", "gaussian", HIGH),
+        run("mine-0.5", None),
+        run("theirs", "my_methods:SmoothLabels"),
+    ]
+    assert list(labels_of(runs).values()) == [
+        "Gaussian",
+        "SmoothMix (η = 5)",
+        "SmoothMix (η = 5), one-step",
+        "Consistency",
+        "SmoothAdv + Consistency",
+        "Gaussian",
+        "mine",
+        "my_methods:SmoothLabels",
+    ]
+
+
+def test_runs_of_one_method_are_told_apart_by_what_differs() -> None:
+    weights = [run(f"c{w}", "consistency", weight=w, num_noise=2) for w in (5.0, 10.0)]
+    other_sigma = run("c", "consistency", HIGH, weight=20.0, num_noise=2)
+    labels = list(labels_of([*weights, other_sigma]).values())
+    assert labels == ["Consistency (λ = 5)", "Consistency (λ = 10)", "Consistency (λ = 20)"]
+    steps = [run(f"s{t}", "smoothmix", eta=5.0, steps=t) for t in (2, 4)]
+    assert list(labels_of(steps).values()) == ["SmoothMix (η = 5, T = 2)", "SmoothMix (η = 5, T = 4)"]
+    seeds = [run(f"g{seed}", "gaussian", seed=seed) for seed in (0, 1)]
+    assert list(labels_of(seeds).values()) == ["Gaussian (seed = 0)", "Gaussian (seed = 1)"]
+
+
+def test_labels_of_a_panel_are_distinct() -> None:
+    same = [run("a-0.5", "gaussian"), run("b-0.5", "gaussian"), run("Gaussian", None), run("b", None)]
+    assert labels_of(same) == {"a-0.5": "a", "b-0.5": "b-0.5", "Gaussian": "Gaussian", "b": "b"}
+    clash = [run("Gaussian", None), run("x", "gaussian")]
+    assert sorted(labels_of(clash).values()) == ["Gaussian", "x"]
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        PAPERS,
+        [*PAPERS, *(f"other {i}" for i in range(20))],
+        [f"Consistency (λ = {w})" for w in (1, 5, 10, 15, 20, 25, 30, 50)],
+        [f"Consistency (λ = {w}, loss = {f})" for w in (5, 20, 50) for f in ("KL", "MSE", "KL + entropy")],
+        ["Consistency (λ = 5)", "Consistency (λ = 10)", "Consistency", "SmoothMix", "SmoothMix (η = 5)"],
+    ],
+)
+def test_looks_differ_and_do_not_depend_on_the_order(labels: list[str]) -> None:
+    looks = looks_of(labels)
+    assert len(set(looks.values())) == len(labels)
+    shuffled = random.Random(1).sample(labels, len(labels))
+    assert looks_of(shuffled) == looks
+
+
+def test_a_method_looks_the_same_in_every_figure() -> None:
+    everything = looks_of(PAPERS)
+    for label in PAPERS:
+        assert looks_of([label, "Gaussian"])[label] == everything[label]
+    # Without its style, each is still a colour of its own, on white and on dark pages.
+    assert len({look.colour for look in everything.values()}) == len(PAPERS)
+    assert len({look.dark for look in everything.values()}) == len(PAPERS)
+
+
+def brightness(colour: str) -> int:
+    red, green, blue = bytes.fromhex(colour[1:])
+    return 2 * red + 7 * green + blue
+
+
+def test_an_ordered_hyper_parameter_gets_a_ramp() -> None:
+    labels = [f"SmoothMix (η = {eta})" for eta in (16, 1, 4, 2, 8)]
+    looks = looks_of(labels)
+    ordered = [brightness(looks[f"SmoothMix (η = {eta})"].colour) for eta in (1, 2, 4, 8, 16)]
+    assert ordered == sorted(ordered)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("mnist", "MNIST"), ("mnist-sample", "MNIST sample"), ("cifar10", "CIFAR-10"), ("folder:/a/cats", "cats")],
+)
+def test_data_sets(name: str, shown: str) -> None:
+    assert dataset_name(name) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("lenet", "LeNet"), ("resnet110", "ResNet-110"), ("net.py:build", "build")]
+)
+def test_networks(name: str, shown: str) -> None:
+    assert network_name(name) == shown
