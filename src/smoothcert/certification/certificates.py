@@ -9,10 +9,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from smoothcert.certification.checks import RowLimits, check_settings
+from smoothcert.certification.other_tools import with_six_columns
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import COMPRESSED, PLAIN, read_content, write_content
 from smoothcert.io.results import ResultWriter, read_settings, settings_path, write_settings
@@ -71,6 +73,7 @@ def format_row(row: CertifiedImage) -> str:
     return "\t".join(str(cell) for cell in cells) + "\n"
 
 
+@lru_cache(maxsize=1_000)  # images of one batch have the same time
 def _parse_seconds(text: str) -> float:
     """Return the seconds of `12.5` or of Python's timedelta text `[D day[s], ]H:MM:SS[.ffffff]`."""
     days, _, clock = text.rpartition(",")
@@ -124,6 +127,7 @@ def _integer(text: str, column: str, least: int = 0, most: int = LARGEST_INTEGER
     return value
 
 
+@lru_cache(maxsize=10_000)  # a file repeats its few classes in every row
 def _class(text: str, column: str, least: int = 0) -> int:
     return _integer(text, column, least, LARGEST_CLASS)
 
@@ -197,7 +201,7 @@ def _checked_row(settings: Mapping[str, Any]) -> Callable[[str], CertifiedImage]
 
 
 def read_certificates(path: str | Path) -> CertificatesFile:
-    """Read a file of smoothcert or a six-column file of another tool. An incomplete last row is left out.
+    """Read a file of smoothcert or of another tool (see `with_six_columns`). An incomplete last row is left out.
 
     Rows are checked against the settings next to the file: a row that claims more than its votes can show is refused.
     """
@@ -208,6 +212,7 @@ def read_certificates(path: str | Path) -> CertificatesFile:
     stored = read_settings(path) if ours else {"settings": {}, "provenance": {}}
     check_settings(stored["settings"], path)
     parse = _checked_row(stored["settings"])
+    content = content if ours else with_six_columns(content)
     rows, size = parse_rows(content, path, HEADERS, parse, drop_torn_line=ours)
     return CertificatesFile(path, tuple(rows), stored["settings"], stored["provenance"], torn=size < len(content))
 

@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from smoothcert.certification.other_tools import columns_of
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import PLAIN, plain_form, result_files
 from smoothcert.io.yaml_file import read_yaml
@@ -13,7 +14,22 @@ from smoothcert.training.run_folder import CERTIFICATES, MODEL, RECIPE, check_ex
 
 # Files of other tools are called things like `noise_0.25`: only these endings are not part of the name.
 _ENDINGS = (".tsv", ".txt")
+_LONGEST_HEADER = 1_000
 _RUN_FILES = (RECIPE, MODEL, CERTIFICATES)
+
+
+def _other_tables(folder: Path) -> list[Path]:
+    """The files of any name in `folder` that begin like a table of certificates, as other tools write them."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    return [path for path in files if columns_of(_first_line(path)) is not None]
+
+
+def _first_line(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.readline(_LONGEST_HEADER)
+    except OSError:
+        return b""
 
 
 def _stem(path: Path) -> str:
@@ -38,6 +54,8 @@ def _files_of(path: Path) -> tuple[Path, list[Path]]:
     if files := result_files(path):
         folder = path.resolve()
         return (folder.parent if folder.name == "certificates" else folder), files
+    if files := _other_tables(path):
+        return path.resolve(), files
     if path.name == "certificates" or any((path / name).exists() for name in _RUN_FILES):
         run = path.parent if path.name == "certificates" else path
         raise RequestError(
@@ -103,9 +121,10 @@ def find_certificates(paths: Sequence[Path]) -> list[tuple[str, Path]]:
     """(name, certificates file) for each file that `paths` name, in the order given; names are distinct.
 
     A path is a run folder (it holds `certificates/*.tsv`), a folder of such folders (those in it that have none are
-    skipped, `*.tsv` files in it count too), a folder of `*.tsv` files, or a file of any name. A file of a run is named
-    after the run's folder, with `/<stem>` if there are several files of that run; any other file after itself. A file
-    that is given twice is listed once. Files are not opened.
+    skipped, `*.tsv` files in it count too), a folder of `*.tsv` files (or, without these, of other files that begin
+    like a table of certificates), or a file of any name. A file of a run is named after the run's folder, with
+    `/<stem>` if there are several files of that run; any other file after itself. A file that is given twice is listed
+    once.
     """
     if not paths:
         raise RequestError("expected at least one run folder or certificates file, got none; give one to report on")

@@ -1,0 +1,127 @@
+"""`smoothcert report --check`: every number of a written report against its certificates."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from .conftest import MakeRun, image, images
+
+Report = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def report(run_cli: Report, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Report:
+    """Has written a report of two runs to the folder `out`."""
+    monkeypatch.chdir(tmp_path)
+    make_run("a"), make_run("b", images()[:8])
+    report = partial(run_cli, "report")
+    code, _, err = report("a", "b", "--format", "md,csv,tex", "--out", "out", "--radii", "0,0.5", "--title", "Mine")
+    assert (code, err) == (0, "")
+    return report
+
+
+def test_an_unchanged_report_agrees(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, err = report("--check", "out")
+    assert (code, err) == (0, "")
+    assert out == "out: every number agrees with the certificates\n"
+    assert report("a", "b", "--format", "md,svg", "--out", "drawn")[0] == 0
+    assert report("--check", "drawn")[0] == 0, "the page names its figures"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert report("--check", "../out")[0] == 0, "paths are relative to the report"
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "expected"),
+    [
+        ("report.csv", "0.262", "0.263", "report.csv, a, acr: is 0.263"),
+        ("report.md", "| 62.5 |", "| 63.5 |", ": is 63.5, the certificates give 62.5"),
+        ("report.tex", "62.5", "12.5", ": is 12.5, the certificates give 62.5"),
+        ("report.md", "keep their class", "lose their class", "lose their class"),
+    ],
+)
+def test_a_changed_number_is_named(report: Report, file: str, old: str, new: str, expected: str) -> None:
+    path = Path("out") / file
+    text = path.read_text()
+    if file == "report.csv":
+        acr = text.splitlines()[1].split(",")[4]
+        old, new, expected = acr, "0.263", f"report.csv, a, acr: is 0.263, the certificates give {acr}"
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    code, out, err = report("--check", "out")
+    assert (code, err.count("\n")) == (1, 1)
+    assert expected in out
+    assert "differ from the certificates; report again" in err
+
+
+def test_a_changed_certificate_changes_the_numbers(report: Report) -> None:
+    path = Path("a/certificates/test.tsv")
+    path.write_text(path.read_text().replace("\t0.5\t", "\t0.45\t", 1))
+    code, out, _ = report("--check", "out")
+    assert code == 1
+    assert "report.csv, a, 0.50: is 37.5, the certificates give 25" in out
+
+
+def test_missing_rows_and_columns_are_named(report: Report) -> None:
+    path = Path("out/report.csv")
+    lines = [line.split(",") for line in path.read_text().splitlines()]
+    lines[0][lines[0].index("acr")] = "ACR"
+    path.write_text("\n".join(",".join(line) for line in lines[:-1]) + "\n")
+    _, out, _ = report("--check", "out")
+    assert "report.csv, column acr: missing" in out
+    assert "report.csv, column ACR: not in the certificates" in out
+    assert "report.csv, row 2: missing" in out
+
+
+def test_reports_without_a_stored_request(report: Report) -> None:
+    manifest = Path("out/.smoothcert-report.json")
+    stored = json.loads(manifest.read_text())
+    assert stored["request"]["runs"] == ["../a", "../b"]
+    del stored["request"]
+    manifest.write_text(json.dumps(stored))
+    code, _, err = report("--check", "out")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "give its runs and options too: `smoothcert report RUNS --check out`" in err
+    assert report("a", "b", "--radii", "0,0.5", "--title", "Mine", "--check", "out")[0] == 0
+    stored["request"] = {"runs": 3}
+    manifest.write_text(json.dumps(stored))
+    code, _, err = report("--check", "out")
+    assert (code, err.count("\n")) == (1, 1)
+    code, _, err = report("--check", "nowhere")
+    assert (code, err.count("\n")) == (2, 1)
+    code, _, err = report("a", "--check", "a")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "expected one of report.csv" in err
+
+
+def test_nothing_to_report(report: Report) -> None:
+    code, _, err = report("--out", "other")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "expected at least one run folder or certificates file, got none" in err
+
+
+def test_options_of_the_report(report: Report, make_run: MakeRun) -> None:
+    better = [image(i, 1, 1, 0.4 + 0.01 * i) for i in range(10)]
+    make_run("c", [image(i, 1, 1, 0.1) for i in range(10)]), make_run("d", better, objective="smoothmix")
+    options = ["--reference", "d", "--linf", "--columns", "name,acr,acr_low,0.25", "--caption", "50% & σ"]
+    code, _, err = report("c", "d", *options, "--label", "tab:x", "--format", "md,tex", "--out", "more")
+    assert (code, err) == (0, "")
+    page, tex = Path("more/report.md").read_text(), Path("more/report.tex").read_text()
+    assert "| 0.50 | c | d | −0.345 (0.010)\\* |" in page, "c minus d"
+    assert f"| {0.1 / 28:.4f} |" in page, "28 x 28 values"
+    assert r"\caption{50\% \& $\sigma$}" in tex
+    assert r"\label{tab:x}" in tex
+    assert r"$\sigma$ & run & ACR & acr\_low & 0.25 \\" in tex
+    assert r" & d & \textbf{0.445} & " in tex
+    assert report("--check", "more")[0] == 0
+    code, _, err = report("c", "--columns", "acrr", "--format", "tex", "--out", "wrong")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "columns: expected columns of report.csv, got 'acrr'; did you mean acr" in err
+    code, _, err = report("c", "d", "--reference", "e", "--out", "wrong")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "reference: expected one of c, d, got e" in err
+    assert not Path("wrong").exists()

@@ -1,0 +1,91 @@
+"""Columns for hyper-parameters that differ, and ACR against those that are numbers."""
+
+import csv
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from smoothcert.report import write_report
+from smoothcert.report.hyperparameters import Sweep, SweepPoint
+from smoothcert.report.sweep_curves import draw_sweeps
+
+from .conftest import MakeRun, image
+
+RECIPE = {"dataset": "mnist", "model": "lenet", "sigma": 0.5, "epochs": 1, "precision": "auto", "seed": 0}
+
+
+def trained(make_run: MakeRun, name: str, radius: float, objective: dict[str, Any], **changes: Any) -> Path:
+    run = make_run(name, [image(i, 1, 1, radius) for i in range(5)], objective=objective["name"])
+    (run / "recipe.yaml").write_text(yaml.safe_dump({**RECIPE, "objective": objective, **changes}))
+    return run
+
+
+def consistency(make_run: MakeRun, weight: float, radius: float, seed: int = 0, **changes: Any) -> Path:
+    name = f"w{weight:g}-seed{seed}" + "".join(f"-{value}" for value in changes.values())
+    return trained(make_run, name, radius, {"name": "consistency", "weight": weight}, seed=seed, **changes)
+
+
+def test_parameters_that_differ_are_columns(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [
+        consistency(make_run, 5.0, 0.2),
+        consistency(make_run, 10.0, 0.3, epochs=2),
+        trained(make_run, "plain", 0.1, {"name": "gaussian", "num_noise": 1}),
+        trained(make_run, "mix", 0.1, {"name": "smoothmix", "num_noise": 4, "eta": 5}),
+        make_run("no-recipe"),
+    ]
+    report = write_report(runs, tmp_path / "out", ["csv", "md"], radii=[0.0])
+    rows = {row["name"]: row for row in csv.DictReader((tmp_path / "out/report.csv").open(newline=""))}
+    assert {name: row["objective.weight"] for name, row in rows.items()} == {
+        "w5-seed0": "5",
+        "w10-seed0-2": "10",
+        "plain": "",
+        "mix": "",
+        "no-recipe": "",
+    }
+    assert rows["plain"]["epochs"] == "1", "a column shows every run that has the parameter"
+    assert "objective.num_noise" not in rows["mix"], "methods may differ in it"
+    assert not [key for key in rows["mix"] if key in ("seed", "model", "objective.name")]
+    text = (tmp_path / "out/report.md").read_text()
+    assert (
+        "| σ | run | method | epochs | weight | ACR |" in text or "| σ | run | method | weight | epochs | ACR |" in text
+    )
+    assert report.contents.sweeps == [], "two values are not a curve"
+
+
+def test_sweep_over_a_number_with_seeds(make_run: MakeRun, tmp_path: Path) -> None:
+    radii = {(5.0, 0): 0.20, (5.0, 1): 0.24, (10.0, 0): 0.30, (10.0, 1): 0.36, (1.0, 0): 0.12}
+    runs = [consistency(make_run, weight, radius, seed) for (weight, seed), radius in radii.items()]
+    runs.append(trained(make_run, "plain", 0.1, {"name": "gaussian"}))
+    report = write_report(runs, tmp_path / "out", ["md", "svg"])
+    (sweep,) = report.contents.sweeps
+    assert (sweep.parameter, sweep.method, sweep.sigma) == ("objective.weight", "consistency", 0.5)
+    assert [(p.value, len(p.runs)) for p in sweep.points] == [(1.0, 1), (5.0, 2), (10.0, 2)]
+    assert [p.acr for p in sweep.points] == pytest.approx([0.12, 0.22, 0.33])
+    spreads = [None, statistics.stdev([0.2, 0.24]), statistics.stdev([0.3, 0.36])]
+    assert [p.standard_deviation for p in sweep.points] == [None, *map(pytest.approx, spreads[1:])]
+    assert sweep.reference == ("plain", pytest.approx(0.1))
+    assert "](sweeps.svg)" in (tmp_path / "out/report.md").read_text()
+    assert (tmp_path / "out/sweeps.svg").exists()
+
+
+def test_only_runs_that_share_all_else_are_one_sweep(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [consistency(make_run, weight, 0.1 + weight / 50) for weight in (1.0, 5.0, 10.0)]
+    runs += [consistency(make_run, weight, 0.1 + weight / 50, epochs=2) for weight in (1.0, 5.0)]
+    (sweep,) = write_report(runs, tmp_path / "out", ["csv"]).contents.sweeps
+    assert [point.runs for point in sweep.points] == [("w1-seed0",), ("w5-seed0",), ("w10-seed0",)]
+    assert dict(sweep.shared) == {"epochs": 1}
+
+
+def test_figure_of_sweeps() -> None:
+    points = tuple(SweepPoint(v, 0.1 * i, 0.01 if i else None, (f"r{i}",)) for i, v in enumerate((1.0, 5.0, 50.0)))
+    sweep = Sweep("objective.weight", "consistency", 0.5, "mnist", {"epochs": 2}, points, ("plain", 0.05))
+    figure = draw_sweeps([sweep, sweep])
+    assert figure is not None
+    axes = figure.axes[0]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("weight", "ACR")
+    assert axes.get_title() == "consistency: mnist, σ = 0.5, epochs = 2"
+    assert list(axes.lines[0].get_xdata()) == [1.0, 5.0, 50.0]
+    assert draw_sweeps([]) is None

@@ -1,0 +1,161 @@
+"""Certificates files of other tools: how they vary, and how a user describes them."""
+
+import csv
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from smoothcert.certification.certificates import read_certificates
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.report import find_certificates, write_report
+from smoothcert.report.described import parse_description
+
+from .conftest import MakeRun, image
+
+# label, prediction, radius of five images: right, abstained, wrong, right, right.
+IMAGES = [(3, 3, "0.951"), (8, -1, "0.0"), (0, 5, "0.623"), (6, 6, "0.250"), (1, 1, "1.231")]
+RUNNING = [1, 1, 1, 2, 3]
+Report = Callable[..., tuple[int, str, str]]
+
+
+def table(separator: str = "\t", header: str = "idx label predict radius correct time", extra: str = "") -> str:
+    """A file with a running count of the correct images, `extra` cells at the end of each row."""
+    names = [*header.split(), *(["more"] if extra else [])]
+    lines = [separator.join(names)]
+    for i, ((label, predict, radius), running) in enumerate(zip(IMAGES, RUNNING, strict=True)):
+        cells = {
+            "idx": i,
+            "label": label,
+            "predict": predict,
+            "radius": radius,
+            "correct": running,
+            "time": "0:00:12",
+        }
+        lines.append(separator.join([*(str(cells[name]) for name in header.split()), *([extra] if extra else [])]))
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        table(),
+        table(extra="0.99"),
+        table(","),
+        table("   "),
+        table(header="idx label predict radius time correct"),
+        table(header="idx label predict radius"),
+        table().replace("\n", "\r\n"),
+        table().upper(),
+        table().removesuffix("\n"),
+    ],
+    ids=["running", "extra", "commas", "spaces", "order", "four", "windows", "capitals", "no newline"],
+)
+def test_variants_of_the_six_columns(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "sigma_0.25"
+    path.write_text(text, newline="")
+    rows = read_certificates(path).rows
+    expected = [(label, predict, float(radius)) for label, predict, radius in IMAGES]
+    assert [(r.label, r.certificate.predict, r.certificate.radius) for r in rows] == expected
+    assert [r.correct for r in rows] == [True, False, False, True, True], "computed, not read"
+
+
+def test_files_that_are_not_such_tables_are_refused_with_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.txt"
+    path.write_text("idx\tlabel\tradius\n1\t2\t0.5\n")
+    with pytest.raises(WorkError, match=r"theirs\.txt: not a certificates file: expected the columns 'idx label"):
+        read_certificates(path)
+    path.write_text(table(extra="1").replace("3\t6\t6\t0.250\t2\t0:00:12\t1", "3\t6\t6"))
+    with pytest.raises(WorkError, match=r"theirs\.txt, line 5: damaged"):
+        read_certificates(path)
+
+
+def test_files_without_an_ending_are_found_in_their_folder(tmp_path: Path) -> None:
+    for name in ("sigma_0.25", "sigma_0.50"):
+        (tmp_path / name).write_text(table())
+    (tmp_path / "notes").write_text("the first index is 20\n")
+    (tmp_path / "empty").write_text("")
+    found = find_certificates([tmp_path])
+    assert [(name.rpartition("/")[2], path.name) for name, path in found] == [
+        ("sigma_0.25", "sigma_0.25"),
+        ("sigma_0.50", "sigma_0.50"),
+    ]
+
+
+@pytest.fixture
+def ours(make_run: MakeRun) -> Path:
+    """A run on the same images as IMAGES."""
+    rows = [image(i, label, predict, float(radius) / 2) for i, (label, predict, radius) in enumerate(IMAGES)]
+    return make_run("ours", rows)
+
+
+def described(report: Report, out: Path, *arguments: object) -> dict[str, dict[str, str]]:
+    code, _, err = report(*arguments, "--format", "csv,md", "--out", out)
+    assert (code, err) == (0, "")
+    return {row["name"]: row for row in csv.DictReader((out / "report.csv").open(newline=""))}
+
+
+def test_a_described_file_is_in_the_same_table(run_cli: Report, ours: Path, tmp_path: Path) -> None:
+    report, theirs, out = partial(run_cli, "report"), tmp_path / "theirs.tsv", tmp_path / "out"
+    theirs.write_text(table())
+    rows = described(report, out, ours, theirs, "--as", "name=CAT-RS,sigma=0.5")
+    assert (rows["CAT-RS"]["sigma"], rows["CAT-RS"]["dataset"]) == ("0.5", "mnist")
+    assert "not ranked: n differs (1,000 and not recorded)" in (out / "report.md").read_text()
+    same = "name=CAT-RS,sigma=0.5,n=1000,alpha=0.001,method=cat-rs"
+    rows = described(report, out, ours, theirs, "--as", same, "--radii", "0,0.5")
+    assert rows["CAT-RS"]["method"] == "cat-rs"
+    assert float(rows["CAT-RS"]["acr_minus_reference"]) == pytest.approx((0.951 + 0.25 + 1.231) / 2 / 5)
+    assert rows["CAT-RS"]["reference"] == "ours"
+    text = (out / "report.md").read_text()
+    assert "not ranked: " not in text
+    assert "2 of 5 images of mnist keep their class under every change of L2 length 0.5 (CAT-RS;" in text
+
+
+def test_descriptions_belong_to_files_in_order_or_by_name(run_cli: Report, ours: Path, tmp_path: Path) -> None:
+    report, files = partial(run_cli, "report"), [tmp_path / "first", tmp_path / "second"]
+    for path in files:
+        path.write_text(table())
+    rows = described(report, tmp_path / "out", ours, *files, "--as", "sigma=0.25", "--as", "name=B,sigma=1")
+    assert {name: row["sigma"] for name, row in rows.items()} == {"ours": "0.5", "first": "0.25", "B": "1"}
+    rows = described(report, tmp_path / "out", *files, "--as", "file=second,name=B,sigma=1,dataset=mnist")
+    assert {name: row["sigma"] for name, row in rows.items()} == {"first": "", "B": "1"}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["sigma"], '--as: expected KEY=VALUE,... such as "name=CAT-RS,sigma=0.5", got "sigma"'),
+        (["sigmas=0.5"], "--as: expected keys out of name, file, sigma"),
+        (["sigma=wide"], "--as: expected a number for sigma, got 'wide'"),
+        (["sigma=-1"], "--as: expected a number above 0"),
+        (["n=few"], "--as: expected a number for n, got 'few'"),
+        (["name=ours"], "--as: expected a different name for each run, got 'ours' twice"),
+        (["name=a", "name=b"], "--as: expected one for each file of another tool, got more"),
+        (["file=nowhere,name=a"], "--as: expected file= to name one file without settings, got 'nowhere'"),
+    ],
+)
+def test_wrong_descriptions_are_one_line(
+    given: list[str], expected: str, run_cli: Report, ours: Path, tmp_path: Path
+) -> None:
+    theirs, out = tmp_path / "theirs", tmp_path / "out"
+    theirs.write_text(table())
+    options = [word for text in given for word in ("--as", text)]
+    code, _, err = run_cli("report", ours, theirs, *options, "--out", out)
+    assert (code, err.count("\n")) == (2, 1), err
+    assert err.startswith(f"smoothcert: {expected}"), err
+    assert not out.exists()
+
+
+def test_descriptions_as_mappings() -> None:
+    assert parse_description("name=CAT-RS, sigma=0.5") == {"name": "CAT-RS", "sigma": "0.5"}
+    with pytest.raises(RequestError, match="did you mean dataset"):
+        parse_description("data_set=cifar10")
+
+
+def test_other_labels_are_other_data(make_run: MakeRun, ours: Path, tmp_path: Path) -> None:
+    """The same indices of another data set, by mistake under the same name."""
+    rows = [image(i, label + 1, predict, float(radius) / 2) for i, (label, predict, radius) in enumerate(IMAGES)]
+    report = write_report([ours, make_run("other", rows)], tmp_path / "out", ["md"])
+    (comparison,) = report.contents.comparisons
+    assert comparison.obstacles == ("the labels of the same images differ, so these are different data",)
