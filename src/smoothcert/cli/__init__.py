@@ -18,6 +18,7 @@ from smoothcert.cli.listing import datasets, models, objectives, papers, presets
 from smoothcert.cli.predicting import predict
 from smoothcert.cli.reporting import quickstart, report
 from smoothcert.cli.reproducing import reproduce
+from smoothcert.cli.sweeping import sweep
 from smoothcert.cli.training import import_, train
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import PlainConsole
@@ -32,6 +33,7 @@ COMMANDS: tuple[tuple[str, Callable[..., None], str, str], ...] = (
     ("predict", predict, START, "predict runs/a digit.png"),
     ("attack", attack, START, "attack runs/a --max-images 100"),
     ("report", report, START, "report runs/a runs/b --out report"),
+    ("sweep", sweep, START, "sweep --preset mnist/consistency --set objective.weight=5,10,20 --set seed=0,1,2"),
     ("reproduce", reproduce, PAPERS, "reproduce smoothmix/table2 --quick"),
     ("papers", papers, PAPERS, "papers smoothmix/table2"),
     ("presets", presets, PAPERS, "presets mnist/smoothmix --sigma 1.0"),
