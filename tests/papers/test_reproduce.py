@@ -30,13 +30,13 @@ from smoothcert.papers.reproduce import (
     outcomes,
     plan,
     plan_table,
-    planning,
+    run_state,
     share_runs,
     title_of,
     work,
 )
 from smoothcert.papers.reproduce import estimate as estimates
-from smoothcert.papers.reproduce.planning import sizes_of, with_estimate
+from smoothcert.papers.reproduce.run_state import sizes_of, with_estimate
 from smoothcert.papers.rows import paper_runs
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.training.checkpoint import InputSpec, load_run
@@ -257,7 +257,7 @@ def finished_in(out: Path, table: str = "smoothmix/table2", seeds: tuple[int, ..
     for seed in seeds:
         recipe = paper.recipe.model_copy(update={"seed": seed})
         folder = out / (paper.name + (f"-seed{seed}" if seed else ""))
-        runs.append(PlannedRun(paper, folder, recipe, 40, 1, 1, 1, epochs_done=90, images_done=1))
+        runs.append(PlannedRun(folder, recipe, 40, 1, 1, 1, epochs_done=90, images_done=1, paper=paper))
         recipe.save(folder / "recipe.yaml")
         certify_in(folder, "test-n40", 40)
     return runs
@@ -358,15 +358,15 @@ def test_plan_uses_the_run_of_another_table_with_the_same_recipe(
     assert names(plan(replace(weight, seeds=(0, 1))))[:2] == ["smoothmix-eta0-1.0", "consistency-lambda0-1.0-seed1"]
     other = tmp_path / "another" / "recipe.yaml"
     eta.recipe.save(other)
-    monkeypatch.setattr(planning, "load_run", lambda folder, model: SimpleNamespace(epoch=len(folder.name)))
+    monkeypatch.setattr(run_state, "load_run", lambda folder, model: SimpleNamespace(epoch=len(folder.name)))
     (eta.folder / "model.safetensors").touch()
     assert names(plan(weight))[0] == "smoothmix-eta0-1.0", "the one that is most advanced"
     (other.parent / "model.safetensors").touch()
-    monkeypatch.setattr(planning, "load_run", damaged)
+    monkeypatch.setattr(run_state, "load_run", damaged)
     assert names(plan(weight))[0] == "consistency-lambda0-1.0", "none that is damaged"
     own = tmp_path / "consistency-lambda0-1.0" / "recipe.yaml"
     eta.recipe.save(own)
-    monkeypatch.setattr(planning, "load_run", lambda folder, model: SimpleNamespace(epoch=len(folder.name)))
+    monkeypatch.setattr(run_state, "load_run", lambda folder, model: SimpleNamespace(epoch=len(folder.name)))
     assert names(plan(weight))[0] == "consistency-lambda0-1.0", "its own, where it has one"
     own.unlink()
     full = [f"{key}={value}" for key, value in eta.recipe.to_mapping().items() if isinstance(value, str | int | list)]
@@ -493,7 +493,7 @@ def test_images_are_scaled_to_the_recipes_image_size(jobs: int, tmp_path: Path) 
 
 def runs_in(folder: Path, count: int) -> list[PlannedRun]:
     (paper,) = [run for run in paper_runs("smoothmix/table2") if run.name == "gaussian-0.5"]
-    return [PlannedRun(paper, folder / str(number), paper.recipe, 100, 1, None, 10) for number in range(count)]
+    return [PlannedRun(folder / str(number), paper.recipe, 100, 1, None, 10, paper=paper) for number in range(count)]
 
 
 QUIET = Console(quiet=True)

@@ -10,7 +10,7 @@ from tiny import tiny_recipe
 from smoothcert.certification.settings import CertifySettings
 from smoothcert.errors import RequestError
 from smoothcert.noise import NOISES
-from smoothcert.objectives import OBJECTIVES
+from smoothcert.objectives import OBJECTIVES, Consistency
 from smoothcert.papers.presets import PRESETS, preset
 from smoothcert.training.choices import NoiseName
 from smoothcert.training.recipe import LATER_FIELDS, TrainRecipe, load_train_recipe, parse_recipe, with_overrides
@@ -115,7 +115,8 @@ def test_overrides_change_what_they_name() -> None:
         ),
         ("objective={name: macer, weight: 1.0e+300}", "objective.weight: expected at most 1e+30, got 1e+300"),
         ("objective={name: smoothadv, adversary: {steps: 100000000}}", "objective.adversary.steps: expected at most"),
-        ("lr=0.1", "lr: unknown key; did you mean learning_rate"),
+        ("eta=0.1", "eta: unknown key"),
+        ("lambda=5", "lambda: unknown key; did you mean objective.weight?"),
         ("wd=0.1", "wd: unknown key; did you mean weight_decay"),
         ("objective={name: consistency, lambda: 3}", "objective.lambda: unknown key; did you mean objective.weight"),
     ],
@@ -127,6 +128,12 @@ def test_wrong_overrides_are_refused_in_one_line(override: str, message: str) ->
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
     str(caught.value).encode()
+
+
+@pytest.mark.parametrize("override", ["lambda=3", "objective.lambda=3", "weight=3", "objective.weight=3"])
+def test_letters_of_the_papers_are_known(override: str) -> None:
+    recipe = with_overrides(tiny_recipe(), ["objective=consistency", override, "lr=0.5", "m=4"])
+    assert recipe == tiny_recipe(objective=Consistency(weight=3, num_noise=4), learning_rate=0.5)
 
 
 BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(

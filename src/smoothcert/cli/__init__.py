@@ -19,6 +19,7 @@ from smoothcert.cli.predicting import predict
 from smoothcert.cli.reporting import quickstart, report
 from smoothcert.cli.reproducing import reproduce
 from smoothcert.cli.serving import serve
+from smoothcert.cli.sweeping import sweep
 from smoothcert.cli.training import import_, train
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import PlainConsole
@@ -34,6 +35,7 @@ COMMANDS: tuple[tuple[str, Callable[..., None], str, str], ...] = (
     ("serve", serve, START, "serve runs/a --port 8000"),
     ("attack", attack, START, "attack runs/a --max-images 100"),
     ("report", report, START, "report runs/a runs/b --out report"),
+    ("sweep", sweep, START, "sweep --preset mnist/consistency --set objective.weight=5,10,20 --set seed=0,1,2"),
     ("reproduce", reproduce, PAPERS, "reproduce smoothmix/table2 --quick"),
     ("papers", papers, PAPERS, "papers smoothmix/table2"),
     ("presets", presets, PAPERS, "presets mnist/smoothmix --sigma 1.0"),

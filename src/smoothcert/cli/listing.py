@@ -9,7 +9,7 @@ from smoothcert.cli.completion import complete_objective, complete_preset
 from smoothcert.cli.options import command_line, console
 from smoothcert.errors import RequestError
 
-MOST_COLUMNS = 11
+MOST_COLUMNS = 10
 
 
 def presets(

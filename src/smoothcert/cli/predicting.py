@@ -1,80 +1,199 @@
 """`smoothcert predict`."""
 
+import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
-from smoothcert.cli.options import Classes, Device, Precision, console, count_option
+from smoothcert.cli.options import Classes, Device, NoiseName, Precision, check_dataset, console, count_option
 from smoothcert.errors import RequestError
-from smoothcert.io.text import printable
-from smoothcert.smoothing.certificate import ABSTAIN
+from smoothcert.io.console import PlainConsole
+from smoothcert.io.text import csv_text, printable
 from smoothcert.training.run_folder import check_file, check_run_folder
+
+if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
+    from smoothcert.classifier import Classifier
+    from smoothcert.smoothing.certificate import Certificate
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
-    images: Annotated[list[Path], typer.Argument(help="Image files of the size the run was trained on.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(help="A run folder and image files; with --model and --sigma, image files alone."),
+    ],
     n: Annotated[int, count_option(help="Votes that bound the class's probability.")] = 10_000,
     alpha: Annotated[float, typer.Option(help="Probability that a line is wrong, at most.")] = 0.001,
+    sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the run's")] = None,
+    noise: Annotated[NoiseName | None, typer.Option(help="Kind of noise.", show_default="the run's")] = None,
     precision: Annotated[Precision, typer.Option(help="Precision of the network.")] = "auto",
     resize: Annotated[bool, typer.Option("--resize", help="Scale and crop images that have another size.")] = False,
+    image_size: Annotated[
+        int | None, typer.Option(min=1, help="Side of the images, for --model.", show_default="that of the first file")
+    ] = None,
     classes: Classes = None,
-    model: Annotated[str | None, typer.Option(help="The run's own network, package.module:function.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Data set whose classes and image size --model has.", show_default="the run's")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Your own network: package.module:function or FILE.py:function.")
+    ] = None,
+    format_: Annotated[
+        Literal["table", "json", "csv"], typer.Option("--format", help="What to print on standard output.")
+    ] = "table",
     device: Device = "auto",
 ) -> None:
     """Print the class, the votes and the certified radius of image files."""
-    check_run_folder(run)
+    without_run = model is not None and not paths[0].is_dir()
+    images = paths if without_run else paths[1:]
+    if not without_run:
+        check_run_folder(paths[0])
+    if not images:
+        raise RequestError(f"expected image files after {paths[0]}, got none; name some")
     for image in images:
         check_file(image, "an image file")
+    if without_run and sigma is None:
+        raise RequestError(f"--sigma: missing; give the noise level for --model {model}, for instance --sigma 0.25")
+    if dataset is not None:
+        check_dataset(dataset)
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-    from smoothcert.data import DATASETS, read_class_names
+    from smoothcert.data import read_class_names
     from smoothcert.data.image_files import read_image_files
     from smoothcert.distributed import find_device
-    from smoothcert.report.progress import print_note
+    from smoothcert.report.progress import print_note, print_warning
     from smoothcert.smoothing.bounds import smallest_error_bound
-    from smoothcert.training.checkpoint import load_run
 
-    loaded, where = load_run(run, model), find_device(device)
-    spec, dataset = loaded.spec, DATASETS.get(loaded.recipe.dataset)
-    names = read_class_names(classes) if classes is not None else spec.class_names
-    names = dataset.class_names if names is None and dataset is not None else names
-    if names is not None and len(names) != spec.num_classes:
-        raise RequestError(f"--classes: expected {spec.num_classes} names, one per output of {run}, got {len(names)}")
-    side = (dataset.shorter_side if dataset is not None else None) or min(spec.shape[1:])
-    batch, notes = read_image_files(images, spec.shape, shorter_side=side if resize else None)
+    named = read_class_names(classes) if classes is not None else None
+    if without_run:
+        network = own_network(str(model), images[0], dataset, image_size, named)
+        where, trained_noise = find_device(device), "gaussian"
+    else:
+        if dataset is not None or image_size is not None:
+            raise RequestError("--dataset and --image-size: expected none with a run folder, which has both; omit them")
+        from smoothcert.training.checkpoint import load_run
+
+        loaded, where = load_run(paths[0], model), find_device(device)
+        spec = loaded.spec
+        network = Network(loaded.model, spec.shape, spec.num_classes, spec.class_names, loaded.recipe.dataset)
+        network, trained_noise = with_names(network, named, paths[0]), loaded.recipe.noise
+        trained_sigma = loaded.recipe.sigma
+        sigma = trained_sigma if sigma is None else sigma
+        if (sigma, noise or trained_noise) != (trained_sigma, trained_noise):
+            trained = f"{trained_noise} noise at sigma {trained_sigma:g}"
+            print_warning(PlainConsole(stderr=True), f"{paths[0]} was trained with {trained}, not with this noise")
+    batch, notes = read_image_files(images, network.shape, shorter_side=network.shorter_side if resize else None)
     smoothed = SmoothedClassifier(
-        loaded.model.to(where),
-        sigma=loaded.recipe.sigma,
-        num_classes=spec.num_classes,
-        noise=loaded.recipe.noise,
+        network.classifier,
+        sigma=float(sigma or 0),
+        num_classes=network.num_classes,
+        noise=noise or trained_noise,
         precision=precision,
-    )
+    ).to(where)
     certificates = smoothed.certify(batch.to(where), n=n, alpha=alpha)
-    table = Table("image", "class", f"{smoothed.noise.norm} radius", f"votes of {n:,}")
-    for path, certificate in zip(images, certificates, strict=True):
-        votes = ", ".join(f"{c}: {k}" for c, k in certificate.votes[:3])
-        answer = "abstain" if certificate.predict == ABSTAIN else with_name(certificate.predict, names)
-        table.add_row(str(path), answer, f"{math.floor(certificate.radius * 1000) / 1000:.3f}", votes)
-    console.print(table)
+    ceiling = smoothed.noise.radius(smallest_error_bound(n, alpha))
+    about = {"n": n, "alpha": alpha, "sigma": smoothed.noise.sigma, "noise": smoothed.noise.name}
+    about |= {"norm": smoothed.noise.norm, "largest_radius": ceiling}
     for note in notes:
-        print_note(console, note)
-    ceiling = math.floor(smoothed.noise.radius(smallest_error_bound(n, alpha)) * 1000) / 1000
-    reached = any(certificate.count == n for certificate in certificates)
+        print_note(console if format_ == "table" else PlainConsole(stderr=True), note)
+    rows = [row_of(path, row, network.names) for path, row in zip(images, certificates, strict=True)]
+    if format_ == "json":
+        print(json.dumps({**about, "images": rows}, indent=2))
+    elif format_ == "csv":
+        cells = [[*row.values(), *about.values()] for row in ({**row, "votes": votes_text(row)} for row in rows)]
+        print(csv_text([[*rows[0], *about], *cells]), end="")
+    else:
+        print_table(rows, about, any(certificate.count == n for certificate in certificates))
+
+
+@dataclass(frozen=True)
+class Network:
+    """A classifier, the images that it takes and the classes that it knows; None is found by a forward pass."""
+
+    classifier: "Classifier"
+    shape: tuple[int, int, int]
+    num_classes: int | None
+    names: Sequence[str] | None
+    dataset: str | None
+
+    @property
+    def shorter_side(self) -> int:
+        """The side to which --resize scales files before it crops them."""
+        from smoothcert.data import DATASETS
+
+        known = DATASETS.get(self.dataset or "")
+        return (known.shorter_side if known is not None else None) or min(self.shape[1:])
+
+
+def with_names(network: Network, named: Sequence[str] | None, source: object) -> Network:
+    """Return `network` with the names of its classes: those of --classes, else those of its data set."""
+    from dataclasses import replace
+
+    from smoothcert.data import DATASETS
+
+    known = DATASETS.get(network.dataset or "")
+    names = named if named is not None else network.names
+    names = known.class_names if names is None and known is not None else names
+    if names is not None and network.num_classes is not None and len(names) != network.num_classes:
+        raise RequestError(
+            f"--classes: expected {network.num_classes} names, one per output of {source}, got {len(names)}"
+        )
+    return replace(network, names=names)
+
+
+def own_network(
+    reference: str, first: Path, dataset: str | None, image_size: int | None, named: Sequence[str] | None
+) -> Network:
+    """Return the user's own network; the size of its images is that of `dataset`, `image_size`, or the first file."""
+    from smoothcert.data import DATASETS, load_dataset
+    from smoothcert.data.decoding import image_head
+    from smoothcert.models import own_model
+    from smoothcert.training.checkpoint import InputSpec
+
+    names, num_classes = named, None if named is None else len(named)
+    if dataset is not None:
+        known = DATASETS.get(dataset)
+        spec = (
+            InputSpec(known.shape, known.num_classes, known.normalization)
+            if known is not None
+            else InputSpec.of(load_dataset(dataset, "test", image_size=image_size))
+        )
+        shape, num_classes, names = spec.shape, spec.num_classes, spec.class_names
+    else:
+        head = image_head(first)
+        width, height = (image_size, image_size) if image_size is not None else head.size
+        shape = (1 if head.grey else 3, height, width)
+    network = Network(own_model(reference, num_classes), shape, num_classes, names, dataset)
+    return with_names(network, named, reference)
+
+
+def row_of(path: Path, certificate: "Certificate", names: Sequence[str] | None) -> dict[str, Any]:
+    """Return the result for one image; an image without a proved class has the class None and the radius 0."""
+    number = None if certificate.abstained else certificate.predict
+    name = printable(names[number]) if names is not None and number is not None else None
+    votes = {str(c): k for c, k in certificate.votes}
+    return {"image": str(path), "class": number, "name": name, "radius": certificate.radius, "votes": votes}
+
+
+def votes_text(row: dict[str, Any], most: int | None = None) -> str:
+    return ", ".join(f"{c}: {k}" for c, k in [*row["votes"].items()][:most])
+
+
+def print_table(rows: Sequence[dict[str, Any]], about: dict[str, Any], reached: bool) -> None:
+    """Print one line per image, and what its radius means."""
+    table = Table("image", "class", f"{about['norm']} radius", f"votes of {about['n']:,}")
+    for row in rows:
+        answer = "abstain" if row["class"] is None else " ".join(filter(None, [str(row["class"]), row["name"]]))
+        table.add_row(row["image"], answer, f"{math.floor(row['radius'] * 1000) / 1000:.3f}", votes_text(row, 3))
+    console.print(table)
     console.print(
-        f"radius: every image closer than this in {smoothed.noise.norm} (pixels in [0, 1]) gets the same class, with "
-        f"probability at least {1 - alpha:.6g} for each row; {ceiling:.3f} is the most that n = {n:,} votes can show"
+        f"radius: every image closer than this in {about['norm']} (pixels in [0, 1]) gets the same class, with "
+        f"probability at least {1 - about['alpha']:.6g} for each row; "
+        f"{math.floor(about['largest_radius'] * 1000) / 1000:.3f} is the most that n = {about['n']:,} votes can show"
         + ("; it is reached here: raise --n for more" if reached else ""),
         soft_wrap=True,
         highlight=False,
     )
-
-
-def with_name(number: int, names: Sequence[str] | None) -> str:
-    """Return a class as a number and, if it is known, its name in printable characters."""
-    if names is None:
-        return str(number)
-    return f"{number} {printable(names[number])}"

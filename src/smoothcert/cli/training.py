@@ -1,8 +1,9 @@
 """`smoothcert train` and `smoothcert import`: commands that make run folders."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,9 +15,9 @@ from smoothcert.cli.options import (
     Device,
     InputLayer,
     SkipUnreadable,
-    check_dataset,
     command_line,
     console,
+    count_option,
 )
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import leads
@@ -24,17 +25,27 @@ from smoothcert.training.choices import Tracker
 
 
 def train(
-    out: Annotated[Path, typer.Option(help="Run folder to make.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder to make.", show_default="runs/ and a name for the recipe")
+    ] = None,
     preset: Annotated[str | None, typer.Option(help="A published run: see `smoothcert presets`.")] = None,
     recipe: Annotated[
         Path | None, typer.Option(help="Instead of a preset a recipe in YAML, or that of a run's model.safetensors.")
     ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Data set: see `smoothcert datasets`.", show_default="the recipe's")
+    ] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side of the images, for folder:PATH.")] = None,
     sigma: Annotated[float | None, typer.Option(help="Noise level.")] = None,
     model: Annotated[
         str | None, typer.Option(help="A network, or your own: package.module:function or FILE.py:function.")
     ] = None,
     objective: Annotated[
-        str | None, typer.Option(help="A method, or your own: package.module:Class or FILE.py:Class.")
+        str | None,
+        typer.Option("--method", "--objective", help="A method, or your own: package.module:Class or FILE.py:Class."),
+    ] = None,
+    epochs: Annotated[
+        int | None, count_option(help="Passes over the training images.", show_default="the recipe's")
     ] = None,
     set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of the recipe.")] = [],  # noqa: B006
     init: Annotated[
@@ -60,58 +71,35 @@ def train(
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Train a model into a run folder."""
-    from smoothcert.papers.presets import preset as find_preset
-    from smoothcert.training.recipe import load_run_recipe, load_train_recipe, with_overrides
-    from smoothcert.training.run_folder import MODEL, RECIPE, refuse_lost_recipe
-    from smoothcert.training.user_objective import load_objective, refuse_objective_code
+    """Train a model into a run folder: from a preset, a recipe, or a data set and a method."""
+    from smoothcert.cli.recipes import RecipeOptions, choose_recipe
+    from smoothcert.training.run_folder import RECIPE, refuse_lost_recipe
 
-    if preset is not None and recipe is not None:
-        raise RequestError("give --preset or --recipe, not both")
-    file = None if preset is not None else out / RECIPE if recipe is None and resume else recipe
-    if preset is not None:
-        chosen = find_preset(preset, sigma)
-    elif file is None:
-        raise RequestError("give --preset NAME or --recipe FILE; `smoothcert presets` lists the presets")
-    elif recipe is None and not file.exists():
-        refuse_lost_recipe(out)
-        raise RequestError(f"{out}: holds no run to continue; name it by --out, or give --preset NAME for a new one")
-    elif recipe is None:
-        chosen = load_run_recipe(file)
-    elif file.suffix == Path(MODEL).suffix and file.is_file():
-        from smoothcert.training.checkpoint import recipe_of_model
+    options = RecipeOptions(preset, recipe, dataset, image_size, objective, model, epochs, set_)
+    if out is None:
+        name = options.name(sigma)
+        out = Path("runs") / name if name is not None else None
+    if out is not None and preset is None and recipe is None and resume:
+        if not (out / RECIPE).exists():
+            refuse_lost_recipe(out)
+            raise RequestError(
+                f"{out}: holds no run to continue; name it by --out, or give --preset NAME for a new one"
+            )
+        options = replace(options, file=out / RECIPE, continued=True)
+    from smoothcert.data.class_names import read_class_names
 
-        chosen = recipe_of_model(file)
-    else:
-        chosen = load_train_recipe(file)
-    overrides = [] if objective is None else [f"objective={objective}"]
-    overrides += set_ if sigma is None or preset is not None else [f"sigma={sigma}", *set_]
-    overrides += [f"model={model}"] if model is not None else []
-    final = with_overrides(chosen, overrides)
-    check_dataset(final.dataset)
-    if file is not None and not any(text.partition("=")[0] in ("objective", "objective.name") for text in overrides):
-        refuse_objective_code(file, final)
-    # torch is imported when the request is known to be right.
-    from smoothcert.data import UNSPLIT, load_dataset, read_class_names
+    outputs = read_class_names(classes) if classes is not None else None
+    files: dict[str, Any] = {"classes": outputs, "channels": channels, "skip_unreadable": skip_unreadable}
+    final = choose_recipe(options, sigma, data, **files)
+    from smoothcert.data import UNSPLIT, load_dataset
     from smoothcert.distributed import meet
     from smoothcert.models import is_code
     from smoothcert.report.progress import print_data_notes, print_note, train_with_bar
-    from smoothcert.training.checkpoint import refuse_code
     from smoothcert.training.tracking import tracker
 
-    if file is not None and f"model={final.model}" not in overrides:
-        refuse_code(file, final.model, None)
-    final = load_objective(final)
+    assert out is not None, "a recipe has a name"
     meet()
-    load = partial(
-        load_dataset,
-        final.dataset,
-        folder=data,
-        image_size=final.image_size,
-        classes=read_class_names(classes) if classes is not None else None,
-        channels=channels,
-        skip_unreadable=skip_unreadable,
-    )
+    load = partial(load_dataset, final.dataset, folder=data, image_size=final.image_size, **files)
     images = load(split="train")
     print_data_notes(console, images)
     if images.split == UNSPLIT and leads():

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ValidationError
 from smoothcert.io.text import did_you_mean, printable
 
 MOST_SHOWN = 120
+LETTERS = {"lambda": "weight", "m": "num_noise", "lr": "learning_rate"}
+"""What papers call a hyper-parameter -> its field."""
 
 
 def describe_errors(kind: type[BaseModel], error: ValidationError, prefix: str = "") -> str:
@@ -33,11 +35,19 @@ def field_descriptions(kind: type[BaseModel]) -> dict[str, str]:
 def _synonyms(kind: type[BaseModel], field: str, prefix: str) -> list[str]:
     """Fields that an unknown name may mean, by a symbol in their description, such as (lambda), or by initials."""
     word = field.rpartition(".")[2].lower()
-    return [
+    fields = field_descriptions(kind)
+    letter = LETTERS.get(word)
+    # The fields of an objective depend on the method: those of all papers are known.
+    inside = [f"objective.{letter}"] if letter not in fields and letter is not None and "objective" in fields else []
+    return inside + [
         prefix + name
-        for name, description in field_descriptions(kind).items()
-        if f"({word})" in description or ("_" in name and word == "".join(part[:1] for part in name.split("_")))
+        for name, description in fields.items()
+        if f"({word})" in description or name == letter or ("_" in name and word == _initials(name))
     ]
+
+
+def _initials(name: str) -> str:
+    return "".join(part[:1] for part in name.split("_"))
 
 
 def _describe(kind: type[BaseModel], error: Any, prefix: str) -> str:

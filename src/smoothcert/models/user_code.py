@@ -26,7 +26,7 @@ def is_code(name: str) -> bool:
     return ":" in name
 
 
-def own_model(reference: str, num_classes: int) -> Classifier:
+def own_model(reference: str, num_classes: int | None) -> Classifier:
     """Call `package.module:function`, which returns a module or any callable from images in [0, 1] to logits.
 
     The function is called with `num_classes` if it has a parameter of that name, else without arguments. It must be a
@@ -46,8 +46,13 @@ def own_model(reference: str, num_classes: int) -> Classifier:
         )
     try:
         takes_classes = "num_classes" in inspect.signature(function).parameters
+        if takes_classes and num_classes is None:
+            raise RequestError(
+                f"model: {reference} takes num_classes, which is not known; name the classes with --classes FILE, or "
+                "a data set that has them with --dataset NAME"
+            )
         model = function(num_classes=num_classes) if takes_classes else function()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RequestError):
         raise
     except BaseException as error:  # a user's code may fail in any way
         raise RequestError(

@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
 from smoothcert.errors import RequestError
-from smoothcert.io.field_errors import describe_errors, shown
+from smoothcert.io.field_errors import LETTERS, describe_errors, shown
 from smoothcert.io.files import write_text_atomically
 from smoothcert.io.text import did_you_mean, flattened
 from smoothcert.io.yaml_file import parse_yaml, read_yaml
@@ -241,7 +241,10 @@ def load_run_recipe(path: Path) -> TrainRecipe:
 
 
 def with_overrides(recipe: TrainRecipe, overrides: Sequence[str]) -> TrainRecipe:
-    """Apply `key=value` overrides and validate the result; `objective.eta=5` changes a field of the objective."""
+    """Apply `key=value` overrides and validate the result.
+
+    `objective.eta=5`, or shorter `eta=5`, changes a field of the objective.
+    """
     fields = {"sampler": sampler_to_fields(recipe.sampler), **recipe.to_mapping()}
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -252,8 +255,25 @@ def with_overrides(recipe: TrainRecipe, overrides: Sequence[str]) -> TrainRecipe
             value = parse_yaml(text)
         except ValueError as error:
             raise RequestError(f"--set {shown(override)}: the value is not YAML ({error}); quote it") from error
-        _set(fields, key.split("."), value, shown(override))
+        _set(fields, _full_key(key.split("."), fields["objective"]), value, shown(override))
     return parse_recipe(TrainRecipe, fields, "--set" if overrides else "recipe")
+
+
+def _full_key(keys: list[str], objective: Any) -> list[str]:
+    """Return the field that `keys` mean: `lr`, `lambda` and `m` are known, and fields of the objective need no prefix.
+
+    A field of this very name is preferred.
+    """
+    known = objective if isinstance(objective, Mapping) else {}
+    inside = keys[0] == "objective" and len(keys) > 1
+    name, rest = keys[inside], keys[inside + 1 :]
+    meant = LETTERS.get(name, name)
+    if not inside and (name in TrainRecipe.model_fields or meant in TrainRecipe.model_fields):
+        return [name if name in TrainRecipe.model_fields else meant, *rest]
+    for candidate in (name, meant):
+        if candidate in known and candidate != "name":
+            return ["objective", candidate, *rest]
+    return keys
 
 
 def _set(fields: dict[str, Any], keys: list[str], value: Any, override: str) -> None:

@@ -2,24 +2,17 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
-
-from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.shards import chosen_images
-from smoothcert.data import DATASETS, load_dataset
 from smoothcert.distributed import find_device
-from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.compressed import existing_form
+from smoothcert.errors import RequestError
 from smoothcert.objectives import Adversary, Macer, Objective, SmoothMix
-from smoothcert.papers.reproduce.estimate import certification_seconds, training_seconds
+from smoothcert.papers.reproduce.run_state import Resources, RunState, sizes_of, with_estimate, with_state
 from smoothcert.papers.rows import SEEDS_TABLE, PaperRun, paper_runs
-from smoothcert.training.checkpoint import MODEL, RECIPE, InputSpec, load_run
+from smoothcert.training.checkpoint import RECIPE
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe, with_overrides
-from smoothcert.training.resume import refuse_other_recipe
 
 QUICK_CHANGES = {
     "mnist": ("dataset=mnist-sample", "epochs=2", "batch_size=128", "learning_rate=0.05", "learning_rate_drops=[1]"),
@@ -27,21 +20,14 @@ QUICK_CHANGES = {
     "imagenet": ("epochs=1", "learning_rate_drops=[]"),
 }
 QUICK_PREFIX = "quick-"
-VOTES, QUICK_VOTES, N0 = 100_000, 1_000, 100
+VOTES, QUICK_VOTES = 100_000, 1_000
 # Every SKIP-th image of the test set is certified; QUICK_SKIP leaves 100 images.
 SKIP = {"imagenet": 100}
 QUICK_SKIP = {"mnist-sample": 20, "cifar10": 100, "imagenet": 500}
-# Numbers of training and test images, so that a plan does not read or download the data.
-SIZES = {
-    "mnist": (60_000, 10_000),
-    "mnist-sample": (10_000, 2_000),
-    "cifar10": (50_000, 10_000),
-    "imagenet": (1_281_167, 50_000),
-}
 
 
-@dataclass(frozen=True)
-class Request:
+@dataclass(frozen=True, kw_only=True)
+class Request(Resources):
     """The rows of a table to reproduce, and how. An empty `sigmas` or `methods` selects all."""
 
     table: str
@@ -57,11 +43,6 @@ class Request:
     n: int | None = None
     skip: int | None = None
     max_images: int | None = None
-    data: Path | None = None
-    device: str = "auto"
-    jobs: int = 1
-    compile: bool = False
-    """Compile the votes; training decides for itself."""
     report: str = "report"
     """Name of the report's folder in `out`."""
 
@@ -72,52 +53,14 @@ class Request:
 
 
 @dataclass(frozen=True)
-class PlannedRun:
+class PlannedRun(RunState):
     """The run of a row in its folder, its state, and the estimated seconds that are left."""
 
-    paper: PaperRun
-    folder: Path
-    recipe: TrainRecipe | None
-    n: int
-    skip: int
-    max_images: int | None
-    images: int
-    epochs_done: int = 0
-    images_done: int = 0
-    seconds: float = 0.0
-    problem: str | None = None
-    """The damage of a file because of which the folder cannot be used."""
-
-    @property
-    def known_recipe(self) -> TrainRecipe:
-        """The recipe of a run that can be trained."""
-        assert self.recipe is not None, "runs that cannot be trained are planned, but not worked on"
-        return self.recipe
-
-    @property
-    def certificates(self) -> Path:
-        """The certificates file, plain or compressed."""
-        return existing_form(self.folder / "certificates" / f"test-n{self.n}.tsv")
-
-    @property
-    def trained(self) -> bool:
-        return self.recipe is not None and self.epochs_done >= self.recipe.epochs
-
-    @property
-    def done(self) -> bool:
-        return self.trained and self.images_done >= self.images
+    paper: PaperRun = field(kw_only=True)
 
     @property
     def state(self) -> str:
-        if self.recipe is None:
-            return f"cannot be trained: {self.paper.reason}"
-        if self.problem is not None:
-            return f"damaged: {self.problem}"
-        if not self.trained:
-            return f"trained {self.epochs_done} of {self.recipe.epochs} epochs" if self.epochs_done else "missing"
-        if self.images_done < self.images:
-            return f"certified {self.images_done:,} of {self.images:,}" if self.images_done else "trained"
-        return "done"
+        return f"cannot be trained: {self.paper.reason}" if self.recipe is None else super().state
 
 
 def plan(request: Request) -> list[PlannedRun]:
@@ -223,21 +166,12 @@ def planned_run(request: Request, run: PaperRun, seed: int | None, folder: Path 
     dataset = recipe.dataset if recipe else ""
     skip = (QUICK_SKIP if request.quick else SKIP).get(dataset, 1) if request.skip is None else request.skip
     n = (QUICK_VOTES if request.quick else VOTES) if request.n is None else request.n
-    fresh = PlannedRun(run, folder, recipe, n, skip, request.max_images, 0)
+    fresh = PlannedRun(folder, recipe, n, skip, request.max_images, 0, paper=run)
     if recipe is None:
         return fresh
     indices = chosen_images(sizes_of(recipe, request.data)[1], skip, request.max_images)
     fresh = replace(fresh, images=len(indices))
-    if not (folder / RECIPE).exists():
-        return fresh
-    refuse_other_recipe(load_run_recipe(folder / RECIPE), recipe, folder)
-    path, wanted = fresh.certificates, set(indices)
-    try:
-        epochs = load_run(folder, recipe.model).epoch if (folder / MODEL).exists() else 0
-        images = sum(row.index in wanted for row in read_certificates(path).rows) if path.exists() else 0
-    except WorkError as error:
-        return replace(fresh, problem=str(error))
-    return replace(fresh, epochs_done=epochs, images_done=images)
+    return with_state(fresh, indices)
 
 
 def recipe_of(request: Request, run: PaperRun, seed: int | None) -> TrainRecipe | None:
@@ -272,27 +206,3 @@ def cheaper(objective: Objective) -> list[str]:
     if isinstance(adversary, Adversary):
         changes.append(f"adversary.steps={min(adversary.steps, 2)}")
     return [f"objective.{change}" for change in changes]
-
-
-def sizes_of(recipe: TrainRecipe, data: Path | None) -> tuple[int, int]:
-    """Return the numbers of training and test images; user data are read for them."""
-    if recipe.dataset in SIZES and recipe.image_size is None:
-        return SIZES[recipe.dataset]
-    load = partial(load_dataset, recipe.dataset, folder=data, image_size=recipe.image_size)
-    return len(load("train")), len(load("test"))
-
-
-def with_estimate(run: PlannedRun, data: Path | None, device: torch.device) -> PlannedRun:
-    """Return `run` with the estimated seconds of its missing epochs and images."""
-    if run.recipe is None or run.problem is not None or run.done:
-        return run
-    recipe, known = run.recipe, DATASETS.get(run.recipe.dataset)
-    spec = (
-        InputSpec(known.shape, known.num_classes, known.normalization)
-        if known
-        else InputSpec.of(load_dataset(recipe.dataset, "train", data, image_size=recipe.image_size))
-    )
-    images, _ = sizes_of(recipe, data)
-    seconds = training_seconds(recipe, spec, images, recipe.epochs - run.epochs_done, device)
-    votes = (run.images - run.images_done) * (run.n + N0)
-    return replace(run, seconds=seconds + certification_seconds(recipe.model, spec, votes, device))

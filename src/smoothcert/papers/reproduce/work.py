@@ -15,7 +15,7 @@ from smoothcert.data import load_dataset
 from smoothcert.distributed import find_device
 from smoothcert.io.console import PlainConsole
 from smoothcert.papers.processes import Failures, call_in_processes, reason_of
-from smoothcert.papers.reproduce.planning import PlannedRun, Request
+from smoothcert.papers.reproduce.run_state import Resources, RunState
 from smoothcert.report.progress import certification_bar, print_note, train_with_bar
 from smoothcert.training.checkpoint import RECIPE, load_run
 from smoothcert.training.loop import TrainingStatus
@@ -23,23 +23,23 @@ from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.several_runs import train_together
 
 
-def finish_runs(planned: Sequence[PlannedRun], request: Request, console: Console) -> Failures:
+def finish_runs(planned: Sequence[RunState], resources: Resources, console: Console) -> Failures:
     """Train and certify what is missing of each run; a run that fails does not stop the others."""
-    if request.jobs > 1 and find_device(request.device).type == "cpu":
-        return finish_in_processes([run for run in planned if not run.done], request, console)
-    failed = train_runs([run for run in planned if not run.trained], request, console)
+    if resources.jobs > 1 and find_device(resources.device).type == "cpu":
+        return finish_in_processes([run for run in planned if not run.done], resources, console)
+    failed = train_runs([run for run in planned if not run.trained], resources, console)
     rest = [run for run in planned if not run.done and run.folder not in failed]
-    return failed | in_turn(rest, lambda run: certify(run, request, console))
+    return failed | in_turn(rest, lambda run: certify(run, resources, console))
 
 
-def train_runs(planned: Sequence[PlannedRun], request: Request, console: Console) -> Failures:
+def train_runs(planned: Sequence[RunState], resources: Resources, console: Console) -> Failures:
     """Train each run from its last saved epoch to its last epoch; several at once take turns in this process.
 
     This is how small networks share a GPU: processes of their own would only wait for each other.
     """
-    if request.jobs == 1:
-        return in_turn(planned, lambda run: train_run(run.known_recipe, run.folder, request.data, request.device))
-    load = cache(lambda dataset, size: load_dataset(dataset, "train", request.data, image_size=size))
+    if resources.jobs == 1:
+        return in_turn(planned, lambda run: train_run(run.known_recipe, run.folder, resources.data, resources.device))
+    load = cache(lambda dataset, size: load_dataset(dataset, "train", resources.data, image_size=size))
     recipes = [run.known_recipe for run in planned]
     data = [load(recipe.dataset, recipe.image_size) for recipe in recipes]
     runs = list(zip(recipes, data, (run.folder for run in planned), strict=True))
@@ -51,7 +51,7 @@ def train_runs(planned: Sequence[PlannedRun], request: Request, console: Console
             bar.update(tasks[folder], completed=done, total=total, visible=True)
 
         note = partial(print_note, bar.console)
-        failures = train_together(runs, request.jobs, device=request.device, on_progress=show, on_note=note)
+        failures = train_together(runs, resources.jobs, device=resources.device, on_progress=show, on_note=note)
     return {folder: reason_of(error) for folder, error in failures.items()}
 
 
@@ -61,11 +61,11 @@ def train_run(recipe: TrainRecipe, folder: Path, data: Path | None = None, devic
     train_with_bar(recipe, images, folder, resume=(folder / RECIPE).exists(), device=device)
 
 
-def certify(run: PlannedRun, request: Request, console: Console) -> None:
+def certify(run: RunState, resources: Resources, console: Console) -> None:
     """Certify the images that are missing in the file of `run`."""
-    recipe, device = run.known_recipe, find_device(request.device)
-    data = load_dataset(recipe.dataset, "test", request.data, image_size=recipe.image_size)
-    settings = CertifySettings(n=run.n, compile=request.compile, skip=run.skip, max_images=run.max_images)
+    recipe, device = run.known_recipe, find_device(resources.device)
+    data = load_dataset(recipe.dataset, "test", resources.data, image_size=recipe.image_size)
+    settings = CertifySettings(n=run.n, compile=resources.compile, skip=run.skip, max_images=run.max_images)
     indices = settings.selection(len(data)).indices
     if warning := missing_classes(data, indices):
         print_note(console, warning)
@@ -74,7 +74,7 @@ def certify(run: PlannedRun, request: Request, console: Console) -> None:
         certify_dataset(model, data, run.certificates, settings, device=device, on_progress=show)
 
 
-def in_turn(planned: Sequence[PlannedRun], work: Callable[[PlannedRun], None]) -> Failures:
+def in_turn(planned: Sequence[RunState], work: Callable[[RunState], None]) -> Failures:
     """Call `work` on each run. A run that fails, for whatever reason, does not stop the others."""
     failed: Failures = {}
     for run in planned:
@@ -85,9 +85,9 @@ def in_turn(planned: Sequence[PlannedRun], work: Callable[[PlannedRun], None]) -
     return failed
 
 
-def finish_in_processes(planned: Sequence[PlannedRun], request: Request, console: Console) -> Failures:
+def finish_in_processes(planned: Sequence[RunState], resources: Resources, console: Console) -> Failures:
     """Finish each run in a process of its own, `jobs` at a time, which share the cores."""
-    threads, ended = max(1, torch.get_num_threads() // request.jobs), 0
+    threads, ended = max(1, torch.get_num_threads() // resources.jobs), 0
 
     def show(folder: Path, reason: str | None, seconds: float) -> None:
         nonlocal ended
@@ -96,12 +96,12 @@ def finish_in_processes(planned: Sequence[PlannedRun], request: Request, console
         line = f"{word} {folder.name} ({ended} of {len(planned)}, {seconds:.0f} s)"
         console.print(line, soft_wrap=True, markup=False)
 
-    calls = {run.folder: partial(finish_run, run, request) for run in planned}
-    return call_in_processes(calls, request.jobs, {"OMP_NUM_THREADS": str(threads), "COLUMNS": "200"}, show)
+    calls = {run.folder: partial(finish_run, run, resources) for run in planned}
+    return call_in_processes(calls, resources.jobs, {"OMP_NUM_THREADS": str(threads), "COLUMNS": "200"}, show)
 
 
-def finish_run(run: PlannedRun, request: Request) -> None:
+def finish_run(run: RunState, resources: Resources) -> None:
     """Train and certify what is missing of `run`."""
     if not run.trained:
-        train_run(run.known_recipe, run.folder, request.data, request.device)
-    certify(run, request, PlainConsole())
+        train_run(run.known_recipe, run.folder, resources.data, resources.device)
+    certify(run, resources, PlainConsole())

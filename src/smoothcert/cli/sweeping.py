@@ -1,0 +1,183 @@
+"""`smoothcert sweep`: train, certify and report one run per combination of values."""
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Column, Table
+
+from smoothcert.cli.options import Data, Device, console, count_option
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.text import duration
+
+if TYPE_CHECKING:  # commands import torch only when they need it
+    from smoothcert.papers.reproduce.run_state import RunState
+    from smoothcert.training.recipe import TrainRecipe
+
+JOBS_ON_A_GPU = 8
+"""Runs that train side by side on a GPU, at most, unless --jobs is given."""
+VALUE = r"""((?:\[.*?\]|\{.*?\}|"[^"]*"|'[^']*'|[^,])*)(?:,|$)"""
+"""A value and the comma after it, if any."""
+FORMATS = ("md", "csv", "html", "png")
+
+
+def sweep(
+    set_: Annotated[
+        list[str], typer.Option("--set", help="key=a,b,c: one run per value, and per combination with other keys.")
+    ] = [],  # noqa: B006
+    out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("runs/sweep"),
+    preset: Annotated[str | None, typer.Option(help="A published run: see `smoothcert presets`.")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="Instead of a preset a recipe in YAML.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Data set: see `smoothcert datasets`.", show_default="the recipe's")
+    ] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side of the images, for folder:PATH.")] = None,
+    sigma: Annotated[str | None, typer.Option(help="Noise levels, separated by commas.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A network, or your own: package.module:function or FILE.py:function.")
+    ] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option("--method", "--objective", help="A method, or your own: package.module:Class or FILE.py:Class."),
+    ] = None,
+    epochs: Annotated[
+        int | None, count_option(help="Passes over the training images.", show_default="the recipe's")
+    ] = None,
+    n: Annotated[int, count_option("--n", "--votes", help="Votes that bound the class's probability.")] = 100_000,
+    skip: Annotated[int, count_option(help="Certify every SKIP-th image.")] = 1,
+    max_images: Annotated[int | None, count_option(help="Certify at most this many images.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once.", show_default="1; on a GPU up to 8")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and the estimate only.")] = False,
+    data: Data = None,
+    device: Device = "auto",
+) -> None:
+    """Train, certify and report one run per combination of values; repeated, it finishes what is missing."""
+    from smoothcert.cli.recipes import RecipeOptions, choose_recipe
+    from smoothcert.cli.reproducing import parse_numbers
+
+    grid = parse_grid(set_)
+    fixed = [f"{key}={values[0]}" for key, values in grid.items() if len(values) == 1]
+    varied = {key: values for key, values in grid.items() if len(values) > 1}
+    sigmas = parse_numbers("sigma", sigma, float) or (None,)
+    options = RecipeOptions(preset, recipe, dataset, image_size, objective, model, epochs, fixed)
+    bases = {f"sigma{value:g}" if len(sigmas) > 1 else "": choose_recipe(options, value, data) for value in sigmas}
+    recipes = all_recipes(bases, varied)
+    from smoothcert.certification.estimate import LONG
+    from smoothcert.distributed import find_device
+    from smoothcert.papers.reproduce.run_state import Resources, with_estimate
+    from smoothcert.papers.reproduce.work import finish_runs
+
+    where = find_device(device)
+    runs = [with_estimate(run, data, where) for run in plan_runs(recipes, out, (n, skip, max_images), data)]
+    console.print(plan_table(runs))
+    total = sum(run.seconds for run in runs)
+    if total > 0:
+        less = "; fewer votes (--n) or images (--skip) take less" if total > LONG else ""
+        console.print(f"estimate for all, one after the other: {duration(total)}{less}", soft_wrap=True)
+    if dry_run:
+        return
+    at_once = jobs if jobs is not None else min(JOBS_ON_A_GPU, len(runs)) if where.type == "cuda" else 1
+    resources = Resources(data=data, device=device, jobs=at_once)
+    failed = {run.folder: run.problem for run in runs if run.problem is not None}
+    failed |= finish_runs([run for run in runs if run.folder not in failed], resources, console)
+    show_report([run for run in runs if run.folder not in failed], out / "report", data)
+    if failed:
+        reasons = "; ".join(f"{folder.name}: {reason}" for folder, reason in failed.items())
+        raise WorkError(f"{len(failed)} of {len(runs)} runs failed, the same command tries them again ({reasons})")
+
+
+def parse_grid(overrides: Sequence[str]) -> dict[str, list[str]]:
+    """Return the values of each key of `key=a,b,c`; commas inside brackets and quotes belong to a value."""
+    grid: dict[str, list[str]] = {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key:
+            raise RequestError(f"--set {override}: expected key=value or key=a,b,c, for instance --set seed=0,1,2")
+        if key in grid:
+            raise RequestError(f"--set {override}: {key} is given twice; give all its values at once, as in {key}=a,b")
+        values = [
+            value.strip() for value in re.findall(r"""((?:\[.*?\]|\{.*?\}|"[^"]*"|'[^']*'|[^,])*)(?:,|$)""", text)
+        ]
+        values = values[:-1] if len(values) > 1 and not text.endswith(",") else values  # an empty match at the end
+        if "" in values or not values:
+            raise RequestError(f"--set {override}: expected values separated by commas, got an empty one; remove it")
+        grid[key] = list(dict.fromkeys(values))
+    return grid
+
+
+def all_recipes(bases: "Mapping[str, TrainRecipe]", varied: Mapping[str, Sequence[str]]) -> "dict[str, TrainRecipe]":
+    """Return the recipe of each combination by the name of its folder; a wrong value of any is refused."""
+    from smoothcert.training.recipe import with_overrides
+    from smoothcert.training.user_objective import load_objective
+
+    last = [key.rpartition(".")[2] for key in varied]
+    labels = [word if last.count(word) == 1 else key for key, word in zip(varied, last, strict=True)]
+    recipes: dict[str, TrainRecipe] = {}
+    for prefix, base in bases.items():
+        for values in itertools.product(*varied.values()):
+            pairs = [f"{label}{value}" for label, value in zip(labels, values, strict=True)]
+            name = re.sub(r"[^\w.+-]+", "_", "-".join(filter(None, [prefix, *pairs]))) or "run"
+            combination = [f"{key}={value}" for key, value in zip(varied, values, strict=True)]
+            recipe = load_objective(with_overrides(base, combination))
+            same = next((other for other, known in recipes.items() if known == recipe or other == name), None)
+            if same is not None:
+                raise RequestError(f"--set: {name} and {same} are the same run; remove one of the values")
+            recipes[name] = recipe
+    return recipes
+
+
+def plan_runs(
+    recipes: "Mapping[str, TrainRecipe]", out: Path, certified: tuple[int, int, int | None], data: Path | None
+) -> "list[RunState]":
+    """Return the runs with their states; what cannot be trained or certified is refused before anything is."""
+    from functools import cache
+
+    from smoothcert.certification.settings import CertifySettings
+    from smoothcert.data import load_dataset
+    from smoothcert.distributed import Team
+    from smoothcert.papers.reproduce.run_state import RunState, with_state
+    from smoothcert.training.checkpoint import InputSpec, new_model
+    from smoothcert.training.setup import check_request
+
+    n, skip, max_images = certified
+    settings = CertifySettings(n=n, skip=skip, max_images=max_images)
+    load = cache(lambda name, split, size: load_dataset(name, split, data, image_size=size))
+    built: set[tuple[str, str]] = set()
+    runs: list[RunState] = []
+    for name, recipe in recipes.items():
+        images = load(recipe.dataset, "train", recipe.image_size)
+        indices = settings.selection(len(load(recipe.dataset, "test", recipe.image_size))).indices
+        check_request(recipe, images, out / name, Team())
+        if (recipe.model, recipe.dataset) not in built:
+            new_model(recipe, InputSpec.of(images))  # refuses an unknown network, and one for other images
+            built.add((recipe.model, recipe.dataset))
+        runs.append(with_state(RunState(out / name, recipe, n, skip, max_images, len(indices)), indices))
+    return runs
+
+
+def plan_table(runs: "Sequence[RunState]") -> Table:
+    """Return the plan for a terminal: state and estimate of each run."""
+    table = Table(Column("run", overflow="fold"), "state", "estimate")
+    for run in runs:
+        table.add_row(run.folder.name, run.state, duration(run.seconds) if run.seconds else "-")
+    return table
+
+
+def show_report(runs: "Sequence[RunState]", out: Path, data: Path | None) -> None:
+    """Write the report of finished runs and print its table."""
+    from functools import partial
+
+    from smoothcert.report import terminal_report, write_report
+    from smoothcert.report.thumbnails import pictures
+
+    if not runs:
+        return
+    files = [run.certificates for run in runs]
+    written = write_report(files, out, FORMATS, gallery=partial(pictures, folder=data))
+    for shown in terminal_report(written.contents, console.width):
+        console.print(shown)
+    for path in written.written:
+        console.print(f"wrote {path}", soft_wrap=True)

@@ -1,0 +1,129 @@
+"""A run in its folder: how much of it is finished, the estimated time of the rest, and what it may use."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from smoothcert.certification.certificates import read_certificates
+from smoothcert.data import DATASETS, load_dataset
+from smoothcert.errors import WorkError
+from smoothcert.io.compressed import existing_form
+from smoothcert.papers.reproduce.estimate import certification_seconds, training_seconds
+from smoothcert.training.checkpoint import MODEL, RECIPE, InputSpec, load_run
+from smoothcert.training.recipe import TrainRecipe, load_run_recipe
+from smoothcert.training.resume import refuse_other_recipe
+
+N0 = 100
+# Numbers of training and test images, so that a plan does not read or download the data.
+SIZES = {
+    "mnist": (60_000, 10_000),
+    "mnist-sample": (10_000, 2_000),
+    "cifar10": (50_000, 10_000),
+    "imagenet": (1_281_167, 50_000),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What the work on runs may use."""
+
+    data: Path | None = None
+    device: str = "auto"
+    jobs: int = 1
+    compile: bool = False
+    """Compile the votes; training decides for itself."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run in its folder, what is to be certified, its state, and the estimated seconds that are left."""
+
+    folder: Path
+    recipe: TrainRecipe | None
+    n: int
+    skip: int
+    max_images: int | None
+    images: int
+    epochs_done: int = 0
+    images_done: int = 0
+    seconds: float = 0.0
+    problem: str | None = None
+    """The damage of a file because of which the folder cannot be used."""
+
+    @property
+    def known_recipe(self) -> TrainRecipe:
+        """The recipe of a run that can be trained."""
+        assert self.recipe is not None, "runs that cannot be trained are planned, but not worked on"
+        return self.recipe
+
+    @property
+    def certificates(self) -> Path:
+        """The certificates file, plain or compressed."""
+        return existing_form(self.folder / "certificates" / f"test-n{self.n}.tsv")
+
+    @property
+    def trained(self) -> bool:
+        return self.recipe is not None and self.epochs_done >= self.recipe.epochs
+
+    @property
+    def done(self) -> bool:
+        return self.trained and self.images_done >= self.images
+
+    @property
+    def state(self) -> str:
+        if self.problem is not None:
+            return f"damaged: {self.problem}"
+        if not self.trained:
+            return f"trained {self.epochs_done} of {self.known_recipe.epochs} epochs" if self.epochs_done else "missing"
+        if self.images_done < self.images:
+            return f"certified {self.images_done:,} of {self.images:,}" if self.images_done else "trained"
+        return "done"
+
+
+R = TypeVar("R", bound=RunState)
+
+
+def with_state(run: R, indices: Sequence[int]) -> R:
+    """Return `run` with the epochs and, of the images `indices`, the certificates that its folder holds.
+
+    A folder with a run of another recipe is refused.
+    """
+    folder, recipe = run.folder, run.known_recipe
+    if not (folder / RECIPE).exists():
+        return run
+    refuse_other_recipe(load_run_recipe(folder / RECIPE), recipe, folder)
+    path, wanted = run.certificates, set(indices)
+    try:
+        epochs = load_run(folder, recipe.model).epoch if (folder / MODEL).exists() else 0
+        images = sum(row.index in wanted for row in read_certificates(path).rows) if path.exists() else 0
+    except WorkError as error:
+        return replace(run, problem=str(error))
+    return replace(run, epochs_done=epochs, images_done=images)
+
+
+def sizes_of(recipe: TrainRecipe, data: Path | None) -> tuple[int, int]:
+    """Return the numbers of training and test images; user data are read for them."""
+    if recipe.dataset in SIZES and recipe.image_size is None:
+        return SIZES[recipe.dataset]
+    load = partial(load_dataset, recipe.dataset, folder=data, image_size=recipe.image_size)
+    return len(load("train")), len(load("test"))
+
+
+def with_estimate(run: R, data: Path | None, device: torch.device) -> R:
+    """Return `run` with the estimated seconds of its missing epochs and images."""
+    if run.recipe is None or run.problem is not None or run.done:
+        return run
+    recipe, known = run.recipe, DATASETS.get(run.recipe.dataset)
+    spec = (
+        InputSpec(known.shape, known.num_classes, known.normalization)
+        if known
+        else InputSpec.of(load_dataset(recipe.dataset, "train", data, image_size=recipe.image_size))
+    )
+    images, _ = sizes_of(recipe, data)
+    seconds = training_seconds(recipe, spec, images, recipe.epochs - run.epochs_done, device)
+    votes = (run.images - run.images_done) * (run.n + N0)
+    return replace(run, seconds=seconds + certification_seconds(recipe.model, spec, votes, device))

@@ -1,0 +1,72 @@
+"""A recipe for data without a preset: network, batch, learning rate and schedule that suit the images."""
+
+from smoothcert.data import Images
+from smoothcert.errors import RequestError
+from smoothcert.models import is_code
+from smoothcert.training.recipe import TrainRecipe
+
+EPOCHS = 20
+SMALL_SIDE = 64
+"""Largest side of images for which the networks of CIFAR-10 are used."""
+BATCH_SIZES = (256, 128, 64, 32, 16, 8, 4, 2)
+STEPS = 50
+"""Steps per epoch, at least, if there are images enough for batches of 16."""
+RATE_PER_256 = 0.1
+"""Learning rate at a batch size of 256; smaller batches get a proportionally smaller one."""
+OWN_RATE_PER_256 = 0.01
+"""The same for users' networks, which may be pretrained."""
+CHOSEN = ("model", "epochs", "batch_size", "learning_rate", "learning_rate_warm_up", "schedule", "nesterov")
+"""The fields that `default_recipe` chooses."""
+
+
+def default_recipe(
+    data: Images,
+    dataset: str,
+    sigma: float,
+    objective: str,
+    *,
+    image_size: int | None = None,
+    model: str | None = None,
+    epochs: int | None = None,
+) -> TrainRecipe:
+    """Return a recipe for the training images `data`, which recipes call `dataset`.
+
+    SGD with Nesterov momentum and a cosine schedule, with at least STEPS steps per epoch unless batches would be
+    smaller than 16.
+    """
+    network = default_network(data.shape) if model is None else model
+    fields = {"dataset": dataset, "image_size": image_size, "model": network, "sigma": sigma, "objective": objective}
+    epochs = EPOCHS if epochs is None else epochs
+    # The batch size has to be a multiple of the noises, which the recipe knows.
+    chosen = TrainRecipe(**fields, epochs=epochs, batch_size=2**20 * 3 * 5 * 7)
+    noises = chosen.objective.num_noise if chosen.objective.chunked else 1
+    fitting = [size // noises * noises for size in BATCH_SIZES if noises <= size // noises * noises <= len(data)]
+    if not fitting:
+        raise RequestError(f"{dataset}: expected at least {max(2, noises)} training images, got {len(data)}; add some")
+    enough = [size for size in fitting if size <= 16 or len(data) * noises // size >= STEPS]
+    batch_size = enough[0] if enough else fitting[-1]
+    rate = (OWN_RATE_PER_256 if is_code(network) else RATE_PER_256) * batch_size / 256
+    return chosen.model_copy(
+        update={
+            **{"batch_size": batch_size, "learning_rate": rate, "learning_rate_drops": (), "schedule": "cosine"},
+            **{"learning_rate_warm_up": 1 if epochs > 1 else 0, "nesterov": True},
+        }
+    )
+
+
+def default_network(shape: tuple[int, int, int]) -> str:
+    """Return the network for images of `shape` (c, h, w)."""
+    channels, *sides = shape
+    if shape == (1, 28, 28):
+        return "lenet"
+    if channels == 3:
+        return "resnet20" if max(sides) <= SMALL_SIDE else "resnet50"
+    raise RequestError(
+        f"model: no built-in network takes images of shape {'x'.join(map(str, shape))}; give your own with --model "
+        "FILE.py:function, or --image-size 28 for grey images in folders"
+    )
+
+
+def describe_choices(recipe: TrainRecipe) -> str:
+    """Return the fields that `default_recipe` has chosen, on one line."""
+    return ", ".join(f"{name} {getattr(recipe, name)}" for name in CHOSEN)
