@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from smoothcert.cli.options import Classes, Device, Precision, console
+from smoothcert.cli.options import Bound, Classes, Device, Precision, console
 from smoothcert.errors import RequestError
 from smoothcert.io.text import printable
 from smoothcert.smoothing.certificate import ABSTAIN
@@ -20,6 +20,9 @@ def predict(
     images: Annotated[list[Path], typer.Argument(help="Image files of the size the run was trained on.")],
     n: Annotated[int, typer.Option(help="Votes that bound the class's probability.")] = 10_000,
     alpha: Annotated[float, typer.Option(help="Probability that a line is wrong, at most.")] = 0.001,
+    bound: Annotated[
+        Bound, typer.Option(help="Two-sided bounds the runner-up too; randomized draws a coin.")
+    ] = "one-sided",
     precision: Annotated[Precision, typer.Option(help="Precision of the network.")] = "auto",
     resize: Annotated[bool, typer.Option("--resize", help="Scale and crop images that have another size.")] = False,
     classes: Classes = None,
@@ -53,8 +56,13 @@ def predict(
         noise=loaded.recipe.noise,
         precision=precision,
     )
-    certificates = smoothed.certify(batch.to(where), n=n, alpha=alpha)
-    table = Table("image", "class", f"{smoothed.noise.norm} radius", f"votes of {n:,}")
+    certificates = smoothed.certify(batch.to(where), n=n, alpha=alpha, bound=bound)
+    table = Table(
+        "image",
+        "class",
+        f"{smoothed.noise.norm} radius{'' if bound == 'one-sided' else f' ({bound} bound)'}",
+        f"votes of {n:,}",
+    )
     for path, certificate in zip(images, certificates, strict=True):
         votes = ", ".join(f"{c}: {k}" for c, k in certificate.votes[:3])
         answer = "abstain" if certificate.predict == ABSTAIN else with_name(certificate.predict, names)
@@ -62,12 +70,16 @@ def predict(
     console.print(table)
     for note in notes:
         print_note(console, note)
-    ceiling = math.floor(smoothed.noise.radius(smallest_error_bound(n, alpha)) * 1000) / 1000
+    ceiling = (
+        math.floor(smoothed.noise.radius(smallest_error_bound(n, alpha, randomized=bound == "randomized")) * 1000)
+        / 1000
+    )
     reached = any(certificate.count == n for certificate in certificates)
     console.print(
         f"radius: every image closer than this in {smoothed.noise.norm} (pixels in [0, 1]) gets the same class, with "
         f"probability at least {1 - alpha:.6g} for each row; {ceiling:.3f} is the most that n = {n:,} votes can show"
-        + ("; it is reached here: raise --n for more" if reached else ""),
+        + ("; it is reached here: raise --n for more" if reached and bound != "randomized" else "")
+        + ("; each radius depends on a coin: do not choose among repeated calls" if bound == "randomized" else ""),
         soft_wrap=True,
         highlight=False,
     )

@@ -11,6 +11,7 @@ from scipy.special import ndtri
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.noise import Gaussian
+from smoothcert.smoothing.bounds import smallest_error_bound
 from smoothcert.smoothing.cascade import stage_error
 from smoothcert.smoothing.certificate import ABSTAIN
 
@@ -53,8 +54,8 @@ class Summary:
     norm: str = "L2"
     """The norm of the radii."""
     apart: str = ""
-    """Why the radii cannot be compared with those of plain certificates: "randomized bound" or "cascade over σ 1, 0.5";
-    "" for plain certificates. Files that differ in it are never in one group."""
+    """Why the radii cannot be compared with those of plain certificates: "randomized bound" or "cascade"; "" for plain
+    certificates. Files that differ in it are never in one group."""
     protocol: tuple[tuple[str, object], ...] = ()
     """What radii depend on besides the network and the image, as (name, value): only runs that share it are ranked."""
 
@@ -179,6 +180,8 @@ def _ceiling(file: CertificatesFile, sigma: float | None, n: int | None, alpha: 
     if sigmas := file.settings.get("cascade"):
         errors = [stage_error(n, n, stage, len(sigmas), alpha) for stage in range(len(sigmas))]
         return max(Gaussian(s).radius(error) for s, error in zip(sigmas, errors, strict=True))
+    if is_randomized(file):
+        return Gaussian(sigma).radius(smallest_error_bound(n, alpha, randomized=True))
     ceiling = largest_certifiable_radius(sigma, n, alpha)
     return ceiling if math.isfinite(ceiling) else None
 
@@ -215,7 +218,12 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
 
 
 def _apart(file: CertificatesFile) -> str:
-    return _over_sigmas(file) if file.settings.get("cascade") else ""
+    return "cascade" if file.settings.get("cascade") else "randomized bound" if is_randomized(file) else ""
+
+
+def is_randomized(file: CertificatesFile) -> bool:
+    """Whether the radii depend on coins, by a randomized bound."""
+    return file.settings.get("bound") == "randomized"
 
 
 def _over_sigmas(file: CertificatesFile) -> str:
@@ -227,7 +235,7 @@ def _protocol(file: CertificatesFile, n: int | None, alpha: float | None) -> tup
     protocol = {
         "n": _number(file, "n") if n is None else n,
         "alpha": alpha,
-        "bound": "two-sided" if settings.get("bound") == "two-sided" else "one-sided",
+        "bound": bound if (bound := settings.get("bound")) in ("two-sided", "randomized") else "one-sided",
         "noise": _text(settings, "noise") or "gaussian",
         "radii": str(settings.get("radii") or ""),
         "radius loss": _text(settings, "radius_loss"),
@@ -257,6 +265,7 @@ def _remarks(file: CertificatesFile) -> tuple[str, ...]:
         is not None,
         "label-aware: wrong images were not sampled, for benchmarks only": bool(settings.get("label_aware")),
         "two-sided bound": settings.get("bound") == "two-sided",
+        "randomized bound: each radius depends on a coin that the file stores": is_randomized(file),
         _over_sigmas(file): bool(settings.get("cascade")),
         "sound integer noise": bool(settings.get("sound")),
         f"{settings.get('noise')} noise, radii in L1": in_l1(file),
