@@ -18,7 +18,7 @@ from smoothcert.analysis.cost import (
     draw_cost,
     training_costs,
 )
-from smoothcert.certification.certificates import HEADER
+from smoothcert.certification.certificates import FIELD_COLUMNS
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import write_settings
 from smoothcert.objectives import Adversary, Consistency, Gaussian, Macer, SmoothAdv, SmoothMix
@@ -31,7 +31,7 @@ ROWS = "0\t7\t7\t0.5\t1\t0:00:01\n1\t2\t3\t0.9\t0\t0:00:01\n2\t1\t-1\t0.0\t0\t0:
 def certify(run: Path, name: str, rows: str, sigma: float) -> None:
     path = run / "certificates" / f"{name}.tsv"
     path.parent.mkdir(exist_ok=True)
-    path.write_text("\t".join(HEADER.split("\t")[:6]) + "\n" + rows)
+    path.write_text("\t".join(FIELD_COLUMNS) + "\n" + rows)
     write_settings(path, {"sigma": sigma}, {})
 
 

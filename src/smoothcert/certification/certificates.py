@@ -1,7 +1,8 @@
 """The certificates file: append, read and resume.
 
 A certificates file is a TSV whose first six columns are those of the field's tools
-(`idx label predict radius correct time`), followed by `n0 n count votes`. A JSON file next to it records what was
+(`idx label predict radius correct time`), followed by `n0 n count votes`, and by `coin` if the bound is randomized. A
+JSON file next to it records what was
 certified and how. Votes are stored, so any bound, alpha or table can be recomputed without a forward pass.
 """
 
@@ -9,11 +10,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from smoothcert.certification.checks import RowLimits, check_settings
+from smoothcert.certification.checks import RANDOMIZED, RowLimits, check_settings
 from smoothcert.certification.other_tools import with_six_columns
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import COMPRESSED, PLAIN, read_content, write_content
@@ -23,9 +24,10 @@ from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 
 FIELD_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time")
 COLUMNS = (*FIELD_COLUMNS, "n0", "n", "count", "votes")
-HEADERS = (FIELD_COLUMNS, COLUMNS)
-HEADER = "\t".join(COLUMNS) + "\n"
 KIND = "a certificates file"
+COLUMNS_WITH_COIN = (*COLUMNS, "coin")
+"""The columns of a file with the randomized bound."""
+HEADERS = (FIELD_COLUMNS, COLUMNS, COLUMNS_WITH_COIN)
 NEWER_SETTINGS = ("images_sha256", "classes_sha256", "num_classes")
 """Settings that files of earlier versions lack: such files are continued and merged without them."""
 LARGEST_INTEGER, LARGEST_CLASS = 10**12, 10**6
@@ -63,14 +65,21 @@ class CertificatesFile:
     """Whether an incomplete last row was left out."""
 
 
-def format_row(row: CertifiedImage) -> str:
+def format_row(row: CertifiedImage, *, with_coin: bool = False) -> str:
     """Return one line of the file with its newline. Floats are written with repr, so that reading returns them."""
     c = row.certificate
     # Stages of a cascade are separated by bars: first the one that answered, then those before it, in their order.
     votes = "|".join(",".join(f"{k}:{v}" for k, v in stage) for stage in (c.votes, *c.earlier))
     time = timedelta(seconds=round(row.seconds, 6))
     cells = (row.index, row.label, c.predict, repr(c.radius), int(row.correct), time, c.n0, c.n, c.count, votes)
-    return "\t".join(str(cell) for cell in cells) + "\n"
+    coin = ("" if c.coin is None else repr(c.coin),) if with_coin else ()
+    return "\t".join(str(cell) for cell in (*cells, *coin)) + "\n"
+
+
+def _layout(settings: Mapping[str, Any]) -> tuple[str, Callable[[CertifiedImage], str]]:
+    """Return the header and the function that formats rows, with coins if the bound is randomized."""
+    with_coin = settings.get("bound") == RANDOMIZED
+    return "\t".join(COLUMNS_WITH_COIN if with_coin else COLUMNS) + "\n", partial(format_row, with_coin=with_coin)
 
 
 @lru_cache(maxsize=1_000)  # images of one batch have the same time
@@ -86,8 +95,8 @@ def _parse_seconds(text: str) -> float:
 def parse_row(line: str) -> CertifiedImage:
     """Invert `format_row`; six columns are enough. Raise ValueError if the line is not a row."""
     cells = line.rstrip("\r\n").split("\t")
-    if len(cells) not in (len(FIELD_COLUMNS), len(COLUMNS)):
-        raise ValueError(f"expected {len(FIELD_COLUMNS)} or {len(COLUMNS)} columns, got {len(cells)}")
+    if len(cells) not in map(len, HEADERS):
+        raise ValueError(f"expected {', '.join(str(len(header)) for header in HEADERS)} columns, got {len(cells)}")
     index, label, predict = _integer(cells[0], "idx"), _class(cells[1], "label"), _class(cells[2], "predict", -1)
     radius, seconds = float(cells[3]), _parse_seconds(cells[5])
     if not (math.isfinite(radius) and radius >= 0):
@@ -111,7 +120,11 @@ def parse_row(line: str) -> CertifiedImage:
         raise ValueError(f"the row abstains but has the radius {radius}")
     if predict != ABSTAIN and votes and dict(votes).get(predict, 0) != count:
         raise ValueError(f"count is {count}, but class {predict} has {dict(votes).get(predict, 0)} votes")
-    return CertifiedImage(index, label, Certificate(predict, radius, n0, n, count, votes, tuple(earlier)), seconds)
+    coin = float(cells[10]) if cells[10:] not in ([], [""]) else None
+    if coin is not None and not 0 < coin <= 1:
+        raise ValueError(f"expected a coin above 0 and at most 1, got {cells[10]}")
+    certificate = Certificate(predict, radius, n0, n, count, votes, tuple(earlier), coin)
+    return CertifiedImage(index, label, certificate, seconds)
 
 
 def _parse_votes(text: str) -> tuple[tuple[int, int], ...]:
@@ -225,7 +238,8 @@ def certificates_writer(
     def parse(path: Path) -> tuple[list[CertifiedImage], int]:
         return parse_rows(read_content(path, KIND), path, HEADERS, _checked_row(settings))
 
-    return ResultWriter(path, settings, provenance, header=HEADER, parse=parse, format_row=format_row)
+    header, formatted = _layout(settings)
+    return ResultWriter(path, settings, provenance, header=header, parse=parse, format_row=formatted)
 
 
 def certificates_path(out: str | Path) -> Path:
@@ -240,5 +254,6 @@ def write_certificates(
 ) -> None:
     """Replace `path` (compressed if it ends in .gz) and its settings by a complete file, with rows sorted by index."""
     write_settings(path, settings, provenance)
-    lines = map(format_row, sorted(rows, key=lambda row: row.index))
-    write_content(path, (HEADER + "".join(lines)).encode())
+    header, formatted = _layout(settings)
+    lines = map(formatted, sorted(rows, key=lambda row: row.index))
+    write_content(path, (header + "".join(lines)).encode())

@@ -6,21 +6,28 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from smoothcert.errors import WorkError
 from smoothcert.io.results import settings_path
 from smoothcert.noise import UNIT_RADII
-from smoothcert.smoothing.bounds import error_upper_bound, smallest_error_bound, two_sided_bounds
+from smoothcert.smoothing.bounds import (
+    error_upper_bound,
+    randomized_error_bound,
+    smallest_error_bound,
+    two_sided_bounds,
+)
 from smoothcert.smoothing.cascade import cascade_radius
 from smoothcert.smoothing.certificate import MOST_VOTES, Certificate
+from smoothcert.training.choices import Bound
 
 LARGEST_SIGMA = 1e6
 """Far above any useful noise level: images are in [0, 1]."""
 TOLERANCE = 1e-6
 """Relative excess of a stored radius over what its votes show that is tolerated: other versions round differently."""
-ONE_SIDED, TWO_SIDED, EARLY_NAME = "one-sided", "two-sided", "clopper-pearson one-sided"
-"""The bounds. The first files have a longer name for the one-sided one."""
+ONE_SIDED, TWO_SIDED, RANDOMIZED = BOUNDS = get_args(Bound)
+EARLY_NAME = "clopper-pearson one-sided"
+"""What the first files call the one-sided bound."""
 
 
 def _is_number(value: object) -> bool:
@@ -51,7 +58,7 @@ SETTINGS: Mapping[str, _Check] = {
     **dict.fromkeys(("hold_back", "label_aware", "sound"), _FLAG),
     "alpha": ("a number between 0 and 1", lambda v: _is_number(v) and 0 < v < 1),
     "noise": (f"one of {', '.join(UNIT_RADII)}", lambda v: isinstance(v, str) and v in UNIT_RADII),
-    "bound": (f"{ONE_SIDED} or {TWO_SIDED}", lambda v: v in (ONE_SIDED, TWO_SIDED, EARLY_NAME)),
+    "bound": (f"one of {', '.join(BOUNDS)}", lambda v: v in (*BOUNDS, EARLY_NAME)),
     "radii": ("a list of numbers", lambda v: isinstance(v, list) and all(_is_number(r) and r > 0 for r in v)),
     "radius_loss": ("a number above 0", lambda v: _is_number(v) and v > 0),
     "certificates": ("a mapping", lambda v: isinstance(v, dict) and _is_number(v.get("alpha") or 0)),
@@ -95,6 +102,8 @@ class RowLimits:
         stages = len(self._get("cascade", (0,)))
         if len(certificate.earlier) >= stages:
             raise ValueError(f"has votes of {len(certificate.earlier) + 1} stages, the settings say {stages}")
+        if (certificate.coin is not None) != (self._get("bound", "") == RANDOMIZED and certificate.n > 0):
+            raise ValueError("expected a coin for each image of a randomized bound, and none for another bound")
         most = self.radius(certificate) if certificate.radius > 0 and self._limited else math.inf
         if certificate.radius > most * (1 + TOLERANCE):
             votes = f"{certificate.count} of {certificate.n} votes"
@@ -117,6 +126,8 @@ class RowLimits:
             if self._get("hold_back", False):
                 at_most = max(at_most, self._certified(_error_bound(count, n, alpha)))
             return float(min(at_most, self._certified(smallest_error_bound(n, alpha))))
+        if certificate.coin is not None:
+            return self._certified(randomized_error_bound(count, n, alpha, certificate.coin))
         if bound == TWO_SIDED:
             other = max((k for cls, k in certificate.votes if cls != certificate.predict), default=0)
             q, runner_up = two_sided_bounds(count, other, n, alpha)

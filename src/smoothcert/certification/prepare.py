@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from smoothcert.smoothing.cascade import certify_cascade, last_alpha, stage_alph
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.votes import VoteCounter, fitting_into_memory, noise_block
+from smoothcert.training.choices import Bound
 from smoothcert.training.recipe import parse_recipe
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class RuleOptions(TypedDict, total=False):
     radii: Sequence[float]
     until_radius: float | None
     radius_loss: float | None
-    bound: Literal["one-sided", "two-sided"]
+    bound: Bound
     sound: bool
 
 

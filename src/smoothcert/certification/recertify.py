@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothcert.certification.certificates import CertifiedImage, read_certificates, write_certificates
-from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED, TWO_SIDED
+from smoothcert.certification.checks import BOUNDS, EARLY_NAME, ONE_SIDED, RANDOMIZED, TWO_SIDED
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import read_content
 from smoothcert.io.results import refuse_existing, settings_path
@@ -12,6 +12,7 @@ from smoothcert.noise import NOISES, Noise
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 from smoothcert.smoothing.certify import certificate_of_class
 from smoothcert.smoothing.integer_noise import SLACK
+from smoothcert.smoothing.votes import coin_of
 
 BEGIN_OF_LOGS = b"idx\tat\tmodel\t"
 """How the logs of `smoothcert serve` begin."""
@@ -53,8 +54,10 @@ def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, 
     settings["bound"] = bound or settings["bound"].replace(EARLY_NAME, ONE_SIDED)
     if not 0 < settings["alpha"] < 1:
         raise RequestError(f"alpha: expected 0 < alpha < 1, got {settings['alpha']}")
-    if settings["bound"] not in (ONE_SIDED, TWO_SIDED):
-        raise RequestError(f"bound: expected one-sided or two-sided, got {settings['bound']}")
+    if settings["bound"] not in BOUNDS:
+        raise RequestError(f"bound: expected one of {', '.join(BOUNDS)}, got {settings['bound']}")
+    if settings["bound"] == RANDOMIZED != file.settings["bound"] and settings.get("seed") is None:
+        raise RequestError(f"{path}: expected the seed that its coins are drawn from, got none; recertify each shard")
     noise = NOISES[settings["noise"]](settings["sigma"])
     rows = [bounded_again(row, noise, settings) for row in file.rows]
     write_certificates(out, rows, settings, {**file.provenance, "recertified_from": path.name})
@@ -68,8 +71,12 @@ def bounded_again(row: CertifiedImage, noise: Noise, settings: dict[str, Any]) -
         return row
     # An abstention stores no class: it is the one with the stored count. Two classes with this count both abstain.
     chosen = next((c for c, k in old.votes if k == old.count), None) if old.predict == ABSTAIN else old.predict
+    # The coin that certify would have drawn, unless the file has it.
+    drawn = settings["bound"] == RANDOMIZED
+    coin = (old.coin or coin_of((settings["seed"], row.index))) if drawn else None
     if chosen is None:
-        return CertifiedImage(row.index, row.label, Certificate(ABSTAIN, 0.0, old.n0, old.n, 0, old.votes), row.seconds)
+        abstention = Certificate(ABSTAIN, 0.0, old.n0, old.n, 0, old.votes, coin=coin)
+        return CertifiedImage(row.index, row.label, abstention, row.seconds)
     votes = [0] * (max(c for c, _ in old.votes) + 1)
     for cls, number in old.votes:
         votes[cls] = number
@@ -80,6 +87,7 @@ def bounded_again(row: CertifiedImage, noise: Noise, settings: dict[str, Any]) -
         noise,
         settings["alpha"],
         two_sided=settings["bound"] == TWO_SIDED,
+        coin=coin,
         slack=SLACK if settings.get("sound") else 0.0,
     )
     return CertifiedImage(row.index, row.label, certificate, row.seconds)

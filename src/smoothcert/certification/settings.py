@@ -21,7 +21,7 @@ from smoothcert.smoothing.certificate import MOST_VOTES
 from smoothcert.smoothing.integer_noise import IntegerGaussian
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.votes import Classifier, VoteCounter, default_batch_size, fitting_batch_size
-from smoothcert.training.choices import NoiseName
+from smoothcert.training.choices import Bound, NoiseName
 from smoothcert.training.recipe import Recipe, parse_recipe
 
 BATCHES_AT_ONCE = 20
@@ -43,8 +43,9 @@ class CertifySettings(Recipe):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto", description="of the network; noise is float32"
     )
-    bound: Literal["one-sided", "two-sided"] = Field(
-        default="one-sided", description="two-sided bounds the runner-up too"
+    bound: Bound = Field(
+        default="one-sided",
+        description="two-sided bounds the runner-up too; randomized draws a coin per image",
     )
     radii: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         default=(), description="stop as soon as these are decided"
@@ -71,8 +72,8 @@ class CertifySettings(Recipe):
             raise ValueError(f"radii: expected rising radii, got {list(self.radii)}")
         if self.radii and self.radius_loss is not None:
             raise ValueError("radius_loss: expected none together with radii; choose one of the two rules")
-        if self.bound == "two-sided" and self.radii:
-            raise ValueError("bound: expected one-sided together with radii, got two-sided")
+        if self.bound != "one-sided" and self.radii:
+            raise ValueError(f"bound: expected one-sided together with radii, got {self.bound}")
         if self.bound == "two-sided" and self.noise not in (None, "gaussian"):
             raise ValueError(f"bound: expected one-sided for {self.noise} noise, got two-sided")
         if self.sound and self.noise not in (None, "gaussian"):
@@ -91,7 +92,7 @@ class CertifySettings(Recipe):
         """
         part, parts = self.shard
         options = {
-            "two-sided": self.bound == "two-sided",
+            self.bound: self.bound != "one-sided",
             "radii": bool(self.radii),
             "loss": self.radius_loss is not None,
             "label-aware": self.label_aware,
@@ -152,7 +153,7 @@ def unreachable_radius(settings: CertifySettings, radius: float) -> str | None:
     if settings.sigma is None:
         return None
     noise = NOISES[settings.noise or "gaussian"](settings.sigma)
-    ceiling = noise.radius(smallest_error_bound(settings.n, settings.alpha))
+    ceiling = noise.radius(smallest_error_bound(settings.n, settings.alpha, randomized=settings.bound == "randomized"))
     if radius <= ceiling:
         return None
     q = noise.error_at(radius)
@@ -195,6 +196,7 @@ def make_rule(recipe: CertifyRecipe, shape: tuple[int, ...]) -> Rule:
         n=recipe.n,
         alpha=recipe.alpha,
         two_sided=recipe.bound == "two-sided",
+        randomized=recipe.bound == "randomized",
         radii=recipe.radii,
         hold_back=recipe.hold_back,
         radius_loss=recipe.radius_loss,

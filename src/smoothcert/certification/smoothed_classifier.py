@@ -18,6 +18,7 @@ from smoothcert.smoothing.certificate import Certificate
 from smoothcert.smoothing.certificate_batch import CertificateBatch
 from smoothcert.smoothing.certify import sorted_votes
 from smoothcert.smoothing.predict import class_from_votes
+from smoothcert.training.choices import Bound
 
 
 class SmoothedClassifier(nn.Module):
@@ -110,7 +111,7 @@ class SmoothedClassifier(nn.Module):
         radii: Sequence[float] = (),
         until_radius: float | None = None,
         radius_loss: float | None = None,
-        bound: Literal["one-sided", "two-sided"] = "one-sided",
+        bound: Bound = "one-sided",
         sound: bool = False,
         seed: int | None = None,
         indices: Sequence[int] | Tensor | None = None,
@@ -119,7 +120,8 @@ class SmoothedClassifier(nn.Module):
 
         `n0` votes choose the class and `n` fresh votes bound its probability. Fewer votes are drawn with `radii` or
         `until_radius` (only until these radii are decided) or `radius_loss` (give up this radius, in sigmas). `bound`
-        two-sided bounds the runner-up, too; `sound` draws integer noise, for images made from bytes.
+        two-sided bounds the runner-up, too; randomized draws a coin per input, on which the radius depends. `sound`
+        draws integer noise, for images made from bytes.
         """
         options: RuleOptions = {
             **{"n": n, "n0": n0, "alpha": alpha, "radii": radii, "until_radius": until_radius},

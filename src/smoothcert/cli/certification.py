@@ -74,7 +74,9 @@ def certify(
     ] = None,
     radius_loss: Annotated[float | None, typer.Option(help="Radius, in sigmas, to give up for fewer votes.")] = None,
     label_aware: Annotated[bool, typer.Option("--label-aware", help="Benchmarks only: skip wrong images.")] = False,
-    bound: Annotated[Bound, typer.Option(help="Two-sided bounds the runner-up too.")] = "one-sided",
+    bound: Annotated[
+        Bound, typer.Option(help="Two-sided bounds the runner-up too; randomized draws a coin.")
+    ] = "one-sided",
     sound: Annotated[bool, typer.Option("--sound", help="Integer noise: sound in floating point.")] = False,
     precision: Annotated[Precision, typer.Option(help="Precision of the network.")] = "auto",
     compile_: Annotated[bool, typer.Option("--compile", help="torch.compile the network.")] = False,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from smoothcert.cli.options import Classes, Device, NoiseName, Precision, check_dataset, console, count_option
+from smoothcert.cli.options import Bound, Classes, Device, NoiseName, Precision, check_dataset, console, count_option
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import csv_text, printable
@@ -30,6 +30,9 @@ def predict(
     alpha: Annotated[float, typer.Option(help="Probability that a line is wrong, at most.")] = 0.001,
     sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the run's")] = None,
     noise: Annotated[NoiseName | None, typer.Option(help="Kind of noise.", show_default="the run's")] = None,
+    bound: Annotated[
+        Bound, typer.Option(help="Two-sided bounds the runner-up too; randomized draws a coin.")
+    ] = "one-sided",
     precision: Annotated[Precision, typer.Option(help="Precision of the network.")] = "auto",
     resize: Annotated[bool, typer.Option("--resize", help="Scale and crop images that have another size.")] = False,
     image_size: Annotated[
@@ -93,9 +96,9 @@ def predict(
         noise=noise or trained_noise,
         precision=precision,
     ).to(where)
-    certificates = smoothed.certify(batch.to(where), n=n, alpha=alpha)
-    ceiling = smoothed.noise.radius(smallest_error_bound(n, alpha))
-    about = {"n": n, "alpha": alpha, "sigma": smoothed.noise.sigma, "noise": smoothed.noise.name}
+    certificates = smoothed.certify(batch.to(where), n=n, alpha=alpha, bound=bound)
+    ceiling = smoothed.noise.radius(smallest_error_bound(n, alpha, randomized=bound == "randomized"))
+    about = {"n": n, "alpha": alpha, "bound": bound, "sigma": smoothed.noise.sigma, "noise": smoothed.noise.name}
     about |= {"norm": smoothed.noise.norm, "largest_radius": ceiling}
     for note in notes:
         print_note(console if format_ == "table" else PlainConsole(stderr=True), note)
@@ -184,7 +187,9 @@ def votes_text(row: dict[str, Any], most: int | None = None) -> str:
 
 def print_table(rows: Sequence[dict[str, Any]], about: dict[str, Any], reached: bool) -> None:
     """Print one line per image, and what its radius means."""
-    table = Table("image", "class", f"{about['norm']} radius", f"votes of {about['n']:,}")
+    randomized = about["bound"] == "randomized"
+    kind = "" if about["bound"] == "one-sided" else f" ({about['bound']} bound)"
+    table = Table("image", "class", f"{about['norm']} radius{kind}", f"votes of {about['n']:,}")
     for row in rows:
         answer = "abstain" if row["class"] is None else " ".join(filter(None, [str(row["class"]), row["name"]]))
         table.add_row(row["image"], answer, f"{math.floor(row['radius'] * 1000) / 1000:.3f}", votes_text(row, 3))
@@ -193,7 +198,8 @@ def print_table(rows: Sequence[dict[str, Any]], about: dict[str, Any], reached: 
         f"radius: every image closer than this in {about['norm']} (pixels in [0, 1]) gets the same class, with "
         f"probability at least {1 - about['alpha']:.6g} for each row; "
         f"{math.floor(about['largest_radius'] * 1000) / 1000:.3f} is the most that n = {about['n']:,} votes can show"
-        + ("; it is reached here: raise --n for more" if reached else ""),
+        + ("; it is reached here: raise --n for more" if reached and not randomized else "")
+        + ("; each radius depends on a coin: do not choose among repeated calls" if randomized else ""),
         soft_wrap=True,
         highlight=False,
     )

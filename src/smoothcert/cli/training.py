@@ -86,9 +86,11 @@ def train(
                 f"{out}: holds no run to continue; name it by --out, or give --preset NAME for a new one"
             )
         options = replace(options, file=out / RECIPE, continued=True)
-    from smoothcert.data.class_names import read_class_names
+    outputs = None
+    if classes is not None:
+        from smoothcert.data import read_class_names
 
-    outputs = read_class_names(classes) if classes is not None else None
+        outputs = read_class_names(classes)
     files: dict[str, Any] = {"classes": outputs, "channels": channels, "skip_unreadable": skip_unreadable}
     final = choose_recipe(options, sigma, data, **files)
     from smoothcert.data import UNSPLIT, load_dataset

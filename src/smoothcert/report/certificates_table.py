@@ -9,7 +9,7 @@ from smoothcert.certification.certificates import CertificatesFile, CertifiedIma
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import stem
 from smoothcert.report.locate import find_certificates
-from smoothcert.report.summary import average_certified_radius, certified_accuracy, summarize
+from smoothcert.report.summary import average_certified_radius, certified_accuracy, is_randomized, summarize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +28,8 @@ class CertificatesTable:
         return iter(self.file.rows)
 
     def __repr__(self) -> str:
-        return f"CertificatesTable({self.file.path}: {len(self)} images, ACR {self.acr:.3f})"
+        apart = summarize(self.file, "", ()).apart
+        return f"CertificatesTable({self.file.path}: {len(self)} images, ACR {self.acr:.3f}{', ' * bool(apart)}{apart})"
 
     @property
     def acr(self) -> float:
@@ -45,7 +46,7 @@ class CertificatesTable:
             import pandas
         except ImportError:
             raise RequestError("to_pandas: expected pandas, got none; install it with `pip install pandas`") from None
-        columns = ("predict", "radius", "n0", "n", "count")
+        columns = ("predict", "radius", "n0", "n", "count", *(("coin",) if is_randomized(self.file) else ()))
         rows = [
             {"index": row.index, "label": row.label, "correct": row.correct, "seconds": row.seconds}
             | {name: getattr(row.certificate, name) for name in columns}

@@ -8,7 +8,7 @@ from pathlib import Path
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.errors import RequestError
 from smoothcert.report.layout import UNKNOWN, Cell, Column, Row
-from smoothcert.report.summary import Summary
+from smoothcert.report.summary import Summary, is_randomized
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,11 @@ def published_rows(
             "hyper-parameters of a row; choose another table or leave --paper out"
         )
     for name, file in files:
+        if name in rows and is_randomized(file):
+            raise RequestError(
+                f"{file.path}: expected the one-sided bound to compare with {rows[name].table}, got randomized; "
+                "use `smoothcert recertify --bound one-sided`, or leave this file out"
+            )
         trained, certified = file.settings.get("training_sigma"), file.settings.get("sigma")
         if name in rows and None not in (trained, certified) and trained != certified:
             raise RequestError(

@@ -18,7 +18,7 @@ from smoothcert.report.locate import find_certificates, run_recipe
 from smoothcert.report.metrics import TrainedRun, read_run, training_runs
 from smoothcert.report.paired import Comparison, comparisons
 from smoothcert.report.seeds import SeedMean, over_seeds
-from smoothcert.report.summary import Summary, default_radii, in_l1, refuse_without_images, summarize
+from smoothcert.report.summary import Summary, default_radii, in_l1, is_randomized, refuse_without_images, summarize
 from smoothcert.report.tables import by_sigma
 
 MOST_RADII, LARGEST_RADIUS = 1_000, 1e6
@@ -143,6 +143,7 @@ def _marked(name: str, file: CertificatesFile) -> tuple[str, CertificatesFile]:
         "label-aware": bool(file.settings.get("label_aware")),
         "L1": in_l1(file),
         "cascade": bool(file.settings.get("cascade")),
+        "randomized bound": is_randomized(file),
     }
     return " ".join([name, *(f"({mark})" for mark, holds in marks.items() if holds)]), file
 

@@ -10,10 +10,11 @@ import numpy as np
 from scipy.special import ndtri
 
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
-from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED, TWO_SIDED
+from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED, RANDOMIZED, TWO_SIDED
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.noise import Gaussian
 from smoothcert.report.outcomes import NORMAL_95, Outcomes, outcomes_of, wilson_interval
+from smoothcert.smoothing.bounds import smallest_error_bound
 from smoothcert.smoothing.cascade import stage_error
 from smoothcert.smoothing.certificate import ABSTAIN
 
@@ -55,8 +56,8 @@ class Summary:
     norm: str = "L2"
     """The norm of the radii."""
     apart: str = ""
-    """Why the radii cannot be compared with those of plain certificates: "randomized bound" or "cascade over σ 1, 0.5";
-    "" for plain certificates. Files that differ in it are never in one group."""
+    """Why the radii cannot be compared with those of plain certificates: "randomized bound" or "cascade"; "" for plain
+    certificates. Files that differ in it are never in one group."""
     protocol: tuple[tuple[str, object], ...] = ()
     """What radii depend on besides the network and the image, as (name, value): only runs that share it are ranked."""
     hyperparameters: Mapping[str, float | int | str | None] = field(default_factory=dict)
@@ -181,12 +182,14 @@ def _text(settings: Mapping[str, Any], key: str) -> str | None:
 def _ceiling(file: CertificatesFile, sigma: float | None, n: int | None, alpha: float | None) -> float | None:
     gaussian = (_text(file.settings, "noise") or "gaussian").lower() == "gaussian"
     # Other bounds may show more than alpha^(1/n).
-    known = gaussian and _bound(file) in (ONE_SIDED, TWO_SIDED)
+    known = gaussian and _bound(file) in (ONE_SIDED, TWO_SIDED, RANDOMIZED)
     if not known or sigma is None or n is None or alpha is None or n < 1 or not 0 < alpha < 1:
         return None
     if sigmas := file.settings.get("cascade"):
         errors = [stage_error(n, n, stage, len(sigmas), alpha) for stage in range(len(sigmas))]
         return max(Gaussian(s).radius(error) for s, error in zip(sigmas, errors, strict=True))
+    if is_randomized(file):
+        return Gaussian(sigma).radius(smallest_error_bound(n, alpha, randomized=True))
     ceiling = largest_certifiable_radius(sigma, n, alpha)
     return ceiling if math.isfinite(ceiling) else None
 
@@ -224,7 +227,12 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
 
 
 def _apart(file: CertificatesFile) -> str:
-    return _over_sigmas(file) if file.settings.get("cascade") else ""
+    return "cascade" if file.settings.get("cascade") else "randomized bound" if is_randomized(file) else ""
+
+
+def is_randomized(file: CertificatesFile) -> bool:
+    """Whether the radii depend on coins, by a randomized bound."""
+    return file.settings.get("bound") == "randomized"
 
 
 def _over_sigmas(file: CertificatesFile) -> str:
@@ -271,7 +279,8 @@ def _remarks(file: CertificatesFile) -> tuple[str, ...]:
         f"two-stage, about {settings.get('radius_loss')} sigma of radius given up": settings.get("radius_loss")
         is not None,
         "label-aware: wrong images were not sampled, for benchmarks only": bool(settings.get("label_aware")),
-        f"{_bound(file)} bound": _bound(file) != ONE_SIDED,
+        f"{_bound(file)} bound": _bound(file) not in (ONE_SIDED, RANDOMIZED),
+        "randomized bound: each radius depends on a coin that the file stores": is_randomized(file),
         _over_sigmas(file): bool(settings.get("cascade")),
         "sound integer noise": bool(settings.get("sound")),
         f"{settings.get('noise')} noise, radii in L1": in_l1(file),

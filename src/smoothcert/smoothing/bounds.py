@@ -5,10 +5,14 @@ digits left. Every bound is rounded to the safe side.
 """
 
 import math
+from collections.abc import Callable
 
 from scipy import special
 
 from smoothcert.noise import SAFETY
+
+BRACKET = 1e-10
+"""Relative width of the bracket in which the randomized bound is computed; its upper end is the bound."""
 
 
 def error_upper_bound(count: int, n: int, alpha: float) -> float:
@@ -28,6 +32,54 @@ def error_upper_bound(count: int, n: int, alpha: float) -> float:
     return min(1.0, q * (1 + SAFETY))
 
 
+def randomized_error_bound(count: int, n: int, alpha: float, coin: float) -> float:
+    """Randomized Clopper-Pearson upper bound on q = 1 - p, with a `coin` in (0, 1] that no vote depends on.
+
+    It is the q with P(X > count) + coin * P(X = count) = alpha for X ~ Binomial(n, 1 - q) (Voracek 2024). Under the
+    true p the left side is uniform on (0, 1) if the coin is, because the coin fills the gaps between the tails of X;
+    and it falls with q. So P(bound < 1 - p) = alpha exactly, while Clopper-Pearson, which is the case coin = 1, stays
+    below alpha. The bound grows with the coin and is never above Clopper-Pearson.
+
+    If all votes agree and the coin is at most alpha, no q solves the equation. A coin below 2 alpha then counts as
+    2 alpha, which gives q = 1 - 2^(-1/n). So the bound fails with probability alpha for p from 1/2 to 2^(-1/n), and
+    never for larger p.
+    """
+    plain = error_upper_bound(count, n, alpha)
+    if not 0 <= coin <= 1:
+        raise ValueError(f"expected a coin from 0 to 1, got {coin}")
+    if count == 0:
+        return plain
+    if count == n:
+        share = min(1.0, max(coin, 2 * alpha))
+        return min(plain, -math.expm1(math.log(alpha / share) / n) * (1 + SAFETY))
+    failures = n - count
+
+    def excess(q: float) -> float:
+        fewer, as_many = special.betaincc(failures, count + 1, q), special.betaincc(failures + 1, count, q)
+        return math.log(((1 - coin) * fewer + coin * as_many) / alpha)
+
+    # One vote more, at coin 1, is the bound at coin 0.
+    return min(plain, _falling_root(excess, error_upper_bound(count + 1, n, alpha), plain) * (1 + SAFETY))
+
+
+def _falling_root(function: Callable[[float], float], low: float, high: float) -> float:
+    """The upper end of a short bracket of the root of a falling function (Illinois variant of regula falsi)."""
+    at_low, at_high = function(low), function(high)
+    if at_low <= 0:
+        return low
+    last = 0
+    for _ in range(100):
+        if high - low <= BRACKET * high or at_high == 0:
+            break
+        middle = (low * at_high - high * at_low) / (at_high - at_low)
+        value = function(middle)
+        if value > 0:
+            low, at_low, at_high, last = middle, value, at_high / 2 if last > 0 else at_high, 1
+        else:
+            high, at_high, at_low, last = middle, value, at_low / 2 if last < 0 else at_low, -1
+    return high
+
+
 def lower_bound(count: int, n: int, alpha: float) -> float:
     """Clopper-Pearson lower bound on p, one-sided at `alpha`: 1 - error_upper_bound, rounded down."""
     return max(0.0, math.nextafter(1.0 - error_upper_bound(count, n, alpha), -math.inf))
@@ -43,9 +95,9 @@ def top_two_p_value(count1: int, count2: int) -> float:
     return min(1.0, 2.0 * float(special.betainc(count1, count2 + 1, 0.5)))
 
 
-def smallest_error_bound(n: int, alpha: float) -> float:
-    """The smallest error bound that n votes can give: all of them agree."""
-    return error_upper_bound(n, n, alpha)
+def smallest_error_bound(n: int, alpha: float, *, randomized: bool = False) -> float:
+    """The smallest error bound that n votes can give: all of them agree, and the coin of a randomized bound is 0."""
+    return randomized_error_bound(n, n, alpha, 0.0) if randomized else error_upper_bound(n, n, alpha)
 
 
 def votes_needed(q: float, alpha: float) -> int:

@@ -24,6 +24,8 @@ class Certificate:
     votes: tuple[tuple[int, int], ...]
     earlier: tuple[tuple[tuple[int, int], ...], ...] = ()
     """The votes of the stages of a cascade before the one that `votes` belong to."""
+    coin: float | None = None
+    """The coin of a randomized bound, on which the radius depends; None for the other bounds."""
 
     @property
     def spent(self) -> int:

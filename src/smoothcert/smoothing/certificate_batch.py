@@ -101,7 +101,7 @@ class CertificateBatch(Sequence[Certificate]):
     def __repr__(self) -> str:
         shown = [
             f"  {'abstained' if r.predict == ABSTAIN else f'class {r.predict}, radius {r.radius:.3f}'}, "
-            f"{r.count:,} of {r.n:,} votes"
+            f"{r.count:,} of {r.n:,} votes{'' if r.coin is None else f', randomized bound with coin {r.coin:.3f}'}"
             for r in self.records[:10]
         ]
         rest = [f"  ... and {len(self) - 10} more"] if len(self) > 10 else []

@@ -1,12 +1,13 @@
 """CERTIFY of Cohen et al. 2019 (https://arxiv.org/abs/1902.02918): from votes to a certificate."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from smoothcert.errors import RequestError
 from smoothcert.noise import Gaussian, Noise
-from smoothcert.smoothing.bounds import error_upper_bound, two_sided_bounds
+from smoothcert.smoothing.bounds import error_upper_bound, randomized_error_bound, two_sided_bounds
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 
 
@@ -18,16 +19,20 @@ def certificate_of_class(
     alpha: float,
     *,
     two_sided: bool = False,
+    coin: float | None = None,
     slack: float = 0.0,
 ) -> Certificate:
     """The certificate of `cls`, which n0 other votes have chosen, from *fresh* `votes` per class.
 
     With probability at least 1 - alpha over the votes, either the result abstains or the smoothed classifier is
     constant within its radius. `slack` is added to each error bound.
-    Two-sided (Gaussian only) bounds the runner-up as well, which helps with many classes.
+    Two-sided (Gaussian only) bounds the runner-up as well, which helps with many classes. A `coin`, uniform on (0, 1]
+    and independent of all votes, makes the bound randomized.
     """
     n, count = int(np.sum(votes)), int(votes[cls])
-    if not two_sided:
+    if coin is not None:
+        radius = noise.radius(min(1.0, randomized_error_bound(count, n, alpha, coin) + slack))
+    elif not two_sided:
         radius = noise.radius(min(1.0, error_upper_bound(count, n, alpha) + slack))
     elif isinstance(noise, Gaussian):
         other = max((int(k) for c, k in enumerate(votes) if c != cls), default=0)
@@ -35,7 +40,8 @@ def certificate_of_class(
         radius = noise.radius_between(min(1.0, q + slack), min(1.0, runner_up + slack))
     else:
         raise RequestError(f"bound: two-sided is known for gaussian noise, got {noise.name}; use one-sided")
-    return certificate_from_bound(cls, radius, n0, count, sorted_votes(votes))
+    certificate = certificate_from_bound(cls, radius, n0, count, sorted_votes(votes))
+    return certificate if coin is None else replace(certificate, coin=coin)
 
 
 def certificate_from_bound(

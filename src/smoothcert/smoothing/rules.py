@@ -19,7 +19,7 @@ from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 from smoothcert.smoothing.certify import certificate_from_bound, certificate_of_class, sorted_votes
 from smoothcert.smoothing.sequential import GridTest, combined_error_bound, split_alpha
 from smoothcert.smoothing.two_stage import second_stage_votes
-from smoothcert.smoothing.votes import VoteCounter, noise_block
+from smoothcert.smoothing.votes import VoteCounter, coin_of, noise_block
 
 FIRST_STAGE = 500
 """Minimum number of votes of the first stage of the two-stage rule."""
@@ -54,6 +54,7 @@ class _Chosen:
 class Rule:
     """`radii` makes the rule sequential, `radius_loss` (in sigmas) two-stage; otherwise it is CERTIFY with n votes.
 
+    `randomized` draws a coin per image from its seed (see `randomized_error_bound`); it does not apply to `radii`.
     `hold_back` reserves a part of alpha for a Clopper-Pearson bound after n votes of a sequential rule. `label_aware`
     (benchmarks only) draws no further votes for an image whose first votes do not choose its label, because it cannot
     count towards certified accuracy. `slack` is added to every error bound (see `integer_noise`).
@@ -63,6 +64,7 @@ class Rule:
     n: int
     alpha: float
     two_sided: bool = False
+    randomized: bool = False
     radii: tuple[float, ...] = ()
     hold_back: bool = False
     radius_loss: float | None = None
@@ -102,7 +104,10 @@ class Rule:
             two_sided=self.two_sided,
             slack=self.slack,
         )
-        return [certificate(cls, fresh.tolist()) for cls, fresh in zip(chosen.classes, votes, strict=True)]
+        # A coin does not depend on the first stage either, so the bound is exact for every n that this may choose.
+        coins = [coin_of(seed) if self.randomized else None for seed in chosen.seeds]
+        triples = zip(chosen.classes, votes, coins, strict=True)
+        return [certificate(cls, fresh.tolist(), coin=coin) for cls, fresh, coin in triples]
 
     def _two_stage(self, chosen: _Chosen, radius_loss: float) -> list[Certificate]:
         """Plain CERTIFY on as many fresh votes as the first stage found worthwhile: sound given the first stage."""

@@ -26,8 +26,8 @@ from smoothcert.smoothing.certificate import MOST_VOTES
 from smoothcert.smoothing.integer_noise import IntegerGaussian, pixels
 
 Vote = Callable[[Tensor, Tensor, Tensor | None, torch.memory_format], Tensor]
-Stage = Literal["select", "estimate", "predict"]
-STAGES: dict[Stage, int] = {"select": 0, "estimate": 1, "predict": 2}
+Stage = Literal["select", "estimate", "predict", "coin"]
+STAGES: dict[Stage, int] = {"select": 0, "estimate": 1, "predict": 2, "coin": 3}
 NOISE_BLOCK = {"cpu": 250, "cuda": 2000}
 """Number of draws that share a key, by device: on the CPU a core fills a block, on a GPU one launch does."""
 BATCH_SIZE = {"cpu": 500, "cuda": 20_000}
@@ -80,6 +80,14 @@ def block_keys(seed: tuple[int, int], stage: Stage, blocks: int) -> list[int]:
     Stages never share a key, so their votes are independent.
     """
     return np.random.SeedSequence([*seed, STAGES[stage]]).generate_state(blocks, np.uint64).tolist()  # type: ignore[no-any-return]
+
+
+def coin_of(seed: tuple[int, int]) -> float:
+    """The coin of the image whose `seed` is (run seed, image index), for a randomized bound: independent of its votes.
+
+    A multiple of 2^-53 in (0, 1], so that P(coin <= u) is at most u.
+    """
+    return ((block_keys(seed, "coin", 1)[0] >> 11) + 1) * 2.0**-53
 
 
 @dataclass(frozen=True)

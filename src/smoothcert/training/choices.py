@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-Bound = Literal["one-sided", "two-sided"]
+Bound = Literal["one-sided", "two-sided", "randomized"]
 Compiling = Literal["auto", "always", "never"]
 InputLayer = Literal["normalize", "center", "none"]
 Tracker = Literal["tensorboard", "wandb"]

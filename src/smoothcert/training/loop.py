@@ -22,6 +22,7 @@ from smoothcert.distributed import TRAINING_SECONDS, find_device, team
 from smoothcert.errors import WorkError
 from smoothcert.objectives import Progress
 from smoothcert.objectives.base import warm_up
+from smoothcert.training.average_statistics import recompute_statistics
 from smoothcert.training.checkpoint import save_weights
 from smoothcert.training.dead_start import LEARNT_BY, at_chance, nothing_learnt, restart_if_dead
 from smoothcert.training.device import enough_memory, training_device
@@ -149,6 +150,8 @@ def finish_epoch(run: RunInProgress) -> None:
     # The seconds depend on these: a run may continue on another machine, or next to other runs.
     line |= {"device": run.versions["device"], "runs_at_once": run.active_runs, **peak_memory(run.device)}
     line |= run.sampler.metrics()
+    if run.group.leads:
+        recompute_statistics(run)
     if run.group.leads and run.test_data is not None and (run.epoch + 1) % run.evaluate_every == 0:
         line["test_noisy_accuracy"] = noisy_accuracy(run, run.test_data)
     if run.group.leads:

@@ -1,0 +1,135 @@
+"""Randomized bounds in certificates files: stored coins, resume, other statistics, labels in reports, refusals."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from smoothcert import CertifySettings, RequestError, certify_dataset, load, read_certificates, report
+from smoothcert.certification.recertify import recertify
+from smoothcert.certification.settings import unreachable_radius
+from smoothcert.data import ImageData, mnist
+from smoothcert.errors import WorkError
+from smoothcert.report import write_report
+from smoothcert.smoothing.votes import coin_of
+
+Cli = Callable[..., tuple[int, str, str]]
+SETTINGS: dict[str, Any] = {"n": 80, "n0": 20, "seed": 7, "batch_size": 200, "device": "cpu"}
+IMAGES = list(range(8))
+
+
+@pytest.fixture(scope="module")
+def test_data() -> ImageData:
+    return mnist.load_sample("test")
+
+
+@pytest.fixture(scope="module")
+def folder(trained_run: Path, test_data: ImageData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with the same votes under both bounds."""
+    folder = Path(shutil.copytree(trained_run, tmp_path_factory.mktemp("randomized") / "run"))
+    for bound in ("one-sided", "randomized"):
+        path = folder / "certificates" / f"{bound}.tsv"
+        certify_dataset(load(folder), test_data, path, indices=IMAGES, bound=bound, **SETTINGS)
+    return folder
+
+
+def certificates(path: Path) -> list[object]:
+    return [row.certificate for row in sorted(read_certificates(path).rows, key=lambda row: row.index)]
+
+
+def test_coins_are_stored_and_radii_follow_from_them(folder: Path, test_data: ImageData, tmp_path: Path) -> None:
+    path = folder / "certificates" / "randomized.tsv"
+    file = read_certificates(path)
+    assert file.settings["bound"] == "randomized"
+    assert path.read_text().splitlines()[0].endswith("votes\tcoin")
+    assert [row.certificate.coin for row in file.rows] == [coin_of((7, i)) for i in IMAGES]
+    smoothed = load(folder).smoothed(batch_size=200)
+    batch = test_data.batch(torch.tensor(IMAGES))[0]
+    result = smoothed.certify(batch, n=80, n0=20, seed=7, indices=IMAGES, bound="randomized")
+    assert certificates(path) == list(result)
+    assert "randomized bound with coin" in repr(result)
+    for part in ([5, 2], IMAGES):
+        certify_dataset(load(folder), test_data, tmp_path / "resumed.tsv", indices=part, bound="randomized", **SETTINGS)
+    assert certificates(tmp_path / "resumed.tsv") == certificates(path)
+
+
+def test_recertify_keeps_draws_and_drops_coins(folder: Path, tmp_path: Path) -> None:
+    plain, drawn = (folder / "certificates" / f"{bound}.tsv" for bound in ("one-sided", "randomized"))
+    recertify(plain, tmp_path / "drawn.tsv", bound="randomized")
+    assert certificates(tmp_path / "drawn.tsv") == certificates(drawn)
+    recertify(drawn, tmp_path / "again.tsv", alpha=0.001)
+    assert certificates(tmp_path / "again.tsv") == certificates(drawn)
+    recertify(drawn, tmp_path / "plain.tsv", bound="one-sided")
+    assert certificates(tmp_path / "plain.tsv") == certificates(plain)
+
+
+def test_rows_need_their_coin(folder: Path, tmp_path: Path) -> None:
+    for name in ("randomized.tsv", "randomized.json"):
+        shutil.copy(folder / "certificates" / name, tmp_path / name)
+    path = tmp_path / "randomized.tsv"
+    header, *lines = path.read_text().splitlines()
+    largest = max(lines, key=lambda line: float(line.split("\t")[3])).split("\t")
+    for cells, message in (
+        (largest[:10], "expected a coin for each image of a randomized bound"),
+        ([*largest[:10], "1.5"], "expected a coin above 0 and at most 1, got 1.5"),
+        ([*largest[:10], "1.0"], "the radius .* exceeds"),
+        ([*largest, "7"], "expected 6, 10, 11 columns, got 12"),
+    ):
+        path.write_text(header + "\n" + "\t".join(cells) + "\n")
+        with pytest.raises(WorkError, match=message):
+            read_certificates(path)
+
+
+def test_reports_label_the_bound_and_never_rank_it_with_the_plain_one(folder: Path, tmp_path: Path) -> None:
+    contents = write_report([folder], tmp_path / "out", ["md", "html"])
+    plain, drawn = sorted(contents.summaries, key=lambda summary: summary.apart)
+    assert (plain.apart, drawn.apart) == ("", "randomized bound")
+    assert plain.group != drawn.group
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "run/randomized (randomized bound)" in text
+    assert "randomized bound: each radius depends on a coin that the file stores" in text
+    assert "**" not in text.partition("\n\nCertified")[0].replace("**run", "")
+    assert drawn.ceiling is not None
+    assert plain.ceiling is not None
+    assert drawn.ceiling > plain.ceiling
+    assert [row["bound"] for row in report(folder)] == ["one-sided", "randomized"]
+    assert repr(load(folder).read_certificates("randomized")).endswith("randomized bound)")
+
+
+def test_published_numbers_are_not_compared_with_it(folder: Path, run_cli: Cli, tmp_path: Path) -> None:
+    from smoothcert.report.comparison import Published, published_rows
+
+    path = folder / "certificates" / "randomized.tsv"
+    row = Published("smoothmix/table2", "Gaussian", 1.0, {}, ())
+    with pytest.raises(RequestError, match="expected the one-sided bound to compare with smoothmix/table2"):
+        published_rows([("run", read_certificates(path))], lambda _: row)
+
+
+def test_rules_that_do_not_fit_are_refused_and_ceilings_are_its_own(tmp_path: Path) -> None:
+    with pytest.raises((RequestError, ValidationError), match="expected one-sided together with radii, got randomized"):
+        CertifySettings(bound="randomized", radii=(0.5,))
+    assert CertifySettings(bound="randomized").default_path(tmp_path, None).name == "test-n100000-randomized.tsv"
+    for bound, warns in (("one-sided", True), ("randomized", False)):
+        settings = CertifySettings(sigma=1.0, bound=bound)
+        assert (unreachable_radius(settings, 4.0) is not None) == warns
+
+
+def test_commands_take_the_bound_and_say_so(run_cli: Cli, folder: Path, test_data: ImageData, tmp_path: Path) -> None:
+    from PIL import Image
+
+    pixels = (test_data.batch(torch.tensor([0]))[0][0, 0] * 255).byte().numpy()
+    Image.fromarray(pixels).save(tmp_path / "seven.png")
+    code, out, _ = run_cli("predict", folder, tmp_path / "seven.png", "--n", 100, "--bound", "randomized")
+    assert code == 0
+    assert "L2 radius (randomized bound)" in out
+    assert "each radius depends on a coin" in out
+    few = ("--n", 60, "--n0", 20, "--device", "cpu", "--max-images", 2, "--batch-size", 200)
+    assert run_cli("certify", folder, *few, "--bound", "randomized")[0] == 0
+    path = folder / "certificates" / "test-n60-randomized.tsv"
+    assert all(row.certificate.coin for row in read_certificates(path).rows)
+    path.unlink()
+    assert run_cli("certify", folder, *few, "--bound", "randomized", "--radii", "0.5")[0] == 2

@@ -1,0 +1,111 @@
+"""The randomized bound: exact coverage by enumeration, its order in the coin, and the coins of the rules."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from smoothcert.noise import Gaussian
+from smoothcert.smoothing import bounds
+from smoothcert.smoothing.bounds import error_upper_bound, randomized_error_bound, smallest_error_bound
+from smoothcert.smoothing.rules import Rule
+from smoothcert.smoothing.votes import VoteCounter, block_keys, coin_of
+
+COINS = (1e-9, 0.001, 0.2, 0.5, 0.9, 0.999, 1.0)
+
+
+def probability_of_failure(p: float, n: int, alpha: float) -> float:
+    """P(bound < 1 - p), summed over all counts; the coins that fail for a count are found by bisection."""
+    total = 0.0
+    for count in range(n + 1):
+        low, high = 0.0, 1.0  # coins up to `low` give a bound below 1 - p
+        if randomized_error_bound(count, n, alpha, 1.0) < 1 - p:
+            low = 1.0
+        elif randomized_error_bound(count, n, alpha, 0.0) < 1 - p:
+            for _ in range(45):
+                middle = (low + high) / 2
+                below = randomized_error_bound(count, n, alpha, middle) < 1 - p
+                low, high = (middle, high) if below else (low, middle)
+        total += math.comb(n, count) * p**count * (1 - p) ** (n - count) * low
+    return total
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.2])
+@pytest.mark.parametrize("n", [5, 16])
+def test_bound_fails_with_probability_alpha_exactly(n: int, alpha: float) -> None:
+    for p in (0.5, 0.63, 0.8, 0.999 * 2 ** (-1 / n)):
+        failing = probability_of_failure(p, n, alpha)
+        assert alpha * (1 - 1e-6) < failing <= alpha
+    assert probability_of_failure(1.001 * 2 ** (-1 / n), n, alpha) == 0.0
+
+
+def test_enumeration_finds_a_bound_with_the_wrong_side_of_the_coin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two mutants: a bound that ignores the coin is not exact, one that drops P(X = count) fails too often."""
+    right = randomized_error_bound
+    monkeypatch.setitem(globals(), "randomized_error_bound", lambda count, n, alpha, coin: right(count, n, alpha, 1.0))
+    assert probability_of_failure(0.63, 16, 0.2) < 0.95 * 0.2
+    monkeypatch.setitem(globals(), "randomized_error_bound", lambda count, n, alpha, coin: right(count, n, alpha, 0.0))
+    assert probability_of_failure(0.63, 16, 0.2) > 1.05 * 0.2
+
+
+@pytest.mark.parametrize(("n", "alpha"), [(1, 0.3), (7, 0.05), (1000, 0.001), (100_000, 0.001)])
+def test_bound_grows_with_the_coin_up_to_clopper_pearson(n: int, alpha: float) -> None:
+    for count in sorted({1, n // 2, n - 1, n} & set(range(1, n + 1))):
+        values = [randomized_error_bound(count, n, alpha, coin) for coin in COINS]
+        assert all(a <= b for a, b in pairwise(values))
+        assert values[-1] == pytest.approx(error_upper_bound(count, n, alpha), rel=1e-9)
+        assert max(values) <= error_upper_bound(count, n, alpha)
+        if count < n:
+            assert values[0] == pytest.approx(error_upper_bound(count + 1, n, alpha), rel=1e-6)
+    assert randomized_error_bound(0, n, alpha, 0.5) == 1.0
+
+
+def test_unanimous_votes_have_a_closed_form() -> None:
+    for coin in (0.01, 0.3, 1.0):
+        expected = 1 - (0.001 / coin) ** (1 / 1000)
+        assert randomized_error_bound(1000, 1000, 0.001, coin) == pytest.approx(expected, rel=1e-9)
+    assert smallest_error_bound(1000, 0.001, randomized=True) == pytest.approx(1 - 2 ** (-1 / 1000), rel=1e-9)
+    noise, coins = Gaussian(1.0), (np.arange(4000) + 0.5) / 4000
+    mean = np.mean([noise.radius(randomized_error_bound(100_000, 100_000, 0.001, float(coin))) for coin in coins])
+    assert mean == pytest.approx(3.8545, abs=1e-3)  # the plain bound gives 3.811
+
+
+def test_impossible_coins_are_refused() -> None:
+    for coin in (-0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match="expected a coin from 0 to 1"):
+            bounds.randomized_error_bound(3, 5, 0.1, coin)
+
+
+def test_coins_are_uniform_and_not_noise() -> None:
+    coins = [coin_of((5, i)) for i in range(2000)]
+    assert 0 < min(coins) < 0.01
+    assert 0.99 < max(coins) <= 1
+    assert abs(np.mean(coins) - 0.5) < 0.03
+    assert coin_of((5, 3)) == coins[3] != coin_of((6, 3))
+    stages = ("select", "estimate", "predict")
+    assert block_keys((5, 3), "coin", 1)[0] not in {key for stage in stages for key in block_keys((5, 3), stage, 9)}
+
+
+def half_space(images: Tensor) -> Tensor:
+    score = images.flatten(1)[:, 0]
+    return torch.stack([-score, score], dim=1)
+
+
+@pytest.mark.parametrize("options", [{}, {"radius_loss": 0.05}, {"label_aware": True}])
+def test_rules_use_the_votes_of_the_plain_bound_and_the_coin_of_the_image(options: dict[str, object]) -> None:
+    counter, images = VoteCounter(half_space, Gaussian(0.5), 2, 500), torch.tensor([0.1, 0.9, -0.6]).view(3, 1, 1, 1)
+    seeds, labels = [(3, i) for i in range(3)], [1, 1, 1]
+    plain, drawn = (
+        Rule(n0=50, n=2000, alpha=0.001, randomized=randomized, **options).certify(counter, images, seeds, labels)  # type: ignore[arg-type]
+        for randomized in (False, True)
+    )
+    for i, (a, b) in enumerate(zip(plain, drawn, strict=True)):
+        assert (a.votes, a.count, a.n) == (b.votes, b.count, b.n)
+        assert (a.coin, b.coin) == (None, coin_of((3, i)) if b.n else None)
+        if b.coin is not None:
+            expected = Gaussian(0.5).radius(randomized_error_bound(b.count, b.n, 0.001, b.coin))
+            assert b.radius == expected >= a.radius
+    assert drawn[1].radius > plain[1].radius > 0
