@@ -38,6 +38,7 @@ from smoothcert.io.results import (
 from smoothcert.smoothing.accuracy import NoiseAccuracy, accuracy_under_noise
 from smoothcert.smoothing.votes import Classifier, fitting_into_memory
 from smoothcert.training.checkpoint import Run
+from smoothcert.training.denoiser import Denoiser
 from smoothcert.training.recipe import parse_recipe
 
 ACCURACY_IMAGES = 100
@@ -73,6 +74,7 @@ def certify_dataset(
     settings: CertifySettings | None = None,
     *,
     name: str | None = None,
+    denoiser: Denoiser | None = None,
     indices: Sequence[int] | None = None,
     device: str | torch.device = "auto",
     team: Team = Team(),
@@ -83,10 +85,11 @@ def certify_dataset(
     """Certify images of `data` into the certificates file `out` (NAME.tsv), and return the file.
 
     `model` is a run, a RunEnsemble, a SmoothedClassifier, or a module or callable from images in [0, 1] to logits,
-    which the file calls `name`. `data` is what `load_dataset` returns, a torch Dataset of (image, label) pairs, or a
-    DataLoader of one. Settings (see CertifySettings) are given as an object, as keywords, or both, of which the
-    keywords win. Images that the file already has are skipped; a file of other settings is refused. `indices` replaces
-    the images that `skip`, `max_images` and `shard` choose.
+    which the file calls `name`. A `denoiser` is put in front of it (see `Denoised` for the guarantee). `data` is what
+    `load_dataset` returns, a torch Dataset of (image, label) pairs, or a DataLoader of one. Settings (see
+    CertifySettings) are given as an object, as keywords, or both, of which the keywords win. Images that the file
+    already has are skipped; a file of other settings is refused. `indices` replaces the images that `skip`,
+    `max_images` and `shard` choose.
 
     Several processes (`team`) share the images. Each appends to its own part, and the first one joins the parts: the
     rows are those of one process. Parts that an interrupted call left are used.
@@ -96,10 +99,10 @@ def certify_dataset(
     """
     path, device = certificates_path(out), find_device(device)
     settings = parse_recipe(CertifySettings, {**(settings.model_dump() if settings else {}), **fields}, "certify")
-    subject = Subject.of(model, name)
+    subject = Subject.of(model, name).behind(denoiser)
     images = as_images(data, subject, device)
     recipe = team.agree(settings.completed(stored_settings(path), device, images.shape, subject.defaults))
-    subject.check(images)
+    subject.check(images, recipe.sigma, recipe.noise)
     about = subject.about(images, device, recipe.batch_size)
     counter, recipe = make_counter(
         subject.classifier, images.shape, images.num_classes, recipe, device, stored=path.exists()

@@ -27,6 +27,8 @@ class RunEnsemble:
         folders = [run.folder.resolve() for run in self.runs]
         if len(set(folders)) < len(folders):
             raise RequestError("ensemble: expected different runs, got one of them twice; name each run once")
+        for run in self.runs:
+            run.refuse_denoiser()
         for name, value in FITTING.items():
             _refuse_different(self.runs, name, value)
         _ = self.model  # refuses too few members and an impossible consensus

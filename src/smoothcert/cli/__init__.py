@@ -13,6 +13,7 @@ from smoothcert import __version__
 from smoothcert.cli.analyzing import analyze
 from smoothcert.cli.attacking import attack
 from smoothcert.cli.certification import certify, merge, recertify
+from smoothcert.cli.denoising import train_denoiser
 from smoothcert.cli.listing import datasets, models, objectives, presets
 from smoothcert.cli.predicting import predict
 from smoothcert.cli.reporting import quickstart, report
@@ -30,6 +31,7 @@ app = typer.Typer(
 COMMANDS: dict[str, Callable[..., None]] = {
     "quickstart": quickstart,
     "train": train,
+    "train-denoiser": train_denoiser,
     "certify": certify,
     "merge": merge,
     "recertify": recertify,

@@ -13,6 +13,7 @@ from smoothcert.cli.options import (
     Bound,
     Classes,
     Data,
+    Denoiser,
     Device,
     NoiseName,
     Precision,
@@ -44,6 +45,7 @@ def certify(
     model: Annotated[
         str | None, typer.Option(help="Your own network: package.module:function or FILE.py:function.")
     ] = None,
+    denoiser: Denoiser = None,
     dataset: Annotated[str | None, typer.Option(help="Data set, for --model; see `smoothcert datasets`.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images, for folder:PATH.")] = None,
     classes: Classes = None,
@@ -90,9 +92,12 @@ def certify(
     from smoothcert.models import own_model
     from smoothcert.report.progress import certification_bar, print_data_notes, print_note, print_warning
     from smoothcert.training.checkpoint import load_run
+    from smoothcert.training.denoiser import load_denoiser
     from smoothcert.training.recipe import parse_recipe
 
     meet()
+    front = load_denoiser(denoiser, sigma) if denoiser is not None else None
+    sigma = front.sigma if front is not None and sigma is None else sigma
     members = [load_run(path, model) for path in folders]
     combined = RunEnsemble(members, consensus) if ensemble else None
     loaded = members[0] if members else None
@@ -133,7 +138,8 @@ def certify(
         "shard": parse_shard(shard),
     }
     settings = parse_recipe(CertifySettings, fields, "certify")
-    path = folder / "certificates" / f"{name}.tsv" if name else settings.default_path(folder, trained_with, consensus)
+    default = settings.default_path(folder, trained_with, consensus, denoised=front is not None)
+    path = folder / "certificates" / f"{name}.tsv" if name else default
     check_inside(path, folder)
     outputs = read_class_names(classes) if classes is not None else None
     images = load_dataset(str(dataset), "test", data, image_size=image_size, classes=outputs)
@@ -148,7 +154,8 @@ def certify(
         ]
         warnings.append(missing_classes(images, replace(settings.selection(len(images)), shard=(1, 1)).indices))
         pairs = zip(members, commands, strict=True)
-        warnings += [noise_warning(member, settings, command) for member, command in pairs]
+        # A classifier behind a denoiser need not know the noise.
+        warnings += [noise_warning(member, settings, command) for member, command in pairs if front is None]
         for warning in warnings if group.leads else []:
             if warning is not None:
                 print_warning(console, warning)
@@ -162,6 +169,7 @@ def certify(
             rows = certify_dataset(
                 *(network, images, path, settings),
                 name=model,
+                denoiser=front,
                 device=where,
                 team=group,
                 on_progress=show,

@@ -25,6 +25,10 @@ Classes = Annotated[
     Path | None,
     typer.Option("--classes", help="Text file: one class name per line, in the order of the model's outputs."),
 ]
+Denoiser = Annotated[
+    Path | None,
+    typer.Option("--denoiser", help="Denoiser in front: a folder of train-denoiser, or of a diffusers UNet2DModel."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace files in the folder that smoothcert did not write.")]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute.")]

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from smoothcert.cli.options import Classes, Device, Precision, console
+from smoothcert.cli.options import Classes, Denoiser, Device, Precision, console
 from smoothcert.errors import RequestError
 from smoothcert.io.text import printable
 from smoothcert.smoothing.certificate import ABSTAIN
@@ -24,19 +25,22 @@ def predict(
     resize: Annotated[bool, typer.Option("--resize", help="Scale and crop images that have another size.")] = False,
     classes: Classes = None,
     model: Annotated[str | None, typer.Option(help="The run's own network, package.module:function.")] = None,
+    denoiser: Denoiser = None,
+    sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the denoiser's or run's")] = None,
     device: Device = "auto",
 ) -> None:
     """Print the class, the votes and the certified radius of image files."""
     check_run_folder(run)
     for image in images:
         check_file(image, "an image file")
-    from smoothcert.certification.smoothed_classifier import SmoothedClassifier
     from smoothcert.data import DATASETS, read_class_names
     from smoothcert.data.image_files import read_image_files
     from smoothcert.distributed import find_device
+    from smoothcert.models import Denoised
     from smoothcert.report.progress import print_note
     from smoothcert.smoothing.bounds import smallest_error_bound
     from smoothcert.training.checkpoint import load_run
+    from smoothcert.training.denoiser import load_denoiser
 
     loaded, where = load_run(run, model), find_device(device)
     spec, dataset = loaded.spec, DATASETS.get(loaded.recipe.dataset)
@@ -46,13 +50,14 @@ def predict(
         raise RequestError(f"--classes: expected {spec.num_classes} names, one per output of {run}, got {len(names)}")
     side = (dataset.shorter_side if dataset is not None else None) or min(spec.shape[1:])
     batch, notes = read_image_files(images, spec.shape, shorter_side=side if resize else None)
-    smoothed = SmoothedClassifier(
-        loaded.model.to(where),
-        sigma=loaded.recipe.sigma,
-        num_classes=spec.num_classes,
-        noise=loaded.recipe.noise,
-        precision=precision,
-    )
+    if denoiser is not None:
+        front = load_denoiser(denoiser, sigma)
+        sigma = front.sigma if sigma is None else sigma
+        front.check(spec.shape, sigma, loaded.recipe.noise)
+        loaded.refuse_denoiser()
+        loaded = replace(loaded, model=Denoised(front.model, loaded.model))
+    loaded.model.to(where)
+    smoothed = loaded.smoothed(sigma, precision=precision)
     certificates = smoothed.certify(batch.to(where), n=n, alpha=alpha)
     table = Table("image", "class", f"{smoothed.noise.norm} radius", f"votes of {n:,}")
     for path, certificate in zip(images, certificates, strict=True):
