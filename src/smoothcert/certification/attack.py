@@ -35,6 +35,7 @@ from smoothcert.smoothing.certificate import ABSTAIN
 from smoothcert.smoothing.predict import class_from_votes
 from smoothcert.smoothing.votes import Classifier, VoteCounter, noise_block
 from smoothcert.training.checkpoint import Run
+from smoothcert.training.denoiser import Denoiser
 
 INSIDE = 1 - 1e-6
 """Factor on the radius of the ball, because the norm of a float32 perturbation has a relative error of about 1e-7."""
@@ -147,16 +148,21 @@ def attack_dataset(
     device: torch.device,
     *,
     certificates: CertificatesFile | None = None,
+    denoiser: Denoiser | None = None,
     on_progress: Callable[[AttackStatus], None] = lambda status: None,
 ) -> AttacksFile:
     """Attack the images `indices` of `data` into the attacks file `path`, except those that it has; return that file.
 
-    A point inside the radius of its image in `certificates`, with another class, is marked as a contradiction.
+    A point inside the radius of its image in `certificates`, with another class, is marked as a contradiction. The
+    gradient of the attack goes through the `denoiser` in front of the model, if there is one.
     """
-    subject = Subject.of(model)
+    subject = Subject.of(model).behind(denoiser)
+    if subject.denoiser is not None:
+        subject.denoiser.check(data.shape, recipe.sigma, Gaussian.name)
     if subject.run is not None:
         subject.run.refuse_other_images(data)
-    about = {"model": subject.name} if subject.run is None else subject.run.about()
+    named = {"model": subject.name, **({} if denoiser is None else {"objective": subject.name})}
+    about = subject.with_denoiser(named if subject.run is None else subject.run.about())
     settings = {**about, **attack_settings(data, recipe, device, certificates)}
     claims = _claims(certificates, settings)
     if indices and max(indices) >= len(data):
@@ -241,10 +247,11 @@ def _claims(certificates: CertificatesFile | None, settings: Mapping[str, Any]) 
     if certificates is None:
         return {}
     shared = [key for key in SAME_CLASSIFIER if key in certificates.settings and key in settings]
-    stored = {key: certificates.settings[key] for key in shared}
+    shared += ["denoiser"] if "denoiser" in {*certificates.settings, *settings} else []
+    stored = {key: certificates.settings.get(key) for key in shared}
     if settings["split"] == UNSPLIT and stored.get("split") == "test":
         stored["split"] = UNSPLIT  # what an earlier version wrote for data without a split
-    if differences := differing_settings(stored, {key: settings[key] for key in shared}):
+    if differences := differing_settings(stored, {key: settings.get(key) for key in shared}):
         raise RequestError(
             f"{certificates.path}: certifies another classifier than the one to attack ({'; '.join(differences)}); "
             "attack what was certified or give no certificates"

@@ -38,6 +38,7 @@ from smoothcert.io.results import (
 )
 from smoothcert.smoothing.accuracy import NoiseAccuracy, accuracy_under_noise
 from smoothcert.smoothing.votes import fitting_into_memory
+from smoothcert.training.denoiser import Denoiser
 from smoothcert.training.recipe import parse_recipe
 
 ACCURACY_IMAGES = 100
@@ -73,6 +74,7 @@ def certify_dataset(
     settings: CertifySettings | None = None,
     *,
     name: str | None = None,
+    denoiser: Denoiser | None = None,
     indices: Sequence[int] | None = None,
     device: str | torch.device = "auto",
     team: Team = Team(),
@@ -86,10 +88,11 @@ def certify_dataset(
     A file NAME.tsv.gz is compressed when all images are certified; until then it is the plain text NAME.tsv.
 
     `model` is a run, a RunEnsemble, a Cascade, a SmoothedClassifier, or a module or callable from images in [0, 1] to
-    logits, which the file calls `name`. `data` is what `load_dataset` returns, a torch Dataset of (image, label) pairs,
-    or a DataLoader of one. Settings (see CertifySettings) are given as an object, as keywords, or both, of which the
-    keywords win. Images that the file already has are skipped; a file of other settings is refused. `indices` replaces
-    the images that `skip`, `max_images` and `shard` choose.
+    logits, which the file calls `name`. A `denoiser` is put in front of it (see `Denoised` for the guarantee). `data`
+    is what `load_dataset` returns, a torch Dataset of (image, label) pairs, or a DataLoader of one. Settings (see
+    CertifySettings) are given as an object, as keywords, or both, of which the keywords win. Images that the file
+    already has are skipped; a file of other settings is refused. `indices` replaces the images that `skip`,
+    `max_images` and `shard` choose.
 
     Several processes (`team`) share the images. Each appends to its own part, and the first one joins the parts: the
     rows are those of one process. Parts that an interrupted call left are used.
@@ -100,12 +103,12 @@ def certify_dataset(
     """
     path, device = certificates_path(out), find_device(device)
     settings = parse_recipe(CertifySettings, {**(settings.model_dump() if settings else {}), **fields}, "certify")
-    subject = Subject.of(model, name)
+    subject = Subject.of(model, name).behind(denoiser)
     if isinstance(model, Cascade):
         model.refuse_other_rules(settings)
     images = as_images(data, subject, device)
     recipe = team.agree(settings.completed(stored_settings(path), device, images.shape, subject.defaults))
-    subject.check(images)
+    subject.check(images, recipe.sigma, recipe.noise)
     about = subject.about(images, device, recipe.batch_size)
     counters = []
     for stage in subject.stages or (subject,):

@@ -106,6 +106,8 @@ def refuse_different_runs(kind: str, runs: Sequence[Run]) -> None:
     folders = [run.folder.resolve() for run in runs]
     if len(set(folders)) < len(folders):
         raise RequestError(f"{kind}: expected different runs, got one of them twice; name each run once")
+    for run in runs:
+        run.refuse_denoiser()
     for (name, value), run in product(FITTING.items(), runs[1:]):
         if value(run) != value(runs[0]):
             raise RequestError(

@@ -13,6 +13,7 @@ from torch import nn
 from smoothcert.certification.shards import Selection
 from smoothcert.errors import RequestError
 from smoothcert.io.results import stored_settings
+from smoothcert.models.denoised import Denoised
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.models.precision import DTYPES, at_precision, resolve_precision
 from smoothcert.noise import NOISES
@@ -85,7 +86,9 @@ class CertifySettings(Recipe):
         """Return which of the `images` of a data set are certified."""
         return Selection(images, self.skip, self.max_images, self.shard)
 
-    def default_path(self, folder: Path, training_sigma: float | None, consensus: int | None = None) -> Path:
+    def default_path(
+        self, folder: Path, training_sigma: float | None, consensus: int | None = None, *, denoised: bool = False
+    ) -> Path:
         """Return the certificates file in `folder`, named after n and the settings that change certificates.
 
         Another sigma than that of training is part of the name.
@@ -99,6 +102,7 @@ class CertifySettings(Recipe):
             "sound": self.sound,
             str(self.noise): self.noise not in (None, "gaussian"),
             f"consensus{consensus}": consensus is not None,
+            "denoised": denoised,
         }
         words = [f"test-n{self.n}", *(word for word, used in options.items() if used)]
         shard = [f"shard{part}of{parts}"] if parts > 1 else []
@@ -175,7 +179,8 @@ def make_counter(
 
     A batch size that is `stored` in a file is known to fit.
     """
-    if recipe.compile and isinstance(model, Ensemble) and model.consensus is not None:
+    inner = model.classifier if isinstance(model, Denoised) else model
+    if recipe.compile and isinstance(inner, Ensemble) and inner.consensus is not None:
         raise RequestError("compile: expected false with consensus, whose passes vary in number; leave one of them out")
     dtype = DTYPES[recipe.precision]
     evaluated = at_precision(model, recipe.precision, device, shape) if isinstance(model, nn.Module) else model

@@ -16,9 +16,10 @@ from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.classifier import device_of, evaluating, in_float32, logits_of, refuse_batch_dependence
 from smoothcert.data import DATASETS, UNSPLIT, ImageFiles, Images
 from smoothcert.errors import RequestError
-from smoothcert.models import check_outputs, is_code
+from smoothcert.models import Denoised, check_outputs, is_code
 from smoothcert.smoothing.votes import Classifier
 from smoothcert.training.checkpoint import Run, tensors_digest, versions
+from smoothcert.training.denoiser import Denoiser
 
 DIGEST_IMAGES = 100
 """Number of images whose pixels and predicted classes are hashed to identify unnamed data sets and user code."""
@@ -40,6 +41,8 @@ class Subject:
     defaults: Mapping[str, Any] | None = None
     """Settings that apply unless others are given: sigma, noise and precision."""
     stages: "tuple[Subject, ...]" = ()
+    denoiser: Denoiser | None = None
+    """What is in front of the classifier."""
 
     @classmethod
     def of(cls, model: "Certifiable", name: str | None = None) -> "Subject":
@@ -63,10 +66,23 @@ class Subject:
         network = in_float32(model) if isinstance(model, nn.Module) else model
         return cls(network, name or _name_of(model), None, {"precision": "fp32"})
 
-    def check(self, data: Images) -> None:
-        """Refuse `data` that do not fit the classifier."""
+    def behind(self, denoiser: Denoiser | None) -> "Subject":
+        """Return the classifier with `denoiser` in front, and the noise that this is for."""
+        if denoiser is None:
+            return self
+        if self.stages:
+            raise RequestError("denoiser: expected none with a cascade, whose stages have several sigmas; leave it out")
+        front: Any = self.classifier  # which Denoised checks
+        noise = {"sigma": denoiser.sigma, "noise": denoiser.noise}
+        denoised = Denoised(denoiser.model, front)
+        return replace(self, classifier=denoised, defaults={**(self.defaults or {}), **noise}, denoiser=denoiser)
+
+    def check(self, data: Images, sigma: float, noise: str) -> None:
+        """Refuse `data` that do not fit the classifier, and noise that does not fit the denoiser."""
+        if self.denoiser is not None:
+            self.denoiser.check(data.shape, sigma, noise)
         for stage in self.stages:
-            stage.check(data)
+            stage.check(data, sigma, noise)
         if self.stages:
             return
         if self.run is not None:
@@ -81,6 +97,17 @@ class Subject:
         """Return the settings that identify the classifier; a file is continued only by the same one."""
         if self.stages:
             return _about_cascade([stage.about(data, device, batch_size) for stage in self.stages])
+        return self.with_denoiser(self._about_classifier(data, device, batch_size))
+
+    def with_denoiser(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings that identify a classifier together with those of the denoiser in front of it, if any."""
+        if self.denoiser is None:
+            return dict(about)
+        front = self.denoiser.about()
+        trained = {"training_sigma": front["sigma"]} if "training_sigma" in about else {}
+        return {**about, **trained, "objective": f"{about['objective']} + denoiser", "denoiser": front}
+
+    def _about_classifier(self, data: Images | Tensor, device: torch.device, batch_size: int) -> dict[str, Any]:
         runs = self.run.runs if isinstance(self.run, RunEnsemble) else (self.run,) if self.run is not None else ()
         if self.run is not None and not any(is_code(run.recipe.model) for run in runs):
             return self.run.about()

@@ -11,6 +11,7 @@ from smoothcert.cli.options import (
     Channels,
     Classes,
     Data,
+    Denoiser,
     Device,
     Precision,
     SkipUnreadable,
@@ -47,6 +48,7 @@ def attack(
     seed: Annotated[int | None, typer.Option(help="For tests and replays.", show_default="fresh")] = None,
     name: Annotated[str, typer.Option(help="Name of the attacks file.")] = "pgd",
     model: Annotated[str | None, typer.Option(help="The run's own network, package.module:function.")] = None,
+    denoiser: Denoiser = None,
     dataset: Annotated[str | None, typer.Option(help="Data set of the certificates.", show_default="the run's")] = None,
     channels: Channels = None,
     classes: Classes = None,
@@ -69,6 +71,7 @@ def attack(
     from smoothcert.io.files import check_inside
     from smoothcert.report.progress import attack_bar
     from smoothcert.training.checkpoint import load_run
+    from smoothcert.training.denoiser import load_denoiser
 
     check_name(name)
     loaded, where = load_run(run, model), find_device(device)
@@ -93,12 +96,21 @@ def attack(
         **{"radii": parse_radii(radii), "steps": steps, "num_noise": num_noise, "n": n, "alpha": alpha},
         **{"precision": precision, "seed": seed},
     }
+    front = None
+    if denoiser is not None:
+        front = load_denoiser(denoiser, None if claims is None else claims.settings.get("sigma"))
+        fields["sigma"] = front.sigma
     recipe = complete_attack_recipe(fields, path, where, loaded, claims)
     indices = chosen_images(len(images), skip, max_images)
     if claims is not None:
         indices = sorted(row.index for row in claims.rows)[::skip][:max_images]
     with attack_bar(run.name, len(indices)) as show:
-        file = attack_dataset(loaded, images, indices, recipe, path, where, certificates=claims, on_progress=show)
+        file = attack_dataset(
+            *(loaded, images, indices, recipe, path, where),
+            certificates=claims,
+            denoiser=front,
+            on_progress=show,
+        )
     table = Table("radius", "accuracy under attack, at most")
     for radius in (0.0, *recipe.radii):
         table.add_row(f"{radius:g}", f"{empirical_accuracy(file.rows, radius):.1%}")

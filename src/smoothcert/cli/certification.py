@@ -14,6 +14,7 @@ from smoothcert.cli.options import (
     Channels,
     Classes,
     Data,
+    Denoiser,
     Device,
     Hub,
     NoiseName,
@@ -50,6 +51,7 @@ def certify(
         str | None, typer.Option(help="Your own network: package.module:function or FILE.py:function.")
     ] = None,
     hub: Hub = None,
+    denoiser: Denoiser = None,
     dataset: Annotated[
         str | None, typer.Option(help="Data set: see `smoothcert datasets`.", show_default="the run's")
     ] = None,
@@ -102,8 +104,11 @@ def certify(
     from smoothcert.cli.certify_targets import Request, certify_target, find_target, last_line
     from smoothcert.data import load_dataset, read_class_names, with_known_classes
     from smoothcert.distributed import find_device, meet, team
+    from smoothcert.training.denoiser import load_denoiser
 
     meet()
+    front = load_denoiser(denoiser, sigma) if denoiser is not None else None
+    sigma = front.sigma if front is not None and sigma is None else sigma
     if name is not None:
         check_name(name)
     if until_radius is not None and radii is not None:
@@ -120,7 +125,9 @@ def certify(
         "shard": parse_shard(shard),
     }
     request = Request(
-        *(kind, consensus, model, hub, dataset, image_size, out, name, compress_, radius, data), quiet=quiet, json=json_
+        *(kind, consensus, model, hub, front, dataset, image_size, out, name, compress_, radius, data),
+        quiet=quiet,
+        json=json_,
     )
     groups = [[folder] for folder in folders] if folders and not kind else [folders]
     targets = [find_target(request, group, fields) for group in groups]  # all are checked before the first is certified

@@ -28,6 +28,7 @@ from smoothcert.report.progress import certification_bar, print_data_notes, prin
 from smoothcert.report.summary import default_radii, summarize
 from smoothcert.smoothing.accuracy import NoiseAccuracy
 from smoothcert.training.checkpoint import Run, load_run
+from smoothcert.training.denoiser import Denoiser
 from smoothcert.training.recipe import parse_recipe
 
 LONGEST_NAME = 150
@@ -43,6 +44,7 @@ class Request:
     consensus: int | None
     model: str | None
     hub: str | None
+    denoiser: Denoiser | None
     dataset: str | None
     image_size: int | None
     out: Path | None
@@ -119,7 +121,7 @@ def find_target(request: Request, folders: Sequence[Path], fields: Mapping[str, 
         dataset = first.dataset if dataset is None else dataset
         image_size = first.image_size if image_size is None else image_size
     settings = parse_recipe(CertifySettings, {**fields, "sigma": sigma, "noise": noise}, "certify")
-    path = settings.default_path(folder, trained_with, request.consensus)
+    path = settings.default_path(folder, trained_with, request.consensus, denoised=request.denoiser is not None)
     path = folder / "certificates" / f"{request.name}.tsv" if request.name else path
     path = compressed_form(path) if request.compress else path
     check_inside(path, folder)
@@ -154,6 +156,7 @@ def certify_target(request: Request, target: Target, images: Images, device: tor
         file = certify_dataset(
             *(network, images, target.path, settings),
             name=request.model,
+            denoiser=request.denoiser,
             device=device,
             team=group,
             on_progress=show,
@@ -187,8 +190,9 @@ def print_warnings(request: Request, target: Target, images: Images) -> str:
         print_data_notes(request.console, images, target.trained_on)
         asked = [request.radius] if request.radius is not None else settings.radii[-1:]
         everything = replace(settings.selection(len(images)), shard=(1, 1)).indices
-        # The stages of a cascade have the noise of their training.
-        pairs = zip(target.members, commands, strict=True) if request.kind != "cascade" else ()
+        # The stages of a cascade have the noise of their training; a classifier behind a denoiser need not know noise.
+        other = request.kind == "cascade" or request.denoiser is not None
+        pairs = () if other else zip(target.members, commands, strict=True)
         for warning in (
             *(unreachable_radius(settings, radius) for radius in asked),
             missing_classes(images, everything),

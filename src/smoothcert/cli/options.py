@@ -37,6 +37,10 @@ Hub = Annotated[
     str | None,
     typer.Option("--hub", help="A published classifier: hf:NAME, timm:NAME, hf:FOLDER or timm:FOLDER, from its cache."),
 ]
+Denoiser = Annotated[
+    Path | None,
+    typer.Option("--denoiser", help="Denoiser in front: a folder of train-denoiser, or of a diffusers UNet2DModel."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace files in the folder that smoothcert did not write.")]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute.")]

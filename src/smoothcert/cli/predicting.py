@@ -3,14 +3,24 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
-from smoothcert.cli.options import Bound, Classes, Device, NoiseName, Precision, check_dataset, console, count_option
+from smoothcert.cli.options import (
+    Bound,
+    Classes,
+    Denoiser,
+    Device,
+    NoiseName,
+    Precision,
+    check_dataset,
+    console,
+    count_option,
+)
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import csv_text, printable
@@ -45,6 +55,7 @@ def predict(
     model: Annotated[
         str | None, typer.Option(help="Your own network: package.module:function or FILE.py:function.")
     ] = None,
+    denoiser: Denoiser = None,
     format_: Annotated[
         Literal["table", "json", "csv"], typer.Option("--format", help="What to print on standard output.")
     ] = "table",
@@ -59,7 +70,7 @@ def predict(
         raise RequestError(f"expected image files after {paths[0]}, got none; name some")
     for image in images:
         check_file(image, "an image file")
-    if without_run and sigma is None:
+    if without_run and sigma is None and denoiser is None:
         raise RequestError(f"--sigma: missing; give the noise level for --model {model}, for instance --sigma 0.25")
     if dataset is not None:
         check_dataset(dataset)
@@ -67,10 +78,14 @@ def predict(
     from smoothcert.data import read_class_names
     from smoothcert.data.image_files import read_image_files
     from smoothcert.distributed import find_device
+    from smoothcert.models import Denoised
     from smoothcert.report.progress import print_note, print_warning
     from smoothcert.smoothing.bounds import smallest_error_bound
+    from smoothcert.training.denoiser import load_denoiser
 
     named = read_class_names(classes) if classes is not None else None
+    front = load_denoiser(denoiser, sigma) if denoiser is not None else None
+    sigma = front.sigma if front is not None and sigma is None else sigma
     if without_run:
         network = own_network(str(model), images[0], dataset, image_size, named)
         where, trained_noise = find_device(device), "gaussian"
@@ -85,9 +100,15 @@ def predict(
         network, trained_noise = with_names(network, named, paths[0]), loaded.recipe.noise
         trained_sigma = loaded.recipe.sigma
         sigma = trained_sigma if sigma is None else sigma
-        if (sigma, noise or trained_noise) != (trained_sigma, trained_noise):
+        if front is not None:
+            loaded.refuse_denoiser()
+        elif (sigma, noise or trained_noise) != (trained_sigma, trained_noise):
             trained = f"{trained_noise} noise at sigma {trained_sigma:g}"
             print_warning(PlainConsole(stderr=True), f"{paths[0]} was trained with {trained}, not with this noise")
+    if front is not None:
+        front.check(network.shape, float(sigma or 0), noise or trained_noise)
+        classifier: Any = network.classifier  # which Denoised checks
+        network = replace(network, classifier=Denoised(front.model, classifier))
     batch, notes = read_image_files(images, network.shape, shorter_side=network.shorter_side if resize else None)
     smoothed = SmoothedClassifier(
         network.classifier,
@@ -133,8 +154,6 @@ class Network:
 
 def with_names(network: Network, named: Sequence[str] | None, source: object) -> Network:
     """Return `network` with the names of its classes: those of --classes, else those of its data set."""
-    from dataclasses import replace
-
     from smoothcert.data import DATASETS
 
     known = DATASETS.get(network.dataset or "")

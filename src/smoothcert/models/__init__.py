@@ -8,6 +8,7 @@ from torch import nn
 
 from smoothcert.errors import RequestError
 from smoothcert.io.text import did_you_mean
+from smoothcert.models.denoised import Denoised
 from smoothcert.models.densenet import DenseNet40
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.models.hub import HubClassifier, is_hub, load_hub
@@ -15,6 +16,7 @@ from smoothcert.models.lenet import LeNet
 from smoothcert.models.normalize import Normalize
 from smoothcert.models.resnet50 import ResNet50
 from smoothcert.models.resnet_cifar import CifarResNet
+from smoothcert.models.unet import UNet
 from smoothcert.models.user_code import check_outputs, is_code, own_model
 
 
@@ -34,6 +36,11 @@ MODELS: dict[str, ModelSpec] = {
     "densenet40": ModelSpec("DenseNet-40 with bottlenecks, for small colour images", (3, None, None), DenseNet40),
     "resnet50": ModelSpec("ResNet-50 for ImageNet, torchvision's parameter names", (3, None, None), ResNet50),
 }
+DENOISERS: dict[str, Callable[[int], nn.Module]] = {
+    "unet": partial(UNet, width=64, blocks=3),
+    "unet-small": partial(UNet, width=16, blocks=1),
+}
+"""Networks from noisy images to clean images, by the number of channels: see `smoothcert train-denoiser`."""
 
 
 def build_model(
@@ -50,6 +57,8 @@ def build_model(
     """
     if is_code(name):
         return _trainable(own_model(name, num_classes), name, shape, num_classes)
+    if name in DENOISERS:
+        return DENOISERS[name](shape[0])
     if name not in MODELS:
         raise RequestError(f"model: expected a known model, got {name}; {did_you_mean(name, sorted(MODELS))}")
     spec = MODELS[name]
@@ -69,8 +78,10 @@ def _trainable(model: object, name: str, shape: tuple[int, int, int], num_classe
 
 
 __all__ = [
+    "DENOISERS",
     "MODELS",
     "CifarResNet",
+    "Denoised",
     "DenseNet40",
     "Ensemble",
     "HubClassifier",
@@ -78,6 +89,7 @@ __all__ = [
     "ModelSpec",
     "Normalize",
     "ResNet50",
+    "UNet",
     "build_model",
     "check_outputs",
     "is_code",

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from smoothcert.classifier import image_layout, logits_of
 from smoothcert.errors import RequestError
 from smoothcert.io.text import error_line
+from smoothcert.models.denoised import Denoised
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.models.kernels import is_plain
 
@@ -65,11 +66,14 @@ def at_precision(model: nn.Module, precision: Precision, device: torch.device, s
 
     If the model can be traced, batch norm is folded into the convolutions before it. If the model can compute with it,
     the memory layout of the weights is channels last. Logits are float32 if a linear layer
-    computes them. Each member of an ensemble is converted separately.
+    computes them. Each member of an ensemble, and a denoiser and its classifier, are converted separately.
     """
     if isinstance(model, Ensemble):
         members = [at_precision(member, precision, device, shape) for member in model.members]
         return Ensemble(members, model.consensus).eval()
+    if isinstance(model, Denoised) and model.classifier is not None:
+        parts = [at_precision(part, precision, device, shape) for part in (model.denoiser, model.classifier)]
+        return Denoised(*parts).eval()
     try:
         copied = copy.deepcopy(model)
     except RuntimeError as error:

@@ -4,6 +4,7 @@ from smoothcert.objectives.adversary import Adversary
 from smoothcert.objectives.base import LossTerms, Objective, Progress
 from smoothcert.objectives.catrs import CatRs
 from smoothcert.objectives.consistency import Consistency
+from smoothcert.objectives.denoising import Denoising
 from smoothcert.objectives.gaussian import Gaussian
 from smoothcert.objectives.macer import Macer
 from smoothcert.objectives.noise_attack import NoiseAttack
@@ -21,13 +22,17 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "smoothmix": SmoothMix,
     "catrs": CatRs,
 }
+"""The methods that train classifiers."""
+
+BUILT_IN: dict[str, type[Objective]] = {**OBJECTIVES, "denoising": Denoising}
+"""All objectives that a recipe may name; the last one trains a denoiser instead of a classifier."""
 
 REFERENCES: dict[type[Objective], str] = {}
 """Classes outside the package that were imported by a reference, `package.module:Class` or `FILE.py:Class`."""
 
 
 def is_built_in(objective: Objective) -> bool:
-    return type(objective) in OBJECTIVES.values()
+    return type(objective) in BUILT_IN.values()
 
 
 def name_in_recipes(objective: Objective) -> str:
@@ -39,11 +44,13 @@ def name_in_recipes(objective: Objective) -> str:
 
 
 __all__ = [
+    "BUILT_IN",
     "OBJECTIVES",
     "REFERENCES",
     "Adversary",
     "CatRs",
     "Consistency",
+    "Denoising",
     "Gaussian",
     "LossTerms",
     "Macer",

@@ -43,11 +43,11 @@ def warm_up(epoch: float) -> float:
 
 
 class LossTerms(NamedTuple):
-    """The `loss` to minimise, its `terms` for the log, and `noisy_logits` [num_noise, batch, classes]."""
+    """The `loss` to minimise, its `terms` for the log, and `noisy_logits` [num_noise, batch, classes], if any."""
 
     loss: Tensor
     terms: dict[str, Tensor]
-    noisy_logits: Tensor
+    noisy_logits: Tensor | None
 
 
 class Objective(BaseModel, ABC):

@@ -66,16 +66,17 @@ def train_with_bar(
     folder: Path,
     **options: "Unpack[Options]",
 ) -> None:
-    """`train`, showing epoch, loss, noisy accuracy, images/s and the time left, and notes above the bar."""
+    """`train`, showing epoch, loss, accuracy if known, images/s and the time left, and notes above the bar."""
     from smoothcert.training.loop import train
 
     with _bar() as bar:
         task = bar.add_task(f"train {folder.name}", total=None, now="")
 
         def show(status: "TrainingStatus") -> None:
+            accuracy = "" if status.noisy_accuracy is None else f"noisy acc {status.noisy_accuracy:.1%} "
             now = (
                 f"epoch {status.epoch + 1}/{status.epochs} loss {status.loss:.3f} "
-                f"noisy acc {status.noisy_accuracy:.1%} {status.images_per_second:,.0f} img/s "
+                f"{accuracy}{status.images_per_second:,.0f} img/s "
                 f"{clock(status.seconds_left)} left"
             )
             done = status.epoch * status.steps + status.step

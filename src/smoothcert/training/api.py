@@ -27,6 +27,7 @@ def train(
     *,
     model: nn.Module | None = None,
     init: str | Path | None = None,
+    classifier: nn.Module | None = None,
     test_data: "Images | Dataset[Any] | str | None" = None,
     evaluate_every: int = 0,
     track: Tracker | None = None,
@@ -44,12 +45,12 @@ def train(
 
     `data` is the name of a data set, our `Images`, or a map-style torch `Dataset` of (image, label) with images
     [c, h, w] in [0, 1]; by default the data set of the recipe. A torch `Dataset` is recorded in the recipe as
-    `torch:ClassName`. `model` is trained instead of the network that the recipe names, and receives the result.
-    `init` names weights to start from: a run folder, a `.safetensors` file or a PyTorch checkpoint. With
-    `evaluate_every=N`, the accuracy under noise is measured every N epochs on `test_data`, by default the test split of
-    the recipe's data set. With `sync_batch_norm`, batch norm uses the images of all processes (on GPUs only). `track`
-    writes the metrics for TensorBoard or Weights & Biases too. `on_epoch` is called after each epoch with the run and
-    its metrics; an exception in it stops training.
+    `torch:ClassName`. `model` is trained instead of the network that the recipe names, and receives the result. `init`
+    names weights to start from: a run folder, a `.safetensors` file or a PyTorch checkpoint. `classifier` stays as it
+    is behind a denoiser that is trained (see `denoiser_recipe`). With `evaluate_every=N`, the accuracy under noise is
+    measured every N epochs on `test_data`, by default the test split of the recipe's data set. With `sync_batch_norm`,
+    batch norm uses the images of all processes (on GPUs only). `track` writes the metrics for TensorBoard or Weights &
+    Biases too. `on_epoch` is called after each epoch with the run and its metrics; an exception in it stops training.
     """
     if not isinstance(recipe, TrainRecipe):
         raise RequestError(
@@ -76,6 +77,7 @@ def train(
         *(recipe, images, Path(out)),
         model=model,
         init=None if init is None else Path(init),
+        classifier=classifier,
         test_data=tested,
         evaluate_every=evaluate_every or 1,
         resume=resume,

@@ -27,7 +27,7 @@ from smoothcert.data import Images, Normalization
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file, replaced_atomically
 from smoothcert.io.text import named_error
-from smoothcert.models import build_model, is_code, is_hub
+from smoothcert.models import DENOISERS, build_model, is_code, is_hub
 from smoothcert.training.metrics import METRICS, read_epochs
 from smoothcert.training.recipe import ImportRecipe, TrainRecipe, parse_recipe, stored_fields
 from smoothcert.training.run_folder import MODEL as MODEL
@@ -89,6 +89,11 @@ class Run:
         return self.epoch >= self.recipe.epochs
 
     @property
+    def is_denoiser(self) -> bool:
+        """Whether the model maps images to images, instead of logits."""
+        return self.recipe.model in DENOISERS
+
+    @property
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`, one per epoch; [] for an imported model."""
         return read_epochs(self.folder / METRICS, dict)
@@ -109,6 +114,7 @@ class Run:
         """The smoothed classifier of the model with the noise of its training, or with another `sigma`."""
         from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 
+        self.refuse_denoiser()
         settings = {"noise": self.recipe.noise, "num_classes": self.spec.num_classes, **options}
         return SmoothedClassifier(self.model, sigma=self.recipe.sigma if sigma is None else sigma, **settings)
 
@@ -121,8 +127,17 @@ class Run:
             "weights_sha256": tensors_digest(self.model.state_dict()),
         }
 
+    def refuse_denoiser(self) -> None:
+        """Raise a RequestError if the model is a denoiser, which gives no classes."""
+        if self.is_denoiser:
+            raise RequestError(
+                f"{self.folder}: expected a classifier, got the denoiser {self.recipe.model}; put it in front of a "
+                f"classifier with --denoiser {self.folder}"
+            )
+
     def refuse_other_images(self, data: Images) -> None:
         """Raise a RequestError if `data` does not have the shape and number of classes of the model."""
+        self.refuse_denoiser()
         if (data.shape, data.num_classes) != (self.spec.shape, self.spec.num_classes):
             fewer = data.shape == self.spec.shape and data.num_classes < self.spec.num_classes
             raise RequestError(

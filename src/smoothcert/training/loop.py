@@ -27,7 +27,7 @@ from smoothcert.training.checkpoint import save_weights
 from smoothcert.training.dead_start import LEARNT_BY, at_chance, nothing_learnt, restart_if_dead
 from smoothcert.training.device import enough_memory, training_device
 from smoothcert.training.evaluate import noisy_accuracy
-from smoothcert.training.metrics import METRICS, append_metrics
+from smoothcert.training.metrics import ACCURACY, METRICS, append_metrics
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.seeds import derived_seed
 from smoothcert.training.setup import Options, RunInProgress, set_up
@@ -49,7 +49,8 @@ class TrainingStatus:
     step: int
     steps: int
     loss: float
-    noisy_accuracy: float
+    noisy_accuracy: float | None
+    """None for a denoiser that is trained without a classifier."""
     images_per_second: float
     seconds_left: float
 
@@ -156,8 +157,9 @@ def finish_epoch(run: RunInProgress) -> None:
         line["test_noisy_accuracy"] = noisy_accuracy(run, run.test_data)
     if run.group.leads:
         append_metrics(run.folder / METRICS, line)
-        if run.epoch + 1 == LEARNT_BY and at_chance(metrics["noisy_accuracy"], run.data.labels):
-            run.on_note(f"{run.folder}: {nothing_learnt(run.warm_up, metrics['noisy_accuracy'])}")
+        accuracy = metrics.get(ACCURACY)
+        if run.epoch + 1 == LEARNT_BY and accuracy is not None and at_chance(accuracy, run.data.labels):
+            run.on_note(f"{run.folder}: {nothing_learnt(run.warm_up, accuracy)}")
     if restart_if_dead(run, metrics):
         return
     run.epoch += 1

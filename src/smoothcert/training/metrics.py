@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from smoothcert.objectives import LossTerms
 
 METRICS = "metrics.jsonl"
+ACCURACY = "noisy_accuracy"
 Metrics = list[dict[str, float]]
 Epoch = TypeVar("Epoch")
 LARGEST = 1e30
@@ -107,7 +108,7 @@ def _checked(entry: Any) -> Mapping[str, Any]:
 
 
 class Meter:
-    """The loss, the noisy accuracy and the objective's terms of each step since `restart`, at most `steps` of them.
+    """The loss, the noisy accuracy if known, and the objective's terms of at most `steps` steps since `restart`.
 
     Values are written in place by few kernels, so a captured step can add them.
     """
@@ -125,10 +126,12 @@ class Meter:
     def add(self, terms: LossTerms, labels: Tensor) -> None:
         import torch
 
-        accuracy = (terms.noisy_logits.argmax(-1) == labels).mean(dtype=torch.float32)
-        values = torch.stack([v.detach().float() for v in (terms.loss, accuracy, *terms.terms.values())])
+        accuracy = {}
+        if terms.noisy_logits is not None:
+            accuracy = {ACCURACY: (terms.noisy_logits.argmax(-1) == labels).mean(dtype=torch.float32)}
+        values = torch.stack([v.detach().float() for v in (terms.loss, *accuracy.values(), *terms.terms.values())])
         if not self.names:
-            self.names = ["loss", "noisy_accuracy", *terms.terms]
+            self.names = ["loss", *accuracy, *terms.terms]
             self.values = self.values.new_zeros((len(self.values), len(values)))
         self.values.index_copy_(0, self.step, values.unsqueeze(0))
         self.step += 1
@@ -145,10 +148,10 @@ class Meter:
             "lower learning_rate or the weight of the largest term"
         )
 
-    def running_means(self) -> tuple[float, float]:
-        """Mean loss and noisy accuracy over the share of this process."""
-        loss, accuracy = self._steps()[:, :2].mean(0).tolist()
-        return loss, accuracy
+    def running_means(self) -> tuple[float, float | None]:
+        """Mean loss and noisy accuracy over the share of this process; None for an objective without logits."""
+        loss, *others = self._steps()[:, :2].mean(0).tolist()
+        return loss, others[0] if self.names[1:2] == [ACCURACY] else None
 
     def means(self, team: Team) -> dict[str, float]:
         """Means over the epoch and over all processes."""

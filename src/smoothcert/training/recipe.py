@@ -13,7 +13,7 @@ from smoothcert.io.field_errors import LETTERS, describe_errors, shown
 from smoothcert.io.files import write_text_atomically
 from smoothcert.io.text import did_you_mean, flattened
 from smoothcert.io.yaml_file import parse_yaml, read_yaml
-from smoothcert.objectives import OBJECTIVES, Objective, UnloadedObjective, name_in_recipes
+from smoothcert.objectives import BUILT_IN, OBJECTIVES, Objective, UnloadedObjective, name_in_recipes
 from smoothcert.objectives.base import LATER_FIELDS as LATER_FIELDS_OF_OBJECTIVES
 from smoothcert.training.choices import InputLayer, NoiseName
 from smoothcert.training.sampler_settings import SAMPLERS, AnySampler, RadiusWeighted, Uniform, sampler_to_fields
@@ -31,9 +31,9 @@ def _objective_from(value: Any) -> Any:
         raise ValueError(f"objective: expected a mapping with the key 'name', one of {', '.join(OBJECTIVES)}")
     name = fields["name"]
     outside = _is_reference(name)
-    if not outside and (not isinstance(name, str) or name not in OBJECTIVES):
+    if not outside and (not isinstance(name, str) or name not in BUILT_IN):
         raise ValueError(f"objective: unknown method {name}; {did_you_mean(name, OBJECTIVES)}")
-    kind = UnloadedObjective if outside else OBJECTIVES[name]
+    kind = UnloadedObjective if outside else BUILT_IN[name]
     try:
         return kind.model_validate({k: v for k, v in fields.items() if k != "name" or outside})
     except ValidationError as error:
@@ -283,8 +283,8 @@ def _set(fields: dict[str, Any], keys: list[str], value: Any, override: str) -> 
             same = fields["objective"]["name"] == value  # the user allows the code that the recipe names
             fields["objective"] = fields["objective"] if same else {"name": value}
             return
-        known = isinstance(value, str) and value in OBJECTIVES
-        fields["objective"] = _objective_to(OBJECTIVES[value]()) if known else value
+        known = isinstance(value, str) and value in BUILT_IN
+        fields["objective"] = _objective_to(BUILT_IN[value]()) if known else value
         return
     if keys in (["sampler"], ["sampler", "name"]) and isinstance(value, str) and value in SAMPLERS:
         fields["sampler"] = sampler_to_fields(SAMPLERS[value]())

@@ -19,10 +19,11 @@ from smoothcert.models import check_outputs, is_code
 from smoothcert.models.kernels import kernels_work
 from smoothcert.models.precision import resolve_precision
 from smoothcert.noise import NOISES
-from smoothcert.objectives import Progress, UnloadedObjective, is_built_in
+from smoothcert.objectives import Denoising, Progress, UnloadedObjective, is_built_in
 from smoothcert.training.average import AveragedWeights
 from smoothcert.training.checkpoint import InputSpec, Run, new_model, versions
 from smoothcert.training.choices import Compiling
+from smoothcert.training.denoiser import behind_denoiser, check_denoiser_request, check_frozen_classifier
 from smoothcert.training.device import weights_layout
 from smoothcert.training.initial_weights import check_source, load_initial_weights
 from smoothcert.training.metrics import METRICS, Meter
@@ -58,6 +59,8 @@ class Options(TypedDict, total=False):
     """A network to train instead of the one that the recipe names; `load_run(folder, model=...)` loads it."""
     init: Path | None
     """Weights to start from: a run folder, a `.safetensors` file or a PyTorch checkpoint."""
+    classifier: nn.Module | None
+    """A classifier behind a denoiser that is trained. It stays as it is and only contributes to the loss."""
     test_data: Images | None
     """Images on which the accuracy under noise is measured every `evaluate_every` epochs."""
     evaluate_every: int
@@ -66,7 +69,7 @@ class Options(TypedDict, total=False):
     """auto, cpu, cuda or mps."""
     capture: bool | None
     """Whether steps are captured as CUDA graphs on one GPU. The default is True except for a user's own network or
-    objective, whose decisions in Python would be made only once."""
+    objective, or with a classifier behind a denoiser, whose decisions in Python would be made only once."""
     compiling: Compiling
     sync_batch_norm: bool
     """Whether batch norm uses the statistics of a step's images in all processes, instead of those of each process."""
@@ -93,6 +96,7 @@ def set_up(
     if model is not None:
         check_outputs(model, recipe.model, data.shape, data.num_classes)
     check_request(recipe, data, folder, group)
+    check_denoiser_request(recipe, data, options.get("classifier"), options.get("test_data") is not None)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(derived_seed(recipe.seed, 0))
         model = new_model(recipe, InputSpec.of(data)) if model is None else model
@@ -106,6 +110,7 @@ def set_up(
         source = check_source(folder, start.state, source)
         refuse_other_batch_norm(folder, start, options.get("sync_batch_norm", False))
         run = RunInProgress(recipe, data, folder, group, device, model, start, source, options)
+        check_frozen_classifier(folder, start.state, run.frozen)
         if group.leads and source is not None and start.state is None and start.epoch == 0:
             # A killed process must not leave a run that continues from random weights.
             save_state(folder, run.state(run.provenance()))
@@ -180,7 +185,10 @@ class RunInProgress:
         self.progress = Progress(recipe.sigma, zero, zero.clone(), torch.empty(0), zero.clone())
         noise, generator = NOISES[recipe.noise](recipe.sigma), torch.Generator(device)
         sampling = Sampling(noise, recipe.objective.num_noise, per_step, self.share, generator)
-        loss = Step(self.model, recipe.objective, device_type=device.type, bf16=self.precision == "bf16")
+        network, self.frozen = self.model, None
+        if isinstance(recipe.objective, Denoising):
+            network, self.frozen = behind_denoiser(self.model, options.get("classifier"), device)
+        loss = Step(network, recipe.objective, device_type=device.type, bf16=self.precision == "bf16")
         step_module: nn.Module = loss
         if group.size > 1:  # a user's network may have parameters that the loss does not use
             step_module = DistributedDataParallel(loss, find_unused_parameters=own_network)
@@ -189,7 +197,7 @@ class RunInProgress:
         self.step: TrainingStep | CapturedStep = self.plain_step
         capture = options.get("capture")
         if capture is None:
-            capture = not own_network and is_built_in(recipe.objective)
+            capture = not own_network and is_built_in(recipe.objective) and self.frozen is None
         if capture and device.type == "cuda" and group.size == 1:
             keep_compiled_kernels()
             kernels = self.precision == "bf16" and kernels_work(device.index or 0)
@@ -226,6 +234,7 @@ class RunInProgress:
     def provenance(self) -> dict[str, Any]:
         """How the weights were computed, for the file of the model."""
         origin = {"init": None if self.source is None else dict(self.source), "teacher": self.teacher}
+        origin["classifier"] = self.frozen
         return {
             "versions": self.versions,
             "processes": self.group.size,

@@ -1,0 +1,62 @@
+"""`smoothcert train-denoiser`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from smoothcert.cli.options import Compiling, Data, Device, check_dataset, command_line, console
+from smoothcert.errors import RequestError
+from smoothcert.io.console import leads
+
+
+def train_denoiser(
+    out: Annotated[Path, typer.Option(help="Run folder to make.")],
+    dataset: Annotated[str, typer.Option(help="Data set; see `smoothcert datasets`.")],
+    sigma: Annotated[float, typer.Option(help="Noise level that is certified later.")],
+    model: Annotated[Literal["unet", "unet-small"], typer.Option(help="Size of the denoiser.")] = "unet",
+    classifier: Annotated[
+        str | None, typer.Option(help="A classifier that adds a term to the loss: a run folder, or your own code.")
+    ] = None,
+    stability_weight: Annotated[
+        float | None, typer.Option(help="Weight of that term.", show_default="1 with --classifier")
+    ] = None,
+    init: Annotated[Path | None, typer.Option(help="Denoiser to start from: a run folder.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side of the images, for folder:PATH.")] = None,
+    set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of the recipe.")] = [],  # noqa: B006
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    compile_: Annotated[
+        Compiling, typer.Option("--compile", help="torch.compile on a GPU; auto: if it pays.")
+    ] = "auto",
+    data: Data = None,
+    device: Device = "auto",
+) -> None:
+    """Train a denoiser, which makes a classifier that was trained without noise certifiable."""
+    if stability_weight is not None and classifier is None:
+        raise RequestError(f"--stability-weight: expected --classifier with it, got {stability_weight:g} alone")
+    check_dataset(dataset)
+    from smoothcert.data import load_dataset
+    from smoothcert.distributed import meet
+    from smoothcert.report.progress import print_data_notes, train_with_bar
+    from smoothcert.training.denoiser import denoiser_recipe, load_classifier
+    from smoothcert.training.recipe import with_overrides
+
+    weight = (1.0 if classifier is not None else 0.0) if stability_weight is None else stability_weight
+    fields = {"model": model, "image_size": image_size, "objective": {"name": "denoising", "stability_weight": weight}}
+    recipe = with_overrides(denoiser_recipe(dataset, sigma, **fields), set_)
+    meet()
+    images = load_dataset(recipe.dataset, "train", data, image_size=recipe.image_size)
+    print_data_notes(console, images)
+    judge = load_classifier(classifier, images.num_classes) if classifier is not None else None
+    train_with_bar(
+        *(recipe, images, out),
+        classifier=judge,
+        init=init,
+        resume=resume,
+        device=device,
+        compiling=compile_,
+    )
+    if leads():
+        ready = classifier is not None and Path(classifier).is_dir()
+        words = [*([classifier] if ready else ["RUN"]), "--denoiser", out, *(["--data", data] if data else [])]
+        console.print(f"trained {out}; next: {command_line('certify', *words)}", soft_wrap=True)
