@@ -141,8 +141,8 @@ def certify_target(request: Request, target: Target, images: Images, device: tor
     console, settings = request.console, target.settings
     indices = settings.selection(len(images)).indices
     retrain = print_warnings(request, target, images)
-    network = target.combined or target.first or target.published
-    network = network or own_model(str(request.model), images.num_classes)
+    known = target.combined or target.first or target.published
+    network = known if known is not None else own_model(str(request.model), images.num_classes)
     with certification_bar(target.folder.name, len(indices), quiet=console.quiet) as show:
 
         def judge(accuracy: NoiseAccuracy) -> None:
