@@ -10,7 +10,7 @@ import datetime
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.resources import files as package_files
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -67,7 +67,7 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
         bold=RANKED,
         statistics=[STATISTICS, *constant_sentences(compared)],
         looks=look_of,
-        table=_shown(table),
+        table=_shown(_settings_last(table, {key for s in contents.summaries for key in s.hyperparameters})),
         notes={**contents.warnings, **contents.notes},
         further=[(heading, caption, _shown(content)) for heading, caption, content in _further(contents, compared)],
         maps=class_maps(compared, labels, gallery.class_names),
@@ -144,6 +144,13 @@ def _figures(contents: Contents) -> list[tuple[str, str, str]]:
         for name, (title, caption) in FIGURES.items()
         if name != "curves" and f"{name}.png" in contents.drawn
     ]
+
+
+def _settings_last(content: Layout, keys: Collection[str]) -> Layout:
+    """The hyper-parameters `keys` after the results, so that these are on the screen."""
+    order = sorted(range(len(content.columns)), key=lambda i: content.columns[i].key in keys)
+    rows = [row for group in content.groups for row in group]
+    return content.only([i for i in order if all(i < len(row) for row in rows)])
 
 
 def _shown(content: Layout) -> dict[str, Any]:
