@@ -1,6 +1,7 @@
 """The page says what the certificates say, whatever the names of runs, and holds all that it needs."""
 
 import base64
+import datetime
 import hashlib
 import json
 import math
@@ -8,6 +9,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 from html.parser import HTMLParser
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, read_certificates
+from smoothcert.io.text import one_line
 from smoothcert.report import Contents, certified_accuracy, summarize
 from smoothcert.report.comparison import Published
-from smoothcert.report.html import html_page
+from smoothcert.report.further_tables import further_tables
+from smoothcert.report.headline import headlines
+from smoothcert.report.html import _AS_HEAT_MAP, html_page
+from smoothcert.report.html_curves import STEPS_PER_UNIT, in_steps
 from smoothcert.report.html_gallery import (
     NOT_ASKED,
     NOT_RECORDED,
@@ -29,6 +35,8 @@ from smoothcert.report.html_gallery import (
     kinds_of,
     rounded_down,
 )
+from smoothcert.report.layout import comma_separated
+from smoothcert.report.paired import comparisons
 from smoothcert.report.tables import intervals_layout, layout
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 
@@ -86,19 +94,20 @@ def embedded(text: str) -> dict[str, Any]:
 
 def test_names_and_settings_are_never_html_or_script(make_run: MakeRun) -> None:
     run = make_run("a", dataset=HOSTILE, objective=HOSTILE, precision=HOSTILE)
-    (run / "recipe.yaml").write_text(HOSTILE)
+    (run / "recipe.yaml").write_text(f"x: '{HOSTILE}'")
     hostile = read_certificates(run / "certificates" / "test.tsv")
     asked = Pictures({0: b"\x89PNG"}, {}, (HOSTILE,) * 10)
     more = {"notes": {HOSTILE: [HOSTILE]}, "published": {HOSTILE: Published(HOSTILE, HOSTILE, 1.0, {}, ())}}
-    text = page((HOSTILE, hostile), ("b", file()), title=HOSTILE, gallery=lambda *_: asked, **more)
+    text = page((HOSTILE, hostile), ("b", file(dataset=HOSTILE)), title=HOSTILE, gallery=lambda *_: asked, **more)
     seen, plain = Seen(text), Seen(page(("a", file()), ("b", file()), title="t"))
     assert seen.count("script") == plain.count("script") == 2
     assert seen.count("img") == 0
     assert not [name for _, attributes in seen.elements for name in attributes if name.startswith("on")]
     assert seen.texts["title"] == seen.texts["h1"] == [HOSTILE]
-    assert HOSTILE in seen.texts["pre"]
+    assert f"x: '{HOSTILE}'" in seen.texts["pre"]
+    assert any(HOSTILE in text for text in seen.texts["p"])
     assert embedded(text)["gallery"]["runs"][0]["name"] == HOSTILE
-    assert embedded(text)["gallery"]["runs"][0]["kinds"][0]["images"][0]["label"] == HOSTILE
+    assert embedded(text)["gallery"]["runs"][0]["kinds"][1]["images"][0]["label"] == HOSTILE
 
 
 def test_the_policy_allows_only_the_pages_script_and_no_requests() -> None:
@@ -119,16 +128,19 @@ def test_tables_are_those_of_the_other_formats() -> None:
     runs = [("a", file()), ("b", file(objective=None)), ("c", file([image(0, 1, 1, 0.3)], sigma=None))]
     summaries = [summarize(run, name, RADII) for name, run in runs]
     published = {"a": Published("t/1", "Gaussian", 0.7, {0.25: 55.0}, ())}
-    expected = layout(summaries, published).for_reading()
+    compared = comparisons(summaries)
+    expected = layout(summaries, published, compared).for_reading()
+    further = [table.layout.for_reading() for table in further_tables(compared) if table.title != _AS_HEAT_MAP]
+    assert further
     intervals = intervals_layout(summaries).for_reading()
     text = page(*runs, published=published, notes={"few images": ["a", "b"]})
     tables = re.findall(r'<table class="results">(.*?)</table>', text, flags=re.DOTALL)
-    for table, content in zip(tables, (expected, intervals), strict=True):
+    for table, content in zip(tables, (expected, *further, intervals), strict=True):
         seen = Seen(table)
         assert seen.texts["button"] == [column.title for column in content.columns]
         rows = [row for group in content.groups for row in group]
         shown = re.findall(r"<tbody>(.*)</tbody>", table, flags=re.DOTALL)[0]
-        assert Seen(shown).texts["td"] == [cell.text for row in rows for cell in row]
+        assert Seen(shown).texts["td"] == [one_line(cell.text) for row in rows for cell in row]
         marked = [" best" in (attributes["class"] or "") for tag, attributes in Seen(shown).elements if tag == "td"]
         assert marked == [cell.best for row in rows for cell in row]
     assert text.count('<tr class="aside">') == 2
@@ -139,13 +151,14 @@ def test_the_curves_have_every_step_of_the_data() -> None:
     rows = {"a": images(), "b": [image(i, 1, 1, math.sqrt(i)) for i in range(50)]}
     data = embedded(page(*((name, file(some, objective=None)) for name, some in rows.items())))
     (panel,) = data["panels"]
-    assert panel["title"] == "σ = 0.50"
+    assert (panel["title"], panel["norm"]) == ("MNIST, σ = 0.50", "L2")
     for run in panel["runs"]:
         some = rows[run["name"]]
+        radii = [steps / STEPS_PER_UNIT for steps in accumulate(run["steps"])]
         for radius in (0.0, 0.1, 0.3, 0.5, 0.5001, 0.7498, 0.75, 2.3, 6.99, 7.0, 7.01):
-            enough = [r for r in run["radii"] if r >= radius]
+            enough = [r for r in radii if r >= radius]
             assert len(enough) / run["images"] == certified_accuracy(some, radius)
-        assert run["radii"] == sorted(run["radii"])
+        assert radii == sorted(radii)
     summary = summarize(file(), "a", ())
     assert panel["ceilings"] == [[summary.ceiling, 1000]]
 
@@ -155,14 +168,22 @@ def test_one_panel_per_sigma_and_data_set_and_one_look_per_method() -> None:
         (f"{method}-{sigma}", file(sigma=sigma, objective=method)) for sigma in (1.0, 0.25) for method in ("x", "y")
     ]
     panels = embedded(page(*runs, ("theirs", file(sigma=None, dataset="cifar10", objective=None))))["panels"]
-    assert [panel["title"] for panel in panels] == ["mnist, σ = 0.25", "mnist, σ = 1.00", "cifar10, σ not recorded"]
-    assert [[(run["label"], run["look"]) for run in panel["runs"]] for panel in panels] == [
-        [("x", 0), ("y", 1)],
-        [("x", 0), ("y", 1)],
-        [("theirs", 2)],
-    ]
+    assert [panel["title"] for panel in panels] == ["MNIST, σ = 0.25", "MNIST, σ = 1.00", "CIFAR-10, σ not recorded"]
+    shown = [[(run["label"], run["look"]) for run in panel["runs"]] for panel in panels]
+    assert shown[0] == shown[1]
+    assert [label for panel in shown for label, _ in panel] == ["x", "y", "x", "y", "theirs"]
+    assert len({look for panel in shown for _, look in panel}) == 3
     twice = embedded(page(("one", file()), ("two", file())))["panels"]
     assert [run["label"] for run in twice[0]["runs"]] == ["one", "two"]
+
+
+@given(st.floats(0, 100))
+@example(math.nextafter(0.117, 0))
+def test_no_step_of_a_curve_lies_beyond_its_radius(radius: float) -> None:
+    (steps,) = in_steps([radius])
+    shown = Fraction(int(steps), STEPS_PER_UNIT)
+    assert Fraction(radius) - Fraction(11, 10 * STEPS_PER_UNIT) < shown
+    assert float(shown) <= radius
 
 
 @given(st.floats(0, 100), st.sampled_from([3, 6]))
@@ -176,12 +197,13 @@ def test_no_radius_is_shown_larger_than_it_was_certified(radius: float, decimals
 
 def test_radii_with_three_digits_are_not_rounded() -> None:
     assert all(rounded_down(thousandths / 1000, 6) == thousandths / 1000 for thousandths in range(5001))
+    assert in_steps([thousandths / 1000 for thousandths in range(5001)]).tolist() == list(range(0, 50001, 10))
 
 
 def test_radii_are_rounded_down_in_curves_and_cards() -> None:
     data = embedded(page(("a", file([image(0, 1, 1, 0.1239999)]))))
-    assert data["panels"][0]["runs"][0]["radii"] == [0.123999]
-    assert data["gallery"]["runs"][0]["kinds"][0]["images"][0]["radius"] == "0.123"
+    assert data["panels"][0]["runs"][0]["steps"] == [1239]
+    assert data["gallery"]["groups"] == [{"0": [[0, "1", True, 0.123]]}]
 
 
 def test_every_image_is_right_wrong_or_abstained_and_the_extremes_come_first() -> None:
@@ -207,16 +229,14 @@ def test_a_card_has_classes_votes_and_radius() -> None:
         {
             "index": 7,
             "label": "cat",
-            "predict": "frog",
-            "right": False,
-            "radius": "0.123",
             "n": 1000,
             "votes": [["frog", 600, False], ["cat", 300, True], ["dog", 60, False]],
             "picture": 0,
         }
     ]
     (silent,) = kinds["abstained"]["images"]
-    assert (silent["predict"], silent["votes"], silent["picture"]) == (None, [], None)
+    assert (silent["votes"], silent["picture"]) == ([], None)
+    assert data["gallery"]["groups"] == [{"7": [[0, "frog", False, 0.123]], "9": [[0, None, False, 0.0]]}]
     assert kinds["smallest radius"] == {"title": "smallest radius", "total": 0, "images": []}
 
 
@@ -240,7 +260,24 @@ def test_pictures_are_asked_for_once_and_shared_by_runs_on_the_same_images() -> 
         for card in (card for kind in run["kinds"] for card in kind["images"]):
             stored = data["pictures"][card["picture"]].removeprefix("data:image/jpeg;base64,")
             assert base64.b64decode(stored).decode() == f"{dataset} {card['index']}"
-    assert data["runs"][0]["kinds"][0]["total"] == 100
+    assert data["runs"][0]["kinds"][1]["total"] == 100
+
+
+def test_an_image_is_shown_under_all_runs_and_the_largest_differences_come_first() -> None:
+    radii = {"a": [0.1, 0.2, 0.3, 0.4], "b": [0.1, 0.9, 0.3, 0.5], "c": [0.1, 0.2, 0.3]}
+    runs = [
+        (name, file([image(i, 1, 1 if i else 0, r) for i, r in enumerate(own)], objective=None))
+        for name, own in radii.items()
+    ]
+    gallery = embedded(page(*runs))["gallery"]
+    for number, run in enumerate(gallery["runs"]):
+        kind = run["kinds"][0]
+        assert (run["name"], kind["title"]) == (list(radii)[number], "runs differ")
+        assert [card["index"] for card in kind["images"]] == [1], "others are the same, wrong, or not in all runs"
+    (outcomes,) = gallery["groups"]
+    assert outcomes["1"] == [[0, "1", True, 0.2], [1, "1", True, 0.9], [2, "1", True, 0.2]]
+    assert [number for number, *_ in outcomes["3"]] == [0, 1], "the third run has no such image"
+    assert outcomes["0"][0] == [0, "0", False, 0.1]
 
 
 @pytest.mark.parametrize(
@@ -269,7 +306,8 @@ def test_recipe_settings_and_provenance_of_each_run_are_in_the_page(make_run: Ma
     stored = read_certificates(run / "certificates" / "test.tsv")
     full = CertificatesFile(stored.path, stored.rows, stored.settings, {"versions": {"torch": "2.13"}, "seeds": [1, 2]})
     text = page(("a", full), ("theirs", read_certificates(field_file)))
-    ours, theirs = re.findall(r"<details>(.*?)</details>", text, flags=re.DOTALL)
+    after = text.partition('<section id="provenance">')[2]
+    ours, theirs = re.findall(r"<details>(.*?)</details>", after, flags=re.DOTALL)
     assert "<pre>epochs: 90\nobjective:\n  name: gaussian</pre>" in ours
     facts = dict(re.findall(r"<tr><th>(.*?)</th><td>(.*?)</td></tr>", ours))
     assert facts == {
@@ -284,3 +322,43 @@ def test_recipe_settings_and_provenance_of_each_run_are_in_the_page(make_run: Ma
 def test_lone_surrogates_are_escaped(tmp_path: Path) -> None:
     text = page(("a", file(precision="half \ud800")), title="broken \udcff")
     (tmp_path / "page.html").write_text(text, encoding="utf-8")
+
+
+def test_the_page_says_what_it_is_about_and_its_result_in_words() -> None:
+    runs = [("a", file(model="lenet")), ("b", file(model="lenet", objective="smoothmix"))]
+    summaries = [summarize(run, name, RADII) for name, run in runs]
+    text = html_page(Contents("Title", summaries), datetime.date(2026, 3, 5))
+    (about,) = re.findall(r'<p class="about">(.*?)</p>', text)
+    assert re.findall("<span>(.*?)</span>", about) == [
+        *("MNIST", "LeNet", "L2 radii", "10 images", "n = 1,000 votes", "α = 0.001", "5 March 2026")
+    ]
+    seen = Seen(text)
+    words = headlines(comparisons(summaries), {"a": "Gaussian", "b": "SmoothMix"})
+    assert words[0] in seen.texts["p"]
+    assert text.index(words[0]) < text.index('<section id="curves">') < text.index('<table class="results">')
+
+
+def test_the_csv_file_can_be_downloaded() -> None:
+    summaries = [summarize(file(), "a", RADII)]
+    (link,) = [a for _, a in Seen(html_page(Contents("t", summaries))).elements if a.get("download")]
+    content = base64.b64decode((link["href"] or "").removeprefix("data:text/csv;base64,")).decode()
+    assert content == comma_separated(layout(summaries, {}, comparisons(summaries)))
+
+
+def test_the_heat_map_shows_each_class_and_marks_what_is_never_certified() -> None:
+    rows = [image(i, label, label if label < 2 else 0, 0.6) for i, label in enumerate([0, 0, 1, 2, 2])]
+    asked = Pictures({}, {}, ("cat", "dog", "frog"))
+    text = page(("a", file(rows)), gallery=lambda *_: asked)
+    (table,) = re.findall(r'<table class="heat">(.*?)</table>', text, flags=re.DOTALL)
+    seen = Seen(table)
+    assert seen.texts["th"] == ["run", "cat", "dog", "frog", "Gaussian"]
+    assert seen.texts["td"] == ["100", "100", "0"]
+    cells = [attributes for tag, attributes in seen.elements if tag == "td"]
+    assert [cell["class"] for cell in cells] == ["dark", "dark", "never"]
+    assert cells[0]["title"] == "2 images, 100.0% at radius 0, 100.0% at 0.5, ACR 0.600"
+
+
+def test_figures_of_the_report_are_in_the_page() -> None:
+    drawn = {"curves.png": b"c", "distribution.png": b"d", "distribution.pdf": b"x"}
+    sources = [a["src"] for tag, a in Seen(page(("a", file()), drawn=drawn)).elements if tag == "img"]
+    assert sources == ["data:image/png;base64," + base64.b64encode(b"d").decode()], "the curves are interactive"

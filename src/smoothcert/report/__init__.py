@@ -81,7 +81,8 @@ def write_report(
     formats = list(dict.fromkeys(formats))
     contents = read_contents(paths, replace(choices, **({} if radii is None else {"radii": radii}), **changes))
     pictures = _drawn(contents, [kind for kind in formats if kind in PICTURE_FORMATS])
-    contents = replace(contents, pictures=[name for name, picture in pictures.items() if picture is not None])
+    drawn = {name: picture for name, picture in pictures.items() if picture is not None}
+    contents = replace(contents, pictures=list(drawn), drawn=drawn)
     texts = {name: text for kind in formats if kind in TEXTS for name, text in TEXTS[kind](contents).items()}
     files = {name: None if text is None else text.encode("utf-8", "backslashreplace") for name, text in texts.items()}
     return Report(contents, write_files(out, {**files, **pictures}, force, request))

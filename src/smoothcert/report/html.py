@@ -10,7 +10,7 @@ import datetime
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.resources import files as package_files
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from smoothcert import __version__
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.io.text import flattened, one_line, printable
 from smoothcert.report.contents import Contents
+from smoothcert.report.further_tables import constant_sentences, further_tables
 from smoothcert.report.headline import STATISTICS, headlines
 from smoothcert.report.html_classes import class_maps
 from smoothcert.report.html_curves import curve_data
@@ -26,10 +27,10 @@ from smoothcert.report.html_gallery import gallery_data
 from smoothcert.report.layout import Layout, comma_separated
 from smoothcert.report.looks import Look, looks_of
 from smoothcert.report.names import dataset_name, network_name
-from smoothcert.report.paired import comparisons
+from smoothcert.report.paired import Comparison, comparisons
 from smoothcert.report.panels import panels_of
 from smoothcert.report.summary import Summary
-from smoothcert.report.tables import by_sigma, intervals_layout, layout, seeds_layout
+from smoothcert.report.tables import RANKED, RANKED_SEEDS, by_sigma, intervals_layout, layout, seeds_layout
 from smoothcert.training.run_folder import recipe_of_certificates
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _SCRIPTS = ("page.js", "table.js", "curves.js", "gallery.js")
 _MOST_OF_RECIPE = 100_000  # bytes
+_AS_HEAT_MAP = "Certified accuracy of each class"
 
 
 def html_page(contents: Contents, written: datetime.date | None = None) -> str:
@@ -53,22 +55,23 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
     numbers = {label: number for number, label in enumerate(looks)}
     look_of = {name: numbers[label] for name, label in labels.items()}
     ordered = by_sigma(contents.summaries)
-    compared = comparisons(contents.summaries)
+    compared = contents.comparisons or comparisons(contents.summaries)
     gallery = gallery_data(ordered, contents.gallery, labels)
     script = "\n".join(map(_page_file, _SCRIPTS))
-    table = layout(contents.summaries, contents.published)
+    table = layout(contents.summaries, contents.published, compared)
     return _template().render(
         title=contents.title,
         about=_about(contents.summaries, written or datetime.date.today()),
         csv=base64.b64encode(comma_separated(table).encode("utf-8", "backslashreplace")).decode(),
         headlines=headlines(compared, labels),
-        statistics=STATISTICS,
+        bold=RANKED,
+        statistics=[STATISTICS, *constant_sentences(compared)],
         looks=look_of,
-        table=_shown(table),
+        table=_shown(_settings_last(table, {key for s in contents.summaries for key in s.hyperparameters})),
         notes={**contents.warnings, **contents.notes},
-        further=[(heading, caption, _shown(content)) for heading, caption, content in _further(contents)],
+        further=[(heading, caption, _shown(content)) for heading, caption, content in _further(contents, compared)],
         maps=class_maps(compared, labels, gallery.class_names),
-        figures=(),
+        figures=_figures(contents),
         runs=list(map(_provenance, ordered)),
         version=__version__,
         script=Markup(script),
@@ -122,12 +125,32 @@ def _about(summaries: Sequence[Summary], written: datetime.date) -> list[str]:
     ]
 
 
-def _further(contents: Contents) -> list[tuple[str, str, Layout]]:
+def _further(contents: Contents, compared: Sequence[Comparison]) -> list[tuple[str, str, Layout]]:
     """Title, caption and content of the tables after the main one."""
-    tables = [("95% confidence intervals", "", intervals_layout(contents.summaries))]
-    if contents.seeds:
-        tables.insert(0, ("Mean ± sd over seeds", "", seeds_layout(contents.seeds, contents.published)))
-    return tables
+    seeds = seeds_layout(contents.seeds, contents.published) if contents.seeds else None
+    return [
+        *([] if seeds is None else [("Mean ± sd over seeds", f"Bold: {RANKED_SEEDS}.", seeds)]),
+        *((t.title, t.caption, t.layout) for t in further_tables(compared) if t.title != _AS_HEAT_MAP),
+        ("95% confidence intervals", "", intervals_layout(contents.summaries)),
+    ]
+
+
+def _figures(contents: Contents) -> list[tuple[str, str, str]]:
+    """Title, caption and data URI of the figures of the report but for the curves, which the page draws itself."""
+    from smoothcert.report.document import FIGURES  # that module also writes this page
+
+    return [
+        (title, caption, f"data:image/png;base64,{base64.b64encode(contents.drawn[f'{name}.png']).decode()}")
+        for name, (title, caption) in FIGURES.items()
+        if name != "curves" and f"{name}.png" in contents.drawn
+    ]
+
+
+def _settings_last(content: Layout, keys: Collection[str]) -> Layout:
+    """The hyper-parameters `keys` after the results, so that these are on the screen."""
+    order = sorted(range(len(content.columns)), key=lambda i: content.columns[i].key in keys)
+    rows = [row for group in content.groups for row in group]
+    return content.only([i for i in order if all(i < len(row) for row in rows)])
 
 
 def _shown(content: Layout) -> dict[str, Any]:

@@ -74,13 +74,19 @@ class NamedRun:
             return None
         settings = self.settings
         shown = [key for key in dict.fromkeys(("eta", *keys)) if key in settings and key != "one_step"]
-        details = ", ".join(_setting(key, settings[key]) for key in shown)
+        details = ", ".join(setting_text(key, settings[key]) for key in shown)
         return f"{self.title}{f' ({details})' if details else ''}{self.ending}"
 
 
-def _setting(key: str, value: object) -> str:
+def setting_name(key: str) -> str:
+    """The name of a field of a recipe, such as `objective.weight`, in the papers."""
     last = key.rpartition(".")[2]
-    name = SYMBOLS.get(last, last.replace("_", " "))
+    return SYMBOLS.get(last, last.replace("_", " "))
+
+
+def setting_text(key: str, value: object) -> str:
+    """A field of a recipe with its value, as in "λ = 10"."""
+    name = setting_name(key)
     if value is None or isinstance(value, bool):
         return name if value else f"no {name}"
     return (

@@ -6,9 +6,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from smoothcert.report.hyperparameters import Sweep
-from smoothcert.report.style import AXIS_SIZE, GREY, NOTE_SIZE, TITLE_SIZE, new_figure, plain, quiet_axes
+from smoothcert.report.names import METHODS, dataset_name, setting_name, setting_text
+from smoothcert.report.style import AXIS_SIZE, FIRST, GREY, NOTE_SIZE, TITLE_SIZE, new_figure, plain, quiet_axes
 
-_LINE = "#0058a8"
 _SPREAD = 20
 """Values whose largest is this many times the smallest have a logarithmic axis."""
 
@@ -35,7 +35,7 @@ def _draw(axes: Axes, sweep: Sweep) -> None:
     values = [point.value for point in sweep.points]
     errors = [point.standard_deviation or 0.0 for point in sweep.points]
     acrs = [point.acr for point in sweep.points]
-    axes.errorbar(values, acrs, errors if any(errors) else None, marker="o", color=_LINE, capsize=3, linewidth=1.6)
+    axes.errorbar(values, acrs, errors if any(errors) else None, marker="o", color=FIRST, capsize=3, linewidth=1.6)
     if values[0] > 0 and values[-1] / values[0] >= _SPREAD:
         axes.set_xscale("log")
     axes.set_xticks(values, [f"{value:g}" for value in values])
@@ -47,11 +47,11 @@ def _draw(axes: Axes, sweep: Sweep) -> None:
             plain(name), (1, acr), (0, 3), xycoords=("axes fraction", "data"), textcoords="offset points",
             ha="right", color=GREY, fontsize=NOTE_SIZE,
         )  # fmt: skip
-    shared = [f"{key.rpartition('.')[2]} = {value}" for key, value in sweep.shared.items()]
-    data = [sweep.dataset] if sweep.dataset else []
-    title = f"{sweep.method}: {', '.join([*data, f'σ = {sweep.sigma:g}', *shared])}"
-    axes.set_title(plain(title), fontsize=TITLE_SIZE)
-    axes.set_xlabel(plain(sweep.parameter.rpartition(".")[2]), fontsize=AXIS_SIZE)
-    axes.set_ylabel("ACR", fontsize=AXIS_SIZE)
+    shared = [setting_text(key, value) for key, value in sweep.shared.items()]
+    data = [dataset_name(sweep.dataset)] if sweep.dataset else []
+    where = ", ".join([*data, f"σ = {sweep.sigma:g}", *shared])
+    axes.set_title(plain(f"{METHODS.get(sweep.method, sweep.method)}: {where}"), fontsize=TITLE_SIZE)
+    axes.set_xlabel(plain(setting_name(sweep.parameter)), fontsize=AXIS_SIZE)
+    axes.set_ylabel("average certified L2 radius (ACR)", fontsize=AXIS_SIZE)
     axes.margins(y=0.15)
     quiet_axes(axes)
