@@ -115,7 +115,9 @@ def decode_file(
 ) -> tuple[Tensor, list[str]]:
     """A PNG or JPEG file as float32 [c, h, w] in [0, 1], and notes on what was changed. The header is checked first."""
     if not content.startswith((PNG, JPEG)):
-        raise RequestError(f"{name}: expected a PNG or JPEG file, got {len(content)} bytes that are neither")
+        raise RequestError(
+            f"{name}: expected a PNG or JPEG file, got {len(content)} bytes that are neither; send another"
+        )
     file, (channels, height, width) = ImageBytes(name, content), decoder.shape
     try:
         with opened_image(file) as image:
