@@ -284,7 +284,7 @@ def test_next_steps_of_other_commands_run(
             names.append(step[0])
             few_votes = (*FEW, "--max-images", 2) if step[0] == "certify" else ()
             constant = step[0] == "train" and "nets_for_cli_test.py:constant" in step
-            small = ("--set", "batch_size=40", "--set", "epochs=1", "--device", "cpu") if step[0] == "train" else ()
+            small = ("--set", "batch_size=40", "--epochs", 1, "--device", "cpu") if step[0] == "train" else ()
             small = (*small, "--set", "dataset=npz:few.npz") if "--recipe" in step else small
             code, _, err = run_cli(*step, *few_votes, *small)
             assert (code, err) == (0, "") or (constant and "has no parameters to train" in err), step
