@@ -15,6 +15,7 @@ from tiny import tiny_recipe
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.data import DATASETS, ImageData, mnist
 from smoothcert.errors import RequestError
+from smoothcert.training.checkpoint import load_run
 from smoothcert.training.metrics import METRICS, append_metrics
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -254,3 +255,40 @@ def test_the_printed_next_steps_run(run_cli: Cli, workplace: Path, network: str)
     )
     assert (code, err) == (0, "")
     assert run_cli(*printed_next(out))[0] == 0
+
+
+def test_next_steps_of_other_commands_run(
+    run_cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of `import`, `papers`, certificates of an own model, and `certify` under another noise, as printed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets_for_cli_test.py").write_text(MODULE)
+    few = mnist.load_sample("train").subset(torch.arange(40))
+    np.savez(tmp_path / "few.npz", images=few.images[:, 0].numpy(), labels=few.labels.numpy())
+    weights = {f"module.{name}": tensor for name, tensor in load_run(run).model.state_dict().items()}
+    torch.save({"arch": "lenet", "epoch": 90, "state_dict": weights}, tmp_path / "checkpoint.pth.tar")
+    own = ("--model", "nets_for_cli_test.py:constant", "--dataset", "npz:few.npz", "--out", "runs/own")
+    commands: list[tuple[object, ...]] = [
+        ("papers",),
+        ("import", "checkpoint.pth.tar", "--sigma", 0.5, "--dataset", "mnist-sample", "--out", "runs/imported"),
+        ("certify", *own, "--sigma", 0.25, *FEW),
+        ("certify", run, "--sigma", 8, "--dataset", "npz:few.npz", *FEW),
+    ]
+    names = []
+    for command in commands:
+        code, out, err = run_cli(*command)
+        assert (code, err) == (0, "")
+        steps = [shlex.split(line.split("next: smoothcert ")[1]) for line in out.splitlines() if "next: " in line]
+        assert steps, command
+        for step in steps:
+            names.append(step[0])
+            few_votes = (*FEW, "--max-images", 2) if step[0] == "certify" else ()
+            constant = step[0] == "train" and "nets_for_cli_test.py:constant" in step
+            small = ("--set", "batch_size=40", "--epochs", 1, "--device", "cpu") if step[0] == "train" else ()
+            small = (*small, "--set", "dataset=npz:few.npz") if "--recipe" in step else small
+            code, _, err = run_cli(*step, *few_votes, *small)
+            assert (code, err) == (0, "") or (constant and "has no parameters to train" in err), step
+            shutil.rmtree(tmp_path / "report", ignore_errors=True)
+            if step[0] == "train":
+                shutil.rmtree(step[step.index("--out") + 1], ignore_errors=True)
+    assert {"papers", "certify", "report", "train"} <= set(names)

@@ -110,7 +110,7 @@ def main() -> None:
     accept_any_terminal()
     code: object = 0
     try:
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False, prog_name="smoothcert")
     except typer.TyperException as error:
         message = parser_message(error)
         # Without arguments the help has been printed, or it is the message; typer does not export this error.

@@ -52,9 +52,8 @@ def training_command(
     if run is not None and (folder / RECIPE).exists():
         source: list[object] = ["--recipe", folder / RECIPE]
     else:
-        family = next((known for known in ("mnist", "cifar10", "imagenet") if dataset.startswith(known)), "mnist")
-        source = ["--preset", f"{family}/gaussian", "--set", f"dataset={dataset}"]
-        source += ["--set", f"image_size={image_size}"] if image_size is not None else []
+        source = ["--dataset", dataset, "--method", "gaussian"]
+        source += ["--image-size", image_size] if image_size is not None else []
     source += ["--model", network] if network is not None else []
     source += ["--set", f"noise={noise}"] if noise != "gaussian" else []
     source += ["--data", data] if data is not None else []

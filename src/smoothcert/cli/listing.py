@@ -57,7 +57,7 @@ def papers(
         sigmas = sorted({float(row["sigma"]) for row in rows if row.get("sigma")})
         listed.add_row(name, dataset_of(name), str(len(rows)), " / ".join(f"{sigma:g}" for sigma in sigmas) or "-")
     console.print(listed)
-    console.print(f"next: {command_line('reproduce', 'smoothmix/table2', '--quick', '--dry-run')}", soft_wrap=True)
+    console.print(f"next: {command_line('papers', 'smoothmix/table2')}", soft_wrap=True)
 
 
 def datasets() -> None:

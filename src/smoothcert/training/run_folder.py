@@ -35,7 +35,7 @@ def check_run_folder(folder: Path) -> None:
     if folder.is_file():
         raise RequestError(f"{folder}: expected a run folder, got a file; give the folder that holds {MODEL}")
     if not folder.is_dir():
-        raise RequestError(f"{folder}: no such run folder; `smoothcert train --out {folder}` makes one")
+        raise RequestError(f"{folder}: no such run folder; `smoothcert train --preset NAME --out {folder}` makes one")
     if not (folder / MODEL).exists() and not (folder / RECIPE).exists():
         raise RequestError(f"{folder}: expected a run folder, got one without {RECIPE} and {MODEL}; give another")
     if not (folder / MODEL).exists():

@@ -1,0 +1,139 @@
+"""How long `certify` says it takes, and what `predict` prints for runs and for a user's own network."""
+
+import csv
+import io
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from scipy.stats import beta, norm
+
+from smoothcert.certification.estimate import FEWEST_IMAGES, SHORT, SKIPS, cheaper_settings
+from smoothcert.certification.settings import CertifySettings
+from smoothcert.data import mnist
+
+Cli = Callable[..., tuple[int, str, str]]
+SLOW = """
+import time
+import torch
+
+seen = 0
+
+def build():
+    def logits(images):
+        global seen
+        seen += len(images)
+        if seen > 5000:
+            raise KeyboardInterrupt
+        time.sleep(0.001 * len(images))
+        return torch.eye(10)[torch.zeros(len(images), dtype=torch.long)]
+    return logits
+
+def brightness(num_classes):
+    # The class is 1 where the mean pixel is above 0.25: a half-space.
+    def logits(images):
+        above = images.flatten(1).mean(1) - 0.25
+        return torch.stack([-above, above, *[above.new_full(above.shape, -9.0)] * (num_classes - 2)], 1)
+    return logits
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "nets.py").write_text(SLOW)
+    for name, level in (("dark", 0), ("bright", 255)):
+        Image.new("L", (8, 8), level).save(tmp_path / f"{name}.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_long_certification_is_announced_with_a_cheaper_one(run_cli: Cli, place: Path) -> None:
+    """A vote of this network takes a millisecond, and little more; the network interrupts the work after a while."""
+    options = ("--dataset", "mnist-sample", "--sigma", 0.5, "--out", "runs/slow", "--device", "cpu")
+    code, out, _ = run_cli("certify", "--model", "nets.py:build", *options)
+    assert code == 130
+    (line,) = (line for line in out.splitlines() if line.startswith("note: about "))
+    found = re.fullmatch(
+        r"note: about (\d+) h \d+ min on this machine \(2,000 images, 100,100 votes each, ([\d,]+) votes/s\); "
+        r"--skip (\d+) --n (\d+): about (\d+) min (\d+) s",
+        line,
+    )
+    assert found is not None, line
+    hours, speed, skip, n, minutes, seconds = (int(group.replace(",", "")) for group in found.groups())
+    assert 400 <= speed <= 1000
+    assert hours == pytest.approx(2000 * 100_100 / speed / 3600, rel=0.02)
+    assert 60 * minutes + seconds == pytest.approx(math.ceil(2000 / skip) * (100 + n) / speed, rel=0.02)
+    assert 60 * minutes + seconds <= SHORT
+
+
+@pytest.mark.parametrize("seconds_per_vote", [1e-6, 2e-5, 3e-4, 4e-3, 1.0])
+def test_the_alternative_certifies_as_many_images_as_fit(seconds_per_vote: float) -> None:
+    """Compared with all pairs of n and skip."""
+    settings, images = CertifySettings(skip=2), 10_000
+    times = {
+        (n, 2 * skip): math.ceil(images / (2 * skip)) * (n + 100) * seconds_per_vote
+        for n in (10_000, 1_000)
+        for skip in SKIPS
+    }
+    short = [key for key, time in times.items() if time <= SHORT and math.ceil(images / key[1]) >= FEWEST_IMAGES]
+    cheaper = cheaper_settings(settings, images, seconds_per_vote)
+    if not short:
+        assert cheaper is None
+        return
+    assert cheaper is not None
+    n = max(n for n, _ in short)
+    assert (cheaper[0].n, cheaper[0].skip) == (n, min(skip for votes, skip in short if votes == n))
+    assert cheaper[1] == pytest.approx(times[cheaper[0].n, cheaper[0].skip])
+
+
+def test_predict_with_your_own_network(run_cli: Cli, place: Path) -> None:
+    """Its classes are half-spaces: the radius is known. No run folder is needed."""
+    (place / "names.txt").write_text("dark\nbright\nneither\n")
+    asked = ("predict", "--model", "nets.py:brightness", "--sigma", 0.5, "--classes", "names.txt", "--n", "1k")
+    code, out, err = run_cli(*asked, "dark.png", "bright.png", "--device", "cpu", "--format", "json")
+    assert (code, err) == (0, "")
+    result = json.loads(out)
+    ceiling = 0.5 * norm.isf(beta.ppf(0.999, 1, 1000))
+    assert result["largest_radius"] == pytest.approx(ceiling)
+    assert [(row["image"], row["class"], row["name"]) for row in result["images"]] == [
+        ("dark.png", 0, "dark"),
+        ("bright.png", 1, "bright"),
+    ]
+    # The boundaries are 0.25 * sqrt(64) = 2 and 6 away, beyond what 1,000 votes can show.
+    assert [row["radius"] for row in result["images"]] == pytest.approx([ceiling, ceiling])
+    code, out, err = run_cli(*asked, "dark.png", "bright.png", "--device", "cpu", "--format", "csv")
+    (first, second) = csv.DictReader(io.StringIO(out))
+    assert (first["image"], first["name"], first["votes"], second["class"]) == ("dark.png", "dark", "0: 1000", "1")
+    code, out, err = run_cli(*asked, "dark.png", "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert "0 dark" in out
+    assert "is the most that n = 1,000 votes can show; it is reached here: raise --n for more" in out
+    for wrong, message in (
+        (("predict", "dark.png"), "dark.png: expected a run folder, got a file"),
+        (("predict", "--model", "nets.py:brightness", "dark.png"), "--sigma: missing"),
+        (("predict", "--model", "nets.py:brightness", "--sigma", 0.5, "dark.png"), "takes num_classes"),
+        (("predict", "--model", "nets.py:brightness", "--sigma", 0.5, "nowhere.png"), "nowhere.png: no such file"),
+        ((*asked[:-2], "--image-size", 4, "dark.png"), "expected an image of 4x4 pixels, got 8x8"),
+    ):
+        code, _, err = run_cli(*wrong)
+        assert (code, err.count("\n")) == (2, 1)
+        assert message in err
+
+
+def test_predict_of_a_run_in_json(run_cli: Cli, trained_run: Path, place: Path) -> None:
+    run = Path(shutil.copytree(trained_run, place / "run"))
+    Image.fromarray(mnist.load_sample("test").images[0, 0].numpy()).save("digit.png")
+    code, out, err = run_cli("predict", run, "digit.png", "--n", 100, "--format", "json", "--device", "cpu")
+    assert (code, err) == (0, "")
+    (row,) = json.loads(out)["images"]
+    assert sum(row["votes"].values()) == 100
+    assert row["radius"] <= json.loads(out)["largest_radius"]
+    assert run_cli("predict", run)[2] == f"smoothcert: expected image files after {run}, got none; name some\n"
+    assert "expected none with a run folder" in run_cli("predict", run, "digit.png", "--image-size", 28)[2]
+    code, _, err = run_cli("predict", run, "digit.png", "--n", 100, "--sigma", 1.0, "--device", "cpu")
+    assert (code, err) == (0, f"warning: {run} was trained with gaussian noise at sigma 0.5, not with this noise\n")

@@ -1,0 +1,161 @@
+"""What a user sees before a command runs: panels, groups, examples, completion, lists; and how counts are written."""
+
+import json
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from smoothcert.certification.certificates import read_certificates
+from smoothcert.cli import COMMANDS, app
+from smoothcert.cli.help import FILES, LISTS, PAPERS, START
+from smoothcert.cli.options import parse_count
+from smoothcert.objectives import OBJECTIVES
+from smoothcert.papers.presets import PRESETS
+from smoothcert.papers.tables import paper_table, paper_table_names
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def all_commands() -> dict[str, Any]:
+    """The commands and, as "analyze NAME", the sub-commands."""
+    top = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    inner = {f"analyze {name}": command for name, command in top["analyze"].commands.items()}
+    return {name: command for name, command in top.items() if name != "analyze"} | inner
+
+
+@pytest.mark.parametrize("name", all_commands())
+def test_each_command_has_an_example_that_parses(name: str, run_cli: Cli) -> None:
+    command = all_commands()[name]
+    program, *words = shlex.split(command.epilog.removeprefix("Example: "))
+    assert (program, words[: len(name.split())]) == ("smoothcert", name.split())
+    command.make_context(name, words[len(name.split()) :])
+    code, out, _ = run_cli(*name.split(), "--help")
+    assert code == 0
+    assert " ".join(command.epilog.split()) in " ".join(out.split())
+
+
+def test_commands_are_in_four_panels(run_cli: Cli) -> None:
+    _, out, _ = run_cli("--help")
+    places = [out.index(f"─ {panel} ─") for panel in (START, PAPERS, FILES, LISTS)]
+    assert places == sorted(places)
+    for (name, _, panel, _), place in ((command, out.index(f"│ {command[0]} ")) for command in COMMANDS):
+        assert max(start for start in places if start < place) == out.index(f"─ {panel} ─"), name
+
+
+def test_options_of_certify_are_in_groups_and_flags_have_no_type(run_cli: Cli) -> None:
+    _, out, _ = run_cli("certify", "--help")
+    for group, option in (("Images", "--skip"), ("Noise and votes", "--alpha"), ("Fewer votes", "--radii")):
+        box = out[out.index(f"─ {group} ─") :].partition("╯")[0]
+        assert f"│ {option} " in box
+    (flag,) = (line for line in out.splitlines() if "--sound" in line)
+    assert "<" not in flag
+
+
+def completed(monkeypatch: pytest.MonkeyPatch, run_cli: Cli, *words: str) -> list[str]:
+    """What bash is given for the last of `words`, by the protocol of typer, in this process."""
+    with monkeypatch.context() as environment:
+        environment.setenv("_SMOOTHCERT_COMPLETE", "complete_bash")
+        environment.setenv("COMP_WORDS", shlex.join(["smoothcert", *words]).removesuffix("''"))
+        environment.setenv("COMP_CWORD", str(len(words)))
+        code, out, err = run_cli()
+    assert (code, err) == (0, "")
+    return out.split()
+
+
+def test_shell_completes_commands_presets_tables_and_methods(monkeypatch: pytest.MonkeyPatch, run_cli: Cli) -> None:
+    def complete(*words: str) -> list[str]:
+        return completed(monkeypatch, run_cli, *words)
+
+    assert complete("re") == ["report", "reproduce", "recertify"]
+    presets = [name for name in PRESETS if name.startswith("mnist/smoothmix")]
+    assert complete("train", "--preset", "mnist/smoothmix") == complete("presets", "mnist/smoothmix") == presets
+    assert complete("sweep", "--preset", "cifar10/mac") == ["cifar10/macer"]
+    tables = [name for name in paper_table_names() if name.startswith("smoothmix/")]
+    assert complete("reproduce", "smoothmix/") == complete("report", "--paper", "smoothmix/") == tables
+    assert complete("train", "--method", "") == list(OBJECTIVES)
+    assert complete("certify", "--bound", "two") == ["two-sided"]
+    assert complete("train", "--dataset", "mnist-") == ["mnist-sample"]
+
+
+def test_shell_completes_run_folders(
+    monkeypatch: pytest.MonkeyPatch, run_cli: Cli, tmp_path: Path, trained_run: Path
+) -> None:
+    for name in ("runs/sweep/weight5", "runs/mine"):
+        (tmp_path / name).mkdir(parents=True)
+        shutil.copy(trained_run / "recipe.yaml", tmp_path / name)
+    (tmp_path / "runs/theirs/certificates").mkdir(parents=True)
+    (tmp_path / "runs/.hidden").mkdir()
+    (tmp_path / "rubbish").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert completed(monkeypatch, run_cli, "certify", "ru") == ["runs/mine", "runs/theirs", "runs/sweep/weight5"]
+    assert completed(monkeypatch, run_cli, "report", "./runs/sw") == ["./runs/sweep/weight5"]
+    assert completed(monkeypatch, run_cli, "predict", "runs/sweep/") == ["runs/sweep/weight5"]
+    absolute = str(tmp_path / "runs" / "m")
+    assert completed(monkeypatch, run_cli, "attack", absolute) == [f"{absolute}ine"]
+    assert completed(monkeypatch, run_cli, "certify", "nowhere/") == []
+
+
+def test_script_for_completion_is_printed(run_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("typer.completion._get_shell_name", lambda: "bash")
+    code, out, _ = run_cli("--show-completion")
+    assert code == 0
+    assert "_SMOOTHCERT_COMPLETE=complete_bash" in out
+    assert "complete -o default" in out
+
+
+def test_papers_lists_every_table_and_prints_one(run_cli: Cli) -> None:
+    code, out, _ = run_cli("papers")
+    assert code == 0
+    assert all(f" {name} " in out for name in paper_table_names())
+    code, out, _ = run_cli("papers", "smoothmix/table6")
+    assert code == 0
+    for row in paper_table("smoothmix/table6"):
+        assert any(line.split()[:3] == [row["sigma"], row["eta"], row["acr"]] for line in out.splitlines())
+    code, _, err = run_cli("papers", "smoothmix/table66")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "did you mean smoothmix/table6" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("100k", 10**5), ("1e5", 10**5), ("100_000", 10**5), ("1.5k", 1500), ("2M", 2 * 10**6), (7, 7), ("-3", -3)],
+)
+def test_counts(text: str | int, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "k", "1.5", "1e-3", "1e", "0x10", "1,000", "nan", "٣", "_1", "1__0", "1" * 99])
+def test_other_texts_are_not_counts(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a whole number"):
+        parse_count(text)
+
+
+def test_several_runs_with_json_and_quiet(run_cli: Cli, trained_run: Path, tmp_path: Path) -> None:
+    """Each run gives the same certificates as alone; for machines, standard output has nothing but JSON."""
+    runs = [Path(shutil.copytree(trained_run, tmp_path / name)) for name in ("a", "b", "alone")]
+    options = ("--n", "0.1k", "--max-images", 3, "--seed", 1, "--device", "cpu")
+    code, out, err = run_cli("certify", *runs[:2], *options, "--json", "--radius", 3)
+    assert code == 0
+    assert err.startswith("warning: n = 100 votes cannot certify radius 3"), "warnings are still printed"
+    results = [json.loads(line) for line in out.splitlines()]
+    assert [result["run"] for result in results] == [str(run) for run in runs[:2]]
+    assert run_cli("certify", runs[2], *options, "--quiet") == (0, "", "")
+    alone = read_certificates(runs[2] / "certificates" / "test-n100.tsv").rows
+    for run, result in zip(runs[:2], results, strict=True):
+        rows = read_certificates(run / "certificates" / "test-n100.tsv").rows
+        assert [row.certificate for row in rows] == [row.certificate for row in alone]
+        assert result["acr"] == pytest.approx(sum(row.radius_if_correct for row in rows) / 3)
+        assert (result["images"], result["n"], result["votes"]) == (3, 100, 600)
+    code, out, _ = run_cli("certify", *runs[:2], *options)
+    command = shlex.split(out.partition("next: smoothcert ")[2])
+    assert run_cli(*command, "--out", tmp_path / "report", "--format", "md")[0] == 0
+    for wrong in (["--n", 0], ["--n0", 100, "--out", "x"]):
+        before = sorted(tmp_path.rglob("*.tsv"))
+        code, _, err = run_cli("certify", *runs[:2], *wrong)
+        assert (code, err.count("\n"), sorted(tmp_path.rglob("*.tsv"))) == (2, 1, before)
+    assert "one of them twice" in run_cli("certify", runs[0], runs[0])[2]

@@ -1,0 +1,151 @@
+"""`smoothcert sweep`, and `train` without a preset: which runs are made, that none is trained twice, and refusals."""
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny import digest, metrics, without_times
+
+from smoothcert.certification.certificates import read_certificates
+from smoothcert.cli import sweeping
+from smoothcert.cli.sweeping import parse_grid
+from smoothcert.data import ImageData, load_dataset
+from smoothcert.errors import RequestError
+from smoothcert.papers.presets import preset
+from smoothcert.papers.reproduce import estimate, work
+from smoothcert.training.default_recipe import default_network, default_recipe
+from smoothcert.training.loop import train
+from smoothcert.training.recipe import load_train_recipe, with_overrides
+
+Cli = Callable[..., tuple[int, str, str]]
+FIXED = ["dataset=npz:few.npz", "epochs=1", "batch_size=32"]
+SWEEP = [
+    *("sweep", "--preset", "mnist/consistency", "--out", "sweep", "--device", "cpu", "--n", 50, "--max-images", 2),
+    *(word for text in FIXED for word in ("--set", text)),
+]
+
+
+@pytest.fixture
+def place(tmp_path: Path, tiny_data: ImageData, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with 64 images; reports have no figures, and nothing is measured for estimates."""
+    few = tiny_data.subset(torch.arange(64))
+    np.savez(tmp_path / "few.npz", images=few.images[:, 0].numpy(), labels=few.labels.numpy())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweeping, "FORMATS", ("md", "csv"))
+    monkeypatch.setattr(estimate, "_seconds_per_trained_input", lambda *network: 1.0)
+    monkeypatch.setattr(estimate, "_seconds_per_vote", lambda *network: 1.0)
+    return tmp_path
+
+
+def test_interrupted_sweep_continues_and_trains_nothing_twice(
+    run_cli: Cli, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    original = work.train_with_bar
+
+    def interrupted_in_the_third_run(recipe, data, folder, **options):  # type: ignore[no-untyped-def]
+        calls.append(folder.name)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        original(recipe, data, folder, **options)
+
+    monkeypatch.setattr(work, "train_with_bar", interrupted_in_the_third_run)
+    asked = (*SWEEP, "--set", "lambda=5,20", "--set", "seed=0,1")
+    code, out, err = run_cli(*asked, "--dry-run")
+    assert (code, list((place).glob("sweep/*"))) == (0, [])
+    assert out.count("missing") == 4
+    # 1 epoch of 64 images with 2 noises each, and 150 votes for each of 2 images.
+    assert out.count("7 min 8 s") == 4
+    assert "estimate for all, one after the other: 28 min 32 s; fewer votes" in out
+    assert run_cli(*asked)[0] == 130
+    code, out, err = run_cli(*asked)
+    assert (code, err) == (0, "")
+    names = ["lambda5-seed0", "lambda5-seed1", "lambda20-seed0", "lambda20-seed1"]
+    assert calls == [*names[:3], *names[2:]], "the first two runs are not trained again"
+    report = (place / "sweep/report/report.csv").read_text()
+    assert [report.count(f",{name},") for name in names] == [1, 1, 1, 1]
+    before = {path: path.stat().st_mtime_ns for path in place.glob("sweep/lambda*/*")}
+    code, out, _ = run_cli(*asked)
+    assert (code, len(calls), out.count("done")) == (0, 5, 4)
+    assert {path: path.stat().st_mtime_ns for path in place.glob("sweep/lambda*/*")} == before
+    # The last run is what the recipe gives alone.
+    recipe = with_overrides(preset("mnist/consistency"), [*FIXED, "objective.weight=20", "seed=1"])
+    assert load_train_recipe(place / "sweep" / names[3] / "recipe.yaml") == recipe
+    train(recipe, load_dataset("npz:few.npz", "train"), place / "alone", device="cpu")
+    assert digest(place / "alone") == digest(place / "sweep" / names[3])
+    assert without_times(metrics(place / "alone")) == without_times(metrics(place / "sweep" / names[3]))
+    assert len(read_certificates(place / "sweep" / names[3] / "certificates" / "test-n50.tsv").rows) == 2
+    code, _, err = run_cli(*asked, "--set", "weight_decay=0.1")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "holds a run of another recipe (weight_decay: the run has 0.0001, the request 0.1)" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--set", "seed=0,x"], "seed: expected a valid integer"),
+        (["--set", "seed=0,1", "--set", "objective.weigt=1"], "did you mean objective.weight"),
+        (["--set", "model=lenet,lenett"], "did you mean lenet?"),
+        (["--set", "seed=0,00"], "seed00 and seed0 are the same run"),
+        (["--set", "seed=0,,1"], "got an empty one"),
+        (["--set", "seed=0,1", "--set", "seed=2"], "seed is given twice"),
+        (["--set", "seed"], "expected key=value or key=a,b,c"),
+        (["--set", "m=2,3"], "batch_size: expected a multiple of objective.num_noise = 3, got 32"),
+        (["--sigma", "0.5,much"], "sigma: expected numbers, separated by commas, got 0.5,much"),
+        (["--skip", 0], "skip: expected at least 1"),
+        (["--recipe", "x.yaml"], "give --preset or --recipe, not both"),
+    ],
+)
+def test_wrong_value_is_one_line_before_anything_is_trained(
+    run_cli: Cli, place: Path, options: list[str], message: str
+) -> None:
+    code, out, err = run_cli(*SWEEP, *options)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert not (place / "sweep").exists()
+
+
+def test_values_of_a_grid() -> None:
+    texts = ["seed=0,1,1", "learning_rate_drops=[1, 2],[3]", "objective={name: macer, weight: 3},gaussian", "a='x,y',z"]
+    assert list(parse_grid(texts).values()) == [
+        ["0", "1"],
+        ["[1, 2]", "[3]"],
+        ["{name: macer, weight: 3}", "gaussian"],
+        ["'x,y'", "z"],
+    ]
+
+
+def test_train_without_a_preset(run_cli: Cli, place: Path) -> None:
+    request = ("train", "--dataset", "npz:few.npz", "--method", "consistency", "--sigma", 0.5, "--epochs", 2)
+    code, out, err = run_cli(*request, "--set", "lambda=3", "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert "note: without a preset: model lenet, epochs 2, batch_size 16, learning_rate 0.00625" in out
+    recipe = load_train_recipe(place / "runs/few-consistency-0.5/recipe.yaml")
+    assert (recipe.model, recipe.epochs, recipe.batch_size, recipe.schedule) == ("lenet", 2, 16, "cosine")
+    assert recipe.to_mapping()["objective"]["weight"] == 3
+    assert run_cli(*request, "--set", "lambda=3", "--resume", "--device", "cpu")[0] == 0
+    code, _, err = run_cli(*request, "--set", "lambda=4", "--resume", "--device", "cpu")
+    assert code == 2
+    assert "holds a run of another recipe" in err
+    code, _, err = run_cli(*shlex.split(out.partition("next: smoothcert ")[2]), "--n", 50, "--max-images", 2)
+    assert (code, err) == (0, "")
+
+
+def test_default_recipe_suits_the_images(tiny_data: ImageData) -> None:
+    assert [default_network(shape) for shape in ((1, 28, 28), (3, 32, 32), (3, 64, 48), (3, 96, 96))] == [
+        *("lenet", "resnet20", "resnet20", "resnet50")
+    ]
+    with pytest.raises(RequestError, match=r"no built-in network takes images of shape 1x32x32; .*--model"):
+        default_network((1, 32, 32))
+    for images, batch_size in ((256, 16), (200, 16), (9, 8), (3, 2)):
+        recipe = default_recipe(tiny_data.subset(torch.arange(images)), "npz:x", 0.5, "gaussian")
+        assert recipe.batch_size == batch_size
+        assert recipe.learning_rate == pytest.approx(0.1 * batch_size / 256)
+    assert default_recipe(tiny_data, "npz:x", 0.5, "smoothmix").batch_size == 16
+    own = default_recipe(tiny_data, "npz:x", 0.5, "gaussian", model="net.py:build")
+    assert own.learning_rate == pytest.approx(0.01 * 16 / 256)
+    with pytest.raises(RequestError, match="expected at least 4 training images, got 3"):
+        default_recipe(tiny_data.subset(torch.arange(3)), "npz:x", 0.5, "smoothmix")
