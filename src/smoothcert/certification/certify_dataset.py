@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from smoothcert.certification.cascade import Cascade
 from smoothcert.certification.certificates import (
@@ -20,12 +21,12 @@ from smoothcert.certification.certificates import (
     read_certificates,
     write_certificates,
 )
-from smoothcert.certification.prepare import Prepared
-from smoothcert.certification.settings import CertifySettings, images_at_once, make_counter
+from smoothcert.certification.prepare import Prepared, checked_indices
+from smoothcert.certification.settings import CertifySettings, images_at_once, make_counter, with_until_radius
 from smoothcert.certification.subject import Certifiable, Data, Subject, as_images, data_settings
 from smoothcert.data import UNSPLIT, Images
 from smoothcert.distributed import Team, find_device
-from smoothcert.errors import WorkError
+from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import (
     ResultWriter,
     alone,
@@ -71,7 +72,7 @@ def certify_dataset(
     settings: CertifySettings | None = None,
     *,
     name: str | None = None,
-    indices: Sequence[int] | None = None,
+    indices: Sequence[int] | Tensor | None = None,
     device: str | torch.device = "auto",
     team: Team = Team(),
     on_progress: Report = lambda status: None,
@@ -93,7 +94,8 @@ def certify_dataset(
     records it in the file and passes it to `on_accuracy`.
     """
     path, device = certificates_path(out), find_device(device)
-    settings = parse_recipe(CertifySettings, {**(settings.model_dump() if settings else {}), **fields}, "certify")
+    given = {**(settings.model_dump() if settings else {}), **with_until_radius(fields)}
+    settings = parse_recipe(CertifySettings, given, "certify")
     subject = Subject.of(model, name)
     if isinstance(model, Cascade):
         model.refuse_other_rules(settings)
@@ -118,9 +120,16 @@ def certify_dataset(
     provenance = {**subject.provenance(device), **subject.training()}
     if indices is None:
         selection = recipe.selection(len(images))
-        indices, provenance["selection"] = selection.indices, selection.to_mapping()
+        chosen, provenance["selection"] = selection.indices, selection.to_mapping()
+    else:
+        chosen = checked_indices(indices)
+        if len(set(chosen)) < len(chosen) or not all(0 <= index < len(images) for index in chosen):
+            raise RequestError(
+                f"indices: expected different integers from 0 to {len(images) - 1}, got {str(chosen)[:60]}; "
+                "name images of the data set"
+            )
     with alone(path) if team.leads else nullcontext(), fitting_into_memory(recipe.batch_size):
-        Certification(prepared, images, team).write(path, indices, about, provenance, on_progress, on_accuracy)
+        Certification(prepared, images, team).write(path, chosen, about, provenance, on_progress, on_accuracy)
     team.wait()
     return read_certificates(path)
 
