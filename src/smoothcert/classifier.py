@@ -30,6 +30,7 @@ def evaluating(classifier: Classifier) -> Iterator[None]:
         modules = list(classifier.modules())
     else:
         modules = list({id(module): module for root in _modules_of(classifier) for module in root.modules()}.values())
+    modules = [module for module in modules if hasattr(module, "training")]  # a frozen TorchScript module has no mode
     modes = [module.training for module in modules]
     try:
         for module in modules:

@@ -383,7 +383,6 @@ def test_a_loader_is_certified_batch_by_batch() -> None:
     (unlabelled,) = smoothed().certify_loader([IMAGES], n=300, seed=5)
     assert unlabelled.labels is None
     assert list(unlabelled) == list(expected)
-    assert list(smoothed().certify_loader([])) == []
 
 
 def test_a_shuffled_loader_gives_the_same_certificates_by_content() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from smoothcert.certification.cascade import Cascade
 from smoothcert.certification.certificates import (
@@ -21,12 +22,12 @@ from smoothcert.certification.certificates import (
     write_certificates,
 )
 from smoothcert.certification.estimate import CertificationEstimate, seconds_per_vote
-from smoothcert.certification.prepare import Prepared
-from smoothcert.certification.settings import CertifySettings, images_at_once, make_counter
+from smoothcert.certification.prepare import Prepared, checked_indices
+from smoothcert.certification.settings import CertifySettings, images_at_once, make_counter, with_until_radius
 from smoothcert.certification.subject import Certifiable, Data, Subject, as_images, data_settings
 from smoothcert.data import UNSPLIT, Images
 from smoothcert.distributed import Team, find_device
-from smoothcert.errors import WorkError
+from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import PLAIN, existing_form, exists, plain_form, plain_while_written, stem
 from smoothcert.io.results import (
     ResultWriter,
@@ -75,7 +76,7 @@ def certify_dataset(
     *,
     name: str | None = None,
     denoiser: Denoiser | None = None,
-    indices: Sequence[int] | None = None,
+    indices: Sequence[int] | Tensor | None = None,
     device: str | torch.device = "auto",
     team: Team = Team(),
     on_progress: Report = lambda status: None,
@@ -102,7 +103,8 @@ def certify_dataset(
     images take at most, and calls `on_estimate` with the result.
     """
     path, device = certificates_path(out), find_device(device)
-    settings = parse_recipe(CertifySettings, {**(settings.model_dump() if settings else {}), **fields}, "certify")
+    given = {**(settings.model_dump() if settings else {}), **with_until_radius(fields)}
+    settings = parse_recipe(CertifySettings, given, "certify")
     subject = Subject.of(model, name).behind(denoiser)
     if isinstance(model, Cascade):
         model.refuse_other_rules(settings)
@@ -127,14 +129,21 @@ def certify_dataset(
     provenance = {**subject.provenance(device), **subject.training()}
     if indices is None:
         selection = recipe.selection(len(images))
-        indices, provenance["selection"] = selection.indices, selection.to_mapping()
+        chosen, provenance["selection"] = selection.indices, selection.to_mapping()
+    else:
+        chosen = checked_indices(indices)
+        if len(set(chosen)) < len(chosen) or not all(0 <= index < len(images) for index in chosen):
+            raise RequestError(
+                f"indices: expected different integers from 0 to {len(images) - 1}, got {str(chosen)[:60]}; "
+                "name images of the data set"
+            )
     with ExitStack() as stack:
         if team.leads:
             stack.enter_context(alone(path))
             stack.enter_context(plain_while_written(path))
         stack.enter_context(fitting_into_memory(recipe.batch_size))
         work = Certification(prepared, images, team, on_estimate)
-        work.write(plain_form(path), indices, about, provenance, on_progress, on_accuracy)
+        work.write(plain_form(path), chosen, about, provenance, on_progress, on_accuracy)
     team.wait()
     return read_certificates(existing_form(path))
 

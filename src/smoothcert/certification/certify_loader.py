@@ -120,7 +120,7 @@ def _stream(
     batches = map(_inputs_and_labels, source.batches)
     first = list(islice(batches, 1))
     if not first:
-        return
+        raise RequestError("data: expected at least one batch, got none; check the data set and the loader")
     example = checked_inputs(first[0][0], strict=smoothed.strict)
     example = example.to(smoothed.device or example.device)
     _, prepared = prepare(smoothed, example, options, seed=seed, stored={} if path is None else stored_settings(path))

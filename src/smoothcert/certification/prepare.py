@@ -1,10 +1,11 @@
 """Check the inputs of a smoothed classifier and prepare its classifier for voting."""
 
 import hashlib
+import operator
 import secrets
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -13,7 +14,13 @@ import torch
 from torch import Tensor
 
 from smoothcert.certification.certificates import CertifiedImage
-from smoothcert.certification.settings import CertifyRecipe, CertifySettings, make_counter, make_rule
+from smoothcert.certification.settings import (
+    CertifyRecipe,
+    CertifySettings,
+    make_counter,
+    make_rule,
+    with_until_radius,
+)
 from smoothcert.classifier import Classifier, check_logits, evaluating, logits_of, refuse_batch_dependence
 from smoothcert.errors import RequestError
 from smoothcert.io.text import named_error
@@ -37,7 +44,7 @@ class RuleOptions(TypedDict, total=False):
     n: int
     n0: int
     alpha: float
-    radii: Sequence[float]
+    radii: Sequence[float] | float
     until_radius: float | None
     radius_loss: float | None
     bound: Bound
@@ -147,12 +154,7 @@ def _prepared(
 ) -> Prepared:
     shape: Any = tuple(inputs.shape[1:])  # of any length; images have three
     fields: dict[str, Any] = {**options, "sigma": smoothed.noise.sigma, "noise": smoothed.noise.name, "seed": seed}
-    until = fields.pop("until_radius", None)
-    fields["radii"] = tuple(fields.get("radii", ()))
-    if until is not None and fields["radii"]:
-        raise RequestError("give until_radius or radii, not both")
-    fields |= {} if until is None else {"radii": (until,), "hold_back": False}
-    fields |= {"precision": smoothed.precision, "compile": smoothed.compiled}
+    fields = with_until_radius(fields) | {"precision": smoothed.precision, "compile": smoothed.compiled}
     fields["batch_size"] = stored.get("batch_size", smoothed.batch_size)  # a file may have one that fits into memory
     recipe = parse_recipe(CertifySettings, fields, "certify").completed(stored, device, shape)
     single = all(parameter.dtype == torch.float32 for parameter in smoothed.parameters())
@@ -217,12 +219,22 @@ def checked_inputs(x: object, *, strict: bool) -> Tensor:
     return x.detach().float()
 
 
+def checked_indices(indices: Iterable[Any]) -> list[int]:
+    """`indices` as a list of integers; anything else is refused."""
+    listed = indices.tolist() if isinstance(indices, Tensor) else indices
+    numbers = list(listed) if isinstance(listed, Iterable) else [None]
+    if not all(hasattr(number, "__index__") and not isinstance(number, bool) for number in numbers):
+        given = f"{indices.dtype} {list(indices.shape)}" if isinstance(indices, Tensor) else f"{indices!r:.60}"
+        raise RequestError(f"indices: expected integers >= 0, such as range(10) or [3, 5], got {given}")
+    return [operator.index(number) for number in numbers]
+
+
 def noise_seeds(inputs: Tensor, seed: int | None, indices: Sequence[int] | Tensor | None) -> Seeds:
     """What the noise of each input is drawn from: (seed, index), or (seed, hash of its content) without indices."""
-    if seed is not None and seed < 0:
-        raise RequestError(f"seed: expected an integer >= 0, got {seed}")
+    if seed is not None and (not hasattr(seed, "__index__") or operator.index(seed) < 0):
+        raise RequestError(f"seed: expected an integer >= 0, got {seed!r}")
     if indices is not None:
-        numbers = [int(index) for index in indices]
+        numbers = checked_indices(indices)
         if len(set(numbers)) != len(inputs) or len(numbers) != len(inputs) or min(numbers) < 0:
             raise RequestError(
                 f"indices: expected {len(inputs)} different integers >= 0, one per input, got {numbers[:10]}"
@@ -233,5 +245,5 @@ def noise_seeds(inputs: Tensor, seed: int | None, indices: Sequence[int] | Tenso
         contents = inputs.cpu().contiguous().numpy()
         hashes = (hashlib.sha256(str(content.shape).encode() + content.tobytes()).digest() for content in contents)
         numbers = [2**128 + int.from_bytes(digest[:16], "little") for digest in hashes]  # no index is as large
-    seed = secrets.randbits(63) if seed is None else seed
+    seed = secrets.randbits(63) if seed is None else operator.index(seed)
     return [(seed, number) for number in numbers]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from smoothcert.certification.shards import Selection
@@ -66,6 +66,13 @@ class CertifySettings(Recipe):
     skip: int = Field(default=1, description="certify every skip-th image")
     max_images: int | None = Field(default=None, description="certify at most this many images")
     shard: tuple[int, int] = Field(default=(1, 1), description="(i, k): certify the i-th of k shares of the images")
+
+    @field_validator("radii", mode="before")
+    @classmethod
+    def _several_radii(cls, value: object) -> object:
+        """Accept a single number, and arrays and tensors."""
+        value = value.tolist() if hasattr(value, "tolist") else value
+        return (value,) if isinstance(value, int | float) else value
 
     @model_validator(mode="after")
     def _one_rule(self) -> "CertifySettings":
@@ -150,6 +157,17 @@ class CertifyRecipe(CertifySettings):
     )
     batch_size: int = Field(default=500, ge=1, le=MOST_VOTES, description="noisy images in a forward pass")
     seed: int = Field(ge=0, description="of the noise")
+
+
+def with_until_radius(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings in which `until_radius`, if it is given, is replaced by the two fields that it stands for."""
+    others = {name: value for name, value in fields.items() if name != "until_radius"}
+    until, radii = fields.get("until_radius"), fields.get("radii", ())
+    if until is None:
+        return others
+    if not hasattr(radii, "__len__") or len(radii):
+        raise RequestError("give until_radius or radii, not both")
+    return {**others, "radii": (until,), "hold_back": False}
 
 
 def unreachable_radius(settings: CertifySettings, radius: float) -> str | None:

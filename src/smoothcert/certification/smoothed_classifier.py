@@ -108,7 +108,7 @@ class SmoothedClassifier(nn.Module):
         n: int = 100_000,
         n0: int = 100,
         alpha: float = 0.001,
-        radii: Sequence[float] = (),
+        radii: Sequence[float] | float = (),
         until_radius: float | None = None,
         radius_loss: float | None = None,
         bound: Bound = "one-sided",

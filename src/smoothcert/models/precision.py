@@ -75,13 +75,16 @@ def at_precision(model: nn.Module, precision: Precision, device: torch.device, s
         parts = [at_precision(part, precision, device, shape) for part in (model.denoiser, model.classifier)]
         return Denoised(*parts).eval()
     try:
-        copied = copy.deepcopy(model)
+        with torch.no_grad():  # copies of TorchScript parameters would have a history
+            copied = copy.deepcopy(model)
     except RuntimeError as error:
         reason = error_line(error, 120)
         raise RequestError(
             f"model: {type(model).__name__} cannot be copied ({reason}); remove what prevents copy.deepcopy"
         ) from error
     dtype = DTYPES[precision]
+    if isinstance(copied, torch.jit.ScriptModule):  # which cannot be traced, and has no layers of ours
+        return (copied.eval() if hasattr(copied, "training") else copied).to(device, dtype)
     evaluated = fold_batch_norm(copied.eval()).requires_grad_(False).to(device, dtype)
     images = torch.zeros(2, *shape, device=device, dtype=dtype)
     evaluated = with_float32_logits(with_channels_last(evaluated, images), images)

@@ -1,6 +1,8 @@
 """Checks of what users pass to the losses: each refusal is a RequestError of one line."""
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -35,6 +37,10 @@ def check_draws(
     draws: Mapping[str, tuple[Tensor | None, Sequence[int]]], generator: torch.Generator | None, device: torch.device
 ) -> None:
     """Refuse a generator on another device, and given draws of another shape than the one next to them."""
+    if not isinstance(generator, torch.Generator | None):
+        raise RequestError(
+            f"generator: expected a torch.Generator or None, got {generator!r}; use torch.Generator().manual_seed(3)"
+        )
     if generator is not None and generator.device.type != device.type:
         raise RequestError(
             f"generator: expected one on {device.type}, where the inputs are, got one on {generator.device.type}; "
@@ -52,6 +58,46 @@ def check_logits(noisy_logits: Tensor, labels: Tensor) -> None:
             f"got {_described(noisy_logits)}; stack the logits of all noises"
         )
     _check_labels(labels, noisy_logits.shape[1], noisy_logits.device)
+    if labels.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere this would wait for the device
+        classes = noisy_logits.shape[2]
+        if not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+            raise RequestError(f"labels: expected classes from 0 to {classes - 1}, got {_range(labels)}; renumber them")
+
+
+@contextmanager
+def explained_labels(labels: Tensor) -> Iterator[None]:
+    """Turn torch's error about a label that the model has no output for into a RequestError."""
+    try:
+        yield
+    except (IndexError, RuntimeError) as error:
+        if "out of bounds" not in str(error):
+            raise
+        raise RequestError(
+            f"labels: expected classes from 0 on, one per output of the model, got {_range(labels)}; renumber them, or "
+            "give the model more outputs"
+        ) from error
+
+
+def warn_about_clipping(inputs: Tensor, name: str) -> None:
+    """Warn if inputs are outside [0, 1], to which the adversarial examples of the method `name` are clipped.
+
+    It waits for the device. A captured or compiled step is not checked: the values are not known there.
+    """
+    capturing = inputs.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if capturing or inputs.is_meta or torch.compiler.is_compiling():
+        return
+    low, high = (float(end) for end in torch.aminmax(inputs.detach()))
+    if low < 0 or high > 1:
+        # The text is the same for all batches: then Python shows it once.
+        warnings.warn(
+            f"inputs: expected values in [0, 1], got others, and the attack of {name} clips to [0, 1]; put the "
+            "normalisation into the model",
+            stacklevel=4,
+        )
+
+
+def _range(labels: Tensor) -> str:
+    return f"{int(labels.min())} to {int(labels.max())}"
 
 
 def _check_labels(labels: Tensor, batch: int, device: torch.device) -> None:

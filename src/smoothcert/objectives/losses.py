@@ -31,7 +31,14 @@ from smoothcert.errors import RequestError
 from smoothcert.objectives.adversary import Adversary as Adversary
 from smoothcert.objectives.base import Classifier, Objective, Progress, cross_entropy_under_noise, warm_up
 from smoothcert.objectives.consistency import Form
-from smoothcert.objectives.loss_arguments import check_batch, check_draws, check_logits, make_objective
+from smoothcert.objectives.loss_arguments import (
+    check_batch,
+    check_draws,
+    check_logits,
+    explained_labels,
+    make_objective,
+    warn_about_clipping,
+)
 from smoothcert.objectives.loss_settings import (
     CatRsSettings,
     ConsistencySettings,
@@ -42,6 +49,7 @@ from smoothcert.objectives.loss_settings import (
     StabilitySettings,
 )
 from smoothcert.objectives.noise_attack import NoiseAttack as NoiseAttack
+from smoothcert.objectives.synchronized_pass import OneSynchronizedPass
 
 __all__ = [
     "Adversary",
@@ -83,6 +91,8 @@ class Loss(nn.Module):
         self.generator = generator
         self.epoch: int | None = None
         self.terms: dict[str, Tensor] = {}
+        attacks = isinstance(objective, objectives.SmoothAdv | objectives.SmoothMix)
+        self.clipping_checked = not (attacks or getattr(objective, "adversary", None) is not None)
 
     def forward(
         self,
@@ -112,35 +122,18 @@ class Loss(nn.Module):
         scalar = inputs.new_empty((), dtype=torch.promote_types(inputs.dtype, torch.float32))
         factors = (scalar.new_full((), factor), scalar.new_full((), dropped), uniform.to(inputs.dtype))
         progress = Progress(self.sigma, *factors, scalar.new_full((), epoch), targets)
+        if not self.clipping_checked:  # once per module: the check waits for the device
+            self.clipping_checked = True
+            warn_about_clipping(inputs, self.objective.name)
         if isinstance(model, DistributedDataParallel):
-            model = _OneSynchronizedPass(model)
-        result = self.objective.loss(model, inputs, labels.long(), noise, progress)
+            model = OneSynchronizedPass(model)
+        with explained_labels(labels):
+            result = self.objective.loss(model, inputs, labels.long(), noise, progress)
         self.terms = {name: term.detach() for name, term in result.terms.items()}
         return result.loss
 
     def extra_repr(self) -> str:
         return f"sigma={self.sigma}, {self.objective}"
-
-
-class _OneSynchronizedPass(nn.Module):
-    """A DistributedDataParallel model whose wrapper sees one forward pass per step; other passes go to its module.
-
-    Gradients are synchronized once per backward pass, whichever forward passes they come from. Attacks need no
-    synchronization, and a second pass through the wrapper overwrites the buffers of batch norm in place, which the
-    backward pass of the first one refuses in some versions of torch (https://github.com/pytorch/pytorch/issues/22095).
-    """
-
-    def __init__(self, model: DistributedDataParallel) -> None:
-        super().__init__()
-        self.model = model
-        self.synchronized = False
-
-    def forward(self, inputs: Tensor) -> Any:
-        attacked = not any(parameter.requires_grad for parameter in self.model.parameters())
-        if attacked or self.synchronized:
-            return self.model.module(inputs)
-        self.synchronized = True
-        return self.model(inputs)
 
 
 class Gaussian(Loss):

@@ -147,7 +147,7 @@ class VoteCounter:
         # On the CPU one thread per core draws (numpy releases the interpreter lock); on a GPU a call launches a kernel.
         pool = ThreadPoolExecutor(torch.get_num_threads()) if images.device.type == "cpu" else None
         each: Callable[..., Iterable[None]] = map if pool is None else pool.map
-        with evaluating(self.classifier), pool or nullcontext():
+        with evaluating(self.classifier), _own_precision(images.device), pool or nullcontext():
             for batch in range(len(owner)):
                 list(each(fill, noisy, keys[batch * slots : (batch + 1) * slots]))
                 top = self._top_classes(noisy, base[owner[batch]].unsqueeze(1), table, layout)
@@ -165,7 +165,7 @@ class VoteCounter:
     def classes(self, images: Tensor) -> Tensor:
         """The class of each of `images` (float32 [k, ...]) without noise, int64 [k]."""
         layout = image_layout(self.classifier)
-        with evaluating(self.classifier):
+        with evaluating(self.classifier), _own_precision(images.device):
             return torch.cat([self._logits(part, layout).argmax(1) for part in torch.split(images, self.batch_size)])
 
     @cached_property
@@ -194,6 +194,11 @@ class VoteCounter:
         logits = logits_of(self.classifier(batch.to(self.dtype, memory_format=layout)))
         check_logits(logits, len(batch), self.num_classes)
         return logits
+
+
+def _own_precision(device: torch.device) -> torch.autocast:
+    """Switch an autocast of the caller off: votes have the precision that their certificates record."""
+    return torch.autocast(device.type, enabled=False)
 
 
 def _slot_plan(images: int, n: int, block: int, slots: int, device: torch.device) -> tuple[Tensor, Tensor]:
