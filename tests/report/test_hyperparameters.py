@@ -86,6 +86,6 @@ def test_figure_of_sweeps() -> None:
     assert figure is not None
     axes = figure.axes[0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("weight", "ACR")
-    assert axes.get_title() == "consistency: mnist, σ = 0.5, epochs = 2"
+    assert axes.get_title() == "consistency, mnist, σ = 0.5\nepochs = 2"
     assert list(axes.lines[0].get_xdata()) == [1.0, 5.0, 50.0]
     assert draw_sweeps([]) is None

@@ -13,7 +13,7 @@ from scipy import stats
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.errors import RequestError
 from smoothcert.noise import Gaussian
-from smoothcert.report.fewer_votes import acr_at_fewer_votes, expected_unit_radii
+from smoothcert.report.fewer_votes import _curve, acr_at_fewer_votes, expected_unit_radii
 from smoothcert.report.headline import headline_radius, headlines
 from smoothcert.report.numbers import run_numbers
 from smoothcert.report.paired import comparisons
@@ -77,8 +77,12 @@ def test_a_class_that_is_never_certified_is_named() -> None:
     numbers = run_numbers(summary_of(rows))
     assert numbers.never_certified == (1, 2)
     assert numbers.worst_class.label == 1
-    (text,) = headlines(comparisons([summary_of(rows, "poor")]))
-    assert "poor: the classes 1, 2 are never certified." in text
+    for labels, expected in ((3, "only class 0 is ever certified"), (2, "class 1 is never certified")):
+        few = [image(i, i % labels, 0, 0.4) for i in range(9)]
+        (text,) = headlines(comparisons([summary_of(few, "poor")]))
+        assert f"poor: {expected}." in text
+    many = [summary_of(rows, f"poor{i}") for i in range(6)]
+    assert "2 more runs never certify some class." in headlines(comparisons(many))[0]
 
 
 @pytest.mark.parametrize(("count", "votes", "n"), [(9, 10, 4), (10, 10, 7), (7, 12, 5), (90, 100, 40), (60, 100, 99)])
@@ -110,6 +114,18 @@ def test_expected_acr_is_the_mean_over_all_subsets_of_the_votes() -> None:
     for other in ({"bound": "two-sided"}, {"radii": [0.5]}, {"sound": True}, {"alpha": None}):
         changed = CertificatesFile(Path("x.tsv"), tuple(rows), {**file.settings, **other}, {})
         assert acr_at_fewer_votes(changed, n) is None
+
+
+@pytest.mark.parametrize(("votes", "n"), [(100_000, 10_000), (100_000, 1_000), (10_000, 1_000)])
+def test_files_with_many_counts_use_a_curve_through_exact_points(votes: int, n: int) -> None:
+    right = np.unique(np.random.default_rng(0).integers(votes // 2 - 500, votes + 1, 700))
+    rows = [
+        CertifiedImage(i, 1, Certificate(1, 0.1, 1, votes, k, ((1, k),)), 0.0) for i, k in enumerate(right.tolist())
+    ]
+    file = CertificatesFile(Path("x.tsv"), tuple(rows), {**SETTINGS, "sigma": 1.0, "n": votes}, {})
+    exact = expected_unit_radii(right, votes, n, 0.001, "gaussian")
+    assert acr_at_fewer_votes(file, n) == pytest.approx(exact.mean(), abs=1e-7)
+    assert np.abs(_curve(votes, n, 0.001, "gaussian")(np.log(votes - right + 1.0)) - exact).max() < 1e-6
 
 
 def test_an_abstention_may_be_certified_with_other_votes() -> None:

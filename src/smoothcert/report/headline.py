@@ -7,7 +7,7 @@ from smoothcert.report.numbers import AccuracyAt, RunNumbers
 from smoothcert.report.paired import Comparison
 
 MOST_RUNS = 4
-"""Runs that are not ranked are listed one by one up to this number."""
+"""Up to this number, runs that are not ranked or never certify a class are named one by one."""
 STATISTICS = (
     "A difference is called established if it exceeds two standard errors of the paired difference over the images; "
     "intervals are 95% Wilson intervals for accuracies and normal ones for ACR, over the choice of images. "
@@ -43,8 +43,7 @@ def _sentences(comparison: Comparison, label: Callable[[str], str], several: boo
         text = [_counted(run, radius, comparison, label, start) for run in comparison.runs[:MOST_RUNS]]
     if comparison.obstacles:
         text.append(f"These runs are not ranked: {'; '.join(comparison.obstacles)}.")
-    never = [_never_certified(run, label) for run in comparison.runs if run.never_certified]
-    sentences = [*text, *never, _limit(comparison)]
+    sentences = [*text, *_never_certified(comparison, label), _limit(comparison)]
     return [sentence for sentence in sentences if sentence]
 
 
@@ -96,13 +95,23 @@ def _ranked(comparison: Comparison, radius: float, label: Callable[[str], str], 
     return f"{start}{_claim(comparison, first)} ({label(best.name)}; {_interval(first)}). {'; '.join(words)}."
 
 
-def _never_certified(run: RunNumbers, label: Callable[[str], str]) -> str:
-    classes = ", ".join(map(str, run.never_certified))
-    return (
-        f"{label(run.name)}: class {classes} is never certified."
-        if len(run.never_certified) == 1
-        else (f"{label(run.name)}: the classes {classes} are never certified.")
-    )
+def _never_certified(comparison: Comparison, label: Callable[[str], str]) -> list[str]:
+    """A sentence on each run that never certifies some class; the runs beyond the first few are counted."""
+    runs = [run for run in comparison.runs if run.never_certified]
+    sentences = []
+    for run in runs[:MOST_RUNS]:
+        never, certified = run.never_certified, [c.label for c in run.classes if not c.never_certified]
+        if certified and len(certified) < len(never):
+            text = f"only {_classes(certified)} ever certified"
+        else:
+            text = f"{_classes(never)} never certified"
+        sentences.append(f"{label(run.name)}: {text}.")
+    more = len(runs) - MOST_RUNS
+    return [*sentences, *([f"{more} more runs never certify some class."] if more > 0 else [])]
+
+
+def _classes(labels: Sequence[int]) -> str:
+    return f"class {labels[0]} is" if len(labels) == 1 else f"the classes {', '.join(map(str, labels))} are"
 
 
 def _limit(comparison: Comparison) -> str:

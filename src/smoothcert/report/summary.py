@@ -13,7 +13,7 @@ from smoothcert.certification.certificates import CertificatesFile, CertifiedIma
 from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED, RANDOMIZED, TWO_SIDED
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.noise import Gaussian
-from smoothcert.report.outcomes import NORMAL_95, Outcomes, outcomes_of, wilson_interval
+from smoothcert.report.outcomes import NORMAL_95, Outcomes, outcomes_of, standard_error, wilson_interval
 from smoothcert.smoothing.bounds import smallest_error_bound
 from smoothcert.smoothing.cascade import stage_error
 from smoothcert.smoothing.certificate import ABSTAIN
@@ -134,15 +134,6 @@ def _count(rows: Sequence[CertifiedImage]) -> int:
     return len(rows)
 
 
-def _standard_error(rows: Sequence[CertifiedImage]) -> float | None:
-    """Of the ACR; None for a single image, whose spread is unknown."""
-    if len(rows) < 2:
-        return None
-    mean, radii = average_certified_radius(rows), counted_radii(rows)
-    squares = math.fsum((r - mean) ** 2 for r in radii) + (len(rows) - len(radii)) * mean**2
-    return math.sqrt(squares / (len(rows) - 1) / len(rows))
-
-
 def largest_certifiable_radius(sigma: float, n: int, alpha: float) -> float:
     """sigma * Phi^-1(alpha^(1/n)): what Gaussian smoothing certifies when all n votes agree.
 
@@ -199,6 +190,7 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
     refuse_without_images(file)
     rows = file.rows
     counted = np.array(counted_radii(rows))
+    radii_of_all = np.concatenate([counted, np.zeros(len(rows) - len(counted))])
     sigma, alpha = _number(file, "sigma"), _number(file, "alpha")
     n = _shared_count(file, "n", {row.certificate.n for row in rows})
     return Summary(
@@ -208,8 +200,8 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         images=len(rows),
         n=n,
         alpha=alpha,
-        acr=average_certified_radius(rows),
-        acr_standard_error=_standard_error(rows),
+        acr=math.fsum(counted.tolist()) / len(rows),
+        acr_standard_error=standard_error(radii_of_all),
         accuracy_at={r: float((counted >= r).sum()) / len(rows) for r in sorted(set(radii))},
         abstention=abstention_rate(rows),
         votes=sum(row.certificate.spent for row in rows),

@@ -1,6 +1,8 @@
 """ACR against a hyper-parameter: one panel per sweep."""
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -22,7 +24,7 @@ def draw_sweeps(sweeps: Sequence[Sweep]) -> Figure | None:
         return None
     columns = min(3, len(sweeps))
     rows = -(-len(sweeps) // columns)
-    figure = new_figure(3.6 * columns + 0.4, 3.0 * rows)
+    figure = new_figure(3.6 * columns + 0.4, 3.2 * rows)
     grid: list[Axes] = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
     for axes in grid[len(sweeps) :]:
         axes.remove()
@@ -38,11 +40,12 @@ def _draw(axes: Axes, sweep: Sweep) -> None:
     axes.errorbar(values, acrs, errors if any(errors) else None, marker="o", color=FIRST, capsize=3, linewidth=1.6)
     if values[0] > 0 and values[-1] / values[0] >= _SPREAD:
         axes.set_xscale("log")
-    axes.set_xticks(values, [f"{value:g}" for value in values])
+    axes.set_xticks(*_ticks(values, axes.get_xscale() == "log"))
     axes.minorticks_off()
     if sweep.reference is not None:
         name, acr = sweep.reference
         axes.axhline(acr, color=GREY, linestyle=(0, (4, 3)), linewidth=0.9)
+<<<<<<< HEAD
         axes.annotate(
             plain(name), (1, acr), (0, 3), xycoords=("axes fraction", "data"), textcoords="offset points",
             ha="right", color=GREY, fontsize=NOTE_SIZE,
@@ -53,5 +56,31 @@ def _draw(axes: Axes, sweep: Sweep) -> None:
     axes.set_title(plain(f"{METHODS.get(sweep.method, sweep.method)}: {where}"), fontsize=TITLE_SIZE)
     axes.set_xlabel(plain(setting_name(sweep.parameter)), fontsize=AXIS_SIZE)
     axes.set_ylabel("average certified L2 radius (ACR)", fontsize=AXIS_SIZE)
+=======
+        # At the end of the line where the curve is farther away.
+        left = abs(acrs[0] - acr) > abs(acrs[-1] - acr)
+        style: dict[str, Any] = {"color": GREY, "fontsize": NOTE_SIZE, "ha": "left" if left else "right"}
+        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+        axes.annotate(plain(name), (0.02 if left else 1, acr), (0, 3), **place, **style)
+    first = ", ".join([sweep.method, *([sweep.dataset] if sweep.dataset else []), f"σ = {sweep.sigma:g}"])
+    shared = ", ".join(f"{key.rpartition('.')[2]} = {_shown(value)}" for key, value in sweep.shared.items())
+    axes.set_title("\n".join(plain(line) for line in (first, shared) if line), fontsize=TITLE_SIZE)
+    axes.set_xlabel(plain(sweep.parameter.rpartition(".")[2]), fontsize=AXIS_SIZE)
+    axes.set_ylabel("ACR", fontsize=AXIS_SIZE)
+>>>>>>> numbers
     axes.margins(y=0.15)
     quiet_axes(axes)
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _ticks(values: Sequence[float], logarithmic: bool) -> tuple[list[float], list[str]]:
+    """Ticks at the values, without those whose labels would touch the one before."""
+    places = [math.log(value) if logarithmic else value for value in values]
+    kept: list[int] = []
+    for i, place in enumerate(places):
+        if not kept or place - places[kept[-1]] > 0.07 * (places[-1] - places[0]):
+            kept.append(i)
+    return [values[i] for i in kept], [f"{values[i]:g}" for i in kept]

@@ -138,7 +138,7 @@ def _columns(
     # A method that only repeats the name of the run says nothing; the paper's label says which variant it is.
     no_method = not published and all(s.method is None or s.method == s.name for s in summaries)
     same_votes = len({s.votes for s in summaries}) == 1
-    no_l_infinity = all(s.l_infinity is None for s in summaries)
+    l_infinity = Column("acr_l_infinity", "ACR in L∞", lambda s: s.l_infinity, decimals=4)
     acr, *accuracies = numbers = _numbers(summaries)
 
     def method(summary: Summary) -> str:
@@ -154,7 +154,7 @@ def _columns(
         *_hyperparameter_columns(summaries),
         acr,
         Column("acr_standard_error", "±", lambda s: s.acr_standard_error, decimals=3, csv_only=True),
-        Column("acr_l_infinity", "ACR in L∞", lambda s: s.l_infinity, decimals=4, csv_only=no_l_infinity),
+        *([l_infinity] if any(s.l_infinity is not None for s in summaries) else []),
         *accuracies,
         Column("abstention", "abstain", lambda s: 100 * s.abstention, decimals=1),
         Column("images", "images", lambda s: s.images, decimals=0),
