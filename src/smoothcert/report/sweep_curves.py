@@ -45,35 +45,19 @@ def _draw(axes: Axes, sweep: Sweep) -> None:
     if sweep.reference is not None:
         name, acr = sweep.reference
         axes.axhline(acr, color=GREY, linestyle=(0, (4, 3)), linewidth=0.9)
-<<<<<<< HEAD
-        axes.annotate(
-            plain(name), (1, acr), (0, 3), xycoords=("axes fraction", "data"), textcoords="offset points",
-            ha="right", color=GREY, fontsize=NOTE_SIZE,
-        )  # fmt: skip
-    shared = [setting_text(key, value) for key, value in sweep.shared.items()]
-    data = [dataset_name(sweep.dataset)] if sweep.dataset else []
-    where = ", ".join([*data, f"σ = {sweep.sigma:g}", *shared])
-    axes.set_title(plain(f"{METHODS.get(sweep.method, sweep.method)}: {where}"), fontsize=TITLE_SIZE)
-    axes.set_xlabel(plain(setting_name(sweep.parameter)), fontsize=AXIS_SIZE)
-    axes.set_ylabel("average certified L2 radius (ACR)", fontsize=AXIS_SIZE)
-=======
         # At the end of the line where the curve is farther away.
         left = abs(acrs[0] - acr) > abs(acrs[-1] - acr)
         style: dict[str, Any] = {"color": GREY, "fontsize": NOTE_SIZE, "ha": "left" if left else "right"}
         place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
         axes.annotate(plain(name), (0.02 if left else 1, acr), (0, 3), **place, **style)
-    first = ", ".join([sweep.method, *([sweep.dataset] if sweep.dataset else []), f"σ = {sweep.sigma:g}"])
-    shared = ", ".join(f"{key.rpartition('.')[2]} = {_shown(value)}" for key, value in sweep.shared.items())
+    data = [dataset_name(sweep.dataset)] if sweep.dataset else []
+    first = ", ".join([METHODS.get(sweep.method, sweep.method), *data, f"σ = {sweep.sigma:g}"])
+    shared = ", ".join(setting_text(key, value) for key, value in sweep.shared.items())
     axes.set_title("\n".join(plain(line) for line in (first, shared) if line), fontsize=TITLE_SIZE)
-    axes.set_xlabel(plain(sweep.parameter.rpartition(".")[2]), fontsize=AXIS_SIZE)
-    axes.set_ylabel("ACR", fontsize=AXIS_SIZE)
->>>>>>> numbers
+    axes.set_xlabel(plain(setting_name(sweep.parameter)), fontsize=AXIS_SIZE)
+    axes.set_ylabel("average certified L2 radius (ACR)", fontsize=AXIS_SIZE)
     axes.margins(y=0.15)
     quiet_axes(axes)
-
-
-def _shown(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _ticks(values: Sequence[float], logarithmic: bool) -> tuple[list[float], list[str]]:
