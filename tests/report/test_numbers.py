@@ -192,7 +192,6 @@ def test_the_constant_classifier() -> None:
         ({"n": 500}, "n differs (1,000 and 500)"),
         ({"alpha": 0.01}, "alpha differs (0.001 and 0.01)"),
         ({"bound": "two-sided"}, "bound differs (one-sided and two-sided)"),
-        ({"bound": "randomized"}, "bound differs (one-sided and randomized)"),
         ({"alpha": None}, "alpha differs (0.001 and not recorded)"),
     ],
 )
@@ -202,6 +201,12 @@ def test_runs_that_are_certified_otherwise_are_not_ranked(changes: dict[str, obj
     assert reason in comparison.obstacles
     assert (comparison.best, comparison.paired, comparison.ranked) == ((), (), False)
     assert f"These runs are not ranked: {reason}" in headlines([comparison])[0]
+
+
+def test_runs_with_the_randomized_bound_are_in_a_group_of_their_own() -> None:
+    rows = random_rows(0, 9, 1)
+    compared = comparisons([summary_of(rows, "a"), summary_of(rows, "b", bound="randomized")])
+    assert [len(comparison.runs) for comparison in compared] == [1, 1]
 
 
 def test_runs_on_other_images_or_with_other_labels_are_not_ranked() -> None:

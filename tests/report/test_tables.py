@@ -187,9 +187,11 @@ def test_radii_in_different_norms_are_in_different_groups(make_run: MakeRun, tmp
     report = write_report(runs, tmp_path / "out", ["md", "csv", "html"], radii=[0.0])
     assert [summary.name for summary in report.summaries] == ["small", "large (L1)"]
     titles = [axes.get_title() for axes in draw_curves(report.summaries).axes]
-    assert titles == ["mnist, σ = 0.50", "mnist in L1, σ = 0.50"]
+    assert titles == ["MNIST, σ = 0.50"] * 2
+    assert [axes.get_xlabel() for axes in draw_curves(report.summaries).axes] == ["L2 radius", "L1 radius"]
     page = (tmp_path / "out" / "report.html").read_text()
-    assert all(f'"title":"{title}"' in page for title in ("mnist, \\u03c3 = 0.50", "mnist in L1, \\u03c3 = 0.50"))
+    assert page.count('"title":"MNIST, \\u03c3 = 0.50"') == 2
+    assert all(f'"norm":"{norm}"' in page for norm in ("L1", "L2"))
 
 
 def test_radii_that_a_run_lacks_are_not_shown_as_zero() -> None:

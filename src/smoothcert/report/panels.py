@@ -28,7 +28,9 @@ def panels_of(summaries: Sequence[Summary]) -> list[list[Member]]:
 
 def titles_of(panels: Sequence[Sequence[Member]]) -> list[str]:
     """The titles of the panels that `panels_of` gives."""
-    return panel_titles([(panel[0].summary.sigma, panel[0].summary.dataset) for panel in panels])
+    firsts = [panel[0].summary for panel in panels]
+    titles = panel_titles([(first.sigma, first.dataset) for first in firsts])
+    return [f"{title}, {first.apart}" if first.apart else title for title, first in zip(titles, firsts, strict=True)]
 
 
 def panel_titles(groups: Sequence[tuple[float | None, str | None]]) -> list[str]:
