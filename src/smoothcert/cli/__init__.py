@@ -17,7 +17,7 @@ from smoothcert.cli.listing import datasets, models, objectives, presets
 from smoothcert.cli.predicting import predict
 from smoothcert.cli.reporting import quickstart, report
 from smoothcert.cli.reproducing import reproduce
-from smoothcert.cli.training import import_, train
+from smoothcert.cli.training import export, import_, train
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import one_line
@@ -39,6 +39,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "report": report,
     "reproduce": reproduce,
     "import": import_,
+    "export": export,
     "presets": presets,
     "datasets": datasets,
     "models": models,
