@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from smoothcert import load
 from smoothcert.analysis.cost import cost_csv, cost_markdown, training_costs
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.io.text import duration
@@ -170,5 +171,29 @@ def test_cost_table_equals_the_runs() -> None:
     assert table_from(RESULTS / "cost" / "README.md", "| run")[2:] == cells
 
 
+MODELS = {
+    "cifar10-consistency-0.5": "cifar10/consistency-0.5",
+    "mnist-consistency-1.0": "mnist-published-recipe/consistency-1.0",
+}
+
+
+@pytest.mark.parametrize(("name", "run"), MODELS.items())
+def test_models_are_copies_of_certified_ones(name: str, run: str) -> None:
+    """The card has the ACR of the certificates, which are those of the weights before they were rounded."""
+    ((_, path),) = find_certificates([RESULTS / run])
+    file, model = read_certificates(path), load(RESULTS / "models" / name)
+    assert model.finished
+    assert model.provenance["weights"]["original_weights_sha256"] == file.settings["weights_sha256"]
+    assert (model.recipe.sigma, model.recipe.dataset) == (file.settings["sigma"], file.settings["dataset"])
+    card = (RESULTS / "models" / name / "README.md").read_text(encoding="utf-8")
+    assert f"ACR {average_certified_radius(file.rows):.3f} on {len(file.rows):,} test images" in card
+    for title in ("Training", "Numbers", "Use", "Limits", "Licence"):
+        assert f"## {title}" in card
+
+
 def test_results_are_small() -> None:
-    assert sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file()) < 12e6
+    sizes = {path: path.stat().st_size for path in RESULTS.rglob("*") if path.is_file()}
+    weights = [path for path in sizes if path.suffix == ".safetensors"]
+    assert {path.parent.name for path in weights} == MODELS.keys()
+    assert sum(sizes[path] for path in weights) < 12e6
+    assert sum(size for path, size in sizes.items() if path not in weights) < 12e6

@@ -21,7 +21,7 @@ from smoothcert.cli.reporting import quickstart, report
 from smoothcert.cli.reproducing import reproduce
 from smoothcert.cli.serving import serve
 from smoothcert.cli.sweeping import sweep
-from smoothcert.cli.training import import_, train
+from smoothcert.cli.training import export, import_, train
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import one_line
@@ -45,6 +45,7 @@ COMMANDS: tuple[tuple[str, Callable[..., None], str, str], ...] = (
     ("recertify", recertify, FILES, "recertify runs/a/certificates/test-n100000.tsv --alpha 1e-4"),
     ("compress", compress, FILES, "compress runs/a"),
     ("import", import_, FILES, "import checkpoint.pth.tar --sigma 0.5 --out runs/b"),
+    ("export", export, FILES, "export runs/a --out models/a"),
     ("datasets", datasets, LISTS, "datasets"),
     ("models", models, LISTS, "models"),
     ("objectives", objectives, LISTS, "objectives consistency"),

@@ -1,4 +1,4 @@
-"""`smoothcert train` and `smoothcert import`: commands that make run folders."""
+"""`smoothcert train`, `import` and `export`: commands that make run folders."""
 
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,7 @@ from smoothcert.cli.options import (
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import leads
 from smoothcert.training.choices import Tracker
+from smoothcert.training.run_folder import check_run_folder
 
 
 def train(
@@ -158,3 +159,19 @@ def import_(
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True, highlight=False)
     onwards = command_line("certify", out, *(["--data", data] if data is not None else []))
     console.print(f"imported {out}; next: {onwards}", soft_wrap=True)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    out: Annotated[Path, typer.Option(help="Folder to make.")],
+    model: Annotated[str | None, typer.Option(help="The run's own network, package.module:function.")] = None,
+) -> None:
+    """Make a copy of a run for publishing: recipe and weights, rounded to float16, half the size."""
+    check_run_folder(run)
+    from smoothcert.training.export import export_run
+
+    exported = export_run(run, out, code=model)
+    change = exported.provenance["weights"]["largest_change"]
+    console.print(f"exported {out}; no weight changed by more than {change:.1e}", soft_wrap=True)
+    code = ["--model", model] if model is not None else []
+    console.print(f"it is another network than {run}; next: {command_line('certify', out, *code)}", soft_wrap=True)

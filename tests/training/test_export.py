@@ -1,0 +1,58 @@
+"""Exported runs: weights rounded to float16, loaded as float32, and a record of the rounding."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import smoothcert as sc
+from smoothcert.certification.certificates import read_certificates
+from smoothcert.errors import RequestError
+from smoothcert.training.checkpoint import MODEL, save_weights, tensors_digest
+from smoothcert.training.export import export_run
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def test_weights_are_rounded_once_and_computed_in_float32(trained_run: Path, tmp_path: Path) -> None:
+    exported = export_run(trained_run, tmp_path / "half")
+    original, stored = sc.load(trained_run), load_file(tmp_path / "half" / MODEL)
+    weights, loaded = original.model.state_dict(), exported.model.state_dict()
+    largest = 0.0
+    for name, tensor in weights.items():
+        expected = torch.from_numpy(tensor.numpy().astype("float16").astype("float32")) if tensor.ndim > 1 else tensor
+        assert torch.equal(loaded[name], expected)
+        assert loaded[name].dtype == tensor.dtype
+        assert stored[name].dtype == (torch.float16 if tensor.ndim > 1 else tensor.dtype)
+        largest = max(largest, float((tensor - expected).abs().max()))
+    record = exported.provenance["weights"]
+    assert record["largest_change"] == largest > 0
+    assert record["original_weights_sha256"] == tensors_digest(weights)
+    assert "cast to float32" in record["stored"]
+    assert (tmp_path / "half" / MODEL).stat().st_size < 0.51 * (trained_run / MODEL).stat().st_size
+    assert (exported.recipe, exported.epoch) == (original.recipe, original.epoch)
+
+
+def test_the_command_makes_a_folder_that_certify_takes(run_cli: Cli, trained_run: Path, tmp_path: Path) -> None:
+    code, out, _ = run_cli("export", trained_run, "--out", tmp_path / "half")
+    assert (code, f"next: smoothcert certify {tmp_path / 'half'}" in out) == (0, True)
+    code, _, error = run_cli("certify", tmp_path / "half", "--n", 50, "--n0", 20, "--max-images", 2, "--device", "cpu")
+    assert (code, error) == (0, "")
+    file = read_certificates(tmp_path / "half" / "certificates" / "test-n50.tsv")
+    assert "float16" in file.provenance["model"]["weights"]["stored"]
+    code, _, error = run_cli("export", trained_run, "--out", tmp_path / "half")
+    assert (code, error.count("\n"), "exists already" in error) == (2, 1, True)
+
+
+def test_weights_that_float16_cannot_hold_are_refused(trained_run: Path, tmp_path: Path) -> None:
+    run = sc.load(shutil.copytree(trained_run, tmp_path / "run"))
+    weights = run.model.state_dict()
+    name = next(name for name, tensor in weights.items() if tensor.ndim > 1)
+    weights[name][0] = 1e5
+    save_weights(tmp_path / "run", weights, run.recipe, run.spec, run.epoch, run.provenance)
+    with pytest.raises(RequestError, match="expected weights that float16 can hold"):
+        export_run(tmp_path / "run", tmp_path / "half")
+    assert not (tmp_path / "half").exists()
