@@ -67,7 +67,7 @@ def _length(data: object) -> int | None:
         return None
 
 
-def _inputs_and_labels(batch: object) -> tuple[object, Tensor | None]:
+def inputs_and_labels(batch: object) -> tuple[object, Tensor | None]:
     if isinstance(batch, Mapping):
         keys = list(map(str, batch))
         raise RequestError(
@@ -116,7 +116,7 @@ def _stream(
     name: str | None,
     progress: bool,
 ) -> Iterator[CertificateBatch]:
-    batches = map(_inputs_and_labels, source.batches)
+    batches = map(inputs_and_labels, source.batches)
     first = list(islice(batches, 1))
     if not first:
         return

@@ -13,6 +13,7 @@ from smoothcert import __version__
 from smoothcert.cli.analyzing import analyze
 from smoothcert.cli.attacking import attack
 from smoothcert.cli.certification import certify, merge, recertify
+from smoothcert.cli.doctor import doctor
 from smoothcert.cli.listing import datasets, models, objectives, presets
 from smoothcert.cli.predicting import predict
 from smoothcert.cli.reporting import quickstart, report
@@ -31,6 +32,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "quickstart": quickstart,
     "train": train,
     "certify": certify,
+    "doctor": doctor,
     "merge": merge,
     "recertify": recertify,
     "attack": attack,
