@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # as in typing, whose import takes longer than all of this file
 if TYPE_CHECKING:
+    from smoothcert.analysis.doctor import doctor
     from smoothcert.certification.cascade import Cascade
     from smoothcert.certification.certificates import read_certificates
     from smoothcert.certification.certify_dataset import certify_dataset
@@ -43,6 +44,7 @@ __all__ = [
     "WorkError",
     "__version__",
     "certify_dataset",
+    "doctor",
     "load",
     "load_dataset",
     "load_hub",
@@ -66,6 +68,7 @@ _MODULES = {
     "TrainRecipe": "training.recipe",
     "WorkError": "errors",
     "certify_dataset": "certification.certify_dataset",
+    "doctor": "analysis.doctor",
     "load": "training.api",
     "load_dataset": "data",
     "load_hub": "models.hub",

@@ -35,11 +35,12 @@ def certify(images: Tensor, labels: Tensor, out: Path) -> float:
     classes: list[int] = [certificate.predict for certificate in batch if certificate.predict != sc.ABSTAIN]
     predicted: Tensor = sc.SmoothedClassifier(hugging_face_like, sigma=0.25).predict(images).prediction
     published: nn.Module = sc.load_hub("hf:google/vit-base-patch16-224")
+    problems: list[str] = [finding.code for finding in sc.doctor(published, [(images, labels)], sigma=0.25).findings]
     loader = DataLoader(TensorDataset(images, labels), batch_size=4)
     for result in smoothed.certify_loader(loader, n=1_000, bound="two-sided", out=out, progress=True):
         if result.labels is not None:
             print((result.prediction == result.labels).float().mean())
-    print(published, probabilities.shape, first.votes, radius, classes, predicted)
+    print(problems, probabilities.shape, first.votes, radius, classes, predicted)
     return sum(row.radius_if_correct for row in sc.read_certificates(out).rows)
 
 

@@ -68,7 +68,7 @@ def _length(data: object) -> int | None:
         return None
 
 
-def _inputs_and_labels(batch: object) -> tuple[object, Tensor | None]:
+def inputs_and_labels(batch: object) -> tuple[object, Tensor | None]:
     if isinstance(batch, Mapping):
         keys = list(map(str, batch))
         raise RequestError(
@@ -117,7 +117,7 @@ def _stream(
     name: str | None,
     progress: bool,
 ) -> Iterator[CertificateBatch]:
-    batches = map(_inputs_and_labels, source.batches)
+    batches = map(inputs_and_labels, source.batches)
     first = list(islice(batches, 1))
     if not first:
         raise RequestError("data: expected at least one batch, got none; check the data set and the loader")

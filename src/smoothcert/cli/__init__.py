@@ -14,6 +14,7 @@ from smoothcert.cli.analyzing import analyze
 from smoothcert.cli.attacking import attack
 from smoothcert.cli.certification import certify, compress, merge, recertify
 from smoothcert.cli.denoising import train_denoiser
+from smoothcert.cli.doctor import doctor
 from smoothcert.cli.help import FILES, LISTS, PAPERS, START, add_command
 from smoothcert.cli.listing import datasets, models, objectives, papers, presets
 from smoothcert.cli.predicting import predict
@@ -32,6 +33,7 @@ COMMANDS: tuple[tuple[str, Callable[..., None], str, str], ...] = (
     ("quickstart", quickstart, START, "quickstart"),
     ("train", train, START, "train --preset mnist/smoothmix --sigma 0.5 --out runs/a"),
     ("certify", certify, START, "certify runs/a --n 10k --skip 20"),
+    ("doctor", doctor, START, "doctor --model mine.py:build --dataset folder:photos --sigma 0.25"),
     ("train-denoiser", train_denoiser, START, "train-denoiser --dataset mnist --sigma 0.5 --out runs/denoiser"),
     ("predict", predict, START, "predict runs/a digit.png"),
     ("serve", serve, START, "serve runs/a --port 8000"),

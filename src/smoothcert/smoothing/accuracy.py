@@ -52,7 +52,7 @@ class NoiseAccuracy:
         noisy_at_chance = _at_chance(self.noisy, self.noisy_chance, self.images)
         if noisy_at_chance and _at_chance(self.clean, self.clean_chance, self.images):
             return "chance"
-        return "noise" if noisy_at_chance or _below(self.noisy, self.clean / 2, self.images) else None
+        return "noise" if noisy_at_chance or clearly_below(self.noisy, self.clean / 2, self.images) else None
 
 
 def accuracy_under_noise(counter: VoteCounter, images: Tensor, labels: Tensor) -> NoiseAccuracy:
@@ -68,13 +68,13 @@ def accuracy_under_noise(counter: VoteCounter, images: Tensor, labels: Tensor) -
     return NoiseAccuracy(
         len(images),
         float((clean == labels).double().mean()),
-        _independent(clean, labels, counter.num_classes),
+        independent_accuracy(clean, labels, counter.num_classes),
         float((noisy == repeated).double().mean()),
-        _independent(noisy, repeated, counter.num_classes),
+        independent_accuracy(noisy, repeated, counter.num_classes),
     )
 
 
-def _independent(classes: Tensor, labels: Tensor, num_classes: int) -> float:
+def independent_accuracy(classes: Tensor, labels: Tensor, num_classes: int) -> float:
     """The expected accuracy if `classes` were assigned to the images at random."""
     shares = [torch.bincount(t.long(), minlength=num_classes).double() / len(t) for t in (classes, labels)]
     return min(1.0, float((shares[0] * shares[1]).sum()))
@@ -87,9 +87,9 @@ def _at_chance(share: float, chance: float, images: int) -> bool:
     """
     correct = round(share * images)
     above = float(special.bdtrc(correct - 1, images, chance)) if correct > 0 else 1.0
-    return above > LEVEL and _below(share, chance + (1 - chance) / 4, images)
+    return above > LEVEL and clearly_below(share, chance + (1 - chance) / 4, images)
 
 
-def _below(share: float, level: float, images: int) -> bool:
+def clearly_below(share: float, level: float, images: int) -> bool:
     """Whether the accuracy behind `share` is below `level`, by a binomial test."""
     return level > 0 and float(special.bdtr(round(share * images), images, level)) <= LEVEL

@@ -1,0 +1,246 @@
+"""`smoothcert.doctor`: measure a classifier with and without noise, and find what keeps it from good certificates."""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+
+from smoothcert.analysis.doctor_inputs import (
+    Examined,
+    Finding,
+    check_enlarged,
+    check_input,
+    check_labels_order,
+    check_range,
+    check_sigma,
+)
+from smoothcert.analysis.doctor_modes import check_mode, check_statistics
+from smoothcert.certification.certify_loader import DATASET_BATCH, Batches, inputs_and_labels
+from smoothcert.certification.ensemble import RunEnsemble
+from smoothcert.certification.smoothed_classifier import SmoothedClassifier
+from smoothcert.certification.subject import Subject
+from smoothcert.classifier import Classifier, check_logits, device_of, evaluating, in_float32, logits_of
+from smoothcert.data import Images
+from smoothcert.data.images import in_unit_interval
+from smoothcert.distributed import find_device
+from smoothcert.errors import RequestError
+from smoothcert.io.text import error_line
+from smoothcert.noise import NOISES
+from smoothcert.smoothing.accuracy import NoiseAccuracy, clearly_below, independent_accuracy
+from smoothcert.training.checkpoint import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SIGMAS = (0.12, 0.25, 0.5, 1.0)
+"""Noise levels of the table, besides the requested one."""
+KEPT = 0.75
+"""Share of the clean accuracy that a network trained under noise keeps at least."""
+EXPLAINED = ("images-range", "images-normalised", "input-range", "normalisation", "label-order", "sigma-units")
+"""Findings that make the accuracy under noise meaningless until they are corrected."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `doctor` measured: accuracies in [0, 1] on the same `images` images, and the findings."""
+
+    model: str
+    dataset: str
+    images: int
+    sigma: float
+    """The noise level of interest."""
+    clean_accuracy: float
+    accuracy_under_noise: tuple[tuple[float, float], ...]
+    """(sigma, accuracy on one noisy copy of each image), by rising sigma."""
+    seconds_per_image: float
+    """Time of a forward pass."""
+    findings: tuple[Finding, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing was found."""
+        return not self.findings
+
+    def accuracy(self, sigma: float) -> float:
+        """The accuracy at one of the measured noise levels; 0 is the clean accuracy."""
+        known = {0.0: self.clean_accuracy, **dict(self.accuracy_under_noise)}
+        if sigma not in known:
+            raise RequestError(f"sigma: expected one of {', '.join(f'{s:g}' for s in known)}, got {sigma:g}")
+        return known[sigma]
+
+    def plot(self) -> "Figure":
+        """Draw the accuracy by sigma."""
+        from smoothcert.report.style import GREY, look, one_panel, plain
+
+        figure, axes = one_panel(4.8, 3.2, plain(f"{self.model} on {self.images} images"), "σ", "accuracy (%)")
+        points = [(0.0, self.clean_accuracy), *self.accuracy_under_noise]
+        axes.plot(*zip(*((s, 100 * a) for s, a in points), strict=True), color=look(0)[0], marker="o", markersize=4)
+        axes.axvline(self.sigma, color=GREY, linewidth=1, linestyle="--")
+        axes.annotate(
+            f" σ = {self.sigma:g}", (self.sigma, 98), ha="left", va="top", fontsize=8, color=GREY, annotation_clip=False
+        )
+        axes.set_ylim(0, 100)
+        return figure
+
+    def __str__(self) -> str:
+        levels = ", ".join(f"{accuracy:.0%} at sigma {sigma:g}" for sigma, accuracy in self.accuracy_under_noise)
+        head = f"{self.model} on {self.images} images of {self.dataset}: accuracy {self.clean_accuracy:.0%}, {levels}"
+        return "\n".join([head, *(f"{finding.code}: {finding}" for finding in self.findings or ())])
+
+
+def doctor(
+    model: Run | RunEnsemble | SmoothedClassifier | Classifier,
+    data: "Images | Dataset[Any] | Iterable[Any]",
+    *,
+    sigma: float | None = None,
+    images: int = 200,
+    seed: int = 0,
+    name: str | None = None,
+    device: str | torch.device = "auto",
+) -> Diagnosis:
+    """Examine a classifier before it is certified: its accuracy by noise level, and findings in plain words.
+
+    `model` and `data` are those of `certify_dataset`, or any loader of batches (images, labels), also of images
+    outside [0, 1], which is a finding. `sigma` is the noise level of interest, by default that of a run, else 0.25.
+    `images` of the data are used, spread evenly where possible. Noise depends on `seed` alone.
+    """
+    subject = Subject.of(model, name)
+    classifier = in_float32(subject.classifier) if isinstance(subject.classifier, nn.Module) else subject.classifier
+    sigma = float((subject.defaults or {}).get("sigma", 0.25) if sigma is None else sigma)
+    if images < 1:
+        raise RequestError(f"images: expected at least 1, got {images}")
+    inputs, labels, about = _gather(data, images)
+    device = device_of(classifier) or find_device(device)
+    examined = Examined(classifier, inputs.to(device), labels.to(device), 0)
+    examined = replace(
+        examined,
+        outputs=_outputs(examined, subject.name),
+        class_names=getattr(about, "class_names", None),
+        normalization=getattr(about, "normalization", None),
+    )
+    started = time.perf_counter()
+    clean = examined.logits(examined.images).argmax(1)
+    seconds = (time.perf_counter() - started) / len(inputs)
+    noisy = _noisy_classes(examined, sigma, seed)
+    accuracies = {level: float((classes == examined.labels).double().mean()) for level, classes in noisy.items()}
+    measured = NoiseAccuracy(
+        len(inputs),
+        float((clean == examined.labels).double().mean()),
+        independent_accuracy(clean, examined.labels, examined.outputs),
+        accuracies[sigma],
+        independent_accuracy(noisy[sigma], examined.labels, examined.outputs),
+    )
+    return Diagnosis(
+        model=subject.name,
+        dataset=str(getattr(about, "name", type(data).__name__)),
+        images=len(inputs),
+        sigma=sigma,
+        clean_accuracy=measured.clean,
+        accuracy_under_noise=tuple(accuracies.items()),
+        seconds_per_image=seconds,
+        findings=tuple(_findings(examined, sigma, accuracies, measured)),
+    )
+
+
+def _findings(
+    examined: Examined, sigma: float, accuracies: dict[float, float], measured: NoiseAccuracy
+) -> Sequence[Finding]:
+    """What is wrong, in the order in which it should be corrected."""
+    outside, mode = check_range(examined.images), check_mode(examined)
+    scaled, inputs = (None, examined.images) if outside is not None or mode is not None else check_input(examined)
+    statistics = check_statistics(examined, float(examined.correct(inputs).double().mean()))
+    if statistics is not None:
+        scaled, inputs = None, examined.images
+    findings = [
+        outside,
+        mode,
+        scaled,
+        statistics,
+        check_labels_order(examined, inputs),
+        check_sigma(sigma, accuracies.__getitem__),
+        check_enlarged(examined.images) if outside is None else None,
+    ]
+    found = [finding for finding in findings if finding is not None]
+    if any(finding.code in EXPLAINED or finding.code == "batch-statistics" for finding in found):
+        return found
+    text = f"clean accuracy {measured.clean:.0%}, under noise of sigma {sigma:g} {measured.noisy:.0%}"
+    if measured.fault == "chance":
+        advice = "check the weights, the labels and the preprocessing; then train the network"
+        found.append(Finding("chance", f"the network is at chance: {text}", advice))
+    elif measured.fault == "noise" or clearly_below(measured.noisy, KEPT * measured.clean, measured.images):
+        found.append(
+            Finding(
+                "noise",
+                f"the network is not robust to noise: {text}",
+                "fine-tune it under noise, or put a denoiser in front of it, or choose a smaller sigma",
+            )
+        )
+    return found
+
+
+def _noisy_classes(examined: Examined, sigma: float, seed: int) -> dict[float, Tensor]:
+    """Sigma -> the classes of one noisy copy of each image; sigma in units of 0..255 if it is large."""
+    NOISES["gaussian"](sigma)  # refuses what is no noise level
+    levels = sorted({*SIGMAS, sigma, *([sigma / 255] if sigma > 2 else [])})
+    generator = torch.Generator(examined.images.device).manual_seed(seed)
+    noise = torch.empty_like(examined.images).normal_(generator=generator)
+    return {level: examined.logits(examined.images + level * noise).argmax(1) for level in levels}
+
+
+def _outputs(examined: Examined, name: str) -> int:
+    """The number of outputs; a model that fails on the images, or that has fewer outputs than labels, is refused."""
+    images, classifier = examined.images[:2], examined.classifier
+    try:
+        with torch.no_grad(), evaluating(classifier):
+            logits = logits_of(classifier(images))
+    except RequestError:
+        raise
+    except (Exception, SystemExit) as error:  # a user's code may fail in any way
+        raise RequestError(
+            f"model: {name} fails on images of shape {list(images.shape[1:])} ({error_line(error)})"
+        ) from error
+    check_logits(logits, len(images))
+    outputs, highest = int(logits.shape[1]), int(examined.labels.max())
+    if highest >= outputs or int(examined.labels.min()) < 0:
+        raise RequestError(
+            f"model: {name} has {outputs} outputs, but there are labels up to {highest}; give data of its classes"
+        )
+    return outputs
+
+
+def _gather(data: Any, count: int) -> tuple[Tensor, Tensor, object]:
+    """`count` images float32 [n, ...] and labels int64 [n], and what they are called."""
+    if hasattr(data, "batch") and hasattr(data, "labels") and hasattr(data, "split"):  # images of `load_dataset`
+        count = min(count, len(data))
+        images, labels = data.batch(torch.arange(count) * len(data) // count)
+        return images, labels, data
+    source = Batches.of(_spread(data, count))
+    images_, labels_ = [], []
+    for batch in source.batches:
+        part, classes = inputs_and_labels(batch)
+        if not isinstance(part, Tensor) or classes is None:
+            raise RequestError("data: expected batches (images, labels) of tensors, got none with labels; add them")
+        images_.append(in_unit_interval(part) if part.dtype == torch.uint8 else part.float())
+        labels_.append(classes.long())
+        if sum(map(len, labels_)) >= count:
+            break
+    if not images_:
+        raise RequestError("data: expected batches (images, labels), got none")
+    dataset = data.dataset if isinstance(data, DataLoader) else data
+    return torch.cat(images_)[:count], torch.cat(labels_)[:count], replace(source, name=type(dataset).__name__)
+
+
+def _spread(data: Any, count: int) -> Any:
+    """A loader of `count` items spread over a data set: the first ones of sorted data may have one class only."""
+    dataset = data.dataset if isinstance(data, DataLoader) else data
+    if not isinstance(dataset, Dataset) or isinstance(dataset, IterableDataset):
+        return data
+    total = len(dataset)  # type: ignore[arg-type]
+    count = min(count, total)
+    chosen = Subset(dataset, [index * total // count for index in range(count)])
+    collate = data.collate_fn if isinstance(data, DataLoader) else None
+    return DataLoader(chosen, batch_size=DATASET_BATCH, collate_fn=collate)

@@ -1,0 +1,236 @@
+"""Checks of `doctor` for faults between a classifier and its images: scale, labels, sigma, enlarged images."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from scipy import optimize, special
+from torch import Tensor
+from torch.nn import functional
+
+from smoothcert.classifier import Classifier, evaluating, logits_of
+from smoothcert.data import DATASETS, Normalization
+
+BATCH = 50
+LEVEL = 0.001
+"""Significance level of comparisons on the same images."""
+LARGEST_SIGMA = 2.0
+"""Noise above this level hides any image in [0, 1]; in units of 0..255 it is almost invisible."""
+SIMILAR = 0.05
+"""Difference of accuracies below which a finding names both kinds of inputs."""
+SMALL_SIZES = (8, 16, 24, 28, 32, 48, 56, 64, 96, 112, 128, 160, 192, 224)
+"""Sizes from which images may have been enlarged."""
+INTERPOLATIONS = (("nearest", False), ("bilinear", False), ("bicubic", False), ("bicubic", True))
+"""Of torch; with antialiasing, bicubic is that of Pillow."""
+ROUNDING = 0.6 / 255
+"""Root mean square of what rounding to bytes, and clipping a few pixels, changes."""
+MOST_IMAGES, LEAST_CONTRAST = 16, 0.02
+MNIST = Normalization((0.1307,), (0.3081,))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault: `problem` says what was measured, `advice` what to do; `code` is its name."""
+
+    code: str
+    problem: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.advice}"
+
+
+@dataclass(frozen=True, eq=False)
+class Examined:
+    """A classifier and the images that it is examined with, float32 [n, ...] and labels int64 [n], on its device."""
+
+    classifier: Classifier
+    images: Tensor
+    labels: Tensor
+    outputs: int
+    class_names: tuple[str, ...] | None = None
+    normalization: Normalization | None = None
+    """Of the data set, if it is published."""
+
+    @torch.no_grad()
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Logits float32 [n, outputs] in eval mode."""
+        with evaluating(self.classifier):
+            return torch.cat([logits_of(self.classifier(part)).float() for part in torch.split(inputs, BATCH)])
+
+    def correct(self, inputs: Tensor) -> Tensor:
+        """Whether each input gets its label, bool [n]."""
+        return self.logits(inputs).argmax(1) == self.labels
+
+
+def clearly_better(new: Tensor, old: Tensor, gain: float) -> bool:
+    """Whether `new` (bool [n]) is true more often than `old` by at least `gain`, and not by chance (a sign test)."""
+    wins, losses = int((new & ~old).sum()), int((old & ~new).sum())
+    if (wins - losses) / len(new) < gain:
+        return False
+    return float(special.bdtrc(wins - 1, wins + losses, 0.5)) <= LEVEL
+
+
+def check_range(images: Tensor) -> Finding | None:
+    """Images outside [0, 1]: normalised, or bytes as floats."""
+    low, high = images.min().item(), images.max().item()
+    if low >= 0 and high <= 1:
+        return None
+    if low >= 0 and high > 2:
+        return Finding(
+            "images-range",
+            f"the images have values in {low:.3g}..{high:.3g}, not in [0, 1]: noise of sigma would be far too weak",
+            "divide them by 255, and put what the model expects into its first layer",
+        )
+    return Finding(
+        "images-normalised",
+        f"the images have values in {low:.3g}..{high:.3g}, not in [0, 1]: they were normalised before the noise, and "
+        "radii would be lengths on another scale",
+        "remove the normalisation from the loader and make it the first layer of the model: "
+        "torch.nn.Sequential(smoothcert.models.Normalize(mean, std), model)",
+    )
+
+
+def input_steps(channels: int, normalization: Normalization | None) -> dict[str, tuple[Normalization, str]]:
+    """Usual first steps of classifiers, as normalisations of [0, 1], with the code of their finding."""
+    known = {
+        "with the mean and std of the data set": normalization,
+        "with the mean and std of ImageNet": DATASETS["imagenet"].normalization,
+        "with the mean and std of CIFAR-10": DATASETS["cifar10"].normalization,
+        "with the mean and std of MNIST": MNIST,
+    }
+    steps = {text: (step, "normalisation") for text, step in known.items() if step and len(step.mean) == channels}
+    steps["in [-1, 1]"] = (Normalization((0.5,) * channels, (0.5,) * channels), "normalisation")
+    steps["in 0..255"] = (Normalization((0.0,) * channels, (1 / 255,) * channels), "input-range")
+    return steps
+
+
+def normalised(images: Tensor, step: Normalization) -> Tensor:
+    mean, std = (images.new_tensor(part).view(1, -1, 1, 1) for part in (step.mean, step.std))
+    return (images - mean) / std
+
+
+def check_input(examined: Examined) -> tuple[Finding | None, Tensor]:
+    """Another scale or a normalisation with which the model does clearly better; and the images as it wants them.
+
+    Predictions are compared up to the order of the classes: if only the labels are exchanged, a model that ignores its
+    input may be right more often.
+    """
+    images = examined.images
+    steps = input_steps(images.shape[1], examined.normalization) if images.ndim == 4 else {}
+    before = right_in_best_order(examined, images)
+    rights = {text: right_in_best_order(examined, normalised(images, step)) for text, (step, _) in steps.items()}
+    better = [text for text, right in rights.items() if clearly_better(right, before, 0.1)]
+    if not better:
+        return None, images
+    most = max(int(rights[text].sum()) for text in better)
+    similar = [text for text in better if int(rights[text].sum()) >= most - SIMILAR * len(before)]
+    best, code = steps[similar[0]]  # the steps are sorted, the usual ones first
+    mean, std = ("(" + ", ".join(f"{value:.4g}" for value in part) + ",)" for part in (best.mean, best.std))
+    finding = Finding(
+        code,
+        f"the model expects images {', or '.join(f'{text} (accuracy {share(rights[text])})' for text in similar)}: "
+        f"on images in [0, 1], to which the noise is added, its accuracy is {share(before)}",
+        f"make this step its first layer: torch.nn.Sequential(smoothcert.models.Normalize({mean}, {std}), model)",
+    )
+    return finding, normalised(images, best)
+
+
+def right_in_best_order(examined: Examined, inputs: Tensor) -> Tensor:
+    """Whether each input gets its label, bool [n], if the classes were in the order that fits best."""
+    classes, labels = examined.logits(inputs).argmax(1).cpu(), examined.labels.cpu()
+    order = best_order(labels, classes, examined.outputs)
+    return classes == torch.tensor([order.get(label, -1) for label in labels.tolist()], dtype=torch.int64)
+
+
+def check_labels_order(examined: Examined, inputs: Tensor) -> Finding | None:
+    """Another order of the classes that explains the predictions far better, also on images it was not fitted to."""
+    classes, labels = examined.logits(inputs).argmax(1).cpu(), examined.labels.cpu()
+    # Half of the images of each class are fitted, the others are tested, and the reverse.
+    rank = torch.zeros_like(labels)
+    for label in labels.unique():
+        rank[labels == label] = torch.arange(int((labels == label).sum()))
+    halves = [rank % 2 == 0, rank % 2 == 1]
+    right = torch.zeros(len(labels), dtype=torch.bool)
+    for fitted, tested in (halves, halves[::-1]):
+        order = best_order(labels[fitted], classes[fitted], examined.outputs)
+        expected = torch.tensor([order.get(label, -1) for label in labels[tested].tolist()], dtype=torch.int64)
+        right[tested] = classes[tested] == expected
+    if not clearly_better(right, classes == labels, 0.2):
+        return None
+    order = best_order(labels, classes, examined.outputs)
+    named = examined.class_names
+    pairs = [
+        f"{label}{f' ({named[label]})' if named else ''} is output {output}"
+        for label, output in order.items()
+        if label != output
+    ]
+    more = f" and {len(pairs) - 5} more" if len(pairs) > 5 else ""
+    return Finding(
+        "label-order",
+        f"the labels do not match the model's outputs: accuracy is {share(classes == labels)}, and {share(right)} if "
+        f"class {', class '.join(pairs[:5])}{more}",
+        "write the class names into a file, one per line, in the order of the outputs, and pass --classes FILE "
+        "(Python: load_dataset(..., classes=names))",
+    )
+
+
+def best_order(labels: Tensor, classes: Tensor, outputs: int) -> dict[int, int]:
+    """Label -> output, each output at most once, with which most predictions `classes` are right."""
+    present = labels.unique().tolist()
+    counts = torch.zeros(len(present), outputs)
+    for row, label in enumerate(present):
+        counts[row] = torch.bincount(classes[labels == label], minlength=outputs)[:outputs]
+    rows, columns = optimize.linear_sum_assignment(counts.numpy(), maximize=True)
+    return {present[row]: int(column) for row, column in zip(rows, columns, strict=True)}
+
+
+def check_sigma(sigma: float, accuracy: Callable[[float], float]) -> Finding | None:
+    """A sigma that is meant for pixels in 0..255."""
+    if sigma <= LARGEST_SIGMA or accuracy(sigma / 255) <= accuracy(sigma):
+        return None
+    return Finding(
+        "sigma-units",
+        f"sigma {sigma:g} hides images in [0, 1] completely: accuracy is {accuracy(sigma):.0%} under it, and "
+        f"{accuracy(sigma / 255):.0%} at sigma {sigma:g}/255 = {sigma / 255:.3g}",
+        f"give sigma for pixels in [0, 1]: --sigma {sigma / 255:.3g}",
+    )
+
+
+def check_enlarged(images: Tensor) -> Finding | None:
+    """Images that were enlarged before the noise: they are exactly what an interpolation of smaller ones gives."""
+    if images.ndim != 4:
+        return None
+    height, width = images.shape[-2:]
+    some = images[:: max(1, len(images) // MOST_IMAGES)][:MOST_IMAGES].cpu()
+    some = some[some.flatten(1).std(1) > LEAST_CONTRAST]  # uniform images say nothing
+    sizes = sorted({*SMALL_SIZES, *(height // k for k in range(2, 9))})
+    for size in sizes if len(some) else ():
+        if not 8 <= size <= min(height, width) // 2:
+            continue
+        for mode, antialias in INTERPOLATIONS:
+            rows, columns = (projection(n, n * size // height, mode, antialias) for n in (height, width))
+            parts = (some[:2], some) if len(some) > 2 else (some,)  # few images first: most candidates end here
+            if all(
+                (part - rows @ part @ columns).flatten(1).square().mean(1).sqrt().median() < ROUNDING for part in parts
+            ):
+                return Finding(
+                    "resized-images",
+                    f"the images were enlarged from {size}x{width * size // height} to {height}x{width} pixels before "
+                    "the noise: radii would be lengths of enlarged images",
+                    "load them at their original size, and enlarge them in the first layer of the model "
+                    "(load_hub and --hub do so)",
+                )
+    return None
+
+
+def projection(large: int, small: int, mode: str, antialias: bool) -> Tensor:
+    """The projection [large, large] onto all rows that interpolate `small` values; symmetric."""
+    matrix = functional.interpolate(torch.eye(small)[None, None], (large, small), mode=mode, antialias=antialias)[0, 0]
+    basis = torch.linalg.qr(matrix).Q
+    return basis @ basis.T
+
+
+def share(right: Tensor) -> str:
+    """The share of true values, in percent."""
+    return f"{float(right.double().mean()):.0%}"

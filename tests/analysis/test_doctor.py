@@ -1,0 +1,281 @@
+"""The doctor: each fault alone is found, with a model that has exactly this fault; healthy models have no finding."""
+
+import copy
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny import tiny_recipe
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import smoothcert as sc
+from smoothcert.analysis.doctor import Diagnosis, doctor
+from smoothcert.analysis.doctor_inputs import best_order, clearly_better
+from smoothcert.data import ImageData, mnist
+from smoothcert.errors import RequestError
+from smoothcert.training.checkpoint import load_run
+from smoothcert.training.loop import train
+
+
+@pytest.fixture(scope="module")
+def data() -> ImageData:
+    return mnist.load_sample("test")
+
+
+@pytest.fixture(scope="module")
+def robust(trained_run: Path) -> nn.Module:
+    """A LeNet that was trained under noise of sigma 0.5."""
+    return load_run(trained_run).model
+
+
+class Convolutions(nn.Module):
+    """A small network with batch norm and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(1, 8, 5, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3))
+        self.last = nn.Linear(8 * 144, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.last(self.layers(images))
+        return logits
+
+
+@pytest.fixture(scope="module")
+def normed(tmp_path_factory: pytest.TempPathFactory) -> nn.Module:
+    """`Convolutions`, trained under noise of sigma 0.5."""
+    torch.manual_seed(0)
+    model = Convolutions()
+    some = mnist.load_sample("train").subset(torch.arange(2048))
+    recipe = tiny_recipe(model="mine", epochs=2)
+    train(recipe, some, tmp_path_factory.mktemp("runs") / "normed", model=model, device="cpu")
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> nn.Module:
+    """The same network, trained with next to no noise."""
+    torch.manual_seed(0)
+    model = Convolutions()
+    some = mnist.load_sample("train").subset(torch.arange(2048))
+    recipe = tiny_recipe(model="mine", epochs=2, sigma=0.001)
+    train(recipe, some, tmp_path_factory.mktemp("runs") / "clean", model=model, device="cpu")
+    return model.eval()
+
+
+def codes(diagnosis: Diagnosis) -> list[str]:
+    return [finding.code for finding in diagnosis.findings]
+
+
+class Holder:
+    """A callable that hides its modules where eval() does not reach them."""
+
+    def __init__(self, *modules: nn.Module) -> None:
+        self.modules = list(modules)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        for module in self.modules:
+            images = module(images)
+        return images
+
+
+FAULTS: dict[str, tuple[Callable[[nn.Module], Any], str, str]] = {
+    "bytes": (lambda f: lambda x: f(x / 255), "input-range", r"expects images in 0\.\.255 \(accuracy [78]\d%"),
+    "dark": (lambda f: lambda x: f((x + 1) / 2), "normalisation", r"in \[-1, 1\] \(accuracy [78]\d%"),
+    "random": (lambda f: lambda x: f(x) + 3 * torch.randn(len(x), 10), "random", "draws random numbers"),
+    "functional dropout": (lambda f: lambda x: f(functional.dropout(x, 0.5)), "random", "draws random numbers"),
+    "order": (
+        lambda f: lambda x: f(x)[:, [3, 0, 1, 2, 4, 5, 6, 7, 9, 8]],
+        "label-order",
+        "class 0 is output 1, class 1 is output 2, class 2 is output 3, class 3 is output 0, class 8 is output 9 and 1",
+    ),
+    "dropout": (
+        lambda f: Holder(f, nn.Dropout(0.2)),
+        "train-mode",
+        r"other logits in each call \(Dropout in train mode\)",
+    ),
+    "batch norm": (
+        lambda f: Holder(f, nn.BatchNorm1d(10)),
+        "train-mode",
+        r"of its batch \(BatchNorm1d in train mode\)",
+    ),
+    "batch norm without statistics": (
+        lambda f: nn.Sequential(f, nn.BatchNorm1d(10, track_running_stats=False)),
+        "train-mode",
+        r"of its batch \(BatchNorm1d in train mode\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_the_model_is_found_alone(fault: str, robust: nn.Module, data: ImageData) -> None:
+    wrap, code, text = FAULTS[fault]
+    diagnosis = doctor(wrap(robust), data, sigma=0.5, images=120)
+    assert codes(diagnosis) == [code], str(diagnosis)
+    (finding,) = diagnosis.findings
+    assert re.search(text, finding.problem), finding.problem
+    assert finding.advice
+    assert "\n" not in str(finding)
+
+
+def test_normalisation_of_imagenet_outside_the_model(robust: nn.Module, data: ImageData) -> None:
+    """The network gets what a loader of ImageNet gives, and the doctor gives it images in [0, 1]."""
+    mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    images, labels = data.batch(torch.arange(200))
+    colour = TensorDataset(images.expand(-1, 3, -1, -1), labels)
+    diagnosis = doctor(lambda x: robust((x * std + mean).mean(1, keepdim=True)), colour, sigma=0.5)
+    assert codes(diagnosis) == ["normalisation"], str(diagnosis)
+    assert "the mean and std of ImageNet (accuracy" in diagnosis.findings[0].problem
+    layer = diagnosis.findings[0].advice
+    assert "Normalize((0.485, 0.456, 0.406,), (0.229, 0.224, 0.225,))" in layer
+    images = (colour.tensors[0] - mean) / std
+    outside = doctor(lambda x: robust((x * std + mean).mean(1, keepdim=True)), TensorDataset(images, labels), sigma=0.5)
+    assert codes(outside) == ["images-normalised"]
+    assert "not in [0, 1]" in outside.findings[0].problem
+
+
+def test_two_faults_at_once(robust: nn.Module, data: ImageData) -> None:
+    """Exchanged outputs hide that the model expects other inputs, unless predictions are compared in the best order."""
+    diagnosis = doctor(lambda x: robust(x / 255).flip(1), data, sigma=0.5)
+    assert codes(diagnosis) == ["input-range", "label-order"], str(diagnosis)
+
+
+def test_images_in_bytes(robust: nn.Module, data: ImageData) -> None:
+    images, labels = data.batch(torch.arange(200))
+    floats = DataLoader(TensorDataset(255 * images, labels), batch_size=64)
+    assert codes(doctor(lambda x: robust(x / 255), floats, sigma=0.5)) == ["images-range"]
+    integers = DataLoader(TensorDataset((255 * images).to(torch.uint8), labels), batch_size=64)
+    assert codes(doctor(robust, integers, sigma=0.5)) == []
+
+
+@pytest.mark.parametrize("sigma", [32.0, 127.5])
+def test_sigma_in_units_of_bytes(robust: nn.Module, data: ImageData, sigma: float) -> None:
+    diagnosis = doctor(robust, data, sigma=sigma)
+    assert codes(diagnosis) == ["sigma-units"], str(diagnosis)
+    assert diagnosis.findings[0].advice.endswith(f"--sigma {sigma / 255:.3g}")
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic", "pillow"])
+def test_images_enlarged_before_the_noise(robust: nn.Module, data: ImageData, mode: str) -> None:
+    images, labels = data.batch(torch.arange(100))
+    if mode == "pillow":
+        pictures = [Image.fromarray((255 * image[0]).byte().numpy()).resize((84, 84), 2) for image in images]
+        large = torch.from_numpy(np.stack(pictures))[:, None] / 255
+    else:
+        softer = 0.25 + 0.5 * images  # bicubic interpolation stays in [0, 1]
+        large = functional.interpolate(softer, (84, 84), mode=mode).clamp(0, 1)
+    back = doctor(
+        lambda x: robust(functional.interpolate(x, (28, 28), mode="area")), TensorDataset(large, labels), sigma=0.5
+    )
+    assert "resized-images" in codes(back), str(back)
+    assert "from 28x28 to 84x84 pixels" in str(back)
+
+
+def test_a_network_that_was_never_trained_under_noise(clean: nn.Module, data: ImageData) -> None:
+    diagnosis = doctor(clean, data, sigma=1.0)
+    assert codes(diagnosis) == ["noise"], str(diagnosis)
+    assert "fine-tune it under noise, or put a denoiser in front" in diagnosis.findings[0].advice
+    accuracies = dict(diagnosis.accuracy_under_noise)
+    assert diagnosis.clean_accuracy > accuracies[0.25] > accuracies[1.0] == diagnosis.accuracy(1.0)
+
+
+def test_a_network_at_chance(data: ImageData) -> None:
+    torch.manual_seed(0)
+    untrained = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.Flatten(), nn.Linear(10, 10))
+    assert codes(doctor(untrained, data, sigma=0.5)) == ["chance"]
+
+
+def test_running_statistics_that_do_not_fit(normed: nn.Module, data: ImageData) -> None:
+    broken = copy.deepcopy(normed)
+    broken.layers[1].running_mean.fill_(3.0)
+    broken.layers[1].running_var.fill_(100.0)
+    diagnosis = doctor(broken, data, sigma=0.5)
+    assert codes(diagnosis) == ["batch-statistics"], str(diagnosis)
+
+
+def test_healthy_models_have_no_finding(
+    robust: nn.Module, normed: nn.Module, trained_run: Path, data: ImageData
+) -> None:
+    """Also in train mode, as callables, in bf16, with more outputs, and on few or colour images."""
+    images, labels = data.batch(torch.arange(400))
+    wide = nn.Sequential(robust, nn.ConstantPad1d((0, 5), -1e9))
+    healthy: dict[str, tuple[Any, Any]] = {
+        "run": (load_run(trained_run), data),
+        "batch norm in train mode": (copy.deepcopy(normed).train(), data),
+        "callable": (lambda x: {"logits": normed(x)}, data),
+        "smoothed": (sc.SmoothedClassifier(robust, sigma=0.5), data),
+        "bf16": (copy.deepcopy(robust).to(torch.bfloat16), data),
+        "more outputs": (wide, data),
+        "few images": (robust, TensorDataset(images[:20], labels[:20])),
+        "batches": (robust, [(images[:200], labels[:200]), (images[200:], labels[200:])]),
+        "colour": (lambda x: robust(x.mean(1, keepdim=True)), TensorDataset(images.expand(-1, 3, -1, -1), labels)),
+        "scale does not matter": (lambda x: robust(x / x.amax((1, 2, 3), keepdim=True)), data),
+    }
+    for name, (model, source) in healthy.items():
+        diagnosis = doctor(model, source, sigma=0.5, images=100)
+        assert codes(diagnosis) == [], f"{name}: {diagnosis}"
+        assert diagnosis.healthy
+    assert normed.training is False
+
+
+def test_measurements_are_those_of_a_plain_loop(robust: nn.Module, data: ImageData) -> None:
+    diagnosis = doctor(robust, data, sigma=0.3, images=50, seed=3)
+    images, labels = data.batch(torch.arange(50) * len(data) // 50)
+    noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(3))
+    for sigma in (0.12, 0.25, 0.3, 0.5, 1.0):
+        right = (robust(images + sigma * noise).argmax(1) == labels).double().mean().item()
+        assert diagnosis.accuracy(sigma) == pytest.approx(right)
+    assert diagnosis.clean_accuracy == pytest.approx((robust(images).argmax(1) == labels).double().mean().item())
+    assert diagnosis == dataclasses.replace(
+        doctor(robust, data, sigma=0.3, images=50, seed=3), seconds_per_image=diagnosis.seconds_per_image
+    )
+    assert diagnosis.plot().axes[0].lines[0].get_ydata()[0] == pytest.approx(100 * diagnosis.clean_accuracy)
+    with pytest.raises(RequestError, match=r"sigma: expected one of 0, 0\.12, 0\.25, 0\.3, 0\.5, 1, got 2"):
+        diagnosis.accuracy(2.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "source", "message"),
+    [
+        (lambda x: torch.zeros(len(x), 5), None, "has 5 outputs, but there are labels up to 9"),
+        (lambda x: (torch.zeros(len(x), 10), 1), None, "got tuple; wrap it"),
+        (nn.Linear(3, 10), None, r"fails on images of shape \[1, 28, 28\]"),
+        (None, [torch.zeros(2, 1, 28, 28)], "got none with labels"),
+        (None, [], "got none"),
+        (None, torch.zeros(2, 1, 28, 28), "expected a DataLoader"),
+    ],
+)
+def test_wrong_requests_are_one_line(model: Any, source: Any, message: str, robust: nn.Module, data: ImageData) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        doctor(robust if model is None else model, data if source is None else source)
+    assert "\n" not in str(caught.value)
+
+
+def test_best_order_against_all_permutations() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        labels, classes = (torch.randint(0, 4, (30,), generator=generator) for _ in range(2))
+        order = best_order(labels, classes, 4)
+        right = sum(order[label] == output for label, output in zip(labels.tolist(), classes.tolist(), strict=True))
+        most = max(
+            sum(p[label] == output for label, output in zip(labels.tolist(), classes.tolist(), strict=True))
+            for p in itertools.permutations(range(4))
+        )
+        assert right == most
+
+
+def test_comparisons_need_a_gain_and_significance() -> None:
+    old = torch.zeros(100, dtype=torch.bool)
+    for wins, expected in ((9, False), (10, True), (40, True)):
+        assert clearly_better(torch.arange(100) < wins, old, 0.1) is expected
+    assert not clearly_better(torch.arange(10) < 9, torch.zeros(10, dtype=torch.bool) | (torch.arange(10) > 8), 0.1)
+    assert not clearly_better(torch.arange(8) < 8, torch.arange(8) > 8, 0.1)  # 8 of 8: 1 in 256 by chance

@@ -1,0 +1,147 @@
+"""`smoothcert doctor`: tables, findings, figures, and the printed command that fine-tunes a network."""
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from smoothcert.objectives import OBJECTIVES
+from smoothcert.training.checkpoint import load_run
+
+Cli = Callable[..., tuple[int, str, str]]
+NETWORK = """
+import torch
+def bare():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
+
+def mean():
+    model = bare()
+    model[1].weight.data = torch.stack([-torch.ones(64), torch.ones(64)])
+    model[1].bias.data = torch.tensor([32.0, -32.0])
+    return model
+
+def swapped():
+    model = mean()
+    return lambda x: model(x).flip(1)
+"""
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Dark and bright images of 8x8 pixels, and weights of a network that looks at one pixel only.
+
+    Its accuracy under noise of sigma is Phi(0.15 / sigma); that of the mean of all pixels is Phi(8 * 0.15 / sigma).
+    """
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NETWORK)
+    labels = np.arange(200) % 2
+    images = np.full((200, 8, 8), 0, np.uint8) + (255 * (0.35 + 0.3 * labels)).astype(np.uint8)[:, None, None]
+    np.savez(tmp_path / "grey.npz", images=images, labels=labels)
+    weight = torch.zeros(2, 64)
+    weight[:, 0] = torch.tensor([-10.0, 10.0])
+    torch.save({"state_dict": {"1.weight": weight, "1.bias": torch.tensor([5.0, -5.0])}}, tmp_path / "weights.pt")
+    return tmp_path
+
+
+ONE_PIXEL = ("--model", "net.py:bare", "--init", "weights.pt", "--dataset", "npz:grey.npz", "--device", "cpu")
+
+
+def test_the_printed_command_fine_tunes_the_network(workplace: Path, run_cli: Cli) -> None:
+    code, out, err = run_cli("doctor", *ONE_PIXEL, "--sigma", 0.5)
+    assert code == 0, err
+    assert "1. noise: the network is not robust to noise: clean accuracy 100%, under noise of sigma 0.5 6" in out
+    assert "smoothcert train-denoiser --dataset npz:grey.npz --sigma 0.5 --out runs/denoiser" in out
+    assert (workplace / "doctor/doctor.png").stat().st_size > 5_000
+    rows = (workplace / "doctor/doctor.csv").read_text().splitlines()
+    assert rows[:2] == ["sigma,accuracy", "0,1"]
+    (command,) = [line.strip() for line in out.splitlines() if line.strip().startswith("smoothcert train ")]
+    words = shlex.split(command)[1:]
+    code, _, err = run_cli(*words, "--device", "cpu")
+    assert code == 0, err
+    run = load_run(Path(words[words.index("--out") + 1]), "net.py:bare")
+    assert (run.recipe.method, run.recipe.sigma, run.recipe.epochs) == ("consistency", 0.5, 10)
+    assert run.provenance["init"]["file"] == "weights.pt"
+    others = run.model[1].weight[:, 1:]  # were 0
+    assert (others[1] - others[0]).mean() > 0.001, "brighter pixels speak for the bright class"
+
+    code, out, err = run_cli("doctor", run.folder, "--model", "net.py:bare", "--device", "cpu")
+    assert code == 0, err
+    assert (run.folder / "doctor/doctor.png").exists()
+    (command,) = [line.strip() for line in out.splitlines() if line.strip().startswith("smoothcert train ")]
+    assert f"--recipe {run.folder}/recipe.yaml --model net.py:bare --init {run.folder}" in command
+
+
+@pytest.mark.parametrize("objective", [name for name in OBJECTIVES if not OBJECTIVES[name]().uses_teacher])
+def test_every_objective_starts_from_the_weights_of_a_user(workplace: Path, run_cli: Cli, objective: str) -> None:
+    settings = ("dataset=npz:grey.npz", "epochs=1", "batch_size=80", "learning_rate=0.001", "learning_rate_drops=[]")
+    options = [word for field in settings for word in ("--set", field)]
+    code, _, err = run_cli(
+        *("train", "--preset", "cifar10/gaussian", "--objective", objective, "--model", "net.py:bare"),
+        *("--init", "weights.pt", *options, "--out", "run", "--device", "cpu"),
+    )  # fmt: skip
+    assert code == 0, err
+    weight = load_run(Path("run"), "net.py:bare").model[1].weight
+    assert weight[1, 0] > 5  # the initial weight is 10
+    assert weight.abs().sum() > 20  # of the others is 0
+
+
+def test_a_healthy_network_is_sent_to_certification(workplace: Path, run_cli: Cli) -> None:
+    arguments = ("--model", "net.py:mean", "--dataset", "npz:grey.npz", "--device", "cpu")
+    code, out, err = run_cli("doctor", *arguments, "--out", "figures")
+    assert code == 0, err
+    assert "wrote figures/doctor.png; nothing was found" in out
+    (command,) = [line.partition("next: smoothcert ")[2] for line in out.splitlines() if line.startswith("next: ")]
+    assert command == "certify --model net.py:mean --dataset npz:grey.npz --sigma 0.25 --out runs/net"
+    code, _, err = run_cli(*shlex.split(command), "--n", 100, "--max-images", 2, "--device", "cpu")
+    assert code == 0, err
+
+
+def test_names_of_outputs_correct_the_order_of_folders(workplace: Path, run_cli: Cli) -> None:
+    """The folders are sorted by name, the outputs are not; one damaged file is skipped."""
+    for number in range(40):
+        level = 90 if number % 2 else 165
+        name = "dark" if number % 2 else "bright"
+        (workplace / "data" / name).mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), level).save(workplace / "data" / name / f"{number}.png")
+    (workplace / "data/dark/bad.png").write_bytes(b"")
+    arguments = ("doctor", "--model", "net.py:mean", "--dataset", "folder:data", "--device", "cpu")
+    code, out, err = run_cli(*arguments)
+    assert (code, "bad.png" in err) == (1, True)
+    code, out, err = run_cli(*arguments, "--skip-unreadable")
+    assert code == 0, err
+    assert "1 of 41 files are skipped" in out
+    assert (
+        "1. label-order: the labels do not match the model's outputs: accuracy is 0%, and 100% if class 0 (bright)"
+        in out
+    )
+    Path("names.txt").write_text("dark\nbright\n")
+    code, out, err = run_cli(*arguments, "--skip-unreadable", "--classes", "names.txt")
+    assert code == 0, err
+    assert "nothing was found" in out
+    assert "--classes names.txt --skip-unreadable" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "give a run folder, or --model package.module:function (or --hub hf:NAME) and --dataset NAME"),
+        ("--model net.py:mean", "give a run folder, or --model"),
+        ("runs/nope", "runs/nope"),
+        ("--model net.py:mean --hub hf:a --dataset npz:grey.npz", "give --model or --hub, not both"),
+        ("--hub vit --dataset npz:grey.npz", "--hub: expected hf:NAME, timm:NAME"),
+        ("--hub hf:a --dataset npz:grey.npz --init weights.pt", "--init: expected none with a run folder or --hub"),
+        ("--model net.py:mean --dataset npz:grey.npz --sigma -1", "sigma"),
+        ("--model net.py:mean --dataset npz:nope.npz", "expected a file, got none"),
+        ("--model net.py:mean --dataset mnist-sample", "fails on images of shape [1, 28, 28]"),
+    ],
+)
+def test_wrong_requests_are_one_line(workplace: Path, run_cli: Cli, arguments: str, message: str) -> None:
+    code, _, err = run_cli("doctor", *shlex.split(arguments), *(["--device", "cpu"] if arguments else []))
+    assert code == 2
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert not (workplace / "doctor").exists()
