@@ -125,7 +125,7 @@ def test_page_shows_a_certificate_of_a_drawn_digit_and_the_problem_of_a_bad_file
 
 @pytest.mark.slow
 def test_shutdown_answers_what_was_accepted(server: Server, log: Path, digit: torch.Tensor) -> None:
-    """Clients ask until the server stops: each request is answered, or never reached the server, as the log shows."""
+    """Clients ask until the server stops: a request is answered, or never reached the server, as the log shows."""
     body, begun, answers, refused = png(digit), threading.Event(), [], []
 
     def client() -> None:

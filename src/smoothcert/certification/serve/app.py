@@ -78,9 +78,9 @@ def make_app(service: Service, token: str | None = None) -> FastAPI:
 
     for path, (name, media_type) in PAGE_FILES.items():
         app.add_api_route(path, page_file(name, media_type), include_in_schema=False)
-    app.add_exception_handler(RefusedError, lambda request, error: problem(error.status, error))  # type: ignore[attr-defined]
+    app.add_exception_handler(RefusedError, lambda request, error: problem(error.status, error))
     app.add_exception_handler(RequestError, lambda request, error: problem(400, error))
-    app.add_exception_handler(HTTPException, lambda request, error: problem(error.status_code, error.detail))  # type: ignore[attr-defined]
+    app.add_exception_handler(HTTPException, lambda request, error: problem(error.status_code, error.detail))
     app.add_exception_handler(QueueFullError, lambda request, error: queue_full())
     app.add_exception_handler(Exception, lambda request, error: problem(500, "internal error; see the server's output"))
     return app
