@@ -39,8 +39,9 @@ def _is_integer(value: object) -> bool:
 
 
 def _are_falling_sigmas(value: object) -> bool:
-    valid = isinstance(value, list) and len(value) > 1 and all(map(_is_number, value))
-    return valid and all(LARGEST_SIGMA >= a > b > 0 for a, b in pairwise(value))  # type: ignore[call-overload]
+    if not isinstance(value, list) or len(value) < 2 or not all(map(_is_number, value)):
+        return False
+    return all(LARGEST_SIGMA >= a > b > 0 for a, b in pairwise(value))
 
 
 _Check = tuple[str, Callable[[Any], bool]]

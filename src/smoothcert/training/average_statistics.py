@@ -43,7 +43,7 @@ def recompute_statistics(run: "RunInProgress") -> None:
     for module in own.values():
         module.train()
         if isinstance(module, nn.SyncBatchNorm):
-            module.__class__ = _BatchNormOfOneProcess
+            module.__class__ = _BatchNormOfOneProcess  # type: ignore[assignment]
     count = max(recipe.batch_size, min(MOST_IMAGES, len(data)) // recipe.batch_size * recipe.batch_size)
     draws = torch.Generator().manual_seed(derived_seed(recipe.seed, STATISTICS_SEED, run.epoch, 0))
     order = torch.randperm(len(data), generator=draws)[:count].view(-1, recipe.batch_size).to(run.device)
@@ -53,7 +53,7 @@ def recompute_statistics(run: "RunInProgress") -> None:
     with torch.autocast(run.device.type, torch.bfloat16, enabled=run.precision == "bf16"):
         for number, (images, _) in enumerate(data.batches(order, slice(None), augmentation)):
             for module in own.values():
-                module.momentum = 1 / (number + 1)  # type: ignore[assignment]
+                module.momentum = 1 / (number + 1)
             network(images + noise.sample(images.shape, generator))
     for name, module in own.items():
         for kind, buffer in module.named_buffers(recurse=False):
