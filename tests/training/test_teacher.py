@@ -1,6 +1,7 @@
 """A teacher next to the run: trained once, its votes cached, checked, and given to the loss of their images."""
 
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from smoothcert.data import ImageData
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.files import locked
 from smoothcert.noise import NOISES
 from smoothcert.objectives import CatRs, LossTerms, Objective
 from smoothcert.training.checkpoint import load_run, read_model_file
@@ -96,6 +98,22 @@ def test_votes_follow_their_images_through_the_shuffle(trained: Path, images: Im
                 again = torch.bincount(teacher.model(image + noise).argmax(1), minlength=10) / 400
             assert (again - shares).abs().max() < 0.35  # five standard errors of 40 votes and 400 votes
     assert steps[0][1].unique(dim=0).shape[0] > 1
+
+
+def test_run_waits_while_another_one_trains_its_teacher(images: ImageData, trained: Path, tmp_path: Path) -> None:
+    home = files_of_teacher(trained)[0].name
+    notes: list[str] = []
+    with ExitStack() as other_run:
+        other_run.enter_context(locked(tmp_path / f".{home}.lock", wait=False))
+
+        def end_the_other_run(note: str) -> None:
+            notes.append(note)
+            other_run.close()
+
+        train(recipe(epochs=1), images, tmp_path / "run", device="cpu", on_note=end_the_other_run)
+    assert notes[0] == f"{tmp_path / home}: another run trains this teacher; this run waits for it and then uses it"
+    assert digest(tmp_path / home) == digest(trained / home)
+    assert not list(tmp_path.glob(".*.lock"))
 
 
 def test_damaged_votes_are_refused(trained: Path, images: ImageData, tmp_path: Path) -> None:

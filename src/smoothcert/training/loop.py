@@ -85,7 +85,8 @@ def votes_of_teacher(run: RunInProgress, data: Images, options: Options) -> tupl
     def train_teacher(teacher: TrainRecipe, folder: Path, resume: bool) -> None:
         train(teacher, data, folder, resume=resume, **chosen)
 
-    return teacher_shares(run.recipe, data, run.data_digest, run.folder, train_teacher, run.device)
+    about = (run.recipe, data, run.data_digest, run.folder)
+    return teacher_shares(*about, train_teacher, run.device, run.group, run.on_note)
 
 
 def start_epoch(run: RunInProgress) -> Iterator[tuple[Tensor, Tensor]]:

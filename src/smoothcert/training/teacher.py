@@ -6,7 +6,8 @@ runs with the same teacher, for instance with other noise levels, share it.
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 from smoothcert.data import Images
+from smoothcert.distributed import Team
 from smoothcert.errors import WorkError
-from smoothcert.io.files import check_regular_file, replaced_atomically
+from smoothcert.io.files import LockedError, check_regular_file, locked, replaced_atomically
 from smoothcert.io.text import error_line
 from smoothcert.noise import NOISES
 from smoothcert.smoothing.votes import VoteCounter, default_batch_size
@@ -35,15 +37,20 @@ def teacher_shares(
     folder: Path,
     train: Callable[[TrainRecipe, Path, bool], None],
     device: torch.device,
+    group: Team,
+    on_note: Callable[[str], None],
 ) -> tuple[Tensor, dict[str, Any]]:
     """Return the shares [images, classes] of the teacher's votes for each image of `data`, and where they come from.
 
-    `digest` is that of the data; `train(recipe, folder, resume)` trains the teacher if it is not trained yet.
+    `digest` is that of the data; `train(recipe, folder, resume)` trains the teacher if it is not trained yet. While
+    another run does that, this one waits.
     """
     assert recipe.teacher is not None
     teacher = recipe.teacher.model_copy(update={"dataset": recipe.dataset, "image_size": recipe.image_size})
     home = teacher_folder(teacher, digest, folder)
-    train(teacher, home, (home / RECIPE).exists())
+    with _one_run(home, on_note) if group.leads else nullcontext():
+        group.wait()  # the other processes look for the teacher when the first one has the lock
+        train(teacher, home, (home / RECIPE).exists())
     run = load_run(home)
     about = {
         "data": digest,
@@ -58,6 +65,19 @@ def teacher_shares(
         write_votes(path, votes, about)
     provenance = {"folder": home.name, "votes_sha256": tensors_digest({"votes": votes})}
     return votes.to(torch.float32) / recipe.teacher_votes, provenance
+
+
+@contextmanager
+def _one_run(home: Path, on_note: Callable[[str], None]) -> Iterator[None]:
+    """Wait, with a note, until no other run trains the teacher in `home`, and keep others from it meanwhile."""
+    lock = home.with_name(f".{home.name}.lock")
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(lock, wait=False))
+        except LockedError:
+            on_note(f"{home}: another run trains this teacher; this run waits for it and then uses it")
+            stack.enter_context(locked(lock, wait=True))
+        yield
 
 
 def teacher_folder(teacher: TrainRecipe, digest: str, folder: Path) -> Path:
