@@ -60,7 +60,6 @@ class _Request:
 
             published = published_for(self.paper)
         columns = [] if self.columns is None else [key.strip() for key in self.columns.split(",")]
-        given = {} if self.title is None else {"title": self.title}
         return Choices(
             radii=parse_radii(self.radii),
             published=published,
@@ -69,7 +68,7 @@ class _Request:
             described=[parse_description(text) for text in self.described],
             l_infinity=self.linf,
             latex=LatexTable(columns, self.caption, self.label),
-            **given,
+            title=Choices.title if self.title is None else self.title,
         )
 
 
@@ -137,8 +136,8 @@ def report(
         return
     if not names:
         raise RequestError("expected at least one run folder or certificates file, got none; give one to report on")
-    for path in names:
-        check_exists(Path(path))
+    for name in names:
+        check_exists(Path(name))
     from dataclasses import replace
 
     from smoothcert.report import terminal_report, write_report

@@ -84,7 +84,7 @@ def _written(folder: Path) -> Digests:
 
 
 def stored_request(folder: Path) -> Mapping[str, object] | None:
-    """How the files of `folder` were made, as `write_files` was told; None if that is not known."""
+    """How the files of `folder` were made, as given to `write_files`; None if that is not known."""
     request = _manifest(folder).get("request")
     return request if isinstance(request, dict) else None
 

@@ -79,7 +79,8 @@ def write_report(
         given = ", ".join(map(repr, unknown)) or "none"
         raise RequestError(f"expected report formats out of {', '.join(FORMATS)}, got {given}; choose from these")
     formats = list(dict.fromkeys(formats))
-    contents = read_contents(paths, replace(choices, **({} if radii is None else {"radii": radii}), **changes))
+    chosen = replace(choices, radii=choices.radii if radii is None else radii, **changes)
+    contents = read_contents(paths, chosen)
     pictures = _drawn(contents, [kind for kind in formats if kind in PICTURE_FORMATS])
     drawn = {name: picture for name, picture in pictures.items() if picture is not None}
     contents = replace(contents, pictures=list(drawn), drawn=drawn)

@@ -33,14 +33,14 @@ def latex_document(contents: Contents) -> str:
 def _caption(contents: Contents) -> str:
     """Data set, norm, number of images and votes, as far as all runs share them, and what the columns are."""
     summaries = contents.summaries
-    facts = [
+    facts: list[set[str | None]] = [
         {s.dataset for s in summaries},
         {f"{s.norm} radii" for s in summaries},
         {f"{s.images:,} images" for s in summaries},
         {None if s.n is None else f"n = {s.n:,}" for s in summaries},
         {None if s.alpha is None else f"α = {s.alpha:g}" for s in summaries},
     ]
-    shared = ", ".join(one_line(fact) for values in facts if len(values) == 1 and (fact := next(iter(values))))
+    shared = ", ".join(one_line(fact) for values in facts for fact in values if len(values) == 1 and fact is not None)
     bold = "Bold: better than every other run of its σ by more than two standard errors of the paired difference."
     below = f" {BELOW}" if contents.published else ""
     return f"ACR and certified accuracy (%) at each radius; {shared}. {bold}{below}"

@@ -48,7 +48,7 @@ def _draw(axes: Axes, sweep: Sweep) -> None:
         # At the end of the line where the curve is farther away.
         left = abs(acrs[0] - acr) > abs(acrs[-1] - acr)
         style: dict[str, Any] = {"color": GREY, "fontsize": NOTE_SIZE, "ha": "left" if left else "right"}
-        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+        place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
         axes.annotate(plain(name), (0.02 if left else 1, acr), (0, 3), **place, **style)
     data = [dataset_name(sweep.dataset)] if sweep.dataset else []
     first = ", ".join([METHODS.get(sweep.method, sweep.method), *data, f"σ = {sweep.sigma:g}"])
