@@ -180,7 +180,7 @@ def _votes(comparisons: Sequence[Comparison]) -> FurtherTable:
         ),
     ]
     caption = (
-        "ACR at fewer votes is the mean over all ways to draw so many of the stored votes. Images whose n votes all "
+        "ACR at fewer votes is the mean over all ways to draw n of the stored votes. Images whose n votes all "
         "agree have the largest radius that n can show: more votes, not a better network, would raise it."
     )
     groups = [[(c, run) for run in c.runs if run.at_ceiling is not None] for c in comparisons]

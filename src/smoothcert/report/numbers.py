@@ -98,7 +98,7 @@ class RunNumbers:
 
     @property
     def limited_by_n(self) -> bool:
-        """Whether so many images are at the largest radius that more votes would raise ACR visibly."""
+        """Whether a tenth of the images or more are at the largest radius: more votes would raise ACR visibly."""
         return self.at_ceiling is not None and self.at_ceiling >= LIMITED
 
     def l_infinity(self, radius: float) -> float | None:
