@@ -115,7 +115,7 @@ def test_csv_and_figure(found: Interpolation) -> None:
     assert float(rows[20]["votes_0"]) == pytest.approx(found.lines[1].votes[4, 0])
     assert rows[20]["run"] == "steep"
     plain, voted = (draw_interpolation(found, votes=votes) for votes in (False, True))
-    assert len(plain.axes) == 4
+    assert len(plain.axes) == 6, "for each run curves, images, and what was added to them"
     assert len(voted.axes[0].get_lines()) == len(plain.axes[0].get_lines()) + 2
 
 

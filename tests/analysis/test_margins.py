@@ -66,7 +66,7 @@ def test_histograms_hold_every_noise_and_labels_the_share(half_spaces: Subjects,
         assert patch.get_data().values.sum() == pytest.approx(100)
         assert np.abs(patch.get_data().edges).min() < 1e-9  # no bar stands on both sides of 0
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts == [f"{run}: {found.share_below_zero(run):.2%} below 0" for run in ("flat", "steep")]
+    assert texts == [f"{run}: {found.share_below_zero(run):.1%} misclassified" for run in ("flat", "steep")]
 
 
 def test_outliers_stay_in_the_picture_at_its_edge(half_spaces: Subjects) -> None:

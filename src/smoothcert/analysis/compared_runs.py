@@ -17,6 +17,7 @@ from smoothcert.models.precision import at_precision
 from smoothcert.noise import NOISES, Noise
 from smoothcert.objectives import SmoothMix
 from smoothcert.papers.presets import PRESETS, preset
+from smoothcert.report.names import NamedRun, labels_of
 from smoothcert.smoothing.votes import Stage, block_keys, default_batch_size
 from smoothcert.training.checkpoint import Run, load_run
 
@@ -33,10 +34,11 @@ LARGEST_LENGTH = 1e6
 
 @dataclass(frozen=True)
 class Subject:
-    """A run under analysis: a distinct name, and its network in float32 and eval mode on the device."""
+    """A run under analysis: a distinct name, its network in float32 and eval mode on the device, its label in a figure."""
 
     name: str
     classifier: nn.Module
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,16 @@ def load_subjects(
     images = load_dataset(first.dataset, "test", data, image_size=first.image_size)
     for run in runs:
         run.refuse_other_images(images)
-    named = zip(distinct_names(folders), runs, strict=True)
-    ready = tuple(Subject(name, at_precision(run.model, "fp32", device, run.spec.shape)) for name, run in named)
+    names = distinct_names(folders)
+    recipes = {name: run.recipe.model_dump(mode="json") for name, run in zip(names, runs, strict=True)}
+    named = [
+        NamedRun(name, run.recipe.method, recipes[name], (level, "")) for name, run in zip(names, runs, strict=True)
+    ]
+    labels = labels_of(named)
+    ready = tuple(
+        Subject(name, at_precision(run.model, "fp32", device, run.spec.shape), labels[name])
+        for name, run in zip(names, runs, strict=True)
+    )
     return Subjects(ready, images, NOISES[first.noise](level), device)
 
 

@@ -20,7 +20,8 @@ from smoothcert.objectives import Adversary, NoiseAttack
 from smoothcert.papers.presets import preset
 from smoothcert.papers.tables import paper_table
 from smoothcert.report.layout import UNKNOWN
-from smoothcert.report.style import COLOURS, GREY, new_figure, plain, quiet_axes
+from smoothcert.report.names import METHODS, dataset_name, network_name
+from smoothcert.report.style import AXIS_SIZE, FIRST, GREY, LABEL_SIZE, TITLE_SIZE, new_figure, plain, quiet_axes
 from smoothcert.training.metrics import METRICS, read_epochs
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe
 from smoothcert.training.run_folder import CERTIFICATES, RECIPE, runs_in
@@ -242,7 +243,7 @@ def cost_markdown(costs: Sequence[Cost]) -> str:
 def draw_cost(costs: Sequence[Cost]) -> Figure:
     """Bars: the whole training time of each run, and peak memory if known; dashed bars are the published values."""
     with_memory = any(c.peak_memory is not None for c in costs)
-    figure = new_figure(6.4 if with_memory else 4.8, 1.0 + 0.42 * len(costs))
+    figure = new_figure(7.6 if with_memory else 5.4, 1.3 + 0.42 * len(costs))
     panels: list[Axes] = figure.subplots(1, 1 + with_memory, sharey=True, squeeze=False).ravel().tolist()
     cells = [_cells(c) for c in costs]
     hours = _scaled([c.seconds_planned or c.seconds for c in costs], 1 / 3600)
@@ -253,9 +254,18 @@ def draw_cost(costs: Sequence[Cost]) -> Figure:
         memory = _scaled([c.peak_memory for c in costs], 1 / GIB)
         paper = _scaled([c.published_memory for c in costs], 1e9 / GIB)
         _bars(panels[1], memory, paper, [row[7] for row in cells], "peak memory (GiB)")
-    panels[0].set_yticks(range(len(costs)), [plain(f"{c.run}, σ = {c.sigma:g}") for c in costs])
+    panels[0].set_yticks(range(len(costs)), [plain(_name(c)) for c in costs])
     panels[0].invert_yaxis()
+    what = dict.fromkeys(f"{dataset_name(c.dataset)}, {network_name(c.model)}" for c in costs)
+    dashed = "; dashed: published" if any(c.published_hours is not None for c in costs) else ""
+    figure.suptitle(plain(f"{' and '.join(what)}{dashed}"), fontsize=TITLE_SIZE)
     return figure
+
+
+def _name(cost: Cost) -> str:
+    """The run; with its method and sigma where its name does not say them."""
+    name = f"{cost.run}" if cost.method in cost.run else f"{cost.run} ({METHODS.get(cost.method, cost.method)})"
+    return name if f"{cost.sigma:g}" in cost.run else f"{name}, σ = {cost.sigma:g}"
 
 
 def _scaled(values: Sequence[float | None], factor: float) -> list[float | None]:
@@ -267,19 +277,13 @@ def _bars(
 ) -> None:
     quiet_axes(axes)
     axes.grid(visible=False, axis="y")
-    known = [v for v in (*values, *paper) if v is not None]
-    shortest, longest = min(known, default=0.0), max(known, default=1.0)
-    axes.barh(range(len(values)), [v or 0 for v in values], height=0.55, color=COLOURS[0])
+    longest = max((v for v in (*values, *paper) if v is not None), default=1.0)
+    axes.barh(range(len(values)), [v or 0 for v in values], height=0.55, color=FIRST)
     for i, (value, printed, text) in enumerate(zip(values, paper, texts, strict=True)):
         if printed is not None:
             axes.barh(i, printed, height=0.55, fill=False, edgecolor=GREY, linewidth=1.0, linestyle=(0, (3, 2)))
-            axes.set_title("dashed: published", fontsize=7.5, color=GREY, loc="left")
-        note = axes.annotate(text, (value or shortest, i), (3, 0), textcoords="offset points", va="center", fontsize=8)
-        note.set(color=GREY, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # over the dashed line
-    if longest > 20 * shortest > 0:  # short ones would not be seen
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_xlim(shortest / 3, 10 * longest)
-    else:
-        axes.set_xlim(0, 1.5 * longest)
-    axes.set_xlabel(title, fontsize=9)
+        end = max(value or 0.0, printed or 0.0)  # to the right of both bars
+        note = axes.annotate(text, (end, i), (4, 0), textcoords="offset points", va="center", fontsize=LABEL_SIZE)
+        note.set_color(GREY)
+    axes.set_xlim(0, 1.6 * longest)
+    axes.set_xlabel(title, fontsize=AXIS_SIZE)

@@ -16,7 +16,7 @@ from scipy import special, stats
 
 from smoothcert.errors import RequestError
 from smoothcert.io.text import csv_text
-from smoothcert.report.style import COLOURS, GREY, one_panel
+from smoothcert.report.style import FIRST, GREY, LABEL_SIZE, SECOND, one_panel
 
 Floats = NDArray[np.float64]
 SMALLEST_SHOWN = 1e-12
@@ -174,27 +174,24 @@ def draw_worst_cases(cases: WorstCases) -> Figure:
     """Exact value and bound against the dimension, both axes logarithmic; the dimensions of data sets marked."""
     scales, dimensions = cases.scales, np.asarray(cases.dimensions)
     at_x = f"p = {scales.probability:g} at x, σ = {scales.sigma:g}"
-    title = f"{at_x}; at distance {scales.radius:g}, σ = {scales.other_sigma:g}"
+    title = f"{at_x}; at L2 distance {scales.radius:g}, σ = {scales.other_sigma:g}"
     figure, axes = one_panel(5.2, 3.5, title, "dimension d", "smallest probability at x'")
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(1, max(10, dimensions[-1]))
     lowest = max(SMALLEST_SHOWN, float(min(cases.exact.min(), cases.bound.min(), 0.1)) / 2)
     axes.set_ylim(lowest, 2.5)
-    axes.plot(dimensions, cases.bound, color=COLOURS[1], linestyle=(0, (5, 1.5)), linewidth=1.5)
+    axes.plot(dimensions, cases.bound, color=SECOND, linestyle=(0, (5, 1.5)), linewidth=1.5)
     # A value of 0 (less than the smallest float) is drawn below the frame, so that the curve leaves it.
-    axes.plot(dimensions, np.maximum(cases.exact, 1e-300), color=COLOURS[0], linewidth=1.8)
-    axes.axhline(scales.same_scale, color=GREY, linewidth=0.9, linestyle=(0, (1, 1)))
+    axes.plot(dimensions, np.maximum(cases.exact, 1e-300), color=FIRST, linewidth=1.8)
+    same = axes.axhline(scales.same_scale, color=GREY, linewidth=0.9, linestyle=(0, (1, 1)))
     for name, pixels in IMAGES.items():
         if pixels <= axes.get_xlim()[1]:
             axes.axvline(pixels, color=GREY, linewidth=0.5)
             axes.text(pixels, lowest * 1.3, f" {name}", rotation=90, fontsize=7, color=GREY, va="bottom", ha="right")
     constant = bound_constant(scales)
-    entries = {
-        "exact worst case": COLOURS[0],
-        f"bound C/d, C = {constant:,.0f}" if math.isfinite(constant) else "no bound: equal σ": COLOURS[1],
-        f"equal σ: {scales.same_scale:.4g}, any d": GREY,
-    }
-    for i, (text, colour) in enumerate(entries.items()):
-        axes.text(0.03, 0.42 - 0.075 * i, text, color=colour, fontsize=8.5, transform=axes.transAxes)
+    bound = f"bound C/d, C = {constant:,.0f}" if math.isfinite(constant) else "no bound: equal σ"
+    handles = [*axes.get_lines()[:2], same]
+    labels = [bound, "exact worst case", f"equal σ: {scales.same_scale:.4g}, any d"]
+    axes.legend(handles, labels, loc="lower left", fontsize=LABEL_SIZE, framealpha=1.0, edgecolor="none")
     return figure

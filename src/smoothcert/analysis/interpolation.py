@@ -1,7 +1,7 @@
 """The straight line from an image to its unrestricted adversarial example (figure 2 of
 https://arxiv.org/abs/2111.09277): the confidence of the smoothed classifier on the way, and the images."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,10 @@ from smoothcert.analysis.compared_runs import (
     smoothed,
 )
 from smoothcert.io.text import csv_text
-from smoothcert.report.style import COLOURS, GREY, Style, new_figure, plain, quiet_axes
+from smoothcert.report.names import dataset_name
+from smoothcert.report.style import AXIS_SIZE, FIRST, GREY, NOTE_SIZE, SECOND, TITLE_SIZE, new_figure, plain, quiet_axes
+
+Style = str | tuple[float, Sequence[float]]
 
 Floats = NDArray[np.float64]
 SHOWN = 9
@@ -42,6 +45,8 @@ class Line:
     """Share of the noises under which a class is chosen, [ratios, classes]."""
     strip: Floats
     """SHOWN evenly spaced images of the line, [SHOWN, c, h, w] in [0, 1], without noise."""
+    label: str = ""
+    """In the figure; by default the name of the run."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,7 @@ def _line(
         confidence=means.numpy(),
         votes=torch.cat(votes).cpu().numpy(),
         strip=shown.double().cpu().numpy(),
+        label=run.label,
     )
 
 
@@ -147,43 +153,47 @@ def interpolation_csv(interpolation: Interpolation) -> str:
 
 
 def draw_interpolation(interpolation: Interpolation, *, votes: bool = False) -> Figure:
-    """For each run the confidence in the label and in the class it becomes, above the images on the way.
+    """For each run the confidence in the label and in the class it becomes, above the images on the way and what was
+    added to them.
 
     A third class that is ahead of both somewhere is drawn thin. With `votes`, dotted lines show the share of votes.
     """
     lines = interpolation.lines
-    figure = new_figure(5.2, 0.3 + 3.1 * len(lines))
-    title = f"{plain(interpolation.dataset)} test image {interpolation.index}, σ = {interpolation.sigma:g}"
-    figure.suptitle(title, fontsize=9.5)
+    figure = new_figure(5.4, 0.3 + 3.6 * len(lines))
+    dataset = plain(dataset_name(interpolation.dataset))
+    title = f"{dataset}, test image {interpolation.index}, σ = {interpolation.sigma:g}"
+    figure.suptitle(title, fontsize=TITLE_SIZE)
     for part, line in zip(figure.subfigures(len(lines), 1, squeeze=False).ravel(), lines, strict=True):
-        curve, strip = part.subplots(2, 1, gridspec_kw={"height_ratios": [3.6, 1]})
+        curve, strip, added = part.subplots(3, 1, gridspec_kw={"height_ratios": [3.6, 1, 1]})
         _draw_curves(curve, interpolation, line, votes)
-        _draw_strip(strip, line)
+        _draw_strip(strip, line.strip)
+        _draw_strip(added, 0.5 + (line.strip - line.strip[:1]) / 2)
+        added.set_title("what was added (grey: nothing)", fontsize=NOTE_SIZE, color=GREY, pad=2)
     return figure
 
 
 def _draw_curves(axes: Axes, whole: Interpolation, line: Line, votes: bool) -> None:
     quiet_axes(axes)
-    _draw_class(axes, whole, line, whole.label, f"{whole.label} (label)", COLOURS[0], "-")
-    _draw_class(axes, whole, line, line.other, str(line.other), COLOURS[1], (0, (5, 1.5)))
+    _draw_class(axes, whole, line, whole.label, f"class {whole.label} (the label)", FIRST, "-")
+    _draw_class(axes, whole, line, line.other, f"class {line.other}", SECOND, (0, (5, 1.5)))
     for c in sorted(set(line.confidence.argmax(1).tolist()) - {whole.label, line.other}):
         peak = int(line.confidence[:, c].argmax())
         axes.plot(whole.ratios, line.confidence[:, c], color=GREY, linewidth=0.8)
         axes.text(whole.ratios[peak], line.confidence[peak, c], str(c), color=GREY, fontsize=7.5, va="bottom")
     if votes:
-        for c, colour in ((whole.label, COLOURS[0]), (line.other, COLOURS[1])):
+        for c, colour in ((whole.label, FIRST), (line.other, SECOND)):
             axes.plot(whole.ratios, line.votes[:, c], color=colour, linestyle=(0, (1, 1.5)), linewidth=1.0)
     crossing = whole.crossing(line)
     if crossing is not None:
         axes.axvline(crossing, color=GREY, linewidth=0.8)
-        side = "left" if crossing < 0.6 else "right"
-        text = f" label overtaken at {crossing:.2f} "
-        axes.text(crossing, 1.15, text, color=GREY, fontsize=7.5, ha=side, va="top")
+        text = f"label overtaken at {crossing:.2f}, L2 distance {crossing * line.distance:.2f}"
+        axes.set_title(text, fontsize=NOTE_SIZE + 0.5, color=GREY, loc="right")
     axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1.15)
-    axes.set_ylabel("confidence (dotted: votes)" if votes else "confidence", fontsize=9)
-    axes.set_xlabel(f"mixing ratio (1: adversarial example, L2 distance {line.distance:.2f})", fontsize=8.5)
-    axes.set_title(plain(line.run), fontsize=9, loc="left")
+    axes.set_ylim(0, 1.08)
+    axes.set_yticks(np.linspace(0, 1, 6))
+    axes.set_ylabel("confidence (dotted: votes)" if votes else "confidence", fontsize=AXIS_SIZE)
+    axes.set_xlabel(f"mixing ratio (1: adversarial example, L2 distance {line.distance:.2f})", fontsize=AXIS_SIZE)
+    axes.set_title(plain(line.label or line.run), fontsize=TITLE_SIZE, loc="left")
 
 
 def _draw_class(axes: Axes, whole: Interpolation, line: Line, c: int, name: str, colour: str, style: Style) -> None:
@@ -203,9 +213,9 @@ def _draw_class(axes: Axes, whole: Interpolation, line: Line, c: int, name: str,
     )
 
 
-def _draw_strip(axes: Axes, line: Line) -> None:
+def _draw_strip(axes: Axes, images: Floats) -> None:
     """The images side by side, a white gap between them."""
-    strip = np.pad(line.strip, ((0, 0), (0, 0), (0, 0), (1, 1)), constant_values=1.0)
+    strip = np.pad(images, ((0, 0), (0, 0), (0, 0), (1, 1)), constant_values=1.0)
     whole = np.concatenate(list(strip), axis=2).transpose(1, 2, 0).clip(0, 1)
     axes.imshow(whole.squeeze(2) if whole.shape[2] == 1 else whole, cmap="gray", vmin=0, vmax=1)
     axes.set_axis_off()

@@ -1,6 +1,7 @@
 """Log-probability margins of one image under noise (figure 1 of https://arxiv.org/abs/2006.04062)."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -11,7 +12,9 @@ from torch import Tensor
 from smoothcert.analysis.compared_runs import Subjects, refuse_wrong_count, refuse_wrong_seed
 from smoothcert.classifier import evaluating
 from smoothcert.io.text import csv_text
-from smoothcert.report.style import GREY, PALE, legend_below, look, one_panel, plain
+from smoothcert.report.looks import looks_of
+from smoothcert.report.names import dataset_name
+from smoothcert.report.style import GREY, NOTE_SIZE, PALE, legend_below, line_style, one_panel, plain
 from smoothcert.smoothing.votes import default_batch_size
 
 BINS = 60
@@ -27,6 +30,8 @@ class Margins:
     sigma: float
     values: dict[str, NDArray[np.float64]]
     """Run -> one margin per noise, float64 [n]; the i-th noise is the same for all runs."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Run -> its label in the figure; by default its name."""
 
     def share_below_zero(self, run: str) -> float:
         """The fraction of noises under which the run's network does not choose the label."""
@@ -59,7 +64,8 @@ def margins_under_noise(subjects: Subjects, index: int, n: int = 10_000, seed: i
             with evaluating(run.classifier):
                 margins[run.name].append(margins_of(run.classifier(noisy).double(), label).cpu())
     values = {name: torch.cat(parts).numpy() for name, parts in margins.items()}
-    return Margins(subjects.data.name, index, label, subjects.noise.sigma, values)
+    labels = {run.name: run.label or run.name for run in subjects.runs}
+    return Margins(subjects.data.name, index, label, subjects.noise.sigma, values, labels)
 
 
 def margins_csv(margins: Margins) -> str:
@@ -70,7 +76,8 @@ def margins_csv(margins: Margins) -> str:
 
 def draw_margins(margins: Margins) -> Figure:
     """Histograms on common bins, the misclassified side shaded, each label with its share below 0."""
-    title = f"{plain(margins.dataset)} test image {margins.index}, class {margins.label}, σ = {margins.sigma:g}"
+    image = f"{plain(dataset_name(margins.dataset))}, test image {margins.index} (class {margins.label})"
+    title = f"{image}, σ = {margins.sigma:g}"
     figure, axes = one_panel(5.2, 3.2, title, "log-probability margin under noise", "share of noises (%)")
     everything = np.concatenate(list(margins.values.values()))
     # Zero is an edge, so that no bar is on both sides of it; a few far outliers must not compress the rest.
@@ -79,15 +86,17 @@ def draw_margins(margins: Margins) -> Figure:
     edges = width * np.arange(np.floor(min(low, 0.0) / width) - 1, np.ceil(max(high, 0.0) / width) + 2)
     axes.axvspan(edges[0], 0, color=PALE, zorder=0, linewidth=0)
     axes.axvline(0, color=GREY, linewidth=0.8)
-    for i, (run, values) in enumerate(margins.values.items()):
-        colour, style = look(i)
+    labels = {run: plain(margins.labels.get(run, run)) for run in margins.values}
+    looks = looks_of(labels.values())
+    for run, values in margins.values.items():
+        look = looks[labels[run]]
         counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
         share = 100 * counts / len(values)
-        axes.stairs(share, edges, fill=True, color=colour, alpha=0.18)
-        label = plain(f"{run}: {margins.share_below_zero(run):.2%} below 0")
-        axes.stairs(share, edges, color=colour, linestyle=style, linewidth=1.4, label=label)
+        axes.stairs(share, edges, fill=True, color=look.colour, alpha=0.15)
+        label = f"{labels[run]}: {plain(f'{margins.share_below_zero(run):.1%}')} misclassified"
+        axes.stairs(share, edges, color=look.colour, linestyle=line_style(look), linewidth=1.4, label=label)
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(bottom=0)
-    axes.text(0, 1.0, " misclassified", transform=axes.transAxes, fontsize=7.5, color=GREY, va="top", ha="left")
+    axes.text(0, 1.0, " misclassified", transform=axes.transAxes, fontsize=NOTE_SIZE, color=GREY, va="top", ha="left")
     legend_below(figure)
     return figure

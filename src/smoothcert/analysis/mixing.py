@@ -20,7 +20,9 @@ from smoothcert.analysis.compared_runs import (
 )
 from smoothcert.errors import RequestError
 from smoothcert.io.text import csv_text
-from smoothcert.report.style import draw_steps, legend_below, look, one_panel, plain
+from smoothcert.report.looks import looks_of
+from smoothcert.report.names import dataset_name
+from smoothcert.report.style import draw_steps, legend_below, one_panel, plain
 
 Floats = NDArray[np.float64]
 GRID = 20
@@ -40,6 +42,8 @@ class Ratios:
     """0 if the image is misclassified, infinite if the adversarial example is still classified correctly."""
     distance: Floats
     """L2 norm of adversarial - x."""
+    label: str = ""
+    """In the figure; by default the name of the run."""
 
     @property
     def wrong_from_the_start(self) -> float:
@@ -115,7 +119,7 @@ def mixing_ratios(
             parts.append(_of_images(subjects, run, part, attack, num_noise, seed))
             on_progress(run.name, start + len(part))
         ratio, distance = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        results.append(Ratios(run.name, ratio, distance))
+        results.append(Ratios(run.name, ratio, distance, run.label))
     return Mixing(subjects.data.name, subjects.noise.sigma, tuple(indices), tuple(results))
 
 
@@ -151,14 +155,18 @@ def mixing_csv(mixing: Mixing) -> str:
 def draw_mixing(mixing: Mixing) -> Figure:
     """The share of images whose prediction has changed by each ratio: from the error rate to all but those that never
     change."""
-    title = f"{plain(mixing.dataset)}, {len(mixing.indices)} test images, σ = {mixing.sigma:g}"
+    images = f"{len(mixing.indices):,} test images"
+    title = f"{plain(dataset_name(mixing.dataset))}, {images}, σ = {mixing.sigma:g} (lower is better)"
     x, y = "mixing ratio toward the adversarial example", "images whose prediction has changed (%)"
     figure, axes = one_panel(5.4, 3.3, title, x, y)
-    for i, run in enumerate(mixing.runs):
+    labels = {run.run: plain(run.label or run.run) for run in mixing.runs}
+    looks = looks_of(labels.values())
+    for run in mixing.runs:
         ratios = np.sort(run.ratio[np.isfinite(run.ratio)])
         share = 100 * np.arange(len(ratios) + 1) / len(run.ratio)
-        label = plain(f"{run.run}: {run.never_changes:.1%} never change")
-        draw_steps(axes, np.concatenate([[0.0], ratios, [1.0]]), np.append(share, share[-1]), label, look(i))
+        label = f"{labels[run.run]}: {plain(f'{run.never_changes:.0%}')} never change"
+        corners = np.concatenate([[0.0], ratios, [1.0]]), np.append(share, share[-1])
+        draw_steps(axes, *corners, label, looks[labels[run.run]])
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 102)
     legend_below(figure)
