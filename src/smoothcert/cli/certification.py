@@ -14,7 +14,9 @@ from smoothcert.cli.options import (
     Classes,
     Data,
     Device,
+    ImageSize,
     NoiseName,
+    OwnNetwork,
     Precision,
     check_dataset,
     check_name,
@@ -35,13 +37,11 @@ def certify(
     consensus: Annotated[
         int | None, typer.Option(help="Evaluate only this many members of --ensemble where they agree.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Your own network: package.module:function or FILE.py:function.")
-    ] = None,
+    model: OwnNetwork = None,
     dataset: Annotated[
         str | None, typer.Option(help="Data set: see `smoothcert datasets`.", show_default="the run's")
     ] = None,
-    image_size: Annotated[int | None, typer.Option(help="Side of the images, for folder:PATH.")] = None,
+    image_size: ImageSize = None,
     classes: Classes = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the certificates, for --model and --ensemble.")] = None,
     n: Annotated[int, count_option("--n", "--votes", help="Votes that bound the class's probability.")] = 100_000,
