@@ -92,8 +92,8 @@ def training_costs(folders: Sequence[Path]) -> list[Cost]:
 def _cost(name: str, folder: Path) -> Cost:
     if not (folder / RECIPE).exists():
         raise RequestError(
-            f"{folder}: expected a run folder with {RECIPE}, got none; "
-            f"`smoothcert train --preset NAME --out {folder}` makes one"
+            f"{folder}: expected a run folder with {RECIPE}, got none; `smoothcert train --preset NAME --out {folder}` "
+            "makes one"
         )
     if not (folder / METRICS).exists():
         raise RequestError(f"{folder}: expected {METRICS} of a training, got none; leave this run out")

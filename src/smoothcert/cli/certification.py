@@ -17,7 +17,9 @@ from smoothcert.cli.options import (
     Denoiser,
     Device,
     Hub,
+    ImageSize,
     NoiseName,
+    OwnNetwork,
     Precision,
     SkipUnreadable,
     check_dataset,
@@ -47,15 +49,13 @@ def certify(
     consensus: Annotated[
         int | None, typer.Option(help="Evaluate only this many members of --ensemble where they agree.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Your own network: package.module:function or FILE.py:function.")
-    ] = None,
+    model: OwnNetwork = None,
     hub: Hub = None,
     denoiser: Denoiser = None,
     dataset: Annotated[
         str | None, typer.Option(help="Data set: see `smoothcert datasets`.", show_default="the run's")
     ] = None,
-    image_size: Annotated[int | None, typer.Option(help="Side of the images, for folder:PATH.")] = None,
+    image_size: ImageSize = None,
     channels: Channels = None,
     classes: Classes = None,
     skip_unreadable: SkipUnreadable = False,

@@ -41,6 +41,21 @@ Denoiser = Annotated[
     Path | None,
     typer.Option("--denoiser", help="Denoiser in front: a folder of train-denoiser, or of a diffusers UNet2DModel."),
 ]
+Preset = Annotated[str | None, typer.Option("--preset", help="A published run: see `smoothcert presets`.")]
+DatasetName = Annotated[
+    str | None, typer.Option("--dataset", help="Data set: see `smoothcert datasets`.", show_default="the recipe's")
+]
+ImageSize = Annotated[int | None, typer.Option("--image-size", help="Side of the images, for folder:PATH.")]
+OwnNetwork = Annotated[
+    str | None, typer.Option("--model", help="Your own network: package.module:function or FILE.py:function.")
+]
+NetworkName = Annotated[
+    str | None, typer.Option("--model", help="A network, or your own: package.module:function or FILE.py:function.")
+]
+Method = Annotated[
+    str | None,
+    typer.Option("--method", "--objective", help="A method, or your own: package.module:Class or FILE.py:Class."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace files in the folder that smoothcert did not write.")]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute.")]
@@ -59,6 +74,11 @@ def parse_count(value: str | int) -> int:
 def count_option(*names: str, **settings: Any) -> Any:
     """Return a typer option that takes a count (see `parse_count`)."""
     return typer.Option(*names, parser=parse_count, metavar="<count>", **settings)
+
+
+Epochs = Annotated[
+    int | None, count_option("--epochs", help="Passes over the training images.", show_default="the recipe's")
+]
 
 
 def command_line(*words: object) -> str:

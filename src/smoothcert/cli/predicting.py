@@ -16,6 +16,7 @@ from smoothcert.cli.options import (
     Denoiser,
     Device,
     NoiseName,
+    OwnNetwork,
     Precision,
     check_dataset,
     console,
@@ -24,7 +25,7 @@ from smoothcert.cli.options import (
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import csv_text, printable
-from smoothcert.training.run_folder import check_file, check_run_folder
+from smoothcert.training.run_folder import MODEL, RECIPE, check_file, check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
     from smoothcert.classifier import Classifier
@@ -52,9 +53,7 @@ def predict(
     dataset: Annotated[
         str | None, typer.Option(help="Data set whose classes and image size --model has.", show_default="the run's")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Your own network: package.module:function or FILE.py:function.")
-    ] = None,
+    model: OwnNetwork = None,
     denoiser: Denoiser = None,
     format_: Annotated[
         Literal["table", "json", "csv"], typer.Option("--format", help="What to print on standard output.")
@@ -64,6 +63,11 @@ def predict(
     """Print the class, the votes and the certified radius of image files."""
     without_run = model is not None and not paths[0].is_dir()
     images = paths if without_run else paths[1:]
+    if model is not None and not without_run and not any((paths[0] / file).exists() for file in (MODEL, RECIPE)):
+        raise RequestError(
+            f"{paths[0]}: expected a run folder or none, got one without {RECIPE} and {MODEL}; to predict with "
+            "--model give --sigma S and image files alone"
+        )
     if not without_run:
         check_run_folder(paths[0])
     if not images:

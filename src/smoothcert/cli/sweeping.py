@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Column, Table
 
-from smoothcert.cli.options import Data, Device, console, count_option
+from smoothcert.cli.options import (
+    Data,
+    DatasetName,
+    Device,
+    Epochs,
+    ImageSize,
+    Method,
+    NetworkName,
+    Preset,
+    console,
+    count_option,
+)
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import duration
 
@@ -29,23 +40,14 @@ def sweep(
         list[str], typer.Option("--set", help="key=a,b,c: one run per value, and per combination with other keys.")
     ] = [],  # noqa: B006
     out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("runs/sweep"),
-    preset: Annotated[str | None, typer.Option(help="A published run: see `smoothcert presets`.")] = None,
+    preset: Preset = None,
     recipe: Annotated[Path | None, typer.Option(help="Instead of a preset a recipe in YAML.")] = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="Data set: see `smoothcert datasets`.", show_default="the recipe's")
-    ] = None,
-    image_size: Annotated[int | None, typer.Option(help="Side of the images, for folder:PATH.")] = None,
+    dataset: DatasetName = None,
+    image_size: ImageSize = None,
     sigma: Annotated[str | None, typer.Option(help="Noise levels, separated by commas.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="A network, or your own: package.module:function or FILE.py:function.")
-    ] = None,
-    objective: Annotated[
-        str | None,
-        typer.Option("--method", "--objective", help="A method, or your own: package.module:Class or FILE.py:Class."),
-    ] = None,
-    epochs: Annotated[
-        int | None, count_option(help="Passes over the training images.", show_default="the recipe's")
-    ] = None,
+    model: NetworkName = None,
+    objective: Method = None,
+    epochs: Epochs = None,
     n: Annotated[int, count_option("--n", "--votes", help="Votes that bound the class's probability.")] = 100_000,
     skip: Annotated[int, count_option(help="Certify every SKIP-th image.")] = 1,
     max_images: Annotated[int | None, count_option(help="Certify at most this many images.")] = None,
@@ -67,6 +69,7 @@ def sweep(
     recipes = all_recipes(bases, varied)
     from smoothcert.certification.estimate import LONG
     from smoothcert.distributed import find_device
+    from smoothcert.objectives import is_built_in
     from smoothcert.papers.reproduce.run_state import Resources, with_estimate
     from smoothcert.papers.reproduce.work import finish_runs
 
@@ -80,6 +83,8 @@ def sweep(
     if dry_run:
         return
     at_once = jobs if jobs is not None else min(JOBS_ON_A_GPU, len(runs)) if where.type == "cuda" else 1
+    if at_once > 1 and where.type == "cpu" and not all(is_built_in(chosen.objective) for chosen in recipes.values()):
+        raise RequestError(f"--jobs: expected 1 on a CPU with an objective of your own, got {at_once}; leave it out")
     resources = Resources(data=data, device=device, jobs=at_once)
     failed = {run.folder: run.problem for run in runs if run.problem is not None}
     failed |= finish_runs([run for run in runs if run.folder not in failed], resources, console)

@@ -12,12 +12,17 @@ from smoothcert.cli.options import (
     Classes,
     Compiling,
     Data,
+    DatasetName,
     Device,
+    Epochs,
+    ImageSize,
     InputLayer,
+    Method,
+    NetworkName,
+    Preset,
     SkipUnreadable,
     command_line,
     console,
-    count_option,
 )
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import leads
@@ -29,25 +34,16 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Run folder to make.", show_default="runs/ and a name for the recipe")
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="A published run: see `smoothcert presets`.")] = None,
+    preset: Preset = None,
     recipe: Annotated[
         Path | None, typer.Option(help="Instead of a preset a recipe in YAML, or that of a run's model.safetensors.")
     ] = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="Data set: see `smoothcert datasets`.", show_default="the recipe's")
-    ] = None,
-    image_size: Annotated[int | None, typer.Option(help="Side of the images, for folder:PATH.")] = None,
+    dataset: DatasetName = None,
+    image_size: ImageSize = None,
     sigma: Annotated[float | None, typer.Option(help="Noise level.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="A network, or your own: package.module:function or FILE.py:function.")
-    ] = None,
-    objective: Annotated[
-        str | None,
-        typer.Option("--method", "--objective", help="A method, or your own: package.module:Class or FILE.py:Class."),
-    ] = None,
-    epochs: Annotated[
-        int | None, count_option(help="Passes over the training images.", show_default="the recipe's")
-    ] = None,
+    model: NetworkName = None,
+    objective: Method = None,
+    epochs: Epochs = None,
     set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of the recipe.")] = [],  # noqa: B006
     init: Annotated[
         Path | None, typer.Option(help="Weights to start from: a run folder, .safetensors or a PyTorch checkpoint.")
