@@ -44,12 +44,9 @@ class Subject:
             return cls(model.model, "ensemble", model, model.defaults)
         if isinstance(model, SmoothedClassifier):
             smoothing = {"sigma": model.noise.sigma, "noise": model.noise.name, "precision": model.precision}
-            inner = model.classifier
-            network = in_float32(inner) if isinstance(inner, nn.Module) else inner
-            return cls(network, name or _name_of(inner), None, smoothing)
+            return cls(_in_float32(model.classifier), name or _name_of(model.classifier), None, smoothing)
         # The precision is not reduced by default: an unknown network may not tolerate it.
-        network = in_float32(model) if isinstance(model, nn.Module) else model
-        return cls(network, name or _name_of(model), None, {"precision": "fp32"})
+        return cls(_in_float32(model), name or _name_of(model), None, {"precision": "fp32"})
 
     def check(self, data: Images) -> None:
         """Refuse `data` that do not fit the classifier."""
@@ -82,6 +79,10 @@ class Subject:
         if isinstance(self.run, RunEnsemble):
             return {"members": self.run.provenance}
         return {} if self.run is None else {"model": dict(self.run.provenance)}
+
+
+def _in_float32(classifier: Classifier) -> Classifier:
+    return in_float32(classifier) if isinstance(classifier, nn.Module) else classifier
 
 
 def _name_of(model: object) -> str:
