@@ -135,6 +135,7 @@ def test_names_of_outputs_correct_the_order_of_folders(workplace: Path, run_cli:
         ("--hub vit --dataset npz:grey.npz", "--hub: expected hf:NAME, timm:NAME"),
         ("--hub hf:a --dataset npz:grey.npz --init weights.pt", "--init: expected none with a run folder or --hub"),
         ("--model net.py:mean --dataset npz:grey.npz --sigma -1", "sigma"),
+        ("--model net.py:swapped --init weights.pt --dataset npz:grey.npz", "to return a torch module, got function"),
         ("--model net.py:mean --dataset npz:nope.npz", "expected a file, got none"),
         ("--model net.py:mean --dataset mnist-sample", "fails on images of shape [1, 28, 28]"),
     ],

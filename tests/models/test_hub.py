@@ -109,6 +109,10 @@ def test_a_trained_classifier_is_certified_and_fine_tuned_from_the_command_line(
     assert [row.label for row in stored.rows] == [0] * 4 + [1] * 4
     assert sum(row.correct for row in stored.rows) == 8
     assert stored.settings["model"] == f"hf:{vit}"
+    code, out, err = run_cli("doctor", *arguments, "--out", tmp_path / "doctor")
+    assert code == 0, err
+    assert "nothing was found" in out
+    assert f"next: smoothcert certify --hub hf:{vit} --dataset" in out
 
     names = tmp_path / "names.txt"
     names.write_text("bright\ndark\nstriped\n")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from smoothcert.analysis.doctor_inputs import (
@@ -23,7 +23,7 @@ from smoothcert.certification.certify_loader import DATASET_BATCH, Batches, inpu
 from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import Subject
-from smoothcert.classifier import Classifier, check_logits, device_of, evaluating, in_float32, logits_of
+from smoothcert.classifier import Classifier, check_logits, device_of, evaluating, logits_of
 from smoothcert.data import Images
 from smoothcert.data.images import in_unit_interval
 from smoothcert.distributed import find_device
@@ -109,7 +109,7 @@ def doctor(
     `images` of the data are used, spread evenly where possible. Noise depends on `seed` alone.
     """
     subject = Subject.of(model, name)
-    classifier = in_float32(subject.classifier) if isinstance(subject.classifier, nn.Module) else subject.classifier
+    classifier = subject.classifier
     sigma = float((subject.defaults or {}).get("sigma", 0.25) if sigma is None else sigma)
     if images < 1:
         raise RequestError(f"images: expected at least 1, got {images}")

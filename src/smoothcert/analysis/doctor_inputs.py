@@ -148,7 +148,7 @@ def check_labels_order(examined: Examined, inputs: Tensor) -> Finding | None:
     classes, labels = examined.logits(inputs).argmax(1).cpu(), examined.labels.cpu()
     # Half of the images of each class are fitted, the others are tested, and the reverse.
     rank = torch.zeros_like(labels)
-    for label in labels.unique():
+    for label in sorted(set(labels.tolist())):
         rank[labels == label] = torch.arange(int((labels == label).sum()))
     halves = [rank % 2 == 0, rank % 2 == 1]
     right = torch.zeros(len(labels), dtype=torch.bool)
@@ -177,7 +177,7 @@ def check_labels_order(examined: Examined, inputs: Tensor) -> Finding | None:
 
 def best_order(labels: Tensor, classes: Tensor, outputs: int) -> dict[int, int]:
     """Label -> output, each output at most once, with which most predictions `classes` are right."""
-    present = labels.unique().tolist()
+    present = sorted(set(labels.tolist()))
     counts = torch.zeros(len(present), outputs)
     for row, label in enumerate(present):
         counts[row] = torch.bincount(classes[labels == label], minlength=outputs)[:outputs]
@@ -227,7 +227,7 @@ def check_enlarged(images: Tensor) -> Finding | None:
 def projection(large: int, small: int, mode: str, antialias: bool) -> Tensor:
     """The projection [large, large] onto all rows that interpolate `small` values; symmetric."""
     matrix = functional.interpolate(torch.eye(small)[None, None], (large, small), mode=mode, antialias=antialias)[0, 0]
-    basis = torch.linalg.qr(matrix).Q
+    basis: Tensor = torch.linalg.qr(matrix).Q
     return basis @ basis.T
 
 

@@ -96,10 +96,11 @@ def _referenced_modules(value: object, depth: int, seen: set[int]) -> Iterator[n
     if id(value) in seen or depth < 0 or isinstance(value, Tensor | ModuleType | type | str | int | float):
         return
     seen.add(id(value))
+    parts: list[object] = []
     if isinstance(value, nn.Module):
         yield value
         # Modules in a plain list are not registered, so eval() does not reach them.
-        parts = [part for module in value.modules() for part in vars(module).values() if isinstance(part, list)]
+        parts += [part for module in value.modules() for part in vars(module).values() if isinstance(part, list)]
     elif isinstance(value, list | tuple | dict):
         parts = list(value.values() if isinstance(value, dict) else value)
     else:

@@ -63,6 +63,8 @@ def doctor(
         raise RequestError("--init: expected none with a run folder or --hub, which have weights; leave it out")
     if dataset is not None:
         check_dataset(dataset)
+    from torch import nn
+
     from smoothcert.analysis.doctor import doctor as examine
     from smoothcert.analysis.output import Output
     from smoothcert.certification.settings import CertifySettings
@@ -70,7 +72,7 @@ def doctor(
     from smoothcert.distributed import find_device
     from smoothcert.io.text import csv_text
     from smoothcert.models import HubClassifier, own_model
-    from smoothcert.report.progress import print_data_notes
+    from smoothcert.report.progress import print_data_notes, print_note
     from smoothcert.training.checkpoint import load_run
     from smoothcert.training.initial_weights import load_initial_weights
 
@@ -95,14 +97,16 @@ def doctor(
     if isinstance(network, HubClassifier) and classes is None:
         selected = with_known_classes(selected, network.class_names)
     if init is not None:
-        load_initial_weights(network, init, str(model))  # type: ignore[arg-type]
-    if hasattr(network, "to"):
+        if not isinstance(network, nn.Module):
+            raise RequestError(f"--init: expected {model} to return a torch module, got {type(network).__name__}")
+        load_initial_weights(network, init, str(model))
+    if isinstance(network, nn.Module):
         network = network.to(find_device(device))
     name = run.name if run is not None else str(model)
     diagnosis = examine(network, selected, sigma=sigma, images=images, name=name, device=device)
     show(diagnosis)
-    rows = [["sigma", "accuracy"], [0.0, diagnosis.clean_accuracy], *map(list, diagnosis.accuracy_under_noise)]
-    written = files.write({"csv": csv_text(rows)}, diagnosis.plot)
+    measured = [(0.0, diagnosis.clean_accuracy), *diagnosis.accuracy_under_noise]
+    written = files.write({"csv": csv_text([("sigma", "accuracy"), *measured])}, diagnosis.plot)
     again: list[object] = [] if channels is None else ["--channels", channels]
     again += ["--classes", classes] if classes is not None else []
     again += ["--skip-unreadable"] if skip_unreadable else []
@@ -120,9 +124,14 @@ def doctor(
         show_ways_forward(diagnosis, tuning, command_line("train-denoiser", *denoiser))
     console.print(f"wrote {written[-1]}" + ("" if diagnosis.findings else "; nothing was found"), soft_wrap=True)
     if diagnosis.healthy:
-        subject = [run] if run is not None else [*(["--hub", hub] if hub else ["--model", model]), "--dataset", dataset]
+        subject: list[object] = [run] if run is not None else []
+        subject += ["--hub", hub] if hub is not None else ["--model", model] if model is not None else []
+        subject += ["--dataset", dataset] if run is None else []
         subject += ["--image-size", image_size] if image_size is not None and run is None else []
         subject += ["--sigma", f"{sigma:g}", *again, *([] if run is not None else ["--out", target])]
+        subject += ["--data", data] if data is not None else []
+        if init is not None:
+            print_note(console, f"certify has no --init: load {init} in {model}")
         console.print(f"next: {command_line('certify', *subject)}", soft_wrap=True)
 
 

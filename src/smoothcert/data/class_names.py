@@ -42,8 +42,9 @@ def with_classes(data: ImageData | StreamedImages, names: Sequence[str]) -> Imag
 
 def with_known_classes(data: Images, names: Sequence[str] | None) -> Images:
     """`with_classes` if `names`, which a published model contains, has all classes of `data`; otherwise `data`."""
-    known = names is not None and data.class_names is not None and set(data.class_names) <= set(names)
-    return with_classes(data, names) if known and isinstance(data, ImageData | StreamedImages) else data
+    if names is None or data.class_names is None or not set(data.class_names) <= set(names):
+        return data
+    return with_classes(data, names) if isinstance(data, ImageData | StreamedImages) else data
 
 
 def read_class_names(path: Path | str) -> tuple[str, ...]:

@@ -38,8 +38,9 @@ class Preprocessing:
         """The preprocessing of an image processor of transformers, from its fields; an unknown step is refused."""
         if steps := [step for step in UNSUPPORTED if fields.get(step)]:
             raise RequestError(f"preprocessing: expected scaling, cropping and normalisation, got {steps[0]} as well")
-        size, crop = fields.get("size") if fields.get("do_resize") else None, None
-        target = _height_and_width(size) or _shorter_side(size)
+        size = fields.get("size") if fields.get("do_resize") else None
+        crop: tuple[int, int] | None = None
+        target: tuple[int, int] | int | None = _height_and_width(size) or _shorter_side(size)
         if size is not None and target is None:
             raise RequestError(f"preprocessing: expected a size of height and width or a shortest edge, got {size}")
         if fields.get("crop_pct") is not None and isinstance(target, int):
