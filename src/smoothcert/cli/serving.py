@@ -53,12 +53,13 @@ def serve(
             f"serve: expected fastapi and uvicorn, got none ({error}); install them: pip install 'smoothcert[serve]'"
         ) from error
     from smoothcert.certification.serve.requests import Limits
-    from smoothcert.certification.serve.server import is_local, read_token, serve
+    from smoothcert.certification.serve.server import address, is_local, listen, read_token, serve
     from smoothcert.certification.serve.service import ServedModel, Service
     from smoothcert.distributed import find_device
     from smoothcert.report.progress import print_warning
 
     secret = None if token is None else read_token(token)
+    listener = listen(host, port)  # a port in use is reported before models are loaded
     folders = [demo_run(out)] if demo else list(runs or ())
     where = find_device(device)
     limits = Limits(votes=max_votes, milliseconds=1000 * max_seconds, body=max_body << 20, queue=queue)
@@ -67,15 +68,12 @@ def serve(
     if secret is None and not is_local(host):
         print_warning(console, f"anyone who reaches {host} can use this server; give a --token FILE")
 
-    def ready(url: str) -> None:
-        for model in service.models:
-            noise = model.counter.noise
-            console.print(
-                f"serving {model.name} ({noise.name} noise, sigma {noise.sigma:g}, {where.type})", soft_wrap=True
-            )
-        console.print(f"open {url} in a browser, or POST images to {url}/v1/predict; Ctrl+C stops", soft_wrap=True)
-
-    serve(service, host=host, port=port, token=secret, on_ready=ready)
+    for model in service.models:
+        noise = model.counter.noise
+        console.print(f"serving {model.name} ({noise.name} noise, sigma {noise.sigma:g}, {where.type})", soft_wrap=True)
+    url = address(listener)
+    console.print(f"open {url} in a browser, or POST images to {url}/v1/predict; Ctrl+C stops", soft_wrap=True)
+    serve(service, listener, secret)
     console.print("stopped")
 
 

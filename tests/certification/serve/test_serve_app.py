@@ -2,9 +2,10 @@
 
 import base64
 import json
+import socket
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -231,3 +232,21 @@ def test_model_metrics_and_log_agree(
     page = client.get("/")
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "http" not in page.text.replace("http-equiv", "")
+
+
+def test_wrong_options_of_the_command_cost_one_line(
+    trained_run: Path, tmp_path: Path, run_cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    (tmp_path / "token").write_text("short")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for arguments, message in (
+            ((), "expected run folders or --demo, got neither"),
+            ((trained_run, "--demo"), "got both"),
+            ((tmp_path / "no",), "no such run folder"),
+            ((trained_run, "--port", port), f"cannot listen on 127.0.0.1, port {port}"),
+            ((trained_run, "--token", tmp_path / "token"), "at least 16 visible ASCII characters"),
+        ):
+            code, _, error = run_cli("serve", *arguments)
+            assert (code, error.count("\n")) == (2, 1)
+            assert message in error

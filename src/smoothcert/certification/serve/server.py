@@ -4,8 +4,6 @@ import ipaddress
 import logging
 import signal
 import socket
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
@@ -49,16 +47,15 @@ def listen(host: str, port: int) -> socket.socket:
         raise RequestError(f"cannot listen on {host}, port {port} ({error}); choose another --port or --host") from None
 
 
-def serve(
-    service: Service, *, host: str, port: int, token: str | None, on_ready: Callable[[str], None] = lambda url: None
-) -> None:
-    """Serve until SIGINT or SIGTERM; then refuse new connections and answer the accepted requests.
+def address(listener: socket.socket) -> str:
+    """The address of a listening socket, for a browser on this machine."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    `on_ready` gets the address.
-    """
+
+def serve(service: Service, listener: socket.socket, token: str | None = None) -> None:
+    """Serve until SIGINT or SIGTERM; then refuse new connections and answer the accepted requests."""
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s: %(message)s")
-    listener = listen(host, port)
-    shown = f"[{host}]" if ":" in host else host
     config = uvicorn.Config(
         make_app(service, token),
         log_level="warning",
@@ -66,9 +63,7 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=service.limits.milliseconds // 1000 + GRACE_SECONDS,
     )
-    if threading.current_thread() is threading.main_thread():
-        # uvicorn raises the signal again after its shutdown; stopping a server is not an error.
-        for name in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(name, lambda *_: None)
-    on_ready(f"http://{shown}:{listener.getsockname()[1]}")
+    # uvicorn raises the signal again after its shutdown; stopping a server is not an error.
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, lambda *_: None)
     uvicorn.Server(config).run(sockets=[listener])
