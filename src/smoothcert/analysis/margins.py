@@ -64,8 +64,8 @@ def margins_under_noise(subjects: Subjects, index: int, n: int = 10_000, seed: i
             with evaluating(run.classifier):
                 margins[run.name].append(margins_of(run.classifier(noisy).double(), label).cpu())
     values = {name: torch.cat(parts).numpy() for name, parts in margins.items()}
-    labels = {run.name: run.label or run.name for run in subjects.runs}
-    return Margins(subjects.data.name, index, label, subjects.noise.sigma, values, labels)
+    shown = {run.name: run.label or run.name for run in subjects.runs}
+    return Margins(subjects.data.name, index, label, subjects.noise.sigma, values, shown)
 
 
 def margins_csv(margins: Margins) -> str:

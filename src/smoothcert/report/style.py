@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 from matplotlib.artist import Artist
@@ -34,7 +34,7 @@ _METADATA: dict[str, dict[str, None]] = {
 }
 
 
-def line_style(look: Look) -> str | tuple[float, tuple[float, ...]]:
+def line_style(look: Look) -> Literal["-"] | tuple[float, tuple[float, ...]]:
     """The line style of a look, as matplotlib takes it."""
     return (0, look.dash) if look.dash else "-"
 
