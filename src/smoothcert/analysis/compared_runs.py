@@ -34,11 +34,7 @@ LARGEST_LENGTH = 1e6
 
 @dataclass(frozen=True)
 class Subject:
-<<<<<<< HEAD
-    """A run under analysis: a distinct name, its network in float32 and eval mode on the device, its figure label."""
-=======
     """A run under analysis: a distinct name, its network in float32 and eval mode on the device, its label."""
->>>>>>> page
 
     name: str
     classifier: nn.Module
