@@ -52,7 +52,7 @@ def test_methods_have_the_names_that_people_use() -> None:
     ]
 
 
-def test_runs_of_one_method_are_told_apart_by_what_differs() -> None:
+def test_labels_of_one_method_have_what_differs() -> None:
     weights = [run(f"c{w}", "consistency", weight=w, num_noise=2) for w in (5.0, 10.0)]
     other_sigma = run("c", "consistency", HIGH, weight=20.0, num_noise=2)
     labels = list(labels_of([*weights, other_sigma]).values())

@@ -59,7 +59,7 @@ def in_steps(radii: Sequence[float]) -> NDArray[np.int64]:
     No radius is shown larger than it was certified, and one with four decimals stays the same.
     """
     values = np.sort(np.asarray(radii, dtype=np.float64)).clip(max=_LARGEST / STEPS_PER_UNIT)
-    steps = np.floor(values * STEPS_PER_UNIT)
+    steps: NDArray[np.float64] = np.floor(values * STEPS_PER_UNIT)
     # The product may have been rounded across a whole number, in either direction.
     steps += (steps + 1) / STEPS_PER_UNIT <= values
     steps -= steps / STEPS_PER_UNIT > values

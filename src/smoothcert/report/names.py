@@ -121,8 +121,7 @@ def labels_of(runs: Sequence[NamedRun]) -> dict[str, str]:
 
 
 def _differing(runs: Sequence[NamedRun]) -> list[str]:
-    """The fields in which runs of one panel differ: of the objective, or if these do not tell all runs apart, of the
-    recipe."""
+    """The fields in which runs of one panel differ: of the objective, or of the recipe if these do not suffice."""
     panels: dict[tuple[float, str], list[dict[str, Any]]] = {}
     for run in runs:
         panels.setdefault(run.group, []).append(run.settings)

@@ -1,6 +1,6 @@
 """Draw hero.png, the first figure of the README, from the certificates in results/mnist.
 
-python docs/figures/draw_hero.py
+python docs/draw_hero.py
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ from smoothcert.report.curves import draw_curves
 from smoothcert.report.style import pictures_of
 from smoothcert.report.summary import summarize
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 RUNS = ("gaussian-0.5", "macer-0.5", "consistency-0.5", "smoothmix-eta5-0.5")
 RADIUS = 1.75
 
@@ -28,7 +28,7 @@ def main() -> None:
     )
     picture = pictures_of("hero", lambda: draw_curves(summaries, message), ["png"])["hero.png"]
     assert picture is not None
-    (Path(__file__).parent / "hero.png").write_bytes(picture)
+    (ROOT / "docs" / "figures" / "hero.png").write_bytes(picture)
 
 
 if __name__ == "__main__":
