@@ -95,7 +95,6 @@ def test_recipes_refuse_values_out_of_range_in_one_line(name: str, field: str, t
 
 UNKNOWN = [
     ("gaussian", "weight"),
-    ("stability", "lambda"),
     ("smoothadv", "epsilon"),
     ("smoothadv", "adversary.step"),
     ("macer", "gama"),

@@ -60,6 +60,18 @@ def test_runs_come_in_the_order_of_the_table(make_run: MakeRun, tmp_path: Path) 
     assert [summary.name for summary in report.summaries] == ["first", "second", "unknown"]
 
 
+def test_published_rows_and_hyperparameters_in_a_narrow_terminal(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run(f"run-with-a-long-name-{weight}") for weight in (5, 20)]
+    for run, weight in zip(runs, (5, 20), strict=True):
+        recipe = run / "recipe.yaml"
+        recipe.write_text(f"objective: {{name: consistency, weight: {weight}.0}}\nsigma: 0.5\n")
+    report = write_report(runs, tmp_path / "out", ["csv"], published=only(runs[0].name))
+    console = Console(width=60, record=True)
+    for shown in terminal_report(report.contents, 60):
+        console.print(shown)
+    assert "published" in console.export_text()
+
+
 def test_published_rows_in_a_terminal(make_run: MakeRun, tmp_path: Path) -> None:
     report = write_report([make_run("mine"), make_run("other")], tmp_path / "out", ["csv"], published=only("mine"))
     console = Console(width=80, record=True)

@@ -151,7 +151,7 @@ def certify(
 
 
 def check_kind(ensemble: bool, cascade: bool) -> str:
-    """Return how several runs are combined: "ensemble", "cascade" or "" for each run by itself."""
+    """Return how several runs are combined: "ensemble", "cascade" or "" for each run alone."""
     if ensemble and cascade:
         raise RequestError("give --ensemble or --cascade, not both; runs of one sigma are one stage of a cascade")
     return "ensemble" if ensemble else "cascade" if cascade else ""

@@ -40,7 +40,7 @@ class Request:
     """The options of `certify` that are the same for all classifiers and do not change a certificate."""
 
     kind: str
-    """How several runs are one classifier: "ensemble", "cascade" or "" for each run by itself."""
+    """How several runs are one classifier: "ensemble", "cascade" or "" for each run alone."""
     consensus: int | None
     model: str | None
     hub: str | None

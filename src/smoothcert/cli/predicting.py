@@ -104,9 +104,8 @@ def predict(
         network, trained_noise = with_names(network, named, paths[0]), loaded.recipe.noise
         trained_sigma = loaded.recipe.sigma
         sigma = trained_sigma if sigma is None else sigma
-        if front is not None:
-            loaded.refuse_denoiser()
-        elif (sigma, noise or trained_noise) != (trained_sigma, trained_noise):
+        loaded.refuse_denoiser()
+        if front is None and (sigma, noise or trained_noise) != (trained_sigma, trained_noise):
             trained = f"{trained_noise} noise at sigma {trained_sigma:g}"
             print_warning(PlainConsole(stderr=True), f"{paths[0]} was trained with {trained}, not with this noise")
     if front is not None:

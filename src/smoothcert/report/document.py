@@ -155,9 +155,9 @@ TEXTS: Mapping[str, Callable[[Contents], Mapping[str, str | None]]] = {
 
 def terminal_report(contents: Contents, width: int) -> list[RenderableType]:
     """The result in words, the tables and the notes to print on a terminal of `width` columns."""
-    runs = layout(contents.summaries, contents.published, contents.comparisons)
+    runs = layout(contents.summaries, contents.published, contents.comparisons).for_reading()
     shown: list[RenderableType] = [Text(one_line(sentence), style="bold") for sentence in contents.headlines]
-    if runs.for_reading().fitting(width).printed_width > width:
+    if runs.fitting(width).printed_width > width:
         settings = {key for summary in contents.summaries for key in summary.hyperparameters}
         runs = runs.only([i for i, column in enumerate(runs.columns) if column.key not in settings])
     shown.append(terminal(runs, width, CAPTION))

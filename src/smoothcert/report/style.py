@@ -143,9 +143,9 @@ def _picture(figure: Figure, kind: str) -> bytes:
 
 
 def _with_palette(png: io.BytesIO) -> bytes:
-    """The picture with 255 colours, which a figure hardly exceeds: a quarter of the size."""
+    """The picture with 96 colours, which lines and their smooth edges hardly exceed: a fifth of the size."""
     with Image.open(png) as picture:
-        few = picture.convert("RGB").quantize(255, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        few = picture.convert("RGB").quantize(96, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     few.putpalette([255 if level >= 250 else level for level in few.getpalette() or []])  # white stays white
     file = io.BytesIO()
     few.save(file, "PNG", optimize=True, dpi=(DOTS_PER_INCH, DOTS_PER_INCH))
