@@ -143,6 +143,8 @@ class Service:
     def __init__(self, models: Sequence[ServedModel], limits: Limits = Limits(), log: Path | None = None) -> None:
         if len({model.name for model in models}) < len(models):
             raise RequestError(f"expected runs with different names, got {', '.join(model.name for model in models)}")
+        if len({model.key for model in models}) < len(models):  # which requests and the log name
+            raise RequestError("expected runs with different weights, got the same weights twice; name each run once")
         self.models, self.limits, self.metrics = tuple(models), limits, Metrics()
         self.log = CertificateLog(log, {model.key: model.log_settings() for model in models}) if log else None
         self.engine = Engine(limits.queue, self._record)

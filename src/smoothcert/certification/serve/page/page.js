@@ -143,7 +143,7 @@ async function send(image) {
   $("change").hidden = true;
   $("notes").textContent = "";
   try {
-    const query = `v1/predict?copies=${COPIES}&votes=${$("budget").value}&model=${model().weights_sha256}&${image.query}`;
+    const query = `v1/predict?copies=${COPIES}&votes=${$("budget").value}&model=${encodeURIComponent(model().name)}&${image.query}`;
     const response = await fetch(query, {
       method: "POST", body: image.body, signal: mine.signal,
       headers: { ...headers(), "Content-Type": image.type, Accept: "text/event-stream" },
