@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 import socket
 import struct
 import zlib
@@ -238,12 +239,14 @@ def test_wrong_options_of_the_command_cost_one_line(
     trained_run: Path, tmp_path: Path, run_cli: Callable[..., tuple[int, str, str]]
 ) -> None:
     (tmp_path / "token").write_text("short")
+    shutil.copytree(trained_run, tmp_path / "copy")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for arguments, message in (
             ((), "expected run folders or --demo, got neither"),
             ((trained_run, "--demo"), "got both"),
             ((tmp_path / "no",), "no such run folder"),
+            ((trained_run, tmp_path / "copy"), "expected runs with different weights"),
             ((trained_run, "--port", port), f"cannot listen on 127.0.0.1, port {port}"),
             ((trained_run, "--token", tmp_path / "token"), "at least 16 visible ASCII characters"),
         ):
