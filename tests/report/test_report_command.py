@@ -63,7 +63,7 @@ def test_wrong_requests_are_one_line_and_write_nothing(report: Report, make_run:
         ([run, "--paper", "smoothmix/table22"], 2, "expected the name of a paper's table, got 'smoothmix/table22'"),
         ([run, "--paper", "smoothmix/table6"], 2, "mine: expected a run that the paper's table has"),
         ([run, "--format", "docx"], 2, "expected report formats out of md, csv, tex"),
-        ([run, "--radii", "much"], 2, "radii: expected numbers"),
+        ([run, "--radii", "much"], 2, "radii: expected comma-separated numbers"),
         ([moved, run, "--paper", "smoothmix/table2"], 2, f"{moved}/certificates/test.tsv: expected certificates at"),
     ):
         got, _, err = report(*arguments)

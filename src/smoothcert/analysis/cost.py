@@ -57,7 +57,7 @@ class Cost:
     peak_memory: int | None
     """Bytes."""
     device: str | None
-    """Several, separated by commas, if the run continued on another device."""
+    """Comma-separated if the run continued on another device."""
     runs_at_once: int
     """Largest number of runs that shared the device: time and memory are those of all."""
     acr: float | None

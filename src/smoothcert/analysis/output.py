@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def parse_formats(text: str) -> list[str]:
-    """Picture formats, separated by commas, such as png,pdf; any other format is refused."""
+    """Comma-separated picture formats such as png,pdf; any other format is refused."""
     formats = list(dict.fromkeys(part.strip() for part in text.split(",")))
     if unknown := [kind for kind in formats if kind not in PICTURE_FORMATS]:
         raise RequestError(f"format: expected some of {', '.join(PICTURE_FORMATS)} by commas, got {unknown[0]!r}")

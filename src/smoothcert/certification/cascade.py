@@ -94,5 +94,4 @@ class Cascade:
         seeds = noise_seeds(inputs, seed, indices)
         with fitting_into_memory(max(counter.batch_size for counter in counters)):
             records = certify_cascade(counters, inputs.to(first.device), seeds, n0=n0, n=n, alpha=alpha)
-        numbered = None if indices is None else [int(index) for index in indices]
-        return CertificateBatch.of(records, counters[0].num_classes, x.device, indices=numbered)
+        return CertificateBatch.of(records, counters[0].num_classes, x.device, indices=indices)

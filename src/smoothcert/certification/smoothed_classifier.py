@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from smoothcert.certification.prepare import Prepared, RuleOptions, noise_seeds, prepare
+from smoothcert.certification.prepare import RuleOptions, noise_seeds, prepare
 from smoothcert.classifier import device_of
 from smoothcert.data import Images
 from smoothcert.errors import RequestError
@@ -99,7 +99,7 @@ class SmoothedClassifier(nn.Module):
         for votes in prepared.votes(inputs, noise_seeds(inputs, seed, indices)):
             pairs = sorted_votes(votes)
             records.append(Certificate(class_from_votes(votes, alpha), 0.0, 0, n, pairs[0][1], pairs))
-        return self._batch(records, x.device, prepared, indices)
+        return CertificateBatch.of(records, prepared.counter.num_classes, x.device, indices=indices)
 
     def certify(
         self,
@@ -129,7 +129,7 @@ class SmoothedClassifier(nn.Module):
         }
         inputs, prepared = prepare(self, x, options)
         certificates = prepared.certify(inputs, noise_seeds(inputs, seed, indices))
-        return self._batch(certificates, x.device, prepared, indices)
+        return CertificateBatch.of(certificates, prepared.counter.num_classes, x.device, indices=indices)
 
     def certify_loader(
         self,
@@ -156,13 +156,3 @@ class SmoothedClassifier(nn.Module):
     def device(self) -> torch.device | None:
         """The device of the parameters of the classifier; None for other callables."""
         return device_of(self)
-
-    @staticmethod
-    def _batch(
-        records: Sequence[Certificate],
-        device: torch.device,
-        prepared: Prepared,
-        indices: Sequence[int] | Tensor | None,
-    ) -> CertificateBatch:
-        numbers = None if indices is None else [int(index) for index in indices]
-        return CertificateBatch.of(records, prepared.counter.num_classes, device, indices=numbers)

@@ -25,7 +25,7 @@ analyze = typer.Typer(
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders, all of one data set.")]
 Out = Annotated[Path, typer.Option(help="Folder for the figure and the csv file.")]
-Formats = Annotated[str, typer.Option("--format", help="Picture formats, separated by commas: png, pdf, svg.")]
+Formats = Annotated[str, typer.Option("--format", help="Comma-separated picture formats: png, pdf, svg.")]
 Index = Annotated[int, typer.Option(help="Which test image, from 0.")]
 Sigma = Annotated[float | None, typer.Option(help="Noise level.", show_default="the runs' own")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the noise.")]

@@ -33,9 +33,7 @@ def attack(
     certificates: Annotated[
         Path | None, typer.Option(help="Certificates to check and images to attack.", show_default="the run's, if one")
     ] = None,
-    radii: Annotated[
-        str | None, typer.Option(help="L2 radii, separated by commas.", show_default="up to 4 sigma")
-    ] = None,
+    radii: Annotated[str | None, typer.Option(help="Comma-separated L2 radii.", show_default="up to 4 sigma")] = None,
     steps: Annotated[int, typer.Option(help="Attack steps.")] = 20,
     num_noise: Annotated[int, typer.Option(help="Noises that the attack averages over.")] = 32,
     n: Annotated[int, count_option("--n", "--votes", help="Votes of a prediction.")] = 1000,

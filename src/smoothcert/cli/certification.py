@@ -2,9 +2,8 @@
 
 import math
 import re
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,13 +27,13 @@ from smoothcert.cli.options import (
     command_line,
     console,
     count_option,
+    dataset_loader,
     parse_radii,
 )
 from smoothcert.errors import RequestError
 from smoothcert.training.run_folder import check_exists, check_file, check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
-    from smoothcert.data import Images
     from smoothcert.training.checkpoint import Run
 
 
@@ -72,7 +71,7 @@ def certify(
     ] = "1/1",
     until_radius: Annotated[float | None, typer.Option(help="Sample only until this radius is decided.")] = None,
     radii: Annotated[
-        str | None, typer.Option(help="Sample only until these radii, separated by commas, are decided.")
+        str | None, typer.Option(help="Sample only until these comma-separated radii are decided.")
     ] = None,
     radius_loss: Annotated[float | None, typer.Option(help="Radius, in sigmas, to give up for fewer votes.")] = None,
     label_aware: Annotated[bool, typer.Option("--label-aware", help="Benchmarks only: skip wrong images.")] = False,
@@ -102,7 +101,7 @@ def certify(
     if dataset is not None:
         check_dataset(dataset)
     from smoothcert.cli.certify_targets import Request, certify_target, find_target, last_line
-    from smoothcert.data import load_dataset, read_class_names, with_known_classes
+    from smoothcert.data import read_class_names, with_known_classes
     from smoothcert.distributed import find_device, meet, team
     from smoothcert.training.denoiser import load_denoiser
 
@@ -132,16 +131,12 @@ def certify(
     groups = [[folder] for folder in folders] if folders and not kind else [folders]
     targets = [find_target(request, group, fields) for group in groups]  # all are checked before the first is certified
     outputs = read_class_names(classes) if classes is not None else None
-    files: dict[str, Any] = {"classes": outputs, "skip_unreadable": skip_unreadable}
-
-    @cache
-    def load(name: str, size: int | None, depth: int | None) -> "Images":
-        return load_dataset(name, "test", data, image_size=size, channels=depth, **files)
-
+    load = dataset_loader(data, classes=outputs, skip_unreadable=skip_unreadable)
     written = []
     with team() as group:
         for target in targets:
-            images = load(target.dataset, target.image_size, channels or run_channels(target.first, target.dataset))
+            depth = channels or run_channels(target.first, target.dataset)
+            images = load(target.dataset, "test", target.image_size, depth)
             if target.published is not None and outputs is None:
                 images = with_known_classes(images, target.published.class_names)
             written.append(certify_target(request, target, images, where, group))

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from smoothcert.cli.options import Compiling, Data, Device, check_dataset, command_line, console
+from smoothcert.cli.options import Compiling, Data, Device, ImageSize, check_dataset, command_line, console
 from smoothcert.errors import RequestError
 from smoothcert.io.console import leads
 
@@ -22,7 +22,7 @@ def train_denoiser(
         float | None, typer.Option(help="Weight of that term.", show_default="1 with --classifier")
     ] = None,
     init: Annotated[Path | None, typer.Option(help="Denoiser to start from: a run folder.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Side of the images, for folder:PATH.")] = None,
+    image_size: ImageSize = None,
     set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of the recipe.")] = [],  # noqa: B006
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     compile_: Annotated[

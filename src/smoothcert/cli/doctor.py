@@ -14,6 +14,8 @@ from smoothcert.cli.options import (
     Data,
     Device,
     Hub,
+    ImageSize,
+    OwnNetwork,
     SkipUnreadable,
     check_dataset,
     chosen_model,
@@ -33,15 +35,13 @@ NOISES_PER_IMAGE, PASSES = 2, 3
 
 def doctor(
     run: Annotated[Path | None, typer.Argument(help="Run folder.", show_default=False)] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Your own network: package.module:function or FILE.py:function.")
-    ] = None,
+    model: OwnNetwork = None,
     hub: Hub = None,
     init: Annotated[Path | None, typer.Option(help="Weights of --model: .safetensors or a PyTorch checkpoint.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Data set; see `smoothcert datasets`.")] = None,
     sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the run's, or 0.25")] = None,
     images: Annotated[int, typer.Option(help="Number of images to examine.", min=1)] = 200,
-    image_size: Annotated[int | None, typer.Option(help="Side of the images, for folder:PATH.")] = None,
+    image_size: ImageSize = None,
     channels: Channels = None,
     classes: Classes = None,
     skip_unreadable: SkipUnreadable = False,

@@ -4,8 +4,9 @@ import math
 import re
 import shlex
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
 import typer
 
@@ -17,7 +18,11 @@ from smoothcert.training.choices import Compiling as Compiling
 from smoothcert.training.choices import InputLayer as InputLayer
 from smoothcert.training.choices import NoiseName as NoiseName
 
+if TYPE_CHECKING:  # commands import torch only when they need it
+    from smoothcert.data import Images, Split
+
 console = PlainConsole()
+Number = TypeVar("Number", int, float)
 
 Data = Annotated[
     Path | None,
@@ -123,5 +128,31 @@ def parse_radii(text: str | None) -> list[float] | None:
     except ValueError:
         values = [-1.0]
     if min(values) < 0 or not all(map(math.isfinite, values)):
-        raise RequestError(f"radii: expected numbers >= 0, separated by commas, such as 0,0.5,1.0, got {text[:60]}")
+        raise RequestError(f"radii: expected comma-separated numbers >= 0, such as 0,0.5,1.0, got {text[:60]}")
     return values
+
+
+def parse_numbers(option: str, text: str | None, kind: type[Number]) -> tuple[Number, ...]:
+    """Return the numbers of a comma-separated list; () for None."""
+    try:
+        return () if text is None else tuple(kind(part) for part in text.split(","))
+    except ValueError as error:
+        raise RequestError(f"{option}: expected comma-separated numbers, got {text}") from error
+
+
+class Load(Protocol):
+    """Returns a part of a data set with images of one size."""
+
+    def __call__(self, name: str, split: "Split", image_size: int | None, channels: int | None = None) -> "Images": ...
+
+
+def dataset_loader(data: Path | None, **files: Any) -> Load:
+    """Return `load_dataset` for a data folder and options for the files in it; each data set is read once."""
+
+    @cache
+    def load(name: str, split: "Split", image_size: int | None, channels: int | None = None) -> "Images":
+        from smoothcert.data import load_dataset
+
+        return load_dataset(name, split, data, image_size=image_size, channels=channels, **files)
+
+    return load

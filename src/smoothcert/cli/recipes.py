@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from smoothcert.cli.options import check_dataset, console
+from smoothcert.cli.options import Load, check_dataset, console
 from smoothcert.errors import RequestError
 from smoothcert.io.console import leads
 
@@ -41,10 +41,11 @@ class RecipeOptions:
         return f"{Path(path).stem if path else kind}-{self.objective.rpartition(':')[2]}-{sigma:g}"
 
 
-def choose_recipe(options: RecipeOptions, sigma: float | None, data: Path | None, **files: Any) -> "TrainRecipe":
+def choose_recipe(options: RecipeOptions, sigma: float | None, load: Load) -> "TrainRecipe":
     """Return the recipe that `options` name, at the noise level `sigma`, with all overrides.
 
-    Code that only a file names is refused: the user has to name it as well. `files` says how a folder is read.
+    Code that only a file names is refused: the user has to name it as well. `load` is called
+    if the recipe depends on the images.
     """
     from smoothcert.papers.presets import preset as find_preset
     from smoothcert.training.recipe import load_run_recipe, load_train_recipe, with_overrides
@@ -59,7 +60,7 @@ def choose_recipe(options: RecipeOptions, sigma: float | None, data: Path | None
     if options.preset is not None:
         chosen = find_preset(options.preset, sigma)
     elif file is None:
-        chosen, named = recipe_for_data(options, sigma, data, **files), {}
+        chosen, named = recipe_for_data(options, sigma, load), {}
     elif file.suffix == Path(MODEL).suffix and file.is_file():
         from smoothcert.training.checkpoint import recipe_of_model
 
@@ -82,7 +83,7 @@ def choose_recipe(options: RecipeOptions, sigma: float | None, data: Path | None
     return load_objective(final)
 
 
-def recipe_for_data(options: RecipeOptions, sigma: float | None, data: Path | None, **files: Any) -> "TrainRecipe":
+def recipe_for_data(options: RecipeOptions, sigma: float | None, load: Load) -> "TrainRecipe":
     """Return the default recipe for the data set and the method of a request; print what it chooses."""
     if options.dataset is None:
         raise RequestError(
@@ -93,11 +94,10 @@ def recipe_for_data(options: RecipeOptions, sigma: float | None, data: Path | No
         if value is None:
             raise RequestError(f"{option}: missing; without a preset it must be given with --dataset {options.dataset}")
     check_dataset(options.dataset)
-    from smoothcert.data import load_dataset
     from smoothcert.report.progress import print_note
     from smoothcert.training.default_recipe import default_recipe, describe_choices
 
-    images = load_dataset(options.dataset, "train", data, image_size=options.image_size, **files)
+    images = load(options.dataset, "train", options.image_size)
     recipe = default_recipe(
         *(images, options.dataset, sigma, str(options.objective)),  # type: ignore[arg-type]
         image_size=options.image_size,

@@ -87,10 +87,10 @@ def report(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("report"),
     format_: Annotated[
-        str, typer.Option("--format", help="Formats, separated by commas: md, csv, tex, html, png, pdf, svg.")
+        str, typer.Option("--format", help="Comma-separated formats: md, csv, tex, html, png, pdf, svg.")
     ] = "md,csv,html,png",
     title: Annotated[str | None, typer.Option(help="Title of the report.")] = None,
-    radii: Annotated[str | None, typer.Option(help="Radii of the table, separated by commas.")] = None,
+    radii: Annotated[str | None, typer.Option(help="Comma-separated radii of the table.")] = None,
     paper: Annotated[
         str | None, typer.Option(metavar="TABLE", help="Show the published rows of a table, such as smoothmix/table2.")
     ] = None,

@@ -2,21 +2,19 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
-from smoothcert.cli.options import Data, Device, console, count_option
+from smoothcert.cli.options import Data, Device, console, count_option, parse_numbers
 from smoothcert.errors import RequestError
-
-Number = TypeVar("Number", int, float)
 
 
 def reproduce(
     tables: Annotated[list[str], typer.Argument(help="Papers and tables, as in smoothmix/table2.")],
-    sigma: Annotated[str | None, typer.Option(help="Only rows of these noise levels, separated by commas.")] = None,
+    sigma: Annotated[str | None, typer.Option(help="Only rows of these comma-separated noise levels.")] = None,
     method: Annotated[list[str], typer.Option(help="Rows whose label or run name contains this; may repeat.")] = [],  # noqa: B006
-    seeds: Annotated[str | None, typer.Option(help="Train each row with these seeds, separated by commas.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Train each row with these comma-separated seeds.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Scaled down: few epochs, images and votes.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and the estimate only.")] = False,
     jobs: Annotated[int, typer.Option(help="Runs at once.")] = 1,
@@ -69,10 +67,3 @@ def reproduce(
         console.print(plan_table(request, planned))
     if not dry_run:
         reproduce_tables(plans, console)
-
-
-def parse_numbers(option: str, text: str | None, kind: type[Number]) -> tuple[Number, ...]:
-    try:
-        return () if text is None else tuple(kind(part) for part in text.split(","))
-    except ValueError as error:
-        raise RequestError(f"{option}: expected numbers, separated by commas, got {text}") from error

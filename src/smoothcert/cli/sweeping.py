@@ -15,11 +15,14 @@ from smoothcert.cli.options import (
     Device,
     Epochs,
     ImageSize,
+    Load,
     Method,
     NetworkName,
     Preset,
     console,
     count_option,
+    dataset_loader,
+    parse_numbers,
 )
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import duration
@@ -44,7 +47,7 @@ def sweep(
     recipe: Annotated[Path | None, typer.Option(help="Instead of a preset a recipe in YAML.")] = None,
     dataset: DatasetName = None,
     image_size: ImageSize = None,
-    sigma: Annotated[str | None, typer.Option(help="Noise levels, separated by commas.")] = None,
+    sigma: Annotated[str | None, typer.Option(help="Comma-separated noise levels.")] = None,
     model: NetworkName = None,
     objective: Method = None,
     epochs: Epochs = None,
@@ -58,14 +61,14 @@ def sweep(
 ) -> None:
     """Train, certify and report one run per combination of values; repeated, it finishes what is missing."""
     from smoothcert.cli.recipes import RecipeOptions, choose_recipe
-    from smoothcert.cli.reproducing import parse_numbers
 
+    load = dataset_loader(data)
     grid = parse_grid(set_)
     fixed = [f"{key}={values[0]}" for key, values in grid.items() if len(values) == 1]
     varied = {key: values for key, values in grid.items() if len(values) > 1}
     sigmas = parse_numbers("sigma", sigma, float) or (None,)
     options = RecipeOptions(preset, recipe, dataset, image_size, objective, model, epochs, fixed)
-    bases = {f"sigma{value:g}" if len(sigmas) > 1 else "": choose_recipe(options, value, data) for value in sigmas}
+    bases = {f"sigma{value:g}" if len(sigmas) > 1 else "": choose_recipe(options, value, load) for value in sigmas}
     recipes = all_recipes(bases, varied)
     from smoothcert.certification.estimate import LONG
     from smoothcert.distributed import find_device
@@ -74,7 +77,7 @@ def sweep(
     from smoothcert.papers.reproduce.work import finish_runs
 
     where = find_device(device)
-    runs = [with_estimate(run, data, where) for run in plan_runs(recipes, out, (n, skip, max_images), data)]
+    runs = [with_estimate(run, data, where) for run in plan_runs(recipes, out, (n, skip, max_images), load)]
     console.print(plan_table(runs))
     total = sum(run.seconds for run in runs)
     if total > 0:
@@ -108,7 +111,7 @@ def parse_grid(overrides: Sequence[str]) -> dict[str, list[str]]:
         ]
         values = values[:-1] if len(values) > 1 and not text.endswith(",") else values  # an empty match at the end
         if "" in values or not values:
-            raise RequestError(f"--set {override}: expected values separated by commas, got an empty one; remove it")
+            raise RequestError(f"--set {override}: expected comma-separated values, got an empty one; remove it")
         grid[key] = list(dict.fromkeys(values))
     return grid
 
@@ -135,13 +138,10 @@ def all_recipes(bases: "Mapping[str, TrainRecipe]", varied: Mapping[str, Sequenc
 
 
 def plan_runs(
-    recipes: "Mapping[str, TrainRecipe]", out: Path, certified: tuple[int, int, int | None], data: Path | None
+    recipes: "Mapping[str, TrainRecipe]", out: Path, certified: tuple[int, int, int | None], load: Load
 ) -> "list[RunState]":
     """Return the runs with their states; what cannot be trained or certified is refused before anything is."""
-    from functools import cache
-
     from smoothcert.certification.settings import CertifySettings
-    from smoothcert.data import load_dataset
     from smoothcert.distributed import Team
     from smoothcert.papers.reproduce.run_state import RunState, with_state
     from smoothcert.training.checkpoint import InputSpec, new_model
@@ -149,7 +149,6 @@ def plan_runs(
 
     n, skip, max_images = certified
     settings = CertifySettings(n=n, skip=skip, max_images=max_images)
-    load = cache(lambda name, split, size: load_dataset(name, split, data, image_size=size))
     built: set[tuple[str, str]] = set()
     runs: list[RunState] = []
     for name, recipe in recipes.items():

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -23,6 +23,7 @@ from smoothcert.cli.options import (
     SkipUnreadable,
     command_line,
     console,
+    dataset_loader,
 )
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import leads
@@ -88,9 +89,9 @@ def train(
         from smoothcert.data import read_class_names
 
         outputs = read_class_names(classes)
-    files: dict[str, Any] = {"classes": outputs, "channels": channels, "skip_unreadable": skip_unreadable}
-    final = choose_recipe(options, sigma, data, **files)
-    from smoothcert.data import UNSPLIT, load_dataset
+    load = partial(dataset_loader(data, classes=outputs, skip_unreadable=skip_unreadable), channels=channels)
+    final = choose_recipe(options, sigma, load)
+    from smoothcert.data import UNSPLIT
     from smoothcert.distributed import meet
     from smoothcert.models import is_code
     from smoothcert.report.progress import print_data_notes, print_note, train_with_bar
@@ -98,8 +99,7 @@ def train(
 
     assert out is not None, "a recipe has a name"
     meet()
-    load = partial(load_dataset, final.dataset, folder=data, image_size=final.image_size, **files)
-    images = load(split="train")
+    images = load(final.dataset, "train", final.image_size)
     print_data_notes(console, images)
     if images.split == UNSPLIT and leads():
         print_note(console, f"{images.name} has no split: all {len(images):,} images are trained on; certify others")
@@ -111,7 +111,7 @@ def train(
         compiling=compile_,
         sync_batch_norm=sync_batch_norm,
         init=init,
-        test_data=load(split="test") if evaluate_every else None,
+        test_data=load(final.dataset, "test", final.image_size) if evaluate_every else None,
         evaluate_every=evaluate_every or 1,
         on_epoch=tracker(track) if track is not None else lambda run, metrics: None,
     )

@@ -11,7 +11,7 @@ import numpy as np
 
 from smoothcert.data.datasets import DATASETS
 from smoothcert.report.fewer_votes import acr_at_fewer_votes
-from smoothcert.report.outcomes import NORMAL_95, Flags, Outcomes, standard_error, wilson_interval
+from smoothcert.report.outcomes import Flags, Outcomes, standard_error, wilson_interval
 from smoothcert.report.summary import Summary
 
 FEWER_VOTES = (1_000, 10_000)
@@ -77,14 +77,6 @@ class RunNumbers:
     """n -> the ACR to expect with n votes per image, from the stored votes; None where they do not suffice."""
     dimension: int | None
     """The number of pixel values of an image, if the data set is a known one."""
-
-    @property
-    def acr_interval(self) -> tuple[float, float] | None:
-        """The normal 95% interval over the choice of images, cut off at 0."""
-        if self.acr_standard_error is None:
-            return None
-        half = NORMAL_95 * self.acr_standard_error
-        return max(0.0, self.acr - half), self.acr + half
 
     @property
     def worst_class(self) -> ClassNumbers:

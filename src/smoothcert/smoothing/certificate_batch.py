@@ -37,7 +37,7 @@ class CertificateBatch(Sequence[Certificate]):
         device: torch.device | str = "cpu",
         *,
         labels: Tensor | None = None,
-        indices: Sequence[int] | None = None,
+        indices: Sequence[int] | Tensor | None = None,
     ) -> "CertificateBatch":
         """The batch of `records`, with its tensors on `device`."""
         device = torch.device(device)
@@ -55,7 +55,7 @@ class CertificateBatch(Sequence[Certificate]):
             radius.to(device),
             counts.to(device),
             None if labels is None else labels.to(device),
-            None if indices is None else tuple(indices),
+            None if indices is None else tuple(int(index) for index in indices),
         )
 
     @property
