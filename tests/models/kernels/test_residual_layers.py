@@ -20,7 +20,11 @@ from smoothcert.models.kernels.residual_layers import residual_layers
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(9, 16, 8, 8), (2, 32, 6, 10), (3, 64, 4, 4), (8, 16, 12, 12), (2, 16, 5, 7), (3, 32, 4, 5)]
 """Images, channels, height, width."""
-OF_A_RESNET = [(3, 16, 32, 32), (5, 32, 16, 16), (7, 64, 8, 8)] if DEVICE == "cuda" else []
+OF_A_RESNET = (
+    [(3, 16, 32, 32), (5, 32, 16, 16), (7, 64, 8, 8), (4, 16, 32, 32), (6, 32, 16, 16), (256, 64, 8, 8)]
+    if DEVICE == "cuda"
+    else []
+)
 """Those of ResNets for CIFAR, which take the interpreter long."""
 TYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16]
 """Triton's interpreter does not know bfloat16."""

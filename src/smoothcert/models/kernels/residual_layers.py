@@ -13,6 +13,7 @@ import triton
 from torch import Tensor, nn
 
 from smoothcert.models.kernels import residual_kernels
+from smoothcert.models.kernels.resnet_training import fits, trained_stage, trained_stage_gradient
 
 CONVOLUTION = {16: (512, 4, 1), 32: (256, 4, 3), 64: (128, 8, 4)}
 """Channels -> pixels of a program, warps, stages."""
@@ -62,7 +63,8 @@ def residual_layers(
     tensors = Layers.of(layers)
     out: Tensor
     if norm.training:
-        out = TrainedLayers.apply(images, added, norm.momentum, norm.eps, *chain(*tensors))  # type: ignore[no-untyped-call]
+        function = TrainedStage if fits(images) else TrainedLayers
+        out = function.apply(images, added, norm.momentum, norm.eps, *chain(*tensors))  # type: ignore[no-untyped-call]
     else:
         out = EvaluatedLayers.apply(images, added, tensors, norm.eps)  # type: ignore[no-untyped-call]
     return out.permute(0, 3, 1, 2)
@@ -92,6 +94,33 @@ class TrainedLayers(torch.autograd.Function):
         shortcut = for_shortcut if ctx.has_shortcut else None
         parameters = (*for_weights, *sums[:, 1], *sums[:, 0])
         return for_x, shortcut, None, None, *parameters, *[None] * len(parameters)
+
+
+class TrainedStage(torch.autograd.Function):
+    """`TrainedLayers` in one launch per direction, for batches of which `fits` says yes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, shortcut: Tensor | None, momentum: float, epsilon: float, *tensors: Tensor
+    ) -> Tensor:
+        number = len(tensors) // len(Layers._fields)
+        layers = Layers(*(list(tensors[start : start + number]) for start in range(0, len(tensors), number)))
+        outs, ys, masks, statistics = trained_stage(x, shortcut, *layers, momentum, epsilon)
+        ctx.save_for_backward(x, outs, ys, masks, statistics, *layers.weights, *layers.gammas)
+        ctx.has_shortcut, ctx.number = shortcut is not None, number
+        out: Tensor = outs[-1]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, outs, ys, masks, statistics, *parameters = ctx.saved_tensors
+        weights, gammas = parameters[: ctx.number], parameters[ctx.number :]
+        for_x, for_shortcut, for_weights, sums = trained_stage_gradient(
+            gradients[0], x, outs, ys, masks, statistics, weights, gammas, ctx.has_shortcut
+        )
+        shortcut = for_shortcut if ctx.has_shortcut else None
+        found = (*for_weights, *sums[:, 1], *sums[:, 0])
+        return for_x, shortcut, None, None, *found, *[None] * len(found)
 
 
 class EvaluatedLayers(torch.autograd.Function):

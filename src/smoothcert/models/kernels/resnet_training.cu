@@ -1,0 +1,540 @@
+// All layers of one stage of a CIFAR ResNet in training, in one launch: relu(batch_norm(convolution) + shortcut), layer
+// after layer, and their gradients. `resnet_training.py` builds each KERNEL (0, 1, 2) with the macros CHANNELS, WIDTH, ROWS
+// and HALF, and launches `forward` and `backward` cooperatively: every block runs at the same time as all others.
+//
+// A block computes two images, whose activations stay in shared memory. What batch norm needs of all images crosses the
+// GPU through `partials`: each block writes its own numbers, waits at a grid barrier, and reads those of all blocks, in
+// the same order, so that every block computes the same bits.
+//
+// A buffer is [2 images][planes of 8 channels][pixels] as in `resnet_stage.cu`. A warp computes ROWS rows of 16 pixels
+// (of 8 pixels of both images where a row has 8) and 16 channels out. A thread holds [ROWS][2 tiles of 8 channels][4]
+// numbers of them; what only this kernel reads again is stored in this order, as [ROWS][threads] of 16 bytes.
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+
+constexpr int THREADS = 512, WARPS = THREADS / 32;
+constexpr int PLANES = CHANNELS / 8, PITCH = WIDTH + 1, PIXELS = (WIDTH + 2) * PITCH + 1, BUFFER = 2 * PLANES * PIXELS;
+constexpr int GROUPS = CHANNELS / 16, COLUMNS = WIDTH < 16 ? 1 : WIDTH / 16, BANDS = WIDTH / ROWS;
+constexpr int STEPS = CHANNELS / 16, PHASES = 3 * STEPS, LAYER = PHASES * 3 * 32;  // 16 bytes of weights of a group
+constexpr int PIXEL = 16, ROW = PITCH * PIXEL, PLANE = PIXELS * PIXEL;             // bytes
+constexpr int COUNT = WIDTH * WIDTH * PLANES;                                      // 16 bytes of an image
+constexpr int PARTS = THREADS / CHANNELS, MASKS = ROWS * 8 / 32 > 0 ? ROWS * 8 / 32 : 1;
+static_assert(GROUPS * COLUMNS * BANDS * (WIDTH == 8 ? 1 : 2) == WARPS, "warps must cover two images");
+
+#ifndef ON_A_CPU  // where tests emulate these
+__device__ __forceinline__ void load_matrices(u32 (&to)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void store_matrices(u32 address, const u32 (&from)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
+                 :: "r"(address), "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]) : "memory");
+}
+#if HALF
+#define TYPE "f16"
+#else
+#define TYPE "bf16"
+#endif
+__device__ __forceinline__ void multiply(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ u32 pack(float low, float high) {
+    u32 both;
+    asm("cvt.rn." TYPE "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+__device__ __forceinline__ u32 pack_relu(float low, float high) {  // NaN stays
+    u32 both;
+    asm("cvt.rn.relu." TYPE "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+__device__ __forceinline__ float number(u16 bits) {
+    float value;
+#if HALF
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+#else
+    value = __uint_as_float((u32)bits << 16);
+#endif
+    return value;
+}
+__device__ __forceinline__ u32 part_of(const uint4& four, int i) { return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w; }
+__device__ __forceinline__ float shuffle(float value, int step) { return __shfl_xor_sync(~0u, value, step); }
+__device__ __forceinline__ void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" :: "l"(at)); }
+__device__ __forceinline__ float load_global(const float* at) { float v; asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(at) : "memory"); return v; }
+__device__ __forceinline__ void store_global(float* at, float v) { asm volatile("st.global.cg.f32 [%0], %1;" :: "l"(at), "f"(v) : "memory"); }
+__device__ __forceinline__ u32 acquire(const u32* at) { u32 v; asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory"); return v; }
+__device__ __forceinline__ void pause() {}
+#define SHARED_MEMORY(name) extern __shared__ uint4 name[]
+__device__ __forceinline__ u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
+__device__ __forceinline__ void load_transposed(u32 (&to)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void fetch(uint4* to, const uint4* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+__device__ __forceinline__ void close_fetches() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int open> __device__ __forceinline__ void wait_for_fetches() { asm volatile("cp.async.wait_group %0;" :: "n"(open) : "memory"); }
+#endif
+
+__device__ __forceinline__ int position(int row, int column) { return (row + 1) * PITCH + column + 1; }
+
+// The sums of a 3x3 convolution at the pixels of this warp. `next` holds the weights of the first phase.
+__device__ __forceinline__ void convolve(float (&sums)[ROWS][2][4], u32 source, const uint4* weight, uint4 (&next)[3]) {
+#pragma unroll
+    for (int i = 0; i < ROWS * 8; i++) sums[i / 8][i / 4 % 2][i % 4] = 0;
+#pragma unroll 1
+    for (int phase = 0; phase < PHASES; phase++) {  // a column of taps, and 16 channels in
+        const uint4 now[3] = {next[0], next[1], next[2]};
+        weight += 96;
+        if (phase + 1 < PHASES) next[0] = weight[0], next[1] = weight[32], next[2] = weight[64];
+        const u32 from = source + phase / STEPS * PIXEL + phase % STEPS * 2 * PLANE;
+        u32 input[2][4];
+        load_matrices(input[0], from);
+#pragma unroll
+        for (int row = 0; row < ROWS + 2; row++) {
+            if (row < ROWS + 1) load_matrices(input[(row + 1) % 2], from + (row + 1) * ROW);
+#pragma unroll
+            for (int tap = 0; tap < 3; tap++)
+                if (row - tap >= 0 && row - tap < ROWS) {
+                    multiply(sums[row - tap][0], input[row % 2], now[tap].x, now[tap].y);
+                    multiply(sums[row - tap][1], input[row % 2], now[tap].z, now[tap].w);
+                }
+        }
+    }
+}
+
+// Two images [WIDTH][WIDTH][CHANNELS] into a buffer, or back.
+__device__ __forceinline__ void read_images(uint4* buffer, const uint4* from) {
+    for (int i = threadIdx.x; i < 2 * COUNT; i += THREADS) {
+        const int pixel = i / PLANES % (WIDTH * WIDTH), plane = i % PLANES + i / COUNT * PLANES;
+        buffer[plane * PIXELS + position(pixel / WIDTH, pixel % WIDTH)] = from[(size_t)blockIdx.x * 2 * COUNT + i];
+    }
+}
+
+__device__ __forceinline__ void write_images(uint4* to, const uint4* buffer) {
+    for (int i = threadIdx.x; i < 2 * COUNT; i += THREADS) {
+        const int pixel = i / PLANES % (WIDTH * WIDTH), plane = i % PLANES + i / COUNT * PLANES;
+        to[(size_t)blockIdx.x * 2 * COUNT + i] = buffer[plane * PIXELS + position(pixel / WIDTH, pixel % WIDTH)];
+    }
+}
+
+__device__ __forceinline__ float half_of(u32 both, int e) { return number(both >> 16 * e & 0xffff); }
+
+// Called by one warp after it has written `partials`: all its writes are visible to whoever sees the new count.
+__device__ __forceinline__ void arrive(u32* barrier) {
+    __threadfence();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) atomicAdd(barrier, 1u);
+}
+
+__device__ __forceinline__ void wait_for_all(u32* barrier, u32 arrivals) {
+    if (threadIdx.x == 0)
+        while (acquire(barrier) < arrivals) pause();
+    __syncthreads();
+}
+
+#if !defined(KERNEL) || KERNEL == 0
+// x [n][WIDTH][WIDTH][CHANNELS] and, if has_shortcut, what the first layer adds; weights [GROUPS][layers][PHASES][3][32
+// lanes] of 16 bytes. Writes the outputs of all layers outs [layers][n][WIDTH][WIDTH][CHANNELS]; for `backward`, the
+// convolutions ys [layers][blocks][ROWS][THREADS] of 16 bytes and masks [layers][blocks][MASKS][THREADS] of open ReLUs;
+// and statistics [layers][3][CHANNELS]: mean, 1 / sqrt(variance + epsilon), unbiased variance.
+// partials: [2][blocks][2][CHANNELS]; barrier: 0.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+forward(const uint4* x, const uint4* shortcut, const uint4* weights, const float* gammas, const float* betas,
+        uint4* outs, uint4* ys, u32* masks, float* statistics, float* partials, u32* barrier, int layers,
+        int has_shortcut, float epsilon) {
+    SHARED_MEMORY(memory);
+    const u32 shared = shared_address(memory);
+    float* scratch = (float*)(memory + 2 * BUFFER);  // [WARPS][16][2]
+    float* merge = scratch + WARPS * 32;             // [PARTS][CHANNELS][3]
+    float* factors = merge + THREADS * 3;            // [2][CHANNELS]
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, matrix = lane / 8, blocks = gridDim.x;
+    const int group = warp % GROUPS, column = warp / GROUPS % COLUMNS, rest = warp / (GROUPS * COLUMNS);
+    const int top = rest % BANDS * ROWS, image = rest / BANDS;
+
+    for (int i = threadIdx.x; i < 2 * BUFFER; i += THREADS) memory[i] = make_uint4(0, 0, 0, 0);
+    __syncthreads();
+    read_images(memory + has_shortcut * BUFFER, x);
+    if (has_shortcut) read_images(memory, shortcut);
+
+    const u32 offset = shared + (lane % 8) * PIXEL + matrix / 2 * PLANE + matrix % 2 * (WIDTH == 8 ? PLANES * PLANE : 8 * PIXEL)
+                       + image * PLANES * PLANE + (top * PITCH + column * 16) * PIXEL;
+    const uint4* weight = weights + (size_t)group * layers * LAYER + lane;
+    uint4 next[3] = {weight[0], weight[32], weight[64]};
+    const size_t outputs = (size_t)blocks * 2 * COUNT;
+
+    for (int layer = 0; layer < layers; layer++) {
+        // Even layers of a stage read the first buffer, odd ones the second, and add what they overwrite.
+        const int place = layer + has_shortcut;
+        const bool adds = place % 2 == 1;
+        const u32 source = offset + (place & 1) * BUFFER * PIXEL;
+        const u32 target = offset + (~place & 1) * BUFFER * PIXEL + ROW + PIXEL + group * 2 * PLANE;
+        __syncthreads();
+        if (layer > 0) write_images(outs + (layer - 1) * outputs, memory + (place & 1) * BUFFER);
+
+        float sums[ROWS][2][4];
+        convolve(sums, source, weight, next);
+        if (layer + 1 < layers) {
+            weight += LAYER;
+            next[0] = weight[0], next[1] = weight[32], next[2] = weight[64];
+        }
+        u32 y[ROWS][4];
+#pragma unroll
+        for (int i = 0; i < ROWS * 4; i++) y[i / 4][i % 4] = pack(sums[i / 4][i % 4 / 2][i % 2 * 2], sums[i / 4][i % 4 / 2][i % 2 * 2 + 1]);
+
+        // Means and sums of squared differences from them: of a thread, a warp, the block, all blocks.
+#pragma unroll
+        for (int k = 0; k < 4; k++) {  // tile k / 2, number k % 2 of a pair
+            float mean = 0, apart = 0, count = ROWS * 2;
+#pragma unroll
+            for (int i = 0; i < ROWS * 2; i++) mean += half_of(y[i / 2][k / 2 * 2 + i % 2], k % 2);
+            mean /= count;
+#pragma unroll
+            for (int i = 0; i < ROWS * 2; i++) {
+                const float difference = half_of(y[i / 2][k / 2 * 2 + i % 2], k % 2) - mean;
+                apart += difference * difference;
+            }
+#pragma unroll
+            for (int step = 4; step < 32; step *= 2) {
+                const float other = shuffle(mean, step), difference = other - mean;
+                apart += shuffle(apart, step) + difference * difference * count / 2;
+                mean = (mean + other) / 2, count *= 2;
+            }
+            if (lane < 4) {
+                float* to = scratch + (warp * 16 + k / 2 * 8 + lane * 2 + k % 2) * 2;
+                to[0] = mean, to[1] = apart;
+            }
+        }
+        float* partial = partials + layer % 2 * blocks * 2 * CHANNELS;
+        __syncthreads();
+        if (warp == 0) {
+            for (int c = lane; c < CHANNELS; c += 32) {
+                float mean = 0, apart = 0;
+                for (int i = 0; i < WARPS / GROUPS; i++) mean += scratch[((c / 16 + i * GROUPS) * 16 + c % 16) * 2];
+                mean /= WARPS / GROUPS;
+                for (int i = 0; i < WARPS / GROUPS; i++) {
+                    const float* from = scratch + ((c / 16 + i * GROUPS) * 16 + c % 16) * 2;
+                    apart += from[1] + (from[0] - mean) * (from[0] - mean) * (16 * ROWS);
+                }
+                store_global(partial + blockIdx.x * 2 * CHANNELS + c, mean);
+                store_global(partial + (blockIdx.x * 2 + 1) * CHANNELS + c, apart);
+            }
+            arrive(barrier);
+        }
+#pragma unroll
+        for (int row = 0; row < ROWS; row++)
+            ys[(((size_t)layer * blocks + blockIdx.x) * ROWS + row) * THREADS + threadIdx.x] = make_uint4(y[row][0], y[row][1], y[row][2], y[row][3]);
+        wait_for_all(barrier, (layer + 1) * blocks);
+        {
+            const int c = threadIdx.x % CHANNELS, part = threadIdx.x / CHANNELS;
+            const float base = load_global(partial + c);  // means differ from it by less than a standard deviation
+            float first = 0, second = 0, apart = 0;
+#pragma unroll 4
+            for (int block = part; block < blocks; block += PARTS) {
+                const float difference = load_global(partial + block * 2 * CHANNELS + c) - base;
+                first += difference, second += difference * difference;
+                apart += load_global(partial + (block * 2 + 1) * CHANNELS + c);
+            }
+            float* to = merge + (part * CHANNELS + c) * 3;
+            to[0] = first, to[1] = second, to[2] = apart;
+        }
+        __syncthreads();
+        if (threadIdx.x < CHANNELS) {
+            const int c = threadIdx.x;
+            const float base = load_global(partial + c), count = 2 * WIDTH * WIDTH;
+            float first = 0, second = 0, apart = 0;
+            for (int part = 0; part < PARTS; part++) {
+                const float* from = merge + (part * CHANNELS + c) * 3;
+                first += from[0], second += from[1], apart += from[2];
+            }
+            const float mean = base + first / blocks;
+            const float squares = apart + count * fmaxf(second - first * first / blocks, 0.0f);
+            const float inverse = 1 / sqrtf(squares / (count * blocks) + epsilon), factor = gammas[layer * CHANNELS + c] * inverse;
+            factors[c] = factor, factors[CHANNELS + c] = betas[layer * CHANNELS + c] - mean * factor;
+            if (blockIdx.x == 0) {
+                float* to = statistics + layer * 3 * CHANNELS + c;
+                to[0] = mean, to[CHANNELS] = inverse, to[2 * CHANNELS] = squares / (count * blocks - 1);
+            }
+        }
+        __syncthreads();
+        u32 open[MASKS] = {0};
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            u32 added[4] = {0}, result[4];
+            if (adds) load_matrices(added, target + row * ROW);
+#pragma unroll
+            for (int m = 0; m < 4; m++) {
+                const int c = group * 16 + m / 2 * 8 + lane % 4 * 2;
+                float value[2];
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    value[e] = half_of(y[row][m], e) * factors[c + e] + factors[CHANNELS + c + e] + half_of(added[m], e);
+                    const int bit = row * 8 + m * 2 + e;
+                    if (value[e] > 0) open[bit / 32] |= 1u << bit % 32;
+                }
+                result[m] = pack_relu(value[0], value[1]);
+            }
+            store_matrices(target + row * ROW, result);
+        }
+#pragma unroll
+        for (int i = 0; i < MASKS; i++)
+            masks[(((size_t)layer * blocks + blockIdx.x) * MASKS + i) * THREADS + threadIdx.x] = open[i];
+    }
+    __syncthreads();
+    write_images(outs + (layers - 1) * outputs, memory + (layers + has_shortcut) % 2 * BUFFER);
+}
+
+#endif
+
+#if !defined(KERNEL) || KERNEL == 1
+// gradient [n][WIDTH][WIDTH][CHANNELS] of the last output; ys, masks and statistics from `forward`; weights as there, of
+// the transposed convolutions. Writes the gradients of all convolutions' outputs for_ys [layers][n][WIDTH][WIDTH]
+// [CHANNELS], of x and the shortcut, and of beta and gamma, totals [layers][2][CHANNELS].
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+backward(const uint4* gradient, const uint4* ys, const u32* masks, const float* statistics, const float* gammas,
+         const uint4* weights, uint4* for_ys, uint4* for_x, uint4* for_shortcut, float* totals, float* partials,
+         u32* barrier, int layers, int has_shortcut) {
+    SHARED_MEMORY(memory);
+    const u32 shared = shared_address(memory);
+    uint4* carried = memory + BUFFER;                          // [ROWS][THREADS], what a shortcut takes back
+    float* scratch = (float*)(carried + ROWS * THREADS);       // [WARPS][16][2]
+    float* merge = scratch + WARPS * 32;                       // [PARTS][CHANNELS][2]
+    float* factors = merge + THREADS * 2;                      // [4][CHANNELS]
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, matrix = lane / 8, blocks = gridDim.x;
+    const int group = warp % GROUPS, column = warp / GROUPS % COLUMNS, rest = warp / (GROUPS * COLUMNS);
+    const int top = rest % BANDS * ROWS, image = rest / BANDS;
+
+    for (int i = threadIdx.x; i < BUFFER; i += THREADS) memory[i] = make_uint4(0, 0, 0, 0);
+    __syncthreads();
+    read_images(memory, gradient);
+    __syncthreads();
+
+    const u32 source = shared + (lane % 8) * PIXEL + matrix / 2 * PLANE + matrix % 2 * (WIDTH == 8 ? PLANES * PLANE : 8 * PIXEL)
+                       + image * PLANES * PLANE + (top * PITCH + column * 16) * PIXEL;
+    const u32 target = source + ROW + PIXEL + group * 2 * PLANE;
+    const uint4* group_weights = weights + (size_t)group * layers * LAYER + lane;
+    const uint4* weight = group_weights + (size_t)(layers - 1) * LAYER;
+    uint4 next[3] = {weight[0], weight[32], weight[64]};
+    const size_t outputs = (size_t)blocks * 2 * COUNT;
+
+    float sums[ROWS][2][4];
+#pragma unroll
+    for (int row = 0; row < ROWS; row++) {
+        u32 values[4];
+        load_matrices(values, target + row * ROW);
+#pragma unroll
+        for (int i = 0; i < 8; i++) sums[row][i / 4][i % 4] = half_of(values[i / 2], i % 2);
+    }
+    for (int layer = layers - 1; layer >= 0; layer--) {
+        const bool adds = (layer + has_shortcut) % 2 == 1;
+        const uint4* from = ys + ((size_t)layer * blocks + blockIdx.x) * ROWS * THREADS + threadIdx.x;
+        uint4 y[ROWS];
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) y[row] = from[row * THREADS];
+        u32 open[MASKS];
+#pragma unroll
+        for (int i = 0; i < MASKS; i++) open[i] = masks[(((size_t)layer * blocks + blockIdx.x) * MASKS + i) * THREADS + threadIdx.x];
+        if (layer > 0)  // the next layer's are on their way to the L2 cache while this layer is computed
+#pragma unroll
+            for (int row = 0; row < ROWS; row++) prefetch(from + row * THREADS - (size_t)blocks * ROWS * THREADS);
+
+#pragma unroll
+        for (int i = 0; i < ROWS * 8; i++)
+            if (!(open[i / 32] >> i % 32 & 1)) sums[i / 8][i / 4 % 2][i % 4] = 0;
+        const float* statistic = statistics + layer * 3 * CHANNELS + group * 16 + lane % 4 * 2;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {  // tile k / 2, number k % 2 of a pair
+            const float mean = statistic[k / 2 * 8 + k % 2], inverse = statistic[CHANNELS + k / 2 * 8 + k % 2];
+            float first = 0, second = 0;
+#pragma unroll
+            for (int i = 0; i < ROWS * 2; i++) {
+                const float value = sums[i / 2][k / 2][i % 2 * 2 + k % 2];
+                first += value;
+                second += value * (half_of(part_of(y[i / 2], k / 2 * 2 + i % 2), k % 2) - mean);
+            }
+            second *= inverse;
+#pragma unroll
+            for (int step = 4; step < 32; step *= 2) first += shuffle(first, step), second += shuffle(second, step);
+            if (lane < 4) {
+                float* to = scratch + (warp * 16 + k / 2 * 8 + lane * 2 + k % 2) * 2;
+                to[0] = first, to[1] = second;
+            }
+        }
+        float* partial = partials + layer % 2 * blocks * 2 * CHANNELS;
+        __syncthreads();
+        if (warp == 0) {
+            for (int c = lane; c < CHANNELS; c += 32) {
+                float first = 0, second = 0;
+                for (int i = 0; i < WARPS / GROUPS; i++) {
+                    const float* of_warp = scratch + ((c / 16 + i * GROUPS) * 16 + c % 16) * 2;
+                    first += of_warp[0], second += of_warp[1];
+                }
+                store_global(partial + blockIdx.x * 2 * CHANNELS + c, first);
+                store_global(partial + (blockIdx.x * 2 + 1) * CHANNELS + c, second);
+            }
+            arrive(barrier);
+        }
+        if (adds)
+#pragma unroll
+            for (int row = 0; row < ROWS; row++)
+                carried[row * THREADS + threadIdx.x] = make_uint4(
+                    pack(sums[row][0][0], sums[row][0][1]), pack(sums[row][0][2], sums[row][0][3]),
+                    pack(sums[row][1][0], sums[row][1][1]), pack(sums[row][1][2], sums[row][1][3]));
+        wait_for_all(barrier, (layers - layer) * blocks);
+        {
+            const int c = threadIdx.x % CHANNELS, part = threadIdx.x / CHANNELS;
+            float first = 0, second = 0;
+#pragma unroll 4
+            for (int block = part; block < blocks; block += PARTS) {
+                first += load_global(partial + block * 2 * CHANNELS + c);
+                second += load_global(partial + (block * 2 + 1) * CHANNELS + c);
+            }
+            float* to = merge + (part * CHANNELS + c) * 2;
+            to[0] = first, to[1] = second;
+        }
+        __syncthreads();
+        if (threadIdx.x < CHANNELS) {
+            const int c = threadIdx.x;
+            const float count = 2.0f * WIDTH * WIDTH * blocks;
+            float first = 0, second = 0;
+            for (int part = 0; part < PARTS; part++) first += merge[(part * CHANNELS + c) * 2], second += merge[(part * CHANNELS + c) * 2 + 1];
+            const float mean = statistics[layer * 3 * CHANNELS + c], inverse = statistics[(layer * 3 + 1) * CHANNELS + c];
+            const float factor = gammas[layer * CHANNELS + c] * inverse, slope = factor * inverse * second / count;
+            // The gradient of y is factor * g - slope * y + constant.
+            factors[c] = factor, factors[CHANNELS + c] = slope, factors[2 * CHANNELS + c] = mean;
+            factors[3 * CHANNELS + c] = factor * first / count;
+            if (blockIdx.x == 0) totals[layer * 2 * CHANNELS + c] = first, totals[(layer * 2 + 1) * CHANNELS + c] = second;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            u32 result[4];
+#pragma unroll
+            for (int m = 0; m < 4; m++) {
+                const int c = group * 16 + m / 2 * 8 + lane % 4 * 2;
+                float value[2];
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    value[e] = factors[c + e] * sums[row][m / 2][m % 2 * 2 + e] - factors[3 * CHANNELS + c + e]
+                               - factors[CHANNELS + c + e] * (half_of(part_of(y[row], m), e) - factors[2 * CHANNELS + c + e]);
+                result[m] = pack(value[0], value[1]);
+            }
+            store_matrices(target + row * ROW, result);
+        }
+        __syncthreads();
+        write_images(for_ys + layer * outputs, memory);
+        convolve(sums, source, weight, next);
+        if (layer > 0) {
+            weight -= LAYER;
+            next[0] = weight[0], next[1] = weight[32], next[2] = weight[64];
+        }
+        if (!adds && layer + 1 < layers)
+#pragma unroll
+            for (int row = 0; row < ROWS; row++) {
+                const uint4 more = carried[row * THREADS + threadIdx.x];
+#pragma unroll
+                for (int i = 0; i < 8; i++) sums[row][i / 4][i % 4] += half_of(part_of(more, i / 2), i % 2);
+            }
+    }
+    for (int output = 0; output < 1 + has_shortcut; output++) {
+        __syncthreads();
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            const uint4 more = carried[row * THREADS + threadIdx.x];
+            u32 result[4];
+#pragma unroll
+            for (int m = 0; m < 4; m++)
+                result[m] = output ? part_of(more, m) : pack(sums[row][m / 2][m % 2 * 2], sums[row][m / 2][m % 2 * 2 + 1]);
+            store_matrices(target + row * ROW, result);
+        }
+        __syncthreads();
+        write_images(output ? for_shortcut : for_x, memory);
+    }
+}
+
+#endif
+
+#if !defined(KERNEL) || KERNEL == 2
+constexpr int PAIRS = GROUPS * GROUPS, SHARES = WARPS / PAIRS, HEIGHT = WIDTH / (SHARES / COLUMNS);
+constexpr int AT_ONCE = WIDTH == 8 ? 2 : 1, IMAGE_BUFFER = AT_ONCE * PLANES * PIXELS;  // images, 16 bytes
+
+__device__ __forceinline__ void fetch_images(uint4* buffer, const uint4* from, int images) {
+    for (int i = threadIdx.x; i < images * COUNT; i += THREADS) {
+        const int pixel = i / PLANES % (WIDTH * WIDTH), plane = i % PLANES + i / COUNT * PLANES;
+        fetch(buffer + plane * PIXELS + position(pixel / WIDTH, pixel % WIDTH), from + i);
+    }
+}
+
+// Block (split, layer): the gradients of the layer's weights over some of the images. A warp takes 16 channels out, 16
+// channels in, all taps, and a share of the pixels: HEIGHT rows of 16. The layers' inputs are x, outs[0], outs[1], ...
+// Writes sums [layers][splits * SHARES][channels out][3][3][channels in].
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+weight_gradients(const uint4* x, const uint4* outs, const uint4* for_ys, float* sums, int images) {
+    SHARED_MEMORY(memory);  // [2][layer's inputs, gradients][IMAGE_BUFFER]
+    const u32 shared = shared_address(memory);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, matrix = lane / 8;
+    const int out = warp % GROUPS * 16, in = warp / GROUPS % GROUPS * 16, share = warp / PAIRS;
+    const int column = share % COLUMNS, top = share / COLUMNS * HEIGHT, split = blockIdx.x, layer = blockIdx.y;
+    const size_t outputs = (size_t)images * COUNT;
+    const uint4* inputs = layer ? outs + (layer - 1) * outputs : x;
+    const uint4* gradients = for_ys + layer * outputs;
+    const int passes = (images + AT_ONCE - 1) / AT_ONCE, each = (passes + gridDim.x - 1) / gridDim.x;
+    const int first = split * each, end = min(first + each, passes);
+
+    for (int i = threadIdx.x; i < 4 * IMAGE_BUFFER; i += THREADS) memory[i] = make_uint4(0, 0, 0, 0);
+    __syncthreads();
+    constexpr int SECOND = WIDTH == 8 ? PLANES * PLANE : 8 * PIXEL;  // from the first 8 of 16 pixels to the others
+    const u32 corner = shared + (lane % 8) * PIXEL + (top * PITCH + column * 16) * PIXEL;
+    const u32 input_at = corner + (in / 8 + matrix / 2) * PLANE + matrix % 2 * SECOND;
+    const u32 gradient_at = corner + (out / 8 + matrix % 2) * PLANE + matrix / 2 * SECOND + IMAGE_BUFFER * PIXEL + ROW + PIXEL;
+    float totals[9][2][4];
+#pragma unroll
+    for (int i = 0; i < 72; i++) totals[i / 8][i / 4 % 2][i % 4] = 0;
+
+    for (int pass = first - 1; pass < end; pass++) {
+        if (pass + 1 < end) {
+            const int image = (pass + 1) * AT_ONCE, count = min(AT_ONCE, images - image);
+            uint4* to = memory + (pass + 1) % 2 * 2 * IMAGE_BUFFER;
+            if (count < AT_ONCE)  // the second image of an odd last pair has no gradients
+                for (int i = threadIdx.x; i < IMAGE_BUFFER; i += THREADS) to[IMAGE_BUFFER + i] = make_uint4(0, 0, 0, 0);
+            __syncthreads();
+            fetch_images(to, inputs + (size_t)image * COUNT, count);
+            fetch_images(to + IMAGE_BUFFER, gradients + (size_t)image * COUNT, count);
+        }
+        close_fetches();
+        if (pass < first) continue;
+        wait_for_fetches<1>();
+        __syncthreads();
+        const u32 stage = pass % 2 * 2 * IMAGE_BUFFER * PIXEL;
+        u32 gradient[3][4];
+#pragma unroll
+        for (int row = 0; row < HEIGHT + 2; row++) {
+            if (row < HEIGHT) load_transposed(gradient[row % 3], gradient_at + stage + row * ROW);
+#pragma unroll
+            for (int across = 0; across < 3; across++) {
+                u32 input[4];
+                load_transposed(input, input_at + stage + row * ROW + across * PIXEL);
+#pragma unroll
+                for (int down = 0; down < 3; down++)
+                    if (row - down >= 0 && row - down < HEIGHT) {
+                        multiply(totals[down * 3 + across][0], gradient[(row - down) % 3], input[0], input[1]);
+                        multiply(totals[down * 3 + across][1], gradient[(row - down) % 3], input[2], input[3]);
+                    }
+            }
+        }
+        __syncthreads();
+    }
+    float* to = sums + ((size_t)(layer * gridDim.x + split) * SHARES + share) * CHANNELS * 9 * CHANNELS + in + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 36; i++) {  // tap, tile, half
+        const float* total = &totals[i / 4][i / 2 % 2][i % 2 * 2];
+        float* at = to + ((out + lane / 4 + i % 2 * 8) * 9 + i / 4) * CHANNELS + i / 2 % 2 * 8;
+        at[0] = total[0], at[1] = total[1];
+    }
+}
+#endif

@@ -1,0 +1,227 @@
+"""All layers of a stage of a CIFAR ResNet in training, forward and backward in one kernel launch each.
+
+The kernels are CUDA C++ (`resnet_training.cu`), built when they are first used. A block keeps two images on the chip,
+and all blocks run at the same time, because batch norm needs the statistics of all images after each layer. A batch
+therefore has at most two images per multiprocessor; `residual_layers` computes other batches by its own kernels.
+"""
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smoothcert.models.kernels import can_build
+
+ROWS = {(16, 32): 8, (32, 16): 4, (64, 8): 2}
+"""Channels and width -> rows of a warp."""
+THREADS, KERNELS = 512, ("forward", "backward", "weight_gradients")
+
+
+def fits(x: Tensor) -> bool:
+    """Whether the kernels compute images like x [n, h, w, c]."""
+    if x.device.type != "cuda" or x.shape[1] != x.shape[2] or (x.shape[3], x.shape[2]) not in ROWS or len(x) % 2:
+        return False
+    gpu = x.device.index or 0
+    return len(x) // 2 <= _multiprocessors(gpu) and kernels_build(gpu, x.dtype)
+
+
+@cache
+def _multiprocessors(gpu: int) -> int:
+    """How many there are, or 0 if the GPU cannot run the kernels."""
+    about = torch.cuda.get_device_properties(gpu)
+    enough = torch.cuda.get_device_capability(gpu) >= (9, 0) and about.shared_memory_per_block_optin >= 200_000
+    return about.multi_processor_count if enough else 0
+
+
+@cache
+def kernels_build(gpu: int, dtype: torch.dtype) -> bool:
+    """Whether the kernels for `dtype` can be built here."""
+
+    def build() -> None:
+        _driver()
+        sizes = [(channels, width, name) for channels, width in ROWS for name in KERNELS]
+        with ThreadPoolExecutor() as pool:
+            for job in [pool.submit(_kernel, *size, dtype, gpu) for size in sizes]:
+                job.result()
+
+    return can_build(gpu, build, "ResNets are trained without their CUDA kernels, slower")
+
+
+# Without this torch.compile would trace the cache.
+fits._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@cache
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@cache
+def _kernel(channels: int, width: int, name: str, dtype: torch.dtype, gpu: int) -> tuple[Any, int]:
+    """A kernel and its bytes of shared memory."""
+    rows = ROWS[channels, width]
+    source = Path(__file__).with_name("resnet_training.cu").read_text()
+    macros = {"CHANNELS": channels, "WIDTH": width, "ROWS": rows, "HALF": int(dtype == torch.float16)}
+    options = [f"-D{macro}={value}" for macro, value in (macros | {"KERNEL": KERNELS.index(name)}).items()]
+    shared = shared_bytes(name, channels, width)
+    with torch.cuda.device(gpu):
+        torch.cuda.mem_get_info()  # a thread has no CUDA context before its first call
+        kernel = torch.cuda._compile_kernel(source, name, nvcc_options=options)  # type: ignore[attr-defined]
+        kernel.set_shared_memory_config(shared)
+    return kernel, shared
+
+
+def shared_bytes(name: str, channels: int, width: int) -> int:
+    """The shared memory of a block of the kernel `name`, as it is laid out in `resnet_training.cu`."""
+    rows, image = ROWS[channels, width], channels * 2 * ((width + 2) * (width + 1) + 1)  # with zeros around it
+    if name == "weight_gradients":
+        return 4 * image * (2 if width == 8 else 1)
+    if name == "forward":
+        return 4 * image + 4 * (16 * 32 + THREADS * 3 + 2 * channels)
+    return 2 * image + rows * THREADS * 16 + 4 * (16 * 32 + THREADS * 2 + 4 * channels)
+
+
+def _launch(name: str, x: Tensor, grid: tuple[int, int], *arguments: Tensor | int | float) -> None:
+    """Launch the kernel `name` for images like x; `forward` and `backward` only if all blocks run at once."""
+    kernel, shared = _kernel(x.shape[3], x.shape[2], name, x.dtype, x.device.index or 0)
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        if name == "weight_gradients":
+            kernel((*grid, 1), (THREADS, 1, 1), list(arguments), shared)
+            return
+        values: list[Any] = [_c_value(argument) for argument in arguments]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        status = _driver().cuLaunchCooperativeKernel(
+            kernel.func, *grid, 1, THREADS, 1, 1, ctypes.c_uint(shared), stream, pointers
+        )
+    if status:
+        raise RuntimeError(f"the kernel {name} could not be launched (CUDA error {status})")
+
+
+def _c_value(argument: Tensor | int | float) -> Any:
+    if isinstance(argument, Tensor):
+        return ctypes.c_void_p(argument.data_ptr())
+    return ctypes.c_float(argument) if isinstance(argument, float) else ctypes.c_int(argument)
+
+
+def fragments(weights: Tensor, dtype: torch.dtype, *, transposed: bool = False) -> Tensor:
+    """Weights [layers, o, 3, 3, i] in the order in which the kernels read them; `transposed`, to take gradients back."""
+    if transposed:
+        weights = weights.permute(0, 4, 2, 3, 1).flip(2, 3)
+    layers, channels = weights.shape[:2]
+    parts = weights.reshape(layers, channels // 16, 2, 8, 3, 3, channels // 16, 2, 4, 2)
+    return parts.permute(1, 0, 5, 6, 4, 3, 8, 2, 7, 9).to(dtype, memory_format=torch.contiguous_format).contiguous()
+
+
+@torch.library.custom_op("smoothcert::trained_stage", mutates_args=("means", "variances", "batches"))
+def trained_stage(
+    x: Tensor,
+    shortcut: Tensor | None,
+    weights: list[Tensor],
+    gammas: list[Tensor],
+    betas: list[Tensor],
+    means: list[Tensor],
+    variances: list[Tensor],
+    batches: list[Tensor],
+    momentum: float,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x [n, h, w, c] -> the outputs of all layers [layers, n, h, w, c], their convolutions and open ReLUs in the order
+    of the kernels, and statistics [layers, 3, c]. The running statistics are updated as batch norm does."""
+    outs, ys, masks, statistics = _trained_stage_like(x, shortcut, weights)
+    partials, barrier = _exchange(x)
+    added = x if shortcut is None else shortcut
+    tensors = (x, added, fragments(torch.stack(weights), x.dtype), torch.stack(gammas), torch.stack(betas))
+    results = (outs, ys, masks, statistics, partials, barrier)
+    _launch("forward", x, (len(x) // 2, 1), *tensors, *results, len(weights), int(shortcut is not None), epsilon)
+    torch._foreach_lerp_(means, list(statistics[:, 0].unbind()), momentum)
+    torch._foreach_lerp_(variances, list(statistics[:, 2].unbind()), momentum)
+    torch._foreach_add_(batches, 1)
+    return outs, ys, masks, statistics
+
+
+@trained_stage.register_fake
+def _trained_stage_like(
+    x: Tensor, shortcut: Tensor | None, weights: list[Tensor], *_: object
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    layers, blocks, rows = len(weights), len(x) // 2, ROWS[x.shape[3], x.shape[2]]
+    return (
+        x.new_empty((layers, *x.shape)),
+        x.new_empty((layers, blocks, rows, THREADS, 8)),
+        x.new_empty((layers, blocks, max(rows // 4, 1), THREADS), dtype=torch.int32),
+        x.new_empty((layers, 3, x.shape[3]), dtype=torch.float32),
+    )
+
+
+@torch.library.custom_op("smoothcert::trained_stage_gradient", mutates_args=())
+def trained_stage_gradient(
+    gradient: Tensor,
+    x: Tensor,
+    outs: Tensor,
+    ys: Tensor,
+    masks: Tensor,
+    statistics: Tensor,
+    weights: list[Tensor],
+    gammas: list[Tensor],
+    has_shortcut: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients with respect to x, the shortcut (or nothing), the weights [layers, c, 3, 3, c], and beta and gamma
+    together [layers, 2, c]."""
+    layers, (images, *_, channels) = len(weights), x.shape
+    for_x, for_shortcut, _, totals = _trained_stage_gradient_like(
+        gradient, x, outs, ys, masks, statistics, weights, gammas, has_shortcut
+    )
+    for_ys = torch.empty_like(outs)
+    partials, barrier = _exchange(x)
+    upper = gradient.to(x.dtype).contiguous()
+    tensors = (upper, ys, masks, statistics, torch.stack(gammas))
+    transposed = fragments(torch.stack(weights), x.dtype, transposed=True)
+    results = (for_ys, for_x, for_shortcut if has_shortcut else for_x, totals, partials, barrier)
+    _launch("backward", x, (images // 2, 1), *tensors, transposed, *results, layers, int(has_shortcut))
+    splits = _splits(images // 2 if x.shape[2] == 8 else images, layers, _multiprocessors(x.device.index or 0))
+    shares = 16 // (channels // 16) ** 2
+    sums = x.new_empty((layers, splits * shares, channels, 3, 3, channels), dtype=torch.float32)
+    _launch("weight_gradients", x, (splits, layers), x, outs, for_ys, sums, images)
+    return for_x, for_shortcut, sums.sum(1), totals
+
+
+@trained_stage_gradient.register_fake
+def _trained_stage_gradient_like(
+    gradient: Tensor,
+    x: Tensor,
+    outs: Tensor,
+    ys: Tensor,
+    masks: Tensor,
+    statistics: Tensor,
+    weights: list[Tensor],
+    gammas: list[Tensor],
+    has_shortcut: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    layers, channels = len(weights), x.shape[3]
+    return (
+        torch.empty_like(x),
+        x.new_empty(x.shape if has_shortcut else (0,)),
+        x.new_empty((layers, channels, 3, 3, channels), dtype=torch.float32),
+        statistics.new_empty((layers, 2, channels)),
+    )
+
+
+def _exchange(x: Tensor) -> tuple[Tensor, Tensor]:
+    """What blocks exchange, and the count of those that have arrived at a barrier."""
+    partials = x.new_empty((2, len(x) // 2, 2, x.shape[3]), dtype=torch.float32)
+    return partials, torch.zeros(1, dtype=torch.int32, device=x.device)
+
+
+@cache
+def _splits(passes: int, layers: int, multiprocessors: int) -> int:
+    """Into how many blocks the images of a layer go, so that the last multiprocessor is done early."""
+
+    def seconds(splits: int) -> float:
+        waves = -(-layers * splits // multiprocessors)
+        return waves * (-(-passes // splits) + 0.5)  # half an image's time to start and end a block
+
+    return min(range(1, min(passes, 32) + 1), key=seconds)
