@@ -33,6 +33,16 @@ extern "C" void run_backward(int blocks, int shared, In gradient, In ys, const u
     launch(blocks, 1, shared, [=] { backward(gradient, ys, masks, statistics, gammas, weights, for_ys, for_x,
                                              for_shortcut, totals, partials, barrier, layers, adds); });
 }
+extern "C" void run_evaluation(int shared, In x, In shortcut, In weights, Numbers biases, uint4* out, u32* masks,
+    int layers, int adds, int images) {
+    launch((images + 1) / 2, 1, shared,
+           [=] { evaluation(x, shortcut, weights, biases, out, masks, layers, adds, images); });
+}
+extern "C" void run_evaluation_gradient(int shared, In gradient, const u32* masks, In weights, uint4* for_x,
+    uint4* for_shortcut, int layers, int adds, int images) {
+    launch((images + 1) / 2, 1, shared,
+           [=] { evaluation_gradient(gradient, masks, weights, for_x, for_shortcut, layers, adds, images); });
+}
 extern "C" void run_weight_gradients(int splits, int layers, int shared, In x, In outs, In for_ys, float* sums,
     int images) {
     launch(splits, layers, shared, [=] { weight_gradients(x, outs, for_ys, sums, images); });
@@ -130,3 +140,34 @@ def test_outputs_statistics_and_gradients(stage: tuple[int, int, Any]) -> None:
     shared = shared_bytes("weight_gradients", channels, width)
     kernels.run_weight_gradients(2, layers, shared, *addresses(x, outs, for_ys, sums), images)
     assert relative_error(sums.sum(1), parameters[0].grad) < 0.03
+
+
+def test_evaluation_and_its_gradients(stage: tuple[int, int, Any]) -> None:
+    """Three images: the second block has one."""
+    channels, width, kernels = stage
+    layers, images = 3 if channels == 16 else 2, 3
+    with_shortcut = layers % 2 == 1
+    torch.manual_seed(0)
+    x, shortcut, gradient = (torch.randn(images, width, width, channels).bfloat16() for _ in range(3))
+    weights = (torch.randn(layers, channels, 3, 3, channels) * (2 / (9 * channels)) ** 0.5).bfloat16().float()
+    biases, out = torch.randn(layers, channels), torch.empty_like(x)
+    masks = torch.empty(layers, 2, max(ROWS[channels, width] // 4, 1), THREADS, dtype=torch.int32)
+    tensors = (x, shortcut, fragments(weights, x.dtype), biases, out, masks)
+    numbers = (layers, int(with_shortcut), images)
+    kernels.run_evaluation(shared_bytes("evaluation", channels, width), *addresses(*tensors), *numbers)
+    leaves = [t.permute(0, 3, 1, 2).double().requires_grad_() for t in (x, shortcut)]
+    entry, expected = leaves[1], leaves[0]
+    for number, (weight, bias) in enumerate(zip(weights.double(), biases.double(), strict=True)):
+        adds = number % 2 == (0 if with_shortcut else 1)
+        before = F.conv2d(expected, weight.permute(0, 3, 1, 2), bias, padding=1) + (entry if adds else 0)
+        entry, expected = expected, F.relu(before)
+    assert relative_error(out.permute(0, 3, 1, 2), expected.detach()) < 0.01
+
+    for_x, for_shortcut = torch.empty_like(x), torch.empty_like(x)
+    tensors = (gradient, masks, fragments(weights, x.dtype, transposed=True), for_x, for_shortcut)
+    shared = shared_bytes("evaluation_gradient", channels, width)
+    kernels.run_evaluation_gradient(shared, *addresses(*tensors), *numbers)
+    expected.backward(gradient.permute(0, 3, 1, 2).double())
+    assert relative_error(for_x.permute(0, 3, 1, 2), leaves[0].grad) < 0.05  # rounding decides a few ReLUs
+    if with_shortcut:
+        assert relative_error(for_shortcut.permute(0, 3, 1, 2), leaves[1].grad) < 0.05

@@ -13,7 +13,13 @@ import triton
 from torch import Tensor, nn
 
 from smoothcert.models.kernels import residual_kernels
-from smoothcert.models.kernels.resnet_training import fits, trained_stage, trained_stage_gradient
+from smoothcert.models.kernels.resnet_training import (
+    evaluated_stage,
+    evaluated_stage_gradient,
+    fits,
+    trained_stage,
+    trained_stage_gradient,
+)
 
 CONVOLUTION = {16: (512, 4, 1), 32: (256, 4, 3), 64: (128, 8, 4)}
 """Channels -> pixels of a program, warps, stages."""
@@ -63,10 +69,11 @@ def residual_layers(
     tensors = Layers.of(layers)
     out: Tensor
     if norm.training:
-        function = TrainedStage if fits(images) else TrainedLayers
+        function = TrainedStage if fits(images, training=True) else TrainedLayers
         out = function.apply(images, added, norm.momentum, norm.eps, *chain(*tensors))  # type: ignore[no-untyped-call]
     else:
-        out = EvaluatedLayers.apply(images, added, tensors, norm.eps)  # type: ignore[no-untyped-call]
+        evaluated = EvaluatedStage if fits(images, training=False) else EvaluatedLayers
+        out = evaluated.apply(images, added, tensors, norm.eps)  # type: ignore[no-untyped-call]
     return out.permute(0, 3, 1, 2)
 
 
@@ -128,9 +135,8 @@ class EvaluatedLayers(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shortcut: Tensor | None, layers: Layers, epsilon: float) -> Tensor:
-        weight, gamma, beta, mean, variance = (torch.stack(tensors) for tensors in layers[:5])
-        factor = gamma / (variance + epsilon).sqrt()
-        bias, outs = beta - mean * factor, x.new_empty((len(weight), *x.shape))
+        weight, factor, bias = _folded(layers, epsilon)
+        outs = x.new_empty((len(weight), *x.shape))
         with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
             matrices = _matrices(weight, x, factor=factor)
             for number in range(len(outs)):
@@ -142,8 +148,7 @@ class EvaluatedLayers(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # they would be wrong, and nothing would say so
-            raise RuntimeError("these kernels have no second derivatives; set precision=fp32 for them")
+        _refuse_second_derivatives()
         outs, weight, factor = ctx.saved_tensors
         with torch.cuda.device_of(outs):  # type: ignore[no-untyped-call]
             matrices = _matrices(weight, outs[0], factor=factor, transposed=True)
@@ -154,6 +159,38 @@ class EvaluatedLayers(torch.autograd.Function):
                 below = outs[number - 1] if number else None
                 gradient, _ = _convolution_gradient(gradient, matrices[number], None if adds else carried, below, None)
         return gradient, carried if ctx.has_shortcut else None, None, None
+
+
+class EvaluatedStage(torch.autograd.Function):
+    """`EvaluatedLayers` in one launch per direction, for images of which `fits` says yes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shortcut: Tensor | None, layers: Layers, epsilon: float) -> Tensor:
+        weight, factor, bias = _folded(layers, epsilon)
+        scaled = weight * factor[:, :, None, None, None]
+        out, masks = evaluated_stage(x, shortcut, scaled, bias)
+        ctx.save_for_backward(masks, scaled)
+        ctx.has_shortcut = shortcut is not None
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivatives()
+        masks, scaled = ctx.saved_tensors
+        return *evaluated_stage_gradient(gradients[0].contiguous(), masks, scaled, ctx.has_shortcut), None, None
+
+
+def _folded(layers: Layers, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights [layers, c, 3, 3, c], and factors and biases [layers, c] of their batch norms by running statistics."""
+    weight, gamma, beta, mean, variance = (torch.stack(tensors) for tensors in layers[:5])
+    factor = gamma / (variance + epsilon).sqrt()
+    return weight, factor, beta - mean * factor
+
+
+def _refuse_second_derivatives() -> None:
+    """Gradients of these gradients would be wrong, and nothing would say so."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("these kernels have no second derivatives; set precision=fp32 for them")
 
 
 def _channels_last(x: Tensor, dtype: torch.dtype) -> Tensor:

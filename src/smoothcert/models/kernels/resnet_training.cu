@@ -109,15 +109,15 @@ __device__ __forceinline__ void convolve(float (&sums)[ROWS][2][4], u32 source, 
 }
 
 // Two images [WIDTH][WIDTH][CHANNELS] into a buffer, or back.
-__device__ __forceinline__ void read_images(uint4* buffer, const uint4* from) {
-    for (int i = threadIdx.x; i < 2 * COUNT; i += THREADS) {
+__device__ __forceinline__ void read_images(uint4* buffer, const uint4* from, int images = 2) {
+    for (int i = threadIdx.x; i < images * COUNT; i += THREADS) {
         const int pixel = i / PLANES % (WIDTH * WIDTH), plane = i % PLANES + i / COUNT * PLANES;
         buffer[plane * PIXELS + position(pixel / WIDTH, pixel % WIDTH)] = from[(size_t)blockIdx.x * 2 * COUNT + i];
     }
 }
 
-__device__ __forceinline__ void write_images(uint4* to, const uint4* buffer) {
-    for (int i = threadIdx.x; i < 2 * COUNT; i += THREADS) {
+__device__ __forceinline__ void write_images(uint4* to, const uint4* buffer, int images = 2) {
+    for (int i = threadIdx.x; i < images * COUNT; i += THREADS) {
         const int pixel = i / PLANES % (WIDTH * WIDTH), plane = i % PLANES + i / COUNT * PLANES;
         to[(size_t)blockIdx.x * 2 * COUNT + i] = buffer[plane * PIXELS + position(pixel / WIDTH, pixel % WIDTH)];
     }
@@ -535,6 +535,149 @@ weight_gradients(const uint4* x, const uint4* outs, const uint4* for_ys, float* 
         const float* total = &totals[i / 4][i / 2 % 2][i % 2 * 2];
         float* at = to + ((out + lane / 4 + i % 2 * 8) * 9 + i / 4) * CHANNELS + i / 2 % 2 * 8;
         at[0] = total[0], at[1] = total[1];
+    }
+}
+#endif
+
+#if !defined(KERNEL) || KERNEL == 3
+// `forward` with batch norm in weights and biases [layers][CHANNELS], for any number of images. Writes the output of the
+// last layer, out [n][WIDTH][WIDTH][CHANNELS], and masks.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+evaluation(const uint4* x, const uint4* shortcut, const uint4* weights, const float* biases, uint4* out, u32* masks,
+           int layers, int has_shortcut, int images) {
+    SHARED_MEMORY(memory);
+    const u32 shared = shared_address(memory);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, matrix = lane / 8, blocks = gridDim.x;
+    const int group = warp % GROUPS, column = warp / GROUPS % COLUMNS, rest = warp / (GROUPS * COLUMNS);
+    const int top = rest % BANDS * ROWS, image = rest / BANDS, here = min(2, images - (int)blockIdx.x * 2);
+
+    for (int i = threadIdx.x; i < 2 * BUFFER; i += THREADS) memory[i] = make_uint4(0, 0, 0, 0);
+    __syncthreads();
+    read_images(memory + has_shortcut * BUFFER, x, here);
+    if (has_shortcut) read_images(memory, shortcut, here);
+
+    const u32 offset = shared + (lane % 8) * PIXEL + matrix / 2 * PLANE + matrix % 2 * (WIDTH == 8 ? PLANES * PLANE : 8 * PIXEL)
+                       + image * PLANES * PLANE + (top * PITCH + column * 16) * PIXEL;
+    const uint4* weight = weights + (size_t)group * layers * LAYER + lane;
+    uint4 next[3] = {weight[0], weight[32], weight[64]};
+    for (int layer = 0; layer < layers; layer++) {
+        const int place = layer + has_shortcut;
+        const bool adds = place % 2 == 1;
+        const u32 source = offset + (place & 1) * BUFFER * PIXEL;
+        const u32 target = offset + (~place & 1) * BUFFER * PIXEL + ROW + PIXEL + group * 2 * PLANE;
+        __syncthreads();
+        float sums[ROWS][2][4];
+        convolve(sums, source, weight, next);
+        if (layer + 1 < layers) {
+            weight += LAYER;
+            next[0] = weight[0], next[1] = weight[32], next[2] = weight[64];
+        }
+        u32 open[MASKS] = {0};
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            u32 added[4] = {0}, result[4];
+            if (adds) load_matrices(added, target + row * ROW);
+#pragma unroll
+            for (int m = 0; m < 4; m++) {
+                const float* bias = biases + layer * CHANNELS + group * 16 + m / 2 * 8 + lane % 4 * 2;
+                float value[2];
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    value[e] = sums[row][m / 2][m % 2 * 2 + e] + bias[e] + half_of(added[m], e);
+                    const int bit = row * 8 + m * 2 + e;
+                    if (value[e] > 0) open[bit / 32] |= 1u << bit % 32;
+                }
+                result[m] = pack_relu(value[0], value[1]);
+            }
+            store_matrices(target + row * ROW, result);
+        }
+#pragma unroll
+        for (int i = 0; i < MASKS; i++)
+            masks[(((size_t)layer * blocks + blockIdx.x) * MASKS + i) * THREADS + threadIdx.x] = open[i];
+    }
+    __syncthreads();
+    write_images(out, memory + (layers + has_shortcut) % 2 * BUFFER, here);
+}
+#endif
+
+#if !defined(KERNEL) || KERNEL == 4
+// The gradients of x and the shortcut through `evaluation`, by the weights of the transposed convolutions.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+evaluation_gradient(const uint4* gradient, const u32* masks, const uint4* weights, uint4* for_x, uint4* for_shortcut,
+                    int layers, int has_shortcut, int images) {
+    SHARED_MEMORY(memory);
+    const u32 shared = shared_address(memory);
+    uint4* carried = memory + 2 * BUFFER;  // [ROWS][THREADS], what a shortcut takes back
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, matrix = lane / 8, blocks = gridDim.x;
+    const int group = warp % GROUPS, column = warp / GROUPS % COLUMNS, rest = warp / (GROUPS * COLUMNS);
+    const int top = rest % BANDS * ROWS, image = rest / BANDS, here = min(2, images - (int)blockIdx.x * 2);
+
+    for (int i = threadIdx.x; i < 2 * BUFFER; i += THREADS) memory[i] = make_uint4(0, 0, 0, 0);
+    __syncthreads();
+    read_images(memory, gradient, here);
+    __syncthreads();
+    const u32 offset = shared + (lane % 8) * PIXEL + matrix / 2 * PLANE + matrix % 2 * (WIDTH == 8 ? PLANES * PLANE : 8 * PIXEL)
+                       + image * PLANES * PLANE + (top * PITCH + column * 16) * PIXEL;
+    const u32 inside = ROW + PIXEL + group * 2 * PLANE;
+    const uint4* weight = weights + ((size_t)group * layers + layers - 1) * LAYER + lane;
+    uint4 next[3] = {weight[0], weight[32], weight[64]};
+    float sums[ROWS][2][4];
+#pragma unroll
+    for (int row = 0; row < ROWS; row++) {
+        u32 values[4];
+        load_matrices(values, offset + inside + row * ROW);
+#pragma unroll
+        for (int i = 0; i < 8; i++) sums[row][i / 4][i % 4] = half_of(values[i / 2], i % 2);
+    }
+    for (int layer = layers - 1; layer >= 0; layer--) {
+        const bool adds = (layer + has_shortcut) % 2 == 1;
+        const u32 source = offset + layer % 2 * BUFFER * PIXEL;  // the other buffer may still be read
+        u32 open[MASKS];
+#pragma unroll
+        for (int i = 0; i < MASKS; i++) open[i] = masks[(((size_t)layer * blocks + blockIdx.x) * MASKS + i) * THREADS + threadIdx.x];
+        if (layer == layers - 1) __syncthreads();  // all have read the gradient
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            u32 result[4];
+#pragma unroll
+            for (int m = 0; m < 4; m++) {
+                const int bit = row * 8 + m * 2;
+                float value[2];
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    value[e] = open[(bit + e) / 32] >> (bit + e) % 32 & 1 ? sums[row][m / 2][m % 2 * 2 + e] : 0;
+                result[m] = pack(value[0], value[1]);
+            }
+            store_matrices(source + inside + row * ROW, result);
+            if (adds) carried[row * THREADS + threadIdx.x] = make_uint4(result[0], result[1], result[2], result[3]);
+        }
+        __syncthreads();
+        convolve(sums, source, weight, next);
+        if (layer > 0) {
+            weight -= LAYER;
+            next[0] = weight[0], next[1] = weight[32], next[2] = weight[64];
+        }
+        if (!adds && layer + 1 < layers)
+#pragma unroll
+            for (int row = 0; row < ROWS; row++) {
+                const uint4 more = carried[row * THREADS + threadIdx.x];
+#pragma unroll
+                for (int i = 0; i < 8; i++) sums[row][i / 4][i % 4] += half_of(part_of(more, i / 2), i % 2);
+            }
+    }
+    for (int output = 0; output < 1 + has_shortcut; output++) {
+        __syncthreads();
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            const uint4 more = carried[row * THREADS + threadIdx.x];
+            u32 result[4];
+#pragma unroll
+            for (int m = 0; m < 4; m++)
+                result[m] = output ? part_of(more, m) : pack(sums[row][m / 2][m % 2 * 2], sums[row][m / 2][m % 2 * 2 + 1]);
+            store_matrices(offset + inside + row * ROW, result);
+        }
+        __syncthreads();
+        write_images(output ? for_shortcut : for_x, memory, here);
     }
 }
 #endif

@@ -18,15 +18,16 @@ from smoothcert.models.kernels import can_build
 
 ROWS = {(16, 32): 8, (32, 16): 4, (64, 8): 2}
 """Channels and width -> rows of a warp."""
-THREADS, KERNELS = 512, ("forward", "backward", "weight_gradients")
+THREADS, KERNELS = 512, ("forward", "backward", "weight_gradients", "evaluation", "evaluation_gradient")
 
 
-def fits(x: Tensor) -> bool:
-    """Whether the kernels compute images like x [n, h, w, c]."""
-    if x.device.type != "cuda" or x.shape[1] != x.shape[2] or (x.shape[3], x.shape[2]) not in ROWS or len(x) % 2:
+def fits(x: Tensor, training: bool) -> bool:
+    """Whether the kernels compute images like x [n, h, w, c]. In training all of them must be on the chip at once."""
+    if x.device.type != "cuda" or x.shape[1] != x.shape[2] or (x.shape[3], x.shape[2]) not in ROWS or not len(x):
         return False
     gpu = x.device.index or 0
-    return len(x) // 2 <= _multiprocessors(gpu) and kernels_build(gpu, x.dtype)
+    at_once = len(x) % 2 == 0 and len(x) // 2 <= _multiprocessors(gpu)
+    return _multiprocessors(gpu) > 0 and (at_once or not training) and kernels_build(gpu, x.dtype)
 
 
 @cache
@@ -80,6 +81,10 @@ def shared_bytes(name: str, channels: int, width: int) -> int:
     rows, image = ROWS[channels, width], channels * 2 * ((width + 2) * (width + 1) + 1)  # with zeros around it
     if name == "weight_gradients":
         return 4 * image * (2 if width == 8 else 1)
+    if name == "evaluation":
+        return 4 * image
+    if name == "evaluation_gradient":
+        return 4 * image + rows * THREADS * 16
     if name == "forward":
         return 4 * image + 4 * (16 * 32 + THREADS * 3 + 2 * channels)
     return 2 * image + rows * THREADS * 16 + 4 * (16 * 32 + THREADS * 2 + 4 * channels)
@@ -89,7 +94,7 @@ def _launch(name: str, x: Tensor, grid: tuple[int, int], *arguments: Tensor | in
     """Launch the kernel `name` for images like x; `forward` and `backward` only if all blocks run at once."""
     kernel, shared = _kernel(x.shape[3], x.shape[2], name, x.dtype, x.device.index or 0)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-        if name == "weight_gradients":
+        if name not in ("forward", "backward"):
             kernel((*grid, 1), (THREADS, 1, 1), list(arguments), shared)
             return
         values: list[Any] = [_c_value(argument) for argument in arguments]
@@ -109,7 +114,7 @@ def _c_value(argument: Tensor | int | float) -> Any:
 
 
 def fragments(weights: Tensor, dtype: torch.dtype, *, transposed: bool = False) -> Tensor:
-    """Weights [layers, o, 3, 3, i] in the order in which the kernels read them; `transposed`, to take gradients back."""
+    """Weights [layers, o, 3, 3, i] in the order that the kernels read; or `transposed`, to take gradients back."""
     if transposed:
         weights = weights.permute(0, 4, 2, 3, 1).flip(2, 3)
     layers, channels = weights.shape[:2]
@@ -208,6 +213,29 @@ def _trained_stage_gradient_like(
         x.new_empty((layers, channels, 3, 3, channels), dtype=torch.float32),
         statistics.new_empty((layers, 2, channels)),
     )
+
+
+def evaluated_stage(x: Tensor, shortcut: Tensor | None, weights: Tensor, biases: Tensor) -> tuple[Tensor, Tensor]:
+    """The output of the last layer and all open ReLUs. Batch norm is in weights [layers, c, 3, 3, c] and biases
+    [layers, c]."""
+    out, blocks, layers = torch.empty_like(x), -(-len(x) // 2), len(weights)
+    rows = ROWS[x.shape[3], x.shape[2]]
+    masks = x.new_empty((layers, blocks, max(rows // 4, 1), THREADS), dtype=torch.int32)
+    tensors = (x, x if shortcut is None else shortcut, fragments(weights, x.dtype), biases.contiguous(), out, masks)
+    _launch("evaluation", x, (blocks, 1), *tensors, layers, int(shortcut is not None), len(x))
+    return out, masks
+
+
+def evaluated_stage_gradient(
+    gradient: Tensor, masks: Tensor, weights: Tensor, has_shortcut: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of x and the shortcut, if there is one, in the type of `gradient`."""
+    for_x, for_shortcut = torch.empty_like(gradient), torch.empty_like(gradient) if has_shortcut else None
+    tensors = (gradient, masks, fragments(weights, gradient.dtype, transposed=True), for_x)
+    added = for_x if for_shortcut is None else for_shortcut
+    numbers = (len(weights), int(has_shortcut), len(gradient))
+    _launch("evaluation_gradient", gradient, (-(-len(gradient) // 2), 1), *tensors, added, *numbers)
+    return for_x, for_shortcut
 
 
 def _exchange(x: Tensor) -> tuple[Tensor, Tensor]:
