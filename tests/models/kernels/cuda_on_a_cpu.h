@@ -45,20 +45,18 @@ inline void meet(Meeting& meeting, int members) {
 }
 inline void __syncwarp() { meet(my_warp(), 32); }
 inline void __syncthreads() { meet(my_block(), BLOCK); }
-inline void __threadfence() {}
-inline uint32_t atomicAdd(uint32_t* at, uint32_t more) { *at += more; return *at - more; }
-inline uint32_t acquire(const uint32_t* at) { return *(volatile const uint32_t*)at; }
-inline float load_global(const float* at) { return *at; }
-inline void store_global(float* at, float value) { *at = value; }
-inline void prefetch(const void*) {}
+inline unsigned long long load_for_all(const unsigned long long* at) { return *(volatile const unsigned long long*)at; }
+inline void store_for_all(unsigned long long* at, unsigned long long value) { *at = value; }
 inline void fetch(uint4* to, const uint4* from) { *to = *from; }
 inline void close_fetches() {}
 template <int open> inline void wait_for_fetches() {}
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 inline uint32_t part_of(const uint4& four, int i) { return (&four.x)[i]; }
 inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a < b ? b : a; }
 inline uint32_t shared_address(const void* at) { return (uint32_t)((const char*)at - shared_memory()); }
 inline uint32_t bits(float value) { uint32_t found; memcpy(&found, &value, 4); return found; }
+inline float of_bits(uint32_t value) { float found; memcpy(&found, &value, 4); return found; }
 inline float number(uint16_t half) { const uint32_t all = (uint32_t)half << 16; float value; memcpy(&value, &all, 4); return value; }
 inline uint32_t bf16(float value) { return value != value ? 0x7fff : (bits(value) + 0x7fff + (bits(value) >> 16 & 1)) >> 16; }
 inline uint32_t pack(float low, float high) { return bf16(low) | bf16(high) << 16; }

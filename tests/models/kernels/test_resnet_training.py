@@ -22,16 +22,15 @@ LAUNCHES = """
 typedef const uint4* In;
 typedef const float* Numbers;
 extern "C" void run_forward(int blocks, int shared, In x, In shortcut, In weights, Numbers gammas, Numbers betas,
-    uint4* outs, uint4* ys, u32* masks, float* statistics, float* partials, u32* barrier, int layers, int adds,
-    float epsilon) {
-    launch(blocks, 1, shared, [=] { forward(x, shortcut, weights, gammas, betas, outs, ys, masks, statistics, partials,
-                                            barrier, layers, adds, epsilon); });
+    uint4* outs, uint4* ys, u32* masks, float* statistics, u64* pairs, int layers, int adds, float epsilon) {
+    launch(blocks, 1, shared, [=] { forward(x, shortcut, weights, gammas, betas, outs, ys, masks, statistics, pairs,
+                                            layers, adds, epsilon); });
 }
 extern "C" void run_backward(int blocks, int shared, In gradient, In ys, const u32* masks, Numbers statistics,
-    Numbers gammas, In weights, uint4* for_ys, uint4* for_x, uint4* for_shortcut, float* totals, float* partials,
-    u32* barrier, int layers, int adds) {
+    Numbers gammas, In weights, uint4* for_ys, uint4* for_x, uint4* for_shortcut, float* totals, u64* pairs,
+    int layers, int adds) {
     launch(blocks, 1, shared, [=] { backward(gradient, ys, masks, statistics, gammas, weights, for_ys, for_x,
-                                             for_shortcut, totals, partials, barrier, layers, adds); });
+                                             for_shortcut, totals, pairs, layers, adds); });
 }
 extern "C" void run_evaluation(int shared, In x, In shortcut, In weights, Numbers biases, uint4* out, u32* masks,
     int layers, int adds, int images) {
@@ -103,9 +102,8 @@ def test_outputs_statistics_and_gradients(stage: tuple[int, int, Any]) -> None:
     betas[:, 0] += 3  # ReLUs of one channel are mostly open
     outs, ys = x.new_empty(layers, *x.shape), x.new_empty(layers, 2, rows, THREADS, 8)
     masks = torch.empty(layers, 2, max(rows // 4, 1), THREADS, dtype=torch.int32)
-    statistics, partials = torch.empty(layers, 3, channels), torch.full((2, 2, 2, channels), torch.nan)
-    barrier = torch.zeros(1, dtype=torch.int32)
-    tensors = (x, shortcut, fragments(weights, x.dtype), gammas, betas, outs, ys, masks, statistics, partials, barrier)
+    statistics, pairs = torch.empty(layers, 3, channels), torch.zeros(2, 2, channels, 2)
+    tensors = (x, shortcut, fragments(weights, x.dtype), gammas, betas, outs, ys, masks, statistics, pairs)
     kernels.run_forward(
         2,
         shared_bytes("forward", channels, width),
@@ -128,7 +126,7 @@ def test_outputs_statistics_and_gradients(stage: tuple[int, int, Any]) -> None:
     totals, transposed = torch.empty(layers, 2, channels), fragments(weights, x.dtype, transposed=True)
     tensors = (gradient, ys, masks, statistics, gammas, transposed, for_ys, for_x, for_shortcut, totals)
     shared = shared_bytes("backward", channels, width)
-    kernels.run_backward(2, shared, *addresses(*tensors, partials, barrier.zero_()), layers, int(with_shortcut))
+    kernels.run_backward(2, shared, *addresses(*tensors, pairs.zero_()), layers, int(with_shortcut))
     expected.backward(gradient.permute(0, 3, 1, 2).double())
     assert relative_error(for_x.permute(0, 3, 1, 2), leaves[0].grad) < 0.03
     if with_shortcut:

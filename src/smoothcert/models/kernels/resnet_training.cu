@@ -1,10 +1,10 @@
 // All layers of one stage of a CIFAR ResNet in training, in one launch: relu(batch_norm(convolution) + shortcut), layer
-// after layer, and their gradients. `resnet_training.py` builds each KERNEL (0, 1, 2) with the macros CHANNELS, WIDTH, ROWS
+// after layer, and their gradients. `resnet_training.py` builds each KERNEL (0 to 4) with the macros CHANNELS, WIDTH, ROWS
 // and HALF, and launches `forward` and `backward` cooperatively: every block runs at the same time as all others.
 //
 // A block computes two images, whose activations stay in shared memory. What batch norm needs of all images crosses the
-// GPU through `partials`: each block writes its own numbers, waits at a grid barrier, and reads those of all blocks, in
-// the same order, so that every block computes the same bits.
+// GPU through `pairs`: each block publishes two numbers per channel and reads those of all blocks, in the same order, so
+// that every block computes the same bits. A pair carries its own signal that it is there: see `publish`.
 //
 // A buffer is [2 images][planes of 8 channels][pixels] as in `resnet_stage.cu`. A warp computes ROWS rows of 16 pixels
 // (of 8 pixels of both images where a row has 8) and 16 channels out. A thread holds [ROWS][2 tiles of 8 channels][4]
@@ -12,6 +12,7 @@
 
 typedef unsigned int u32;
 typedef unsigned short u16;
+typedef unsigned long long u64;
 
 constexpr int THREADS = 512, WARPS = THREADS / 32;
 constexpr int PLANES = CHANNELS / 8, PITCH = WIDTH + 1, PIXELS = (WIDTH + 2) * PITCH + 1, BUFFER = 2 * PLANES * PIXELS;
@@ -19,7 +20,8 @@ constexpr int GROUPS = CHANNELS / 16, COLUMNS = WIDTH < 16 ? 1 : WIDTH / 16, BAN
 constexpr int STEPS = CHANNELS / 16, PHASES = 3 * STEPS, LAYER = PHASES * 3 * 32;  // 16 bytes of weights of a group
 constexpr int PIXEL = 16, ROW = PITCH * PIXEL, PLANE = PIXELS * PIXEL;             // bytes
 constexpr int COUNT = WIDTH * WIDTH * PLANES;                                      // 16 bytes of an image
-constexpr int PARTS = THREADS / CHANNELS, MASKS = ROWS * 8 / 32 > 0 ? ROWS * 8 / 32 : 1;
+constexpr int PARTS = THREADS / CHANNELS, MOST = 160 / PARTS, MERGE = 2 * CHANNELS + 2;  // at most 160 blocks
+constexpr int MASKS = ROWS * 8 / 32 > 0 ? ROWS * 8 / 32 : 1;
 static_assert(GROUPS * COLUMNS * BANDS * (WIDTH == 8 ? 1 : 2) == WARPS, "warps must cover two images");
 
 #ifndef ON_A_CPU  // where tests emulate these
@@ -63,10 +65,10 @@ __device__ __forceinline__ float number(u16 bits) {
 }
 __device__ __forceinline__ u32 part_of(const uint4& four, int i) { return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w; }
 __device__ __forceinline__ float shuffle(float value, int step) { return __shfl_xor_sync(~0u, value, step); }
-__device__ __forceinline__ void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" :: "l"(at)); }
-__device__ __forceinline__ float load_global(const float* at) { float v; asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(at) : "memory"); return v; }
-__device__ __forceinline__ void store_global(float* at, float v) { asm volatile("st.global.cg.f32 [%0], %1;" :: "l"(at), "f"(v) : "memory"); }
-__device__ __forceinline__ u32 acquire(const u32* at) { u32 v; asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory"); return v; }
+__device__ __forceinline__ u64 load_for_all(const u64* at) { u64 v; asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(at) : "memory"); return v; }
+__device__ __forceinline__ void store_for_all(u64* at, u64 v) { asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" :: "l"(at), "l"(v) : "memory"); }
+__device__ __forceinline__ u32 bits(float value) { return __float_as_uint(value); }
+__device__ __forceinline__ float of_bits(u32 value) { return __uint_as_float(value); }
 __device__ __forceinline__ void pause() {}
 #define SHARED_MEMORY(name) extern __shared__ uint4 name[]
 __device__ __forceinline__ u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
@@ -125,17 +127,55 @@ __device__ __forceinline__ void write_images(uint4* to, const uint4* buffer, int
 
 __device__ __forceinline__ float half_of(u32 both, int e) { return number(both >> 16 * e & 0xffff); }
 
-// Called by one warp after it has written `partials`: all its writes are visible to whoever sees the new count.
-__device__ __forceinline__ void arrive(u32* barrier) {
-    __threadfence();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) atomicAdd(barrier, 1u);
+// Blocks exchange pairs [2][blocks][CHANNELS], in turn by the first index. The two lowest bits of a pair's second number
+// are 1, 2 or 3 by the number of the exchange: a reader waits until it finds them. They are 0 at first.
+__device__ __forceinline__ u32 tag_of(int exchange) { return 1 + exchange / 2 % 3; }
+
+__device__ __forceinline__ void publish(u64* pairs, int exchange, int c, float first, float second) {
+    const u32 tagged = (bits(second) & ~3u) | tag_of(exchange);
+    store_for_all(pairs + (exchange % 2 * gridDim.x + blockIdx.x) * CHANNELS + c, (u64)tagged << 32 | bits(first));
 }
 
-__device__ __forceinline__ void wait_for_all(u32* barrier, u32 arrivals) {
-    if (threadIdx.x == 0)
-        while (acquire(barrier) < arrivals) pause();
+// The pairs of channel threadIdx.x % CHANNELS from the blocks part, part + PARTS, ...; returns how many there are.
+__device__ __forceinline__ int receive(float (&first)[MOST], float (&second)[MOST], const u64* pairs, int exchange) {
+    const int c = threadIdx.x % CHANNELS, part = threadIdx.x / CHANNELS, count = (gridDim.x - part + PARTS - 1) / PARTS;
+    const u32 tag = tag_of(exchange);
+    const u64* from = pairs + (exchange % 2 * gridDim.x + part) * CHANNELS + c;
+    u64 got[MOST];
+#pragma unroll
+    for (int i = 0; i < MOST; i++) got[i] = i < count ? 0 : (u64)tag << 32;
+    // One at first: asking for all again and again would take bandwidth from the blocks that are not there yet.
+    while ((got[0] >> 32 & 3) != tag) got[0] = load_for_all(from), pause();
+    for (bool missing = true; missing;) {
+        missing = false;
+#pragma unroll
+        for (int i = 1; i < MOST; i++)
+            if ((got[i] >> 32 & 3) != tag) got[i] = load_for_all(from + i * PARTS * CHANNELS);
+#pragma unroll
+        for (int i = 1; i < MOST; i++) missing |= (got[i] >> 32 & 3) != tag;
+        if (missing) pause();
+    }
+#pragma unroll
+    for (int i = 0; i < MOST; i++) {
+        first[i] = i < count ? of_bits((u32)got[i]) : 0;
+        second[i] = i < count ? of_bits((u32)(got[i] >> 32) & ~3u) : 0;
+    }
+    return count;
+}
+
+// The two numbers of thread part * CHANNELS + c go to thread c * PARTS + part, so that those of a channel are in one warp.
+__device__ __forceinline__ void by_channel(float* merge, float& one, float& other) {
+    float* to = merge + threadIdx.x / CHANNELS * MERGE + threadIdx.x % CHANNELS * 2;
+    to[0] = one, to[1] = other;
     __syncthreads();
+    const float* from = merge + threadIdx.x % PARTS * MERGE + threadIdx.x / PARTS * 2;
+    one = from[0], other = from[1];
+}
+
+__device__ __forceinline__ float sum_of_parts(float value) {
+#pragma unroll
+    for (int step = 1; step < PARTS; step *= 2) value += shuffle(value, step);
+    return value;
 }
 
 #if !defined(KERNEL) || KERNEL == 0
@@ -143,16 +183,16 @@ __device__ __forceinline__ void wait_for_all(u32* barrier, u32 arrivals) {
 // lanes] of 16 bytes. Writes the outputs of all layers outs [layers][n][WIDTH][WIDTH][CHANNELS]; for `backward`, the
 // convolutions ys [layers][blocks][ROWS][THREADS] of 16 bytes and masks [layers][blocks][MASKS][THREADS] of open ReLUs;
 // and statistics [layers][3][CHANNELS]: mean, 1 / sqrt(variance + epsilon), unbiased variance.
-// partials: [2][blocks][2][CHANNELS]; barrier: 0.
+// pairs: see `publish`.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 forward(const uint4* x, const uint4* shortcut, const uint4* weights, const float* gammas, const float* betas,
-        uint4* outs, uint4* ys, u32* masks, float* statistics, float* partials, u32* barrier, int layers,
-        int has_shortcut, float epsilon) {
+        uint4* outs, uint4* ys, u32* masks, float* statistics, u64* pairs, int layers, int has_shortcut,
+        float epsilon) {
     SHARED_MEMORY(memory);
     const u32 shared = shared_address(memory);
     float* scratch = (float*)(memory + 2 * BUFFER);  // [WARPS][16][2]
-    float* merge = scratch + WARPS * 32;             // [PARTS][CHANNELS][3]
-    float* factors = merge + THREADS * 3;            // [2][CHANNELS]
+    float* merge = scratch + WARPS * 32;             // [PARTS][MERGE]
+    float* factors = merge + PARTS * MERGE;          // [2][CHANNELS]
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, matrix = lane / 8, blocks = gridDim.x;
     const int group = warp % GROUPS, column = warp / GROUPS % COLUMNS, rest = warp / (GROUPS * COLUMNS);
     const int top = rest % BANDS * ROWS, image = rest / BANDS;
@@ -210,55 +250,45 @@ forward(const uint4* x, const uint4* shortcut, const uint4* weights, const float
                 to[0] = mean, to[1] = apart;
             }
         }
-        float* partial = partials + layer % 2 * blocks * 2 * CHANNELS;
         __syncthreads();
-        if (warp == 0) {
-            for (int c = lane; c < CHANNELS; c += 32) {
-                float mean = 0, apart = 0;
-                for (int i = 0; i < WARPS / GROUPS; i++) mean += scratch[((c / 16 + i * GROUPS) * 16 + c % 16) * 2];
-                mean /= WARPS / GROUPS;
-                for (int i = 0; i < WARPS / GROUPS; i++) {
-                    const float* from = scratch + ((c / 16 + i * GROUPS) * 16 + c % 16) * 2;
-                    apart += from[1] + (from[0] - mean) * (from[0] - mean) * (16 * ROWS);
-                }
-                store_global(partial + blockIdx.x * 2 * CHANNELS + c, mean);
-                store_global(partial + (blockIdx.x * 2 + 1) * CHANNELS + c, apart);
+        if (threadIdx.x < CHANNELS) {
+            const float* from = scratch + threadIdx.x / 16 * 32 + threadIdx.x % 16 * 2;
+            float mean = 0, apart = 0;
+#pragma unroll
+            for (int i = 0; i < WARPS / GROUPS; i++) mean += from[i * GROUPS * 32];
+            mean /= WARPS / GROUPS;
+#pragma unroll
+            for (int i = 0; i < WARPS / GROUPS; i++) {
+                const float difference = from[i * GROUPS * 32] - mean;
+                apart += from[i * GROUPS * 32 + 1] + difference * difference * (16 * ROWS);
             }
-            arrive(barrier);
+            publish(pairs, layer, threadIdx.x, mean, apart);
         }
 #pragma unroll
         for (int row = 0; row < ROWS; row++)
             ys[(((size_t)layer * blocks + blockIdx.x) * ROWS + row) * THREADS + threadIdx.x] = make_uint4(y[row][0], y[row][1], y[row][2], y[row][3]);
-        wait_for_all(barrier, (layer + 1) * blocks);
         {
-            const int c = threadIdx.x % CHANNELS, part = threadIdx.x / CHANNELS;
-            const float base = load_global(partial + c);  // means differ from it by less than a standard deviation
-            float first = 0, second = 0, apart = 0;
-#pragma unroll 4
-            for (int block = part; block < blocks; block += PARTS) {
-                const float difference = load_global(partial + block * 2 * CHANNELS + c) - base;
-                first += difference, second += difference * difference;
-                apart += load_global(partial + (block * 2 + 1) * CHANNELS + c);
-            }
-            float* to = merge + (part * CHANNELS + c) * 3;
-            to[0] = first, to[1] = second, to[2] = apart;
-        }
-        __syncthreads();
-        if (threadIdx.x < CHANNELS) {
-            const int c = threadIdx.x;
-            const float base = load_global(partial + c), count = 2 * WIDTH * WIDTH;
-            float first = 0, second = 0, apart = 0;
-            for (int part = 0; part < PARTS; part++) {
-                const float* from = merge + (part * CHANNELS + c) * 3;
-                first += from[0], second += from[1], apart += from[2];
-            }
-            const float mean = base + first / blocks;
-            const float squares = apart + count * fmaxf(second - first * first / blocks, 0.0f);
-            const float inverse = 1 / sqrtf(squares / (count * blocks) + epsilon), factor = gammas[layer * CHANNELS + c] * inverse;
-            factors[c] = factor, factors[CHANNELS + c] = betas[layer * CHANNELS + c] - mean * factor;
-            if (blockIdx.x == 0) {
-                float* to = statistics + layer * 3 * CHANNELS + c;
-                to[0] = mean, to[CHANNELS] = inverse, to[2 * CHANNELS] = squares / (count * blocks - 1);
+            const int c = threadIdx.x / PARTS;
+            const float gamma = gammas[layer * CHANNELS + c], beta = betas[layer * CHANNELS + c], count = 2 * WIDTH * WIDTH;
+            float means[MOST], aparts[MOST], mean = 0, squares = 0;
+            const int received = receive(means, aparts, pairs, layer);
+#pragma unroll
+            for (int i = 0; i < MOST; i++) mean += means[i];
+            mean /= max(received, 1);
+#pragma unroll
+            for (int i = 0; i < MOST; i++)
+                if (i < received) squares += aparts[i] + count * (means[i] - mean) * (means[i] - mean);
+            by_channel(merge, mean, squares);
+            const float of_part = (blocks - (int)threadIdx.x % PARTS + PARTS - 1) / PARTS;
+            const float all = sum_of_parts(mean * of_part) / blocks;
+            squares = sum_of_parts(squares + count * of_part * (mean - all) * (mean - all));
+            const float inverse = 1 / sqrtf(squares / (count * blocks) + epsilon), factor = gamma * inverse;
+            if (threadIdx.x % PARTS == 0) {
+                factors[c] = factor, factors[CHANNELS + c] = beta - all * factor;
+                if (blockIdx.x == 0) {
+                    float* to = statistics + layer * 3 * CHANNELS + c;
+                    to[0] = all, to[CHANNELS] = inverse, to[2 * CHANNELS] = squares / (count * blocks - 1);
+                }
             }
         }
         __syncthreads();
@@ -297,14 +327,16 @@ forward(const uint4* x, const uint4* shortcut, const uint4* weights, const float
 // [CHANNELS], of x and the shortcut, and of beta and gamma, totals [layers][2][CHANNELS].
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 backward(const uint4* gradient, const uint4* ys, const u32* masks, const float* statistics, const float* gammas,
-         const uint4* weights, uint4* for_ys, uint4* for_x, uint4* for_shortcut, float* totals, float* partials,
-         u32* barrier, int layers, int has_shortcut) {
+         const uint4* weights, uint4* for_ys, uint4* for_x, uint4* for_shortcut, float* totals, u64* pairs, int layers,
+         int has_shortcut) {
     SHARED_MEMORY(memory);
     const u32 shared = shared_address(memory);
     uint4* carried = memory + BUFFER;                          // [ROWS][THREADS], what a shortcut takes back
-    float* scratch = (float*)(carried + ROWS * THREADS);       // [WARPS][16][2]
-    float* merge = scratch + WARPS * 32;                       // [PARTS][CHANNELS][2]
-    float* factors = merge + THREADS * 2;                      // [4][CHANNELS]
+    uint4* y = carried + ROWS * THREADS;                       // [ROWS][THREADS] of this layer
+    float* known = (float*)(y + ROWS * THREADS);               // [4][CHANNELS]: the layer's statistics and gamma
+    float* factors = known + 4 * CHANNELS;                     // [4][CHANNELS]
+    float* scratch = factors + 4 * CHANNELS;                   // [WARPS][16][2]
+    float* merge = scratch + WARPS * 32;                       // [PARTS][MERGE]
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, matrix = lane / 8, blocks = gridDim.x;
     const int group = warp % GROUPS, column = warp / GROUPS % COLUMNS, rest = warp / (GROUPS * COLUMNS);
     const int top = rest % BANDS * ROWS, image = rest / BANDS;
@@ -322,6 +354,22 @@ backward(const uint4* gradient, const uint4* ys, const u32* masks, const float* 
     uint4 next[3] = {weight[0], weight[32], weight[64]};
     const size_t outputs = (size_t)blocks * 2 * COUNT;
 
+    u32 open[MASKS];
+    const auto fetch_layer = [&](int layer) {
+        const size_t place = (size_t)layer * blocks + blockIdx.x;
+#pragma unroll
+        for (int row = 0; row < ROWS; row++)
+            fetch(y + row * THREADS + threadIdx.x, ys + (place * ROWS + row) * THREADS + threadIdx.x);
+        if (threadIdx.x < CHANNELS) {
+            const int i = threadIdx.x * 4, of_statistics = 3 * CHANNELS;
+            const float* from = i < of_statistics ? statistics + layer * of_statistics + i : gammas + layer * CHANNELS + i - of_statistics;
+            fetch((uint4*)(known + i), (const uint4*)from);
+        }
+        close_fetches();
+#pragma unroll
+        for (int i = 0; i < MASKS; i++) open[i] = masks[(place * MASKS + i) * THREADS + threadIdx.x];
+    };
+    fetch_layer(layers - 1);
     float sums[ROWS][2][4];
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
@@ -332,21 +380,12 @@ backward(const uint4* gradient, const uint4* ys, const u32* masks, const float* 
     }
     for (int layer = layers - 1; layer >= 0; layer--) {
         const bool adds = (layer + has_shortcut) % 2 == 1;
-        const uint4* from = ys + ((size_t)layer * blocks + blockIdx.x) * ROWS * THREADS + threadIdx.x;
-        uint4 y[ROWS];
-#pragma unroll
-        for (int row = 0; row < ROWS; row++) y[row] = from[row * THREADS];
-        u32 open[MASKS];
-#pragma unroll
-        for (int i = 0; i < MASKS; i++) open[i] = masks[(((size_t)layer * blocks + blockIdx.x) * MASKS + i) * THREADS + threadIdx.x];
-        if (layer > 0)  // the next layer's are on their way to the L2 cache while this layer is computed
-#pragma unroll
-            for (int row = 0; row < ROWS; row++) prefetch(from + row * THREADS - (size_t)blocks * ROWS * THREADS);
-
+        wait_for_fetches<0>();
+        __syncthreads();
 #pragma unroll
         for (int i = 0; i < ROWS * 8; i++)
             if (!(open[i / 32] >> i % 32 & 1)) sums[i / 8][i / 4 % 2][i % 4] = 0;
-        const float* statistic = statistics + layer * 3 * CHANNELS + group * 16 + lane % 4 * 2;
+        const float* statistic = known + group * 16 + lane % 4 * 2;
 #pragma unroll
         for (int k = 0; k < 4; k++) {  // tile k / 2, number k % 2 of a pair
             const float mean = statistic[k / 2 * 8 + k % 2], inverse = statistic[CHANNELS + k / 2 * 8 + k % 2];
@@ -355,7 +394,7 @@ backward(const uint4* gradient, const uint4* ys, const u32* masks, const float* 
             for (int i = 0; i < ROWS * 2; i++) {
                 const float value = sums[i / 2][k / 2][i % 2 * 2 + k % 2];
                 first += value;
-                second += value * (half_of(part_of(y[i / 2], k / 2 * 2 + i % 2), k % 2) - mean);
+                second += value * (half_of(part_of(y[i / 2 * THREADS + threadIdx.x], k / 2 * 2 + i % 2), k % 2) - mean);
             }
             second *= inverse;
 #pragma unroll
@@ -365,19 +404,14 @@ backward(const uint4* gradient, const uint4* ys, const u32* masks, const float* 
                 to[0] = first, to[1] = second;
             }
         }
-        float* partial = partials + layer % 2 * blocks * 2 * CHANNELS;
         __syncthreads();
-        if (warp == 0) {
-            for (int c = lane; c < CHANNELS; c += 32) {
-                float first = 0, second = 0;
-                for (int i = 0; i < WARPS / GROUPS; i++) {
-                    const float* of_warp = scratch + ((c / 16 + i * GROUPS) * 16 + c % 16) * 2;
-                    first += of_warp[0], second += of_warp[1];
-                }
-                store_global(partial + blockIdx.x * 2 * CHANNELS + c, first);
-                store_global(partial + (blockIdx.x * 2 + 1) * CHANNELS + c, second);
-            }
-            arrive(barrier);
+        const int exchange = layers - 1 - layer;
+        if (threadIdx.x < CHANNELS) {
+            const float* from = scratch + threadIdx.x / 16 * 32 + threadIdx.x % 16 * 2;
+            float first = 0, second = 0;
+#pragma unroll
+            for (int i = 0; i < WARPS / GROUPS; i++) first += from[i * GROUPS * 32], second += from[i * GROUPS * 32 + 1];
+            publish(pairs, exchange, threadIdx.x, first, second);
         }
         if (adds)
 #pragma unroll
@@ -385,34 +419,27 @@ backward(const uint4* gradient, const uint4* ys, const u32* masks, const float* 
                 carried[row * THREADS + threadIdx.x] = make_uint4(
                     pack(sums[row][0][0], sums[row][0][1]), pack(sums[row][0][2], sums[row][0][3]),
                     pack(sums[row][1][0], sums[row][1][1]), pack(sums[row][1][2], sums[row][1][3]));
-        wait_for_all(barrier, (layers - layer) * blocks);
         {
-            const int c = threadIdx.x % CHANNELS, part = threadIdx.x / CHANNELS;
-            float first = 0, second = 0;
-#pragma unroll 4
-            for (int block = part; block < blocks; block += PARTS) {
-                first += load_global(partial + block * 2 * CHANNELS + c);
-                second += load_global(partial + (block * 2 + 1) * CHANNELS + c);
+            const int c = threadIdx.x / PARTS;
+            float firsts[MOST], seconds[MOST], first = 0, second = 0;
+            receive(firsts, seconds, pairs, exchange);
+#pragma unroll
+            for (int i = 0; i < MOST; i++) first += firsts[i], second += seconds[i];
+            by_channel(merge, first, second);
+            first = sum_of_parts(first), second = sum_of_parts(second);
+            if (threadIdx.x % PARTS == 0) {
+                const float mean = known[c], inverse = known[CHANNELS + c], factor = known[3 * CHANNELS + c] * inverse;
+                const float count = 2.0f * WIDTH * WIDTH * blocks;
+                // The gradient of y is factor * g - slope * (y - mean) - constant.
+                factors[c] = factor, factors[CHANNELS + c] = factor * inverse * second / count;
+                factors[2 * CHANNELS + c] = mean, factors[3 * CHANNELS + c] = factor * first / count;
+                if (blockIdx.x == 0) totals[layer * 2 * CHANNELS + c] = first, totals[(layer * 2 + 1) * CHANNELS + c] = second;
             }
-            float* to = merge + (part * CHANNELS + c) * 2;
-            to[0] = first, to[1] = second;
-        }
-        __syncthreads();
-        if (threadIdx.x < CHANNELS) {
-            const int c = threadIdx.x;
-            const float count = 2.0f * WIDTH * WIDTH * blocks;
-            float first = 0, second = 0;
-            for (int part = 0; part < PARTS; part++) first += merge[(part * CHANNELS + c) * 2], second += merge[(part * CHANNELS + c) * 2 + 1];
-            const float mean = statistics[layer * 3 * CHANNELS + c], inverse = statistics[(layer * 3 + 1) * CHANNELS + c];
-            const float factor = gammas[layer * CHANNELS + c] * inverse, slope = factor * inverse * second / count;
-            // The gradient of y is factor * g - slope * y + constant.
-            factors[c] = factor, factors[CHANNELS + c] = slope, factors[2 * CHANNELS + c] = mean;
-            factors[3 * CHANNELS + c] = factor * first / count;
-            if (blockIdx.x == 0) totals[layer * 2 * CHANNELS + c] = first, totals[(layer * 2 + 1) * CHANNELS + c] = second;
         }
         __syncthreads();
 #pragma unroll
         for (int row = 0; row < ROWS; row++) {
+            const uint4 of_row = y[row * THREADS + threadIdx.x];
             u32 result[4];
 #pragma unroll
             for (int m = 0; m < 4; m++) {
@@ -421,12 +448,13 @@ backward(const uint4* gradient, const uint4* ys, const u32* masks, const float* 
 #pragma unroll
                 for (int e = 0; e < 2; e++)
                     value[e] = factors[c + e] * sums[row][m / 2][m % 2 * 2 + e] - factors[3 * CHANNELS + c + e]
-                               - factors[CHANNELS + c + e] * (half_of(part_of(y[row], m), e) - factors[2 * CHANNELS + c + e]);
+                               - factors[CHANNELS + c + e] * (half_of(part_of(of_row, m), e) - factors[2 * CHANNELS + c + e]);
                 result[m] = pack(value[0], value[1]);
             }
             store_matrices(target + row * ROW, result);
         }
         __syncthreads();
+        if (layer > 0) fetch_layer(layer - 1);
         write_images(for_ys + layer * outputs, memory);
         convolve(sums, source, weight, next);
         if (layer > 0) {
@@ -462,20 +490,22 @@ backward(const uint4* gradient, const uint4* ys, const u32* masks, const float* 
 #if !defined(KERNEL) || KERNEL == 2
 constexpr int PAIRS = GROUPS * GROUPS, SHARES = WARPS / PAIRS, HEIGHT = WIDTH / (SHARES / COLUMNS);
 constexpr int AT_ONCE = WIDTH == 8 ? 2 : 1, IMAGE_BUFFER = AT_ONCE * PLANES * PIXELS;  // images, 16 bytes
+constexpr int FETCHED = WIDTH == 32 ? 3 : WIDTH == 16 ? 5 : 4;                          // passes in shared memory
 
-__device__ __forceinline__ void fetch_images(uint4* buffer, const uint4* from, int images) {
-    for (int i = threadIdx.x; i < images * COUNT; i += THREADS) {
+__device__ __forceinline__ void fetch_images(uint4* buffer, const uint4* from) {
+#pragma unroll
+    for (int i = threadIdx.x; i < AT_ONCE * COUNT; i += THREADS) {
         const int pixel = i / PLANES % (WIDTH * WIDTH), plane = i % PLANES + i / COUNT * PLANES;
         fetch(buffer + plane * PIXELS + position(pixel / WIDTH, pixel % WIDTH), from + i);
     }
 }
 
-// Block (split, layer): the gradients of the layer's weights over some of the images. A warp takes 16 channels out, 16
+// Block (split, layer): the gradients of the layer's weights over some of the images, of which there are an even number. A warp takes 16 channels out, 16
 // channels in, all taps, and a share of the pixels: HEIGHT rows of 16. The layers' inputs are x, outs[0], outs[1], ...
 // Writes sums [layers][splits * SHARES][channels out][3][3][channels in].
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 weight_gradients(const uint4* x, const uint4* outs, const uint4* for_ys, float* sums, int images) {
-    SHARED_MEMORY(memory);  // [2][layer's inputs, gradients][IMAGE_BUFFER]
+    SHARED_MEMORY(memory);  // [FETCHED][layer's inputs, gradients][IMAGE_BUFFER]
     const u32 shared = shared_address(memory);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, matrix = lane / 8;
     const int out = warp % GROUPS * 16, in = warp / GROUPS % GROUPS * 16, share = warp / PAIRS;
@@ -483,10 +513,10 @@ weight_gradients(const uint4* x, const uint4* outs, const uint4* for_ys, float* 
     const size_t outputs = (size_t)images * COUNT;
     const uint4* inputs = layer ? outs + (layer - 1) * outputs : x;
     const uint4* gradients = for_ys + layer * outputs;
-    const int passes = (images + AT_ONCE - 1) / AT_ONCE, each = (passes + gridDim.x - 1) / gridDim.x;
+    const int passes = images / AT_ONCE, each = (passes + gridDim.x - 1) / gridDim.x;
     const int first = split * each, end = min(first + each, passes);
 
-    for (int i = threadIdx.x; i < 4 * IMAGE_BUFFER; i += THREADS) memory[i] = make_uint4(0, 0, 0, 0);
+    for (int i = threadIdx.x; i < FETCHED * 2 * IMAGE_BUFFER; i += THREADS) memory[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
     constexpr int SECOND = WIDTH == 8 ? PLANES * PLANE : 8 * PIXEL;  // from the first 8 of 16 pixels to the others
     const u32 corner = shared + (lane % 8) * PIXEL + (top * PITCH + column * 16) * PIXEL;
@@ -496,21 +526,20 @@ weight_gradients(const uint4* x, const uint4* outs, const uint4* for_ys, float* 
 #pragma unroll
     for (int i = 0; i < 72; i++) totals[i / 8][i / 4 % 2][i % 4] = 0;
 
-    for (int pass = first - 1; pass < end; pass++) {
-        if (pass + 1 < end) {
-            const int image = (pass + 1) * AT_ONCE, count = min(AT_ONCE, images - image);
-            uint4* to = memory + (pass + 1) % 2 * 2 * IMAGE_BUFFER;
-            if (count < AT_ONCE)  // the second image of an odd last pair has no gradients
-                for (int i = threadIdx.x; i < IMAGE_BUFFER; i += THREADS) to[IMAGE_BUFFER + i] = make_uint4(0, 0, 0, 0);
-            __syncthreads();
-            fetch_images(to, inputs + (size_t)image * COUNT, count);
-            fetch_images(to + IMAGE_BUFFER, gradients + (size_t)image * COUNT, count);
+    const auto fetch_pass = [&](int pass) {
+        if (pass < end) {
+            uint4* to = memory + pass % FETCHED * 2 * IMAGE_BUFFER;
+            fetch_images(to, inputs + (size_t)pass * AT_ONCE * COUNT);
+            fetch_images(to + IMAGE_BUFFER, gradients + (size_t)pass * AT_ONCE * COUNT);
         }
         close_fetches();
-        if (pass < first) continue;
-        wait_for_fetches<1>();
+    };
+    for (int pass = first; pass < first + FETCHED - 1; pass++) fetch_pass(pass);
+    for (int pass = first; pass < end; pass++) {
+        wait_for_fetches<FETCHED - 2>();
         __syncthreads();
-        const u32 stage = pass % 2 * 2 * IMAGE_BUFFER * PIXEL;
+        fetch_pass(pass + FETCHED - 1);  // over the pass before, which all have read
+        const u32 stage = pass % FETCHED * 2 * IMAGE_BUFFER * PIXEL;
         u32 gradient[3][4];
 #pragma unroll
         for (int row = 0; row < HEIGHT + 2; row++) {
@@ -527,7 +556,6 @@ weight_gradients(const uint4* x, const uint4* outs, const uint4* for_ys, float* 
                     }
             }
         }
-        __syncthreads();
     }
     float* to = sums + ((size_t)(layer * gridDim.x + split) * SHARES + share) * CHANNELS * 9 * CHANNELS + in + lane % 4 * 2;
 #pragma unroll

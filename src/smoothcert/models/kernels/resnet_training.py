@@ -26,7 +26,7 @@ def fits(x: Tensor, training: bool) -> bool:
     if x.device.type != "cuda" or x.shape[1] != x.shape[2] or (x.shape[3], x.shape[2]) not in ROWS or not len(x):
         return False
     gpu = x.device.index or 0
-    at_once = len(x) % 2 == 0 and len(x) // 2 <= _multiprocessors(gpu)
+    at_once = len(x) % 2 == 0 and len(x) // 2 <= min(_multiprocessors(gpu), 160)
     return _multiprocessors(gpu) > 0 and (at_once or not training) and kernels_build(gpu, x.dtype)
 
 
@@ -34,7 +34,7 @@ def fits(x: Tensor, training: bool) -> bool:
 def _multiprocessors(gpu: int) -> int:
     """How many there are, or 0 if the GPU cannot run the kernels."""
     about = torch.cuda.get_device_properties(gpu)
-    enough = torch.cuda.get_device_capability(gpu) >= (9, 0) and about.shared_memory_per_block_optin >= 200_000
+    enough = torch.cuda.get_device_capability(gpu) >= (9, 0) and about.shared_memory_per_block_optin >= 220_000
     return about.multi_processor_count if enough else 0
 
 
@@ -80,14 +80,15 @@ def shared_bytes(name: str, channels: int, width: int) -> int:
     """The shared memory of a block of the kernel `name`, as it is laid out in `resnet_training.cu`."""
     rows, image = ROWS[channels, width], channels * 2 * ((width + 2) * (width + 1) + 1)  # with zeros around it
     if name == "weight_gradients":
-        return 4 * image * (2 if width == 8 else 1)
+        return 2 * image * {32: 3, 16: 5, 8: 2 * 4}[width]
     if name == "evaluation":
         return 4 * image
     if name == "evaluation_gradient":
         return 4 * image + rows * THREADS * 16
+    numbers = 16 * 32 + THREADS // channels * (2 * channels + 2)  # what warps and blocks exchange
     if name == "forward":
-        return 4 * image + 4 * (16 * 32 + THREADS * 3 + 2 * channels)
-    return 2 * image + rows * THREADS * 16 + 4 * (16 * 32 + THREADS * 2 + 4 * channels)
+        return 4 * image + 4 * (numbers + 2 * channels)
+    return 2 * image + 2 * rows * THREADS * 16 + 4 * (numbers + 8 * channels)
 
 
 def _launch(name: str, x: Tensor, grid: tuple[int, int], *arguments: Tensor | int | float) -> None:
@@ -138,10 +139,9 @@ def trained_stage(
     """x [n, h, w, c] -> the outputs of all layers [layers, n, h, w, c], their convolutions and open ReLUs in the order
     of the kernels, and statistics [layers, 3, c]. The running statistics are updated as batch norm does."""
     outs, ys, masks, statistics = _trained_stage_like(x, shortcut, weights)
-    partials, barrier = _exchange(x)
     added = x if shortcut is None else shortcut
     tensors = (x, added, fragments(torch.stack(weights), x.dtype), torch.stack(gammas), torch.stack(betas))
-    results = (outs, ys, masks, statistics, partials, barrier)
+    results = (outs, ys, masks, statistics, _pairs(x))
     _launch("forward", x, (len(x) // 2, 1), *tensors, *results, len(weights), int(shortcut is not None), epsilon)
     torch._foreach_lerp_(means, list(statistics[:, 0].unbind()), momentum)
     torch._foreach_lerp_(variances, list(statistics[:, 2].unbind()), momentum)
@@ -181,11 +181,10 @@ def trained_stage_gradient(
         gradient, x, outs, ys, masks, statistics, weights, gammas, has_shortcut
     )
     for_ys = torch.empty_like(outs)
-    partials, barrier = _exchange(x)
     upper = gradient.to(x.dtype).contiguous()
     tensors = (upper, ys, masks, statistics, torch.stack(gammas))
     transposed = fragments(torch.stack(weights), x.dtype, transposed=True)
-    results = (for_ys, for_x, for_shortcut if has_shortcut else for_x, totals, partials, barrier)
+    results = (for_ys, for_x, for_shortcut if has_shortcut else for_x, totals, _pairs(x))
     _launch("backward", x, (images // 2, 1), *tensors, transposed, *results, layers, int(has_shortcut))
     splits = _splits(images // 2 if x.shape[2] == 8 else images, layers, _multiprocessors(x.device.index or 0))
     shares = 16 // (channels // 16) ** 2
@@ -238,10 +237,9 @@ def evaluated_stage_gradient(
     return for_x, for_shortcut
 
 
-def _exchange(x: Tensor) -> tuple[Tensor, Tensor]:
-    """What blocks exchange, and the count of those that have arrived at a barrier."""
-    partials = x.new_empty((2, len(x) // 2, 2, x.shape[3]), dtype=torch.float32)
-    return partials, torch.zeros(1, dtype=torch.int32, device=x.device)
+def _pairs(x: Tensor) -> Tensor:
+    """What blocks exchange."""
+    return torch.zeros((2, len(x) // 2, x.shape[3], 2), dtype=torch.float32, device=x.device)
 
 
 @cache
