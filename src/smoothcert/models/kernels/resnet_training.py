@@ -25,14 +25,23 @@ def fits(x: Tensor, training: bool) -> bool:
     """Whether the kernels compute images like x [n, h, w, c]. In training all of them must be on the chip at once."""
     if x.device.type != "cuda" or x.shape[1] != x.shape[2] or (x.shape[3], x.shape[2]) not in ROWS or not len(x):
         return False
-    gpu = x.device.index or 0
-    at_once = len(x) % 2 == 0 and len(x) // 2 <= min(_multiprocessors(gpu), 160)
-    return _multiprocessors(gpu) > 0 and (at_once or not training) and kernels_build(gpu, x.dtype)
+    multiprocessors = usable_multiprocessors(x.device.index or 0, x.dtype)
+    at_once = len(x) % 2 == 0 and len(x) // 2 <= min(multiprocessors, 160)
+    return multiprocessors > 0 and (at_once or not training)
+
+
+def usable_multiprocessors(gpu: int, dtype: torch.dtype) -> int:
+    """How many there are, or 0 if the GPU cannot run the kernels for `dtype` or they cannot be built here."""
+    return _multiprocessors(gpu) if _multiprocessors(gpu) and kernels_build(gpu, dtype) else 0
+
+
+# Without this torch.compile would trace the caches. It calls such a function while it traces: given a tensor, it would
+# compute all layers before to have its values, and update their running statistics twice.
+usable_multiprocessors._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache
 def _multiprocessors(gpu: int) -> int:
-    """How many there are, or 0 if the GPU cannot run the kernels."""
     about = torch.cuda.get_device_properties(gpu)
     enough = torch.cuda.get_device_capability(gpu) >= (9, 0) and about.shared_memory_per_block_optin >= 220_000
     return about.multi_processor_count if enough else 0
@@ -50,10 +59,6 @@ def kernels_build(gpu: int, dtype: torch.dtype) -> bool:
                 job.result()
 
     return can_build(gpu, build, "ResNets are trained without their CUDA kernels, slower")
-
-
-# Without this torch.compile would trace the cache.
-fits._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache
