@@ -261,6 +261,41 @@ def test_two_passes_before_one_gradient() -> None:
         torch.testing.assert_close(found, one + two, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("number", [6, 7])
+def test_layers_that_are_computed_again_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """And keep less memory. An odd number of layers has a shortcut from outside."""
+    torch.manual_seed(0)
+    layers = new_layers(16, number)
+    x, shortcut = (torch.randn(3, 16, 8, 8, device=DEVICE, requires_grad=True) for _ in range(2))
+    inputs = (x, shortcut) if number % 2 else (x, None)
+
+    def numbers() -> tuple[list[Tensor], int]:
+        mine = copy.deepcopy(layers)
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            out = residual_layers(*inputs, mine, torch.float16)
+        leaves = [leaf for leaf in inputs if leaf is not None]
+        leaves += [p for layer in mine for module in layer for p in module.parameters()]
+        gradients = torch.autograd.grad(out.square().sum(), leaves)
+        return [out, *gradients, *(buffer for _, norm in mine for buffer in norm.buffers())], sum(kept.values())
+
+    together, kept_together = numbers()
+    monkeypatch.setattr(residual_layers_module, "KEPT_BYTES", 0)
+    monkeypatch.setattr(residual_layers_module, "LAYERS_AT_ONCE", 2)
+    again, kept_again = numbers()
+    assert torch.equal(together[0], again[0])
+    for one, other in zip(together, again, strict=True):  # gradients are rounded where a part ends
+        assert (one - other).float().norm() <= 2e-3 * one.float().norm()
+    outputs = 2 * number * 2 * x.numel()
+    inputs_of_parts = (number // 2 + 1 + number % 2) * 2 * x.numel()
+    assert kept_together - kept_again >= outputs - inputs_of_parts > 0
+
+
 def test_compiled_training_gives_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ResNet in training is traced without a break."""
     monkeypatch.setattr("smoothcert.models.resnet_cifar.kernel_dtype", lambda x: torch.float16)

@@ -5,7 +5,7 @@ convolution, a shortcut, a ReLU and the sums of a batch norm in one kernel. The 
 """
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +29,9 @@ NUMBERS, FEW = 16384, 8
 """Numbers that are added up at a time by one program, of this many channels."""
 BLOCK = 1024
 """Numbers per program if each is computed alone."""
+KEPT_BYTES, LAYERS_AT_ONCE = 2**31, 12
+"""If the layers of a training step keep more than this for the backward pass, they are computed again in it, a few at
+a time. MACER on CIFAR-10 (4,096 inputs) would keep 17 GB."""
 
 
 class Layers(NamedTuple):
@@ -69,38 +72,57 @@ def residual_layers(
     tensors = Layers.of(layers)
     out: Tensor
     if norm.training:
-        function = TrainedStage if fits(images, training=True) else TrainedLayers
-        out = function.apply(images, added, norm.momentum, norm.eps, *chain(*tensors))  # type: ignore[no-untyped-call]
+        settings = (norm.momentum, norm.eps)
+        if fits(images, training=True):
+            out = TrainedStage.apply(images, added, *settings, *chain(*tensors))  # type: ignore[no-untyped-call]
+        else:
+            out = _trained_in_parts(images, added, *settings, tensors)
     else:
         evaluated = EvaluatedStage if fits(images, training=False) else EvaluatedLayers
         out = evaluated.apply(images, added, tensors, norm.eps)  # type: ignore[no-untyped-call]
     return out.permute(0, 3, 1, 2)
 
 
+def _trained_in_parts(x: Tensor, shortcut: Tensor | None, momentum: float, epsilon: float, layers: Layers) -> Tensor:
+    """All layers together, or those of a few blocks at a time if together they would keep too much memory."""
+    number = len(layers.weights)
+    again = 2 * number * x.numel() * x.element_size() > KEPT_BYTES
+    # A part ends with a layer that adds a shortcut, so that the next part needs the output of that layer alone.
+    first = number if not again else LAYERS_AT_ONCE - (shortcut is not None)
+    ends = [*range(first, number, LAYERS_AT_ONCE), number]
+    for start, end in pairwise([0, *ends]):
+        tensors = chain(*(kind[start:end] for kind in layers))
+        x = TrainedLayers.apply(x, None if start else shortcut, momentum, epsilon, again, *tensors)  # type: ignore[no-untyped-call]
+    return x
+
+
 class TrainedLayers(torch.autograd.Function):
-    """Images [n, h, w, c]; `tensors` are those of `Layers`, kind after kind."""
+    """Images [n, h, w, c]; `tensors` are those of `Layers`, kind after kind. With `again`, the backward pass computes
+    the layers again, by the same batch statistics, instead of keeping their outputs."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, shortcut: Tensor | None, momentum: float, epsilon: float, *tensors: Tensor
+        ctx: Any, x: Tensor, shortcut: Tensor | None, momentum: float, epsilon: float, again: bool, *tensors: Tensor
     ) -> Tensor:
         number = len(tensors) // len(Layers._fields)
         layers = Layers(*(list(tensors[start : start + number]) for start in range(0, len(tensors), number)))
         outs, ys, statistics = trained(x, shortcut, *layers, momentum, epsilon)
-        ctx.save_for_backward(x, outs, ys, statistics, *layers.weights)
+        added = shortcut if again else None
+        ctx.save_for_backward(x, added, statistics, None if again else outs, None if again else ys, *layers.weights)
         ctx.has_shortcut = shortcut is not None
-        out: Tensor = outs[-1]
-        return out
+        return outs[-1].clone() if again else outs[-1]  # a copy: the view would keep all of `outs`
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, outs, ys, statistics, *weights = ctx.saved_tensors
+        x, shortcut, statistics, outs, ys, *weights = ctx.saved_tensors
+        if outs is None:
+            outs, ys = trained_again(x, shortcut, statistics, weights)
         for_x, for_shortcut, for_weights, sums = trained_gradient(
             gradients[0], x, outs, ys, statistics, weights, ctx.has_shortcut
         )
-        shortcut = for_shortcut if ctx.has_shortcut else None
         parameters = (*for_weights, *sums[:, 1], *sums[:, 0])
-        return for_x, shortcut, None, None, *parameters, *[None] * len(parameters)
+        found = (for_x, for_shortcut if ctx.has_shortcut else None)
+        return *found, None, None, None, *parameters, *[None] * len(parameters)
 
 
 class TrainedStage(torch.autograd.Function):
@@ -246,6 +268,27 @@ def _trained_like(
 ) -> tuple[Tensor, Tensor, Tensor]:
     shape, statistics = (len(weights), *x.shape), (len(weights), 4, x.shape[3])
     return x.new_empty(shape), x.new_empty(shape), x.new_empty(statistics, dtype=torch.float32)
+
+
+@torch.library.custom_op("smoothcert::trained_again", mutates_args=())
+def trained_again(
+    x: Tensor, shortcut: Tensor | None, statistics: Tensor, weights: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The outputs and convolutions that `trained` gave, computed again by its statistics."""
+    outs, ys = _trained_again_like(x, shortcut, statistics, weights)
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        for number, matrix in enumerate(_matrices(torch.stack(weights), x)):
+            _convolution(_input(number, x, outs), matrix, ys[number])
+            _normalisation(ys[number], statistics[number], _added(number, x, shortcut, outs), outs[number])
+    return outs, ys
+
+
+@trained_again.register_fake
+def _trained_again_like(
+    x: Tensor, shortcut: Tensor | None, statistics: Tensor, weights: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    shape = (len(weights), *x.shape)
+    return x.new_empty(shape), x.new_empty(shape)
 
 
 @torch.library.custom_op("smoothcert::trained_gradient", mutates_args=())
