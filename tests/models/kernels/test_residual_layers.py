@@ -146,7 +146,8 @@ def test_gradients_where_relu_is_certain(
     given = torch.autograd.grad(found, ours, gradient.to(DEVICE))  # type: ignore[arg-type]
     right = torch.autograd.grad(expected, others, gradient.double())  # type: ignore[arg-type]
     for mine, other in zip(given, right, strict=True):
-        assert relative_error(mine, other) <= (0.02 if dtype == torch.float16 else 0.03) * (1 if number < 5 else 2)
+        # bf16 rounds 8 times more, and sums that almost cancel (gradients of beta below a batch norm) keep that noise.
+        assert relative_error(mine, other) <= (0.02 if dtype == torch.float16 else 0.06) * (1 if number < 5 else 2)
 
 
 def test_running_statistics_of_few_pixels() -> None:
