@@ -1,14 +1,16 @@
 """Seconds per epoch of training: the usual loop and ours, one after the other in one process.
 
-    python benchmarks/train.py [--run lenet|resnet110] [--methods gaussian,consistency,smoothmix] [--epochs 3]
-                               [--usual-steps 100] [--no-usual] [--precision auto] [--jobs 1,4] [--images 60000]
+    python benchmarks/train.py [--run lenet|resnet110|resnet20|resnet50] [--methods gaussian,consistency,smoothmix]
+                               [--epochs 3] [--usual-steps 100] [--no-usual] [--precision auto] [--jobs 1,4]
+                               [--images 60000] [--folder FOLDER]
 
 The usual loop: a DataLoader with worker processes, batches cut into one chunk a noise, float32 (TF32 convolutions)
 without capture, SGD, and the loss and accuracy read by the host after each step. It runs `--usual-steps` steps, from
 which its epoch is computed. Ours: `smoothcert.training.loop.train` as `smoothcert train` calls it, the median of its
 epochs after the first; with `--compile` it is compiled in the first epoch however short the run. The first epoch is
 shown too: it holds the start. `--jobs` trains several copies side by side and prints what that does to the total.
-Images are random pixels: speed does not depend on them.
+Images are random pixels on the device: speed does not depend on them. With `--folder`, ours reads them from image
+files, a folder for each class, as `--dataset folder:FOLDER` does.
 """
 
 import argparse
@@ -22,7 +24,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from smoothcert.data import DATASETS, ImageData
+from smoothcert.data import DATASETS, ImageData, Images, load_folder
 from smoothcert.objectives import Progress
 from smoothcert.papers.presets import preset
 from smoothcert.training.checkpoint import InputSpec, new_model
@@ -32,7 +34,12 @@ from smoothcert.training.metrics import METRICS
 from smoothcert.training.recipe import TrainRecipe, with_overrides
 from smoothcert.training.several_runs import train_together
 
-RUNS = {"lenet": ("mnist", 1.0, 60_000), "resnet110": ("cifar10", 0.5, 50_000), "resnet20": ("cifar10", 0.5, 50_000)}
+RUNS = {
+    "lenet": ("mnist", 1.0, 60_000),
+    "resnet110": ("cifar10", 0.5, 50_000),
+    "resnet20": ("cifar10", 0.5, 50_000),
+    "resnet50": ("imagenet", 0.5, 2_560),
+}
 
 
 def random_images(dataset: str, count: int) -> ImageData:
@@ -77,7 +84,7 @@ def usual_epoch_seconds(recipe: TrainRecipe, data: ImageData, device: torch.devi
                     )
 
 
-def our_epochs(recipe: TrainRecipe, data: ImageData, device: str, compiling: Compiling) -> list[dict[str, float]]:
+def our_epochs(recipe: TrainRecipe, data: Images, device: str, compiling: Compiling) -> list[dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         train(recipe, data, Path(folder) / "run", device=device, compiling=compiling, on_note=print)
         return [json.loads(line) for line in (Path(folder) / "run" / METRICS).read_text().splitlines()]
@@ -107,6 +114,7 @@ def main() -> None:
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--jobs", default="")
     parser.add_argument("--images", type=int, help="fewer than the data set has, for CPUs")
+    parser.add_argument("--folder", type=Path, help="class folders of image files, for ours")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
@@ -115,14 +123,18 @@ def main() -> None:
     compiling: Compiling = "always" if arguments.compile else "never"
     dataset, sigma, count = RUNS[arguments.run]
     data = random_images(dataset, arguments.images or count)
+    ours_from: Images = data
+    if arguments.folder is not None:
+        ours_from = load_folder(arguments.folder, "train", image_size=DATASETS[dataset].shape[1], in_memory_bytes=0)
     changes = [f"epochs={arguments.epochs}", f"model={arguments.run}", f"precision={arguments.precision}"]
     changes += ["learning_rate=1e-4"]  # random labels: nothing is to be learnt, nothing may diverge
     for method in arguments.methods.split(","):
         recipe = with_overrides(preset(f"{dataset}/{method}", sigma), changes)
-        lines = our_epochs(recipe, data, arguments.device, compiling)
-        ours = statistics.median(line["seconds"] for line in lines[1:])
+        lines = our_epochs(recipe, ours_from, arguments.device, compiling)
+        ours = statistics.median(line["seconds"] for line in lines[1:]) * len(data) / len(ours_from)
         memory = lines[-1].get("peak_memory_bytes", 0) / 2**30
-        text = f"{method:24s} ours {ours:8.3f} s/epoch (first {lines[0]['seconds']:.1f} s, peak {memory:.2f} GiB)"
+        first = f"(first {lines[0]['seconds']:.1f} s, peak {memory:.2f} GiB)"
+        text = f"{method:24s} ours {ours:8.3f} s/epoch, {len(data) / ours:.0f} images/s {first}"
         if not arguments.no_usual:
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
