@@ -113,7 +113,8 @@ def gallery_data(summaries: Sequence[Summary], gallery: Gallery | None, labels: 
             ]
             run = {"name": one_line(member.name), "label": labels[member.name], "group": number, "kinds": lists}
             runs.append({**run, "note": one_line(answer) if isinstance(answer, str) else None})
-    return GalleryData({"runs": runs, "groups": outcomes, "pictures": pictures}, class_names)
+    data = {"runs": runs, "groups": outcomes, "pictures": pictures, "class_names": class_names}
+    return GalleryData(data, class_names)
 
 
 def _kinds_of_runs(summaries: Sequence[Summary], most: int) -> dict[str, dict[str, tuple[list[CertifiedImage], int]]]:
