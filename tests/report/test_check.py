@@ -1,6 +1,7 @@
 """`smoothcert report --check`: every number of a written report against its certificates."""
 
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ def test_an_unchanged_report_agrees(report: Report, tmp_path: Path, monkeypatch:
     code, out, err = report("--check", "out")
     assert (code, err) == (0, "")
     assert out == "out: every number agrees with the certificates\n"
-    assert report("a", "b", "--format", "md,svg", "--out", "drawn")[0] == 0
+    assert report("a", "--format", "md,svg", "--out", "drawn")[0] == 0
     assert report("--check", "drawn")[0] == 0, "the page names its figures"
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -64,6 +65,47 @@ def test_a_changed_certificate_changes_the_numbers(report: Report) -> None:
     code, out, _ = report("--check", "out")
     assert code == 1
     assert "report.csv, a, 0.50: is 37.5, the certificates give 25" in out
+
+
+def test_every_number_in_the_text_and_in_the_curves_of_the_page(report: Report) -> None:
+    assert report("a", "b", "--format", "html", "--out", "page")[0] == 0
+    page = Path("page/report.html")
+    whole = page.read_text()
+    # Another day, version, style and script, and no pictures of the test images on this machine: the same numbers.
+    dated = re.sub(r"<span>\d+ \w+ \d{4}</span>", "<span>1 May 2020</span>", whole)
+    page.write_text(re.sub(r"smoothcert \S+ from", "smoothcert 0.0.1 from", dated).replace("<style>", "<style>\n\n"))
+    assert report("--check", "page")[0] == 0
+
+    def differences(text: str) -> str:
+        page.write_text(text)
+        code, out, _ = report("--check", "page")
+        assert code == 1
+        return out
+
+    assert whole.count(">62.5</td>") > 1
+    assert ": is 63.5, the certificates give 62.5" in differences(whole.replace(">62.5</td>", ">63.5</td>", 1))
+    curve = differences(whole.replace('"steps":[1000,', '"steps":[1001,', 1))
+    assert curve == "report.html, data.panels[0].runs[0].steps[0]: is 1001, the certificates give 1000\n"
+    assert "curves: missing or damaged" in differences(whole.replace('{"panels"', "{", 1))
+    assert "lose" in differences(whole.replace("keep their class", "lose their class", 1))
+
+
+def test_what_pictures_show_and_that_nobody_changed_them(report: Report) -> None:
+    certificates, picture = Path("a/certificates/test.tsv"), Path("drawn/curves.svg")
+    whole = certificates.read_text()
+    certificates.write_text(whole.replace("\t0.5\t", "\t0.45\t", 1))
+    assert report("a", "b", "--format", "svg", "--out", "drawn")[0] == 0
+    assert report("--check", "drawn")[0] == 0
+    certificates.write_text(whole)
+    picture.write_text(picture.read_text() + "\n")
+    code, out, _ = report("--check", "drawn")
+    assert (code, out.splitlines()[:2]) == (
+        1,
+        [
+            "curves.svg: is not the file that smoothcert wrote",
+            "curves.svg: shows other numbers than the certificates give",
+        ],
+    )
 
 
 def test_missing_rows_and_columns_are_named(report: Report) -> None:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from smoothcert.certification.attack_file import AttackedImage, attacks_writer, empirical_accuracy, read_attacks
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, read_certificates
+from smoothcert.certification.columns import columns_of
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.report import certified_accuracy, summarize
 from smoothcert.report.curves import ATTACKED, ATTACKED_PART, attacked_curve, draw_curves, step_curve
@@ -42,7 +43,7 @@ def curve_lines(figure: Figure) -> list[list[str]]:
 
 def test_steps_are_exact_at_and_between_the_jumps() -> None:
     rows = images()
-    x, y = step_curve(rows)
+    x, y = step_curve(columns_of(rows))
     assert x[0] == 0
     assert y[-1] == 0
     jumps = [0.1, 0.25, 0.5, 0.7499, 1.1]
@@ -56,7 +57,7 @@ def test_the_figure_shows_the_step_curve_in_percent() -> None:
     rows = images()
     (axes,) = figure_of([("a", file(rows))]).axes
     (line,) = [x for x in axes.lines if x.get_label() == "Gaussian"]
-    x, y = step_curve(rows)
+    x, y = step_curve(columns_of(rows))
     assert line.get_drawstyle() == "steps-post"
     np.testing.assert_array_equal(line.get_xdata(), x)
     np.testing.assert_allclose(line.get_ydata(), 100 * y)

@@ -14,7 +14,7 @@ from smoothcert.certification.certificates import CertificatesFile, CertifiedIma
 from smoothcert.errors import RequestError
 from smoothcert.noise import Gaussian
 from smoothcert.report.fewer_votes import _curve, acr_at_fewer_votes, expected_unit_radii
-from smoothcert.report.headline import headline_radius, headlines
+from smoothcert.report.headline import headlines
 from smoothcert.report.numbers import run_numbers
 from smoothcert.report.paired import comparisons
 from smoothcert.report.summary import Summary, summarize
@@ -222,7 +222,7 @@ def test_the_headline_in_words() -> None:
     better = [image(i, 1, 1 if i < 83 else 0, 0.7) for i in range(100)]
     worse = [image(i, 1, 1 if i >= 21 else 0, 0.7) for i in range(100)]
     (comparison,) = comparisons([summary_of(worse, "gaussian"), summary_of(better, "mix", objective="smoothmix")])
-    assert headline_radius(comparison) == 0.5
+    assert comparison.headline_radius == 0.5
     (text,) = headlines([comparison], {"mix": "SmoothMix"})
     low, high = (round(100 * end) for end in stats.binomtest(83, 100).proportion_ci(method="wilson"))
     assert text.startswith(

@@ -16,7 +16,6 @@ from smoothcert.certification.certificates import CertificatesFile, CertifiedIma
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.report.outcomes import wilson_interval
 from smoothcert.report.summary import (
-    abstention_rate,
     average_certified_radius,
     certified_accuracy,
     default_radii,
@@ -47,7 +46,7 @@ def test_numbers_of_a_small_file() -> None:
     rows = images()
     assert average_certified_radius(rows) == pytest.approx((0.1 + 0.25 + 0.5 + 0.5 + 1.1 + 0.7499) / 10, abs=1e-15)
     assert [certified_accuracy(rows, r) for r in (0, 0.1, 0.25, 0.5, 0.75, 1.1)] == [0.6, 0.6, 0.5, 0.4, 0.1, 0.1]
-    assert abstention_rate(rows) == 0.2
+    assert summarize(as_file(rows), "a", ()).abstention == 0.2
 
 
 @pytest.mark.parametrize("seed", range(5))

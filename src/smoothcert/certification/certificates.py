@@ -7,14 +7,25 @@ certified and how. Votes are stored, so any bound, alpha or table can be recompu
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from smoothcert.certification.checks import RANDOMIZED, RowLimits, check_settings
+from smoothcert.certification.columns import (
+    LARGEST_CLASS,
+    LARGEST_INTEGER,
+    Columns,
+    ParsedRows,
+    columns_of,
+    parse_columns,
+    parse_seconds,
+)
 from smoothcert.certification.other_tools import with_six_columns
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import COMPRESSED, PLAIN, read_content, write_content
@@ -30,8 +41,6 @@ COLUMNS_WITH_COIN = (*COLUMNS, "coin")
 HEADERS = (FIELD_COLUMNS, COLUMNS, COLUMNS_WITH_COIN)
 NEWER_SETTINGS = ("images_sha256", "classes_sha256", "num_classes")
 """Settings that files of earlier versions lack: such files are continued and merged without them."""
-LARGEST_INTEGER, LARGEST_CLASS = 10**12, 10**6
-"""Far above any index or number of votes, and any class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +62,28 @@ class CertifiedImage:
         return self.certificate.radius if self.correct else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CertificatesFile:
     """All rows of a file, in file order, and the settings next to it ({} if there is no JSON file)."""
 
     path: Path
-    rows: tuple[CertifiedImage, ...]
+    rows: Sequence[CertifiedImage]
     settings: Mapping[str, Any]
     provenance: Mapping[str, Any]
     torn: bool = False
     """Whether an incomplete last row was left out."""
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The rows as arrays."""
+        return columns_of(self.rows)
+
+    def only(self, indices: Collection[int]) -> "CertificatesFile":
+        """The file with the rows of these images only."""
+        rows, kept = self.rows, np.isin(self.columns.index, list(indices))
+        if isinstance(rows, ParsedRows):
+            return replace(self, rows=rows.at(np.flatnonzero(kept)))
+        return replace(self, rows=tuple(row for row, keep in zip(rows, kept.tolist(), strict=True) if keep))
 
 
 def format_row(row: CertifiedImage, *, with_coin: bool = False) -> str:
@@ -82,23 +103,13 @@ def _layout(settings: Mapping[str, Any]) -> tuple[str, Callable[[CertifiedImage]
     return "\t".join(COLUMNS_WITH_COIN if with_coin else COLUMNS) + "\n", partial(format_row, with_coin=with_coin)
 
 
-@lru_cache(maxsize=1_000)  # images of one batch have the same time
-def _parse_seconds(text: str) -> float:
-    """Return the seconds of `12.5` or of Python's timedelta text `[D day[s], ]H:MM:SS[.ffffff]`."""
-    days, _, clock = text.rpartition(",")
-    seconds = 86400.0 * int(days.split()[0]) if days else 0.0
-    for part, unit in zip(reversed(clock.strip().split(":")), (1, 60, 3600), strict=False):
-        seconds += float(part) * unit
-    return seconds
-
-
 def parse_row(line: str) -> CertifiedImage:
     """Invert `format_row`; six columns are enough. Raise ValueError if the line is not a row."""
     cells = line.rstrip("\r\n").split("\t")
     if len(cells) not in map(len, HEADERS):
         raise ValueError(f"expected {', '.join(str(len(header)) for header in HEADERS)} columns, got {len(cells)}")
     index, label, predict = _integer(cells[0], "idx"), _class(cells[1], "label"), _class(cells[2], "predict", -1)
-    radius, seconds = float(cells[3]), _parse_seconds(cells[5])
+    radius, seconds = float(cells[3]), parse_seconds(cells[5])
     if not (math.isfinite(radius) and radius >= 0):
         raise ValueError(f"expected a radius >= 0, got {cells[3]}")
     if not 0 <= seconds <= LARGEST_INTEGER:
@@ -201,9 +212,8 @@ def parse_rows(
     return list(rows.values()), len(content) - len(torn)
 
 
-def _checked_row(settings: Mapping[str, Any]) -> Callable[[str], CertifiedImage]:
-    """Return `parse_row` for a file with these settings: a row that is impossible under them is a ValueError."""
-    limits = RowLimits(settings)
+def _checked_row(limits: RowLimits) -> Callable[[str], CertifiedImage]:
+    """Return `parse_row` for a file with these limits: a row that is impossible under them is a ValueError."""
 
     def parse(line: str) -> CertifiedImage:
         row = parse_row(line)
@@ -224,10 +234,23 @@ def read_certificates(path: str | Path) -> CertificatesFile:
     content = read_content(path, KIND)
     stored = read_settings(path) if ours else {"settings": {}, "provenance": {}}
     check_settings(stored["settings"], path)
-    parse = _checked_row(stored["settings"])
+    limits = RowLimits(stored["settings"])
     content = content if ours else with_six_columns(content)
-    rows, size = parse_rows(content, path, HEADERS, parse, drop_torn_line=ours)
-    return CertificatesFile(path, tuple(rows), stored["settings"], stored["provenance"], torn=size < len(content))
+    rows = _parse_at_once(content, limits) if ours else None
+    size = content.rfind(b"\n") + 1
+    if rows is None:
+        single, size = parse_rows(content, path, HEADERS, _checked_row(limits), drop_torn_line=ours)
+        rows = tuple(single)
+    return CertificatesFile(path, rows, stored["settings"], stored["provenance"], torn=size < len(content))
+
+
+def _parse_at_once(content: bytes, limits: RowLimits) -> ParsedRows | None:
+    """The rows of a usual file without damage, fast; None for any other, which `parse_rows` reads row by row."""
+    header, body = "\t".join(COLUMNS).encode() + b"\n", content[: content.rfind(b"\n") + 1]
+    if not body.startswith(header):
+        return None
+    columns = parse_columns(body := body[len(header) :], limits)
+    return None if columns is None else ParsedRows(body.decode().split("\n")[:-1], columns, parse_row)
 
 
 def certificates_writer(
@@ -236,7 +259,7 @@ def certificates_writer(
     """Open or resume the certificates file `path`."""
 
     def parse(path: Path) -> tuple[list[CertifiedImage], int]:
-        return parse_rows(read_content(path, KIND), path, HEADERS, _checked_row(settings))
+        return parse_rows(read_content(path, KIND), path, HEADERS, _checked_row(RowLimits(settings)))
 
     header, formatted = _layout(settings)
     return ResultWriter(path, settings, provenance, header=header, parse=parse, format_row=formatted)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
 
 from smoothcert.errors import WorkError
 from smoothcert.io.results import settings_path
@@ -20,6 +22,9 @@ from smoothcert.smoothing.bounds import (
 from smoothcert.smoothing.cascade import cascade_radius
 from smoothcert.smoothing.certificate import MOST_VOTES, Certificate
 from smoothcert.training.choices import Bound
+
+if TYPE_CHECKING:
+    from smoothcert.certification.columns import Columns
 
 LARGEST_SIGMA = 1e6
 """Far above any useful noise level: images are in [0, 1]."""
@@ -113,6 +118,24 @@ class RowLimits:
                 f"the radius {certificate.radius:g} exceeds {most:g}, the most that {votes} can show at {noise}"
             )
 
+    def allow(self, columns: "Columns") -> bool:
+        """Whether `check` passes for all rows of a file with one stage and the one-sided bound; False for other files.
+
+        Rows with the same votes have the same largest radius, so it is computed once for each number of votes.
+        """
+        n, classes = self._get("n", None), self._get("num_classes", math.inf)
+        largest = max(int(c.max(initial=0)) for c in (columns.label, columns.predict, columns.votes_class))
+        special = any(self._get(key, False) for key in ("cascade", "radii", "radius_loss"))
+        plain = self._get("bound", ONE_SIDED) in (ONE_SIDED, EARLY_NAME) and not special
+        if not plain or largest >= classes or (n is not None and (columns.n != n).any()):
+            return False
+        if not self._limited:
+            return True
+        counts, row = np.unique(columns.count, return_inverse=True)
+        about = (n, self.settings["alpha"], self._get("noise", "gaussian"))
+        most = self.settings["sigma"] * np.array([_unit_radius(count, *about) for count in counts.tolist()])
+        return bool((columns.radius <= most[row] * (1 + TOLERANCE)).all())
+
     def radius(self, certificate: Certificate) -> float:
         """Return an upper bound on the radius that these votes show."""
         n, count, alpha = certificate.n, certificate.count, self.settings["alpha"]
@@ -125,7 +148,7 @@ class RowLimits:
             # A sequential test may have claimed at an earlier look, when all votes agreed.
             at_most = max(radii)
             if self._get("hold_back", False):
-                at_most = max(at_most, self._certified(_error_bound(count, n, alpha)))
+                at_most = max(at_most, self._one_sided(count, n))
             return float(min(at_most, self._certified(smallest_error_bound(n, alpha))))
         if certificate.coin is not None:
             return self._certified(randomized_error_bound(count, n, alpha, certificate.coin))
@@ -134,11 +157,15 @@ class RowLimits:
             q, runner_up = two_sided_bounds(count, other, n, alpha)
             gap = UNIT_RADII["gaussian"](q) + UNIT_RADII["gaussian"](runner_up)
             return float(max(0.0, self.settings["sigma"] / 2 * gap))
-        return self._certified(_error_bound(count, n, alpha))
+        return self._one_sided(count, n)
+
+    def _one_sided(self, count: int, n: int) -> float:
+        return float(
+            self.settings["sigma"] * _unit_radius(count, n, self.settings["alpha"], self._get("noise", "gaussian"))
+        )
 
     def _certified(self, q: float) -> float:
-        radius = UNIT_RADII[self._get("noise", "gaussian")](q) if q < 0.5 else 0.0
-        return float(self.settings["sigma"] * radius)
+        return float(self.settings["sigma"] * _unit(q, self._get("noise", "gaussian")))
 
     @cached_property
     def _limited(self) -> bool:
@@ -149,6 +176,11 @@ class RowLimits:
         return default if value is None else value
 
 
-@lru_cache(maxsize=100_000)
-def _error_bound(count: int, n: int, alpha: float) -> float:
-    return error_upper_bound(count, n, alpha)
+def _unit(q: float, noise: str) -> float:
+    """The radius at sigma = 1 that an error bound q shows."""
+    return UNIT_RADII[noise](q) if q < 0.5 else 0.0
+
+
+@lru_cache(maxsize=200_000)
+def _unit_radius(count: int, n: int, alpha: float, noise: str) -> float:
+    return _unit(error_upper_bound(count, n, alpha), noise)

@@ -6,6 +6,7 @@ import torch
 
 from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.certification.settings import CertifySettings
+from smoothcert.cli.reporting import ReportRequest
 from smoothcert.data import Images, load_dataset
 from smoothcert.io.console import PlainConsole
 from smoothcert.papers.presets import preset
@@ -54,7 +55,8 @@ def run_quickstart(out: Path) -> None:
         path = folder / "certificates" / f"test-n{VOTES}.tsv"
         with certification_bar(folder.name, images) as show:
             certify_dataset(load_run(folder), test_data, path, settings, device=device, on_progress=show)
-    report = write_report(folders, out / "report", ("md", "html", "png"), gallery=pictures)
+    request = ReportRequest(tuple(map(str, folders))).to_store(out / "report")
+    report = write_report(folders, out / "report", ("md", "html", "png"), gallery=pictures, request=request)
     for shown in terminal_report(report.contents, console.width):
         console.print(shown)
     console.print(f"{images} test images, n = {VOTES:,} votes: a small budget for a first look.", soft_wrap=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Request:
+class ReportRequest:
     """What a report is asked for, as it is stored next to the report: paths are relative to its folder."""
 
     runs: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class _Request:
     label: str | None = None
 
     @classmethod
-    def stored_in(cls, folder: Path) -> "_Request":
+    def stored_in(cls, folder: Path) -> "ReportRequest":
         from smoothcert.report.check import request_of
 
         stored = request_of(folder)
@@ -128,11 +128,11 @@ def report(
     """Tables, figures and an HTML page from certificates."""
     names = tuple(map(str, runs or ()))
     texts = tuple(described or ())
-    request = _Request(
+    request = ReportRequest(
         names, title, radii, paper, all_images, reference, texts, linf, columns, caption, label
     )  # fmt: skip
     if check is not None:
-        _check(check, request if names else _Request.stored_in(check))
+        _check(check, request if names else ReportRequest.stored_in(check))
         return
     if not names:
         raise RequestError("expected at least one run folder or certificates file, got none; give one to report on")
@@ -164,7 +164,7 @@ def _gallery(images: Sequence[str], data: Path | None) -> Any:
     return partial(pictures, folder=data, named=images)
 
 
-def _check(folder: Path, request: _Request) -> None:
+def _check(folder: Path, request: ReportRequest) -> None:
     """Compare the report in `folder` with its certificates; differences are printed and are failed work."""
     for path in request.runs:
         check_exists(Path(path))

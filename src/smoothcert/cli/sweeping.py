@@ -24,6 +24,7 @@ from smoothcert.cli.options import (
     dataset_loader,
     parse_numbers,
 )
+from smoothcert.cli.reporting import ReportRequest
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import duration
 
@@ -180,7 +181,8 @@ def show_report(runs: "Sequence[RunState]", out: Path, data: Path | None) -> Non
     if not runs:
         return
     files = [run.certificates for run in runs]
-    written = write_report(files, out, FORMATS, gallery=partial(pictures, folder=data))
+    request = ReportRequest(tuple(map(str, files))).to_store(out)
+    written = write_report(files, out, FORMATS, gallery=partial(pictures, folder=data), request=request)
     for shown in terminal_report(written.contents, console.width):
         console.print(shown)
     for path in written.written:

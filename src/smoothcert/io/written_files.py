@@ -83,6 +83,11 @@ def _written(folder: Path) -> Digests:
     return {name: digests for name, digests in known if isinstance(digests, list)}
 
 
+def is_as_written(folder: Path, name: str) -> bool:
+    """Whether the file `name` of `folder` is there as smoothcert wrote it."""
+    return (folder / name).is_file() and not _foreign(folder / name, _written(folder).get(name, []))
+
+
 def stored_request(folder: Path) -> Mapping[str, object] | None:
     """How the files of `folder` were made, as given to `write_files`; None if that is not known."""
     request = _manifest(folder).get("request")

@@ -1,20 +1,25 @@
 """Tables, figures and pages from certificates files. Reads only those: no model, no checkpoint, no forward pass."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smoothcert.errors import RequestError
 from smoothcert.io.written_files import write_files
 from smoothcert.report.comparison import Published
 from smoothcert.report.contents import Choices, Contents, LatexTable, read_contents
 from smoothcert.report.document import PICTURE_FORMATS, TEXTS, terminal_report
+from smoothcert.report.figures import STORED_AS, digest_of, figures_of
 from smoothcert.report.locate import find_certificates
 from smoothcert.report.run_table import report
 from smoothcert.report.summary import Summary, average_certified_radius, certified_accuracy, summarize
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = [
     "FORMATS",
@@ -81,31 +86,33 @@ def write_report(
     formats = list(dict.fromkeys(formats))
     chosen = replace(choices, radii=choices.radii if radii is None else radii, **changes)
     contents = read_contents(paths, chosen)
-    pictures = _drawn(contents, [kind for kind in formats if kind in PICTURE_FORMATS])
+    pictures, digests = _drawn(contents, [kind for kind in formats if kind in PICTURE_FORMATS])
     drawn = {name: picture for name, picture in pictures.items() if picture is not None}
     contents = replace(contents, pictures=list(drawn), drawn=drawn)
     texts = {name: text for kind in formats if kind in TEXTS for name, text in TEXTS[kind](contents).items()}
     files = {name: None if text is None else text.encode("utf-8", "backslashreplace") for name, text in texts.items()}
-    return Report(contents, write_files(out, {**files, **pictures}, force, request))
+    stored = {**request, STORED_AS: digests} if request and digests else request
+    return Report(contents, write_files(out, {**files, **pictures}, force, stored))
 
 
-def _drawn(contents: Contents, kinds: Sequence[str]) -> dict[str, bytes | None]:
-    """File name -> picture, for all figures; None for figures that the files do not contain enough for."""
+def _drawn(contents: Contents, kinds: Sequence[str]) -> tuple[dict[str, bytes | None], dict[str, str]]:
+    """File name -> picture, for all figures, None for figures that the files do not contain enough for; and the digests
+    of what the figures show, by their names."""
     if not kinds:
-        return {}
-    # matplotlib takes long to import, and only figures need it.
-    from smoothcert.report.curves import draw_curves
-    from smoothcert.report.distribution import draw_distribution
-    from smoothcert.report.style import pictures_of
-    from smoothcert.report.sweep_curves import draw_sweeps
-    from smoothcert.report.training_curves import draw_training_curves
+        return {}, {}
+    from smoothcert.report.style import pictures_of  # imports matplotlib
 
-    return {
-        **pictures_of("curves", lambda: draw_curves(contents.summaries), kinds),
-        **pictures_of("distribution", lambda: draw_distribution(contents.summaries), kinds),
-        **pictures_of("sweeps", lambda: draw_sweeps(contents.sweeps), kinds),
-        **pictures_of("training", lambda: draw_training_curves(contents.trained), kinds),
-    }
+    pictures: dict[str, bytes | None] = {}
+    digests: dict[str, str] = {}
+
+    def noted(name: str, draw: Callable[[], "Figure | None"]) -> "Figure | None":
+        figure = draw()
+        digests.update({} if figure is None else {name: digest_of(figure)})
+        return figure
+
+    for name, draw in figures_of(contents).items():
+        pictures |= pictures_of(name, partial(noted, name, draw), kinds)
+    return pictures, digests
 
 
 class _CallableModule(ModuleType):

@@ -2,22 +2,35 @@
 
 import csv
 import io
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from smoothcert.errors import RequestError
 from smoothcert.io.files import check_regular_file
 from smoothcert.io.text import one_line
-from smoothcert.io.written_files import stored_request
+from smoothcert.io.written_files import is_as_written, stored_request
 from smoothcert.report.contents import Contents
 from smoothcert.report.document import FIGURES, PICTURE_FORMATS, TEXTS
+from smoothcert.report.figures import STORED_AS, digest_of, figures_of
+from smoothcert.report.html_gallery import Gallery, Pictures
 
-CHECKED = ("csv", "md", "tex")
-"""The formats that are compared; the page has the same tables, and figures depend on the drawing library."""
+PAGE = "report.html"
+NAMES = ("report.csv", "report-seeds.csv", "report.md", "report.tex", PAGE)
+"""The files that are compared word by word; of pictures, a digest of what they show is."""
 MOST_SHOWN = 20
+_DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
+# What differs between versions and days, and figures, which are compared apart.
+_NO_NUMBERS = re.compile(
+    r"<style>.*?</style>|<script.*?</script>|<section id=\"figures\">.*?</section>|<a href=\"#figures\">Figures</a>|"
+    r"'sha256-[^']*'|Written by smoothcert \S+|<span>\d{1,2} \w+ \d{4}</span></p>",
+    re.DOTALL,
+)
+_TAG = re.compile(r"<[^>]*>")
 _NUMBER = re.compile(r"[+−-]?\d[\d,]*(?:\.\d+)?")
 
 
@@ -42,17 +55,88 @@ def differing_numbers(folder: Path, contents: Contents) -> list[str]:
     # The Markdown page shows the figures that were drawn with it.
     drawn = [f"{name}.{kind}" for name in FIGURES for kind in PICTURE_FORMATS if (folder / f"{name}.{kind}").exists()]
     contents = replace(contents, pictures=drawn)
-    expected = {name: text for kind in CHECKED for name, text in TEXTS[kind](contents).items()}
-    present = [name for name in expected if (folder / name).exists()]
-    if not present:
-        raise RequestError(f"{folder}: expected one of {', '.join(expected)}, got none; give the folder of a report")
+    written = {name: _text(folder / name) for name in NAMES if (folder / name).exists()}
+    if not written and not drawn:
+        raise RequestError(f"{folder}: expected one of {', '.join(NAMES)}, got none; give the folder of a report")
+    if PAGE in written:
+        contents = replace(contents, gallery=_without_pictures(written[PAGE]))
+    kinds = [kind for kind in TEXTS if any(name.endswith(f".{kind}") for name in written)]
+    expected = {name: text or "" for kind in kinds for name, text in TEXTS[kind](contents).items()}
     found: list[str] = []
-    for name in present:
-        check_regular_file(folder / name)
-        written = (folder / name).read_text(encoding="utf-8", errors="replace")
-        compare = _csv_differences if name.endswith(".csv") else _line_differences
-        found += [f"{name}, {difference}" for difference in compare(written, expected[name] or "")]
-    return found
+    for name, text in written.items():
+        compare = _COMPARISONS.get(name.rpartition(".")[2], _line_differences)
+        found += [f"{name}, {difference}" for difference in compare(text, expected[name])]
+    return [*found, *_picture_differences(folder, contents, drawn)]
+
+
+def _text(path: Path) -> str:
+    check_regular_file(path)
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _picture_differences(folder: Path, contents: Contents, files: Sequence[str]) -> Iterator[str]:
+    """Pictures that were changed after they were written, or that show other numbers than the figure drawn now.
+
+    Reports of earlier versions do not record what their figures show; of these only changes of the files are found.
+    """
+    shown = (stored_request(folder) or {}).get(STORED_AS)
+    draw = figures_of(contents) if files else {}
+    digests = {}
+    for file in files:
+        name = file.rpartition(".")[0]
+        if not is_as_written(folder, file):
+            yield f"{file}: is not the file that smoothcert wrote"
+        if not isinstance(shown, dict) or name not in shown:
+            continue
+        if name not in digests:
+            figure = draw[name]()
+            digests[name] = None if figure is None else digest_of(figure)
+        if digests[name] != shown[name]:
+            yield f"{file}: shows other numbers than the certificates give"
+
+
+def _without_pictures(page: str) -> Gallery:
+    """The names of the classes as the page has them: they come with the images, which need not be on this machine."""
+    try:
+        names = json.loads(_DATA.findall(page)[0])["gallery"]["class_names"]
+        known = {str(data): tuple(map(str, texts)) for data, texts in names.items()}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        known = {}
+    return lambda dataset, split, indices: Pictures({}, {}, known.get(dataset, ()))
+
+
+def _page_differences(written: str, expected: str) -> Iterator[str]:
+    """The curves and outcomes that the page draws, then its words and tables."""
+    try:
+        theirs, ours = (_page_data(page) for page in (written, expected))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        yield "the data of the curves: missing or damaged"
+    else:
+        yield from _data_differences(theirs, ours, "data")
+    texts = ("\n".join(filter(None, _NO_NUMBERS.sub("", page).splitlines())) for page in (written, expected))
+    yield from _line_differences(*texts, numbered=False)
+
+
+def _page_data(page: str) -> dict[str, Any]:
+    """The data of the curves and the gallery, but for the pictures and the reason why there are none."""
+    data = json.loads(_DATA.findall(page)[0])
+    del data["gallery"]["pictures"]
+    for run in data["gallery"]["runs"]:
+        del run["note"]
+        for image in (image for kind in run["kinds"] for image in kind["images"]):
+            del image["picture"]
+    return dict(data)
+
+
+def _data_differences(written: object, expected: object, place: str) -> Iterator[str]:
+    if isinstance(written, dict) and isinstance(expected, dict) and written.keys() == expected.keys():
+        for key, value in expected.items():
+            yield from _data_differences(written[key], value, f"{place}.{key}")
+    elif isinstance(written, list) and isinstance(expected, list) and len(written) == len(expected):
+        for i, (theirs, ours) in enumerate(zip(written, expected, strict=True)):
+            yield from _data_differences(theirs, ours, f"{place}[{i}]")
+    elif written != expected:
+        yield f"{place}: is {_shown(str(written))}, the certificates give {_shown(str(expected))}"
 
 
 def _csv_differences(written: str, expected: str) -> Iterator[str]:
@@ -75,23 +159,27 @@ def _csv_differences(written: str, expected: str) -> Iterator[str]:
                 yield f"{name}, {key}: is {_shown(found.get(key))}, the certificates give {_shown(values.get(key))}"
 
 
-def _line_differences(written: str, expected: str) -> Iterator[str]:
-    """Line by line: each number that differs, or the line if its words do."""
+def _line_differences(written: str, expected: str, *, numbered: bool = True) -> Iterator[str]:
+    """Line by line: each number that differs, or the line if its words do. Lines have their numbers, or their text."""
     lines = zip_longest(expected.splitlines(), written.splitlines(), fillvalue=None)
     for number, (line, other) in enumerate(lines, start=1):
         if line == other:
             continue
+        place = f"line {number}" if numbered else f"'{_shown(' '.join(_TAG.sub(' ', other or line or '').split()))}'"
         if line is None or other is None:
-            yield f"line {number}: {'not in the certificates' if line is None else 'missing'}"
+            yield f"{place}: {'not in the certificates' if line is None else 'missing'}"
             continue
         ours, theirs = _NUMBER.findall(line), _NUMBER.findall(other)
         if _NUMBER.sub("#", line) != _NUMBER.sub("#", other):
-            yield f"line {number}: is '{one_line(other)[:80]}', the certificates give '{one_line(line)[:80]}'"
+            yield f"{place}: is '{one_line(other)[:80]}', the certificates give '{one_line(line)[:80]}'"
             continue
         for right, wrong in zip(ours, theirs, strict=True):
             if right != wrong:
-                yield f"line {number}: is {wrong}, the certificates give {right}"
+                yield f"{place}: is {wrong}, the certificates give {right}"
 
 
 def _shown(text: str | None) -> str:
     return one_line(text)[:60] if text else "empty"
+
+
+_COMPARISONS: Mapping[str, Callable[[str, str], Iterator[str]]] = {"csv": _csv_differences, "html": _page_differences}

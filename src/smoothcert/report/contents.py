@@ -154,7 +154,7 @@ def _read(path: Path) -> CertificatesFile:
     """A certificates file whose radii can be drawn and whose settings are flat enough to be shown."""
     check_regular_file(path)
     file = read_certificates(path)
-    largest = max((row.certificate.radius for row in file.rows), default=0.0)
+    largest = file.columns.radius.max(initial=0.0)
     if largest > LARGEST_RADIUS:
         raise WorkError(
             f"{path}: damaged, expected radii of at most {LARGEST_RADIUS:,.0f}, got {largest:g}; restore it"
@@ -191,18 +191,12 @@ def cut_to_shared_images(files: Files) -> Files:
     shared: dict[object, set[int]] = {}
     for key, (_, file) in zip(keys, files, strict=True):
         refuse_without_images(file)
-        indices = {row.index for row in file.rows}
+        indices = set(file.columns.index.tolist())
         shared[key] = shared.get(key, indices) & indices
     return [
-        (name, _cut(file, shared[key]) if shared[key] and key[0] is not None else file)
+        (name, file.only(shared[key]) if 0 < len(shared[key]) < len(file.rows) and key[0] is not None else file)
         for key, (name, file) in zip(keys, files, strict=True)
     ]
-
-
-def _cut(file: CertificatesFile, indices: set[int]) -> CertificatesFile:
-    if len(indices) == len(file.rows):
-        return file
-    return replace(file, rows=tuple(row for row in file.rows if row.index in indices))
 
 
 def _checked_radii(radii: Sequence[float]) -> list[float]:

@@ -8,18 +8,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from numpy.typing import NDArray
 
 from smoothcert.certification.attack_file import AttacksFile, read_attacks
-from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
+from smoothcert.certification.certificates import CertificatesFile
+from smoothcert.certification.columns import Columns, Floats
 from smoothcert.report.direct_labels import label_right
 from smoothcert.report.locate import find_attacks
 from smoothcert.report.looks import Look, looks_of
 from smoothcert.report.panels import Member, panels_of
 from smoothcert.report.style import GREY, NOTE_SIZE, TITLE_SIZE, draw_steps, legend_below, panel_grid, plain
-from smoothcert.report.summary import Summary, counted_radii
+from smoothcert.report.summary import Summary
 
-Floats = NDArray[np.float64]
 ATTACKED = "attacked (upper bound)"
 ATTACKED_PART = "attacked (upper bound, of other or fewer images)"
 
@@ -43,12 +42,12 @@ class Curve:
     """Whether the attacks were on the certified images: only then must their curves lie above."""
 
 
-def step_curve(rows: Sequence[CertifiedImage]) -> Steps:
+def step_curve(columns: Columns) -> Steps:
     """Corners (radius, accuracy in [0, 1]) of the certified accuracy: the accuracy of a corner holds beyond its radius,
     up to and including the next radius. There is one corner more than there are correct images; the last accuracy is 0.
     The curve has every step of the data, without a grid."""
-    radii = np.sort(np.asarray(counted_radii(rows), dtype=np.float64))
-    accuracy = np.arange(len(radii), -1, -1, dtype=np.float64) / max(len(rows), 1)
+    radii = np.sort(columns.counted_radii)
+    accuracy = np.arange(len(radii), -1, -1, dtype=np.float64) / max(len(columns), 1)
     return Steps(np.concatenate([[0.0], radii]), accuracy)
 
 
@@ -76,7 +75,7 @@ def _curve(member: Member) -> Curve:
     summary = member.summary
     attacks = _attacks_on(summary.file)
     same = all({row.index for row in attack.rows} == summary.indices for attack in attacks)
-    steps = step_curve(summary.file.rows)
+    steps = step_curve(summary.file.columns)
     return Curve(plain(member.label), summary, steps, tuple(map(attacked_curve, attacks)), same)
 
 

@@ -17,16 +17,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator
-from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from smoothcert.certification.certificates import CertifiedImage
+from smoothcert.certification.columns import Floats
 from smoothcert.report.looks import Look, looks_of
 from smoothcert.report.panels import panels_of
 from smoothcert.report.style import GREY, LABEL_SIZE, NOTE_SIZE, PALE, draw_steps, legend_below, panel_grid, plain
 from smoothcert.report.summary import Summary
 
-Floats = NDArray[np.float64]
 LEAST_SHOWN = 0.01
 """The axis starts at this p; the curves start at the share of images that lie to its left."""
 _TICKS = (0.01, 0.1, 0.5, 0.9, 0.99, 0.9999, 0.999999)
@@ -52,27 +50,23 @@ Panel = Sequence[tuple[str, Summary, Distribution]]
 """Label, run and distribution of each curve of a panel."""
 
 
-def vote_share(row: CertifiedImage) -> float:
-    """The share of the row's n votes that went to its label: an unbiased estimate of p where n was fixed."""
-    return dict(row.certificate.votes).get(row.label, 0) / row.certificate.n
-
-
 def distribution_of(summary: Summary) -> Distribution | None:
     """The distribution of p in a file; None if the file does not determine it.
 
     Files of other tools have no votes, and label-aware ones lack some: there the certified radius r of a correct image
     implies p >= Phi(r / sigma) under Gaussian noise.
     """
-    rows, sigma = summary.file.rows, summary.sigma
+    columns, sigma = summary.file.columns, summary.sigma
     if summary.file.settings.get("cascade"):  # rows have votes of different stages
         return None
-    if all(row.certificate.votes for row in rows):
-        shares = np.array([vote_share(row) for row in rows])
+    if len(np.unique(columns.votes_row)) == len(columns):
+        # An unbiased estimate of p where n was fixed.
+        shares = columns.votes_for(columns.label) / columns.n
         return Distribution(np.sort(ndtri(shares)), bounded=False)
     if not sigma or not _gaussian(summary):
         return None
-    probits = [row.certificate.radius / sigma if row.correct else -math.inf for row in rows]
-    return Distribution(np.sort(np.array(probits)), bounded=True)
+    probits = np.where(columns.correct, columns.radius / sigma, -math.inf)
+    return Distribution(np.sort(probits), bounded=True)
 
 
 def _gaussian(summary: Summary) -> bool:
@@ -81,7 +75,7 @@ def _gaussian(summary: Summary) -> bool:
 
 def _last_probit(panel: Panel) -> float:
     """Phi^-1(1 - 1/n): no image lies to the right of it unless all its n votes agree."""
-    most = max(row.certificate.n for _, summary, _ in panel for row in summary.file.rows)
+    most = max(int(summary.file.columns.n.max()) for _, summary, _ in panel)
     finite = [float(d.probits[np.isfinite(d.probits)].max(initial=0.0)) for _, _, d in panel]
     return max(1.5, *finite, -float(ndtri(1 / most)) if most > 1 else 0.0)
 

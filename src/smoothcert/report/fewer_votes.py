@@ -1,18 +1,16 @@
 """The average certified radius that fewer votes would have shown, from the votes that a file stores."""
 
 import math
-from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
 from scipy import special
 from scipy.interpolate import CubicSpline
 
-from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
+from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED
+from smoothcert.certification.columns import Floats, Integers
 from smoothcert.noise import UNIT_RADII
-from smoothcert.report.outcomes import Floats, Integers
-from smoothcert.smoothing.certificate import ABSTAIN
 
 MOST_STORED_VOTES = 10**7
 """Logarithms of factorials are tabulated up to this number."""
@@ -28,7 +26,8 @@ def acr_at_fewer_votes(file: CertificatesFile, n: int) -> float | None:
     chosen class is hypergeometric, and the ACR is the mean over all such draws. None if the file has fewer votes, not
     the same number for all images, or a rule other than CERTIFY with the one-sided bound.
     """
-    settings, counts = file.settings, {row.certificate.n for row in file.rows}
+    settings, columns = file.settings, file.columns
+    counts = set(columns.n.tolist())
     sigma, alpha = settings.get("sigma"), settings.get("alpha")
     plain = settings.get("bound") in (None, ONE_SIDED, EARLY_NAME) and not any(
         settings.get(key) for key in ("radii", "radius_loss", "label_aware", "sound")
@@ -38,14 +37,14 @@ def acr_at_fewer_votes(file: CertificatesFile, n: int) -> float | None:
     (votes,) = counts
     if not n <= votes <= MOST_STORED_VOTES:
         return None
-    right = np.fromiter(_votes_for_the_label(file.rows), dtype=np.int64)
+    right = columns.count[columns.chosen == columns.label]
     distinct, repeats = np.unique(right, return_counts=True)
     noise = settings.get("noise") or "gaussian"
     if votes >= _SMOOTH * n and len(distinct) > _EXACT:
         radii = _curve(votes, n, alpha, noise)(np.log(votes - distinct + 1))
     else:
         radii = expected_unit_radii(distinct, votes, n, alpha, noise)
-    return float(sigma * (radii @ repeats) / len(file.rows))
+    return float(sigma * (radii @ repeats) / len(columns))
 
 
 @lru_cache(maxsize=8)
@@ -58,16 +57,6 @@ def _curve(votes: int, n: int, alpha: float, noise: str) -> CubicSpline:
     wrong = np.unique(np.concatenate([np.arange(_EXACT), np.geomspace(_EXACT, votes, _POINTS).astype(np.int64)]))
     expected = expected_unit_radii(votes - wrong[::-1], votes, n, alpha, noise)
     return CubicSpline(np.log(wrong + 1.0), expected[::-1])
-
-
-def _votes_for_the_label(rows: Iterable[CertifiedImage]) -> Iterable[int]:
-    """The votes of the chosen class of each image whose chosen class is its label; an abstention does not store its
-    class, which is the first one with the stored count."""
-    for row in rows:
-        c = row.certificate
-        chosen = next((k for k, number in c.votes if number == c.count), None) if c.predict == ABSTAIN else c.predict
-        if chosen == row.label:
-            yield c.count
 
 
 def expected_unit_radii(counts: Integers, votes: int, n: int, alpha: float, noise: str) -> Floats:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from smoothcert.report.comparison import signed
-from smoothcert.report.headline import headline_radius
 from smoothcert.report.layout import UNKNOWN, Column, Layout, Value, decimals_needed
 from smoothcert.report.numbers import FEWER_VOTES, AccuracyAt, ClassNumbers, RunNumbers
 from smoothcert.report.paired import Best, Comparison, Difference, PairedRun
@@ -140,7 +139,7 @@ def _classes(comparisons: Sequence[Comparison]) -> list[FurtherTable]:
         return None if numbers is None else numbers.acr
 
     def accuracy(pair: tuple[Comparison, RunNumbers], label: int) -> Value:
-        numbers, radius = of_class(pair[1], label), headline_radius(pair[0])
+        numbers, radius = of_class(pair[1], label), pair[0].headline_radius
         found = None if numbers is None else _at(numbers.accuracy, radius)
         return None if found is None else 100 * found.share
 
@@ -149,10 +148,10 @@ def _classes(comparisons: Sequence[Comparison]) -> list[FurtherTable]:
     whole = Column("acr", "all", lambda pair: pair[1].acr, 3)
     acrs = [Column(f"{k}", f"{k}", lambda pair, k=k: acr(pair, k), 3) for k in labels]  # type: ignore[misc]
     shares = [Column(f"{k}", f"{k}", lambda pair, k=k: accuracy(pair, k), 1) for k in labels]  # type: ignore[misc]
-    radius = Column("radius", "radius", lambda pair: headline_radius(pair[0]), 2)
+    radius = Column("radius", "radius", lambda pair: pair[0].headline_radius, 2)
     never = "A class with ACR 0 is never certified."
     tables = [_table("ACR of each class", never, [*heading, whole, worst, least, *acrs], groups)]
-    if shares and any(headline_radius(c) is not None for c in comparisons):
+    if shares and any(c.headline_radius is not None for c in comparisons):
         caption = "In %, of the images of each class, at the radius of the headline."
         tables.append(_table("Certified accuracy of each class", caption, [*heading, radius, *shares], groups))
     return tables

@@ -25,15 +25,8 @@ def headlines(comparisons: Sequence[Comparison], labels: Mapping[str, str] | Non
     ]
 
 
-def headline_radius(comparison: Comparison) -> float | None:
-    """The radius of the headline: of those above 0 that all runs can reach, the one nearest to sigma."""
-    radii = [a.radius for a in comparison.runs[0].accuracy if a.radius > 0]
-    reached = [r for r in radii if all(_at(run, r).reachable for run in comparison.runs)]
-    return min(reached, key=lambda r: (abs(r - (comparison.sigma or 0.5)), r), default=None)
-
-
 def _sentences(comparison: Comparison, label: Callable[[str], str], several: bool) -> list[str]:
-    radius = headline_radius(comparison)
+    radius = comparison.headline_radius
     start = _where(comparison) if several else ""
     if radius is None:
         text = [f"{start}No radius above 0 is certified."]

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smoothcert.io.text import one_line
-from smoothcert.report.headline import headline_radius
 from smoothcert.report.names import dataset_name
 from smoothcert.report.numbers import ClassNumbers
 from smoothcert.report.paired import Comparison
@@ -24,7 +23,7 @@ def class_maps(
 
 
 def _map(comparison: Comparison, labels: Mapping[str, str], names: Sequence[str]) -> dict[str, Any]:
-    radius = headline_radius(comparison) or 0.0
+    radius = comparison.headline_radius or 0.0
     found = {run.name: {numbers.label: numbers for numbers in run.classes} for run in comparison.runs}
 
     def mean(label: int) -> float:

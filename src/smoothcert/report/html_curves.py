@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from smoothcert.io.text import one_line
 from smoothcert.report.looks import Look
 from smoothcert.report.panels import Member, titles_of
-from smoothcert.report.summary import Summary, counted_radii
+from smoothcert.report.summary import Summary
 
 STEPS_PER_UNIT = 10_000
 """Radii are rounded down to a multiple of 1 / STEPS_PER_UNIT."""
@@ -34,7 +34,7 @@ def curve_data(
             "dash": dashes[look_of[summary.name]],
             "acr": f"{summary.acr:.3f}",
             "images": summary.images,
-            "steps": np.diff(in_steps(counted_radii(summary.file.rows)), prepend=0).tolist(),
+            "steps": np.diff(in_steps(summary.file.columns.counted_radii), prepend=0).tolist(),
         }
 
     return [
@@ -53,7 +53,7 @@ def _ceilings(summaries: Sequence[Summary]) -> list[tuple[float, int]]:
     return sorted((ceiling, n) for ceiling, n in pairs if ceiling is not None and n is not None)
 
 
-def in_steps(radii: Sequence[float]) -> NDArray[np.int64]:
+def in_steps(radii: ArrayLike) -> NDArray[np.int64]:
     """The radii, ascending, in units of 1 / STEPS_PER_UNIT: the largest whole numbers that do not exceed them.
 
     No radius is shown larger than it was certified, and one with four decimals stays the same.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
+from smoothcert.certification.columns import Columns, Flags, Floats, Integers
 from smoothcert.io.text import one_line
 from smoothcert.report.summary import Summary
 from smoothcert.smoothing.certificate import ABSTAIN
@@ -40,18 +41,21 @@ Source = tuple[str, str] | None
 """Data set and split, None if the certificates do not record both."""
 
 
-def kinds_of(rows: Sequence[CertifiedImage]) -> dict[str, list[CertifiedImage]]:
-    """All rows by the lists of the gallery, each in its order: every image is correct, wrong or abstained.
+def kinds_of(columns: Columns) -> dict[str, Integers]:
+    """The positions of all rows by the lists of the gallery: every image is correct, wrong or abstained.
 
     Wrong images with the largest radius come first: these are certified for a wrong class. Ties are in file order.
     """
-    right = sorted((row for row in rows if row.correct), key=lambda row: row.certificate.radius)
-    wrong = [row for row in rows if not row.correct and row.certificate.predict != ABSTAIN]
+
+    def sorted_by(values: Floats, chosen: Flags) -> Integers:
+        return np.flatnonzero(chosen)[np.argsort(values[chosen], kind="stable")]
+
+    abstained = columns.predict == ABSTAIN
     return {
-        "smallest radius": right,
-        "largest radius": sorted(right, key=lambda row: -row.certificate.radius),
-        "wrong": sorted(wrong, key=lambda row: -row.certificate.radius),
-        "abstained": [row for row in rows if row.certificate.predict == ABSTAIN],
+        "smallest radius": sorted_by(columns.radius, columns.correct),
+        "largest radius": sorted_by(-columns.radius, columns.correct),
+        "wrong": sorted_by(-columns.radius, ~columns.correct & ~abstained),
+        "abstained": np.flatnonzero(abstained),
     }
 
 
@@ -83,7 +87,7 @@ def gallery_data(summaries: Sequence[Summary], gallery: Gallery | None, labels: 
     for summary in summaries:
         groups.setdefault((summary.group, _source(summary.file)), []).append(summary)
     kinds = {name: lists for members in groups.values() for name, lists in _kinds_of_runs(members, most).items()}
-    shown = {name: [row for rows in lists.values() for row in rows[:most]] for name, lists in kinds.items()}
+    shown = {name: [row for rows, _ in lists.values() for row in rows] for name, lists in kinds.items()}
     wanted: dict[Source, set[int]] = {}
     for summary in summaries:
         wanted.setdefault(_source(summary.file), set()).update(row.index for row in shown[summary.name])
@@ -104,23 +108,30 @@ def gallery_data(summaries: Sequence[Summary], gallery: Gallery | None, labels: 
         outcomes.append(_outcomes(members, sorted({row.index for row in rows}), len(runs), known))
         for member in members:
             lists = [
-                {"title": kind, "total": len(own), "images": [_card(row, known, places) for row in own[:most]]}
-                for kind, own in kinds[member.name].items()
+                {"title": kind, "total": total, "images": [_card(row, known, places) for row in own]}
+                for kind, (own, total) in kinds[member.name].items()
             ]
             run = {"name": one_line(member.name), "label": labels[member.name], "group": number, "kinds": lists}
             runs.append({**run, "note": one_line(answer) if isinstance(answer, str) else None})
-    return GalleryData({"runs": runs, "groups": outcomes, "pictures": pictures}, class_names)
+    data = {"runs": runs, "groups": outcomes, "pictures": pictures, "class_names": class_names}
+    return GalleryData(data, class_names)
 
 
-def _kinds_of_runs(summaries: Sequence[Summary], most: int) -> dict[str, dict[str, list[CertifiedImage]]]:
-    """Name of a run -> the lists of its images; several runs have the images in which they differ most as the first."""
-    kinds = {summary.name: kinds_of(summary.file.rows) for summary in summaries}
-    if len(summaries) == 1:
-        return kinds
-    differing = most_differing(summaries, most)
+def _kinds_of_runs(summaries: Sequence[Summary], most: int) -> dict[str, dict[str, tuple[list[CertifiedImage], int]]]:
+    """Name of a run -> its lists, each with its first `most` images and the number of all; several runs have the images
+    in which they differ most as the first list."""
+    differing = most_differing(summaries, most) if len(summaries) > 1 else []
+    kinds = {}
     for summary in summaries:
-        rows = {row.index: row for row in summary.file.rows}
-        kinds[summary.name] = {DIFFER: [rows[index] for index in differing], **kinds[summary.name]}
+        file, columns = summary.file, summary.file.columns
+        lists = kinds_of(columns)
+        if len(summaries) > 1:
+            places = dict(zip(columns.index.tolist(), range(len(columns)), strict=True))
+            lists = {DIFFER: np.array([places[index] for index in differing], dtype=np.int64), **lists}
+        kinds[summary.name] = {
+            kind: ([file.rows[i] for i in positions[:most].tolist()], len(positions))
+            for kind, positions in lists.items()
+        }
     return kinds
 
 
@@ -137,11 +148,15 @@ def _outcomes(
     summaries: Sequence[Summary], indices: Sequence[int], first: int, pictures: Pictures
 ) -> dict[int, list[list[Any]]]:
     """Index of an image -> for each run that has it: its number, counted from `first`, and the outcome."""
-    wanted, outcomes = set(indices), {index: list[list[Any]]() for index in indices}
+    outcomes = {index: list[list[Any]]() for index in indices}
     for number, summary in enumerate(summaries, first):
-        for row in summary.file.rows:
-            if row.index in wanted:
-                outcomes[row.index].append([number, *_outcome(row, pictures)])
+        columns = summary.file.columns
+        chosen = np.flatnonzero(np.isin(columns.index, indices))
+        cells = (
+            column[chosen].tolist() for column in (columns.index, columns.predict, columns.correct, columns.radius)
+        )
+        for index, predict, correct, radius in zip(*cells, strict=True):
+            outcomes[index].append([number, *_outcome(predict, correct, radius, pictures)])
     return outcomes
 
 
@@ -168,11 +183,9 @@ def _class_name(number: int, pictures: Pictures) -> str:
     return one_line(pictures.class_names[number]) if known else str(number)
 
 
-def _outcome(row: CertifiedImage, pictures: Pictures) -> tuple[str | None, bool, float]:
+def _outcome(predict: int, correct: bool, radius: float, pictures: Pictures) -> tuple[str | None, bool, float]:
     """The predicted class (None: abstained), whether it is right, and the radius, rounded down."""
-    predict = row.certificate.predict
-    name = None if predict == ABSTAIN else _class_name(predict, pictures)
-    return name, row.correct, rounded_down(row.certificate.radius, 3)
+    return None if predict == ABSTAIN else _class_name(predict, pictures), correct, rounded_down(radius, 3)
 
 
 def _card(row: CertifiedImage, pictures: Pictures, places: Mapping[int, int]) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from smoothcert.certification.columns import Flags
 from smoothcert.data.datasets import DATASETS
 from smoothcert.report.fewer_votes import acr_at_fewer_votes
-from smoothcert.report.outcomes import Flags, Outcomes, standard_error, wilson_interval
+from smoothcert.report.outcomes import Outcomes, standard_error, wilson_interval
 from smoothcert.report.summary import Summary
 
 FEWER_VOTES = (1_000, 10_000)
@@ -101,7 +102,7 @@ class RunNumbers:
 def run_numbers(summary: Summary) -> RunNumbers:
     """The numbers of one run, at the radii of its summary."""
     outcomes, radii = summary.outcomes, list(summary.accuracy_at)
-    stored = any(row.certificate.n for row in summary.file.rows)
+    stored = bool(summary.file.columns.n.any())
     spec = DATASETS.get(summary.dataset or "") if summary.norm == "L2" else None
     return RunNumbers(
         name=summary.name,

@@ -1,19 +1,13 @@
-"""The rows of a certificates file as arrays, and the 95% intervals of shares and means over images."""
+"""What counts of each image as arrays, and the 95% intervals of shares and means over images."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from smoothcert.certification.certificates import CertifiedImage
-from smoothcert.smoothing.certificate import ABSTAIN
+from smoothcert.certification.columns import Columns, Flags, Floats, Integers
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 NORMAL_95 = float(ndtri(0.975))
 
 
@@ -38,15 +32,13 @@ class Outcomes:
         return self.certified & (self.radius >= radius)
 
 
-def outcomes_of(rows: Sequence[CertifiedImage]) -> Outcomes:
-    """The arrays of `rows`, in any order."""
-    cells = [(row.index, row.label, (c := row.certificate).predict, c.n > 0 and c.count == c.n) for row in rows]
-    columns = np.array(cells, dtype=np.int64).reshape(-1, 4)
-    order = np.argsort(columns[:, 0], kind="stable")
-    index, label, predict, agree = columns[order].T
-    certified = (predict == label) & (predict != ABSTAIN)
-    radius = np.array([row.certificate.radius for row in rows], dtype=np.float64)[order]
-    return Outcomes(index, label, certified, np.where(certified, radius, 0.0), certified & (agree > 0))
+def outcomes_of(columns: Columns) -> Outcomes:
+    """What counts of rows in any order."""
+    order = np.argsort(columns.index, kind="stable")
+    certified = columns.correct
+    radius = np.where(certified, columns.radius, 0.0)
+    unanimous = certified & (columns.n > 0) & (columns.count == columns.n)
+    return Outcomes(columns.index[order], columns.label[order], certified[order], radius[order], unanimous[order])
 
 
 def wilson_interval(fraction: float, images: int) -> tuple[float, float]:

@@ -7,13 +7,15 @@ significant if it exceeds two standard errors.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 
 import numpy as np
 
+from smoothcert.certification.columns import Flags, Floats
 from smoothcert.errors import RequestError
 from smoothcert.report.numbers import RunNumbers, run_numbers
-from smoothcert.report.outcomes import Flags, Floats, Outcomes
+from smoothcert.report.outcomes import Outcomes
 from smoothcert.report.summary import Summary
 
 SIGNIFICANT = 2.0
@@ -96,6 +98,13 @@ class Comparison:
     easy_images: int | None
     hard_images: int | None
     """How many images are easy and hard for the reference (see `PairedRun`)."""
+
+    @cached_property
+    def headline_radius(self) -> float | None:
+        """The radius of the headline: of those above 0 that all runs can reach, the one nearest to sigma."""
+        unreached = {a.radius for run in self.runs for a in run.accuracy if not a.reachable}
+        radii = [a.radius for a in self.runs[0].accuracy if a.radius > 0 and a.radius not in unreached]
+        return min(radii, key=lambda r: (abs(r - (self.sigma or 0.5)), r), default=None)
 
     @property
     def ranked(self) -> bool:

@@ -38,7 +38,7 @@ def _all_but_the_seed(file: CertificatesFile, recipe: Mapping[str, Any]) -> tupl
     """What the runs of a mean share: recipe, protocol and images. Settings that are off may also be unrecorded."""
     trained = {key: value for key, value in recipe.items() if key != "seed" and value is not None}
     certified = {key: value for key, value in file.settings.items() if key not in _NOT_COMPARED and value}
-    return repr(_canonical([trained, certified])), frozenset(row.index for row in file.rows)
+    return repr(_canonical([trained, certified])), frozenset(file.columns.index.tolist())
 
 
 def _canonical(value: object) -> object:

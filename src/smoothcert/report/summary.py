@@ -11,6 +11,7 @@ from scipy.special import ndtri
 
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED, RANDOMIZED, TWO_SIDED
+from smoothcert.certification.columns import columns_of
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.noise import Gaussian
 from smoothcert.report.outcomes import NORMAL_95, Outcomes, outcomes_of, standard_error, wilson_interval
@@ -68,12 +69,12 @@ class Summary:
     @cached_property
     def indices(self) -> frozenset[int]:
         """The indices of the images."""
-        return frozenset(row.index for row in self.file.rows)
+        return frozenset(self.file.columns.index.tolist())
 
     @cached_property
     def outcomes(self) -> Outcomes:
         """The rows as arrays."""
-        return outcomes_of(self.file.rows)
+        return outcomes_of(self.file.columns)
 
     def reaches(self, radius: float) -> bool:
         """Whether n votes can show this radius at all; True if that is not known."""
@@ -103,14 +104,9 @@ class Summary:
         return f"{data or 'radii'}, {self.apart}" if self.apart else data
 
 
-def counted_radii(rows: Sequence[CertifiedImage]) -> list[float]:
-    """The radii of the images certified for their own label, in row order; wrong and abstained images are left out."""
-    return [row.certificate.radius for row in rows if row.correct and row.certificate.predict != ABSTAIN]
-
-
 def average_certified_radius(rows: Sequence[CertifiedImage]) -> float:
     """ACR (Zhai et al. 2020): the mean over all images of the radius, taken as 0 where wrong or abstained."""
-    return math.fsum(counted_radii(rows)) / _count(rows)
+    return math.fsum(columns_of(rows).counted_radii.tolist()) / _count(rows)
 
 
 def certified_accuracy(rows: Sequence[CertifiedImage], radius: float) -> float:
@@ -118,12 +114,7 @@ def certified_accuracy(rows: Sequence[CertifiedImage], radius: float) -> float:
 
     This is what the published tables count. An abstention never counts, not even at radius 0.
     """
-    return sum(r >= radius for r in counted_radii(rows)) / _count(rows)
-
-
-def abstention_rate(rows: Sequence[CertifiedImage]) -> float:
-    """The fraction in [0, 1] of images for which the classifier abstains."""
-    return sum(row.certificate.predict == ABSTAIN for row in rows) / _count(rows)
+    return int((columns_of(rows).counted_radii >= radius).sum()) / _count(rows)
 
 
 def _count(rows: Sequence[CertifiedImage]) -> int:
@@ -188,27 +179,27 @@ def _ceiling(file: CertificatesFile, sigma: float | None, n: int | None, alpha: 
 def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summary:
     """All numbers of `file`, with the certified accuracy at each of `radii`. A file without rows is refused."""
     refuse_without_images(file)
-    rows = file.rows
-    counted = np.array(counted_radii(rows))
-    radii_of_all = np.concatenate([counted, np.zeros(len(rows) - len(counted))])
+    columns = file.columns
+    counted = columns.counted_radii
+    radii_of_all = np.concatenate([counted, np.zeros(len(columns) - len(counted))])
     sigma, alpha = _number(file, "sigma"), _number(file, "alpha")
-    n = _shared_count(file, "n", {row.certificate.n for row in rows})
+    n = _shared_count(file, "n", set(columns.n.tolist()))
     return Summary(
         name=name,
         file=file,
         sigma=sigma,
-        images=len(rows),
+        images=len(columns),
         n=n,
         alpha=alpha,
-        acr=math.fsum(counted.tolist()) / len(rows),
+        acr=math.fsum(counted.tolist()) / len(columns),
         acr_standard_error=standard_error(radii_of_all),
-        accuracy_at={r: float((counted >= r).sum()) / len(rows) for r in sorted(set(radii))},
-        abstention=abstention_rate(rows),
-        votes=sum(row.certificate.spent for row in rows),
+        accuracy_at={r: float((counted >= r).sum()) / len(columns) for r in sorted(set(radii))},
+        abstention=int((columns.predict == ABSTAIN).sum()) / len(columns),
+        votes=int(columns.spent.sum()),
         dataset=_text(file.settings, "dataset"),
         split=_text(file.settings, "split"),
         method=_text(file.settings, "objective"),
-        n0=_shared_count(file, "n0", {row.certificate.n0 for row in rows}),
+        n0=_shared_count(file, "n0", set(columns.n0.tolist())),
         precision=_text(file.settings, "precision"),
         ceiling=_ceiling(file, sigma, n, alpha),
         remarks=_remarks(file),
@@ -261,11 +252,11 @@ def refuse_without_images(file: CertificatesFile) -> None:
 
 def _remarks(file: CertificatesFile) -> tuple[str, ...]:
     """What is unusual; usual are n votes for each image of several classes, under Gaussian noise in floats."""
-    settings, n = file.settings, _number(file, "n")
+    settings, columns, n = file.settings, file.columns, _number(file, "n")
     radii = settings.get("radii") or ()
     radii = ", ".join(map(str, radii)) if isinstance(radii, list | tuple) else str(radii)
-    spent = sum(row.certificate.spent for row in file.rows)
-    most = sum(row.certificate.n0 + (n or row.certificate.n) for row in file.rows)
+    spent = int(columns.spent.sum())
+    most = int(columns.n0.sum()) + (n * len(columns) if n else int(columns.n.sum()))
     remarks = {
         f"sampled until radius {radii} was decided": bool(radii),
         f"two-stage, about {settings.get('radius_loss')} sigma of radius given up": settings.get("radius_loss")
@@ -277,7 +268,7 @@ def _remarks(file: CertificatesFile) -> tuple[str, ...]:
         "sound integer noise": bool(settings.get("sound")),
         f"{settings.get('noise')} noise, radii in L1": in_l1(file),
         f"{most / max(spent, 1):.1f} times fewer votes than n for each image": most > spent,
-        f"all images of class {file.rows[0].label}, so its ACR alone": _of_one_class(file),
+        f"all images of class {columns.label[0]}, so its ACR alone": _of_one_class(file),
         "a last row, not written to its end, is left out": file.torn,
     }
     return tuple(remark for remark, holds in remarks.items() if holds)
@@ -290,12 +281,12 @@ def in_l1(file: CertificatesFile) -> bool:
 
 def _of_one_class(file: CertificatesFile) -> bool:
     """Whether all images have one label, and are too many for that to be chance."""
-    return len(file.rows) >= MANY_IMAGES and len({row.label for row in file.rows}) == 1
+    return len(file.rows) >= MANY_IMAGES and len(np.unique(file.columns.label)) == 1
 
 
 def default_radii(files: Sequence[CertificatesFile]) -> list[float]:
     """0, 0.25, 0.5, ... up to the largest radius that counts in any file; the step doubles until 12 radii suffice."""
-    reach = max((r for file in files for r in counted_radii(file.rows)), default=0.0)
+    reach = max((float(file.columns.counted_radii.max(initial=0.0)) for file in files), default=0.0)
     step = 0.25
     while reach // step + 1 > MAX_RADII:
         step *= 2

@@ -1,0 +1,196 @@
+"""The rows of a certificates file as arrays, parsed and checked all at once."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smoothcert.certification.checks import RowLimits
+from smoothcert.smoothing.certificate import ABSTAIN
+
+if TYPE_CHECKING:
+    from smoothcert.certification.certificates import CertifiedImage
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+LARGEST_INTEGER, LARGEST_CLASS = 10**12, 10**6
+"""Far above any index or number of votes, and any class."""
+_PER_ROW = 10
+_COMMAS = str.maketrans(":\n", ",,")
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """One entry per row in each array, in file order; `votes_*` have one entry per row and class with votes."""
+
+    index: Integers
+    label: Integers
+    predict: Integers
+    radius: Floats
+    n0: Integers
+    n: Integers
+    count: Integers
+    spent: Integers
+    votes_row: Integers
+    """The position of the row that a pair (class, votes) belongs to, ascending."""
+    votes_class: Integers
+    votes_number: Integers
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def correct(self) -> Flags:
+        """Whether each image is certified for its label, with any radius; an abstention is not."""
+        return (self.predict == self.label) & (self.predict != ABSTAIN)
+
+    @property
+    def counted_radii(self) -> Floats:
+        """The radii of the images certified for their label, in row order; wrong and abstained images are left out."""
+        return self.radius[self.correct]
+
+    def votes_for(self, classes: Integers) -> Integers:
+        """The votes of each row for its entry of `classes`."""
+        votes, hit = np.zeros(len(self), dtype=np.int64), self.votes_class == classes[self.votes_row]
+        votes[self.votes_row[hit]] = self.votes_number[hit]
+        return votes
+
+    @property
+    def chosen(self) -> Integers:
+        """The class that the first n0 votes chose. An abstention does not store it: it is the first class with the
+        stored count, ABSTAIN if there is none."""
+        chosen = self.predict.copy()
+        hit = (self.votes_number == self.count[self.votes_row]) & (self.predict[self.votes_row] == ABSTAIN)
+        rows, first = np.unique(self.votes_row[hit], return_index=True)
+        chosen[rows] = self.votes_class[hit][first]
+        return chosen
+
+    def at(self, positions: Integers) -> "Columns":
+        """Some of the rows, by their ascending positions."""
+        own = (getattr(self, name)[positions] for name in tuple(self.__dataclass_fields__)[:8])
+        hit = np.isin(self.votes_row, positions)
+        votes_row = np.searchsorted(positions, self.votes_row[hit])
+        return Columns(*own, votes_row, self.votes_class[hit], self.votes_number[hit])
+
+
+class ParsedRows(Sequence["CertifiedImage"]):
+    """Rows whose columns are known and checked; a row becomes an object each time that it is asked for."""
+
+    def __init__(self, lines: Sequence[str], columns: Columns, parse: "Callable[[str], CertifiedImage]") -> None:
+        self.lines, self.columns, self.parse = lines, columns, parse
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    @overload
+    def __getitem__(self, position: int) -> "CertifiedImage": ...
+    @overload
+    def __getitem__(self, position: slice) -> "Sequence[CertifiedImage]": ...
+    def __getitem__(self, position: int | slice) -> "CertifiedImage | Sequence[CertifiedImage]":
+        chosen = self.lines[position]
+        return self.parse(chosen) if isinstance(chosen, str) else tuple(map(self.parse, chosen))
+
+    def __iter__(self) -> "Iterator[CertifiedImage]":
+        return map(self.parse, self.lines)
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def at(self, positions: Integers) -> "ParsedRows":
+        """Some of the rows, by their ascending positions."""
+        return ParsedRows([self.lines[i] for i in positions.tolist()], self.columns.at(positions), self.parse)
+
+
+def columns_of(rows: "Sequence[CertifiedImage]") -> Columns:
+    """The columns of any rows."""
+    if isinstance(rows, ParsedRows):
+        return rows.columns
+    cells = [(r.index, r.label, (c := r.certificate).predict, c.n0, c.n, c.count, c.spent) for r in rows]
+    index, label, predict, *numbers = np.array(cells, dtype=np.int64).reshape(-1, 7).T
+    radius = np.array([row.certificate.radius for row in rows], dtype=np.float64)
+    votes = [(position, *pair) for position, row in enumerate(rows) for pair in row.certificate.votes]
+    return Columns(index, label, predict, radius, *numbers, *np.array(votes, dtype=np.int64).reshape(-1, 3).T)
+
+
+@lru_cache(maxsize=1_000)  # images of one batch have the same time
+def parse_seconds(text: str) -> float:
+    """Return the seconds of `12.5` or of Python's timedelta text `[D day[s], ]H:MM:SS[.ffffff]`."""
+    days, _, clock = text.rpartition(",")
+    seconds = 86400.0 * int(days.split()[0]) if days else 0.0
+    for part, unit in zip(reversed(clock.strip().split(":")), (1, 60, 3600), strict=False):
+        seconds += float(part) * unit
+    return seconds
+
+
+def parse_columns(body: bytes, limits: RowLimits) -> Columns | None:
+    """The columns of the lines `body`, each with its newline and the ten usual columns, if every row is right.
+
+    None if a row is damaged, claims too much, or is of a rule whose rows must be checked one by one: the parser of
+    single rows knows what to say. Everything that is accepted here is accepted there.
+    """
+    try:
+        columns, seconds, correct = _converted(body)
+    except (ValueError, OverflowError):
+        return None
+    c, pairs = columns, columns.votes_row * (LARGEST_CLASS + 1) + columns.votes_class
+    pairs.sort()
+    sums = np.add.reduceat(c.votes_number, np.searchsorted(c.votes_row, np.arange(len(c)))) if len(c) else c.n
+    rights = (
+        len(np.unique(c.index)) == len(c),
+        _within(c.index, 0, LARGEST_INTEGER),
+        _within(c.label, 0, LARGEST_CLASS),
+        _within(c.predict, ABSTAIN, LARGEST_CLASS),
+        _within(c.n0, 1, LARGEST_INTEGER),
+        _within(c.n, 0, LARGEST_INTEGER),
+        _within(c.votes_class, 0, LARGEST_CLASS),
+        _within(c.votes_number, 0, LARGEST_INTEGER),
+        _within(seconds, 0, LARGEST_INTEGER),
+        ((c.radius >= 0) & np.isfinite(c.radius)).all(),
+        (correct == (c.predict == c.label)).all(),
+        (sums == c.n).all(),
+        (pairs[1:] != pairs[:-1]).all(),
+        ((c.count >= 0) & (c.count <= c.n)).all(),
+        (c.radius[c.predict == ABSTAIN] == 0).all(),
+        ((c.votes_for(c.predict) == c.count) | (c.predict == ABSTAIN)).all(),
+    )
+    return columns if all(rights) and limits.allow(columns) else None
+
+
+def _converted(body: bytes) -> tuple[Columns, Floats, Integers]:
+    """The columns, seconds and `correct` of each row; a ValueError or OverflowError where a cell is not a number or is
+    missing, or a row has no votes."""
+    text, letters = body.decode("ascii"), np.frombuffer(body, dtype=np.uint8)
+    ends = letters[(letters == ord("\t")) | (letters == ord("\n"))].reshape(-1, _PER_ROW)
+    if (ends[:, :-1] != ord("\t")).any() or (ends[:, -1] != ord("\n")).any():
+        raise ValueError("a row does not have ten columns")
+    cells = text.replace("\n", "\t").split("\t")
+    cells.pop()
+    votes = "\n".join([*cells[9::_PER_ROW], ""])
+    letters = np.frombuffer(votes.encode(), dtype=np.uint8)
+    ends = np.flatnonzero((letters < ord("0")) | (letters > ord("9")))
+    colon, sign = letters[ends].reshape(-1, 2).T
+    ended = sign == ord("\n")
+    if (colon != ord(":")).any() or not (ended | (sign == ord(","))).all() or (np.diff(ends, prepend=-1) == 1).any():
+        raise ValueError("votes are not pairs of numbers")
+    # numpy's parser is fast but accepts more than numbers, so it sees digits only.
+    pairs = np.fromstring(votes.translate(_COMMAS), dtype=np.int64, sep=",").reshape(-1, 2)
+    index, label, predict, correct, n0, n, count = (_integers(cells[i::_PER_ROW]) for i in (0, 1, 2, 4, 6, 7, 8))
+    radius = np.array(list(map(float, cells[3::_PER_ROW])), dtype=np.float64)
+    seconds = np.array(list(map(parse_seconds, cells[5::_PER_ROW])), dtype=np.float64)
+    row = np.cumsum(ended) - ended
+    columns = Columns(index, label, predict, radius, n0, n, count, n0 + n, row, pairs[:, 0], pairs[:, 1])
+    return columns, seconds, correct
+
+
+def _integers(cells: Sequence[str]) -> Integers:
+    return np.array(list(map(int, cells)), dtype=np.int64)
+
+
+def _within(values: Integers | Floats, least: int, most: int) -> bool:
+    return bool(((least <= values) & (values <= most)).all())

@@ -1,0 +1,57 @@
+"""The figures of a report, and a digest of the numbers and words that each of them shows."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smoothcert.report.contents import Contents
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STORED_AS = "figures_show"
+"""The key of a stored request under which it has the digests of what the figures of a report show."""
+DIGITS = 6
+"""Numbers count to this many digits: the last ones may differ between machines."""
+
+
+def figures_of(contents: Contents) -> "Mapping[str, Callable[[], Figure | None]]":
+    """Name of a figure -> the function that draws it, or returns None where the files do not have what it needs."""
+    # matplotlib takes long to import, and only figures need it.
+    from smoothcert.report.curves import draw_curves
+    from smoothcert.report.distribution import draw_distribution
+    from smoothcert.report.sweep_curves import draw_sweeps
+    from smoothcert.report.training_curves import draw_training_curves
+
+    return {
+        "curves": lambda: draw_curves(contents.summaries),
+        "distribution": lambda: draw_distribution(contents.summaries),
+        "sweeps": lambda: draw_sweeps(contents.sweeps),
+        "training": lambda: draw_training_curves(contents.trained),
+    }
+
+
+def digest_of(figure: "Figure") -> str:
+    """SHA-256 of what a figure shows: the points of its lines and marks, its texts and labels.
+
+    It does not depend on how a version of matplotlib draws them, nor on fonts, sizes and colours.
+    """
+    return hashlib.sha256("\n".join(_shown_in(figure)).encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def _shown_in(figure: "Figure") -> Iterator[str]:
+    yield from (text.get_text() for legend in figure.legends for text in legend.get_texts())
+    for axes in figure.axes:
+        yield from (axes.get_title(), axes.get_xlabel(), axes.get_ylabel(), *(text.get_text() for text in axes.texts))
+        for line in axes.lines:
+            label = str(line.get_label())
+            yield "" if label.startswith("_") else label  # matplotlib numbers the lines without a label
+            yield _points(line.get_xydata())
+        yield from (_points(path.vertices) for marks in axes.collections for path in marks.get_paths())
+
+
+def _points(values: object) -> str:
+    numbers = np.asarray(values, dtype=np.float64).ravel().tolist()
+    return " ".join(f"{number + 0.0:.{DIGITS}g}" for number in numbers)

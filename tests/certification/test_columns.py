@@ -1,0 +1,112 @@
+"""Rows that are parsed all at once: the same as rows parsed one by one, and no damage that only one of the two sees."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from smoothcert.certification.certificates import (
+    CertificatesFile,
+    CertifiedImage,
+    parse_row,
+    read_certificates,
+    write_certificates,
+)
+from smoothcert.certification.checks import RowLimits
+from smoothcert.certification.columns import Columns, ParsedRows, columns_of, parse_columns
+from smoothcert.errors import WorkError
+from smoothcert.noise import Gaussian
+from smoothcert.smoothing.certificate import ABSTAIN
+from smoothcert.smoothing.certify import certificate_of_class
+
+SETTINGS = {"sigma": 0.5, "n": 100, "n0": 10, "alpha": 0.001, "bound": "one-sided", "num_classes": 4}
+VOTES = ((90, 5, 5, 0), (100, 0, 0, 0), (0, 99, 0, 1), (25, 25, 26, 24), (10, 0, 85, 5), (60, 40, 0, 0), (0, 0, 0, 100))
+LABELS = (0, 0, 1, 2, 0, 1, 3)
+
+
+def rows() -> list[CertifiedImage]:
+    noise = Gaussian(0.5)
+    certificates = [certificate_of_class(int(np.argmax(votes)), votes, 10, noise, 0.001) for votes in VOTES]
+    numbered = enumerate(zip(LABELS, certificates, strict=True))
+    return [CertifiedImage(3 * i, label, certificate, 61.25) for i, (label, certificate) in numbered]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write_certificates(tmp_path / "a.tsv", rows(), SETTINGS, {})
+    return tmp_path / "a.tsv"
+
+
+def assert_same(ours: Columns, theirs: Columns) -> None:
+    for name in Columns.__dataclass_fields__:
+        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name), err_msg=name)
+
+
+def test_rows_and_columns_are_those_that_were_written(path: Path) -> None:
+    file = read_certificates(path)
+    assert isinstance(file.rows, ParsedRows)
+    assert file.rows == tuple(rows())
+    assert (file.rows[2], list(file.rows[4:]), len(file.rows)) == (rows()[2], rows()[4:], 7)
+    assert_same(file.columns, columns_of(rows()))
+
+
+def test_columns_say_what_rows_say(path: Path) -> None:
+    columns = read_certificates(path).columns
+    expected = [row.correct and row.certificate.predict != ABSTAIN for row in rows()]
+    assert columns.correct.tolist() == expected
+    assert columns.votes_for(columns.label).tolist() == [dict(r.certificate.votes).get(r.label, 0) for r in rows()]
+    # Rows 3 and 5 abstain: the class with the stored count of votes.
+    assert columns.predict.tolist()[3] == ABSTAIN
+    assert columns.chosen.tolist() == [0, 0, 1, 2, 2, 0, 3]
+
+
+@pytest.mark.parametrize("parsed", [True, False])
+def test_some_images_of_a_file(path: Path, parsed: bool) -> None:
+    file = read_certificates(path)
+    file = file if parsed else CertificatesFile(path, tuple(file.rows), file.settings, {})
+    few = file.only({3, 9, 18, 100})
+    assert few.rows == tuple(row for row in rows() if row.index in (3, 9, 18))
+    assert_same(few.columns, columns_of(tuple(few.rows)))
+
+
+def test_what_is_accepted_at_once_is_accepted_row_by_row(path: Path) -> None:
+    """Random damage: a character replaced, removed or repeated, or two pieces exchanged."""
+    body = path.read_text().partition("\n")[2]
+    limits, generator, accepted = RowLimits(SETTINGS), random.Random(0), 0
+    for _ in range(2_000):
+        i, j = sorted(generator.sample(range(len(body)), 2))
+        damaged = generator.choice(
+            [
+                body[:i] + generator.choice("0123456789\t\n:,-. e|_x\r") + body[i + 1 :],
+                body[:i] + body[i + 1 :],
+                body[:i] + body[i] + body[i:],
+                body[:i] + body[j] + body[i + 1 : j] + body[i] + body[j + 1 :],
+            ]
+        )
+        if (columns := parse_columns(damaged.encode(), limits)) is None:
+            continue
+        parsed = [parse_row(line) for line in damaged.split("\n")[:-1]]
+        for row in parsed:
+            limits.check(row.label, row.certificate)
+        assert len({row.index for row in parsed}) == len(parsed)
+        assert_same(columns, columns_of(parsed))
+        accepted += damaged != body
+    assert accepted > 100
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n": 99}, "has 100 votes"),
+        ({"num_classes": 3}, "class 3 is out of range"),
+        ({"alpha": 1e-9}, "exceeds"),
+        ({"sigma": 0.4}, "exceeds"),
+    ],
+)
+def test_rows_that_the_settings_forbid_are_refused(path: Path, settings: dict[str, float], message: str) -> None:
+    changed = {**SETTINGS, **settings}
+    write_certificates(path, rows(), changed, {})
+    assert parse_columns(path.read_bytes().partition(b"\n")[2], RowLimits(changed)) is None
+    with pytest.raises(WorkError, match=message):
+        read_certificates(path)
