@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from tiny import tiny_recipe
 
 from smoothcert import cli
@@ -27,11 +28,20 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def built_app() -> object:
+    """The commands with their parsers, which `cli.main` builds anew in every call: most of the time of a short one."""
+    return typer.main.get_command(cli.app)
+
+
 @pytest.fixture
-def run_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def run_cli(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], built_app: object
+) -> Callable[..., tuple[int, str, str]]:
     """Calls `smoothcert` with the arguments given; exit code, output, errors."""
 
     def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(cli, "app", built_app)
         monkeypatch.setattr(sys, "argv", ["smoothcert", *map(str, arguments)])
         monkeypatch.setenv("COLUMNS", "200")
         with pytest.raises(SystemExit) as caught:

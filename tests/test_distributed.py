@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from processes import free_port
 from tiny import metrics, tiny_recipe
 from torch import nn
 
@@ -71,13 +71,6 @@ def test_wrong_environment_is_refused_in_one_line(
     with pytest.raises(RequestError, match=message):
         train(tiny_recipe(), tiny_data, tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port: int = free.getsockname()[1]
-    return port
 
 
 @pytest.mark.parametrize("rank", [0, 1])

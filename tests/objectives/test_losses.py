@@ -2,15 +2,12 @@
 
 import copy
 import doctest
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from processes import run_together
 from tiny import tiny_recipe
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -33,7 +30,6 @@ from smoothcert.training.loop import fill_progress
 from smoothcert.training.metrics import Meter
 from smoothcert.training.step import Sampling, Step, TrainingStep
 
-ROOT = Path(__file__).parents[2]
 every_method = pytest.mark.parametrize("name", OBJECTIVES)
 
 
@@ -315,16 +311,6 @@ def test_wrong_settings_are_refused_in_one_line(make: Any, message: str) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_two_processes_get_the_gradients_of_one(tmp_path: Path) -> None:
-    """DistributedDataParallel over gloo: each process has half a batch, the gradients are those of the whole batch.
-
-    This process is the first one.
-    """
-    script = Path(__file__).with_name("two_processes.py")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
-    second = subprocess.Popen([sys.executable, script, tmp_path / "store"], env=environment, stderr=subprocess.PIPE)
-    try:
-        compare_with_one_process(0, tmp_path / "store")
-    finally:
-        _, errors = second.communicate(timeout=120)
-    assert second.returncode == 0, errors.decode()[-3000:]
+def test_two_processes_get_the_gradients_of_one() -> None:
+    """DistributedDataParallel over gloo: each process has half a batch, the gradients are those of the whole batch."""
+    run_together(compare_with_one_process)

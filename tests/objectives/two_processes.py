@@ -1,8 +1,6 @@
-"""All losses with a DistributedDataParallel model in two processes; `python two_processes.py STORE` is the second."""
+"""All losses with a DistributedDataParallel model in two processes."""
 
-import sys
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,11 +40,10 @@ def batch(num_noise: int, seed: int = 3) -> tuple[Tensor, Tensor, Tensor, Tensor
     return images, torch.randint(CLASSES, (BATCH,), generator=generator), noise, uniform
 
 
-def compare_with_one_process(rank: int, store: Path) -> None:
+def compare_with_one_process() -> None:
     """Compare the gradients of two processes, each with half of a batch, with those of the whole batch."""
-    distributed.init_process_group(
-        "gloo", init_method=store.as_uri(), rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+    rank = distributed.get_rank()
     share = slice(rank * BATCH // 2, (rank + 1) * BATCH // 2)
     try:
         for name, fields in [*((name, {}) for name in MODULES), OTHER_SETTINGS[-1]]:
@@ -76,8 +73,3 @@ def compare_with_one_process(rank: int, store: Path) -> None:
                 model.zero_grad()
     finally:
         distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    compare_with_one_process(1, Path(sys.argv[1]))

@@ -1,26 +1,24 @@
 """The training loop: steps against a transcription, determinism, several processes, divergence."""
 
+import gc
 import os
-import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import run_together
 from tiny import digest, metrics, tiny_recipe
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.models import LeNet
+from smoothcert.objectives import Gaussian, SmoothAdv, SmoothMix
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import TrainingStatus, learning_rate, train
 from smoothcert.training.run_folder import MODEL
 from smoothcert.training.seeds import derived_seed
 from smoothcert.training.state import load_state
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -76,65 +74,52 @@ def test_weights_depend_only_on_the_seed(tmp_path: Path, tiny_data: ImageData) -
     assert digest(tmp_path / "a") == digest(tmp_path / "b") != digest(tmp_path / "c")
 
 
-SEVERAL_RUNS = """
-import gc, os, sys, torch
-sys.path.insert(0, "tests")
-from pathlib import Path
-from tiny import tiny_recipe
-from torch import distributed, nn
-from smoothcert.data import mnist
-from smoothcert.objectives import Gaussian, SmoothAdv, SmoothMix
-from smoothcert.training.loop import train
-
 class HalfUsed(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.used, self.unused = nn.Linear(784, 10), nn.Linear(784, 10)
 
-    def forward(self, images):
-        return self.used(images.flatten(1))
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.used(images.flatten(1))
+        return logits
 
-destroy = distributed.destroy_process_group
 
-def destroy_after_the_wrapper():
-    # A wrapper that outlives its process group joins the group's threads, and may wait for them forever.
-    assert not any(isinstance(thing, nn.parallel.DistributedDataParallel) for thing in gc.get_objects())
-    destroy()
+def train_several_runs(folder: Path) -> None:
+    """Run after run in one process, or in each of several."""
+    destroy, several = distributed.destroy_process_group, "WORLD_SIZE" in os.environ
 
-distributed.destroy_process_group = destroy_after_the_wrapper
-torch.manual_seed(0)
-data = mnist.load_sample("train").subset(torch.arange(256))
-folder = Path(sys.argv[1])
-attack = {"attack": "pgd", "steps": 2, "epsilon": 0.5}
-objectives = {"gaussian": Gaussian(), "smoothadv": SmoothAdv(num_noise=2, adversary=attack),
-              "smoothmix": SmoothMix(num_noise=2, steps=2)}
-for name, objective in objectives.items():
-    train(tiny_recipe(objective=objective), data, folder / name, device="cpu")
-    assert not distributed.is_initialized()
-several = "WORLD_SIZE" in os.environ
-if several:
-    distributed.init_process_group("gloo")
-train(tiny_recipe(model="mine", epochs=1), data, folder / "mine", model=HalfUsed(), device="cpu")
-assert distributed.is_initialized() == several, "the caller's own process group is kept"
-"""
+    def destroy_after_the_wrapper() -> None:
+        # A wrapper that outlives its process group joins the group's threads, and may wait for them forever.
+        assert not any(isinstance(thing, nn.parallel.DistributedDataParallel) for thing in gc.get_objects())
+        destroy()
+
+    torch.manual_seed(0)
+    data = mnist.load_sample("train").subset(torch.arange(256))
+    attack = {"attack": "pgd", "steps": 2, "epsilon": 0.5}
+    objectives = {
+        "gaussian": Gaussian(),
+        "smoothadv": SmoothAdv(num_noise=2, adversary=attack),  # type: ignore[arg-type]
+        "smoothmix": SmoothMix(num_noise=2, steps=2),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distributed, "destroy_process_group", destroy_after_the_wrapper)
+        for name, objective in objectives.items():
+            train(tiny_recipe(objective=objective), data, folder / name, device="cpu")
+            assert not distributed.is_initialized()
+        if several:
+            distributed.init_process_group("gloo")
+        train(tiny_recipe(model="mine", epochs=1), data, folder / "mine", model=HalfUsed(), device="cpu")
+        assert distributed.is_initialized() == several, "the caller's own process group is kept"
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_losses_and_weights_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchrun with gloo on the CPU: the same losses and weights up to rounding, run after run in the same processes.
+def test_two_processes_give_the_losses_and_weights_of_one(tmp_path: Path) -> None:
+    """With gloo on the CPU: the same losses and weights up to rounding, run after run in the same processes.
 
     Attacks switch parameter gradients off and on inside the wrapped step; the user's network has unused parameters.
     """
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    script = tmp_path / "script.py"
-    script.write_text(SEVERAL_RUNS)
-    command = [*launch, str(script), str(tmp_path / "two")]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-2000:]
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / "one")])
-    runpy.run_path(str(script))
+    run_together(train_several_runs, tmp_path / "two")
+    train_several_runs(tmp_path / "one")
     for run in ("gaussian", "smoothadv", "smoothmix", "mine"):
         for two, one in zip(metrics(tmp_path / "two" / run), metrics(tmp_path / "one" / run), strict=True):
             assert two["loss"] == pytest.approx(one["loss"], rel=1e-4), run

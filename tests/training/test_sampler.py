@@ -1,8 +1,5 @@
 """Samplers: the discard rule and the weights against slow transcriptions, draws, resume and several processes."""
 
-import os
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from processes import run_together
 from scipy import stats
 from tiny import digest, metrics, tiny_recipe, without_times
 from torch import Tensor
 
-from smoothcert.data import ImageData
+from smoothcert.data import ImageData, mnist
 from smoothcert.distributed import Team
 from smoothcert.errors import WorkError
 from smoothcert.models import LeNet
@@ -30,7 +28,6 @@ from smoothcert.training.seeds import derived_seed
 from smoothcert.training.setup import DEAD_EPOCHS
 from smoothcert.training.state import load_state
 
-ROOT = Path(__file__).parents[2]
 START, EVERY, DISCARD_VOTES, VOTES = 3, 2, 10, 8
 
 
@@ -280,39 +277,25 @@ def test_uniform_sampler_leaves_no_trace_in_the_files(trained_run: Path) -> None
     assert UniformSampler.weights is None
 
 
-TWO_PROCESSES = """
-import os, sys, torch
-sys.path.insert(0, "tests")
-from pathlib import Path
-from training.test_sampler import weighted_recipe
-from smoothcert.data import mnist
-from smoothcert.training import sampler
-from smoothcert.training.loop import train
+def record_orders(folder: Path) -> Tensor:
+    """Train, and return the orders of all epochs."""
+    orders, plain = list[Tensor](), RadiusWeightedSampler.order
 
-sampler.PIXELS_AT_ONCE = 1  # several rows, which the processes divide among themselves
-folder, orders, plain = Path(sys.argv[1]), [], sampler.RadiusWeightedSampler.order
+    def order(self: RadiusWeightedSampler, run: Any, generator: torch.Generator) -> Tensor:
+        orders.append(plain(self, run, generator))
+        return orders[-1]
 
-def order(self, run, generator):
-    orders.append(plain(self, run, generator))
-    return orders[-1]
-
-sampler.RadiusWeightedSampler.order = order
-train(weighted_recipe(epochs=4), mnist.load_sample("train").subset(torch.arange(256)), folder / "run", device="cpu")
-torch.save(torch.stack(orders), folder / f"orders{os.environ.get('RANK', '')}.pt")
-"""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler, "PIXELS_AT_ONCE", 1)  # several rows, which the processes divide among themselves
+        patch.setattr(RadiusWeightedSampler, "order", order)
+        data = mnist.load_sample("train").subset(torch.arange(256))
+        train(weighted_recipe(epochs=4), data, folder, device="cpu")
+    return torch.stack(orders)
 
 
 @pytest.mark.slow
 def test_two_processes_draw_the_images_of_one(tmp_path: Path) -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
-    script = tmp_path / "script.py"
-    script.write_text(TWO_PROCESSES)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for launcher in ([], torchrun):
-        command = [sys.executable, *launcher, str(script), str(tmp_path / ("two" if launcher else "one"))]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, done.stderr[-2000:]
-    alone = torch.load(tmp_path / "one" / "orders.pt", weights_only=True)
+    alone = record_orders(tmp_path / "one")
     assert alone[START].unique().numel() < 256
-    for rank in (0, 1):
-        assert torch.equal(torch.load(tmp_path / "two" / f"orders{rank}.pt", weights_only=True), alone)
+    for orders in run_together(record_orders, tmp_path / "two"):
+        assert torch.equal(orders, alone)
