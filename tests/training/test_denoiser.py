@@ -16,10 +16,10 @@ from torch import Tensor, nn
 import smoothcert as sc
 from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError
-from smoothcert.models import Denoised, UNet
+from smoothcert.models import CifarResNet, Denoised, Normalize, UNet
 from smoothcert.models.precision import at_precision
 from smoothcert.objectives import Denoising, Progress
-from smoothcert.training.denoiser import denoiser_recipe, load_denoiser
+from smoothcert.training.denoiser import denoiser_recipe, is_built_in_network, load_denoiser
 from smoothcert.training.loop import train
 from smoothcert.training.recipe import TrainRecipe
 
@@ -45,6 +45,22 @@ def test_the_denoiser_starts_as_the_identity_and_keeps_every_size(size: tuple[in
     nn.init.normal_(network.tail.weight)
     assert network(noisy).shape == noisy.shape
     assert not torch.equal(network(noisy), noisy)
+
+
+def test_only_networks_of_known_layers_are_captured_behind_a_denoiser() -> None:
+    known = nn.Sequential(Normalize([0.5], [0.5]), nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4, 10))
+    assert is_built_in_network(known)
+    assert is_built_in_network(nn.Sequential(Normalize([0.5] * 3, [0.5] * 3), CifarResNet(8, 10)))
+    assert not is_built_in_network(nn.Sequential(known, ByMean()))
+    known[1].register_forward_hook(lambda layer, inputs, output: None)
+    assert not is_built_in_network(known)
+
+
+class ByMean(nn.Module):
+    """A layer that decides in Python, which a captured step would do only once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.mean() > 0 else -x
 
 
 @pytest.mark.parametrize("weight", [None, 0.7])

@@ -11,11 +11,12 @@ from tiny import tiny_recipe
 from torch import Tensor, nn
 
 from smoothcert.data import ImageData
-from smoothcert.models import LeNet
-from smoothcert.models.precision import Precision
+from smoothcert.models import CifarResNet, Denoised, LeNet, Normalize, UNet
+from smoothcert.models.precision import Precision, at_precision
 from smoothcert.objectives import (
     Adversary,
     Consistency,
+    Denoising,
     Gaussian,
     Macer,
     Objective,
@@ -25,6 +26,7 @@ from smoothcert.objectives import (
 )
 from smoothcert.papers.reproduce import estimate
 from smoothcert.training.checkpoint import InputSpec, load_run
+from smoothcert.training.denoiser import denoiser_recipe
 from smoothcert.training.loop import TrainingStatus, train
 from smoothcert.training.metrics import METRICS
 from smoothcert.training.several_runs import train_together
@@ -66,6 +68,37 @@ def test_captured_equals_plain(tmp_path: Path, tiny_data: ImageData, objective: 
     recorded = load_run(tmp_path / "fast").provenance
     assert (recorded["captured"], recorded["compiled"]) == (True, compiled)
     assert torch.allclose(losses(tmp_path / "fast"), losses(tmp_path / "plain"), rtol=5e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_denoiser_is_captured_also_with_a_classifier(tmp_path: Path, precision: Precision, weight: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (64, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    data = ImageData(pixels, torch.arange(64) % 10, 10, "toy", "train")
+    torch.manual_seed(0)
+    classifier = nn.Sequential(Normalize([0.5] * 3, [0.25] * 3), CifarResNet(20, 10)).eval() if weight else None
+    fields = {"epochs": 10, "batch_size": 32, "precision": precision, "model": "unet-small"}
+    recipe = denoiser_recipe("toy", 0.25, objective=Denoising(stability_weight=weight), **fields)
+    for name, capture in (("fast", None), ("plain", False)):
+        train(recipe, data, tmp_path / name, device="cuda", compiling="never", capture=capture, classifier=classifier)
+    assert load_run(tmp_path / "fast").provenance["captured"]
+    assert torch.allclose(losses(tmp_path / "fast"), losses(tmp_path / "plain"), rtol=5e-3, atol=1e-4)
+    assert losses(tmp_path / "fast")[-1] < losses(tmp_path / "fast")[0]
+
+
+def test_votes_behind_a_denoiser_in_bf16_are_those_of_float32() -> None:
+    torch.manual_seed(0)
+    denoiser, classifier = UNet(3, 16, 1), nn.Sequential(Normalize([0.5] * 3, [0.25] * 3), CifarResNet(20, 10))
+    nn.init.normal_(denoiser.tail.weight, std=0.01)
+    whole, images = Denoised(denoiser, classifier).eval(), torch.rand(256, 3, 32, 32, device="cuda")
+    device = torch.device("cuda")
+    exact, fast = (at_precision(whole, precision, device, (3, 32, 32)) for precision in ("fp32", "bf16"))
+    with torch.no_grad():
+        logits = exact(images)
+        error = (fast(images.bfloat16()).float() - logits).norm() / logits.norm()
+    assert type(fast.classifier).__name__ == "FusedResNet"
+    assert error < 0.03
 
 
 def test_a_captured_run_resumes_exactly_where_it_was(tmp_path: Path, tiny_data: ImageData) -> None:

@@ -12,8 +12,10 @@ from torch import nn
 from smoothcert.data import Images
 from smoothcert.errors import RequestError
 from smoothcert.models import DENOISERS, Denoised, check_outputs, is_code, own_model
+from smoothcert.models.kernels import is_plain
 from smoothcert.objectives import Denoising
 from smoothcert.training.checkpoint import load_run, tensors_digest
+from smoothcert.training.device import weights_layout
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.run_folder import RECIPE
 from smoothcert.training.sampler_settings import Uniform
@@ -137,7 +139,16 @@ def behind_denoiser(
         return Denoised(denoiser, None), None
     frozen = copy.deepcopy(classifier).eval().requires_grad_(False)
     about = {"model": type(classifier).__name__, "weights_sha256": tensors_digest(frozen.state_dict())}
-    return Denoised(denoiser, frozen.to(device)), about
+    layout = weights_layout(own_network=device.type != "cuda" or not is_built_in_network(classifier))
+    return Denoised(denoiser, frozen.to(device, memory_format=layout)), about  # type: ignore[call-overload]
+
+
+def is_built_in_network(network: nn.Module) -> bool:
+    """Whether all layers of `network` are ours or torch's, so that it makes no decisions in Python in its forward."""
+    own = ("torch.nn.modules.", "smoothcert.models.")
+    hub = ("smoothcert.models.hub", "smoothcert.models.diffusion")  # around the code of other libraries
+    layers = [(type(layer).__module__, is_plain(layer)) for layer in network.modules()]
+    return all(plain and module.startswith(own) and not module.startswith(hub) for module, plain in layers)
 
 
 def check_frozen_classifier(folder: Path, state: State | None, classifier: Mapping[str, str] | None) -> None:

@@ -23,7 +23,12 @@ from smoothcert.objectives import Denoising, Progress, UnloadedObjective, is_bui
 from smoothcert.training.average import AveragedWeights
 from smoothcert.training.checkpoint import InputSpec, Run, new_model, versions
 from smoothcert.training.choices import Compiling
-from smoothcert.training.denoiser import behind_denoiser, check_denoiser_request, check_frozen_classifier
+from smoothcert.training.denoiser import (
+    behind_denoiser,
+    check_denoiser_request,
+    check_frozen_classifier,
+    is_built_in_network,
+)
 from smoothcert.training.device import weights_layout
 from smoothcert.training.initial_weights import check_source, load_initial_weights
 from smoothcert.training.metrics import METRICS, Meter
@@ -68,8 +73,8 @@ class Options(TypedDict, total=False):
     device: str
     """auto, cpu, cuda or mps."""
     capture: bool | None
-    """Whether steps are captured as CUDA graphs on one GPU. The default is True except for a user's own network or
-    objective, or with a classifier behind a denoiser, whose decisions in Python would be made only once."""
+    """Whether steps are captured as CUDA graphs on one GPU. The default is True except for a user's own network,
+    objective or classifier behind a denoiser, whose decisions in Python would be made only once."""
     compiling: Compiling
     sync_batch_norm: bool
     """Whether batch norm uses the statistics of a step's images in all processes, instead of those of each process."""
@@ -138,7 +143,7 @@ class RunInProgress:
         source: Mapping[str, str] | None,
         options: Options,
     ) -> None:
-        own_network = options.get("model") is not None or is_code(recipe.model)
+        own_network, classifier = options.get("model") is not None or is_code(recipe.model), options.get("classifier")
         self.recipe, self.folder, self.group, self.device = recipe, folder, group, device
         self.spec, self.data_digest, self.versions = InputSpec.of(data), start.digest, versions(device)
         self.data = data.to(device)
@@ -187,7 +192,7 @@ class RunInProgress:
         sampling = Sampling(noise, recipe.objective.num_noise, per_step, self.share, generator)
         network, self.frozen = self.model, None
         if isinstance(recipe.objective, Denoising):
-            network, self.frozen = behind_denoiser(self.model, options.get("classifier"), device)
+            network, self.frozen = behind_denoiser(self.model, classifier, device)
         loss = Step(network, recipe.objective, device_type=device.type, bf16=self.precision == "bf16")
         step_module: nn.Module = loss
         if group.size > 1:  # a user's network may have parameters that the loss does not use
@@ -197,11 +202,12 @@ class RunInProgress:
         self.step: TrainingStep | CapturedStep = self.plain_step
         capture = options.get("capture")
         if capture is None:
-            capture = not own_network and is_built_in(recipe.objective) and self.frozen is None
+            known = classifier is None or is_built_in_network(classifier)
+            capture = not own_network and is_built_in(recipe.objective) and known
         if capture and device.type == "cuda" and group.size == 1:
             keep_compiled_kernels()
             kernels = self.precision == "bf16" and kernels_work(device.index or 0)
-            pays = compile_pays(self.model, options.get("compiling", "auto"), by_kernels=kernels)
+            pays = compile_pays(network, options.get("compiling", "auto"), by_kernels=kernels)
             steps_left = (recipe.epochs - start.epoch) * self.steps
             self.step = CapturedStep(self.plain_step, loss, steps_left, pays, self.on_note)
 
