@@ -20,8 +20,9 @@ from smoothcert.objectives import Adversary, NoiseAttack
 from smoothcert.papers.presets import preset
 from smoothcert.papers.tables import paper_table
 from smoothcert.report.layout import UNKNOWN
+from smoothcert.report.looks import looks_of
 from smoothcert.report.names import METHODS, dataset_name, network_name
-from smoothcert.report.style import AXIS_SIZE, FIRST, GREY, LABEL_SIZE, TITLE_SIZE, new_figure, plain, quiet_axes
+from smoothcert.report.style import AXIS_SIZE, GREY, LABEL_SIZE, TITLE_SIZE, new_figure, plain, quiet_axes
 from smoothcert.training.metrics import METRICS, read_epochs
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe
 from smoothcert.training.run_folder import CERTIFICATES, RECIPE, runs_in
@@ -246,14 +247,17 @@ def draw_cost(costs: Sequence[Cost]) -> Figure:
     figure = new_figure(7.6 if with_memory else 5.4, 1.3 + 0.42 * len(costs))
     panels: list[Axes] = figure.subplots(1, 1 + with_memory, sharey=True, squeeze=False).ravel().tolist()
     cells = [_cells(c) for c in costs]
+    methods = [METHODS.get(c.method, c.method) for c in costs]
+    looks = looks_of(methods)
+    colours = [looks[method].colour for method in methods]
     hours = _scaled([c.seconds_planned or c.seconds for c in costs], 1 / 3600)
     unit, factor = ("hours", 1.0) if max((h or 0 for h in hours), default=0) >= 1 else ("minutes", 60.0)
     paper = _scaled([c.published_hours for c in costs], factor)
-    _bars(panels[0], _scaled(hours, factor), paper, [row[6] for row in cells], f"training time ({unit})")
+    _bars(panels[0], _scaled(hours, factor), paper, [row[6] for row in cells], f"training time ({unit})", colours)
     if with_memory:
         memory = _scaled([c.peak_memory for c in costs], 1 / GIB)
         paper = _scaled([c.published_memory for c in costs], 1e9 / GIB)
-        _bars(panels[1], memory, paper, [row[7] for row in cells], "peak memory (GiB)")
+        _bars(panels[1], memory, paper, [row[7] for row in cells], "peak memory (GiB)", colours)
     panels[0].set_yticks(range(len(costs)), [plain(_name(c)) for c in costs])
     panels[0].invert_yaxis()
     what = dict.fromkeys(f"{dataset_name(c.dataset)}, {network_name(c.model)}" for c in costs)
@@ -273,17 +277,24 @@ def _scaled(values: Sequence[float | None], factor: float) -> list[float | None]
 
 
 def _bars(
-    axes: Axes, values: Sequence[float | None], paper: Sequence[float | None], texts: Sequence[str], title: str
+    axes: Axes,
+    values: Sequence[float | None],
+    paper: Sequence[float | None],
+    texts: Sequence[str],
+    title: str,
+    colours: Sequence[str],
 ) -> None:
     quiet_axes(axes)
     axes.grid(visible=False, axis="y")
     longest = max((v for v in (*values, *paper) if v is not None), default=1.0)
-    axes.barh(range(len(values)), [v or 0 for v in values], height=0.55, color=FIRST)
+    axes.barh(range(len(values)), [v or 0 for v in values], height=0.55, color=colours)
     for i, (value, printed, text) in enumerate(zip(values, paper, texts, strict=True)):
         if printed is not None:
+            # The dashed bar may be so long that the own one is hardly visible.
+            text = f"{text} (published: {printed:,.0f})" if printed >= 10 else f"{text} (published: {printed:.1f})"
             axes.barh(i, printed, height=0.55, fill=False, edgecolor=GREY, linewidth=1.0, linestyle=(0, (3, 2)))
         end = max(value or 0.0, printed or 0.0)  # to the right of both bars
         note = axes.annotate(text, (end, i), (4, 0), textcoords="offset points", va="center", fontsize=LABEL_SIZE)
         note.set_color(GREY)
-    axes.set_xlim(0, 1.6 * longest)
+    axes.set_xlim(0, (3.0 if any(paper) else 1.6) * longest)
     axes.set_xlabel(title, fontsize=AXIS_SIZE)

@@ -157,7 +157,7 @@ def draw_mixing(mixing: Mixing) -> Figure:
     change."""
     images = f"{len(mixing.indices):,} test images"
     title = f"{plain(dataset_name(mixing.dataset))}, {images}, σ = {mixing.sigma:g} (lower is better)"
-    x, y = "mixing ratio toward the adversarial example", "images whose prediction has changed (%)"
+    x, y = "mixing ratio toward the adversarial example", "changed prediction (% of images)"
     figure, axes = one_panel(5.4, 3.3, title, x, y)
     labels = {run.run: plain(run.label or run.run) for run in mixing.runs}
     looks = looks_of(labels.values())

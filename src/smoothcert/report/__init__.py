@@ -13,7 +13,7 @@ from smoothcert.io.written_files import write_files
 from smoothcert.report.comparison import Published
 from smoothcert.report.contents import Choices, Contents, LatexTable, read_contents
 from smoothcert.report.document import PICTURE_FORMATS, TEXTS, terminal_report
-from smoothcert.report.figures import STORED_AS, digest_of, figures_of
+from smoothcert.report.figures import STORED_AS, digest_of, digests_stored_in, figures_of
 from smoothcert.report.locate import find_certificates
 from smoothcert.report.run_table import report
 from smoothcert.report.summary import Summary, average_certified_radius, certified_accuracy, summarize
@@ -91,7 +91,9 @@ def write_report(
     contents = replace(contents, pictures=list(drawn), drawn=drawn)
     texts = {name: text for kind in formats if kind in TEXTS for name, text in TEXTS[kind](contents).items()}
     files = {name: None if text is None else text.encode("utf-8", "backslashreplace") for name, text in texts.items()}
-    stored = {**request, STORED_AS: digests} if request and digests else request
+    # Pictures of an earlier report stay in the folder.
+    shown = {**digests_stored_in(out), **digests}
+    stored = {**request, STORED_AS: shown} if request and shown else request
     return Report(contents, write_files(out, {**files, **pictures}, force, stored))
 
 

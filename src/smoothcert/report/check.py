@@ -16,7 +16,7 @@ from smoothcert.io.text import one_line
 from smoothcert.io.written_files import is_as_written, stored_request
 from smoothcert.report.contents import Contents
 from smoothcert.report.document import FIGURES, PICTURE_FORMATS, TEXTS
-from smoothcert.report.figures import STORED_AS, digest_of, figures_of
+from smoothcert.report.figures import digest_of, digests_stored_in, figures_of
 from smoothcert.report.html_gallery import Gallery, Pictures
 
 PAGE = "report.html"
@@ -26,7 +26,7 @@ MOST_SHOWN = 20
 _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 # What differs between versions and days, and figures, which are compared apart.
 _NO_NUMBERS = re.compile(
-    r"<style>.*?</style>|<script.*?</script>|<section id=\"figures\">.*?</section>|<a href=\"#figures\">Figures</a>|"
+    r"<style>.*?</style>|<script.*?</script>|<section id=\"figures\">.*?</section>| <a href=\"#figures\">Figures</a>|"
     r"'sha256-[^']*'|Written by smoothcert \S+|<span>\d{1,2} \w+ \d{4}</span></p>",
     re.DOTALL,
 )
@@ -79,14 +79,14 @@ def _picture_differences(folder: Path, contents: Contents, files: Sequence[str])
 
     Reports of earlier versions do not record what their figures show; of these only changes of the files are found.
     """
-    shown = (stored_request(folder) or {}).get(STORED_AS)
+    shown = digests_stored_in(folder)
     draw = figures_of(contents) if files else {}
     digests = {}
     for file in files:
         name = file.rpartition(".")[0]
         if not is_as_written(folder, file):
             yield f"{file}: is not the file that smoothcert wrote"
-        if not isinstance(shown, dict) or name not in shown:
+        if name not in shown:
             continue
         if name not in digests:
             figure = draw[name]()

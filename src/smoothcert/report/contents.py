@@ -17,6 +17,7 @@ from smoothcert.report.layout import MOST_DECIMALS
 from smoothcert.report.locate import find_certificates, run_recipe
 from smoothcert.report.metrics import TrainedRun, read_run, training_runs
 from smoothcert.report.paired import Comparison, comparisons
+from smoothcert.report.panels import labels_of_runs, panels_of
 from smoothcert.report.seeds import SeedMean, over_seeds
 from smoothcert.report.summary import Summary, default_radii, in_l1, is_randomized, refuse_without_images, summarize
 from smoothcert.report.tables import by_sigma
@@ -88,8 +89,8 @@ class Contents:
 
     @property
     def headlines(self) -> list[str]:
-        """The result in words, one paragraph per comparison."""
-        return headlines(self.comparisons)
+        """The result in words, one paragraph per comparison, with the names of runs that figures have."""
+        return headlines(self.comparisons, labels_of_runs(panels_of(self.summaries)))
 
 
 def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:

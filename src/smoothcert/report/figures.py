@@ -2,10 +2,12 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from smoothcert.io.written_files import stored_request
 from smoothcert.report.contents import Contents
 
 if TYPE_CHECKING:
@@ -39,6 +41,12 @@ def digest_of(figure: "Figure") -> str:
     It does not depend on how a version of matplotlib draws them, nor on fonts, sizes and colours.
     """
     return hashlib.sha256("\n".join(_shown_in(figure)).encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def digests_stored_in(folder: Path) -> Mapping[str, str]:
+    """Name of a figure -> the digest of what it showed when it was written to `folder`."""
+    stored = (stored_request(folder) or {}).get(STORED_AS)
+    return stored if isinstance(stored, dict) else {}
 
 
 def _shown_in(figure: "Figure") -> Iterator[str]:

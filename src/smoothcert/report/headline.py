@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from smoothcert.report.names import images_text
 from smoothcert.report.numbers import AccuracyAt, RunNumbers
 from smoothcert.report.paired import Comparison
 
@@ -33,7 +34,8 @@ def _sentences(comparison: Comparison, label: Callable[[str], str], several: boo
     elif comparison.ranked:
         text = [_ranked(comparison, radius, label, start)]
     else:
-        text = [_counted(run, radius, comparison, label, start) for run in comparison.runs[:MOST_RUNS]]
+        first, *others = [_counted(run, radius, comparison, label) for run in comparison.runs[:MOST_RUNS]]
+        text = [f"{start}{first}", *others]
     if comparison.obstacles:
         text.append(f"These runs are not ranked: {'; '.join(comparison.obstacles)}.")
     sentences = [*text, *_never_certified(comparison, label), _limit(comparison)]
@@ -48,14 +50,10 @@ def _at(run: RunNumbers, radius: float) -> AccuracyAt:
     return next(accuracy for accuracy in run.accuracy if accuracy.radius == radius)
 
 
-def _images(comparison: Comparison, images: int) -> str:
-    dataset = "" if comparison.dataset is None else f" of {comparison.dataset}"
-    return f"{images:,} images{dataset}"
-
-
 def _claim(comparison: Comparison, accuracy: AccuracyAt) -> str:
     return (
-        f"{accuracy.count:,} of {_images(comparison, accuracy.images)} keep their class under every change of "
+        f"{accuracy.count:,} of {images_text(accuracy.images, comparison.dataset, comparison.split)} keep their class "
+        f"under every change of "
         f"{comparison.norm} length {accuracy.radius:g}"
     )
 
@@ -65,9 +63,9 @@ def _interval(accuracy: AccuracyAt) -> str:
     return f"95% interval {low:,} to {high:,}"
 
 
-def _counted(run: RunNumbers, radius: float, comparison: Comparison, label: Callable[[str], str], start: str) -> str:
+def _counted(run: RunNumbers, radius: float, comparison: Comparison, label: Callable[[str], str]) -> str:
     accuracy = _at(run, radius)
-    return f"{start}{_claim(comparison, accuracy)} ({label(run.name)}; {_interval(accuracy)})."
+    return f"{_claim(comparison, accuracy)} ({label(run.name)}; {_interval(accuracy)})."
 
 
 def _ranked(comparison: Comparison, radius: float, label: Callable[[str], str], start: str) -> str:

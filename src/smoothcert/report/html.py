@@ -28,7 +28,7 @@ from smoothcert.report.layout import Layout, comma_separated
 from smoothcert.report.looks import Look, looks_of
 from smoothcert.report.names import dataset_name, network_name
 from smoothcert.report.paired import Comparison, comparisons
-from smoothcert.report.panels import panels_of
+from smoothcert.report.panels import labels_of_runs, panels_of
 from smoothcert.report.summary import Summary
 from smoothcert.report.tables import RANKED, RANKED_SEEDS, by_sigma, intervals_layout, layout, seeds_layout
 from smoothcert.training.run_folder import recipe_of_certificates
@@ -50,7 +50,7 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
     from markupsafe import Markup  # comes with Jinja2; both are needed only here
 
     panels = panels_of(contents.summaries)
-    labels = {member.summary.name: one_line(member.label) for panel in panels for member in panel}
+    labels = labels_of_runs(panels)
     looks = looks_of(labels.values())
     numbers = {label: number for number, label in enumerate(looks)}
     look_of = {name: numbers[label] for name, label in labels.items()}

@@ -19,6 +19,8 @@ METHODS = {
     "catrs": "CAT-RS",
 }
 DATASETS = {"mnist": "MNIST", "mnist-sample": "MNIST sample", "cifar10": "CIFAR-10", "imagenet": "ImageNet"}
+IN_SENTENCES = {"mnist": "digits of MNIST", "mnist-sample": "digits of the MNIST sample"}
+"""Data set -> its images in a sentence, where that is not "images of" and its name."""
 NETWORKS = {"lenet": "LeNet", "densenet": "DenseNet"}
 SYMBOLS = {
     "weight": "λ",
@@ -50,7 +52,7 @@ class NamedRun:
         if self.method is None:
             return None
         adversarial = self.method == "consistency" and self._objective.get("adversary")
-        return f"{'SmoothAdv + ' if adversarial else ''}{METHODS.get(self.method, one_line(self.method))}"
+        return f"{'SmoothAdv + ' if adversarial else ''}{METHODS.get(_letters(self.method), one_line(self.method))}"
 
     @property
     def ending(self) -> str:
@@ -76,6 +78,11 @@ class NamedRun:
         shown = [key for key in dict.fromkeys(("eta", *keys)) if key in settings and key != "one_step"]
         details = ", ".join(setting_text(key, settings[key]) for key in shown)
         return f"{self.title}{f' ({details})' if details else ''}{self.ending}"
+
+
+def _letters(method: str) -> str:
+    """The name of a method as others may write it, as in "CAT-RS", as a key of METHODS."""
+    return method.lower().replace("-", "").replace("_", "")
 
 
 def setting_name(key: str) -> str:
@@ -160,6 +167,13 @@ def dataset_name(dataset: str) -> str:
         return one_line(PurePath(path).name or path)
     known, space, rest = dataset.partition(" ")
     return one_line(f"{DATASETS.get(known, known)}{space}{rest}")
+
+
+def images_text(count: int, dataset: str | None, split: str | None) -> str:
+    """Images of a data set in words, as in "100 test digits of MNIST"."""
+    kind = f"{split} " if split in ("train", "test") else ""
+    noun = IN_SENTENCES.get(dataset or "", "images" if dataset is None else f"images of {dataset_name(dataset)}")
+    return f"{count:,} {kind}{noun}"
 
 
 def network_name(model: str) -> str:

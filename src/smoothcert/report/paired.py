@@ -84,6 +84,7 @@ class Comparison:
 
     sigma: float | None
     dataset: str | None
+    split: str | None
     norm: str
     runs: tuple[RunNumbers, ...]
     obstacles: tuple[str, ...]
@@ -162,6 +163,7 @@ def _compared(group: Sequence[Summary], reference: str | None) -> Comparison:
     return Comparison(
         sigma=group[0].sigma,
         dataset=group[0].dataset,
+        split=group[0].split if len({summary.split for summary in group}) == 1 else None,
         norm=group[0].norm,
         runs=numbers,
         obstacles=tuple(reasons),

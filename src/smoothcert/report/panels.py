@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from smoothcert.io.text import one_line
 from smoothcert.report.layout import decimals_needed
 from smoothcert.report.locate import run_recipe
 from smoothcert.report.names import NamedRun, dataset_name, labels_of
@@ -24,6 +25,11 @@ def panels_of(summaries: Sequence[Summary]) -> list[list[Member]]:
     labels = labels_of([NamedRun(s.name, s.method, run_recipe(s.file.path), s.group) for s in summaries])
     groups = groupby(by_sigma(summaries), key=lambda summary: summary.group)
     return [[Member(labels[s.name], s) for s in members] for _, members in groups]
+
+
+def labels_of_runs(panels: Sequence[Sequence[Member]]) -> dict[str, str]:
+    """Name of a run -> its label, on one line."""
+    return {member.summary.name: one_line(member.label) for panel in panels for member in panel}
 
 
 def titles_of(panels: Sequence[Sequence[Member]]) -> list[str]:

@@ -8,8 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from smoothcert.report.hyperparameters import Sweep
+from smoothcert.report.looks import looks_of
 from smoothcert.report.names import METHODS, dataset_name, setting_name, setting_text
-from smoothcert.report.style import AXIS_SIZE, FIRST, GREY, NOTE_SIZE, TITLE_SIZE, new_figure, plain, quiet_axes
+from smoothcert.report.style import AXIS_SIZE, GREY, NOTE_SIZE, TITLE_SIZE, new_figure, plain, quiet_axes
 
 _SPREAD = 20
 """Values whose largest is this many times the smallest have a logarithmic axis."""
@@ -25,7 +26,9 @@ def draw_sweeps(sweeps: Sequence[Sweep]) -> Figure | None:
     columns = min(3, len(sweeps))
     rows = -(-len(sweeps) // columns)
     figure = new_figure(3.6 * columns + 0.4, 3.2 * rows)
-    grid: list[Axes] = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+    # Radii of one sigma and data set share an axis, so that panels can be compared.
+    comparable = len({(sweep.sigma, sweep.dataset) for sweep in sweeps}) == 1
+    grid: list[Axes] = figure.subplots(rows, columns, squeeze=False, sharey=comparable).ravel().tolist()
     for axes in grid[len(sweeps) :]:
         axes.remove()
     for axes, sweep in zip(grid, sweeps, strict=False):
@@ -37,21 +40,23 @@ def _draw(axes: Axes, sweep: Sweep) -> None:
     values = [point.value for point in sweep.points]
     errors = [point.standard_deviation or 0.0 for point in sweep.points]
     acrs = [point.acr for point in sweep.points]
-    axes.errorbar(values, acrs, errors if any(errors) else None, marker="o", color=FIRST, capsize=3, linewidth=1.6)
+    method = METHODS.get(sweep.method, sweep.method)
+    colour = looks_of([method])[method].colour
+    axes.errorbar(values, acrs, errors if any(errors) else None, marker="o", color=colour, capsize=3, linewidth=1.6)
     if values[0] > 0 and values[-1] / values[0] >= _SPREAD:
         axes.set_xscale("log")
     axes.set_xticks(*_ticks(values, axes.get_xscale() == "log"))
     axes.minorticks_off()
     if sweep.reference is not None:
-        name, acr = sweep.reference
+        _, acr = sweep.reference
         axes.axhline(acr, color=GREY, linestyle=(0, (4, 3)), linewidth=0.9)
         # At the end of the line where the curve is farther away.
         left = abs(acrs[0] - acr) > abs(acrs[-1] - acr)
         style: dict[str, Any] = {"color": GREY, "fontsize": NOTE_SIZE, "ha": "left" if left else "right"}
         place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-        axes.annotate(plain(name), (0.02 if left else 1, acr), (0, 3), **place, **style)
+        axes.annotate(METHODS["gaussian"], (0.02 if left else 1, acr), (0, 3), **place, **style)
     data = [dataset_name(sweep.dataset)] if sweep.dataset else []
-    first = ", ".join([METHODS.get(sweep.method, sweep.method), *data, f"σ = {sweep.sigma:g}"])
+    first = ", ".join([method, *data, f"σ = {sweep.sigma:g}"])
     shared = ", ".join(setting_text(key, value) for key, value in sweep.shared.items())
     axes.set_title("\n".join(plain(line) for line in (first, shared) if line), fontsize=TITLE_SIZE)
     axes.set_xlabel(plain(setting_name(sweep.parameter)), fontsize=AXIS_SIZE)
