@@ -1,10 +1,11 @@
 # quickstart: the whole flow on the bundled MNIST sample.   test: the whole suite.   check: lint, types, layers.
+# fuzz: damaged files and wrong options for ten minutes, with other cases every day.
 # kernels: tests of the GPU kernels on a CPU, in the interpreter of Triton (downloads Triton, 260 MB).
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: quickstart test check fast kernels clean
+.PHONY: quickstart test check fast fuzz kernels clean
 
 quickstart: .venv/.installed
 	$(BIN)/smoothcert quickstart
@@ -14,6 +15,9 @@ test: .venv/.installed-dev
 
 fast: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+
+fuzz: .venv/.installed-dev
+	SMOOTHCERT_FUZZ_SECONDS=600 SMOOTHCERT_FUZZ_SEED=$$(date +%Y%m%d) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz
 
 kernels: .venv/.installed-dev .venv/.triton
 	PYTHONPATH=.venv/triton TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/models/kernels

@@ -1,7 +1,7 @@
 """What several test files share: a small part of the MNIST sample and a run trained on it."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,16 @@ from tiny import tiny_recipe
 
 from smoothcert import cli
 from smoothcert.data import ImageData, mnist
+from smoothcert.smoothing import votes
 from smoothcert.training.loop import train
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_forward_passes() -> Iterator[None]:
+    """Every forward pass of a certification has the whole batch size: with few votes per image most of it is unused."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(votes.BATCH_SIZE, "cpu", 200)
+        yield
 
 
 @pytest.fixture(scope="session")

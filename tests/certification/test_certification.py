@@ -30,7 +30,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import alone, stored_settings
 from smoothcert.models.precision import at_precision, has_batch_norm
 from smoothcert.smoothing.accuracy import NoiseAccuracy
-from smoothcert.smoothing.votes import default_batch_size, fitting_batch_size
+from smoothcert.smoothing.votes import BATCH_SIZE, default_batch_size, fitting_batch_size
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.recipe import parse_recipe
 
@@ -63,7 +63,7 @@ def test_rows_equal_smoothed_classifier(trained_run: Path, test_data: ImageData,
     rows = certify(trained_run, test_data, tmp_path / "a.tsv", [0, 1, 2])
     images, labels = test_data.batch(torch.arange(3))
     model = load_run(trained_run).model
-    plain = SmoothedClassifier(model, sigma=0.5).certify(images, n=300, seed=5, indices=range(3))
+    plain = SmoothedClassifier(model, sigma=0.5, batch_size=500).certify(images, n=300, seed=5, indices=range(3))
     assert [rows[i][1] for i in range(3)] == list(plain)
     assert [rows[i][0] for i in range(3)] == labels.tolist()
     assert any(certificate.radius > 0 for certificate in plain)
@@ -280,7 +280,7 @@ def test_recertify_refuses_sequential_files(trained_run: Path, test_data: ImageD
     assert not (tmp_path / "x.tsv").exists()
 
 
-def test_a_batch_that_does_not_fit_is_halved() -> None:
+def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
     def narrow(images: torch.Tensor) -> torch.Tensor:
@@ -291,6 +291,7 @@ def test_a_batch_that_does_not_fit_is_halved() -> None:
 
     assert fitting_batch_size(narrow, 640, torch.zeros(1, 2, 2)) == 80
     assert seen == [640, 320, 160, 80]
+    monkeypatch.setitem(BATCH_SIZE, "cpu", 500)
     assert default_batch_size(CPU, (1, 28, 28)) == 500
     assert 8 <= default_batch_size(CPU, (3, 224, 224)) < 20
 
@@ -576,7 +577,8 @@ def test_accuracy_and_selection_are_recorded_and_change_no_certificate(
     images, labels = test_data.batch(torch.arange(8))
     assert seen[0].clean == pytest.approx(float((run.model(images).argmax(1) == labels).float().mean()))
     assert 0.3 < seen[0].noisy < 1
-    certificates = SmoothedClassifier(run.model, sigma=0.5).certify(images, n=300, seed=5, indices=range(len(images)))
+    smoothed = SmoothedClassifier(run.model, sigma=0.5, batch_size=500)
+    certificates = smoothed.certify(images, n=300, seed=5, indices=range(len(images)))
     assert [row.certificate for row in stored.rows] == list(certificates)
     call(8)
     assert len(seen) == 1, "nothing is left to do"

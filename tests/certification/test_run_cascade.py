@@ -17,8 +17,8 @@ from smoothcert.errors import WorkError
 from smoothcert.smoothing.cascade import last_alpha, stage_alphas
 
 Cli = Callable[..., tuple[int, str, str]]
-FEW = ("--n", 60, "--n0", 20, "--device", "cpu", "--seed", 7, "--batch-size", 200, "--precision", "fp32")
-SETTINGS: dict[str, Any] = {"n": 60, "n0": 20, "seed": 7, "batch_size": 200, "device": "cpu", "precision": "fp32"}
+FEW = ("--n", 60, "--n0", 20, "--device", "cpu", "--seed", 7, "--batch-size", 60, "--precision", "fp32")
+SETTINGS: dict[str, Any] = {"n": 60, "n0": 20, "seed": 7, "batch_size": 60, "device": "cpu", "precision": "fp32"}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_file_has_the_answers_of_the_python_class_in_any_order(
     whole = certificates(tmp_path / "whole.tsv")
     assert whole == certificates(tmp_path / "resumed.tsv")
     batch = test_data.batch(torch.tensor(images))[0]
-    smoothed = [load(folder).smoothed(batch_size=200) for folder in folders]
+    smoothed = [load(folder).smoothed(batch_size=60) for folder in folders]
     assert list(whole.values()) == list(Cascade(smoothed).certify(batch, n=60, n0=20, seed=7, indices=images))
     assert {len(certificate.earlier) for certificate in whole.values()} == {0, 1, 2}  # type: ignore[attr-defined]
     own = certify_dataset(Cascade(smoothed), test_data, tmp_path / "modules.tsv", indices=images, **SETTINGS)
@@ -154,7 +154,7 @@ def test_command_line_certifies_a_cascade_and_reports_it(
     assert json.loads(path.with_suffix(".json").read_text())["settings"]["cascade"] == [1.0, 0.5, 0.25]
     single = tmp_path / "single"
     certify_dataset(load(folders[0]), test_data, single / "certificates" / "t.tsv", max_images=4, **SETTINGS)
-    assert run_cli("report", out, single, "--out", tmp_path / "report")[0] == 0
+    assert run_cli("report", out, single, "--out", tmp_path / "report", "--format", "md")[0] == 0
     text = (tmp_path / "report" / "report.md").read_text()
     assert "e (cascade)" in text
     assert "cascade of 3 (gaussian)" in text

@@ -16,8 +16,8 @@ from smoothcert.data import ImageData, mnist
 from smoothcert.training.checkpoint import load_run, tensors_digest
 
 Cli = Callable[..., tuple[int, str, str]]
-FEW = ("--n", 60, "--n0", 20, "--device", "cpu", "--seed", 7, "--batch-size", 200)
-SETTINGS: dict[str, Any] = {"n": 60, "n0": 20, "seed": 7, "batch_size": 200, "device": "cpu"}
+FEW = ("--n", 60, "--n0", 20, "--device", "cpu", "--seed", 7, "--batch-size", 60)
+SETTINGS: dict[str, Any] = {"n": 60, "n0": 20, "seed": 7, "batch_size": 60, "device": "cpu"}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_rows_do_not_depend_on_order_resume_or_the_api(
     whole = certificates(tmp_path / "whole.tsv")
     assert whole == certificates(tmp_path / "back.tsv") == certificates(tmp_path / "resumed.tsv")
     batch = test_data.batch(torch.tensor(images))[0]
-    smoothed = ensemble.smoothed(batch_size=200)
+    smoothed = ensemble.smoothed(batch_size=60)
     assert list(whole.values()) == list(smoothed.certify(batch, n=60, n0=20, seed=7, indices=images))
     single = Ensemble([load_run(folder).model for folder in folders], consensus)
     certify_dataset(single, test_data, tmp_path / "module.tsv", sigma=0.5, indices=images, **SETTINGS)
@@ -121,7 +121,8 @@ def test_command_line_certifies_an_ensemble_and_reports_it(run_cli: Cli, folders
     assert len(read_certificates(path).rows) == 6
     assert run_cli("certify", "--ensemble", *folders, *FEW, "--max-images", 4, "--out", tmp_path / "e")[0] == 0
     assert (tmp_path / "e" / "certificates" / "test-n60.tsv").exists()
-    code, _, _ = run_cli("report", tmp_path / "ensemble-a-b-c", tmp_path / "e", "--out", tmp_path / "report")
+    runs = (tmp_path / "ensemble-a-b-c", tmp_path / "e")
+    code, _, _ = run_cli("report", *runs, "--out", tmp_path / "report", "--format", "md")
     assert code == 0
     assert "ensemble of 3 (gaussian, consensus 2)" in (tmp_path / "report" / "report.md").read_text()
     json.loads(path.with_suffix(".json").read_text())

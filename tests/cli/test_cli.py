@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -14,7 +15,7 @@ from tiny import tiny_recipe
 from smoothcert import RequestError, __version__
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.settings import CertifySettings
-from smoothcert.data import DATASETS, Images, mnist
+from smoothcert.data import DATASETS, ImageData, Images, mnist
 from smoothcert.models.precision import Precision
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.choices import Compiling, InputLayer, NoiseName
@@ -56,9 +57,10 @@ def test_certify_warns_before_sampling_when_n_is_too_small(run_cli: Cli, run: Pa
     assert out.index("cannot certify") < out.index("wrote")
 
 
-def test_train_and_resume(run_cli: Cli, tmp_path: Path) -> None:
-    recipe = tmp_path / "r.yaml"
-    tiny_recipe(epochs=1, batch_size=5000).save(recipe)
+def test_train_and_resume(run_cli: Cli, tmp_path: Path, tiny_data: ImageData) -> None:
+    recipe, data = tmp_path / "r.yaml", tmp_path / "few.npz"
+    np.savez(data, images=tiny_data.images[:64, 0].numpy(), labels=tiny_data.labels[:64].numpy())
+    tiny_recipe(dataset=f"npz:{data}", epochs=1).save(recipe)
     arguments = ("train", "--recipe", recipe, "--out", tmp_path / "run", "--device", "cpu", "--set", "seed=3")
     assert run_cli(*arguments)[0] == 0
     assert "seed: 3" in (tmp_path / "run" / "recipe.yaml").read_text()
@@ -295,27 +297,28 @@ def test_import_then_certify(run_cli: Cli, tmp_path: Path, trained_run: Path, mo
 
 def test_rules_from_the_command_line(run_cli: Cli, run: Path) -> None:
     """Each rule writes a file of its own name; the votes it spent are said."""
-    fixed = ("certify", run, "--n", 2000, "--max-images", 4, "--seed", 1, "--device", "cpu")
+    fixed = ("certify", run, "--n", 1000, "--max-images", 4, "--seed", 1, "--device", "cpu")
     code, out, _ = run_cli(*fixed, "--until-radius", 0.25)
     assert code == 0
     assert "times fewer than n each" in out
-    rows = read_certificates(run / "certificates" / "test-n2000-radii.tsv").rows
+    rows = read_certificates(run / "certificates" / "test-n1000-radii.tsv").rows
     assert all(row.certificate.radius in (0.0, pytest.approx(0.25)) for row in rows)
     for options, name in (
         (("--radii", "0.1,0.2", "--name", "grid"), "grid"),
-        (("--radius-loss", 0.2), "test-n2000-loss"),
-        (("--label-aware",), "test-n2000-label-aware"),
-        (("--bound", "two-sided"), "test-n2000-two-sided"),
-        (("--sound",), "test-n2000-sound"),
-        (("--noise", "laplace"), "test-n2000-laplace"),
-        (("--shard", "2/2"), "test-n2000-shard2of2"),
+        (("--radius-loss", 0.2), "test-n1000-loss"),
+        (("--label-aware",), "test-n1000-label-aware"),
+        (("--bound", "two-sided"), "test-n1000-two-sided"),
+        (("--sound",), "test-n1000-sound"),
+        (("--noise", "laplace"), "test-n1000-laplace"),
+        (("--shard", "2/2"), "test-n1000-shard2of2"),
     ):
         code, _, err = run_cli(*fixed, *options)
         assert (code, err) == (0, "")
         assert (run / "certificates" / f"{name}.tsv").exists()
-    assert [r.index for r in read_certificates(run / "certificates/test-n2000-shard2of2.tsv").rows] == [1, 3]
-    names = ("test-n2000-radii", "test-n2000-loss", "test-n2000-label-aware", "test-n2000-sound", "test-n2000-laplace")
-    code, out, _ = run_cli("report", *(run / "certificates" / f"{name}.tsv" for name in names), "--out", run / "report")
+    assert [r.index for r in read_certificates(run / "certificates/test-n1000-shard2of2.tsv").rows] == [1, 3]
+    names = ("test-n1000-radii", "test-n1000-loss", "test-n1000-label-aware", "test-n1000-sound", "test-n1000-laplace")
+    files = (run / "certificates" / f"{name}.tsv" for name in names)
+    code, out, _ = run_cli("report", *files, "--out", run / "report", "--format", "md")
     assert code == 0
     assert "(label-aware)" in out
     report = (run / "report" / "report.md").read_text()

@@ -144,10 +144,10 @@ def test_tables_are_printed_on_terminals_without_utf_8(
 ) -> None:
     runs = Path(__file__).parents[2] / "results" / "mnist"
     arguments = {
-        "report": ["report", str(runs / "gaussian-0.5")],
-        "analyze": ["analyze", "input-dependent-noise"],
+        "report": ["report", str(runs / "gaussian-0.5"), "--format", "csv"],
+        "analyze": ["analyze", "input-dependent-noise", "--format", "svg"],
     }
-    monkeypatch.setattr(sys, "argv", ["smoothcert", *arguments[command], "--out", str(tmp_path), "--format", "svg"])
+    monkeypatch.setattr(sys, "argv", ["smoothcert", *arguments[command], "--out", str(tmp_path)])
     terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors=errors)
     monkeypatch.setattr(sys, "stdout", terminal)
     with pytest.raises(SystemExit) as end:

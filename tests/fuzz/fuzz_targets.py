@@ -236,7 +236,7 @@ BASE_COMMANDS: dict[str, str] = {
 NOT_FUZZED = ("quickstart", "serve", "train-denoiser")
 """Work for minutes, or until they are stopped."""
 COUNTING = ("certify", "attack", "predict", "analyze")
-OPTION_CASES = {"certify": 50, "train": 30, "report": 10, "reproduce": 10, "analyze": 5}
+OPTION_CASES = {"certify": 12, "train": 8, "report": 4, "reproduce": 4, "analyze": 3}
 
 
 def command_options() -> dict[str, list[tuple[str, bool]]]:
@@ -306,30 +306,30 @@ MODEL_COMMANDS = (
 )
 TARGETS: tuple[Target, ...] = (
     Target(
-        *("certificates-tsv", 80, CERTIFICATES_COMMANDS),
+        *("certificates-tsv", 20, CERTIFICATES_COMMANDS),
         files=("run",),
         damage=(("run/certificates/test.tsv", "table"),),
         oracle=certificates_are_possible,
     ),
     Target(
-        *("certificates-json", 72, CERTIFICATES_COMMANDS),
+        *("certificates-json", 18, CERTIFICATES_COMMANDS),
         files=("run",),
         damage=(("run/certificates/test.json", "json"),),
         oracle=certificates_are_possible,
     ),
     Target(
-        *("shards", 60, (BASE_COMMANDS["merge"],)),
+        *("shards", 15, (BASE_COMMANDS["merge"],)),
         files=("shards",),
         damage=(("shards/*.tsv", "table"), ("shards/*.json", "json")),
         oracle=certificates_are_possible,
     ),
     Target(
-        *("attacks", 48, (f"{REPORT} md,csv", CONTINUE_ATTACK, f"{REPORT} csv")),
+        *("attacks", 12, (f"{REPORT} md,csv", CONTINUE_ATTACK, f"{REPORT} csv")),
         files=("run",),
         damage=(("run/attacks/pgd.tsv", "table"), ("run/attacks/pgd.json", "json")),
     ),
     Target(
-        *("recipe-yaml", 40, (BASE_COMMANDS["train"],)),
+        *("recipe-yaml", 10, (BASE_COMMANDS["train"],)),
         files=("recipe",),
         damage=(("recipe/recipe.yaml", "yaml"),),
         oracle=trained_whole,
@@ -337,7 +337,7 @@ TARGETS: tuple[Target, ...] = (
         long_work=True,
     ),
     Target(
-        *("recipe-of-a-run", 30, (RESUME, f"{DRY} case", RESUME)),
+        *("recipe-of-a-run", 8, (RESUME, f"{DRY} case", RESUME)),
         files=("begun", "recipe"),
         damage=(("begun/recipe.yaml", "yaml"),),
         oracle=lambda outcome, arguments: trained_whole(outcome, arguments) if "--resume" in arguments else "",
@@ -345,26 +345,26 @@ TARGETS: tuple[Target, ...] = (
         long_work=True,
     ),
     Target(
-        *("set", 50, (with_other_fields,)),
+        *("set", 12, (with_other_fields,)),
         files=("recipe",),
         oracle=trained_whole,
         may_write=True,
         long_work=True,
     ),
     Target(
-        *("model-safetensors", 54, MODEL_COMMANDS),
+        *("model-safetensors", 14, MODEL_COMMANDS),
         files=("run", "images"),
         damage=(("run/model.safetensors", "safetensors"),),
     ),
     Target(
-        *("state-pt", 40, (RESUME,)),
+        *("state-pt", 10, (RESUME,)),
         files=("begun",),
         damage=(("begun/state.pt", "torch_file"),),
         oracle=trained_whole,
         may_write=True,
     ),
     Target(
-        *("metrics-jsonl", 28, (RESUME, f"{REPORT} csv", "analyze cost case/run --out case/out --format svg", RESUME)),
+        *("metrics-jsonl", 7, (RESUME, f"{REPORT} csv", "analyze cost case/run --out case/out --format svg", RESUME)),
         files=("begun", "run"),
         damage=(("*/metrics.jsonl", "text"), ("*/metrics.jsonl", "metrics")),
         oracle=lambda outcome, arguments: trained_whole(outcome, arguments) if "--resume" in arguments else "",
@@ -378,7 +378,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         *(
             "checkpoint",
-            24,
+            6,
             (BASE_COMMANDS["import"], BASE_COMMANDS["import"] + " --dataset mnist-sample --arch lenet"),
         ),
         files=("checkpoint",),
@@ -386,7 +386,7 @@ TARGETS: tuple[Target, ...] = (
         oracle=imported_finite,
     ),
     Target(
-        *("npz", 60, (f"{OWN} --dataset npz:case/npz/own.npz",)),
+        *("npz", 15, (f"{OWN} --dataset npz:case/npz/own.npz",)),
         files=("npz",),
         damage=(("npz/own.npz", "npz"),),
         oracle=new_certificates,
@@ -394,7 +394,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         *(
             "class-folders",
-            40,
+            10,
             (f"{OWN} --dataset folder:case/folders", f"{OWN} --dataset folder:case/folders --image-size 9"),
         ),
         files=("folders",),
@@ -402,24 +402,24 @@ TARGETS: tuple[Target, ...] = (
         oracle=new_certificates,
     ),
     Target(
-        *("images", 50, (f"{PREDICT} {DAMAGED}", f"{PREDICT} {DAMAGED} --resize")),
+        *("images", 12, (f"{PREDICT} {DAMAGED}", f"{PREDICT} {DAMAGED} --resize")),
         files=("run", "images"),
         damage=(("images/*.png", "png"), ("images/*.png", "png"), ("images/*", "bytes")),
     ),
     Target(
-        *("idx", 30, (f"{OWN} --dataset mnist --data case/idx",)),
+        *("idx", 8, (f"{OWN} --dataset mnist --data case/idx",)),
         files=("idx",),
         damage=(("idx/MNIST/raw/*", "gzip"),),
         oracle=new_certificates,
     ),
     Target(
-        *("cifar-batches", 20, (f"{OWN} --dataset cifar10 --data case/cifar",)),
+        *("cifar-batches", 5, (f"{OWN} --dataset cifar10 --data case/cifar",)),
         files=("cifar",),
         damage=(("cifar/*/test_batch.bin", "bytes"),),
         oracle=new_certificates,
     ),
     Target(
-        *("cifar-archive", 24, (f"{OWN} --dataset cifar10 --data case/cifar-archive",)),
+        *("cifar-archive", 6, (f"{OWN} --dataset cifar10 --data case/cifar-archive",)),
         files=("cifar-archive",),
         damage=(("cifar-archive/*.gz", "gzip"),),
         oracle=new_certificates,
@@ -434,7 +434,7 @@ def option_targets() -> Iterator[Target]:
             continue
         yield Target(
             f"options-{name.replace(' ', '-')}",
-            OPTION_CASES.get(name.split()[0], 20) if options else 3,
+            OPTION_CASES.get(name.split()[0], 6) if options else 3,
             (with_other_options(name, options),),
             files=("recipe", "run", "shards", "images", "checkpoint"),
             may_write=name == "train",

@@ -7,7 +7,8 @@ Each case damages one valid file (or changes options), runs one command in this 
 - what a successful command wrote can be read, and the target's oracle holds: no radius that its votes cannot show, no
   run called trained with epochs missing.
 
-The seed and the number of cases are fixed, so results do not depend on the speed of a machine. Environment variables:
+The seed and the number of cases are fixed and small, so results do not depend on the speed of a machine; `make fuzz`
+tries other cases for ten minutes. Environment variables:
 
 - SMOOTHCERT_FUZZ_SECONDS: work for so long instead, divided evenly among the targets;
 - SMOOTHCERT_FUZZ_SEED: other cases;

@@ -35,10 +35,10 @@ def default_recipe(
     smaller than 16.
     """
     network = default_network(data.shape) if model is None else model
-    fields = {"dataset": dataset, "image_size": image_size, "model": network, "sigma": sigma, "objective": objective}
     epochs = EPOCHS if epochs is None else epochs
+    fields = {"dataset": dataset, "image_size": image_size, "model": network, "sigma": sigma, "objective": objective}
     # The batch size has to be a multiple of the noises, which the recipe knows.
-    chosen = TrainRecipe(**fields, epochs=epochs, batch_size=2**20 * 3 * 5 * 7)
+    chosen = TrainRecipe.model_validate({**fields, "epochs": epochs, "batch_size": 2**20 * 3 * 5 * 7})
     noises = chosen.objective.num_noise if chosen.objective.chunked else 1
     fitting = [size // noises * noises for size in BATCH_SIZES if noises <= size // noises * noises <= len(data)]
     if not fitting:
