@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from smoothcert.models import own_model
 from smoothcert.objectives import OBJECTIVES
 from smoothcert.training.checkpoint import load_run
 
@@ -23,6 +24,12 @@ def mean():
     model[1].weight.data = torch.stack([-torch.ones(64), torch.ones(64)])
     model[1].bias.data = torch.tensor([32.0, -32.0])
     return model
+
+def deep():
+    scaled = torch.nn.Linear(64, 64)
+    layers = [scaled, torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2)]
+    scaled.weight.data *= 10  # as after a normalisation by a standard deviation of 0.1
+    return torch.nn.Sequential(torch.nn.Flatten(), *layers)
 
 def swapped():
     model = mean()
@@ -63,7 +70,7 @@ def test_the_printed_command_fine_tunes_the_network(workplace: Path, run_cli: Cl
     code, _, err = run_cli(*words, "--device", "cpu")
     assert code == 0, err
     run = load_run(Path(words[words.index("--out") + 1]), "net.py:bare")
-    assert (run.recipe.method, run.recipe.sigma, run.recipe.epochs) == ("consistency", 0.5, 10)
+    assert (run.recipe.method, run.recipe.sigma, run.recipe.epochs) == ("consistency", 0.5, 20)
     assert run.provenance["init"]["file"] == "weights.pt"
     others = run.model[1].weight[:, 1:]  # were 0
     assert (others[1] - others[0]).mean() > 0.001, "brighter pixels speak for the bright class"
@@ -71,6 +78,42 @@ def test_the_printed_command_fine_tunes_the_network(workplace: Path, run_cli: Cl
     code, out, err = run_cli("doctor", run.folder, "--model", "net.py:bare", "--device", "cpu")
     assert code == 0, err
     assert (run.folder / "doctor/doctor.png").exists()
+
+
+def test_fine_tuning_on_few_images_helps_under_noise_and_keeps_the_clean_accuracy(
+    workplace: Path, run_cli: Cli
+) -> None:
+    """A network without batch norm whose inputs are scaled up: at ten times the rate it ends at chance."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(400) % 2
+    pattern = torch.rand(64, generator=generator) - 0.5
+    images = 0.5 + 0.2 * torch.outer(2.0 * labels - 1, pattern) + 0.05 * torch.randn(400, 64, generator=generator)
+    pixels = (255 * images.clamp(0, 1)).to(torch.uint8)
+    np.savez("few.npz", images=pixels[:200].view(-1, 8, 8).numpy(), labels=labels[:200].numpy())
+    torch.manual_seed(0)
+    network = own_model("net.py:deep", 2)
+    optimizer = torch.optim.SGD(network.parameters(), 0.001, 0.9)
+    for _ in range(60):
+        torch.nn.functional.cross_entropy(network(pixels[:200, None] / 255), labels[:200]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.save(network.state_dict(), "deep.pt")
+
+    def accuracies(model: torch.nn.Module) -> list[float]:
+        model.eval()
+        noise = torch.randn(20, 200, 64, generator=torch.Generator().manual_seed(1))
+        inputs = [pixels[200:] / 255 + sigma * noise for sigma in (0, 0.5)]
+        return [float((model(x.flatten(0, 1)).argmax(1) == labels[200:].repeat(20)).float().mean()) for x in inputs]
+
+    before = accuracies(network)
+    arguments = ("--model", "net.py:deep", "--init", "deep.pt", "--dataset", "npz:few.npz", "--sigma", 0.5)
+    code, out, err = run_cli("doctor", *arguments, "--device", "cpu")
+    assert code == 0, err
+    (command,) = [line.strip() for line in out.splitlines() if line.strip().startswith("smoothcert train ")]
+    assert run_cli(*shlex.split(command)[1:], "--device", "cpu")[0] == 0
+    after = accuracies(load_run(Path("runs/net-gaussian-0.5"), "net.py:deep").model)
+    assert after[0] > before[0] - 0.05
+    assert after[1] > before[1] + 0.05
 
 
 @pytest.mark.parametrize("objective", [name for name in OBJECTIVES if not OBJECTIVES[name]().uses_teacher])

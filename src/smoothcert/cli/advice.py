@@ -45,23 +45,20 @@ def training_command(
     image_size: int | None,
     settings: "CertifySettings",
     data: Path | None,
-    *,
-    method: str = "gaussian",
-    more: Sequence[object] = (),
 ) -> str:
-    """Return the command that trains the same network under this noise: with `method`, and with `more` options."""
+    """Return the command that trains the same network under this noise."""
     network = model if run is None else run.recipe.model
     noise, sigma = settings.noise or "gaussian", settings.sigma
     if run is not None and (folder / RECIPE).exists():
         source: list[object] = ["--recipe", folder / RECIPE]
     else:
-        source = ["--dataset", dataset, "--method", method]
+        source = ["--dataset", dataset, "--method", "gaussian"]
         source += ["--image-size", image_size] if image_size is not None else []
     source += ["--model", network] if network is not None else []
     source += ["--set", f"noise={noise}"] if noise != "gaussian" else []
     source += ["--data", data] if data is not None else []
     out = folder.with_name(f"{folder.name}-{noise}-{sigma:g}")
-    return command_line("train", *source, *more, "--sigma", sigma, "--out", out)
+    return command_line("train", *source, "--sigma", sigma, "--out", out)
 
 
 def accuracy_warning(accuracy: "NoiseAccuracy", retrain: str) -> str | None:

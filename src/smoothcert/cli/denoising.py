@@ -5,7 +5,20 @@ from typing import Annotated, Literal
 
 import typer
 
-from smoothcert.cli.options import Compiling, Data, Device, ImageSize, check_dataset, command_line, console
+from smoothcert.cli.options import (
+    Channels,
+    Classes,
+    Compiling,
+    Data,
+    Device,
+    ImageSize,
+    SkipUnreadable,
+    check_dataset,
+    command_line,
+    console,
+    file_options,
+    optional,
+)
 from smoothcert.errors import RequestError
 from smoothcert.io.console import leads
 
@@ -23,6 +36,9 @@ def train_denoiser(
     ] = None,
     init: Annotated[Path | None, typer.Option(help="Denoiser to start from: a run folder.")] = None,
     image_size: ImageSize = None,
+    channels: Channels = None,
+    classes: Classes = None,
+    skip_unreadable: SkipUnreadable = False,
     set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of the recipe.")] = [],  # noqa: B006
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     compile_: Annotated[
@@ -35,7 +51,7 @@ def train_denoiser(
     if stability_weight is not None and classifier is None:
         raise RequestError(f"--stability-weight: expected --classifier with it, got {stability_weight:g} alone")
     check_dataset(dataset)
-    from smoothcert.data import load_dataset
+    from smoothcert.data import load_dataset, read_class_names
     from smoothcert.distributed import meet
     from smoothcert.report.progress import print_data_notes, train_with_bar
     from smoothcert.training.denoiser import denoiser_recipe, load_classifier
@@ -45,7 +61,13 @@ def train_denoiser(
     fields = {"model": model, "image_size": image_size, "objective": {"name": "denoising", "stability_weight": weight}}
     recipe = with_overrides(denoiser_recipe(dataset, sigma, **fields), set_)
     meet()
-    images = load_dataset(recipe.dataset, "train", data, image_size=recipe.image_size)
+    images = load_dataset(
+        *(recipe.dataset, "train", data),
+        image_size=recipe.image_size,
+        classes=None if classes is None else read_class_names(classes),
+        channels=channels,
+        skip_unreadable=skip_unreadable,
+    )
     print_data_notes(console, images)
     judge = load_classifier(classifier, images.num_classes) if classifier is not None else None
     train_with_bar(
@@ -58,5 +80,6 @@ def train_denoiser(
     )
     if leads():
         ready = classifier is not None and Path(classifier).is_dir()
-        words = [*([classifier] if ready else ["RUN"]), "--denoiser", out, *(["--data", data] if data else [])]
-        console.print(f"trained {out}; next: {command_line('certify', *words)}", soft_wrap=True)
+        words = [classifier if ready else "RUN", "--denoiser", out, *file_options(channels, classes, skip_unreadable)]
+        onwards = command_line("certify", *words, *optional("--data", data))
+        console.print(f"trained {out}; next: {onwards}", soft_wrap=True)

@@ -1,12 +1,12 @@
 """`smoothcert doctor`: what keeps a classifier from good certificates, and what to do about it."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from smoothcert.cli.advice import training_command
 from smoothcert.cli.certification import run_channels
 from smoothcert.cli.options import (
     Channels,
@@ -21,14 +21,18 @@ from smoothcert.cli.options import (
     chosen_model,
     command_line,
     console,
+    file_options,
+    optional,
 )
 from smoothcert.errors import RequestError
 from smoothcert.training.run_folder import check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.analysis.doctor import Diagnosis
+    from smoothcert.classifier import Classifier
+    from smoothcert.data import Images
+    from smoothcert.training.checkpoint import Run
 
-FINE_TUNING = ("epochs=10", "learning_rate=0.01", "learning_rate_drops=[]", "schedule=cosine")
 NOISES_PER_IMAGE, PASSES = 2, 3
 """Noisy copies of an image in a step of Consistency, and the cost of a step in forward passes."""
 
@@ -52,87 +56,146 @@ def doctor(
     device: Device = "auto",
 ) -> None:
     """Examine a network: accuracy under noise, and what keeps it from good certificates."""
-    model = chosen_model(model, hub)
-    if run is not None:
-        check_run_folder(run)
-    elif model is None or dataset is None:
-        raise RequestError(
-            "give a run folder, or --model package.module:function (or --hub hf:NAME) and --dataset NAME"
-        )
-    if init is not None and (run is not None or hub is not None):
-        raise RequestError("--init: expected none with a run folder or --hub, which have weights; leave it out")
-    if dataset is not None:
-        check_dataset(dataset)
-    from torch import nn
-
+    files = (channels, classes, skip_unreadable)
+    asked = Request(run, chosen_model(model, hub), hub is not None, init, dataset, sigma, image_size, *files, data)
+    asked.check()
     from smoothcert.analysis.doctor import doctor as examine
     from smoothcert.analysis.output import Output
     from smoothcert.certification.settings import CertifySettings
-    from smoothcert.data import load_dataset, read_class_names, with_known_classes
-    from smoothcert.distributed import find_device
     from smoothcert.io.text import csv_text
-    from smoothcert.models import HubClassifier, own_model
-    from smoothcert.report.progress import print_data_notes, print_note
     from smoothcert.training.checkpoint import load_run
-    from smoothcert.training.initial_weights import load_initial_weights
 
-    loaded = load_run(run, model) if run is not None else None
-    if loaded is not None:
-        dataset = dataset or loaded.recipe.dataset
-        image_size = loaded.recipe.image_size if image_size is None else image_size
-        sigma = loaded.recipe.sigma if sigma is None else sigma
-    sigma = 0.25 if sigma is None else sigma
-    settings = CertifySettings(sigma=sigma)  # refuses a wrong noise level before anything is loaded
+    loaded = load_run(run, asked.model) if run is not None else None
+    asked = asked.completed(loaded)
+    CertifySettings(sigma=asked.sigma)  # refuses a wrong noise level before anything is loaded
     folder = out if out is not None else run / "doctor" if run is not None else Path("doctor")
-    files = Output(folder, "doctor", ["png"]).check()
-    selected = load_dataset(
-        *(str(dataset), "test", data),
-        image_size=image_size,
-        classes=read_class_names(classes) if classes is not None else None,
-        channels=channels or run_channels(loaded, str(dataset)),
-        skip_unreadable=skip_unreadable,
-    )
-    print_data_notes(console, selected)
-    network = loaded.model if loaded is not None else own_model(str(model), selected.num_classes)
-    if isinstance(network, HubClassifier) and classes is None:
-        selected = with_known_classes(selected, network.class_names)
-    if init is not None:
-        if not isinstance(network, nn.Module):
-            raise RequestError(f"--init: expected {model} to return a torch module, got {type(network).__name__}")
-        load_initial_weights(network, init, str(model))
-    if isinstance(network, nn.Module):
-        network = network.to(find_device(device))
-    name = run.name if run is not None else str(model)
-    diagnosis = examine(network, selected, sigma=sigma, images=images, name=name, device=device)
+    output = Output(folder, "doctor", ["png"]).check()
+    network, selected = load_subject(asked, loaded, device)
+    name = run.name if run is not None else str(asked.model)
+    diagnosis = examine(network, selected, sigma=asked.sigma, images=images, name=name, device=device)
     show(diagnosis)
     measured = [(0.0, diagnosis.clean_accuracy), *diagnosis.accuracy_under_noise]
-    written = files.write({"csv": csv_text([("sigma", "accuracy"), *measured])}, diagnosis.plot)
-    again: list[object] = [] if channels is None else ["--channels", channels]
-    again += ["--classes", classes] if classes is not None else []
-    again += ["--skip-unreadable"] if skip_unreadable else []
-    more: list[object] = [*again, *(["--init", init or run] if init is not None or run is not None else [])]
-    small = ["batch_size=" + str(max(2, len(selected) // 2 * 2))] if len(selected) < 256 else []
-    for field in (*FINE_TUNING, *small):
-        more += ["--set", field]
-    target = run if run is not None else Path("runs") / folder_name(str(model))
-    about = (loaded, target, model, str(dataset), image_size, settings, data)
+    written = output.write({"csv": csv_text([("sigma", "accuracy"), *measured])}, diagnosis.plot)
     if any(finding.code == "noise" for finding in diagnosis.findings):
-        denoiser: list[object] = ["--dataset", dataset, "--sigma", f"{sigma:g}", "--out", "runs/denoiser"]
-        denoiser += ["--image-size", image_size] if image_size is not None else []
-        denoiser += ["--data", data] if data is not None else []
-        tuning = training_command(*about, method="consistency", more=more)
-        show_ways_forward(diagnosis, tuning, command_line("train-denoiser", *denoiser))
+        show_ways_forward(diagnosis, asked.fine_tuning(loaded), asked.denoiser(loaded))
     console.print(f"wrote {written[-1]}" + ("" if diagnosis.findings else "; nothing was found"), soft_wrap=True)
     if diagnosis.healthy:
-        subject: list[object] = [run] if run is not None else []
-        subject += ["--hub", hub] if hub is not None else ["--model", model] if model is not None else []
-        subject += ["--dataset", dataset] if run is None else []
-        subject += ["--image-size", image_size] if image_size is not None and run is None else []
-        subject += ["--sigma", f"{sigma:g}", *again, *([] if run is not None else ["--out", target])]
-        subject += ["--data", data] if data is not None else []
         if init is not None:
-            print_note(console, f"certify has no --init: load {init} in {model}")
-        console.print(f"next: {command_line('certify', *subject)}", soft_wrap=True)
+            console.print(f"note: certify has no --init: load {init} in {model}", style="yellow", soft_wrap=True)
+        console.print(f"next: {asked.certification()}", soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `doctor` is asked to examine, and the commands for the same network and images that follow from it."""
+
+    run: Path | None
+    model: str | None
+    """Of --model or --hub."""
+    is_hub: bool
+    init: Path | None
+    dataset: str | None
+    sigma: float | None
+    image_size: int | None
+    channels: int | None
+    classes: Path | None
+    skip_unreadable: bool
+    data: Path | None
+
+    def check(self) -> None:
+        """Refuse what does not fit together, before torch is imported."""
+        if self.run is not None:
+            check_run_folder(self.run)
+        elif self.model is None or self.dataset is None:
+            raise RequestError(
+                "give a run folder, or --model package.module:function (or --hub hf:NAME) and --dataset NAME"
+            )
+        if self.init is not None and (self.run is not None or self.is_hub):
+            raise RequestError("--init: expected none with a run folder or --hub, which have weights; leave it out")
+        if self.dataset is not None:
+            check_dataset(self.dataset)
+
+    def completed(self, run: "Run | None") -> "Request":
+        """Return the request with the settings of the run where it has none."""
+        if run is None:
+            return replace(self, sigma=0.25 if self.sigma is None else self.sigma)
+        known = run.recipe
+        return replace(
+            self,
+            dataset=self.dataset or known.dataset,
+            image_size=known.image_size if self.image_size is None else self.image_size,
+            sigma=known.sigma if self.sigma is None else self.sigma,
+        )
+
+    def files(self) -> list[object]:
+        """Return the options for image files that every command takes."""
+        return file_options(self.channels, self.classes, self.skip_unreadable)
+
+    @property
+    def _images(self) -> list[object]:
+        return ["--dataset", self.dataset, *optional("--image-size", self.image_size)]
+
+    @property
+    def _folder(self) -> Path:
+        return self.run if self.run is not None else Path("runs") / folder_name(str(self.model))
+
+    def fine_tuning(self, run: "Run | None") -> str:
+        """Return the command that trains the network under noise, from its weights, with the default recipe."""
+        network = self.model if run is None else run.recipe.model
+        words = [*self._images, "--method", "consistency", *optional("--model", network), *self.files()]
+        words += [*optional("--init", self.init or self.run), "--sigma", f"{self.sigma:g}"]
+        out = self._folder.with_name(f"{self._folder.name}-gaussian-{self.sigma:g}")
+        return command_line("train", *words, "--out", out, *optional("--data", self.data))
+
+    def denoiser(self, run: "Run | None") -> str:
+        """Return the command that trains a denoiser, with the network's term if a word names network and weights."""
+        from smoothcert.models import is_code
+
+        named: object = None if self.init is not None else self.model
+        if run is not None:
+            named = None if is_code(run.recipe.model) else self.run
+        words = [*self._images, *self.files(), "--sigma", f"{self.sigma:g}", *optional("--classifier", named)]
+        return command_line("train-denoiser", *words, "--out", "runs/denoiser", *optional("--data", self.data))
+
+    def certification(self) -> str:
+        """Return the command that certifies the network as it is."""
+        words = optional(None, self.run) + optional("--hub" if self.is_hub else "--model", self.model)
+        words += self._images if self.run is None else []
+        words += [
+            "--sigma",
+            f"{self.sigma:g}",
+            *self.files(),
+            *([] if self.run is not None else ["--out", self._folder]),
+        ]
+        return command_line("certify", *words, *optional("--data", self.data))
+
+
+def load_subject(asked: Request, run: "Run | None", device: str) -> "tuple[Classifier, Images]":
+    """Return the network with its weights on `device`, and the test images with labels in the order of its outputs."""
+    from torch import nn
+
+    from smoothcert.data import load_dataset, read_class_names, with_known_classes
+    from smoothcert.distributed import find_device
+    from smoothcert.models import HubClassifier, own_model
+    from smoothcert.report.progress import print_data_notes
+    from smoothcert.training.initial_weights import load_initial_weights
+
+    selected = load_dataset(
+        *(str(asked.dataset), "test", asked.data),
+        image_size=asked.image_size,
+        classes=read_class_names(asked.classes) if asked.classes is not None else None,
+        channels=asked.channels or run_channels(run, str(asked.dataset)),
+        skip_unreadable=asked.skip_unreadable,
+    )
+    print_data_notes(console, selected)
+    network = run.model if run is not None else own_model(str(asked.model), selected.num_classes)
+    if isinstance(network, HubClassifier) and asked.classes is None:
+        selected = with_known_classes(selected, network.class_names)
+    if asked.init is not None:
+        if not isinstance(network, nn.Module):
+            raise RequestError(f"--init: expected {asked.model} to return a torch module, got {type(network).__name__}")
+        load_initial_weights(network, asked.init, str(asked.model))
+    return network.to(find_device(device)) if isinstance(network, nn.Module) else network, selected
 
 
 def folder_name(model: str) -> str:
@@ -162,7 +225,7 @@ def show_ways_forward(diagnosis: "Diagnosis", fine_tuning: str, denoiser: str) -
     epoch = 1000 * NOISES_PER_IMAGE * PASSES * forward
     lines = (
         "way 1, fine-tune the network under noise; best radii, needs its training data and changes its weights;",
-        f"  about {epoch:.2g} s per 1,000 training images and epoch, 10 epochs; votes then cost what they cost now:",
+        f"  about {epoch:.2g} s per 1,000 training images and epoch, 20 epochs; votes then cost what they cost now:",
         f"  {fine_tuning}",
         "way 2, train a denoiser in front of the network, which does not change; needs images without labels;",
         f"  each vote runs both networks, and the network alone takes {1000 * forward:.2g} ms per image here:",

@@ -91,6 +91,17 @@ def command_line(*words: object) -> str:
     return shlex.join(["smoothcert", *map(str, words)])
 
 
+def optional(option: str | None, value: object) -> list[object]:
+    """Return an option with its value, as words of a command line; nothing for None."""
+    return [] if value is None else [value] if option is None else [option, value]
+
+
+def file_options(channels: int | None, classes: Path | None, skip_unreadable: bool) -> list[object]:
+    """Return how image files are read, as words of a command line."""
+    words = [*optional("--channels", channels), *optional("--classes", classes)]
+    return words + (["--skip-unreadable"] if skip_unreadable else [])
+
+
 def check_dataset(name: str) -> None:
     """Refuse a path of user data that does not exist, before torch is imported."""
     kind, _, path = name.partition(":")

@@ -26,6 +26,8 @@ class RecipeOptions:
     model: str | None
     epochs: int | None
     set_: Sequence[str]
+    trained: bool = False
+    """Whether training starts from trained weights."""
     continued: bool = False
     """Whether `file` is the recipe of a run that is continued, perhaps of an earlier version."""
 
@@ -103,6 +105,7 @@ def recipe_for_data(options: RecipeOptions, sigma: float | None, load: Load) -> 
         image_size=options.image_size,
         model=options.model,
         epochs=options.epochs,
+        trained=options.trained,
     )
     if leads():
         print_note(console, f"without a preset: {describe_choices(recipe)}; --set changes them")

@@ -24,6 +24,7 @@ from smoothcert.cli.options import (
     command_line,
     console,
     dataset_loader,
+    file_options,
 )
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import leads
@@ -73,7 +74,7 @@ def train(
     from smoothcert.cli.recipes import RecipeOptions, choose_recipe
     from smoothcert.training.run_folder import RECIPE, refuse_lost_recipe
 
-    options = RecipeOptions(preset, recipe, dataset, image_size, objective, model, epochs, set_)
+    options = RecipeOptions(preset, recipe, dataset, image_size, objective, model, epochs, set_, init is not None)
     if out is None:
         name = options.name(sigma)
         out = Path("runs") / name if name is not None else None
@@ -118,8 +119,7 @@ def train(
     if not leads():
         return
     again: list[object] = ["--model", final.model] if is_code(final.model) else []
-    again += ["--classes", classes] if classes is not None else []
-    again += ["--skip-unreadable"] if skip_unreadable else []
+    again += file_options(None, classes, skip_unreadable)
     onwards = command_line("certify", out, *again, *(["--data", data] if data is not None else []))
     console.print(f"trained {out}; next: {onwards}", soft_wrap=True)
 

@@ -13,8 +13,11 @@ STEPS = 50
 """Steps per epoch, at least, if there are images enough for batches of 16."""
 RATE_PER_256 = 0.1
 """Learning rate at a batch size of 256; smaller batches get a proportionally smaller one."""
-OWN_RATE_PER_256 = 0.01
-"""The same for users' networks, which may be pretrained."""
+TRAINED_RATE_PER_256 = 0.01
+"""The same for networks that start from trained weights, and for users' networks, which may have such weights.
+
+At a rate of 0.01 whatever the batch size, a network without batch norm is at chance after the few steps of 200 images.
+"""
 CHOSEN = ("model", "epochs", "batch_size", "learning_rate", "learning_rate_warm_up", "schedule", "nesterov")
 """The fields that `default_recipe` chooses."""
 
@@ -28,11 +31,12 @@ def default_recipe(
     image_size: int | None = None,
     model: str | None = None,
     epochs: int | None = None,
+    trained: bool = False,
 ) -> TrainRecipe:
     """Return a recipe for the training images `data`, which recipes call `dataset`.
 
     SGD with Nesterov momentum and a cosine schedule, with at least STEPS steps per epoch unless batches would be
-    smaller than 16.
+    smaller than 16. With `trained`, training starts from trained weights, and the learning rate is lower.
     """
     network = default_network(data.shape) if model is None else model
     epochs = EPOCHS if epochs is None else epochs
@@ -45,7 +49,7 @@ def default_recipe(
         raise RequestError(f"{dataset}: expected at least {max(2, noises)} training images, got {len(data)}; add some")
     enough = [size for size in fitting if size <= 16 or len(data) * noises // size >= STEPS]
     batch_size = enough[0] if enough else fitting[-1]
-    rate = (OWN_RATE_PER_256 if is_code(network) else RATE_PER_256) * batch_size / 256
+    rate = (TRAINED_RATE_PER_256 if trained or is_code(network) else RATE_PER_256) * batch_size / 256
     return chosen.model_copy(
         update={
             **{"batch_size": batch_size, "learning_rate": rate, "learning_rate_drops": (), "schedule": "cosine"},
