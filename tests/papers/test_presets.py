@@ -132,7 +132,7 @@ def test_preset_trains_two_steps(name: str, tmp_path: Path) -> None:
     """With small images and batches, a small network (but for one ResNet-50), and two attack steps at most."""
     recipe = preset(name)
     size = recipe.objective.num_noise * 2 if recipe.objective.chunked else 2
-    changes = [f"batch_size={size}", "epochs=1"]
+    changes = [f"batch_size={size}", "epochs=1", "learning_rate_warm_up=0"]
     changes += ["model=resnet20"] if recipe.model != "lenet" and name != "imagenet/gaussian" else []
     if adversary := getattr(recipe.objective, "adversary", None):
         changes.append(f"objective.adversary.steps={min(adversary.steps, 2)}")
