@@ -56,6 +56,12 @@ class Layers(NamedTuple):
             [norm.get_buffer("num_batches_tracked") for norm in norms],
         )
 
+    @classmethod
+    def from_kinds(cls, tensors: Sequence[Tensor]) -> "Layers":
+        """The inverse of `chain(*layers)`."""
+        number = len(tensors) // len(cls._fields)
+        return cls(*(list(tensors[start : start + number]) for start in range(0, len(tensors), number)))
+
 
 def residual_layers(
     x: Tensor, shortcut: Tensor | None, layers: Sequence[tuple[nn.Conv2d, nn.BatchNorm2d]], dtype: torch.dtype
@@ -72,6 +78,7 @@ def residual_layers(
     tensors = Layers.of(layers)
     out: Tensor
     if norm.training:
+        assert norm.momentum is not None, "apply_to refuses cumulative averages"
         settings = (norm.momentum, norm.eps)
         if fits(images, training=True):
             out = TrainedStage.apply(images, added, *settings, *chain(*tensors))  # type: ignore[no-untyped-call]
@@ -104,13 +111,13 @@ class TrainedLayers(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, shortcut: Tensor | None, momentum: float, epsilon: float, again: bool, *tensors: Tensor
     ) -> Tensor:
-        number = len(tensors) // len(Layers._fields)
-        layers = Layers(*(list(tensors[start : start + number]) for start in range(0, len(tensors), number)))
+        layers = Layers.from_kinds(tensors)
         outs, ys, statistics = trained(x, shortcut, *layers, momentum, epsilon)
         added = shortcut if again else None
         ctx.save_for_backward(x, added, statistics, None if again else outs, None if again else ys, *layers.weights)
         ctx.has_shortcut = shortcut is not None
-        return outs[-1].clone() if again else outs[-1]  # a copy: the view would keep all of `outs`
+        out: Tensor = outs[-1].clone() if again else outs[-1]  # a copy: the view would keep all of `outs`
+        return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -132,11 +139,10 @@ class TrainedStage(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, shortcut: Tensor | None, momentum: float, epsilon: float, *tensors: Tensor
     ) -> Tensor:
-        number = len(tensors) // len(Layers._fields)
-        layers = Layers(*(list(tensors[start : start + number]) for start in range(0, len(tensors), number)))
+        layers = Layers.from_kinds(tensors)
         outs, ys, masks, statistics = trained_stage(x, shortcut, *layers, momentum, epsilon)
         ctx.save_for_backward(x, outs, ys, masks, statistics, *layers.weights, *layers.gammas)
-        ctx.has_shortcut, ctx.number = shortcut is not None, number
+        ctx.has_shortcut, ctx.number = shortcut is not None, len(layers.weights)
         out: Tensor = outs[-1]
         return out
 

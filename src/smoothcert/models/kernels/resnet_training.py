@@ -42,9 +42,9 @@ usable_multiprocessors._dynamo_marked_constant = True  # type: ignore[attr-defin
 
 @cache
 def _multiprocessors(gpu: int) -> int:
-    about = torch.cuda.get_device_properties(gpu)
+    about: Any = torch.cuda.get_device_properties(gpu)
     enough = torch.cuda.get_device_capability(gpu) >= (9, 0) and about.shared_memory_per_block_optin >= 220_000
-    return about.multi_processor_count if enough else 0
+    return int(about.multi_processor_count) if enough else 0
 
 
 @cache
@@ -76,7 +76,7 @@ def _kernel(channels: int, width: int, name: str, dtype: torch.dtype, gpu: int) 
     shared = shared_bytes(name, channels, width)
     with torch.cuda.device(gpu):
         torch.cuda.mem_get_info()  # a thread has no CUDA context before its first call
-        kernel = torch.cuda._compile_kernel(source, name, nvcc_options=options)  # type: ignore[attr-defined]
+        kernel = torch.cuda._compile_kernel(source, name, nvcc_options=options)
         kernel.set_shared_memory_config(shared)
     return kernel, shared
 
