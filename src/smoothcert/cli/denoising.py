@@ -57,6 +57,11 @@ def train_denoiser(
         compiling=compile_,
     )
     if leads():
-        ready = classifier is not None and Path(classifier).is_dir()
-        words = [*([classifier] if ready else ["RUN"]), "--denoiser", out, *(["--data", data] if data else [])]
-        console.print(f"trained {out}; next: {command_line('certify', *words)}", soft_wrap=True)
+        # A line after "next:" runs as it is; without a classifier there is none.
+        subject: list[object] = ["RUN"] if classifier is None else [classifier]
+        if classifier is not None and not Path(classifier).is_dir():
+            subject = ["--model", classifier, "--dataset", recipe.dataset, "--out", f"{out}-certified"]
+            subject += ["--image-size", image_size] if image_size is not None else []
+        step = command_line("certify", *subject, "--denoiser", out, *(["--data", data] if data else []))
+        onwards = f"next: {step}" if classifier is not None else f"in front of a classifier RUN: {step}"
+        console.print(f"trained {out}; {onwards}", soft_wrap=True)
