@@ -1,5 +1,6 @@
 """A user's own network: certified, trained and predicted with through the command line, without registration."""
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from tiny import tiny_recipe
 from torch import nn
 
 from smoothcert import RequestError
+from smoothcert.certification.attack_file import read_attacks
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.data import mnist
@@ -103,6 +105,32 @@ def test_certify_from_a_module_through_the_command_line(workplace: Path, run_cli
     assert code == 2
     assert "gives [2, 3] for 2 images, expected logits [2, 2]" in errors
     assert not (workplace / "runs/d").exists()
+
+
+def test_attack_own_network_without_a_run_folder(workplace: Path, run_cli: Cli) -> None:
+    """All images are nearer than 1.5 to the boundary and farther than 1 from it: attacks of 1.6 succeed, of 0.9 not."""
+    own = ("--model", "mine_for_test.py:brightness", "--dataset", "npz:grey.npz", "--sigma", 0.5, "--device", "cpu")
+    attack = ("attack", *own, "--out", "runs/c", "--radii", "0.9,1.6", "--steps", 10, "--num-noise", 4, "--n", 500)
+    code, out, err = run_cli(*attack)
+    assert (code, err) == (0, "")
+    attacks = read_attacks(workplace / "runs/c/attacks/pgd.tsv")
+    assert [row.withstood for row in attacks.rows] == [False] * 4
+    assert all(1 < row.distance <= 1.6 for row in attacks.rows)
+    certify = shlex.split(out.partition("next: smoothcert ")[2])
+    assert run_cli(*certify, "--n", 500, "--device", "cpu", "--quiet")[0] == 0, "the next step runs as printed"
+    code, out, err = run_cli(*attack, "--name", "checked")
+    assert (code, err) == (0, "")
+    checked = read_attacks(workplace / "runs/c/attacks/checked.tsv")
+    assert all(row.certified_radius and row.certified_radius < row.distance for row in checked.rows)
+    assert shlex.split(out.partition("next: smoothcert ")[2]) == ["report", "runs/c"]
+    assert run_cli("report", "runs/c", "--format", "csv")[0] == 0
+    for wrong, message in {
+        ("attack", *own[:4]): "give a run folder, or --model FILE.py:function --dataset NAME --sigma S --out DIR",
+        ("attack", *own[:4], "--out", "runs/d"): "--sigma: missing; give the noise level",
+        ("attack", "runs/c", "--out", "runs/d"): "--out: expected none with a run folder",
+    }.items():
+        code, _, err = run_cli(*wrong)
+        assert (code, err.count("\n"), message in err) == (2, 1, True), err
 
 
 @pytest.mark.slow

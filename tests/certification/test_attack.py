@@ -292,7 +292,7 @@ def test_a_classifier_without_gradient_is_refused(data: ImageData, tmp_path: Pat
 def test_default_radii_span_what_can_be_certified(trained_run: Path, tmp_path: Path) -> None:
     run = load_run(trained_run)
     assert run.recipe.sigma == 0.5
-    completed = complete_attack_recipe({"seed": None}, tmp_path / "a.tsv", CPU, run, None)
+    completed = complete_attack_recipe({"seed": None}, tmp_path / "a.tsv", CPU, run.spec.shape, None, run.recipe.sigma)
     assert completed.radii == (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
 
 

@@ -17,7 +17,7 @@ from smoothcert.certification.checks import RowLimits
 from smoothcert.certification.columns import Columns, ParsedRows, columns_of, parse_columns
 from smoothcert.errors import WorkError
 from smoothcert.noise import Gaussian
-from smoothcert.smoothing.certificate import ABSTAIN
+from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 from smoothcert.smoothing.certify import certificate_of_class
 
 SETTINGS = {"sigma": 0.5, "n": 100, "n0": 10, "alpha": 0.001, "bound": "one-sided", "num_classes": 4}
@@ -110,3 +110,20 @@ def test_rows_that_the_settings_forbid_are_refused(path: Path, settings: dict[st
     assert parse_columns(path.read_bytes().partition(b"\n")[2], RowLimits(changed)) is None
     with pytest.raises(WorkError, match=message):
         read_certificates(path)
+
+
+@pytest.mark.parametrize("count", [1, 51, 80, 99, 100])
+@pytest.mark.parametrize("alpha", [0.001, 0.3])
+def test_the_largest_radius_is_that_of_single_rows(count: int, alpha: float) -> None:
+    """Radii just below and above what the votes show, with the tolerance: both checks agree."""
+    limits = RowLimits({**SETTINGS, "alpha": alpha})
+    votes = ((0, count), (1, 100 - count))
+    most = limits.radius(Certificate(0, 1.0, 10, 100, count, votes))
+    for factor in (0.5, 1.0, 1 + 0.999e-6, 1 + 1.001e-6, 1.1):
+        row = CertifiedImage(0, 0, Certificate(0, most * factor or 1e-3, 10, 100, count, votes), 0.1)
+        try:
+            limits.check(row.label, row.certificate)
+            right = True
+        except ValueError:
+            right = False
+        assert limits.allow(columns_of([row])) == right == (most > 0 and factor < 1.000001)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tiny import tiny_recipe
 
+from smoothcert import cli
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.data import DATASETS, ImageData, mnist
 from smoothcert.errors import RequestError
@@ -255,6 +256,14 @@ def test_the_printed_next_steps_run(run_cli: Cli, workplace: Path, network: str)
     )
     assert (code, err) == (0, "")
     assert run_cli(*printed_next(out))[0] == 0
+
+
+def test_all_next_steps_are_known() -> None:
+    """Each of these has a test that runs what it prints; a new one needs one, too."""
+    sources = Path(cli.__file__).parent.glob("*.py")
+    printing = {path.stem for path in sources if "next: " in path.read_text(encoding="utf-8")}
+    here = {"advice", "attacking", "certification", "certify_targets", "listing", "training"}
+    assert printing == here | {"denoising", "doctor"}, "test_denoiser.py, test_export.py and test_doctor_command.py"
 
 
 def test_next_steps_of_other_commands_run(

@@ -2,6 +2,9 @@
 
 import csv
 import shlex
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,6 +85,41 @@ def test_interrupted_sweep_continues_and_trains_nothing_twice(
     code, _, err = run_cli(*asked, "--set", "weight_decay=0.1")
     assert (code, err.count("\n")) == (2, 1)
     assert "holds a run of another recipe (weight_decay: the run has 0.0001, the request 0.1)" in err
+
+
+KILLED = """
+import sys
+from smoothcert.__main__ import main
+from smoothcert.papers.reproduce import estimate
+estimate._seconds_per_trained_input = estimate._seconds_per_vote = lambda *network: 1.0
+sys.argv = ["smoothcert", *sys.argv[1:]]
+main()
+"""
+
+
+def test_a_killed_sweep_continues_and_trains_nothing_twice(run_cli: Cli, place: Path) -> None:
+    """The process dies without a chance to clean up as soon as it has begun to train the second of three runs."""
+    asked = [*SWEEP, "--set", "seed=0,1,2"]
+    with (place / "killed.txt").open("w") as output:
+        process = subprocess.Popen([sys.executable, "-c", KILLED, *map(str, asked)], cwd=place, stdout=output)
+        end = time.monotonic() + 120
+        while not (place / "sweep/seed1").exists() and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+        process.kill()
+        assert process.wait() != 0
+    first = {path: path.stat().st_mtime_ns for path in (place / "sweep/seed0").iterdir() if path.is_file()}
+    assert (place / "sweep/seed0/model.safetensors") in first
+    assert not (place / "sweep/seed2").exists()
+    code, _, err = run_cli(*asked)
+    assert (code, err) == (0, "")
+    assert {path: path.stat().st_mtime_ns for path in first} == first, "the first run is not trained again"
+    table = (place / "sweep/report/report.csv").read_bytes()
+    assert [row["name"] for row in csv.DictReader(table.decode().splitlines())] == ["seed0", "seed1", "seed2"]
+    assert run_cli(*asked)[0] == 0
+    assert (place / "sweep/report/report.csv").read_bytes() == table
+    recipe = with_overrides(preset("mnist/consistency"), [*FIXED, "seed=1"])
+    train(recipe, load_dataset("npz:few.npz", "train"), place / "alone", device="cpu")
+    assert digest(place / "alone") == digest(place / "sweep/seed1"), "the killed run ends as if nothing had happened"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 import csv
 import io
 import re
+import shutil
 import statistics
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +67,7 @@ def test_markdown_table() -> None:
 def test_latex_table() -> None:
     text = table(layout([*THREE, summary("50% & more", None, 1.0)]).for_reading(), "50% of σ", "tab:a_b")
     assert r"\begin{tabular}{rlrrrrrr}" in text
-    assert r"0.25 & a|x & 0.911 & 98.8 & 25.0 & 0.0 & 1.2 & 400 \\" in text
+    assert r"0.25 & a\textbar{}x & 0.911 & 98.8 & 25.0 & 0.0 & 1.2 & 400 \\" in text
     assert r" & c\_d & 0.922 & 98.8 & 25.0 & 0.0 & 1.2 & 400 \\" in text, "sigma once per group"
     assert r"\caption{50\% of $\sigma$}" in text
     assert r"\label{tab:a_b}" in text
@@ -210,8 +212,23 @@ def test_names_survive_every_format() -> None:
 
 
 def test_escapes() -> None:
+    assert escape_latex("λ ≥ 1 → Δ|×") == r"$\lambda$ $\geq$ 1 $\rightarrow$ $\Delta$\textbar{}$\times$"
     assert escape_latex("a_b{c}\\~^ σ") == r"a\_b\{c\}\textbackslash{}\textasciitilde{}\textasciicircum{} $\sigma$"
     assert escape_markdown("a_b _c_ *d*\ne") == r"a_b \_c\_ \*d\* e"
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs a TeX")
+def test_latex_compiles(tmp_path: Path) -> None:
+    odd = summary("50% & #1 {x}_y ~^\\ $5 <λ> ≥ Ünï → a|b ± 2 × η", None, 1.0)
+    text = table(
+        layout([*THREE, odd]).for_reading(), "α, β, γ, δ, ε, ζ, θ, κ, μ, ν, ξ, π, ρ, σ, τ, φ, χ, ψ, ω, Φ · ∞ −", "tab:a"
+    )
+    start, end = r"\documentclass{article}\usepackage{booktabs}\begin{document}", r"\end{document}"
+    (tmp_path / "a.tex").write_text(f"{start}\n{text}\n{end}\n", encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "a.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "Missing character" not in (tmp_path / "a.log").read_text(errors="replace")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Training a denoiser, and certificates of classifiers behind it."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -212,9 +213,24 @@ def test_train_denoiser_makes_a_run_and_prints_the_next_command(
     assert status == 0, error
     assert f"next: smoothcert certify {trained_run} --denoiser {out}" in output
     assert sc.load(out).recipe.objective == Denoising(stability_weight=0.1)
+    few = ("--n", 50, "--max-images", 2, "--device", "cpu")
+    status, _, error = run_cli(*shlex.split(output.partition("next: smoothcert ")[2]), *few)
+    assert status == 0, error
     status, _, error = run_cli(*words, "--resume")
     assert status == 2
     assert "stability_weight" in error
+    (tmp_path / "own_for_denoiser.py").write_text(
+        "from torch import nn\n"
+        "def own(num_classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(784, num_classes))\n"
+    )
+    other = [*words[:-1], tmp_path / "other", "--classifier", f"{tmp_path / 'own_for_denoiser.py'}:own"]
+    status, output, error = run_cli(*other)
+    assert status == 0, error
+    status, _, error = run_cli(*shlex.split(output.partition("next: smoothcert ")[2]), *few)
+    assert status == 0, error
+    status, output, _ = run_cli(*words[:-1], tmp_path / "alone")
+    assert (status, "next: " in output) == (0, False)
+    assert f"in front of a classifier RUN: smoothcert certify RUN --denoiser {tmp_path / 'alone'}" in output
 
 
 @pytest.mark.parametrize(

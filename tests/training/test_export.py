@@ -1,5 +1,6 @@
 """Exported runs: weights rounded to float16, loaded as float32, and a record of the rounding."""
 
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +40,8 @@ def test_weights_are_rounded_once_and_computed_in_float32(trained_run: Path, tmp
 def test_the_command_makes_a_folder_that_certify_takes(run_cli: Cli, trained_run: Path, tmp_path: Path) -> None:
     code, out, _ = run_cli("export", trained_run, "--out", tmp_path / "half")
     assert (code, f"next: smoothcert certify {tmp_path / 'half'}" in out) == (0, True)
-    code, _, error = run_cli("certify", tmp_path / "half", "--n", 50, "--n0", 20, "--max-images", 2, "--device", "cpu")
+    printed = shlex.split(out.partition("next: smoothcert ")[2])
+    code, _, error = run_cli(*printed, "--n", 50, "--n0", 20, "--max-images", 2, "--device", "cpu")
     assert (code, error) == (0, "")
     file = read_certificates(tmp_path / "half" / "certificates" / "test-n50.tsv")
     assert "float16" in file.provenance["model"]["weights"]["stored"]

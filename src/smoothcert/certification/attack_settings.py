@@ -10,12 +10,12 @@ import torch
 from pydantic import Field, model_validator
 
 from smoothcert.certification.certificates import CertificatesFile
+from smoothcert.errors import RequestError
 from smoothcert.io.results import stored_settings
 from smoothcert.models.precision import resolve_precision
 from smoothcert.smoothing.bounds import top_two_p_value
 from smoothcert.smoothing.certificate import MOST_VOTES
 from smoothcert.smoothing.votes import default_batch_size
-from smoothcert.training.checkpoint import Run
 from smoothcert.training.recipe import Recipe, parse_recipe
 
 
@@ -64,20 +64,25 @@ def complete_attack_recipe(
     fields: Mapping[str, Any],
     path: Path,
     device: torch.device,
-    run: Run,
+    shape: tuple[int, int, int],
     certificates: CertificatesFile | None,
+    trained_sigma: float | None = None,
 ) -> AttackRecipe:
-    """Return the recipe of `fields`; missing ones come from the certificates, the file at `path`, or the run.
+    """Return the recipe of `fields`; missing ones come from the certificates, the file at `path`, or the training.
+
+    `shape` is that of the images. A sigma that nothing gives is a RequestError.
 
     The radii default to sigma/2, sigma, ..., 4 sigma: 100,000 votes certify at most 3.8 sigma at alpha 0.001.
     """
     stored, certified = stored_settings(path), {} if certificates is None else certificates.settings
     given = {key: value for key, value in fields.items() if value is not None}
-    sigma = certified.get("sigma") or run.recipe.sigma
+    sigma = given.get("sigma") or certified.get("sigma") or trained_sigma
+    if sigma is None:
+        raise RequestError("--sigma: missing; give the noise level of the classifier, for instance --sigma 0.25")
     defaults = {
         "sigma": sigma,
         "radii": tuple(sigma * half / 2 for half in range(1, 9)),
-        "batch_size": stored.get("batch_size", default_batch_size(device, run.spec.shape)),
+        "batch_size": stored.get("batch_size", default_batch_size(device, shape)),
         "seed": stored.get("seed", secrets.randbits(63)),
     }
     precision = resolve_precision(given.get("precision") or certified.get("precision") or "auto", device)

@@ -20,6 +20,8 @@ Flags = NDArray[np.bool_]
 LARGEST_INTEGER, LARGEST_CLASS = 10**12, 10**6
 """Far above any index or number of votes, and any class."""
 _PER_ROW = 10
+_DIGITS = 18
+"""numpy's parser of numbers is fast but accepts more than numbers, so it sees digits only, and no more than fit."""
 _COMMAS = str.maketrans(":\n", ",,")
 
 
@@ -176,9 +178,9 @@ def _converted(body: bytes) -> tuple[Columns, Floats, Integers]:
     ends = np.flatnonzero((letters < ord("0")) | (letters > ord("9")))
     colon, sign = letters[ends].reshape(-1, 2).T
     ended = sign == ord("\n")
-    if (colon != ord(":")).any() or not (ended | (sign == ord(","))).all() or (np.diff(ends, prepend=-1) == 1).any():
+    lengths = np.diff(ends, prepend=-1) - 1
+    if (colon != ord(":")).any() or not (ended | (sign == ord(","))).all() or not _within(lengths, 1, _DIGITS):
         raise ValueError("votes are not pairs of numbers")
-    # numpy's parser is fast but accepts more than numbers, so it sees digits only.
     pairs = np.fromstring(votes.translate(_COMMAS), dtype=np.int64, sep=",").reshape(-1, 2)
     index, label, predict, correct, n0, n, count = (_integers(cells[i::_PER_ROW]) for i in (0, 1, 2, 4, 6, 7, 8))
     radius = np.array(list(map(float, cells[3::_PER_ROW])), dtype=np.float64)
@@ -189,7 +191,9 @@ def _converted(body: bytes) -> tuple[Columns, Floats, Integers]:
 
 
 def _integers(cells: Sequence[str]) -> Integers:
-    return np.array(list(map(int, cells)), dtype=np.int64)
+    if not all(len(cell) <= _DIGITS and cell.removeprefix("-").isdigit() for cell in set(cells)):
+        raise ValueError("not an integer")
+    return np.fromstring(",".join(cells), dtype=np.int64, sep=",")
 
 
 def _within(values: Integers | Floats, least: int, most: int) -> bool:

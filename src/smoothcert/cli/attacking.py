@@ -13,8 +13,11 @@ from smoothcert.cli.options import (
     Data,
     Denoiser,
     Device,
+    ImageSize,
+    OwnNetwork,
     Precision,
     SkipUnreadable,
+    check_dataset,
     check_name,
     command_line,
     console,
@@ -29,7 +32,7 @@ LIKELY_A_BUG = 1e-3
 
 
 def attack(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    run: Annotated[Path | None, typer.Argument(help="Run folder; none with --model, --dataset and --out.")] = None,
     certificates: Annotated[
         Path | None, typer.Option(help="Certificates to check and images to attack.", show_default="the run's, if one")
     ] = None,
@@ -45,9 +48,12 @@ def attack(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="For tests and replays.", show_default="fresh")] = None,
     name: Annotated[str, typer.Option(help="Name of the attacks file.")] = "pgd",
-    model: Annotated[str | None, typer.Option(help="The run's own network, package.module:function.")] = None,
+    model: OwnNetwork = None,
+    sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="as certified")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the attacks on --model, as in certify.")] = None,
     denoiser: Denoiser = None,
     dataset: Annotated[str | None, typer.Option(help="Data set of the certificates.", show_default="the run's")] = None,
+    image_size: ImageSize = None,
     channels: Channels = None,
     classes: Classes = None,
     skip_unreadable: SkipUnreadable = False,
@@ -55,7 +61,17 @@ def attack(
     device: Device = "auto",
 ) -> None:
     """Attack the smoothed classifier: an upper bound on its robust accuracy, and a check of its certificates."""
-    check_run_folder(run)
+    folder = run if run is not None else out
+    if folder is None or (run is None and (model is None or dataset is None)):
+        raise RequestError("give a run folder, or --model FILE.py:function --dataset NAME --sigma S --out DIR")
+    if run is not None:
+        if out is not None:
+            raise RequestError(
+                f"--out: expected none with a run folder, whose attacks are in it, got {out}; use --name"
+            )
+        check_run_folder(run)
+    if dataset is not None:
+        check_dataset(dataset)
     if certificates is not None:
         check_file(certificates, "a certificates file")
     from smoothcert.certification.attack import attack_dataset
@@ -67,44 +83,48 @@ def attack(
     from smoothcert.distributed import find_device
     from smoothcert.io.compressed import result_files
     from smoothcert.io.files import check_inside
+    from smoothcert.models import own_model
     from smoothcert.report.progress import attack_bar
     from smoothcert.training.checkpoint import load_run
     from smoothcert.training.denoiser import load_denoiser
 
     check_name(name)
-    loaded, where = load_run(run, model), find_device(device)
-    files = result_files(run / CERTIFICATES)
+    loaded, where = None if run is None else load_run(run, model), find_device(device)
+    files = result_files(folder / CERTIFICATES)
     source = certificates if certificates is not None else files[0] if len(files) == 1 else None
     if source is None and files:
         names = ", ".join(path.name for path in files)
-        raise RequestError(f"{run}: has several certificates files ({names}); choose one with --certificates")
+        raise RequestError(f"{folder}: has several certificates files ({names}); choose one with --certificates")
     claims = read_certificates(source) if source is not None else None
-    path = run / "attacks" / f"{name}.tsv"
-    check_inside(path, run)
+    path = folder / "attacks" / f"{name}.tsv"
+    check_inside(path, folder)
     # Not the name in the certificates: data of this name need not be those that were certified. It is compared later.
-    source_name = dataset or loaded.recipe.dataset
+    trained = None if loaded is None else loaded.recipe
+    source_name = str(dataset or (trained and trained.dataset))
     images = load_dataset(
         *(source_name, "test", data),
-        image_size=loaded.recipe.image_size if dataset is None else None,
+        image_size=trained.image_size if trained is not None and dataset is None else image_size,
         classes=read_class_names(classes) if classes is not None else None,
         channels=channels or run_channels(loaded, source_name),
         skip_unreadable=skip_unreadable,
     )
     fields = {
         **{"radii": parse_radii(radii), "steps": steps, "num_noise": num_noise, "n": n, "alpha": alpha},
-        **{"precision": precision, "seed": seed},
+        **{"precision": precision, "seed": seed, "sigma": sigma},
     }
     front = None
     if denoiser is not None:
-        front = load_denoiser(denoiser, None if claims is None else claims.settings.get("sigma"))
+        front = load_denoiser(denoiser, sigma if claims is None else claims.settings.get("sigma"))
         fields["sigma"] = front.sigma
-    recipe = complete_attack_recipe(fields, path, where, loaded, claims)
+    trained_sigma = None if trained is None else trained.sigma
+    recipe = complete_attack_recipe(fields, path, where, images.shape, claims, trained_sigma)
     indices = chosen_images(len(images), skip, max_images)
     if claims is not None:
         indices = sorted(row.index for row in claims.rows)[::skip][:max_images]
-    with attack_bar(run.name, len(indices)) as show:
+    classifier = own_model(str(model), images.num_classes) if loaded is None else loaded
+    with attack_bar(folder.name, len(indices)) as show:
         file = attack_dataset(
-            *(loaded, images, indices, recipe, path, where),
+            *(classifier, images, indices, recipe, path, where),
             certificates=claims,
             denoiser=front,
             on_progress=show,
@@ -113,7 +133,9 @@ def attack(
     for radius in (0.0, *recipe.radii):
         table.add_row(f"{radius:g}", f"{empirical_accuracy(file.rows, radius):.1%}")
     console.print(table)
-    console.print(f"wrote {path}; next: {command_line('report', run)}", soft_wrap=True)
+    certify = ("certify", "--model", model, "--dataset", source_name, "--sigma", recipe.sigma, "--out", folder)
+    onwards = command_line("report", folder) if run is not None or files else command_line(*certify)
+    console.print(f"wrote {path}; next: {onwards}", soft_wrap=True)
     for row in file.contradictions:
         console.print(
             f"CONTRADICTION: image {row.index}, certified to {row.certified_radius:.4f}, falls at {row.distance:.4f}",

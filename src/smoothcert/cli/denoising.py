@@ -79,7 +79,12 @@ def train_denoiser(
         compiling=compile_,
     )
     if leads():
-        ready = classifier is not None and Path(classifier).is_dir()
-        words = [classifier if ready else "RUN", "--denoiser", out, *file_options(channels, classes, skip_unreadable)]
-        onwards = command_line("certify", *words, *optional("--data", data))
-        console.print(f"trained {out}; next: {onwards}", soft_wrap=True)
+        # A line after "next:" runs as it is; without a classifier there is none.
+        subject: list[object] = ["RUN"] if classifier is None else [classifier]
+        if classifier is not None and not Path(classifier).is_dir():
+            subject = ["--model", classifier, "--dataset", recipe.dataset, *optional("--image-size", image_size)]
+            subject += ["--out", f"{out}-certified"]
+        words = ["--denoiser", out, *file_options(channels, classes, skip_unreadable), *optional("--data", data)]
+        step = command_line("certify", *subject, *words)
+        onwards = f"next: {step}" if classifier is not None else f"in front of a classifier RUN: {step}"
+        console.print(f"trained {out}; {onwards}", soft_wrap=True)

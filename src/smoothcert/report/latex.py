@@ -7,6 +7,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.text import did_you_mean, one_line
 from smoothcert.report.contents import Contents
 from smoothcert.report.layout import Cell, Layout, escape_latex
+from smoothcert.report.names import dataset_name
 from smoothcert.report.tables import layout, seeds_layout
 
 # What papers leave out of a table of results.
@@ -34,7 +35,7 @@ def _caption(contents: Contents) -> str:
     """Data set, norm, number of images and votes, as far as all runs share them, and what the columns are."""
     summaries = contents.summaries
     facts: list[set[str | None]] = [
-        {s.dataset for s in summaries},
+        {None if s.dataset is None else dataset_name(s.dataset) for s in summaries},
         {f"{s.norm} radii" for s in summaries},
         {f"{s.images:,} images" for s in summaries},
         {None if s.n is None else f"n = {s.n:,}" for s in summaries},

@@ -14,6 +14,11 @@ Value = float | int | str | None
 UNKNOWN = "–"
 MOST_DECIMALS = 10
 
+_GREEK = {
+    **{"α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "varepsilon", "ζ": "zeta", "η": "eta"},
+    **{"θ": "theta", "κ": "kappa", "λ": "lambda", "μ": "mu", "ν": "nu", "ξ": "xi", "π": "pi", "ρ": "rho"},
+    **{"σ": "sigma", "τ": "tau", "φ": "varphi", "χ": "chi", "ψ": "psi", "ω": "omega", "Δ": "Delta", "Φ": "Phi"},
+}
 _LATEX = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -21,9 +26,10 @@ _LATEX = {
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
-    "σ": r"$\sigma$",
-    "α": r"$\alpha$",
-    "±": r"$\pm$",
+    "|": r"\textbar{}",
+    **{letter: rf"$\{name}$" for letter, name in _GREEK.items()},
+    **{c: rf"$\{name}$" for c, name in {"±": "pm", "×": "times", "·": "cdot", "≤": "leq", "≥": "geq"}.items()},
+    "→": r"$\rightarrow$",
     "−": "$-$",
     "∞": r"$\infty$",
     UNKNOWN: "--",
@@ -127,7 +133,7 @@ def shown(value: Value, decimals: int | None) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """`text` so that LaTeX prints it as it is."""
+    """`text` so that LaTeX prints it as it is; letters of scripts other than Latin and Greek need LuaLaTeX."""
     return "".join(_LATEX.get(c, c) for c in one_line(text))
 
 
