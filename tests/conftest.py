@@ -1,5 +1,6 @@
 """What several test files share: a small part of the MNIST sample and a run trained on it."""
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,11 @@ from smoothcert import cli
 from smoothcert.data import ImageData, mnist
 from smoothcert.smoothing import votes
 from smoothcert.training.loop import train
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays until the end: the garbage collector need not look at it again."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

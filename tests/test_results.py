@@ -1,5 +1,8 @@
 """The committed tables of results/ are what `smoothcert report` makes of the committed certificates."""
 
+import gc
+from collections.abc import Iterator
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 
@@ -10,7 +13,7 @@ from smoothcert.analysis.cost import cost_csv, cost_markdown, training_costs
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.io.text import duration
 from smoothcert.papers.rows import paper_runs, published_for
-from smoothcert.report import average_certified_radius, find_certificates, write_report
+from smoothcert.report import average_certified_radius, contents, find_certificates, style, write_report
 from smoothcert.training.recipe import load_train_recipe
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -30,6 +33,19 @@ ABLATIONS = {
     ],
     "consistency/supp-table5": [CONSISTENCY, "mnist-ablations/consistency-m*"],
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def read_once() -> Iterator[None]:
+    """Most of these tests read the same files, of 10,000 rows each, and none looks at a figure."""
+    kept = cache(read_certificates)
+    gc.disable()  # it would walk through millions of numbers again and again
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contents, "read_certificates", kept)
+        patch.setitem(globals(), "read_certificates", kept)
+        patch.setattr(style, "_picture", lambda figure, kind: b"a picture")
+        yield
+    gc.enable()
 
 
 def runs_of(globs: list[str]) -> list[Path]:

@@ -199,7 +199,7 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_clock")
+@pytest.mark.usefixtures("no_clock", "texts_only")
 def test_two_rows_in_two_processes_then_resumed_then_damaged(run_cli: Cli, sample: Path, tmp_path: Path) -> None:
     """Planned only; trained and certified, two at once; then only what was deleted; then one is damaged."""
     out = tmp_path / "out"

@@ -84,15 +84,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, tiny_data: ImageData) -> 
 def transcribed_votes(
     network: dict[str, Tensor], data: ImageData, chosen: list[int], votes: int, purpose: int, epoch: int
 ) -> dict[int, int]:
-    """The correct votes of each chosen image, one image and one copy at a time."""
+    """The correct votes of each chosen image, one copy at a time."""
     model = LeNet(10).eval()
     model.load_state_dict(network)
     generator = torch.Generator().manual_seed(derived_seed(0, purpose, epoch, 0))
     images, counts = data.images[chosen].float() / 255, dict.fromkeys(chosen, 0)
     for _ in range(votes):
         noise = torch.randn(images.shape, generator=generator) * 0.5
-        for position, index in enumerate(chosen):
-            logits = model((images[position] + noise[position])[None])[0].tolist()
+        for index, logits in zip(chosen, model(images + noise).tolist(), strict=True):
             counts[index] += logits.index(max(logits)) == int(data.labels[index])
     return counts
 

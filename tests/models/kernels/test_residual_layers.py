@@ -18,7 +18,8 @@ from smoothcert.models.kernels import has_kernels, kernels_work
 from smoothcert.models.kernels.residual_layers import residual_layers
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SHAPES = [(9, 16, 8, 8), (2, 32, 6, 10), (3, 64, 4, 4), (8, 16, 12, 12), (2, 16, 5, 7), (3, 32, 4, 5)]
+SMALLEST = (2, 16, 5, 7)
+SHAPES = [SMALLEST, (9, 16, 8, 8), (2, 32, 6, 10), (3, 64, 4, 4), (8, 16, 12, 12), (3, 32, 4, 5)]
 """Images, channels, height, width."""
 OF_A_RESNET = (
     [(3, 16, 32, 32), (5, 32, 16, 16), (7, 64, 8, 8), (4, 16, 32, 32), (6, 32, 16, 16), (256, 64, 8, 8)]
@@ -29,6 +30,14 @@ OF_A_RESNET = (
 TYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16]
 """Triton's interpreter does not know bfloat16."""
 Layers = list[tuple[nn.Conv2d, nn.BatchNorm2d]]
+
+
+def cases(numbers: tuple[int, ...]) -> list[tuple[tuple[int, ...], int]]:
+    """Each shape with each number of layers; the interpreter, which takes long, has all of them for one shape only."""
+    if DEVICE == "cuda":
+        return [(shape, number) for shape in SHAPES + OF_A_RESNET for number in numbers]
+    alternating = [(shape, numbers[i % 2]) for i, shape in enumerate(SHAPES[1:])]
+    return [*((SMALLEST, number) for number in numbers), *alternating]
 
 
 def new_layers(channels: int, number: int) -> Layers:
@@ -69,8 +78,7 @@ def rounded(layers: Layers, dtype: torch.dtype) -> Layers:
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("number", [1, 2, 3, 4])
-@pytest.mark.parametrize("shape", SHAPES + OF_A_RESNET, ids=str)
+@pytest.mark.parametrize(("shape", "number"), cases((2, 3, 1, 4)), ids=str)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_values_gradients_and_statistics(
     shape: tuple[int, ...], dtype: torch.dtype, number: int, training: bool
@@ -114,9 +122,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize(
-    ("shape", "number"), [*((shape, n) for shape in SHAPES + OF_A_RESNET for n in (2, 3, 4)), (SHAPES[0], 11)], ids=str
-)
+@pytest.mark.parametrize(("shape", "number"), [*cases((3, 2, 4)), (SHAPES[1], 11)], ids=str)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_gradients_where_relu_is_certain(
     shape: tuple[int, ...], number: int, dtype: torch.dtype, training: bool
