@@ -31,6 +31,10 @@ def deep():
     scaled.weight.data *= 10  # as after a normalisation by a standard deviation of 0.1
     return torch.nn.Sequential(torch.nn.Flatten(), *layers)
 
+def empty():
+    with torch.device("meta"):
+        return bare()
+
 def swapped():
     model = mean()
     return lambda x: model(x).flip(1)
@@ -177,6 +181,7 @@ def test_names_of_outputs_correct_the_order_of_folders(workplace: Path, run_cli:
         ("--hub hf:a --dataset npz:grey.npz --init weights.pt", "--init: expected none with a run folder or --hub"),
         ("--model net.py:mean --dataset npz:grey.npz --sigma -1", "sigma"),
         ("--model net.py:swapped --init weights.pt --dataset npz:grey.npz", "to return a torch module, got function"),
+        ("--model net.py:empty --dataset npz:grey.npz", "got one on the device meta, without any; load them"),
         ("--model net.py:mean --dataset npz:nope.npz", "expected a file, got none"),
         ("--model net.py:mean --dataset mnist-sample", "fails on images of shape [1, 28, 28]"),
     ],

@@ -63,8 +63,15 @@ def own_model(reference: str, num_classes: int | None) -> Classifier:
         raise RequestError(
             f"model: expected {reference}() to return a module or a callable, got {type(model).__name__}"
         )
+    refuse_without_weights(model, reference)
     network: Classifier = in_float32(model) if isinstance(model, nn.Module) else model
     return network
+
+
+def refuse_without_weights(model: Classifier, name: str) -> None:
+    """Refuse a network on the device meta, which has shapes and no numbers."""
+    if device_of(model) == torch.device("meta"):
+        raise RequestError(f"model: expected {name} with weights, got one on the device meta, without any; load them")
 
 
 def import_code(reference: str, field: str, kind: str) -> Any:
@@ -123,8 +130,7 @@ def _is_python(function: Any) -> bool:
 
 def check_outputs(model: Classifier, name: str, shape: tuple[int, int, int], num_classes: int) -> None:
     """Refuse a network that does not return logits [2, num_classes] for two black images of `shape`."""
-    if device_of(model) == torch.device("meta"):
-        raise RequestError(f"model: expected {name} with weights, got one on the device meta, without any; load them")
+    refuse_without_weights(model, name)
     try:
         with torch.no_grad(), evaluating(model):
             logits = logits_of(model(torch.zeros(2, *shape, device=device_of(model))))
@@ -132,12 +138,14 @@ def check_outputs(model: Classifier, name: str, shape: tuple[int, int, int], num
         raise
     except (Exception, SystemExit) as error:  # a user's code may fail in any way
         reason = error_line(error)
-        raise RequestError(f"model: {name} fails on images of shape {list(shape)} ({reason})") from error
+        raise RequestError(
+            f"model: {name} fails on images of shape {list(shape)} ({reason}); correct it, or give images that it takes"
+        ) from error
     shape_or_type = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if shape_or_type != [2, num_classes]:
         more = isinstance(logits, Tensor) and logits.ndim == 2 and logits.shape[1] > num_classes
         raise RequestError(
             f"model: {name} gives {shape_or_type} for 2 images, expected logits [2, {num_classes}]: "
             f"the data has {num_classes} classes"
-            + ("; name the classes of all outputs with certify --classes FILE" if more else "")
+            + ("; name the classes of all outputs with certify --classes FILE" if more else "; return one per class")
         )
