@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 
@@ -100,7 +101,14 @@ def test_results_have_all_rows_in_the_published_order(table: str, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("name", "runs"),
-    [("mnist", 30), ("mnist-published-recipe", 4), ("cifar10", 2), ("cifar10-n10000", 2), ("mnist-ablations", 24)],
+    [
+        ("mnist", 30),
+        ("mnist-published-recipe", 4),
+        ("cifar10", 2),
+        ("cifar10-n10000", 2),
+        ("mnist-ablations", 24),
+        ("beyond", 1),
+    ],
 )
 def test_each_result_has_its_recipe_and_provenance(name: str, runs: int) -> None:
     folders = [path for path in (RESULTS / name).iterdir() if path.is_dir() and not path.name.startswith("report-")]
@@ -191,8 +199,34 @@ def test_cost_table_equals_the_runs() -> None:
     assert table_from(RESULTS / "cost" / "README.md", "| run")[2:] == cells
 
 
+def test_gain_of_the_best_recipe_on_cifar10_equals_the_certificates() -> None:
+    """The table of docs/best-recipe.md: ACR, paired difference with its standard error, certified accuracies."""
+    radii: dict[str, dict[int, float]] = {}
+    for run in ("beyond/cifar10-best-0.5", "cifar10/consistency-0.5", "cifar10/gaussian-0.5"):
+        ((_, path),) = find_certificates([RESULTS / run])
+        rows = read_certificates(path).rows
+        radii[run] = {row.index: row.certificate.radius if row.correct else -1.0 for row in rows}
+    reference = radii["cifar10/consistency-0.5"]
+    expected = []
+    for run, title in zip(radii, ("best", "consistency", "gaussian"), strict=True):
+        mine = radii[run]
+        assert mine.keys() == reference.keys()
+        differences = [max(mine[index], 0.0) - max(reference[index], 0.0) for index in mine]
+        error = stdev(differences) / len(differences) ** 0.5
+        against = f"{fmean(differences):+.3f} ({error:.3f})".replace("-", "−") if any(differences) else ""
+        shares = [
+            f"{100 * fmean(value >= radius for value in mine.values()):.1f}"
+            for radius in (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5)
+        ]
+        acr = f"{fmean(max(value, 0.0) for value in mine.values()):.3f}"
+        expected.append(" ".join(f"| `cifar10/{title}` | {acr} | {against} | {' | '.join(shares)} |".split()))
+    text = (RESULTS.parent / "docs/best-recipe.md").read_text(encoding="utf-8")
+    for line in expected:
+        assert line in text
+
+
 MODELS = {
-    "cifar10-consistency-0.5": "cifar10/consistency-0.5",
+    "cifar10-best-0.5": "beyond/cifar10-best-0.5",
     "mnist-consistency-1.0": "mnist-published-recipe/consistency-1.0",
 }
 

@@ -11,7 +11,9 @@ from smoothcert.papers.presets import PRESETS, preset
 from smoothcert.papers.tables import paper_table
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import train
-from smoothcert.training.recipe import with_overrides
+from smoothcert.training.recipe import load_train_recipe, with_overrides
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def test_presets_cover_all_rows_of_the_main_tables() -> None:
@@ -96,6 +98,14 @@ def test_catrs_as_published() -> None:
         assert (recipe.teacher.sigma, recipe.teacher.objective) == (0.25, Gaussian())
     assert recipes[0].teacher == recipes[1].teacher == recipes[2].teacher
     assert [PRESETS["mnist/catrs"].published_acr(sigma) for sigma in (0.25, 0.5, 1.0)] == [0.933, 1.7, 1.831]
+
+
+def test_best_recipes_are_those_that_were_measured() -> None:
+    """That of the certified run in results/beyond; the attack of `mnist/best` has steps of half of sigma."""
+    assert load_train_recipe(RESULTS / "beyond/cifar10-best-0.5/recipe.yaml") == preset("cifar10/best", 0.5)
+    recipes = [preset("mnist/best", sigma) for sigma in (0.25, 0.5, 1.0)]
+    assert [recipe.objective.noise_attack.step_size for recipe in recipes] == [0.125, 0.25, 0.5]
+    assert {(recipe.images_per_step, recipe.schedule, recipe.epochs) for recipe in recipes} == {(64, "cosine", 60)}
 
 
 def test_protocols_as_published() -> None:

@@ -137,7 +137,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "cifar10/best": replace(
         main("cifar10", Consistency, None, CIFAR10_CONSISTENCY),
-        protocol=COSINE | {"learning_rate": 0.2, "learning_rate_warm_up": 2, "weight_decay": 5e-4},
+        protocol=COSINE | {"epochs": 110, "learning_rate": 0.2, "learning_rate_warm_up": 2, "weight_decay": 5e-4},
     ),
     "cifar10/gaussian": main("cifar10", Gaussian, "Gaussian"),
     "cifar10/gaussian-m4": main("cifar10", Gaussian, "Gaussian (m=4)", {"num_noise": 4}, table="later/cifar10"),
