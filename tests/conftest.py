@@ -12,6 +12,7 @@ from tiny import tiny_recipe
 
 from smoothcert import cli
 from smoothcert.data import ImageData, mnist
+from smoothcert.report import style
 from smoothcert.smoothing import votes
 from smoothcert.training.loop import train
 
@@ -25,7 +26,7 @@ def pytest_collection_finish() -> None:
 def small_forward_passes() -> Iterator[None]:
     """Every forward pass of a certification has the whole batch size: with few votes per image most of it is unused."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(votes.BATCH_SIZE, "cpu", 200)
+        patch.setitem(votes.BATCH_SIZE, "cpu", 250)  # a noise block: votes stay the same
         yield
 
 
@@ -41,6 +42,12 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = mnist.load_sample("train").subset(torch.arange(2048))
     train(tiny_recipe(), data, folder, device="cpu")
     return folder
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports write a few bytes in place of each picture, which takes its time."""
+    monkeypatch.setattr(style, "_picture", lambda figure, kind: b"a picture")
 
 
 @pytest.fixture(scope="session")

@@ -235,6 +235,7 @@ def test_attack_compares_the_name_of_the_data_with_the_certificates(
     assert "dataset: the file has 'mnist-sample (not the official files)', the request 'mnist-sample'" in err
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("network", ["resnet20", "nets_for_cli_test:small"])
 def test_the_printed_next_steps_run(run_cli: Cli, workplace: Path, network: str) -> None:
     """train, certify, attack, report: each command is printed by the one before, with all it needs."""
@@ -266,6 +267,7 @@ def test_all_next_steps_are_known() -> None:
     assert printing == here | {"denoising", "doctor"}, "test_denoiser.py, test_export.py and test_doctor_command.py"
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_next_steps_of_other_commands_run(
     run_cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,7 +135,7 @@ def test_stages_draw_independent_noise_and_images_are_independent() -> None:
 
 def test_class_gives_the_certificates_of_the_rule() -> None:
     images = torch.tensor([0.2, 0.9]).view(2, 1, 1, 1)
-    stages = [SmoothedClassifier(f, sigma=sigma) for f, sigma in ((undecided, 1.0), (half_space, 0.5))]
+    stages = [SmoothedClassifier(f, sigma=sigma, batch_size=500) for f, sigma in ((undecided, 1.0), (half_space, 0.5))]
     result = Cascade(stages).certify(images, n=300, n0=50, alpha=0.01, seed=3, indices=range(2))
     options = {"n0": 50, "n": 300, "alpha": 0.01}
     expected = certify_cascade(counters((undecided, 1.0), (half_space, 0.5)), images, [(3, 0), (3, 1)], **options)
