@@ -19,6 +19,8 @@
 #define blockIdx (Place{current->block % columns, current->block / columns})
 #define gridDim (Place{columns, rows_of_blocks})
 
+typedef uint32_t u32;
+typedef uint16_t u16;
 struct uint4 { uint32_t x, y, z, w; };
 struct Place { int x, y; };
 struct Meeting { int arrived = 0; long number = 0; };

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +90,12 @@ def can_build(gpu: int, build: Callable[[], None], consequence: str) -> bool:
         warnings.warn(f"{consequence} ({error_line(error, 200)})", stacklevel=3)
         return False
     return True
+
+
+def cuda_source(name: str) -> str:
+    """The source of the CUDA kernels in that file, with what they share in front."""
+    folder = Path(__file__).parent
+    return (folder / "matrix_instructions.cuh").read_text() + (folder / name).read_text()
 
 
 def _one(out):  # type: ignore[no-untyped-def]

@@ -6,14 +6,13 @@ pixels and the logits are float32.
 """
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from smoothcert.models.kernels import can_build, is_plain
+from smoothcert.models.kernels import can_build, cuda_source, is_plain
 
 SIZES = ((16, 32), (32, 16), (64, 8))
 """Channels and width of the three stages."""
@@ -77,10 +76,9 @@ def _kernel(channels: int, dtype: torch.dtype, gpu: int) -> tuple[Any, int, int]
     width, (rows, group, resident) = dict(SIZES)[channels], TILES[channels]
     macros = {"CHANNELS": channels, "WIDTH": width, "ROWS": rows, "GROUP": group, "RESIDENT": resident}
     options = [f"-D{name}={value}" for name, value in (macros | {"HALF": int(dtype == torch.float16)}).items()]
-    source = Path(__file__).with_name("resnet_stage.cu").read_text()
     shared = 2 * _images(width) * channels * 2 * ((width + 2) * (width + 1) + 1)
     with torch.cuda.device(gpu):
-        kernel = torch.cuda._compile_kernel(source, "stage", nvcc_options=options)
+        kernel = torch.cuda._compile_kernel(cuda_source("resnet_stage.cu"), "stage", nvcc_options=options)
         kernel.set_shared_memory_config(shared)
     return kernel, 32 * (channels // group) * max(1, width // 16) * (width // rows), shared
 

@@ -1,7 +1,7 @@
 // One stage of a CIFAR ResNet in evaluation, with batch norm folded into weights and biases: all activations of an
 // image stay in shared memory from the first layer of the stage to the last. `resnet_evaluation.py` builds and launches
 // it, once per stage, with these macros: CHANNELS, WIDTH, ROWS, GROUP (channels out of a warp), RESIDENT (blocks per
-// multiprocessor) and HALF (float16 instead of bfloat16).
+// multiprocessor) and HALF (float16 instead of bfloat16). `matrix_instructions.cuh` goes before it.
 //
 // A block computes one image, or two where a row has 8 pixels. A buffer is [images][planes of 8 channels][pixels], so
 // that 8 neighbouring pixels of a plane are 128 contiguous bytes: matrix loads have no bank conflicts, wherever they
@@ -9,9 +9,6 @@
 //
 // A warp computes ROWS rows of 16 pixels and GROUP channels out with 16x8x16 matrix products. An input row that it has
 // loaded serves the three output rows that touch it.
-
-typedef unsigned int u32;
-typedef unsigned short u16;
 
 constexpr int PLANES = CHANNELS / 8, PITCH = WIDTH + 1, PIXELS = (WIDTH + 2) * PITCH + 1;
 constexpr int IMAGES = WIDTH == 8 ? 2 : 1, BUFFER = IMAGES * PLANES * PIXELS;
@@ -23,53 +20,6 @@ constexpr int PIXEL = 16, ROW = PITCH * PIXEL, PLANE = PIXELS * PIXEL;  // bytes
 __device__ __forceinline__ void load_matrices(u32 (&to)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address));
-}
-
-__device__ __forceinline__ void store_matrices(u32 address, const u32 (&from)[4]) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
-                 :: "r"(address), "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]) : "memory");
-#else
-    for (int i = 0; i < 4; i++) {  // the lanes of eight neighbours hold one row of a matrix
-        u32 row = __shfl_sync(~0u, address, i * 8 + (threadIdx.x % 32) / 4);
-        asm volatile("st.shared.u32 [%0], %1;" :: "r"(row + threadIdx.x % 4 * 4), "r"(from[i]) : "memory");
-    }
-#endif
-}
-
-#if HALF
-#define TYPE "f16"
-#else
-#define TYPE "bf16"
-#endif
-
-__device__ __forceinline__ void multiply(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 "
-                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ u32 pack(float low, float high) {
-    u32 both;
-    asm("cvt.rn." TYPE "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-
-__device__ __forceinline__ u32 pack_relu(float low, float high) {  // NaN stays
-    u32 both;
-    asm("cvt.rn.relu." TYPE "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-
-__device__ __forceinline__ float number(u16 bits) {
-    float value;
-#if HALF
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-#else
-    value = __uint_as_float((u32)bits << 16);
-#endif
-    return value;
 }
 
 __device__ __forceinline__ int position(int row, int column) { return (row + 1) * PITCH + column + 1; }

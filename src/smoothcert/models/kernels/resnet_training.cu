@@ -10,8 +10,6 @@
 // (of 8 pixels of both images where a row has 8) and 16 channels out. A thread holds [ROWS][2 tiles of 8 channels][4]
 // numbers of them; what only this kernel reads again is stored in this order, as [ROWS][threads] of 16 bytes.
 
-typedef unsigned int u32;
-typedef unsigned short u16;
 typedef unsigned long long u64;
 
 constexpr int THREADS = 512, WARPS = THREADS / 32;
@@ -28,40 +26,6 @@ static_assert(GROUPS * COLUMNS * BANDS * (WIDTH == 8 ? 1 : 2) == WARPS, "warps m
 __device__ __forceinline__ void load_matrices(u32 (&to)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
-}
-__device__ __forceinline__ void store_matrices(u32 address, const u32 (&from)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
-                 :: "r"(address), "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]) : "memory");
-}
-#if HALF
-#define TYPE "f16"
-#else
-#define TYPE "bf16"
-#endif
-__device__ __forceinline__ void multiply(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 "
-                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ u32 pack(float low, float high) {
-    u32 both;
-    asm("cvt.rn." TYPE "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-__device__ __forceinline__ u32 pack_relu(float low, float high) {  // NaN stays
-    u32 both;
-    asm("cvt.rn.relu." TYPE "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-__device__ __forceinline__ float number(u16 bits) {
-    float value;
-#if HALF
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-#else
-    value = __uint_as_float((u32)bits << 16);
-#endif
-    return value;
 }
 __device__ __forceinline__ u32 part_of(const uint4& four, int i) { return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w; }
 __device__ __forceinline__ float shuffle(float value, int step) { return __shfl_xor_sync(~0u, value, step); }
@@ -126,6 +90,45 @@ __device__ __forceinline__ void write_images(uint4* to, const uint4* buffer, int
 }
 
 __device__ __forceinline__ float half_of(u32 both, int e) { return number(both >> 16 * e & 0xffff); }
+
+// What a warp computes, in the order of its threads: read from a buffer; with what a shortcut takes back added; and the
+// gradients of x and the shortcut written at the end.
+__device__ __forceinline__ void read_numbers(float (&sums)[ROWS][2][4], u32 at) {
+#pragma unroll
+    for (int row = 0; row < ROWS; row++) {
+        u32 values[4];
+        load_matrices(values, at + row * ROW);
+#pragma unroll
+        for (int i = 0; i < 8; i++) sums[row][i / 4][i % 4] = half_of(values[i / 2], i % 2);
+    }
+}
+
+__device__ __forceinline__ void add_carried(float (&sums)[ROWS][2][4], const uint4* carried) {
+#pragma unroll
+    for (int row = 0; row < ROWS; row++) {
+        const uint4 more = carried[row * THREADS + threadIdx.x];
+#pragma unroll
+        for (int i = 0; i < 8; i++) sums[row][i / 4][i % 4] += half_of(part_of(more, i / 2), i % 2);
+    }
+}
+
+__device__ __forceinline__ void write_gradients(const float (&sums)[ROWS][2][4], const uint4* carried, u32 at, uint4* memory,
+                                                uint4* for_x, uint4* for_shortcut, int has_shortcut, int images) {
+    for (int output = 0; output < 1 + has_shortcut; output++) {
+        __syncthreads();
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            const uint4 more = carried[row * THREADS + threadIdx.x];
+            u32 result[4];
+#pragma unroll
+            for (int m = 0; m < 4; m++)
+                result[m] = output ? part_of(more, m) : pack(sums[row][m / 2][m % 2 * 2], sums[row][m / 2][m % 2 * 2 + 1]);
+            store_matrices(at + row * ROW, result);
+        }
+        __syncthreads();
+        write_images(output ? for_shortcut : for_x, memory, images);
+    }
+}
 
 // Blocks exchange pairs [2][blocks][CHANNELS], in turn by the first index. The two lowest bits of a pair's second number
 // are 1, 2 or 3 by the number of the exchange: a reader waits until it finds them. They are 0 at first.
@@ -371,13 +374,7 @@ backward(const uint4* gradient, const uint4* ys, const u32* masks, const float* 
     };
     fetch_layer(layers - 1);
     float sums[ROWS][2][4];
-#pragma unroll
-    for (int row = 0; row < ROWS; row++) {
-        u32 values[4];
-        load_matrices(values, target + row * ROW);
-#pragma unroll
-        for (int i = 0; i < 8; i++) sums[row][i / 4][i % 4] = half_of(values[i / 2], i % 2);
-    }
+    read_numbers(sums, target);
     for (int layer = layers - 1; layer >= 0; layer--) {
         const bool adds = (layer + has_shortcut) % 2 == 1;
         wait_for_fetches<0>();
@@ -461,28 +458,9 @@ backward(const uint4* gradient, const uint4* ys, const u32* masks, const float* 
             weight -= LAYER;
             next[0] = weight[0], next[1] = weight[32], next[2] = weight[64];
         }
-        if (!adds && layer + 1 < layers)
-#pragma unroll
-            for (int row = 0; row < ROWS; row++) {
-                const uint4 more = carried[row * THREADS + threadIdx.x];
-#pragma unroll
-                for (int i = 0; i < 8; i++) sums[row][i / 4][i % 4] += half_of(part_of(more, i / 2), i % 2);
-            }
+        if (!adds && layer + 1 < layers) add_carried(sums, carried);
     }
-    for (int output = 0; output < 1 + has_shortcut; output++) {
-        __syncthreads();
-#pragma unroll
-        for (int row = 0; row < ROWS; row++) {
-            const uint4 more = carried[row * THREADS + threadIdx.x];
-            u32 result[4];
-#pragma unroll
-            for (int m = 0; m < 4; m++)
-                result[m] = output ? part_of(more, m) : pack(sums[row][m / 2][m % 2 * 2], sums[row][m / 2][m % 2 * 2 + 1]);
-            store_matrices(target + row * ROW, result);
-        }
-        __syncthreads();
-        write_images(output ? for_shortcut : for_x, memory);
-    }
+    write_gradients(sums, carried, target, memory, for_x, for_shortcut, has_shortcut, 2);
 }
 
 #endif
@@ -650,13 +628,7 @@ evaluation_gradient(const uint4* gradient, const u32* masks, const uint4* weight
     const uint4* weight = weights + ((size_t)group * layers + layers - 1) * LAYER + lane;
     uint4 next[3] = {weight[0], weight[32], weight[64]};
     float sums[ROWS][2][4];
-#pragma unroll
-    for (int row = 0; row < ROWS; row++) {
-        u32 values[4];
-        load_matrices(values, offset + inside + row * ROW);
-#pragma unroll
-        for (int i = 0; i < 8; i++) sums[row][i / 4][i % 4] = half_of(values[i / 2], i % 2);
-    }
+    read_numbers(sums, offset + inside);
     for (int layer = layers - 1; layer >= 0; layer--) {
         const bool adds = (layer + has_shortcut) % 2 == 1;
         const u32 source = offset + layer % 2 * BUFFER * PIXEL;  // the other buffer may still be read
@@ -685,27 +657,8 @@ evaluation_gradient(const uint4* gradient, const u32* masks, const uint4* weight
             weight -= LAYER;
             next[0] = weight[0], next[1] = weight[32], next[2] = weight[64];
         }
-        if (!adds && layer + 1 < layers)
-#pragma unroll
-            for (int row = 0; row < ROWS; row++) {
-                const uint4 more = carried[row * THREADS + threadIdx.x];
-#pragma unroll
-                for (int i = 0; i < 8; i++) sums[row][i / 4][i % 4] += half_of(part_of(more, i / 2), i % 2);
-            }
+        if (!adds && layer + 1 < layers) add_carried(sums, carried);
     }
-    for (int output = 0; output < 1 + has_shortcut; output++) {
-        __syncthreads();
-#pragma unroll
-        for (int row = 0; row < ROWS; row++) {
-            const uint4 more = carried[row * THREADS + threadIdx.x];
-            u32 result[4];
-#pragma unroll
-            for (int m = 0; m < 4; m++)
-                result[m] = output ? part_of(more, m) : pack(sums[row][m / 2][m % 2 * 2], sums[row][m / 2][m % 2 * 2 + 1]);
-            store_matrices(offset + inside + row * ROW, result);
-        }
-        __syncthreads();
-        write_images(output ? for_shortcut : for_x, memory, here);
-    }
+    write_gradients(sums, carried, offset + inside, memory, for_x, for_shortcut, has_shortcut, here);
 }
 #endif

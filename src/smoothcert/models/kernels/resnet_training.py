@@ -8,13 +8,12 @@ therefore has at most two images per multiprocessor; `residual_layers` computes 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from smoothcert.models.kernels import can_build
+from smoothcert.models.kernels import can_build, cuda_source
 
 ROWS = {(16, 32): 8, (32, 16): 4, (64, 8): 2}
 """Channels and width -> rows of a warp."""
@@ -70,13 +69,12 @@ def _driver() -> Any:
 def _kernel(channels: int, width: int, name: str, dtype: torch.dtype, gpu: int) -> tuple[Any, int]:
     """A kernel and its bytes of shared memory."""
     rows = ROWS[channels, width]
-    source = Path(__file__).with_name("resnet_training.cu").read_text()
     macros = {"CHANNELS": channels, "WIDTH": width, "ROWS": rows, "HALF": int(dtype == torch.float16)}
     options = [f"-D{macro}={value}" for macro, value in (macros | {"KERNEL": KERNELS.index(name)}).items()]
     shared = shared_bytes(name, channels, width)
     with torch.cuda.device(gpu):
         torch.cuda.mem_get_info()  # a thread has no CUDA context before its first call
-        kernel = torch.cuda._compile_kernel(source, name, nvcc_options=options)
+        kernel = torch.cuda._compile_kernel(cuda_source("resnet_training.cu"), name, nvcc_options=options)
         kernel.set_shared_memory_config(shared)
     return kernel, shared
 
@@ -200,22 +198,14 @@ def trained_stage_gradient(
 
 @trained_stage_gradient.register_fake
 def _trained_stage_gradient_like(
-    gradient: Tensor,
-    x: Tensor,
-    outs: Tensor,
-    ys: Tensor,
-    masks: Tensor,
-    statistics: Tensor,
-    weights: list[Tensor],
-    gammas: list[Tensor],
-    has_shortcut: bool,
+    gradient: Tensor, x: Tensor, outs: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    layers, channels = len(weights), x.shape[3]
+    layers, channels, has_shortcut = len(outs), x.shape[3], others[-1]
     return (
         torch.empty_like(x),
         x.new_empty(x.shape if has_shortcut else (0,)),
         x.new_empty((layers, channels, 3, 3, channels), dtype=torch.float32),
-        statistics.new_empty((layers, 2, channels)),
+        x.new_empty((layers, 2, channels), dtype=torch.float32),
     )
 
 
