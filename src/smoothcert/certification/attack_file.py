@@ -12,8 +12,9 @@ from typing import Any
 
 from scipy import special
 
-from smoothcert.certification.certificates import LARGEST_INTEGER, parse_rows
+from smoothcert.certification.certificates import parse_rows
 from smoothcert.certification.checks import check_settings
+from smoothcert.certification.columns import LARGEST_INTEGER
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import read_content
 from smoothcert.io.results import ResultWriter, read_settings

@@ -236,7 +236,7 @@ def read_certificates(path: str | Path) -> CertificatesFile:
     check_settings(stored["settings"], path)
     limits = RowLimits(stored["settings"])
     content = content if ours else with_six_columns(content)
-    rows = _parse_at_once(content, limits) if ours else None
+    rows: Sequence[CertifiedImage] | None = _parse_at_once(content, limits) if ours else None
     size = content.rfind(b"\n") + 1
     if rows is None:
         single, size = parse_rows(content, path, HEADERS, _checked_row(limits), drop_torn_line=ours)

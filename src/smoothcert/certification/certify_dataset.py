@@ -262,7 +262,7 @@ def comparable_settings(settings: Mapping[str, Any], stored: Mapping[str, Any]) 
 
 def existing_rows(path: Path) -> tuple[CertifiedImage, ...]:
     """Return the rows of a file, none if there is no file yet."""
-    return read_certificates(path).rows if path.exists() else ()
+    return tuple(read_certificates(path).rows) if path.exists() else ()
 
 
 def stored_accuracy(path: Path) -> NoiseAccuracy | None:

@@ -1,7 +1,7 @@
 """The rows of a certificates file as arrays, parsed and checked all at once."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, overload
 
@@ -48,7 +48,8 @@ class Columns:
     @property
     def correct(self) -> Flags:
         """Whether each image is certified for its label, with any radius; an abstention is not."""
-        return (self.predict == self.label) & (self.predict != ABSTAIN)
+        correct: Flags = (self.predict == self.label) & (self.predict != ABSTAIN)
+        return correct
 
     @property
     def counted_radii(self) -> Floats:
@@ -73,10 +74,15 @@ class Columns:
 
     def at(self, positions: Integers) -> "Columns":
         """Some of the rows, by their ascending positions."""
-        own = (getattr(self, name)[positions] for name in tuple(self.__dataclass_fields__)[:8])
         hit = np.isin(self.votes_row, positions)
-        votes_row = np.searchsorted(positions, self.votes_row[hit])
-        return Columns(*own, votes_row, self.votes_class[hit], self.votes_number[hit])
+        names = ("index", "label", "predict", "radius", "n0", "n", "count", "spent")
+        return replace(
+            self,
+            **{name: getattr(self, name)[positions] for name in names},
+            votes_row=np.searchsorted(positions, self.votes_row[hit]),
+            votes_class=self.votes_class[hit],
+            votes_number=self.votes_number[hit],
+        )
 
 
 class ParsedRows(Sequence["CertifiedImage"]):
