@@ -201,7 +201,8 @@ def _outputs(examined: Examined, name: str) -> int:
         raise
     except (Exception, SystemExit) as error:  # a user's code may fail in any way
         raise RequestError(
-            f"model: {name} fails on images of shape {list(images.shape[1:])} ({error_line(error)})"
+            f"model: {name} fails on images of shape {list(images.shape[1:])} ({error_line(error)}); "
+            "correct it, or give images that it takes"
         ) from error
     check_logits(logits, len(images))
     outputs, highest = int(logits.shape[1]), int(examined.labels.max())
