@@ -18,7 +18,7 @@ def presets(
     ] = None,
     sigma: Annotated[float | None, typer.Option(help="Noise level.")] = None,
 ) -> None:
-    """List the published runs and our best recipes, or print the recipe of one."""
+    """List the published runs and our own recipes, or print the recipe of one."""
     from smoothcert.papers.presets import PRESETS, preset
 
     if name is not None and name in PRESETS:
@@ -33,8 +33,8 @@ def presets(
         shown = " / ".join("-" if value is None else f"{value:.3f}" for value in values)
         table.add_row(key, " / ".join(f"{s:g}" for s in found.sigmas), shown)
     console.print(table)
-    if strongest := [key for key in chosen if key.endswith("/best")]:
-        console.print(f"the strongest recipes measured here: {', '.join(strongest)}", soft_wrap=True)
+    if ours := [key for key in chosen if key.endswith("/best")]:
+        console.print(f"our own recipes for a large ACR: {', '.join(ours)} (docs/best-recipe.md)", soft_wrap=True)
 
 
 def papers(

@@ -1,6 +1,6 @@
 """The runs of the papers as recipes: `preset("mnist/smoothmix", sigma=0.5)`, with the published ACR if there is one.
 
-`mnist/best` and `cifar10/best` are our own: the strongest recipes that were measured, see docs/best-recipe.md.
+`mnist/best` and `cifar10/best` are our own recipes, see docs/best-recipe.md.
 
 Hyper-parameters that the papers choose per sigma are written as {sigma: value}; another sigma takes the value of the
 nearest published one. If the text of a paper and its published runs differ, the presets follow the runs (except for
