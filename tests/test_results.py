@@ -104,7 +104,7 @@ def test_results_have_all_rows_in_the_published_order(table: str, tmp_path: Path
     [
         ("mnist", 30),
         ("mnist-published-recipe", 4),
-        ("cifar10", 2),
+        ("cifar10", 4),
         ("cifar10-n10000", 2),
         ("mnist-ablations", 24),
         ("beyond", 1),
