@@ -101,7 +101,7 @@ def test_csv_and_figure(mixing: Mixing) -> None:
     figure = draw_mixing(mixing)
     assert [np.asarray(line.get_ydata()).max() for line in figure.axes[0].get_lines()] == [75, 75]
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts == ["flat: 25% never change", "steep: 25% never change"]
+    assert texts == ["flat: 25% right at every ratio", "steep: 25% right at every ratio"]
 
 
 def test_wrong_requests(half_spaces: Subjects) -> None:

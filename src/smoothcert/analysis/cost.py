@@ -244,20 +244,23 @@ def cost_markdown(costs: Sequence[Cost]) -> str:
 def draw_cost(costs: Sequence[Cost]) -> Figure:
     """Bars: the whole training time of each run, and peak memory if known; dashed bars are the published values."""
     with_memory = any(c.peak_memory is not None for c in costs)
-    figure = new_figure(7.6 if with_memory else 5.4, 1.3 + 0.42 * len(costs))
+    figure = new_figure(7.6 if with_memory else 5.4, 1.2 + 0.55 * len(costs))
     panels: list[Axes] = figure.subplots(1, 1 + with_memory, sharey=True, squeeze=False).ravel().tolist()
     cells = [_cells(c) for c in costs]
     methods = [METHODS.get(c.method, c.method) for c in costs]
     looks = looks_of(methods)
     colours = [looks[method].colour for method in methods]
     hours = _scaled([c.seconds_planned or c.seconds for c in costs], 1 / 3600)
-    unit, factor = ("hours", 1.0) if max((h or 0 for h in hours), default=0) >= 1 else ("minutes", 60.0)
+    unit, short, factor = (
+        ("hours", "h", 1.0) if max((h or 0 for h in hours), default=0) >= 1 else ("minutes", "min", 60.0)
+    )
     paper = _scaled([c.published_hours for c in costs], factor)
-    _bars(panels[0], _scaled(hours, factor), paper, [row[6] for row in cells], f"training time ({unit})", colours)
+    times = [row[6] for row in cells]
+    _bars(panels[0], _scaled(hours, factor), paper, times, f"training time ({unit})", short, colours)
     if with_memory:
         memory = _scaled([c.peak_memory for c in costs], 1 / GIB)
         paper = _scaled([c.published_memory for c in costs], 1e9 / GIB)
-        _bars(panels[1], memory, paper, [row[7] for row in cells], "peak memory (GiB)", colours)
+        _bars(panels[1], memory, paper, [row[7] for row in cells], "peak memory (GiB)", "GiB", colours)
     panels[0].set_yticks(range(len(costs)), [plain(_name(c)) for c in costs])
     panels[0].invert_yaxis()
     what = dict.fromkeys(f"{dataset_name(c.dataset)}, {network_name(c.model)}" for c in costs)
@@ -282,19 +285,21 @@ def _bars(
     paper: Sequence[float | None],
     texts: Sequence[str],
     title: str,
+    unit: str,
     colours: Sequence[str],
 ) -> None:
     quiet_axes(axes)
     axes.grid(visible=False, axis="y")
     longest = max((v for v in (*values, *paper) if v is not None), default=1.0)
-    axes.barh(range(len(values)), [v or 0 for v in values], height=0.55, color=colours)
-    for i, (value, printed, text) in enumerate(zip(values, paper, texts, strict=True)):
+    axes.barh(range(len(values)), [v or 0 for v in values], height=0.4, color=colours)
+    for i, (printed, text) in enumerate(zip(paper, texts, strict=True)):
         if printed is not None:
             # The dashed bar may be so long that the own one is hardly visible.
-            text = f"{text} (published: {printed:,.0f})" if printed >= 10 else f"{text} (published: {printed:.1f})"
-            axes.barh(i, printed, height=0.55, fill=False, edgecolor=GREY, linewidth=1.0, linestyle=(0, (3, 2)))
-        end = max(value or 0.0, printed or 0.0)  # to the right of both bars
-        note = axes.annotate(text, (end, i), (4, 0), textcoords="offset points", va="center", fontsize=LABEL_SIZE)
+            text += f", published {printed:,.0f} {unit}" if printed >= 10 else f", published {printed:.1f} {unit}"
+            axes.barh(i, printed, height=0.4, fill=False, edgecolor=GREY, linewidth=1.0, linestyle=(0, (3, 2)))
+        # Above the bars, which may fill the panel.
+        note = axes.annotate(text, (0, i - 0.2), (3, 2), textcoords="offset points", va="bottom", fontsize=LABEL_SIZE)
         note.set_color(GREY)
-    axes.set_xlim(0, (3.0 if any(paper) else 1.6) * longest)
+    axes.set_xlim(0, 1.05 * longest)
+    axes.set_ylim(-0.6, len(values) - 0.6)
     axes.set_xlabel(title, fontsize=AXIS_SIZE)

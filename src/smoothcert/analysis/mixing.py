@@ -153,18 +153,18 @@ def mixing_csv(mixing: Mixing) -> str:
 
 
 def draw_mixing(mixing: Mixing) -> Figure:
-    """The share of images whose prediction has changed by each ratio: from the error rate to all but those that never
-    change."""
+    """The share of images whose prediction is wrong at or before each ratio: from the error rate to all but those that
+    are right at every ratio."""
     images = f"{len(mixing.indices):,} test images"
     title = f"{plain(dataset_name(mixing.dataset))}, {images}, σ = {mixing.sigma:g} (lower is better)"
-    x, y = "mixing ratio toward the adversarial example", "changed prediction (% of images)"
+    x, y = "mixing ratio toward the adversarial example", "wrong prediction (% of images)"
     figure, axes = one_panel(5.4, 3.3, title, x, y)
     labels = {run.run: plain(run.label or run.run) for run in mixing.runs}
     looks = looks_of(labels.values())
     for run in mixing.runs:
         ratios = np.sort(run.ratio[np.isfinite(run.ratio)])
         share = 100 * np.arange(len(ratios) + 1) / len(run.ratio)
-        label = f"{labels[run.run]}: {plain(f'{run.never_changes:.0%}')} never change"
+        label = f"{labels[run.run]}: {plain(f'{run.never_changes:.0%}')} right at every ratio"
         corners = np.concatenate([[0.0], ratios, [1.0]]), np.append(share, share[-1])
         draw_steps(axes, *corners, label, looks[labels[run.run]])
     axes.set_xlim(0, 1)

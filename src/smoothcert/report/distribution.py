@@ -101,7 +101,7 @@ def _radius_axis(axes: Axes, sigma: float, last: float) -> None:
     top.xaxis.set_major_locator(FixedLocator(ticks))
     top.tick_params(labelsize=NOTE_SIZE, color=GREY, labelcolor=GREY)
     top.spines["top"].set_visible(False)
-    top.set_xlabel("L2 radius σΦ⁻¹(p)", fontsize=LABEL_SIZE, color=GREY)
+    top.set_xlabel("L2 radius σΦ⁻¹(p), if p were known exactly", fontsize=LABEL_SIZE, color=GREY)
 
 
 def _draw_panel(axes: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:
@@ -136,8 +136,8 @@ def draw_distribution(summaries: Sequence[Summary]) -> Figure | None:
     drawn = [drawable for panel in members if (drawable := [m for m in panel if m.summary.name in known])]
     if not drawn:
         return None
-    x = "vote share p of the true class\n(below 0.5: wrong; grey: all votes agree)"
-    y = "images with this p or less (%)"
+    x = "vote share p of the true class\n(below 0.5: not certified; grey: all votes agree)"
+    y = "images with this p or less (%)\nlower is better"
     figure, grid = panel_grid(drawn, x, y, extra_height=0.5)
     for axes, panel in zip(grid, drawn, strict=True):
         _draw_panel(axes, [(plain(m.label), m.summary, known[m.summary.name]) for m in panel], looks)
