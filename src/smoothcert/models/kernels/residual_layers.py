@@ -72,6 +72,7 @@ def residual_layers(
     tensors = Layers.of(layers)
     out: Tensor
     if norm.training:
+        assert norm.momentum is not None, "`apply_to` says no to it"
         settings = (norm.momentum, norm.eps)
         if fits(images, training=True):
             out = TrainedStage.apply(images, added, *settings, *chain(*tensors))  # type: ignore[no-untyped-call]
@@ -110,7 +111,8 @@ class TrainedLayers(torch.autograd.Function):
         added = shortcut if again else None
         ctx.save_for_backward(x, added, statistics, None if again else outs, None if again else ys, *layers.weights)
         ctx.has_shortcut = shortcut is not None
-        return outs[-1].clone() if again else outs[-1]  # a copy: the view would keep all of `outs`
+        out: Tensor = outs[-1].clone() if again else outs[-1]  # a copy: the view would keep all of `outs`
+        return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

@@ -42,7 +42,8 @@ usable_multiprocessors._dynamo_marked_constant = True  # type: ignore[attr-defin
 @cache
 def _multiprocessors(gpu: int) -> int:
     about = torch.cuda.get_device_properties(gpu)
-    enough = torch.cuda.get_device_capability(gpu) >= (9, 0) and about.shared_memory_per_block_optin >= 220_000
+    shared: int = about.shared_memory_per_block_optin  # type: ignore[attr-defined]
+    enough = torch.cuda.get_device_capability(gpu) >= (9, 0) and shared >= 220_000
     return about.multi_processor_count if enough else 0
 
 
@@ -74,7 +75,7 @@ def _kernel(channels: int, width: int, name: str, dtype: torch.dtype, gpu: int) 
     shared = shared_bytes(name, channels, width)
     with torch.cuda.device(gpu):
         torch.cuda.mem_get_info()  # a thread has no CUDA context before its first call
-        kernel = torch.cuda._compile_kernel(cuda_source("resnet_training.cu"), name, nvcc_options=options)  # type: ignore[attr-defined]
+        kernel = torch.cuda._compile_kernel(cuda_source("resnet_training.cu"), name, nvcc_options=options)
         kernel.set_shared_memory_config(shared)
     return kernel, shared
 
