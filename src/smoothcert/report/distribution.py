@@ -136,7 +136,7 @@ def draw_distribution(summaries: Sequence[Summary]) -> Figure | None:
     drawn = [drawable for panel in members if (drawable := [m for m in panel if m.summary.name in known])]
     if not drawn:
         return None
-    x = "vote share p of the true class\n(below 0.5: not certified; grey: all votes agree)"
+    x = "vote share p of the true class\n(p < 0.5: not certified; grey: all agree)"
     y = "images with this p or less (%)\nlower is better"
     figure, grid = panel_grid(drawn, x, y, extra_height=0.5)
     for axes, panel in zip(grid, drawn, strict=True):
