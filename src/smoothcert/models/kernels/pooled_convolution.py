@@ -1,5 +1,7 @@
-"""relu(max_pool2d(conv2d(x), 2)) in one kernel on a GPU, with its gradients: operators that autograd and torch.compile
-know. The kernels themselves are in `pooled_kernels`."""
+"""relu(max_pool2d(conv2d(x), 2)) in one GPU kernel, with gradients, as operators for autograd and torch.compile.
+
+The kernels are in `pooled_kernels`.
+"""
 
 from typing import Any
 
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from smoothcert.models.kernels import pooled_kernels
 
 PROGRAMS = 256
-"""About how many programs sum the gradients of the kernels: they keep a GPU busy, and their sums are few."""
+"""Approximate number of programs that sum weight gradients: enough to fill a GPU, few enough to add up quickly."""
 
 
 @torch.library.custom_op("smoothcert::pooled_convolution", mutates_args=())
@@ -113,7 +115,7 @@ def _empty_weight(gradient: Tensor, which: Tensor, x: Tensor, size: int) -> tupl
 
 
 def _block(size: int) -> int:
-    """The least size of a block that holds `size` and that matrix units take."""
+    """The smallest block size that is at least `size` and that matrix units accept."""
     return max(16, int(triton.next_power_of_2(size)))
 
 

@@ -1,8 +1,8 @@
 """relu(max_pool2d(conv2d(x), 2)) and its gradients as Triton kernels; `pooled_convolution` launches them.
 
-Images lie pixel by pixel, channels last. A program takes a block of pooling cells; the four positions of a cell are
-four matrix products with the same kernels, whose maximum never leaves the registers: neither windows nor what is pooled
-away is written to memory. `which` remembers the position that won, or 4 where ReLU cut it off, for the gradients.
+Images are stored channels last. A program computes a block of pooling cells. The four positions of a cell are four
+matrix products with the same weights. Their maximum is taken in registers, so neither windows nor discarded values are
+written to memory. For the gradients, `which` stores the position of the maximum, or 4 where the ReLU is zero.
 """
 
 import triton
@@ -53,7 +53,7 @@ def pooled(
     winner, largest = _larger(third, 2, winner, largest)
     winner, largest = _larger(fourth, 3, winner, largest)
     value = largest + tl.load(bias + output, output < outputs, other=0.0).to(tl.float32)[None, :]
-    dead = value <= 0  # not "> 0 lives": a value that is no number stays one
+    dead = value <= 0  # not `~(value > 0)`: NaN must remain NaN
     to = cell[:, None].to(tl.int64) * outputs + output[None, :]
     there = (cell < cells)[:, None] & (output < outputs)[None, :]
     tl.store(out + to, tl.where(dead, 0.0, value).to(number), there)
@@ -74,7 +74,7 @@ def window_gradient(
     block_outputs: tl.constexpr,
     block_numbers: tl.constexpr,
 ):
-    """gradient, which [cells, outputs] -> out [cells, (size + 1) * (size + 1) * channels]: for all that a cell saw."""
+    """gradient, which [cells, outputs] -> out [cells, (size + 1) * (size + 1) * channels]: the inputs of a cell."""
     row: tl.constexpr = (size + 1) * channels
     kernel_row: tl.constexpr = size * channels
     window: tl.constexpr = (size + 1) * row
@@ -108,8 +108,8 @@ def overlap(
     size: tl.constexpr,
     block: tl.constexpr,
 ):
-    """windows [cells, (size + 1) * (size + 1) * channels] -> out [n, height, width, channels]: their sums, where they
-    overlap."""
+    """windows [cells, (size + 1) * (size + 1) * channels] -> out [n, height, width, channels]: overlapping windows
+    are added."""
     rows: tl.constexpr = (height - size + 1) // 2
     columns: tl.constexpr = (width - size + 1) // 2
     number = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
@@ -177,14 +177,14 @@ def weight_gradient(
 
 @triton.jit
 def _larger(candidate, position: tl.constexpr, winner, largest):
-    """The larger of `largest` and `candidate`, the first of equals; what is no number wins, as in torch."""
+    """The larger of `largest` and `candidate`, the first of equals; NaN wins, as in torch."""
     better = (candidate > largest) | (candidate != candidate)
     return tl.where(better, position, winner), tl.where(better, candidate, largest)
 
 
 @triton.jit
 def _corner(cell, height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr, size: tl.constexpr):
-    """The offset of the first number that the first kernel of each cell sees."""
+    """The offset of the first input of each cell."""
     rows: tl.constexpr = (height - size + 1) // 2
     columns: tl.constexpr = (width - size + 1) // 2
     image, y, x = cell // (rows * columns), cell // columns % rows, cell % columns
@@ -193,5 +193,5 @@ def _corner(cell, height: tl.constexpr, width: tl.constexpr, channels: tl.conste
 
 @triton.jit
 def _offset(tap, width: tl.constexpr, channels: tl.constexpr, size: tl.constexpr):
-    """Where a kernel's taps (row, column, channel) lie from the first."""
+    """The offsets of a kernel's taps (row, column, channel) from the first one."""
     return tap // (size * channels) * (width * channels) + tap % (size * channels)

@@ -1,9 +1,9 @@
 """relu(batch_norm(conv2d(x)) + shortcut) for 3x3 convolutions of few channels, and its gradients, as Triton kernels;
 `residual_layers` launches them.
 
-Images lie pixel by pixel, channels last; a program takes a block of pixels, `wide` of them to a row of its matrices.
-With few channels the time goes into reading and writing, so what torch does in a kernel each is done here while the
-numbers are in registers: statistics and sums with the convolution before them, normalisation with shortcut and ReLU.
+Images are stored channels last. A program computes a block of pixels, `wide` pixels per row of its matrices. With few
+channels, memory traffic takes most of the time, so several of torch's kernels are fused: a convolution also computes
+its statistics and sums, and a normalisation also adds the shortcut and applies the ReLU.
 """
 
 import triton
@@ -20,8 +20,8 @@ def matrices(
     scaled: tl.constexpr,
     wide: tl.constexpr,
 ):
-    """Program (layer, product): weight [layers, c, 3, 3, c], the first of them channels out, as `_nine_taps` wants it;
-    `scaled` times factor [layers, c] of the channels out; `transposed`, it takes gradients back."""
+    """Program (layer, product): weight [layers, out, 3, 3, in] in the layout of `_nine_taps`. With `scaled`, multiplied
+    by factor [layers, out]; with `transposed`, for the gradient of the input."""
     layer, product = tl.program_id(0), tl.program_id(1)
     reach: tl.constexpr = 1 if wide == 1 else 4
     along: tl.constexpr = 3 if wide == 1 else 1
@@ -59,7 +59,7 @@ def convolution(
     at, there = pixel[:, None] * channels + number[None, :], (pixel < pixels)[:, None]
     rounded = total.to(out.dtype.element_ty)
     tl.store(out + at, rounded, there)
-    rounded = rounded.to(tl.float32)  # 0 beyond the last pixel
+    rounded = rounded.to(tl.float32)  # zero beyond the last pixel
     count = tl.minimum(pixels - tl.program_id(0) * rows * wide, rows * wide)
     mean = tl.sum(tl.reshape(tl.sum(rounded, 0), (wide, channels)), 0) / count
     means = tl.reshape(tl.broadcast_to(mean[None, :], (wide, channels)), (wide * channels,))
@@ -83,7 +83,7 @@ def evaluation(
     rows: tl.constexpr,
     stages: tl.constexpr,
 ):
-    """relu(convolution + bias [+ shortcut]), where a batch norm is in weight and bias."""
+    """relu(convolution + bias [+ shortcut]), with batch norm folded into weight and bias."""
     pixel, number = _places(pixels, channels, wide, rows)
     value = _nine_taps(x, weight, pixel, pixels, height, width, channels, wide, rows, stages)
     value += tl.load(bias + number % channels).to(tl.float32)[None, :]
@@ -114,9 +114,12 @@ def convolution_gradient(
     rows: tl.constexpr,
     stages: tl.constexpr,
 ):
-    """The gradient with respect to a layer's input, by the weight of the transposed convolution: with what a shortcut
-    has `carried`, if `added`; what the ReLU `below` lets through, if `masked`; and if `summed`, sums [programs, 2, c]
-    of that and of its product with the normalised y of the layer below."""
+    """The gradient with respect to a layer's input, computed with the weight of the transposed convolution.
+
+    `added` adds the gradient that a shortcut has `carried`. `masked` sets it to zero where the ReLU `below` is zero.
+    `summed` also writes sums [programs, 2, c] of the result and of its product with the normalised y of the layer
+    below.
+    """
     pixel, number = _places(pixels, channels, wide, rows)
     value = _nine_taps(gradient, weight, pixel, pixels, height, width, channels, wide, rows, stages)
     at, there = pixel[:, None] * channels + number[None, :], (pixel < pixels)[:, None]
@@ -144,7 +147,7 @@ def masked_gradient(
     summed: tl.constexpr,
     rows: tl.constexpr,
 ):
-    """What the ReLU of out [pixels, c] lets through of the gradient; sums as above."""
+    """The gradient, zero where out [pixels, c] is zero; sums as in `convolution_gradient`."""
     pixel, number = _places(pixels, channels, 1, rows)
     at, there = pixel[:, None] * channels + number[None, :], (pixel < pixels)[:, None]
     value = tl.load(gradient + at, there, other=0.0)
@@ -157,7 +160,7 @@ def masked_gradient(
 
 @triton.jit
 def _places(pixels, channels: tl.constexpr, wide: tl.constexpr, rows: tl.constexpr):
-    """Of this program: the first pixel of each row, and the numbers of a row."""
+    """The first pixel of each row of this program, and the positions within a row."""
     return (tl.program_id(0) * rows + tl.arange(0, rows)) * wide, tl.arange(0, wide * channels)
 
 
@@ -197,7 +200,7 @@ def _nine_taps(
 
 @triton.jit
 def _normal(y, statistic, at, there, number, channels: tl.constexpr):
-    """y at those places, less its mean, over its standard deviation."""
+    """(y - mean) / standard deviation at these positions."""
     channel = number % channels
     centred = tl.load(y + at, there, other=0.0).to(tl.float32) - tl.load(statistic + channel)[None, :]
     return centred * tl.load(statistic + channels + channel)[None, :]
@@ -212,7 +215,7 @@ def _store_sums(sums, first, second, channels: tl.constexpr, wide: tl.constexpr)
 
 @triton.jit
 def _added_up(sums, parts, channel, channels: tl.constexpr, few: tl.constexpr, block: tl.constexpr):
-    """sums [parts, 2, c] -> two of [few] for `channel`, added in the same order each time."""
+    """The two totals [few] of sums [parts, 2, c] for `channel`, always added in the same order."""
     part = tl.arange(0, block)
     first = tl.zeros((block, few), tl.float32)
     second = tl.zeros((block, few), tl.float32)
@@ -226,7 +229,7 @@ def _added_up(sums, parts, channel, channels: tl.constexpr, few: tl.constexpr, b
 
 @triton.jit
 def totals(sums, out, parts, channels: tl.constexpr, few: tl.constexpr, block: tl.constexpr):
-    """sums [parts, 2, c] -> out [2, c]; a program for `few` channels."""
+    """sums [parts, 2, c] -> out [2, c]; each program adds `few` channels."""
     channel = tl.program_id(0) * few + tl.arange(0, few)
     first, second = _added_up(sums, parts, channel, channels, few, block)
     tl.store(out + channel, first)
@@ -257,7 +260,7 @@ def statistics(
     Updates the running statistics in place. A program for `few` channels. Squares of numbers far from 0 are never
     subtracted from each other."""
     channel = tl.program_id(0) * few + tl.arange(0, few)
-    scale, shift = tl.load(gamma + channel), tl.load(beta + channel)  # early: nothing waits for them then
+    scale, shift = tl.load(gamma + channel), tl.load(beta + channel)  # loaded early, so that nothing waits for them
     old_mean, old_variance = tl.load(running_mean + channel), tl.load(running_variance + channel)
     first, within = _added_up(sums, parts, channel, channels, few, block)
     mean = first / pixels
@@ -347,7 +350,7 @@ def weight_gradient(
     gradient += layer * pixels * channels
     sums += layer * tl.num_programs(0) * (wide * channels * 9 * channels)
     source, output = tl.arange(0, 4 * channels), tl.arange(0, wide * channels)
-    along = source // channels - 1  # three or four pixels in a row lie side by side
+    along = source // channels - 1  # three or four adjacent pixels of a row
     total = tl.zeros((4 * channels, wide * channels), tl.float32)
     for offset in range(0, part, rows * wide):
         pixel = start + offset + tl.arange(0, rows) * wide

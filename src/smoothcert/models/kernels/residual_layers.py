@@ -1,7 +1,8 @@
-"""Layers relu(batch_norm(conv2d(x)) + shortcut) one after the other, in training and under attack, on a GPU.
+"""Sequences of layers relu(batch_norm(conv2d(x)) + shortcut) on a GPU, in training and under attack.
 
-Each second layer adds what the layer before it was given. They are differentiated together: a gradient goes through a
-convolution, a shortcut, a ReLU and the sums of a batch norm in one kernel. The kernels are in `residual_kernels`.
+Every second layer adds the input of the layer before it. The whole sequence is one autograd function, so that one
+kernel takes a gradient through a convolution, a shortcut, a ReLU and the sums of a batch norm. The kernels
+are in `residual_kernels`.
 """
 
 from collections.abc import Sequence
@@ -22,20 +23,20 @@ from smoothcert.models.kernels.resnet_training import (
 )
 
 CONVOLUTION = {16: (512, 4, 1), 32: (256, 4, 3), 64: (128, 8, 4)}
-"""Channels -> pixels of a program, warps, stages."""
+"""Channels -> pixels per program, warps, pipeline stages."""
 WEIGHT_GRADIENT = {16: (256, 64, 4, 3), 32: (128, 64, 4, 3), 64: (32, 64, 4, 3)}
-"""Channels -> into how many parts the pixels go, pixels at a time, warps, stages."""
+"""Channels -> number of parts into which pixels are divided, pixels per step, warps, pipeline stages."""
 NUMBERS, FEW = 16384, 8
-"""Numbers that are added up at a time by one program, of this many channels."""
+"""Values that one program adds at once, and the number of channels that it adds."""
 BLOCK = 1024
-"""Numbers per program if each is computed alone."""
+"""Values per program of elementwise kernels."""
 KEPT_BYTES, LAYERS_AT_ONCE = 2**31, 12
-"""If the layers of a training step keep more than this for the backward pass, they are computed again in it, a few at
-a time. MACER on CIFAR-10 (4,096 inputs) would keep 17 GB."""
+"""Above this many bytes of activations per stage, the backward pass recomputes them, a few layers at a time, instead of
+keeping them. MACER on CIFAR-10 (4,096 inputs) would keep 17 GB."""
 
 
 class Layers(NamedTuple):
-    """The tensors of all layers, by kind: weights [c, 3, 3, c], numbers of batches seen, and the others [c]."""
+    """The tensors of all layers, grouped by kind: weights [c, 3, 3, c], batch counters, and the others [c]."""
 
     weights: list[Tensor]
     gammas: list[Tensor]
@@ -68,9 +69,9 @@ def residual_layers(
 ) -> Tensor:
     """All `layers` on x [n, c, h, w], computed in `dtype` (bf16 or fp16) and summed in float32; channels last.
 
-    They are layers of which `apply_to` says yes. With a shortcut the first layer adds it, and each second after that
-    adds the input of the layer before it; without, the second layer is the first that does. In training as batch norm
-    has it, with all gradients; else by running statistics, with gradients for x and shortcut alone.
+    The layers must satisfy `apply_to`. With a shortcut, layers 1, 3, 5, ... add one: the first layer adds `shortcut`,
+    the others the input of the layer before them. Without it, layers 2, 4, 6, ... do. In training mode all gradients
+    are computed; in evaluation (running statistics) only those of x and shortcut.
     """
     assert _adds(len(layers) - 1, shortcut is not None), "the last layer adds a shortcut"
     norm = layers[0][1]
@@ -91,10 +92,10 @@ def residual_layers(
 
 
 def _trained_in_parts(x: Tensor, shortcut: Tensor | None, momentum: float, epsilon: float, layers: Layers) -> Tensor:
-    """All layers together, or those of a few blocks at a time if together they would keep too much memory."""
+    """All layers at once, or a few blocks at a time if all of them would need too much memory."""
     number = len(layers.weights)
     again = 2 * number * x.numel() * x.element_size() > KEPT_BYTES
-    # A part ends with a layer that adds a shortcut, so that the next part needs the output of that layer alone.
+    # A part ends with a layer that adds a shortcut, so that the next part needs only the output of that layer.
     first = number if not again else LAYERS_AT_ONCE - (shortcut is not None)
     ends = [*range(first, number, LAYERS_AT_ONCE), number]
     for start, end in pairwise([0, *ends]):
@@ -104,8 +105,8 @@ def _trained_in_parts(x: Tensor, shortcut: Tensor | None, momentum: float, epsil
 
 
 class TrainedLayers(torch.autograd.Function):
-    """Images [n, h, w, c]; `tensors` are those of `Layers`, kind after kind. With `again`, the backward pass computes
-    the layers again, by the same batch statistics, instead of keeping their outputs."""
+    """Images [n, h, w, c]; `tensors` is the concatenation of the fields of `Layers`. With `again`, the backward pass
+    recomputes the outputs with the same batch statistics instead of keeping them."""
 
     @staticmethod
     def forward(
@@ -133,7 +134,7 @@ class TrainedLayers(torch.autograd.Function):
 
 
 class TrainedStage(torch.autograd.Function):
-    """`TrainedLayers` in one launch per direction, for batches of which `fits` says yes."""
+    """`TrainedLayers` with one launch per direction, for batches that satisfy `fits`."""
 
     @staticmethod
     def forward(
@@ -159,7 +160,7 @@ class TrainedStage(torch.autograd.Function):
 
 
 class EvaluatedLayers(torch.autograd.Function):
-    """By running statistics; gradients for x and shortcut alone."""
+    """Layers with running statistics; gradients of x and shortcut only."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shortcut: Tensor | None, layers: Layers, epsilon: float) -> Tensor:
@@ -190,7 +191,7 @@ class EvaluatedLayers(torch.autograd.Function):
 
 
 class EvaluatedStage(torch.autograd.Function):
-    """`EvaluatedLayers` in one launch per direction, for images of which `fits` says yes."""
+    """`EvaluatedLayers` with one launch per direction, for images that satisfy `fits`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shortcut: Tensor | None, layers: Layers, epsilon: float) -> Tensor:
@@ -209,25 +210,25 @@ class EvaluatedStage(torch.autograd.Function):
 
 
 def _folded(layers: Layers, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights [layers, c, 3, 3, c], and factors and biases [layers, c] of their batch norms by running statistics."""
+    """Weights [layers, c, 3, 3, c], and the factors and biases [layers, c] that batch norm applies in evaluation."""
     weight, gamma, beta, mean, variance = (torch.stack(tensors) for tensors in layers[:5])
     factor = gamma / (variance + epsilon).sqrt()
     return weight, factor, beta - mean * factor
 
 
 def _refuse_second_derivatives() -> None:
-    """Gradients of these gradients would be wrong, and nothing would say so."""
+    """Raise an error: second derivatives would be silently wrong."""
     if torch.is_grad_enabled():
         raise RuntimeError("these kernels have no second derivatives; set precision=fp32 for them")
 
 
 def _channels_last(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """[n, c, h, w] -> [n, h, w, c], as the kernels read it."""
+    """[n, c, h, w] -> contiguous [n, h, w, c], the layout of the kernels."""
     return x.permute(0, 2, 3, 1).to(dtype).contiguous()
 
 
 def _adds(number: int, has_shortcut: bool) -> bool:
-    """Whether that layer adds a shortcut."""
+    """True if the layer `number` adds a shortcut."""
     return number % 2 == (0 if has_shortcut else 1)
 
 
@@ -236,7 +237,7 @@ def _input(number: int, x: Tensor, outs: Tensor) -> Tensor:
 
 
 def _added(number: int, x: Tensor, shortcut: Tensor | None, outs: Tensor) -> Tensor | None:
-    """What that layer adds, if it does."""
+    """The shortcut that the layer `number` adds, or None."""
     if not _adds(number, shortcut is not None):
         return None
     return shortcut if number == 0 else _input(number - 1, x, outs)
@@ -255,8 +256,8 @@ def trained(
     momentum: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x [n, h, w, c] -> of each layer its output and convolution, [layers, n, h, w, c] both, and statistics
-    [layers, 4, c]. The running statistics are updated as batch norm does."""
+    """x [n, h, w, c] -> outputs and convolutions of all layers, both [layers, n, h, w, c], and statistics
+    [layers, 4, c]. Updates the running statistics as batch norm does."""
     layers = Layers(weights, gammas, betas, means, variances, batches)
     outs, ys, statistics = _trained_like(x, shortcut, weights)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # where Triton launches
@@ -280,7 +281,7 @@ def _trained_like(
 def trained_again(
     x: Tensor, shortcut: Tensor | None, statistics: Tensor, weights: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The outputs and convolutions that `trained` gave, computed again by its statistics."""
+    """The outputs and convolutions of `trained`, recomputed from its statistics."""
     outs, ys = _trained_again_like(x, shortcut, statistics, weights)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         for number, matrix in enumerate(_matrices(torch.stack(weights), x)):
@@ -310,7 +311,7 @@ def trained_gradient(
     """The gradients with respect to x, the shortcut (or nothing), the weights [layers, c, 3, 3, c], and beta and gamma
     together [layers, 2, c]."""
     channels, parts = x.shape[3], _parts(x)
-    # Those of all layers are added up at once: a sum for each would take as long as half of what it sums.
+    # The parts of all layers are added in one kernel: one sum per layer would take half as long as the gradients.
     for_weights = x.new_empty((len(weights), parts[0] * _wide(x, 32), channels, 3, 3, channels), dtype=torch.float32)
     totals = statistics.new_empty((len(weights), 2, channels))
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
@@ -320,7 +321,7 @@ def trained_gradient(
         together, end = min(channels // 8, len(weights)), len(weights)
         for_ys = x.new_empty((together, *x.shape))
         for number in reversed(range(len(weights))):
-            # Those for weights are taken together for several layers, whose inputs lie one after the other.
+            # Weight gradients of several layers are computed in one launch: their inputs are contiguous.
             first = max(1, end - together) if number else 0
             adds = _adds(number, has_shortcut)
             carried = gradient if adds else carried
@@ -357,11 +358,11 @@ def _trained_gradient_like(
     )
 
 
-# Launches. Images are [n, h, w, c] and contiguous, a matrix is that of a layer.
+# Launches. Images are contiguous [n, h, w, c]; a matrix holds the weights of one layer.
 
 
 def _matrices(weights: Tensor, x: Tensor, *, factor: Tensor | None = None, transposed: bool = False) -> Tensor:
-    """weights [layers, c, 3, 3, c], times factor [layers, c], as the kernels multiply images like x with them."""
+    """weights [layers, c, 3, 3, c], multiplied by factor [layers, c], in the kernels' layout for images like x."""
     layers, channels, wide = len(weights), x.shape[3], _wide(x)
     shape = (9, channels, channels) if wide == 1 else (3, 4 * channels, 2 * channels)
     out = x.new_empty((layers, *shape))
@@ -378,7 +379,7 @@ def _matrices(weights: Tensor, x: Tensor, *, factor: Tensor | None = None, trans
 
 
 def _convolution(x: Tensor, matrix: Tensor, out: Tensor) -> tuple[Tensor, int]:
-    """Writes out; sums [programs, 2, c] of it and of squared differences from their means, and pixels of a program."""
+    """Write out; return sums [programs, 2, c] of out and of its squared deviations, and pixels per program."""
     grid, blocks = _blocks(x)
     sums = x.new_empty((*grid, 2, x.shape[3]), dtype=torch.float32)
     residual_kernels.convolution[grid](x, matrix, out, sums, _pixels(x), *x.shape[1:], **blocks)
@@ -386,7 +387,7 @@ def _convolution(x: Tensor, matrix: Tensor, out: Tensor) -> tuple[Tensor, int]:
 
 
 def _evaluation(x: Tensor, matrix: Tensor, bias: Tensor, shortcut: Tensor | None, out: Tensor) -> None:
-    """Writes out."""
+    """Write out."""
     grid, blocks = _blocks(x)
     added = x if shortcut is None else shortcut
     residual_kernels.evaluation[grid](
@@ -401,8 +402,8 @@ def _convolution_gradient(
     below: Tensor | None,
     normal: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Through the convolution; with what a shortcut carried, where the ReLU below lets it through; and its sums with
-    the normalised (y, statistics) of the layer below."""
+    """The gradient of the input of a convolution, plus what a shortcut `carried`, masked by the ReLU `below`; and its
+    sums with the normalised (y, statistics) of the layer below."""
     grid, blocks = _blocks(gradient)
     out = torch.empty_like(gradient)
     sums = out.new_empty((*grid, 2, gradient.shape[3]) if normal else 0, dtype=torch.float32)
@@ -425,7 +426,7 @@ def _convolution_gradient(
 
 
 def _masked_gradient(gradient: Tensor, out: Tensor, normal: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-    """What the ReLU of `out` lets through, and its sums with the normalised (y, statistics), if given."""
+    """The gradient masked by the ReLU of `out`, and its sums with the normalised (y, statistics), if given."""
     channels, pixels = out.shape[3], _pixels(out)
     rows = 4096 // channels
     grid = (triton.cdiv(pixels, rows),)
@@ -448,8 +449,8 @@ def _masked_gradient(gradient: Tensor, out: Tensor, normal: tuple[Tensor, Tensor
 def _statistics(
     sums: Tensor, size: int, norm: Sequence[Tensor], out: Tensor, pixels: int, momentum: float, epsilon: float
 ) -> None:
-    """sums of `size` pixels each -> out [4, c], and the running statistics among `norm`, which is gamma, beta, mean,
-    variance, batches."""
+    """Sums of `size` pixels each -> out [4, c]. Updates the running statistics in `norm`: gamma, beta, mean, variance,
+    batches."""
     grid, blocks = _few_channels(sums)
     residual_kernels.statistics[grid](sums, *norm, out, len(sums), size, pixels, momentum, epsilon, **blocks)
 
@@ -461,7 +462,7 @@ def _totals(sums: Tensor, out: Tensor) -> None:
 
 
 def _few_channels(sums: Tensor) -> tuple[tuple[int], dict[str, int]]:
-    """Programs for a few channels each, and what each takes of sums [parts, 2, c]."""
+    """The grid, and the block sizes of programs that each add a few channels of sums [parts, 2, c]."""
     block = min(int(triton.next_power_of_2(len(sums))), NUMBERS // FEW)
     return (sums.shape[2] // FEW,), {"channels": sums.shape[2], "few": FEW, "block": block, "num_warps": 8}
 
@@ -497,21 +498,21 @@ def _weight_gradient(x: Tensor, gradient: Tensor, sums: Tensor, part: int) -> No
 
 
 def _parts(x: Tensor) -> tuple[int, int]:
-    """Into how many parts a gradient's sums go, and of how many pixels."""
+    """The number of parts into which weight gradients are divided, and the pixels of a part."""
     most, pixels, *_ = WEIGHT_GRADIENT[x.shape[3]]
     part = triton.cdiv(_pixels(x), most * pixels) * pixels
     return triton.cdiv(_pixels(x), part), part
 
 
 def _blocks(x: Tensor) -> tuple[tuple[int], dict[str, int]]:
-    """Programs, and what each takes."""
+    """The grid, and the block sizes of a program."""
     (pixels, warps, stages), wide = CONVOLUTION[x.shape[3]], _wide(x)
     blocks = {"wide": wide, "rows": pixels // wide, "stages": stages, "num_warps": warps}
     return (triton.cdiv(_pixels(x), pixels),), blocks
 
 
 def _wide(x: Tensor, few: int = 16) -> int:
-    """Pixels of a row that are taken together: two where channels are few, if rows are even."""
+    """Adjacent pixels that share one row of a matrix: two if there are few channels and the width is even."""
     return 2 if x.shape[3] <= few and x.shape[2] % 2 == 0 else 1
 
 

@@ -15,13 +15,13 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from smoothcert.models.kernels import can_build, cuda_source, is_plain
 
 SIZES = ((16, 32), (32, 16), (64, 8))
-"""Channels and width of the three stages."""
+"""Channels and image width of the three stages."""
 TILES = {16: (16, 16, 3), 32: (8, 16, 4), 64: (8, 16, 4)}
-"""Channels -> rows and channels out of a warp, blocks per multiprocessor."""
+"""Channels -> rows and output channels per warp, blocks per multiprocessor."""
 
 
 class FusedResNet(nn.Module):
-    """`network`, a ResNet for CIFAR in eval mode on a GPU, whose logits come from the kernels where they apply."""
+    """A CIFAR ResNet in eval mode on a GPU. The kernels compute its logits where they can, `network` elsewhere."""
 
     def __init__(self, network: nn.Module, resnet: Any, mean_and_scale: Tensor, dtype: torch.dtype) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def fused_resnet(network: nn.Module, original: nn.Module, dtype: torch.dtype, de
 
 @cache
 def kernels_build(gpu: int, dtype: torch.dtype) -> bool:
-    """Whether the kernels for `dtype` can be built here and that GPU can run them."""
+    """True if the kernels for `dtype` can be built and this GPU can run them."""
 
     def build() -> None:
         for channels, _ in SIZES:
@@ -84,7 +84,7 @@ def _kernel(channels: int, dtype: torch.dtype, gpu: int) -> tuple[Any, int, int]
 
 
 def _images(width: int) -> int:
-    """Images of a block."""
+    """Images per block."""
     return 2 if width == 8 else 1
 
 
@@ -113,7 +113,7 @@ def _logits_like(images: Tensor, mean_and_scale: Tensor, tensors: list[Tensor], 
 
 
 def _packed(resnet: Any, dtype: torch.dtype) -> list[Tensor]:
-    """Of each stage weights, biases, exit weights and exit biases, as the kernel reads them, on the CPU."""
+    """Weights, biases, exit weights and exit biases of each stage, in the layout of the kernel, on the CPU."""
     stages = [list(stage) for stage in (resnet.layer1, resnet.layer2, resnet.layer3)]
     tensors = []
     for number, stage in enumerate(stages):
@@ -139,7 +139,7 @@ def _packed(resnet: Any, dtype: torch.dtype) -> list[Tensor]:
 
 
 def _folded(pair: Any) -> tuple[Tensor, Tensor]:
-    """Weight and bias of a convolution and the batch norm after it as one, float32 on the CPU."""
+    """Weight and bias of a convolution with the following batch norm folded in, float32 on the CPU."""
     convolution, norm = pair
     numbers = (norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
     weight, bias = fuse_conv_bn_weights(convolution.weight.double(), None, *numbers)

@@ -478,9 +478,9 @@ __device__ __forceinline__ void fetch_images(uint4* buffer, const uint4* from) {
     }
 }
 
-// Block (split, layer): the gradients of the layer's weights over some of the images, of which there are an even number. A warp takes 16 channels out, 16
-// channels in, all taps, and a share of the pixels: HEIGHT rows of 16. The layers' inputs are x, outs[0], outs[1], ...
-// Writes sums [layers][splits * SHARES][channels out][3][3][channels in].
+// Block (split, layer): the gradients of the layer's weights over some of the images, an even number of
+// them. A warp takes 16 channels out, 16 channels in, all taps, and a share of the pixels: HEIGHT rows of 16. The layers'
+// inputs are x, outs[0], outs[1], ... Writes sums [layers][splits * SHARES][channels out][3][3][channels in].
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 weight_gradients(const uint4* x, const uint4* outs, const uint4* for_ys, float* sums, int images) {
     SHARED_MEMORY(memory);  // [FETCHED][layer's inputs, gradients][IMAGE_BUFFER]

@@ -16,12 +16,12 @@ from torch import Tensor
 from smoothcert.models.kernels import can_build, cuda_source
 
 ROWS = {(16, 32): 8, (32, 16): 4, (64, 8): 2}
-"""Channels and width -> rows of a warp."""
+"""(channels, image width) -> rows per warp."""
 THREADS, KERNELS = 512, ("forward", "backward", "weight_gradients", "evaluation", "evaluation_gradient")
 
 
 def fits(x: Tensor, training: bool) -> bool:
-    """Whether the kernels compute images like x [n, h, w, c]. In training all of them must be on the chip at once."""
+    """True if the kernels can compute images like x [n, h, w, c]. In training, all of them must fit on the chip."""
     if x.device.type != "cuda" or x.shape[1] != x.shape[2] or (x.shape[3], x.shape[2]) not in ROWS or not len(x):
         return False
     multiprocessors = usable_multiprocessors(x.device.index or 0, x.dtype)
@@ -30,12 +30,12 @@ def fits(x: Tensor, training: bool) -> bool:
 
 
 def usable_multiprocessors(gpu: int, dtype: torch.dtype) -> int:
-    """How many there are, or 0 if the GPU cannot run the kernels for `dtype` or they cannot be built here."""
+    """The number of multiprocessors; 0 if the kernels for `dtype` cannot be built or this GPU cannot run them."""
     return _multiprocessors(gpu) if _multiprocessors(gpu) and kernels_build(gpu, dtype) else 0
 
 
-# Without this torch.compile would trace the caches. It calls such a function while it traces: given a tensor, it would
-# compute all layers before to have its values, and update their running statistics twice.
+# Without this mark, torch.compile would trace the caches. It calls marked functions while tracing. Their arguments must
+# not be tensors: to get their values, it would run all layers before, and update running statistics twice.
 usable_multiprocessors._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -48,7 +48,7 @@ def _multiprocessors(gpu: int) -> int:
 
 @cache
 def kernels_build(gpu: int, dtype: torch.dtype) -> bool:
-    """Whether the kernels for `dtype` can be built here."""
+    """True if the kernels for `dtype` can be built."""
 
     def build() -> None:
         _driver()
@@ -67,7 +67,7 @@ def _driver() -> Any:
 
 @cache
 def _kernel(channels: int, width: int, name: str, dtype: torch.dtype, gpu: int) -> tuple[Any, int]:
-    """A kernel and its bytes of shared memory."""
+    """A kernel, and the bytes of shared memory that it needs."""
     rows = ROWS[channels, width]
     macros = {"CHANNELS": channels, "WIDTH": width, "ROWS": rows, "HALF": int(dtype == torch.float16)}
     options = [f"-D{macro}={value}" for macro, value in (macros | {"KERNEL": KERNELS.index(name)}).items()]
@@ -80,22 +80,22 @@ def _kernel(channels: int, width: int, name: str, dtype: torch.dtype, gpu: int) 
 
 
 def shared_bytes(name: str, channels: int, width: int) -> int:
-    """The shared memory of a block of the kernel `name`, as it is laid out in `resnet_training.cu`."""
-    rows, image = ROWS[channels, width], channels * 2 * ((width + 2) * (width + 1) + 1)  # with zeros around it
+    """Bytes of shared memory per block of the kernel `name`; must match the layout in `resnet_training.cu`."""
+    rows, image = ROWS[channels, width], channels * 2 * ((width + 2) * (width + 1) + 1)  # with a border of zeros
     if name == "weight_gradients":
         return 2 * image * {32: 3, 16: 5, 8: 2 * 4}[width]
     if name == "evaluation":
         return 4 * image
     if name == "evaluation_gradient":
         return 4 * image + rows * THREADS * 16
-    numbers = 16 * 32 + THREADS // channels * (2 * channels + 2)  # what warps and blocks exchange
+    numbers = 16 * 32 + THREADS // channels * (2 * channels + 2)  # exchanged between warps and blocks
     if name == "forward":
         return 4 * image + 4 * (numbers + 2 * channels)
     return 2 * image + 2 * rows * THREADS * 16 + 4 * (numbers + 8 * channels)
 
 
 def _launch(name: str, x: Tensor, grid: tuple[int, int], *arguments: Tensor | int | float) -> None:
-    """Launch the kernel `name` for images like x; `forward` and `backward` only if all blocks run at once."""
+    """Launch the kernel `name` for images like x; `forward` and `backward` need all blocks to run at the same time."""
     kernel, shared = _kernel(x.shape[3], x.shape[2], name, x.dtype, x.device.index or 0)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         if name not in ("forward", "backward"):
@@ -118,7 +118,7 @@ def _c_value(argument: Tensor | int | float) -> Any:
 
 
 def fragments(weights: Tensor, dtype: torch.dtype, *, transposed: bool = False) -> Tensor:
-    """Weights [layers, o, 3, 3, i] in the order that the kernels read; or `transposed`, to take gradients back."""
+    """Weights [layers, out, 3, 3, in] in the order in which the kernels read them; `transposed` for gradients."""
     if transposed:
         weights = weights.permute(0, 4, 2, 3, 1).flip(2, 3)
     layers, channels = weights.shape[:2]
@@ -139,8 +139,8 @@ def trained_stage(
     momentum: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x [n, h, w, c] -> the outputs of all layers [layers, n, h, w, c], their convolutions and open ReLUs in the order
-    of the kernels, and statistics [layers, 3, c]. The running statistics are updated as batch norm does."""
+    """x [n, h, w, c] -> the outputs of all layers [layers, n, h, w, c], their convolutions and ReLU masks in
+    the order of the kernels, and statistics [layers, 3, c]. Updates the running statistics as batch norm does."""
     outs, ys, masks, statistics = _trained_stage_like(x, shortcut, weights)
     added = x if shortcut is None else shortcut
     tensors = (x, added, fragments(torch.stack(weights), x.dtype), torch.stack(gammas), torch.stack(betas))
@@ -210,8 +210,8 @@ def _trained_stage_gradient_like(
 
 
 def evaluated_stage(x: Tensor, shortcut: Tensor | None, weights: Tensor, biases: Tensor) -> tuple[Tensor, Tensor]:
-    """The output of the last layer and all open ReLUs. Batch norm is in weights [layers, c, 3, 3, c] and biases
-    [layers, c]."""
+    """The output of the last layer and all ReLU masks. Batch norm is folded into weights [layers, c, 3, 3, c] and
+    biases [layers, c]."""
     out, blocks, layers = torch.empty_like(x), -(-len(x) // 2), len(weights)
     rows = ROWS[x.shape[3], x.shape[2]]
     masks = x.new_empty((layers, blocks, max(rows // 4, 1), THREADS), dtype=torch.int32)
@@ -233,16 +233,16 @@ def evaluated_stage_gradient(
 
 
 def _pairs(x: Tensor) -> Tensor:
-    """What blocks exchange."""
+    """The buffer through which blocks exchange sums."""
     return torch.zeros((2, len(x) // 2, x.shape[3], 2), dtype=torch.float32, device=x.device)
 
 
 @cache
 def _splits(passes: int, layers: int, multiprocessors: int) -> int:
-    """Into how many blocks the images of a layer go, so that the last multiprocessor is done early."""
+    """The number of blocks per layer that minimises the estimated time of the last multiprocessor."""
 
     def seconds(splits: int) -> float:
         waves = -(-layers * splits // multiprocessors)
-        return waves * (-(-passes // splits) + 0.5)  # half an image's time to start and end a block
+        return waves * (-(-passes // splits) + 0.5)  # starting and ending a block takes about as long as half an image
 
     return min(range(1, min(passes, 32) + 1), key=seconds)

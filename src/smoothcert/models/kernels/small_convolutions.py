@@ -1,8 +1,9 @@
 """Convolution and pooling of few channels, rewritten for a GPU's matrix units: same numbers, up to rounding.
 
-The four outputs of a 2x2 pooling window are four kernels, each shifted by a pixel, on one window of k + 1 pixels that
-moves by two. Pixels that lie two apart become channels, so no stride is left: what was a convolution of 1 or 20
-channels, which leaves matrix units idle, is one of 4 or 80 with four times the outputs, and a maximum over fours.
+The four values of a 2x2 pooling cell are outputs of four kernels, each shifted by one pixel, on a window of k + 1
+pixels with stride 2. Pixels at distance two become channels, which removes the stride: a convolution of 1 or 20
+channels, which leaves matrix units idle, becomes one of 4 or 80 channels with four times the outputs, and a maximum over
+four.
 """
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 ALIGNMENT = 8
-"""Matrix units want sizes that are multiples of this."""
+"""Matrix units are fastest for multiples of this size."""
 
 
 def window_kernels(weight: Tensor) -> Tensor:
