@@ -2,8 +2,8 @@
 
 The four values of a 2x2 pooling cell are outputs of four kernels, each shifted by one pixel, on a window of k + 1
 pixels with stride 2. Pixels at distance two become channels, which removes the stride: a convolution of 1 or 20
-channels, which leaves matrix units idle, becomes one of 4 or 80 channels with four times the outputs, and a maximum over
-four.
+channels, which leaves matrix units idle, becomes one of 4 or 80 channels with four times the outputs, and a maximum
+over four.
 """
 
 import torch
