@@ -15,6 +15,7 @@ from smoothcert.certification.certificates import read_certificates
 from smoothcert.io.text import duration
 from smoothcert.papers.rows import paper_runs, published_for
 from smoothcert.report import average_certified_radius, contents, find_certificates, style, write_report
+from smoothcert.training.metrics import METRICS, epochs_in
 from smoothcert.training.recipe import load_train_recipe
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -118,7 +119,7 @@ def test_each_result_has_its_recipe_and_provenance(name: str, runs: int) -> None
         file = read_certificates(path)
         assert (file.settings["training_sigma"], file.settings["objective"]) == (recipe.sigma, recipe.objective.name)
         assert {"versions", "precision"} <= file.provenance["model"].keys()
-        assert len((folder / "metrics.jsonl").read_text().splitlines()) == recipe.epochs == file.provenance["epoch"]
+        assert epochs_in(folder / METRICS) == recipe.epochs == file.provenance["epoch"]
 
 
 def table_from(path: Path, title: str) -> list[str]:

@@ -26,6 +26,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io import compressed
 from smoothcert.report import find_certificates, write_report
 from smoothcert.smoothing.certificate import Certificate
+from smoothcert.training.metrics import METRICS, compress_metrics, epochs_in, keep_metrics_before
 from smoothcert.training.run_folder import MODEL
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -110,11 +111,32 @@ def test_commands_read_compressed_files(run_cli: Cli, certified: tuple[Path, Pat
     assert run_cli(*attack, "--device", "cpu")[0] == 0, "an attack continues in spite of the other form"
     assert (run / "attacks" / "pgd.tsv").read_bytes() == attacks
     code, out, _ = run_cli("compress", tmp_path)
-    assert (code, "compressed 1 files" in out, unpacked.exists()) == (0, True, False)
+    assert (code, "compressed 2 files" in out, unpacked.exists()) == (0, True, False)
+    assert [path.name for path in run.glob("metrics*")] == ["metrics.jsonl.gz"]
+    assert sc.load(run).metrics == sc.load(certified[0]).metrics
     code, out, _ = run_cli("compress", run)
     assert (code, "test.tsv.gz: left as it is: compressed already" in out) == (0, True)
     code, out, _ = run_cli("recertify", run / "certificates" / "test.tsv.gz", "--alpha", 0.01)
     assert (code, "test-alpha0.01.tsv.gz" in out) == (0, True)
+
+
+def test_metrics_of_finished_runs_are_compressed_until_training_continues(trained_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(trained_run, tmp_path / "run"))
+    path, before, epochs = run / METRICS, (run / METRICS).read_bytes(), sc.load(run).epoch
+    assert not compress_metrics(path, epochs + 1), "not finished"
+    assert compress_metrics(path, epochs)
+    assert gzip.decompress((run / "metrics.jsonl.gz").read_bytes()) == before
+    assert len(training_costs([tmp_path])) == 1
+    assert epochs_in(path) == epochs == len(sc.load(run).metrics)
+    keep_metrics_before(path, epochs)  # as training does when it starts
+    assert ([file.name for file in run.glob("metrics*")], path.read_bytes()) == ([METRICS], before)
+    compress_metrics(path, epochs)
+    (run / "metrics.jsonl.gz").write_bytes(b"damaged")
+    with pytest.raises(WorkError, match=r"metrics\.jsonl\.gz: damaged, expected a whole gzip file"):
+        epochs_in(path)
+    path.write_bytes(before)
+    with pytest.raises(RequestError, match="expected one form of this file"):
+        epochs_in(path)
 
 
 def test_shards_are_merged_into_a_compressed_file(tmp_path: Path) -> None:

@@ -137,6 +137,7 @@ def test_offline_and_absent_is_one_line_with_a_way_out(tmp_path: Path, dead_url:
         str(tmp_path / "MNIST" / "raw"),
         dead_url,
         "--set dataset=mnist-sample",
+        "to certify: --dataset mnist-sample",
     ):
         assert word in message
 

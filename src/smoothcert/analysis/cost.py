@@ -14,7 +14,7 @@ from smoothcert.analysis.compared_runs import distinct_names
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.model_provenance import model_provenance
 from smoothcert.errors import RequestError
-from smoothcert.io.compressed import result_files, stem
+from smoothcert.io.compressed import exists, result_files, stem
 from smoothcert.io.text import csv_text, duration, escape_markdown, flattened, markdown_table
 from smoothcert.objectives import Adversary, NoiseAttack
 from smoothcert.papers.presets import preset
@@ -86,7 +86,7 @@ def training_costs(folders: Sequence[Path]) -> list[Cost]:
     """The costs of the runs in `folders`, or in the folders in these, from their files alone: no model is loaded."""
     if not folders:
         raise RequestError("expected at least one run folder, got none; give one")
-    folders = [run for folder in folders for run in runs_in(folder, lambda path: (path / METRICS).exists())]
+    folders = [run for folder in folders for run in runs_in(folder, lambda path: exists(path / METRICS))]
     return [_cost(name, folder) for name, folder in zip(distinct_names(folders), folders, strict=True)]
 
 
@@ -96,7 +96,7 @@ def _cost(name: str, folder: Path) -> Cost:
             f"{folder}: expected a run folder with {RECIPE}, got none; `smoothcert train --preset NAME --out {folder}` "
             "makes one"
         )
-    if not (folder / METRICS).exists():
+    if not exists(folder / METRICS):
         raise RequestError(f"{folder}: expected {METRICS} of a training, got none; leave this run out")
     recipe = load_run_recipe(folder / RECIPE)
     epochs, provenance = read_epochs(folder / METRICS, _epoch), model_provenance(folder)

@@ -31,7 +31,7 @@ from smoothcert.cli.options import (
     parse_radii,
 )
 from smoothcert.errors import RequestError
-from smoothcert.training.run_folder import check_exists, check_file, check_run_folder
+from smoothcert.training.run_folder import check_exists, check_file, check_run_folder, recipe_of_certificates
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
     from smoothcert.training.checkpoint import Run
@@ -194,21 +194,35 @@ def merge(
 def compress(
     paths: Annotated[list[Path], typer.Argument(help="Run folders, folders of them, or certificates files.")],
 ) -> None:
-    """Compress finished certificates files (NAME.tsv to NAME.tsv.gz); every command reads both forms."""
+    """Compress finished certificates files (to NAME.tsv.gz) and the metrics of their finished runs; every command reads
+    both forms."""
     for path in paths:
         check_exists(path)
     from smoothcert.certification.compress import compress_certificates
     from smoothcert.io.compressed import compressed_form
     from smoothcert.report import find_certificates
+    from smoothcert.training.metrics import METRICS, compress_metrics
+    from smoothcert.training.recipe import load_run_recipe
 
-    before, after, done = 0, 0, 0
+    before, after = list[int](), list[int]()
+
+    def compressed(path: Path, size: int) -> None:
+        before.append(size)
+        after.append(compressed_form(path).stat().st_size)
+
     for _, path in find_certificates(paths):
         size = path.stat().st_size
         if (reason := compress_certificates(path)) is not None:
             console.print(f"{path}: left as it is: {reason}", soft_wrap=True, markup=False)
-            continue
-        before, after, done = before + size, after + compressed_form(path).stat().st_size, done + 1
-    console.print(f"compressed {done} files from {before / 1e6:.2f} to {after / 1e6:.2f} MB", soft_wrap=True)
+        else:
+            compressed(path, size)
+        recipe = recipe_of_certificates(path)
+        if recipe is not None and (metrics := recipe.with_name(METRICS)).exists():
+            size = metrics.stat().st_size
+            if compress_metrics(metrics, load_run_recipe(recipe).epochs):
+                compressed(metrics, size)
+    sizes = f"from {sum(before) / 1e6:.2f} to {sum(after) / 1e6:.2f} MB"
+    console.print(f"compressed {len(after)} files {sizes}", soft_wrap=True)
 
 
 def recertify(

@@ -145,7 +145,8 @@ def _complete(wanted: SplitFiles, folder: Path, mirrors: Sequence[str]) -> None:
 def _absent(missing: Sequence[MnistFile], folder: Path, reason: str) -> RequestError:
     return RequestError(
         f"expected {' and '.join(file.name for file in missing)} in {_places(folder)[0]}, found nothing and "
-        f"{reason}; put the files there, or use the bundled sample with --set dataset=mnist-sample"
+        f"{reason}; put the files there, or use the bundled sample (to train: --set dataset=mnist-sample; to certify: "
+        "--dataset mnist-sample)"
     )
 
 

@@ -1,4 +1,5 @@
-"""Compressed result files: a finished NAME.tsv may be stored as NAME.tsv.gz, with its settings in NAME.json as before.
+"""Compressed result files: a finished NAME.tsv may be stored as NAME.tsv.gz, with its settings in NAME.json as before,
+and the metrics of a finished run as metrics.jsonl.gz.
 
 Files that are being written stay plain text, to which rows can be appended.
 """
@@ -13,6 +14,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file, replaced_atomically
 
 PLAIN, COMPRESSED = ".tsv", ".tsv.gz"
+LINES, COMPRESSED_LINES = ".jsonl", ".jsonl.gz"
 MOST_BYTES = 2**28
 """Largest unpacked size: ten times the votes of 50,000 images with 100 classes each."""
 GZIP_HEADER = b"\x1f\x8b\x08\x00" + bytes(4) + b"\x02\xff"
@@ -25,13 +27,14 @@ def stem(path: Path) -> str:
 
 
 def plain_form(path: Path) -> Path:
-    """NAME.tsv for NAME.tsv.gz; any other path unchanged."""
-    return path.with_name(path.name.removesuffix(".gz")) if path.name.endswith(COMPRESSED) else path
+    """NAME.tsv for NAME.tsv.gz, also for .jsonl; any other path unchanged."""
+    packed = path.name.endswith((COMPRESSED, COMPRESSED_LINES))
+    return path.with_name(path.name.removesuffix(".gz")) if packed else path
 
 
 def compressed_form(path: Path) -> Path:
-    """NAME.tsv.gz for NAME.tsv; any other path unchanged."""
-    return path.with_name(f"{path.name}.gz") if path.name.endswith(PLAIN) else path
+    """NAME.tsv.gz for NAME.tsv, also for .jsonl; any other path unchanged."""
+    return path.with_name(f"{path.name}.gz") if path.name.endswith((PLAIN, LINES)) else path
 
 
 def exists(path: Path) -> bool:
@@ -100,7 +103,7 @@ def _gzip(content: bytes) -> bytes:
 
 
 def compress(path: Path) -> Path:
-    """Replace NAME.tsv by NAME.tsv.gz, and return its path."""
+    """Replace a file by its compressed form, and return its path."""
     packed = compressed_form(path)
     write_content(packed, path.read_bytes())
     path.unlink()

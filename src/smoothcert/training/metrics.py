@@ -1,6 +1,7 @@
 """The metrics of a run: `Meter` keeps the losses of an epoch on the device, `metrics.jsonl` has one line per epoch.
 
-Lines are appended; those of epochs that are trained again are removed. Reports read the file without torch.
+Lines are appended; those of epochs that are trained again are removed. Reports read the file without torch. The file
+of a finished run may be compressed (`metrics.jsonl.gz`); if training continues, it becomes plain text again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from smoothcert.errors import WorkError, write_error
+from smoothcert.io.compressed import compress, compressed_form, existing_form, exists, read_content
 from smoothcert.io.files import check_inside, write_text_atomically
+from smoothcert.io.results import not_being_written
 
 if TYPE_CHECKING:
     import torch
@@ -61,26 +64,40 @@ def epochs_in(path: Path) -> int:
 
 def keep_metrics_before(path: Path, epoch: int) -> None:
     """Remove the lines from `epoch` on: a killed process may have written metrics without the state."""
-    if not path.exists():
+    if not exists(path):
         return
     lines = read_epochs(path, lambda entry: json.dumps(entry) + "\n")
     write_text_atomically(path, "".join(lines[:epoch]))
+    compressed_form(path).unlink(missing_ok=True)
+
+
+def compress_metrics(path: Path, epochs: int) -> bool:
+    """Compress the metrics of a run that has trained all its `epochs`; return whether this was done."""
+    if not path.exists():
+        return False
+    with not_being_written(path, "compress it afterwards"):
+        finished = epochs_in(path) >= epochs
+        if finished:
+            compress(path)
+    return finished
 
 
 def read_epochs(path: Path, convert: Callable[[Any], Epoch]) -> list[Epoch]:
-    """The result of `convert` for each line; [] without a file.
+    """The result of `convert` for each line, also of the compressed form; [] without a file.
 
     An incomplete last line, left by a killed process, is ignored. Other damage is a WorkError that names the line: a
     line that is not JSON, has no epoch, holds a number that is not finite or beyond 1e30, or that `convert` refuses.
     """
+    path = existing_form(path)
     if path.exists() and not path.is_file():  # reading a pipe could block forever
         raise WorkError(f"{path}: cannot be read (not a regular file); repair the file or move it")
     try:
-        lines = path.read_bytes().split(b"\n")
+        content = read_content(path, "a run folder") if path.suffix == ".gz" else path.read_bytes()
     except FileNotFoundError:
         return []
     except OSError as error:
         raise WorkError(f"{path}: cannot be read ({error.strerror}); repair the file or move it") from error
+    lines = content.split(b"\n")
     epochs: list[Epoch] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from smoothcert.errors import RequestError
+from smoothcert.io.compressed import exists
 from smoothcert.training.metrics import METRICS
 
 MODEL, RECIPE, STATE = "model.safetensors", "recipe.yaml", "state.pt"
@@ -63,7 +64,7 @@ def refuse_lost_recipe(folder: Path, compared: bool = False) -> None:
 
     With `compared`, a folder with a model is accepted: the request is compared with the recipe in the model.
     """
-    files = [name for name in (MODEL, STATE, METRICS) if (folder / name).exists()]
+    files = [name for name in (MODEL, STATE, METRICS) if exists(folder / name)]
     if not files or (compared and MODEL in files):
         return
     hint = (
