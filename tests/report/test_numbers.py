@@ -207,6 +207,10 @@ def test_runs_with_the_randomized_bound_are_in_a_group_of_their_own() -> None:
     rows = random_rows(0, 9, 1)
     compared = comparisons([summary_of(rows, "a"), summary_of(rows, "b", bound="randomized")])
     assert [len(comparison.runs) for comparison in compared] == [1, 1]
+    plain, randomized = headlines(compared)
+    assert "randomized" not in plain
+    assert ", randomized bound: " in randomized
+    assert ", randomized bound: " in headlines(compared[1:])[0]
 
 
 def test_runs_on_other_images_or_with_other_labels_are_not_ranked() -> None:

@@ -28,7 +28,7 @@ def headlines(comparisons: Sequence[Comparison], labels: Mapping[str, str] | Non
 
 def _sentences(comparison: Comparison, label: Callable[[str], str], several: bool) -> list[str]:
     radius = comparison.headline_radius
-    start = _where(comparison) if several else ""
+    start = _where(comparison) if several or comparison.apart else ""
     if radius is None:
         text = [f"{start}No radius above 0 is certified."]
     elif comparison.ranked:
@@ -43,7 +43,8 @@ def _sentences(comparison: Comparison, label: Callable[[str], str], several: boo
 
 
 def _where(comparison: Comparison) -> str:
-    return "Without a recorded σ: " if comparison.sigma is None else f"At σ = {comparison.sigma:g}: "
+    where = "Without a recorded σ" if comparison.sigma is None else f"At σ = {comparison.sigma:g}"
+    return f"{where}, {comparison.apart}: " if comparison.apart else f"{where}: "
 
 
 def _at(run: RunNumbers, radius: float) -> AccuracyAt:

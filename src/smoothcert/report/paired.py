@@ -86,6 +86,8 @@ class Comparison:
     dataset: str | None
     split: str | None
     norm: str
+    apart: str
+    """Why these radii are not compared with plain ones (see `Summary`); "" for plain ones."""
     runs: tuple[RunNumbers, ...]
     obstacles: tuple[str, ...]
     """Why the runs are not ranked, as in "n differs (1,000 and 100,000)"; empty if they can be."""
@@ -165,6 +167,7 @@ def _compared(group: Sequence[Summary], reference: str | None) -> Comparison:
         dataset=group[0].dataset,
         split=group[0].split if len({summary.split for summary in group}) == 1 else None,
         norm=group[0].norm,
+        apart=group[0].apart,
         runs=numbers,
         obstacles=tuple(reasons),
         reference=None if chosen is None else chosen.name,
