@@ -203,8 +203,10 @@ sys.modules["torch"] = None
 from smoothcert.report import write_report
 write_report([Path(sys.argv[1])], Path(sys.argv[2]), ("md", "csv", "tex", "html"))
 assert "matplotlib" not in sys.modules
-for name in {sorted(set(modules) - {"thumbnails"})}:
+for name in {sorted(modules)}:
     import_module("smoothcert.report." + name)
+from smoothcert.report.thumbnails import pictures
+assert sorted(pictures("mnist-sample", "test", [0, 7]).files) == [0, 7]
 """
     runs = sorted((Path(__file__).parents[2] / "results/float32").glob("*/certificates"))[0]
     subprocess.run([sys.executable, "-c", script, str(runs), str(tmp_path / "report")], check=True, timeout=120)

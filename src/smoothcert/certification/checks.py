@@ -136,7 +136,9 @@ class RowLimits:
         if not self._limited:
             return True
         claiming = columns.radius > 0
-        count, radius = columns.count[claiming], columns.radius[claiming]
+        count, same = np.unique(columns.count[claiming], return_inverse=True)
+        radius = np.zeros(len(count))
+        np.maximum.at(radius, same, columns.radius[claiming])
         error = special.ndtr(-radius / (self.settings["sigma"] * (1 + TOLERANCE)))
         tail = special.betaincc(n - count + 1, np.maximum(count, 1), error)
         return bool(((count > 0) & (tail <= self.settings["alpha"])).all())

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+Letters = NDArray[np.uint8]
 LARGEST_INTEGER, LARGEST_CLASS = 10**12, 10**6
 """Far above any index or number of votes, and any class."""
 _PER_ROW = 10
+_ZERO = np.uint8(ord("0"))
 _DIGITS = 18
-"""numpy's parser of numbers is fast but accepts more than numbers, so it sees digits only, and no more than fit."""
-_COMMAS = str.maketrans(":\n", ",,")
+"""As many as fit into 64 bits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,33 +174,51 @@ def parse_columns(body: bytes, limits: RowLimits) -> Columns | None:
 def _converted(body: bytes) -> tuple[Columns, Floats, Integers]:
     """The columns, seconds and `correct` of each row; a ValueError or OverflowError where a cell is not a number or is
     missing, or a row has no votes."""
-    text, letters = body.decode("ascii"), np.frombuffer(body, dtype=np.uint8)
-    ends = letters[(letters == ord("\t")) | (letters == ord("\n"))].reshape(-1, _PER_ROW)
-    if (ends[:, :-1] != ord("\t")).any() or (ends[:, -1] != ord("\n")).any():
+    letters = np.frombuffer(body, dtype=np.uint8)
+    ends = np.flatnonzero((letters == ord("\t")) | (letters == ord("\n"))).reshape(-1, _PER_ROW).T
+    starts = np.roll(ends, 1, axis=0) + 1
+    starts[0] = np.concatenate([[0], ends[-1, :-1] + 1])[: ends.shape[1]]
+    if (letters[ends[:-1]] != ord("\t")).any() or (letters[ends[-1]] != ord("\n")).any():
         raise ValueError("a row does not have ten columns")
-    cells = text.replace("\n", "\t").split("\t")
-    cells.pop()
-    votes = "\n".join([*cells[9::_PER_ROW], ""])
-    letters = np.frombuffer(votes.encode(), dtype=np.uint8)
-    ends = np.flatnonzero((letters < ord("0")) | (letters > ord("9")))
-    colon, sign = letters[ends].reshape(-1, 2).T
-    ended = sign == ord("\n")
-    lengths = np.diff(ends, prepend=-1) - 1
-    if (colon != ord(":")).any() or not (ended | (sign == ord(","))).all() or not _within(lengths, 1, _DIGITS):
-        raise ValueError("votes are not pairs of numbers")
-    pairs = np.fromstring(votes.translate(_COMMAS), dtype=np.int64, sep=",").reshape(-1, 2)
-    index, label, predict, correct, n0, n, count = (_integers(cells[i::_PER_ROW]) for i in (0, 1, 2, 4, 6, 7, 8))
-    radius = np.array(list(map(float, cells[3::_PER_ROW])), dtype=np.float64)
-    seconds = np.array(list(map(parse_seconds, cells[5::_PER_ROW])), dtype=np.float64)
-    row = np.cumsum(ended) - ended
-    columns = Columns(index, label, predict, radius, n0, n, count, n0 + n, row, pairs[:, 0], pairs[:, 1])
+    index, label, correct, n0, n, count = (_integers(letters, starts[i], ends[i]) for i in (0, 1, 4, 6, 7, 8))
+    negative = letters[starts[2]] == ord("-")  # an abstention
+    predict = _integers(letters, starts[2] + negative, ends[2]) * np.where(negative, -1, 1)
+    text = body.decode("ascii")
+    radius, seconds = (
+        np.array([parse(text[a:b]) for a, b in zip(starts[i].tolist(), ends[i].tolist(), strict=True)], dtype=float)
+        for i, parse in ((3, float), (5, parse_seconds))
+    )
+    columns = Columns(index, label, predict, radius, n0, n, count, n0 + n, *_votes(letters, starts[9]))
     return columns, seconds, correct
 
 
-def _integers(cells: Sequence[str]) -> Integers:
-    if not all(len(cell) <= _DIGITS and cell.removeprefix("-").isdigit() for cell in set(cells)):
+def _votes(letters: Letters, starts: Integers) -> tuple[Integers, Integers, Integers]:
+    """The rows, classes and numbers of the pairs `class:number`, with commas between them, in each row from its entry
+    of `starts` to its end."""
+    stops = np.flatnonzero((letters == ord(":")) | (letters == ord(",")) | (letters == ord("\n")))
+    last = letters[stops] == ord("\n")
+    rows = np.cumsum(last) - last
+    inside = stops >= starts[rows]  # other cells have colons, too
+    stops, rows = (values[inside].reshape(-1, 2) for values in (stops, rows))
+    if (letters[stops[:, 0]] != ord(":")).any() or (letters[stops[:, 1]] == ord(":")).any():
+        raise ValueError("votes are not pairs of numbers")
+    row, (class_end, number_end) = rows[:, 0], stops.T
+    class_start = np.where(np.diff(row, prepend=-1) > 0, starts[row], np.roll(number_end, 1) + 1)
+    return row, _integers(letters, class_start, class_end), _integers(letters, class_end + 1, number_end)
+
+
+def _integers(letters: Letters, starts: Integers, ends: Integers) -> Integers:
+    """The numbers from each of `starts` to its end; a ValueError for anything but 1 to 18 digits."""
+    lengths = ends - starts
+    if not _within(lengths, 1, _DIGITS):
         raise ValueError("not an integer")
-    return np.fromstring(",".join(cells), dtype=np.int64, sep=",")
+    values = np.zeros(len(starts), dtype=np.int64)
+    for place in range(int(lengths.max(initial=0))):
+        digits = np.where(place < lengths, letters.take(ends - 1 - place, mode="clip"), _ZERO) - _ZERO
+        if (digits > 9).any():  # other signs, also those below 0, which wrap around
+            raise ValueError("not an integer")
+        values += digits * np.int64(10**place)
+    return values
 
 
 def _within(values: Integers | Floats, least: int, most: int) -> bool:

@@ -11,17 +11,19 @@ import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from smoothcert.data.augment import flip_and_crop
 from smoothcert.data.datasets import DATASETS, Split
 from smoothcert.data.download import UnreachableError, download, only_writer
-from smoothcert.data.images import ImageData
+from smoothcert.data.stored_images import StoredImages
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import error_line
+
+if TYPE_CHECKING:
+    from smoothcert.data.images import ImageData
 
 SPEC = DATASETS["cifar10"]
 RECORD = 1 + 3 * 32 * 32
@@ -59,7 +61,7 @@ def load(
     urls: Sequence[str] = URLS,
     archive_sha256: str = ARCHIVE_SHA256,
     official_sha256: Mapping[str, str] = OFFICIAL_SHA256,
-) -> ImageData:
+) -> "ImageData":
     """One split of CIFAR-10, images [n, 3, 32, 32]; the training split is augmented with `flip_and_crop`.
 
     The binary batch files are searched for in `folder` and `folder`/cifar10. If they are absent, the official archive
@@ -68,23 +70,44 @@ def load(
     (not the official files)", also in every result. Absent files that cannot be downloaded are a RequestError, damaged
     files a WorkError.
     """
+    import torch
+
+    from smoothcert.data.augment import flip_and_crop
+    from smoothcert.data.images import ImageData
+
+    stored = read(split, folder, download, urls=urls, archive_sha256=archive_sha256, official_sha256=official_sha256)
+    return ImageData(
+        images=torch.from_numpy(stored.images),
+        labels=torch.from_numpy(stored.labels),
+        num_classes=SPEC.num_classes,
+        name=stored.name,
+        split=split,
+        normalization=SPEC.normalization,
+        augment=flip_and_crop if split == "train" else None,
+        class_names=stored.class_names,
+    )
+
+
+def read(
+    split: Split,
+    folder: Path,
+    download: bool = False,
+    *,
+    urls: Sequence[str] = URLS,
+    archive_sha256: str = ARCHIVE_SHA256,
+    official_sha256: Mapping[str, str] = OFFICIAL_SHA256,
+) -> StoredImages:
+    """`load` without torch."""
     paths = _complete_batches(split, folder)
     if paths is None:
         _unpack_official(split, folder, urls if download else (), archive_sha256)
         paths = _paths(folder, split)
     batches = [_read(path) for path in paths]
     official = all(_digest(batch) == official_sha256[path.name] for path, batch in zip(paths, batches, strict=True))
-    records = torch.from_numpy(np.concatenate(batches))
-    return ImageData(
-        images=records[:, 1:].reshape(-1, *SPEC.shape).contiguous(),
-        labels=records[:, 0].to(torch.int64),
-        num_classes=SPEC.num_classes,
-        name="cifar10" if official else "cifar10 (not the official files)",
-        split=split,
-        normalization=SPEC.normalization,
-        augment=flip_and_crop if split == "train" else None,
-        class_names=SPEC.class_names,
-    )
+    records = np.concatenate(batches)
+    images = np.ascontiguousarray(records[:, 1:]).reshape(-1, *SPEC.shape)
+    name = "cifar10" if official else "cifar10 (not the official files)"
+    return StoredImages(images, records[:, 0].astype(np.int64), name, SPEC.class_names or ())
 
 
 def _digest(records: Records) -> str:

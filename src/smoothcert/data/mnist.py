@@ -13,16 +13,19 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from smoothcert.data.datasets import DATASETS, Split
 from smoothcert.data.download import UnreachableError, download
-from smoothcert.data.images import ImageData
+from smoothcert.data.stored_images import StoredImages
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file
+
+if TYPE_CHECKING:
+    from smoothcert.data.images import ImageData
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -88,20 +91,31 @@ def load(
     *,
     files: Mapping[Split, SplitFiles] = FILES,
     mirrors: Sequence[str] = MIRRORS,
-) -> ImageData:
+) -> "ImageData":
     """One split of MNIST, images [n, 1, 28, 28], with every byte checked against the known digests.
 
     The files are searched for in `folder`/MNIST/raw, `folder` and `folder`/mnist. Absent files are downloaded into the
     first of these, unless `download` is False. Absent files that cannot be downloaded are a RequestError, files with
     another content a WorkError.
     """
+    _complete(files[split], folder, mirrors if download else ())
+    return _data(read(split, folder, files=files), split)
+
+
+def read(split: Split, folder: Path, *, files: Mapping[Split, SplitFiles] = FILES) -> StoredImages:
+    """`load` without a download and without torch."""
     wanted = files[split]
-    _complete(wanted, folder, mirrors if download else ())
+    _complete(wanted, folder, ())
     images, labels = (read_idx(_path(file, folder), file.content_sha256) for file in (wanted.images, wanted.labels))
-    return _data(images, labels, "mnist", split)
+    return StoredImages(images[:, None], labels.astype(np.int64), "mnist")
 
 
-def load_sample(split: Split, archive: Path = SAMPLE) -> ImageData:
+def load_sample(split: Split, archive: Path = SAMPLE) -> "ImageData":
+    """One split of the bundled sample: see `read_sample`."""
+    return _data(read_sample(split, archive), split)
+
+
+def read_sample(split: Split, archive: Path = SAMPLE) -> StoredImages:
     """One split of the bundled sample, images [n, 1, 28, 28]: the first 10,000 training or 2,000 test images."""
     try:
         with np.load(archive, allow_pickle=False) as arrays:
@@ -111,12 +125,16 @@ def load_sample(split: Split, archive: Path = SAMPLE) -> ImageData:
             f"{archive}: expected the bundled MNIST sample, found a missing or damaged file ({error}); "
             "install smoothcert again"
         ) from error
-    return _data(images, labels, "mnist-sample", split)
+    return StoredImages(images[:, None], labels.astype(np.int64), "mnist-sample")
 
 
-def _data(images: NDArray[np.uint8], labels: NDArray[np.uint8], name: str, split: Split) -> ImageData:
-    pixels = torch.from_numpy(images).unsqueeze(1)
-    return ImageData(pixels, torch.from_numpy(labels).to(torch.int64), DATASETS["mnist"].num_classes, name, split)
+def _data(stored: StoredImages, split: Split) -> "ImageData":
+    import torch
+
+    from smoothcert.data.images import ImageData
+
+    images, labels = torch.from_numpy(stored.images), torch.from_numpy(stored.labels)
+    return ImageData(images, labels, DATASETS["mnist"].num_classes, stored.name, split)
 
 
 def _places(folder: Path) -> tuple[Path, ...]:

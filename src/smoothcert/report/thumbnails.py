@@ -4,27 +4,19 @@ import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from smoothcert.data import (
-    UNSPLIT,
-    ImageData,
-    ImageFiles,
-    Split,
-    cifar10,
-    default_folder,
-    imagenet,
-    load_folder,
-    load_npz,
-    mnist,
-)
+from smoothcert.data import UNSPLIT, Split, cifar10, default_folder, mnist
+from smoothcert.data.stored_images import StoredImages
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.report.html_gallery import Pictures
+
+if TYPE_CHECKING:
+    from smoothcert.data import ImageData, ImageFiles
 
 THUMBNAIL = 96
 EXACT = 48
@@ -50,22 +42,19 @@ def pictures(
     if split not in get_args(Split):
         return f"No pictures: {dataset} has no split called {split}."
     try:
-        data = _loaded(dataset, cast(Split, split), default_folder() if folder is None else folder)
-        if data is None:
-            return f"No pictures: {dataset} is not a data set that smoothcert can read."
-        if data.name != dataset:
-            return f"No pictures: the certificates are of {dataset}, the files that were found are {data.name}."
-        known = [index for index in indices if 0 <= index < len(data)]
-        images, labels = data.batch(torch.tensor(known, dtype=torch.int64))
+        known, data = _chosen(dataset, cast(Split, split), default_folder() if folder is None else folder, indices)
     except RequestError:
         return f"No pictures: the {split} images of {dataset} are not there, and a report downloads nothing."
     except WorkError:
         return f"No pictures: the {split} images of {dataset} are there, but damaged."
-    pixels = (images * 255).round().to(torch.uint8).numpy()
+    if data is None:
+        return f"No pictures: {dataset} is not a data set that smoothcert can read."
+    if data.name != dataset:
+        return f"No pictures: the certificates are of {dataset}, the files that were found are {data.name}."
     return Pictures(
-        files={index: _encoded(image) for index, image in zip(known, pixels, strict=True)},
-        labels=dict(zip(known, labels.tolist(), strict=True)),
-        class_names=data.class_names or (),
+        files={index: _encoded(image) for index, image in zip(known, data.images, strict=True)},
+        labels=dict(zip(known, data.labels.tolist(), strict=True)),
+        class_names=data.class_names,
     )
 
 
@@ -81,27 +70,55 @@ def _same_images(dataset: str, named: str) -> bool:
     return kind == other_kind and os.path.abspath(path) == os.path.abspath(os.path.expanduser(other))
 
 
-def _loaded(dataset: str, split: Split, folder: Path) -> ImageData | ImageFiles | None:
-    """The data set, if it is on this machine; None for an unknown name.
+def _chosen(dataset: str, split: Split, folder: Path, indices: Sequence[int]) -> tuple[list[int], StoredImages | None]:
+    """The `indices` that the data set has, and these images, if it is on this machine; None for an unknown name.
 
-    Each reader is listed here, because those of DATASETS may download.
+    Each reader is listed here, because those of DATASETS may download. Common data sets are read without torch, whose
+    import takes longer than most reports.
     """
+    kind = dataset.partition(":")[0]
+    if kind in ("folder", "npz", "imagenet"):
+        return _chosen_with_torch(dataset, split, folder, indices)
+    if kind in ("mnist", "mnist-sample"):
+        stored = mnist.read(split, folder) if kind == "mnist" else mnist.read_sample(split)
+    elif kind.startswith("cifar10"):  # files that are not the official ones say so in their name
+        stored = cifar10.read(split, folder)
+    else:
+        return [], None
+    known = _known(indices, len(stored.labels))
+    return known, stored._replace(images=stored.images[known], labels=stored.labels[known])
+
+
+def _known(indices: Sequence[int], size: int) -> list[int]:
+    return [index for index in indices if 0 <= index < size]
+
+
+def _chosen_with_torch(
+    dataset: str, split: Split, folder: Path, indices: Sequence[int]
+) -> tuple[list[int], StoredImages | None]:
+    """See `_chosen`; for data whose files are decoded one by one."""
+    import torch
+
+    from smoothcert.data import imagenet, load_npz
+
     kind, _, path = dataset.partition(":")
-    if kind == "folder" and path:
-        return _own_folder(Path(path), split)
-    if kind == "npz" and path:
-        return load_npz(Path(path), split)
-    if kind == "mnist":
-        return mnist.load(split, folder, download=False)
-    if kind == "mnist-sample":
-        return mnist.load_sample(split)
-    if kind.startswith("cifar10"):  # files that are not the official ones say so in their name
-        return cifar10.load(split, folder, download=False)
-    return imagenet.load(split, folder) if kind == "imagenet" else None
+    data: ImageData | ImageFiles
+    if kind == "imagenet":
+        data = imagenet.load(split, folder)
+    elif not path:
+        return [], None
+    else:
+        data = _own_folder(Path(path), split) if kind == "folder" else load_npz(Path(path), split)
+    known = _known(indices, len(data))
+    images, labels = data.batch(torch.tensor(known, dtype=torch.int64))
+    pixels = (images * 255).round().to(torch.uint8).numpy()
+    return known, StoredImages(pixels, labels.numpy(), data.name, data.class_names or ())
 
 
-def _own_folder(path: Path, split: Split) -> ImageData | ImageFiles:
+def _own_folder(path: Path, split: Split) -> "ImageData | ImageFiles":
     """Images of one size unchanged, others as thumbnails; only the requested ones are decoded."""
+    from smoothcert.data import load_folder
+
     try:
         return load_folder(path, split, in_memory_bytes=0)
     except RequestError:
