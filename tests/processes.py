@@ -1,18 +1,22 @@
-"""Runs a function in several processes that work together, with the variables that torchrun would set."""
+"""Runs functions in other processes: one that a test may kill, or several that work together as under torchrun."""
 
 import multiprocessing
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import torch
 
 # Processes are copies of one that has imported these: otherwise each of them would spend its time on imports.
 CONTEXT = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
-CONTEXT.set_forkserver_preload(["pytest", "scipy.stats", "torch._dynamo", "smoothcert.cli", "smoothcert.training.loop"])
+LOADED = ["pytest", "scipy.stats", "torch._dynamo", "smoothcert.cli", "smoothcert.training.loop"]
+CONTEXT.set_forkserver_preload([*LOADED, "smoothcert.certification.certify_dataset"])
 
 
 def free_port() -> int:
@@ -20,6 +24,32 @@ def free_port() -> int:
         free.bind(("localhost", 0))
         port: int = free.getsockname()[1]
     return port
+
+
+def start_process(function: Callable[..., Any], *arguments: object, **environment: object) -> BaseProcess:
+    """Call `function`, which must be at the top of its module, in a new process with these environment variables."""
+    variables = {name: str(value) for name, value in environment.items()}
+    process = CONTEXT.Process(target=_call, args=(dict(os.environ) | variables, function, arguments))
+    process.start()
+    return process
+
+
+def kill_when(condition: Callable[[], bool], function: Callable[..., Any], *arguments: object) -> None:
+    """Start `function` in a new process, and kill the process as soon as `condition` holds."""
+    victim, deadline = start_process(function, *arguments), time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        assert victim.is_alive()
+        time.sleep(0.005)
+    victim.kill()
+    victim.join()
+
+
+def print_to(path: Path) -> None:
+    """Append what this process and its libraries print to the files `path`.out and `path`.err."""
+    for number, suffix in ((1, ".out"), (2, ".err")):
+        with path.with_suffix(suffix).open("a") as file:
+            os.dup2(file.fileno(), number)
 
 
 def run_together(function: Callable[..., Any], *arguments: object, count: int = 2) -> list[Any]:

@@ -2,25 +2,31 @@
 
 import os
 import re
-import subprocess
+import secrets
+import signal
 import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from processes import free_port
+import torch.distributed.run as torchrun
+from processes import free_port, print_to, start_process
 from tiny import metrics, tiny_recipe
 from torch import nn
+from torch.distributed.launcher.api import elastic_launch
 
-from smoothcert import distributed
+from smoothcert import cli, distributed
 from smoothcert.certification.certificates import read_certificates
-from smoothcert.certification.certify_dataset import certify_dataset, wait_for_settings
+from smoothcert.certification.certify_dataset import Certification, certify_dataset, wait_for_settings
 from smoothcert.data import ImageData, load_dataset
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.models.kernels import apply_to
+from smoothcert.training import loop
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import train
 from smoothcert.training.resume import Start, refuse_other_batch_norm
@@ -140,88 +146,81 @@ def test_folder_that_the_machines_do_not_share_is_refused(tmp_path: Path) -> Non
     wait_for_settings(tmp_path / "a.tsv", distributed.Team(1, 2), seconds=0)
 
 
-SILENT_PEER = """
-import sys, time
-from smoothcert import cli, distributed
+def answer_once(folder: Path) -> None:
+    """The processes meet, then the second one does not answer any more."""
+    print_to(folder / os.environ["RANK"])
 
-def work(**options):
-    with distributed.team() as group:
-        group.wait()
-        if group.leads:
+    def work(**options: object) -> None:
+        with distributed.team() as group:
             group.wait()
-        else:
-            time.sleep(60)
+            if group.leads:
+                group.wait()
+            else:
+                time.sleep(60)
 
-cli.app = work
-cli.main()
-"""
+    cli.app = work  # type: ignore[assignment]
+    cli.main()
 
 
 @pytest.mark.slow
-def test_silent_peer_ends_the_process_after_the_timeout() -> None:
-    """The processes have met, then one does not answer any more: one line and exit code 1."""
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    shared |= {"SMOOTHCERT_WAIT_SECONDS": "2", "PYTHONPATH": str(Path(distributed.__file__).parents[1])}
-    leader, silent = (
-        subprocess.Popen(
-            [sys.executable, "-c", SILENT_PEER],
-            env=os.environ | shared | {"RANK": rank, "LOCAL_RANK": rank},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in "01"
-    )
-    try:
-        errors = leader.communicate(timeout=120)[1]
-    finally:
-        for process in (leader, silent):
-            process.kill()
-            process.communicate()
-    assert leader.returncode == 1
+def test_silent_peer_ends_the_process_after_the_timeout(tmp_path: Path) -> None:
+    """One line and exit code 1."""
+    shared = {"WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port(), "SMOOTHCERT_WAIT_SECONDS": 2}
+    leader, silent = (start_process(answer_once, tmp_path, RANK=rank, LOCAL_RANK=rank, **shared) for rank in (0, 1))
+    leader.join(120)
+    for process in (leader, silent):
+        process.kill()
+        process.join()
+    assert leader.exitcode == 1
+    errors = (tmp_path / "0.err").read_text()
     lines = [line for line in errors.splitlines() if line.startswith(("smoothcert:", "Traceback"))]
     assert len(lines) == 1
     assert "process 0 lost another of the 2 processes: it ended, or did not answer within 2 s" in lines[0]
 
 
-KILLED = """
-import os, signal, sys
-from smoothcert import cli
-from smoothcert.certification.certify_dataset import Certification
-from smoothcert.training import loop
+def train_and_certify(folder: Path, recipe: Path, run: Path, options: list[str]) -> None:
+    """A worker of torchrun. The second one is killed, in its first attempt while it trains, in its second one while it
+    certifies."""
+    second, attempt = os.environ["RANK"] == "1", os.environ["TORCHELASTIC_RESTART_COUNT"]
+    print_to(folder / os.environ["RANK"])
+    distributed._TOKEN = secrets.token_hex(8)  # this process is a copy of one that has drawn it
+    finish_epoch, rows, calls = loop.finish_epoch, Certification.rows, list[object]()
 
-second, attempt = os.environ["RANK"] == "1", os.environ["TORCHELASTIC_RESTART_COUNT"]
-loop.SAVE_SECONDS = 0.0
-finish_epoch, rows = loop.finish_epoch, Certification.rows
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
+    def finish_or_die(run: Any) -> None:
+        finish_epoch(run)
+        print("finished epoch", run.epoch - 1, "in attempt", attempt, flush=True)
+        if second and attempt == "0" and run.epoch == 2:
+            die()
 
-def finish_or_die(run):
-    finish_epoch(run)
-    print("finished epoch", run.epoch - 1, "in attempt", attempt, flush=True)
-    if second and attempt == "0" and run.epoch == 2:
-        die()
+    def rows_or_die(self: Certification, indices: Any) -> Any:
+        if second and attempt == "1" and calls:
+            with (run / "certificates" / ".it.part1.tsv").open("a") as part:
+                part.write("5\t7")  # an incomplete row
+            die()
+        calls.append(indices)
+        print("certified", indices, "in attempt", attempt, flush=True)
+        return rows(self, indices)
 
-def rows_or_die(self, indices):
-    if second and attempt == "1" and rows_or_die.calls:
-        with open(os.path.join(run, "certificates", ".it.part1.tsv"), "a") as part:
-            part.write("5\\t7")  # an incomplete row
-        die()
-    rows_or_die.calls += 1
-    print("certified", indices, "in attempt", attempt, flush=True)
-    return rows(self, indices)
+    loop.SAVE_SECONDS, loop.finish_epoch = 0.0, finish_or_die
+    Certification.rows = rows_or_die  # type: ignore[method-assign]
+    for command in (["train", "--recipe", str(recipe), "--out", str(run)], ["certify", str(run), *options]):
+        sys.argv = ["smoothcert", *command, "--device", "cpu"]
+        try:
+            cli.main()
+        except SystemExit as end:
+            if end.code:
+                raise
 
-loop.finish_epoch, Certification.rows, rows_or_die.calls = finish_or_die, rows_or_die, 0
-run = sys.argv[2]
-for command in (["train", "--recipe", sys.argv[1], "--out", run], ["certify", run, *sys.argv[3:]]):
-    sys.argv[1:] = [*command, "--device", "cpu"]
-    try:
-        cli.main()
-    except SystemExit as end:
-        if end.code:
-            raise
-"""
+
+def launch(node: int, port: int, *arguments: object) -> None:
+    """What `torchrun` does on one of two machines, with workers that need not import everything."""
+    options = ["--nnodes", "2", "--max-restarts", "3", "--master-addr", "localhost", "--master-port", str(port)]
+    options += ["--node-rank", str(node), "--start-method", "forkserver", "a script"]
+    config, _, _ = torchrun.config_from_args(torchrun.parse_args(options))
+    elastic_launch(config, train_and_certify)(*arguments)
 
 
 @pytest.mark.slow
@@ -234,29 +233,16 @@ def test_two_machines_with_killed_workers_write_the_files_of_one_process(tmp_pat
     np.savez(tmp_path / "digits.npz", **{f"{split}_{k}": v for split in ("train", "test") for k, v in arrays.items()})
     recipe = tiny_recipe(dataset=f"npz:{tmp_path / 'digits.npz'}", epochs=4)
     recipe.save(tmp_path / "recipe.yaml")
-    (tmp_path / "killed.py").write_text(KILLED)
     options = ["--votes", "40", "--n0", "10", "--max-images", "12", "--seed", "3", "--batch-size", "5", "--name", "it"]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--max-restarts", "3"]
-    launch += ["--master-addr", "localhost", "--master-port", str(free_port()), "--node-rank"]
-    arguments = [str(tmp_path / name) for name in ("killed.py", "recipe.yaml", "two")]
-    agents = [
-        subprocess.Popen(
-            [*launch, node, *arguments, *options],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(distributed.__file__).parents[1])},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for node in "01"
-    ]
-    try:
-        outputs = [agent.communicate(timeout=400) for agent in agents]
-    finally:
-        for agent in agents:
-            agent.terminate()
-    assert [agent.returncode for agent in agents] == [0, 0], outputs
-    first, second = (output for output, _ in outputs)
-    assert "Traceback" not in outputs[0][1], "a lost peer is one line"
+    arguments = (free_port(), tmp_path, tmp_path / "recipe.yaml", tmp_path / "two", options)
+    agents = [start_process(launch, node, *arguments) for node in (0, 1)]
+    for agent in agents:
+        agent.join(200)
+        agent.terminate()
+    outputs = [(tmp_path / f"{rank}{end}").read_text() for rank in (0, 1) for end in (".out", ".err")]
+    assert [agent.exitcode for agent in agents] == [0, 0], outputs
+    first, errors, second, _ = outputs
+    assert "Traceback" not in errors, "a lost peer is one line"
     assert [first.count("trained "), first.count("wrote ")] == [3, 1], "each attempt ends the training"
     assert [second.count("trained "), second.count("wrote ")] == [0, 0]
     epochs = [line.split()[2::3] for line in first.splitlines() if line.startswith("finished epoch")]

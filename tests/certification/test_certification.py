@@ -5,17 +5,15 @@ import fcntl
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import IO
 
 import pytest
 import torch
+from processes import CONTEXT, kill_when, print_to, start_process
 
 from smoothcert import SmoothedClassifier
 from smoothcert.certification.certificates import CertifiedImage, read_certificates
@@ -114,33 +112,24 @@ def test_settings_record_model_data_and_statistics(trained_run: Path, test_data:
     assert stored.provenance["model"] == load_run(trained_run).provenance
 
 
+KILLED = {"n": 500, "max_images": 12, "seed": 3, "batch_size": 100}
+
+
+def certify_some(run: Path, path: Path, data: ImageData) -> None:
+    certify_dataset(load_run(run), data, path, device=CPU, **KILLED)
+
+
 @pytest.mark.slow
 def test_kill_loses_at_most_the_row_in_flight(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(trained_run, run)
-    options = {"n": 500, "max_images": 12, "seed": 3, "batch_size": 100}
-    script = f"""
-import smoothcert as sc
-from smoothcert.data import mnist
-from smoothcert.training.checkpoint import load_run
-from pathlib import Path
-run = Path({str(run)!r})
-sc.certify_dataset(load_run(run), mnist.load_sample("test"), run / "certificates/killed.tsv", device="cpu", **{options})
-"""
-    victim = subprocess.Popen([sys.executable, "-c", script])
     path = run / "certificates" / "killed.tsv"
-    deadline = time.monotonic() + 120
-    while not (path.exists() and path.read_bytes().count(b"\n") >= 4):
-        assert time.monotonic() < deadline
-        assert victim.poll() is None
-        time.sleep(0.005)
-    victim.send_signal(signal.SIGKILL)
-    victim.wait()
+    kill_when(lambda: path.exists() and path.read_bytes().count(b"\n") >= 4, certify_some, run, path, test_data)
     kept = path.read_bytes()
     kept = kept[: kept.rindex(b"\n") + 1]
     assert 3 <= kept.count(b"\n") - 1 < 12
-    resumed = certify_dataset(load_run(run), test_data, path, device=CPU, **options).rows
-    whole = certify_dataset(load_run(run), test_data, run / "whole.tsv", device=CPU, **options).rows
+    resumed = certify_dataset(load_run(run), test_data, path, device=CPU, **KILLED).rows
+    whole = certify_dataset(load_run(run), test_data, run / "whole.tsv", device=CPU, **KILLED).rows
     assert path.read_bytes().startswith(kept)
     assert comparable(resumed) == comparable(whole)
     assert len(whole) == 12
@@ -492,38 +481,37 @@ def test_a_lock_file_removed_by_its_holder_is_locked_again(tmp_path: Path, monke
     assert len(tries) >= 3
 
 
+def write_alone(path: Path, number: int, barrier: Barrier) -> None:
+    print_to(path.with_name(f"process{number}"))
+    barrier.wait(60)
+    try:
+        with alone(path):
+            barrier.wait(60)
+            print("wrote")
+    except RequestError as error:
+        print(error)
+        barrier.wait(60)
+
+
 def test_only_one_of_three_processes_writes_a_file(tmp_path: Path) -> None:
-    script = """
-import sys, time
-from pathlib import Path
-from smoothcert.errors import RequestError
-from smoothcert.io.results import alone
-while time.time() < float(sys.argv[2]):
-    time.sleep(0.01)
-try:
-    with alone(Path(sys.argv[1])):
-        time.sleep(3)
-        print("wrote")
-except RequestError as error:
-    print(error)
-"""
-    path, start = tmp_path / "a.tsv", str(time.time() + 4)
-    command = [sys.executable, "-c", script, str(path), start]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    said = sorted(process.communicate(timeout=60)[0] for process in processes)
+    path, barrier = tmp_path / "a.tsv", CONTEXT.Barrier(3)
+    processes = [start_process(write_alone, path, number, barrier) for number in range(3)]
+    for process in processes:
+        process.join(60)
+    said = sorted(file.read_text() for file in tmp_path.glob("*.out"))
     assert said == [f"{path}: another process is writing it; wait for it, or choose another --name\n"] * 2 + ["wrote\n"]
-    assert list(path.parent.iterdir()) == []
+    assert not list(tmp_path.glob("*a.tsv*"))
+
+
+def end_within(path: Path) -> None:
+    with alone(path):
+        os._exit(9)
 
 
 def test_a_lock_of_a_killed_process_does_not_block(tmp_path: Path) -> None:
-    script = """
-import os, sys
-from pathlib import Path
-from smoothcert.io.results import alone
-with alone(Path(sys.argv[1])):
-    os._exit(9)
-"""
-    assert subprocess.run([sys.executable, "-c", script, str(tmp_path / "a.tsv")]).returncode == 9
+    process = start_process(end_within, tmp_path / "a.tsv")
+    process.join(60)
+    assert process.exitcode == 9
     assert [path.name for path in tmp_path.iterdir()] == [".a.tsv.lock"]
     with alone(tmp_path / "a.tsv"):
         pass

@@ -1,18 +1,19 @@
 """`smoothcert sweep`, and `train` without a preset: which runs are made, that none is trained twice, and refusals."""
 
 import csv
+import os
 import shlex
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from processes import kill_when, print_to
 from tiny import digest, metrics, without_times
 
+from smoothcert.__main__ import main
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.cli import sweeping
 from smoothcert.cli.sweeping import parse_grid
@@ -87,26 +88,18 @@ def test_interrupted_sweep_continues_and_trains_nothing_twice(
     assert "holds a run of another recipe (weight_decay: the run has 0.0001, the request 0.1)" in err
 
 
-KILLED = """
-import sys
-from smoothcert.__main__ import main
-from smoothcert.papers.reproduce import estimate
-estimate._seconds_per_trained_input = estimate._seconds_per_vote = lambda *network: 1.0
-sys.argv = ["smoothcert", *sys.argv[1:]]
-main()
-"""
+def sweep_in(folder: Path, arguments: list[object]) -> None:
+    os.chdir(folder)
+    print_to(folder / "killed")
+    estimate._seconds_per_trained_input = estimate._seconds_per_vote = lambda *network: 1.0  # type: ignore[assignment]
+    sys.argv = ["smoothcert", *map(str, arguments)]
+    main()
 
 
 def test_a_killed_sweep_continues_and_trains_nothing_twice(run_cli: Cli, place: Path) -> None:
     """The process dies without a chance to clean up as soon as it has begun to train the second of three runs."""
     asked = [*SWEEP, "--set", "seed=0,1,2"]
-    with (place / "killed.txt").open("w") as output:
-        process = subprocess.Popen([sys.executable, "-c", KILLED, *map(str, asked)], cwd=place, stdout=output)
-        end = time.monotonic() + 120
-        while not (place / "sweep/seed1").exists() and process.poll() is None and time.monotonic() < end:
-            time.sleep(0.02)
-        process.kill()
-        assert process.wait() != 0
+    kill_when((place / "sweep/seed1").exists, sweep_in, place, asked)
     first = {path: path.stat().st_mtime_ns for path in (place / "sweep/seed0").iterdir() if path.is_file()}
     assert (place / "sweep/seed0/model.safetensors") in first
     assert not (place / "sweep/seed2").exists()

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import DDPMScheduler, UNet2DModel
 
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.models.diffusion import DiffusionDenoiser, timestep_of
@@ -21,6 +20,8 @@ STEPS = 50
 
 def save_model(folder: Path, *, outputs: int = 1, unet: dict[str, Any] | None = None, **schedule: Any) -> Path:
     """Save a tiny diffusion model with random weights as diffusers does."""
+    from diffusers import DDPMScheduler, UNet2DModel  # which takes six seconds
+
     blocks = {"down_block_types": ("DownBlock2D",) * 2, "up_block_types": ("UpBlock2D",) * 2}
     sizes = {"block_out_channels": (4, 8), "layers_per_block": 1, "norm_num_groups": 2, "add_attention": False}
     torch.manual_seed(0)
@@ -61,6 +62,8 @@ def test_the_denoiser_equals_the_formulas(tmp_path: Path, prediction: str, kind:
     step = next(t for t in range(STEPS) if math.sqrt((1 - products[t]) / products[t]) >= 2 * sigma)
     signal, noise = math.sqrt(products[step]), math.sqrt(1 - products[step])
     x_t = signal * (2 * noisy.double().numpy() - 1)
+    from diffusers import UNet2DModel
+
     network = UNet2DModel.from_pretrained(folder / "unet").double()
     with torch.no_grad():
         output = network(torch.from_numpy(x_t), step).sample.numpy()[:, :1]

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import multiprocessing
 import resource
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from processes import CONTEXT
 from rich.console import Console
 from tiny import tiny_recipe
 from torch import Tensor, nn
@@ -200,8 +202,11 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_clock", "texts_only")
-def test_two_rows_in_two_processes_then_resumed_then_damaged(run_cli: Cli, sample: Path, tmp_path: Path) -> None:
+def test_two_rows_in_two_processes_then_resumed_then_damaged(
+    run_cli: Cli, sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Planned only; trained and certified, two at once; then only what was deleted; then one is damaged."""
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: CONTEXT)  # processes that start at once
     out = tmp_path / "out"
     asked = ["reproduce", "consistency/supp-table2", "--sigma", "0.5", "--method", "gaussian", "--quick"]
     small = ["--set", f"dataset=npz:{sample}", "--set", "epochs=1", "--n", 100, "--skip", 2, "--device", "cpu"]

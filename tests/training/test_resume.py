@@ -3,10 +3,6 @@
 import json
 import resource
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import kill_when
 from safetensors import safe_open
 from safetensors.torch import save_file
 from tiny import digest, metrics, tiny_recipe, without_times
@@ -110,30 +107,16 @@ def test_resumed_run_with_adamw_and_average_equals_uninterrupted_run(tmp_path: P
 
 
 EPOCHS = 6
-SCRIPT = """
-import sys, torch
-sys.path.insert(0, "tests")
-from pathlib import Path
-from tiny import tiny_recipe
-from smoothcert.data import mnist
-from smoothcert.training.loop import train
-data = mnist.load_sample("train").subset(torch.arange(256))
-torch.set_num_threads(1)
-train(tiny_recipe(epochs=int(sys.argv[2])), data, Path(sys.argv[1]), resume=True, device="cpu")
-"""
+
+
+def train_epochs(data: ImageData, folder: Path) -> None:
+    train(tiny_recipe(epochs=EPOCHS), data, folder, device="cpu")
 
 
 @pytest.mark.slow
 def test_killed_run_resumes_to_the_same_weights(tmp_path: Path, tiny_data: ImageData) -> None:
-    victim = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "killed"), str(EPOCHS)], cwd=ROOT)
     path = tmp_path / "killed" / METRICS
-    deadline = time.monotonic() + 120
-    while not (path.exists() and len(path.read_text().splitlines()) >= 2):
-        assert time.monotonic() < deadline
-        assert victim.poll() is None
-        time.sleep(0.01)
-    victim.send_signal(signal.SIGKILL)
-    victim.wait()
+    kill_when(lambda: path.exists() and len(path.read_text().splitlines()) >= 2, train_epochs, tiny_data, path.parent)
     assert 1 <= load_run(tmp_path / "killed").epoch < EPOCHS
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the killed process: the order of sums depends on it

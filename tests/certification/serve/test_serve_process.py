@@ -3,8 +3,6 @@
 import http.client
 import json
 import math
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,8 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import print_to, start_process
 
 from report.browser import PROGRAM, Browser
+from smoothcert import cli
 from smoothcert.certification.serve.log import read_log
 
 from .conftest import png
@@ -25,23 +25,26 @@ from .conftest import png
 CLIENTS = 12
 
 
+def serve(run: Path, log: Path, output: Path) -> None:
+    print_to(output)
+    sys.argv = ["smoothcert", "serve", str(run), "--port", "0", "--device", "cpu", "--log", str(log)]
+    cli.main()
+
+
 class Server:
     """`smoothcert serve RUN --port 0` and its address."""
 
     def __init__(self, run: Path, log: Path) -> None:
-        command = [sys.executable, "-m", "smoothcert", "serve", run, "--port", "0", "--device", "cpu", "--log", log]
-        self.process = subprocess.Popen(
-            list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        assert self.process.stdout is not None
-        lines: list[str] = []
-        for line in self.process.stdout:
-            lines.append(line)
-            if line.startswith("open http"):
-                break
-        assert lines, "the server printed nothing"
-        assert lines[-1].startswith("open http"), "".join(lines)
-        self.url = lines[-1].split()[1]
+        output = log.parent / "server"
+        self.process = start_process(serve, run, log, output)
+        deadline, shown = time.monotonic() + 60, ""
+        while "open http" not in shown:
+            assert time.monotonic() < deadline, shown
+            assert self.process.is_alive(), shown
+            time.sleep(0.05)
+            printed = output.with_suffix(".out")
+            shown = printed.read_text() if printed.exists() else ""
+        self.url = shown.partition("open ")[2].split()[0]
 
     def predict(self, body: bytes, query: str) -> dict[str, object]:
         request = urllib.request.Request(
@@ -62,7 +65,7 @@ def server(trained_run: Path, log: Path) -> Iterator[Server]:
     started = Server(trained_run, log)
     yield started
     started.process.kill()
-    started.process.wait()
+    started.process.join()
 
 
 def until(browser: Browser, condition: str) -> None:
@@ -144,8 +147,9 @@ def test_shutdown_answers_what_was_accepted(server: Server, log: Path, digit: to
             pool.submit(client)
         assert begun.wait(30)
         time.sleep(0.3)
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(30) == 0
+        server.process.terminate()
+        server.process.join(30)
+    assert server.process.exitcode == 0
     assert len(refused) == CLIENTS
     assert not any(isinstance(error, urllib.error.HTTPError) for error in refused)
     rows = [row for path in log.glob("*.tsv") for row in read_log(path)[0]]
