@@ -203,6 +203,18 @@ def test_runs_that_are_certified_otherwise_are_not_ranked(changes: dict[str, obj
     assert f"These runs are not ranked: {reason}" in headlines([comparison])[0]
 
 
+def test_runs_certified_by_one_rule_are_compared_whatever_n_it_chose_for_their_images() -> None:
+    """The second run got the same n for all its images, which is below that of the settings."""
+    first = [image(i, 1, 1, 0.5, n=1000 - 100 * (i % 3)) for i in range(9)]
+    second = [image(i, 1, 1, 0.25, n=800) for i in range(9)]
+    rule = {"radius_loss": 0.02}
+    (comparison,) = comparisons([summary_of(first, "a", **rule), summary_of(second, "b", **rule)])
+    assert comparison.obstacles == ()
+    assert [run.acr.value for run in comparison.paired] == [pytest.approx(-0.25)]
+    (comparison,) = comparisons([summary_of(first, "a", **rule), summary_of(second, "b", radius_loss=0.05)])
+    assert comparison.obstacles == ("radius loss differs (0.02 and 0.05)",)
+
+
 def test_runs_with_the_randomized_bound_are_in_a_group_of_their_own() -> None:
     rows = random_rows(0, 9, 1)
     compared = comparisons([summary_of(rows, "a"), summary_of(rows, "b", bound="randomized")])

@@ -97,7 +97,8 @@ def write_content(path: Path, content: bytes) -> None:
 
 
 def _gzip(content: bytes) -> bytes:
-    deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    # Digits repeat by chance: Z_FILTERED ignores short repetitions, which makes these files 3% smaller.
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS, 9, zlib.Z_FILTERED)
     end = zlib.crc32(content).to_bytes(4, "little") + (len(content) % 2**32).to_bytes(4, "little")
     return GZIP_HEADER + deflate.compress(content) + deflate.flush() + end
 

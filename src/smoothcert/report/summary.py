@@ -224,8 +224,9 @@ def _over_sigmas(file: CertificatesFile) -> str:
 
 def _protocol(file: CertificatesFile, n: int | None, alpha: float | None) -> tuple[tuple[str, object], ...]:
     settings = file.settings
+    adaptive = bool(settings.get("radii") or settings.get("radius_loss"))  # the rule chooses n for each image
     protocol = {
-        "n": _number(file, "n") if n is None else n,
+        "n": _number(file, "n") if n is None or adaptive else n,
         "alpha": alpha,
         "bound": _bound(file),
         "noise": _text(settings, "noise") or "gaussian",
