@@ -3,7 +3,6 @@
 python docs/draw_hero.py
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 from smoothcert.certification.certificates import read_certificates
@@ -17,9 +16,10 @@ RADIUS = 1.75
 
 
 def main() -> None:
-    files = [read_certificates(ROOT / "results" / "mnist" / run / "certificates" / "test-n100000.tsv") for run in RUNS]
-    shared = set.intersection(*({row.index for row in file.rows} for file in files))
-    files = [replace(file, rows=tuple(row for row in file.rows if row.index in shared)) for file in files]
+    paths = [ROOT / "results" / "mnist" / run / "certificates" / "test-n100000.tsv.gz" for run in RUNS]
+    files = list(map(read_certificates, paths))
+    shared = set.intersection(*(set(file.columns.index.tolist()) for file in files))
+    files = [file.only(shared) for file in files]
     summaries = [summarize(file, run, (RADIUS,)) for run, file in zip(RUNS, files, strict=True)]
     plain, best = (summary.accuracy_at[RADIUS] for summary in (summaries[0], summaries[-1]))
     message = (

@@ -99,9 +99,10 @@ def test_a_known_limit_of_n_is_marked() -> None:
     (axes,) = figure_of([("a", file())]).axes
     marked = [line.get_xdata()[0] for line in axes.lines if line.get_linewidth() == 0.7]  # type: ignore[index]
     assert marked == [largest_certifiable_radius(0.5, 1000, 0.001)]
-    assert "limit of n = 1,000" in [text.get_text() for text in axes.texts]
+    note = "n = 1,000 votes per image\ndashed: largest radius that n votes can certify"
+    assert axes.texts[0].get_text() == f"{len(file().rows)} images, {note}"
     (axes,) = figure_of([("a", file(alpha=None))]).axes
-    assert [text.get_text() for text in axes.texts] == ["Gaussian"]
+    assert [text.get_text() for text in axes.texts] == [f"{len(file().rows)} images", "Gaussian"]
     assert not [line for line in axes.lines if line.get_linewidth() == 0.7]
 
 

@@ -85,7 +85,8 @@ def test_figure_of_sweeps() -> None:
     figure = draw_sweeps([sweep, sweep])
     assert figure is not None
     axes = figure.axes[0]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("λ", "average certified L2 radius (ACR)")
+    assert axes.get_xlabel() == "λ: weight of the method's own term in the loss"
+    assert axes.get_ylabel() == "average certified L2 radius (ACR)"
     assert axes.get_title() == "Consistency, MNIST, σ = 0.5\nepochs = 2"
     assert list(axes.lines[0].get_xdata()) == [1.0, 5.0, 50.0]
     assert draw_sweeps([]) is None

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from smoothcert.report.looks import looks_of
-from smoothcert.report.names import NamedRun, dataset_name, labels_of, network_name
+from smoothcert.report.names import NamedRun, dataset_name, labels_of, meanings_in, network_name
 
 LOW, HIGH = (0.5, "mnist"), (1.0, "mnist")
 PAPERS = [
@@ -106,6 +106,12 @@ def test_an_ordered_hyper_parameter_gets_a_ramp() -> None:
     looks = looks_of(labels)
     ordered = [brightness(looks[f"SmoothMix (η = {eta})"].colour) for eta in (1, 2, 4, 8, 16)]
     assert ordered == sorted(ordered)
+
+
+def test_letters_of_labels_are_explained() -> None:
+    got = meanings_in(["MNIST, σ = 0.50", "SmoothMix (η = 5), one-step", "term: mix", "loss = KL, seed = 3"])
+    assert [meaning.partition(":")[0] for meaning in got] == ["σ", "η", "one-step"]
+    assert meanings_in(["Gaussian", "epochs = 3"]) == []
 
 
 @pytest.mark.parametrize(

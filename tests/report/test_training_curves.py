@@ -113,14 +113,14 @@ def test_further_terms_have_a_panel_and_their_runs_colour(training: MakeTraining
     figure = figure_of(plain, consistency)
     loss, _, terms = figure.axes
     lines = {str(line.get_label()): line for line in terms.lines}
-    assert legend_texts(figure)[:4] == ["Gaussian", "Consistency", "term: entropy", "term: kl"]
+    assert legend_texts(figure)[:4] == ["Gaussian", "Consistency", "term: entropy", "term: KL divergence"]
     own = [lines["_kl"], lines["_entropy"]]
     assert {line.get_color() for line in own} == {curves(loss)["Consistency"].get_color()}
     assert len({str(line._dash_pattern) for line in own}) == 2, "terms differ in style"  # type: ignore[attr-defined]
     np.testing.assert_allclose(np.asarray(own[0].get_ydata()), 0.3 * 0.5 ** np.arange(6))
     other = training("s", method="stability", scale=0.3, terms={"kl": 1.0, "stability": 2.0})
     figure = figure_of(plain, consistency, other)
-    assert legend_texts(figure)[3:6] == ["term: entropy", "term: kl", "term: stability"], "each term once"
+    assert legend_texts(figure)[3:6] == ["term: entropy", "term: KL divergence", "term: stability"], "each term once"
     both = [line for line in figure.axes[2].lines if line.get_label() == "_kl"]
     assert len({str(line._dash_pattern) for line in both}) == 1, "one style per term"  # type: ignore[attr-defined]
     assert len({line.get_color() for line in both}) == 2
@@ -129,7 +129,7 @@ def test_further_terms_have_a_panel_and_their_runs_colour(training: MakeTraining
 def test_a_single_run_is_named_in_the_legend(training: MakeTraining) -> None:
     figure = figure_of(training("a", method="macer", terms={"robust": 0.0}))
     assert figure.get_suptitle() == "MNIST, σ = 0.50"
-    assert legend_texts(figure)[:2] == ["MACER", "term: robust"]
+    assert legend_texts(figure)[:2] == ["MACER", "term: robustness"]
     assert [axes.get_yscale() for axes in figure.axes] == ["log", "linear", "linear"], "no logarithm of 0"
 
 

@@ -261,7 +261,7 @@ def draw_cost(costs: Sequence[Cost]) -> Figure:
         memory = _scaled([c.peak_memory for c in costs], 1 / GIB)
         paper = _scaled([c.published_memory for c in costs], 1e9 / GIB)
         _bars(panels[1], memory, paper, [row[7] for row in cells], "peak memory (GiB)", "GiB", colours)
-    panels[0].set_yticks(range(len(costs)), [plain(_name(c)) for c in costs])
+    panels[0].set_yticks(range(len(costs)), list(map(plain, _names(costs))))
     panels[0].invert_yaxis()
     what = dict.fromkeys(f"{dataset_name(c.dataset)}, {network_name(c.model)}" for c in costs)
     dashed = "; dashed: published" if any(c.published_hours is not None for c in costs) else ""
@@ -269,10 +269,10 @@ def draw_cost(costs: Sequence[Cost]) -> Figure:
     return figure
 
 
-def _name(cost: Cost) -> str:
-    """The run; with its method and sigma where its name does not say them."""
-    name = f"{cost.run}" if cost.method in cost.run else f"{cost.run} ({METHODS.get(cost.method, cost.method)})"
-    return name if f"{cost.sigma:g}" in cost.run else f"{name}, σ = {cost.sigma:g}"
+def _names(costs: Sequence[Cost]) -> list[str]:
+    """The method and sigma of each run; where two runs share them, the name of the run, too."""
+    names = [f"{METHODS.get(c.method, c.method)}, σ = {c.sigma:g}" for c in costs]
+    return [f"{n} ({c.run})" if names.count(n) > 1 else n for n, c in zip(names, costs, strict=True)]
 
 
 def _scaled(values: Sequence[float | None], factor: float) -> list[float | None]:

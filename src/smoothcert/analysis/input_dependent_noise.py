@@ -173,9 +173,10 @@ def worst_cases_csv(cases: WorstCases) -> str:
 def draw_worst_cases(cases: WorstCases) -> Figure:
     """Exact value and bound against the dimension, both axes logarithmic; the dimensions of data sets marked."""
     scales, dimensions = cases.scales, np.asarray(cases.dimensions)
-    at_x = f"p = {scales.probability:g} at x, σ = {scales.sigma:g}"
-    title = f"{at_x}; at L2 distance {scales.radius:g}, σ = {scales.other_sigma:g}"
-    figure, axes = one_panel(5.2, 3.5, title, "dimension d", "smallest probability at x'")
+    at_x = f"The class has probability {scales.probability:g} at an image, under noise of σ = {scales.sigma:g}."
+    title = f"{at_x}\nHow small can it be at L2 distance {scales.radius:g}, where σ = {scales.other_sigma:g}?"
+    x, y = "dimension d (number of pixel values)", "smallest probability of the class"
+    figure, axes = one_panel(5.2, 3.6, title, x, y)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(1, max(10, dimensions[-1]))
@@ -190,8 +191,8 @@ def draw_worst_cases(cases: WorstCases) -> Figure:
             axes.axvline(pixels, color=GREY, linewidth=0.5)
             axes.text(pixels, lowest * 1.3, f" {name}", rotation=90, fontsize=7, color=GREY, va="bottom", ha="right")
     constant = bound_constant(scales)
-    bound = f"bound C/d, C = {constant:,.0f}" if math.isfinite(constant) else "no bound: equal σ"
+    bound = f"bound C/d, C = {constant:,.0f}" if math.isfinite(constant) else "no bound: same σ"
     handles = [*axes.get_lines()[:2], same]
-    labels = [bound, "exact worst case", f"equal σ: {scales.same_scale:.4g}, any d"]
+    labels = [bound, "exact worst case", f"same σ: {scales.same_scale:.4g}, any d"]
     axes.legend(handles, labels, loc="lower left", fontsize=LABEL_SIZE, framealpha=1.0, edgecolor="none")
     return figure

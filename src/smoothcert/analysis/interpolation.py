@@ -21,7 +21,18 @@ from smoothcert.analysis.compared_runs import (
 )
 from smoothcert.io.text import csv_text
 from smoothcert.report.names import dataset_name
-from smoothcert.report.style import AXIS_SIZE, FIRST, GREY, NOTE_SIZE, SECOND, TITLE_SIZE, new_figure, plain, quiet_axes
+from smoothcert.report.style import (
+    AXIS_SIZE,
+    FIRST,
+    GREY,
+    NOTE_SIZE,
+    SECOND,
+    TITLE_SIZE,
+    legend_below,
+    new_figure,
+    plain,
+    quiet_axes,
+)
 
 Style = str | tuple[float, Sequence[float]]
 
@@ -159,7 +170,7 @@ def draw_interpolation(interpolation: Interpolation, *, votes: bool = False) -> 
     A third class that is ahead of both somewhere is drawn thin. With `votes`, dotted lines show the share of votes.
     """
     lines = interpolation.lines
-    figure = new_figure(5.4, 0.3 + 3.6 * len(lines))
+    figure = new_figure(5.4, 0.5 + 3.6 * len(lines))
     dataset = plain(dataset_name(interpolation.dataset))
     title = f"{dataset}, test image {interpolation.index}, σ = {interpolation.sigma:g}"
     figure.suptitle(title, fontsize=TITLE_SIZE)
@@ -167,8 +178,12 @@ def draw_interpolation(interpolation: Interpolation, *, votes: bool = False) -> 
         curve, strip, added = part.subplots(3, 1, gridspec_kw={"height_ratios": [3.6, 1, 1]})
         _draw_curves(curve, interpolation, line, votes)
         _draw_strip(strip, line.strip)
+        for ratio, place in zip(np.linspace(0, 1, SHOWN), np.arange(SHOWN) + 0.5, strict=True):
+            text = strip.text(place / SHOWN, 1.02, f"{ratio:.3g}", transform=strip.transAxes, ha="center", va="bottom")
+            text.set(fontsize=NOTE_SIZE, color=GREY)
         _draw_strip(added, 0.5 + (line.strip - line.strip[:1]) / 2)
-        added.set_title("what was added (grey: nothing)", fontsize=NOTE_SIZE, color=GREY, pad=2)
+        added.set_title("what was added to the image (grey: nothing)", fontsize=NOTE_SIZE, color=GREY, pad=2)
+    legend_below(figure, curves=False)
     return figure
 
 
@@ -189,10 +204,14 @@ def _draw_curves(axes: Axes, whole: Interpolation, line: Line, votes: bool) -> N
         text = f"label overtaken at {crossing:.2f}, L2 distance {crossing * line.distance:.2f}"
         axes.set_title(text, fontsize=NOTE_SIZE + 0.5, color=GREY, loc="right")
     axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1.08)
+    ticks = np.linspace(0, 1, SHOWN)
+    axes.set_xticks(ticks, [f"{ratio:.3g}" for ratio in ticks])
+    axes.set_ylim(0, 1.02)
     axes.set_yticks(np.linspace(0, 1, 6))
-    axes.set_ylabel("confidence (dotted: votes)" if votes else "confidence", fontsize=AXIS_SIZE)
-    axes.set_xlabel(f"mixing ratio (1: adversarial example, L2 distance {line.distance:.2f})", fontsize=AXIS_SIZE)
+    axes.set_ylabel("smoothed confidence (dotted: votes)" if votes else "smoothed confidence", fontsize=AXIS_SIZE)
+    axes.set_xlabel(
+        f"mixing ratio (0: the image; 1: adversarial example, L2 distance {line.distance:.2f})", fontsize=AXIS_SIZE
+    )
     axes.set_title(plain(line.label or line.run), fontsize=TITLE_SIZE, loc="left")
 
 

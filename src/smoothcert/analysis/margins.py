@@ -78,7 +78,8 @@ def draw_margins(margins: Margins) -> Figure:
     """Histograms on common bins, the misclassified side shaded, each label with its share below 0."""
     image = f"{plain(dataset_name(margins.dataset))}, test image {margins.index} (class {margins.label})"
     title = f"{image}, σ = {margins.sigma:g}"
-    figure, axes = one_panel(5.2, 3.2, title, "log-probability margin under noise", "share of noises (%)")
+    x = "log-probability of the label minus that of the best other class"
+    figure, axes = one_panel(5.2, 3.2, title, x, "share of noises (%)")
     everything = np.concatenate(list(margins.values.values()))
     # Zero is an edge, so that no bar is on both sides of it; a few far outliers must not compress the rest.
     low, high = np.quantile(everything, [0.0005, 0.9995])

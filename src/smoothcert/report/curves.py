@@ -1,6 +1,6 @@
 """Certified accuracy against radius: one panel per sigma, one exact step curve per run, accuracy under attack."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -85,13 +85,22 @@ def _ceilings(panel: Sequence[Curve]) -> dict[float, int]:
     return dict(sorted((c, n) for c, n in pairs.items() if c is not None and n is not None))
 
 
-def _draw_ceilings(axes: Axes, ceilings: Mapping[float, int]) -> None:
-    """A dashed line at each ceiling; its n above the panel, where no curve is."""
+def _draw_ceilings(axes: Axes, panel: Sequence[Curve], ceilings: Mapping[float, int]) -> None:
+    """A dashed line at each ceiling; what it is and the numbers of images and votes above the panel, where no curve
+    is."""
     for ceiling in ceilings:
         axes.axvline(ceiling, color=GREY, linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
+    text = f"{_numbers(len(curve.summary.file.columns) for curve in panel)} images"
     if ceilings:
-        text = f"limit of n = {' and '.join(f'{n:,}' for n in dict.fromkeys(ceilings.values()))}"
-        axes.text(1, 1.005, text, transform=axes.transAxes, va="bottom", ha="right", color=GREY, fontsize=NOTE_SIZE)
+        text += f", n = {_numbers(ceilings.values())} votes per image\ndashed: largest radius that n votes can certify"
+    axes.text(1, 1.005, text, transform=axes.transAxes, va="bottom", ha="right", color=GREY, fontsize=NOTE_SIZE)
+
+
+def _numbers(numbers: Iterable[int]) -> str:
+    """The different numbers, as in "1,000 and 100,000"; of more than two, the smallest and the largest."""
+    first, *others = sorted(set(numbers))
+    between = " and " if len(others) == 1 else " to "
+    return f"{first:,}{between}{others[-1]:,}" if others else f"{first:,}"
 
 
 def _draw_panel(axes: Axes, panel: Sequence[Curve], looks: Mapping[str, Look]) -> float:
@@ -101,7 +110,7 @@ def _draw_panel(axes: Axes, panel: Sequence[Curve], looks: Mapping[str, Look]) -
     ends = [*(float(curve.certified.radii[-1]) for curve in panel), *ceilings]
     reach = 1.04 * (max(ends) or panel[0].summary.sigma or 1.0)
     axes.set_xlim(0, reach)
-    _draw_ceilings(axes, ceilings)
+    _draw_ceilings(axes, panel, ceilings)
     for curve in panel:
         draw_steps(axes, curve.certified.radii, 100 * curve.certified.accuracy, curve.label, looks[curve.label])
         for steps in curve.attacked:
@@ -122,16 +131,16 @@ def _attack_entry(curves: Sequence[Curve], looks: Mapping[str, Look]) -> list[tu
 def draw_curves(summaries: Sequence[Summary], message: str | None = None) -> Figure:
     """The certified accuracy of runs against the radius, under the title `message` if there is one.
 
-    A thin dashed line marks the largest radius that n votes can certify, if n and alpha are known. If the run folder of
-    a certificates file holds `attacks/*.tsv` on the same classifier, a thin curve of the run's colour shows the
-    accuracy that these attacks left: an upper bound. A few curves whose ends are far apart have their names there;
-    otherwise a legend names them.
+    A thin dashed line marks the largest radius that n votes can certify, if n and alpha are known; above each panel are
+    the numbers of images and votes. If the run folder of a certificates file holds `attacks/*.tsv` on the same
+    classifier, a thin curve of the run's colour shows the accuracy that these attacks left: an upper bound. A few
+    curves whose ends are far apart have their names there; otherwise a legend names them.
     """
     members = panels_of(summaries)
     panels = [[_curve(member) for member in panel] for panel in members]
     curves = [curve for panel in panels for curve in panel]
     looks = looks_of(curve.label for curve in curves)
-    figure, grid = panel_grid(members, "{norm} radius", "certified accuracy (%)", pad=11)
+    figure, grid = panel_grid(members, "{norm} radius", "certified accuracy (%)", extra_height=0.1, pad=20)
     ends = [_draw_panel(axes, panel, looks) for axes, panel in zip(grid, panels, strict=True)]
     if message is not None:
         figure.suptitle(message, fontsize=TITLE_SIZE + 1, fontweight="bold")

@@ -101,7 +101,7 @@ def _radius_axis(axes: Axes, sigma: float, last: float) -> None:
     top.xaxis.set_major_locator(FixedLocator(ticks))
     top.tick_params(labelsize=NOTE_SIZE, color=GREY, labelcolor=GREY)
     top.spines["top"].set_visible(False)
-    top.set_xlabel("L2 radius σΦ⁻¹(p), if p were known exactly", fontsize=LABEL_SIZE, color=GREY)
+    top.set_xlabel("L2 radius that p would certify if it were exact", fontsize=LABEL_SIZE, color=GREY)
 
 
 def _draw_panel(axes: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:

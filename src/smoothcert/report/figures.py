@@ -50,7 +50,7 @@ def digests_stored_in(folder: Path) -> Mapping[str, str]:
 
 
 def _shown_in(figure: "Figure") -> Iterator[str]:
-    yield from (text.get_text() for legend in figure.legends for text in legend.get_texts())
+    yield from (text.get_text() for legend in figure.legends for text in (legend.get_title(), *legend.get_texts()))
     for axes in figure.axes:
         yield from (axes.get_title(), axes.get_xlabel(), axes.get_ylabel(), *(text.get_text() for text in axes.texts))
         for line in axes.lines:

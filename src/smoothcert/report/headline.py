@@ -34,8 +34,7 @@ def _sentences(comparison: Comparison, label: Callable[[str], str], several: boo
     elif comparison.ranked:
         text = [_ranked(comparison, radius, label, start)]
     else:
-        first, *others = [_counted(run, radius, comparison, label) for run in comparison.runs[:MOST_RUNS]]
-        text = [f"{start}{first}", *others]
+        text = [f"{start}{_unranked(comparison, radius, label)}"]
     if comparison.obstacles:
         text.append(f"These runs are not ranked: {'; '.join(comparison.obstacles)}.")
     sentences = [*text, *_never_certified(comparison, label), _limit(comparison)]
@@ -64,9 +63,16 @@ def _interval(accuracy: AccuracyAt) -> str:
     return f"95% interval {low:,} to {high:,}"
 
 
-def _counted(run: RunNumbers, radius: float, comparison: Comparison, label: Callable[[str], str]) -> str:
-    accuracy = _at(run, radius)
-    return f"{_claim(comparison, accuracy)} ({label(run.name)}; {_interval(accuracy)})."
+def _unranked(comparison: Comparison, radius: float, label: Callable[[str], str]) -> str:
+    """The first runs at `radius`, in their order."""
+    first, *others = comparison.runs
+    accuracy = _at(first, radius)
+    words = [f"{_claim(comparison, accuracy)} ({label(first.name)}; {_interval(accuracy)})"]
+    for run in others[: MOST_RUNS - 1]:
+        accuracy = _at(run, radius)
+        words.append(f"{label(run.name)}: {accuracy.count:,} of {accuracy.images:,} ({_interval(accuracy)})")
+    more = len(comparison.runs) - MOST_RUNS
+    return "; ".join([*words, *([f"{more} more runs are in the tables"] if more > 0 else [])]) + "."
 
 
 def _ranked(comparison: Comparison, radius: float, label: Callable[[str], str], start: str) -> str:

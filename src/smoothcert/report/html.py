@@ -26,7 +26,7 @@ from smoothcert.report.html_curves import curve_data
 from smoothcert.report.html_gallery import gallery_data
 from smoothcert.report.layout import Layout, comma_separated
 from smoothcert.report.looks import Look, looks_of
-from smoothcert.report.names import dataset_name, network_name
+from smoothcert.report.names import dataset_name, meanings_in, network_name
 from smoothcert.report.paired import Comparison, comparisons
 from smoothcert.report.panels import labels_of_runs, panels_of
 from smoothcert.report.summary import Summary
@@ -64,6 +64,7 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
         about=_about(contents.summaries, written or datetime.date.today()),
         csv=base64.b64encode(comma_separated(table).encode("utf-8", "backslashreplace")).decode(),
         headlines=headlines(compared, labels),
+        meanings=f"{'; '.join(meanings_in(['σ = ', *labels.values()]))}.",
         bold=RANKED,
         statistics=[STATISTICS, *constant_sentences(compared)],
         looks=look_of,

@@ -13,6 +13,8 @@ from smoothcert.report.summary import Summary
 
 FEWEST_VALUES = 3
 """A figure of ACR against a hyper-parameter needs this many values of it."""
+LOSS_FORM = "objective.form"
+"""What the weight of a loss means depends on it, so a figure always names it."""
 # These have columns of their own, or differ without changing what is compared.
 _NOT_COLUMNS = ("sigma", "dataset", "seed", "objective.name")
 
@@ -39,7 +41,7 @@ class Sweep:
     sigma: float
     dataset: str | None
     shared: Mapping[str, Value]
-    """The other hyper-parameters that differ in the report, with their values here."""
+    """The other hyper-parameters that differ in the report, and the form of the loss, with their values here."""
     points: tuple[SweepPoint, ...]
     reference: tuple[str, float] | None
     """Name and ACR of a run of plain Gaussian training that can be compared with all points."""
@@ -103,6 +105,8 @@ def _sweep(parameter: str, group: Sequence[Summary], summaries: Sequence[Summary
         spread = statistics.stdev(acrs) if len(acrs) > 1 else None
         points.append(SweepPoint(value, statistics.fmean(acrs), spread, tuple(s.name for s in members)))
     first, shared = group[0], _others(group[0], parameter)
+    if form := _flat(run_recipe(first.file.path)).get(LOSS_FORM):
+        shared.setdefault(LOSS_FORM, form)
     plain = (s for s in summaries if s.method == "gaussian" and s.group == first.group and s not in group)
     reference = next(((s.name, s.acr) for s in plain if not obstacles([*group, s])), None)
     method, sigma = first.method or "", first.sigma or 0.0

@@ -1,7 +1,8 @@
 """The names that people use for methods, data sets and networks, and the labels of runs in figures and pages."""
 
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -33,6 +34,17 @@ SYMBOLS = {
     "learning_rate": "learning rate",
 }
 """Name of a field of a recipe -> its name in the papers."""
+MEANINGS = {
+    "σ": "standard deviation of the noise",
+    "λ": "weight of the method's own term in the loss",
+    "η": "weight of the mixed images in the loss",
+    "m": "noisy copies per image in training",
+    "T": "attack steps in training",
+    "α": "L2 length of an attack step",
+    "ε": "largest L2 length of the attack",
+    "one-step": "the first attack step replaces the clean image",
+}
+"""Letters and words of labels -> what they mean."""
 _VALUES = {"kl_entropy": "KL + entropy", "kl": "KL", "mse": "MSE", "xent": "cross-entropy"}
 _NOT_SHOWN = ("name", "sigma", "dataset", "noise")
 
@@ -101,6 +113,12 @@ def setting_text(key: str, value: object) -> str:
         if isinstance(value, int | float)
         else f"{name} = {_VALUES.get(str(value), one_line(value))}"
     )
+
+
+def meanings_in(texts: Iterable[str]) -> list[str]:
+    """What the letters in some labels and titles mean, as in "η: weight of the mixed images in the loss"."""
+    shown = {word for text in texts for word in re.findall(r"\w+(?= = )|\bone-step\b", text)}
+    return [f"{letter}: {meaning}" for letter, meaning in MEANINGS.items() if letter in shown]
 
 
 def labels_of(runs: Sequence[NamedRun]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from PIL import Image
 
 from smoothcert.io.text import one_line
 from smoothcert.report.looks import Look
+from smoothcert.report.names import meanings_in
 from smoothcert.report.panels import Member, titles_of
 
 GREY = "#666666"
@@ -23,6 +24,7 @@ TITLE_SIZE, AXIS_SIZE, LABEL_SIZE, NOTE_SIZE = 9.5, 9.0, 8.0, 7.0
 DOTS_PER_INCH = 320
 """Sharp on screens with two pixels per point."""
 _MOST_COLUMNS = 6
+_LETTERS_PER_INCH = 17
 _FREE_HEIGHT = 0.45
 """Height of a legend, in inches, for which the panels make room (two lines); the figure grows by the rest."""
 
@@ -104,27 +106,45 @@ def quiet_axes(axes: Axes) -> None:
 
 
 def legend_below(figure: Figure, further: Sequence[tuple[str, Artist]] = (), *, curves: bool = True) -> None:
-    """One legend below the panels: each label of the figure once (if `curves`), then `further` (label, handle) pairs.
+    """One legend below the panels: what the letters in titles and labels mean, each label of the figure once (if
+    `curves`), then `further` (label, handle) pairs.
 
     It has as many columns as fit. The figure grows for a long legend, so that the panels keep their size. Nothing is
-    drawn where there are no labels.
+    drawn where there is nothing to say.
     """
     entries: dict[str, Artist] = {}
     for axes in figure.axes if curves else ():
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     entries |= further
-    if not entries:
-        return
-    look_of_legend: dict[str, Any] = {"fontsize": LABEL_SIZE, "frameon": False, "handlelength": 3.2}
     handles, labels = list(entries.values()), list(entries)
-    for columns in range(min(len(entries), _MOST_COLUMNS), 0, -1):
+    note = _meanings_in(figure, labels)
+    if not entries and not note:
+        return
+    look_of_legend: dict[str, Any] = {"fontsize": LABEL_SIZE, "frameon": False, "handlelength": 3.2, "title": note}
+    look_of_legend["title_fontproperties"] = {"size": NOTE_SIZE}
+    for columns in range(max(1, min(len(entries), _MOST_COLUMNS)), 0, -1):
         legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, **look_of_legend)
         if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
             break
         legend.remove()
+    legend.get_title().set(color=GREY, multialignment="center")
     inches = legend.get_window_extent().height / figure.dpi
     figure.set_figheight(figure.get_figheight() + max(0.0, inches - _FREE_HEIGHT))
+
+
+def _meanings_in(figure: Figure, labels: Sequence[str]) -> str:
+    """What the letters in the labels, titles and texts of a figure mean, in lines that fit."""
+    above = [axes.get_title(loc=side) for axes in figure.axes for side in ("left", "center", "right")]
+    inside = [text.get_text() for axes in figure.axes for text in axes.texts]
+    lines = [""]
+    for meaning in meanings_in([figure.get_suptitle(), *above, *inside, *labels]):
+        longer = f"{lines[-1]};  {meaning}" if lines[-1] else meaning
+        if len(longer) > _LETTERS_PER_INCH * figure.get_figwidth():
+            lines.append(meaning)
+        else:
+            lines[-1] = longer
+    return "\n".join(lines)
 
 
 def pictures_of(name: str, draw: Callable[[], Figure | None], formats: Sequence[str]) -> dict[str, bytes | None]:

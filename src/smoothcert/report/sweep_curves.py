@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from smoothcert.report.hyperparameters import Sweep
 from smoothcert.report.looks import looks_of
-from smoothcert.report.names import METHODS, dataset_name, setting_name, setting_text
-from smoothcert.report.style import AXIS_SIZE, GREY, NOTE_SIZE, TITLE_SIZE, new_figure, plain, quiet_axes
+from smoothcert.report.names import MEANINGS, METHODS, dataset_name, setting_name, setting_text
+from smoothcert.report.style import AXIS_SIZE, GREY, NOTE_SIZE, TITLE_SIZE, legend_below, new_figure, plain, quiet_axes
 
 _SPREAD = 20
 """Values whose largest is this many times the smallest have a logarithmic axis."""
@@ -25,7 +25,7 @@ def draw_sweeps(sweeps: Sequence[Sweep]) -> Figure | None:
         return None
     columns = min(3, len(sweeps))
     rows = -(-len(sweeps) // columns)
-    figure = new_figure(3.6 * columns + 0.4, 3.2 * rows)
+    figure = new_figure(3.6 * columns + 0.4, 3.6 * rows)
     # Radii of one sigma and data set share an axis, so that panels can be compared.
     comparable = len({(sweep.sigma, sweep.dataset) for sweep in sweeps}) == 1
     grid: list[Axes] = figure.subplots(rows, columns, squeeze=False, sharey=comparable).ravel().tolist()
@@ -33,6 +33,7 @@ def draw_sweeps(sweeps: Sequence[Sweep]) -> Figure | None:
         axes.remove()
     for axes, sweep in zip(grid, sweeps, strict=False):
         _draw(axes, sweep)
+    legend_below(figure, curves=False)
     return figure
 
 
@@ -59,7 +60,8 @@ def _draw(axes: Axes, sweep: Sweep) -> None:
     first = ", ".join([method, *data, f"σ = {sweep.sigma:g}"])
     shared = ", ".join(setting_text(key, value) for key, value in sweep.shared.items())
     axes.set_title("\n".join(plain(line) for line in (first, shared) if line), fontsize=TITLE_SIZE)
-    axes.set_xlabel(plain(setting_name(sweep.parameter)), fontsize=AXIS_SIZE)
+    name = setting_name(sweep.parameter)
+    axes.set_xlabel(plain(f"{name}: {MEANINGS[name]}" if name in MEANINGS else name), fontsize=AXIS_SIZE)
     axes.set_ylabel("average certified L2 radius (ACR)", fontsize=AXIS_SIZE)
     axes.margins(y=0.15)
     quiet_axes(axes)
@@ -70,6 +72,6 @@ def _ticks(values: Sequence[float], logarithmic: bool) -> tuple[list[float], lis
     places = [math.log(value) if logarithmic else value for value in values]
     kept: list[int] = []
     for i, place in enumerate(places):
-        if not kept or place - places[kept[-1]] > 0.07 * (places[-1] - places[0]):
+        if not kept or place - places[kept[-1]] > 0.06 * (places[-1] - places[0]):
             kept.append(i)
     return [values[i] for i in kept], [f"{values[i]:g}" for i in kept]

@@ -18,7 +18,19 @@ from smoothcert.report.style import AXIS_SIZE, GREY, TITLE_SIZE, legend_below, l
 from smoothcert.training.metrics import Metrics
 
 _LOSS, _ACCURACY, _TERMS = "loss", "noisy_accuracy", "further terms of the loss"
-_TITLES = {_LOSS: "training loss", _ACCURACY: "accuracy under noise (%)", _TERMS: _TERMS}
+_TITLES = {
+    _LOSS: "training loss",
+    _ACCURACY: "accuracy under noise (%)",
+    _TERMS: f"{_TERMS}\n(colour: method, style: term)",
+}
+_TERM_NAMES = {
+    "kl": "KL divergence",
+    "mix": "mixed images",
+    "mse": "squared difference",
+    "robust": "robustness",
+    "low": "images of low confidence",
+    "high": "confident images",
+}
 
 
 def _term_styles(runs: Sequence[TrainedRun]) -> dict[str, Look]:
@@ -107,7 +119,7 @@ def draw_training_curves(runs: Sequence[TrainedRun]) -> Figure | None:
 
     titles = [plain(title) for title in panel_titles([(group[0].sigma, group[0].dataset) for group in groups])]
     _set_titles(figure, grid, titles)
-    entries = [(f"term: {plain(term)}", _sample(look)) for term, look in terms.items()]
+    entries = [(f"term: {_TERM_NAMES.get(term, plain(term))}", _sample(look)) for term, look in terms.items()]
     legend_below(figure, [*entries, *(("learning rate drops", mark) for mark in marks[:1])])
     return figure
 
