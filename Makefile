@@ -4,6 +4,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
+# The tests start many processes: bytecode is kept even if the environment says otherwise.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: quickstart test check fast fuzz kernels clean
 
@@ -11,10 +13,10 @@ quickstart: .venv/.installed
 	$(BIN)/smoothcert quickstart
 
 test: .venv/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	$(PYTEST) -n $(WORKERS) --dist worksteal
 
 fast: .venv/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not slow"
 
 fuzz: .venv/.installed-dev
 	SMOOTHCERT_FUZZ_SECONDS=600 SMOOTHCERT_FUZZ_SEED=$$(date +%Y%m%d) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz

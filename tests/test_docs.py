@@ -41,6 +41,7 @@ def python_blocks(path: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_guide_to_an_objective_runs_in_a_project_of_its_own(
     tmp_path: Path, tiny_data: ImageData, monkeypatch: pytest.MonkeyPatch, run_cli: Callable[..., tuple[int, str, str]]
 ) -> None:

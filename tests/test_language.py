@@ -40,6 +40,7 @@ def pattern(phrase: str) -> re.Pattern[str]:
 
 
 PATTERNS = {pattern(phrase): instead for phrase, instead in PHRASES.items()}
+ANY = pattern("|".join(PHRASES))
 
 
 def texts() -> list[Path]:
@@ -50,6 +51,8 @@ def texts() -> list[Path]:
 
 def problems(text: str) -> list[str]:
     """Return "line: phrase; write ..." for each phrase in `text`."""
+    if not ANY.search(text):
+        return []
     return [
         f"line {text.count(chr(10), 0, match.start()) + 1}: {' '.join(match[0].split())!r}; write: {instead}"
         for expression, instead in PATTERNS.items()

@@ -1,6 +1,5 @@
 """What training cost: time, memory and hyper-parameters of runs (table 3 of https://arxiv.org/abs/2006.04062)."""
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pydantic import BaseModel, Field
 
 from smoothcert.analysis.compared_runs import distinct_names
 from smoothcert.certification.certificates import read_certificates
@@ -99,7 +99,7 @@ def _cost(name: str, folder: Path) -> Cost:
     if not exists(folder / METRICS):
         raise RequestError(f"{folder}: expected {METRICS} of a training, got none; leave this run out")
     recipe = load_run_recipe(folder / RECIPE)
-    epochs, provenance = read_epochs(folder / METRICS, _epoch), model_provenance(folder)
+    epochs, provenance = read_epochs(folder / METRICS, _Epoch.model_validate), model_provenance(folder)
     seconds = [epoch.seconds for epoch in epochs]
     acr, images = _certified(folder, recipe.sigma)
     published = _published(recipe)
@@ -115,7 +115,7 @@ def _cost(name: str, folder: Path) -> Cost:
         epochs_planned=recipe.epochs,
         seconds_per_epoch=statistics.median(seconds[1:] or seconds) if seconds else None,
         seconds=sum(seconds) if seconds else None,
-        peak_memory=max((epoch.peak_memory for epoch in epochs), default=0) or None,
+        peak_memory=max((epoch.peak_memory_bytes for epoch in epochs), default=0) or None,
         device=", ".join(dict.fromkeys(epoch.device for epoch in epochs if epoch.device)) or _device(provenance),
         runs_at_once=max((epoch.runs_at_once for epoch in epochs), default=0) or _runs_at_once(provenance),
         acr=acr,
@@ -125,22 +125,13 @@ def _cost(name: str, folder: Path) -> Cost:
     )
 
 
-@dataclass(frozen=True)
-class _Epoch:
+class _Epoch(BaseModel):
     """One line of metrics; 0 and "" for what is not recorded."""
 
-    seconds: float
-    peak_memory: int
-    runs_at_once: int
-    device: str
-
-
-def _epoch(entry: Mapping[str, Any]) -> _Epoch:
-    numbers = [entry["seconds"], entry.get("peak_memory_bytes", 0), entry.get("runs_at_once", 0)]
-    if not all(isinstance(value, int | float) and 0 <= value < math.inf for value in numbers):
-        raise ValueError(f"expected finite numbers >= 0, got {numbers}")
-    seconds, memory, at_once = numbers
-    return _Epoch(float(seconds), int(memory), int(at_once), str(entry.get("device", "")))
+    seconds: float = Field(ge=0)
+    peak_memory_bytes: int = Field(default=0, ge=0)
+    runs_at_once: int = Field(default=0, ge=0)
+    device: str = ""
 
 
 def _device(provenance: Mapping[str, Any]) -> str | None:

@@ -1,6 +1,7 @@
 """Cascade: smoothed classifiers with falling sigma as one classifier with certificates."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby, pairwise
 
 from torch import Tensor
@@ -10,9 +11,7 @@ from smoothcert.certification.prepare import noise_seeds, prepare
 from smoothcert.certification.settings import CertifySettings
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.errors import RequestError
-from smoothcert.smoothing.cascade import certify_cascade
 from smoothcert.smoothing.certificate_batch import CertificateBatch
-from smoothcert.smoothing.votes import fitting_into_memory
 from smoothcert.training.checkpoint import Run
 
 Stage = SmoothedClassifier | Run | RunEnsemble
@@ -87,11 +86,9 @@ class Cascade:
         are those of the stage that answered, or of the last one; `earlier` holds the votes of the stages before it.
         """
         stages = [prepare(stage, x, {"n": n, "n0": n0, "alpha": alpha}) for stage in self.stages]
-        counters, (inputs, first) = [prepared.counter for _, prepared in stages], stages[0]
+        (inputs, first), counters = stages[0], [prepared.counter for _, prepared in stages]
         if len({counter.num_classes for counter in counters}) > 1:
             numbers = ", ".join(str(counter.num_classes) for counter in counters)
             raise RequestError(f"stages: expected one number of classes, got {numbers}; use networks of one data set")
-        seeds = noise_seeds(inputs, seed, indices)
-        with fitting_into_memory(max(counter.batch_size for counter in counters)):
-            records = certify_cascade(counters, inputs.to(first.device), seeds, n0=n0, n=n, alpha=alpha)
-        return CertificateBatch.of(records, counters[0].num_classes, x.device, indices=indices)
+        records = replace(first, later=tuple(counters[1:])).certify(inputs, noise_seeds(inputs, seed, indices))
+        return CertificateBatch.of(records, first.counter.num_classes, x.device, indices=indices)

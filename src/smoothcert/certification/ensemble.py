@@ -68,13 +68,10 @@ class RunEnsemble:
     def about(self) -> dict[str, Any]:
         """Identifies the networks, their order and how they are combined in result files."""
         members = [run.about() for run in self.runs]
-        models, objectives = (
-            " + ".join(dict.fromkeys(str(member[key]) for member in members)) for key in ("model", "objective")
-        )
         consensus = "" if self.consensus is None else f", consensus {self.consensus}"
         return {
-            "model": models,
-            "objective": f"ensemble of {len(members)} ({objectives}{consensus})",
+            "model": names_of(members, "model"),
+            "objective": f"ensemble of {len(members)} ({names_of(members, 'objective')}{consensus})",
             **({} if self.sigma is None else {"training_sigma": self.sigma}),
             "weights_sha256": tensors_digest(self.model.state_dict()),
             "members": members,
@@ -89,6 +86,11 @@ class RunEnsemble:
     def refuse_other_images(self, data: Images) -> None:
         """Raise a RequestError if `data` does not have the shape and number of classes of the members."""
         self.runs[0].refuse_other_images(data)
+
+
+def names_of(members: Sequence[Mapping[str, Any]], key: str) -> str:
+    """The different values of `key` among the members of an ensemble or cascade, in one text."""
+    return " + ".join(dict.fromkeys(str(member[key]) for member in members))
 
 
 FITTING: Mapping[str, Callable[[Run], object]] = {

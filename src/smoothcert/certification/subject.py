@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, SequentialSampler, default_collate
 
 from smoothcert.certification.cascade import Cascade
-from smoothcert.certification.ensemble import RunEnsemble
+from smoothcert.certification.ensemble import RunEnsemble, names_of
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.classifier import device_of, evaluating, in_float32, logits_of, refuse_batch_dependence
 from smoothcert.data import DATASETS, UNSPLIT, ImageFiles, Images
@@ -137,12 +137,10 @@ Certifiable = Run | RunEnsemble | Cascade | SmoothedClassifier | Classifier
 
 def _about_cascade(members: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the settings that identify a cascade, from those of its stages, in their order."""
-    model, objective = (
-        " + ".join(dict.fromkeys(str(member[key]) for member in members)) for key in ("model", "objective")
-    )
+    objective = f"cascade of {len(members)} ({names_of(members, 'objective')})"
     digests = [member["weights_sha256"] for member in members]
     together = None if None in digests else hashlib.sha256(" ".join(digests).encode()).hexdigest()
-    named = {"model": model, "objective": f"cascade of {len(members)} ({objective})"}
+    named = {"model": names_of(members, "model"), "objective": objective}
     return {**named, "weights_sha256": together, "members": members}
 
 
