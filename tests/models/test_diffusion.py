@@ -87,7 +87,7 @@ def test_a_perfect_prediction_restores_the_image() -> None:
     torch.testing.assert_close(denoiser(clean + 0.25 * torch.randn_like(clean)), clean)
 
 
-def test_a_trained_diffusion_model_removes_the_noise_it_is_told(tmp_path: Path) -> None:
+def test_a_trained_diffusion_model_removes_noise_of_the_given_sigma(tmp_path: Path) -> None:
     """The usual training: predict the noise in sqrt(abar) x + sqrt(1 - abar) noise, for images x in [-1, 1]."""
     folder = save_model(tmp_path)
     network = UNet2DModel.from_pretrained(folder / "unet").train()
