@@ -221,7 +221,7 @@ def test_plain_callables_and_modules_are_accepted(workplace: Path) -> None:
     [
         ("no_such_module_here:f", "run where Python finds the module"),
         ("./no_such_file.py:small", "no_such_file.py, which does not exist; correct the path"),
-        ("mine_for_test:missing", "has no attribute 'missing'"),
+        ("mine_for_test:missing", "expected a function missing in mine_for_test, got none"),
         ("mine_for_test:number", "to be a function, got int"),
         ("mine_for_test:fails", r"mine_for_test:fails\(\) failed \(RuntimeError: no weights\)"),
         ("mine_for_test:nothing", "to return a module or a callable, got int"),

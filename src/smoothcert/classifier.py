@@ -118,6 +118,15 @@ def check_logits(logits: Tensor, inputs: int, num_classes: int | None = None) ->
     raise RequestError(f"model: expected logits of shape {expected}, got {list(given)}; {advice}")
 
 
+def refuse_nan(logits: Tensor) -> None:
+    """Refuse logits of inputs without noise that are not numbers."""
+    if bool(logits.isnan().any()):
+        raise RequestError(
+            "the classifier returned NaN for an input without noise, expected numbers; check its weights, or try "
+            "precision fp32"
+        )
+
+
 def refuse_batch_dependence(classifier: Classifier, pair: Tensor, logits: Tensor) -> None:
     """Refuse a classifier whose logits of an input depend on the other inputs of the batch.
 

@@ -98,6 +98,11 @@ FAULTS: dict[str, tuple[Callable[[nn.Module], Any], str, str]] = {
         "label-order",
         "class 0 is output 1, class 1 is output 2, class 2 is output 3, class 3 is output 0, class 8 is output 9 and 1",
     ),
+    "wide": (
+        lambda f: nn.Sequential(f, nn.ConstantPad1d((0, 5), -1e9)),
+        "outputs",
+        "the model has 15 outputs, and the data has 10 classes",
+    ),
     "dropout": (
         lambda f: Holder(f, nn.Dropout(0.2)),
         "train-mode",
@@ -214,7 +219,7 @@ def test_healthy_models_have_no_finding(
         "callable": (lambda x: {"logits": normed(x)}, data),
         "smoothed": (sc.SmoothedClassifier(robust, sigma=0.5), data),
         "bf16": (copy.deepcopy(robust).to(torch.bfloat16), data),
-        "more outputs": (wide, data),
+        "more outputs": (wide, TensorDataset(images, labels)),
         "few images": (robust, TensorDataset(images[:20], labels[:20])),
         "batches": (robust, [(images[:200], labels[:200]), (images[200:], labels[200:])]),
         "colour": (lambda x: robust(x.mean(1, keepdim=True)), TensorDataset(images.expand(-1, 3, -1, -1), labels)),
@@ -248,6 +253,7 @@ def test_measurements_are_those_of_a_plain_loop(robust: nn.Module, data: ImageDa
     [
         (lambda x: torch.zeros(len(x), 5), None, "has 5 outputs, but there are labels up to 9"),
         (lambda x: (torch.zeros(len(x), 10), 1), None, "got tuple; wrap it"),
+        (lambda x: torch.full((len(x), 10), torch.nan), None, "returned NaN for an input without noise"),
         (nn.Linear(3, 10), None, r"fails on images of shape \[1, 28, 28\]"),
         (None, [torch.zeros(2, 1, 28, 28)], "got none with labels"),
         (None, [], "got none"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from smoothcert.certification.certificates import read_certificates
 from smoothcert.models import own_model
 from smoothcert.objectives import OBJECTIVES
 from smoothcert.training.checkpoint import load_run
@@ -64,12 +65,13 @@ ONE_PIXEL = ("--model", "net.py:bare", "--init", "weights.pt", "--dataset", "npz
 def test_the_printed_command_fine_tunes_the_network(workplace: Path, run_cli: Cli) -> None:
     code, out, err = run_cli("doctor", *ONE_PIXEL, "--sigma", 0.5)
     assert code == 0, err
+    printed = out
     assert "1. noise: the network is not robust to noise: clean accuracy 100%, under noise of sigma 0.5 6" in out
-    assert "smoothcert train-denoiser --dataset npz:grey.npz --sigma 0.5 --out runs/denoiser" in out
+    assert "what to do: fine-tune it under noise, or put a denoiser in front of it" in out
     assert (workplace / "doctor/doctor.png").stat().st_size > 5_000
     rows = (workplace / "doctor/doctor.csv").read_text().splitlines()
     assert rows[:2] == ["sigma,accuracy", "0,1"]
-    (command,) = [line.strip() for line in out.splitlines() if line.strip().startswith("smoothcert train ")]
+    (command,) = [line for line in out.splitlines() if line.startswith("smoothcert train ")]
     words = shlex.split(command)[1:]
     code, _, err = run_cli(*words, "--device", "cpu")
     assert code == 0, err
@@ -78,6 +80,14 @@ def test_the_printed_command_fine_tunes_the_network(workplace: Path, run_cli: Cl
     assert run.provenance["init"]["file"] == "weights.pt"
     others = run.model[1].weight[:, 1:]  # were 0
     assert (others[1] - others[0]).mean() > 0.001, "brighter pixels speak for the bright class"
+
+    # The commands of the second way: there are fewer images than in a usual batch.
+    (command,) = [line for line in printed.splitlines() if line.startswith("smoothcert train-denoiser ")]
+    code, _, err = run_cli(*shlex.split(command)[1:], "--model", "unet-small", "--set", "epochs=1", "--device", "cpu")
+    assert code == 0, err
+    (command,) = [line for line in printed.splitlines() if line.startswith("then: smoothcert certify ")]
+    code, _, err = run_cli(*shlex.split(command)[2:], "--n", 100, "--max-images", 2, "--device", "cpu")
+    assert code == 0, err
 
     code, out, err = run_cli("doctor", run.folder, "--model", "net.py:bare", "--device", "cpu")
     assert code == 0, err
@@ -113,7 +123,7 @@ def test_fine_tuning_on_few_images_helps_under_noise_and_keeps_the_clean_accurac
     arguments = ("--model", "net.py:deep", "--init", "deep.pt", "--dataset", "npz:few.npz", "--sigma", 0.5)
     code, out, err = run_cli("doctor", *arguments, "--device", "cpu")
     assert code == 0, err
-    (command,) = [line.strip() for line in out.splitlines() if line.strip().startswith("smoothcert train ")]
+    (command,) = [line for line in out.splitlines() if line.startswith("smoothcert train ")]
     assert run_cli(*shlex.split(command)[1:], "--device", "cpu")[0] == 0
     after = accuracies(load_run(Path("runs/net-gaussian-0.5"), "net.py:deep").model)
     assert after[0] > before[0] - 0.05
@@ -135,14 +145,17 @@ def test_every_objective_starts_from_the_weights_of_a_user(workplace: Path, run_
 
 
 def test_a_healthy_network_is_sent_to_certification(workplace: Path, run_cli: Cli) -> None:
-    arguments = ("--model", "net.py:mean", "--dataset", "npz:grey.npz", "--device", "cpu")
+    torch.save(own_model("net.py:mean", 2).state_dict(), "mean.pt")
+    arguments = ("--model", "net.py:bare", "--init", "mean.pt", "--dataset", "npz:grey.npz", "--device", "cpu")
     code, out, err = run_cli("doctor", *arguments, "--out", "figures")
     assert code == 0, err
     assert "wrote figures/doctor.png; nothing was found" in out
     (command,) = [line.partition("next: smoothcert ")[2] for line in out.splitlines() if line.startswith("next: ")]
-    assert command == "certify --model net.py:mean --dataset npz:grey.npz --sigma 0.25 --out runs/net"
+    assert command == "certify --model net.py:bare --init mean.pt --dataset npz:grey.npz --sigma 0.25 --out runs/net"
     code, _, err = run_cli(*shlex.split(command), "--n", 100, "--max-images", 2, "--device", "cpu")
     assert code == 0, err
+    rows = read_certificates(Path("runs/net/certificates/test-n100.tsv")).rows
+    assert [row.correct for row in rows] == [True, True], "random weights are wrong for one of two classes"
 
 
 def test_names_of_outputs_correct_the_order_of_folders(workplace: Path, run_cli: Cli) -> None:
@@ -179,6 +192,7 @@ def test_names_of_outputs_correct_the_order_of_folders(workplace: Path, run_cli:
         ("--model net.py:mean --hub hf:a --dataset npz:grey.npz", "give --model or --hub, not both"),
         ("--hub vit --dataset npz:grey.npz", "--hub: expected hf:NAME, timm:NAME"),
         ("--hub hf:a --dataset npz:grey.npz --init weights.pt", "--init: expected none with a run folder or --hub"),
+        ("--model net.py --dataset npz:grey.npz", "got net.py; add the name of the function after a colon"),
         ("--model net.py:mean --dataset npz:grey.npz --sigma -1", "sigma"),
         ("--model net.py:swapped --init weights.pt --dataset npz:grey.npz", "to return a torch module, got function"),
         ("--model net.py:empty --dataset npz:grey.npz", "got one on the device meta, without any; load them"),

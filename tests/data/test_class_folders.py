@@ -119,7 +119,7 @@ def bad_folders(root: Path) -> dict[str, tuple[Path, str]]:
         "only images": (only_images, "got no folders; make them"),
         "no images": (no_images, "of a class, got none; add some or remove it"),
         "empty class": (empty_class, "of a class, got none; add some or remove it"),
-        "sizes": (mixed, "got x.png of 10x10 and y.png of 11x10 pixels; give --image-size S"),
+        "sizes": (mixed, "got a/x.png of 10x10 and a/y.png of 11x10 pixels; give --image-size S"),
         "no test": (train_only, "expected test or val with class folders, got train alone"),
         "extra class": (extra, "expected the classes of the training folder alone, got b"),
     }

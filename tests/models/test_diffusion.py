@@ -90,6 +90,35 @@ def test_a_perfect_prediction_restores_the_image() -> None:
     torch.testing.assert_close(denoiser(clean + 0.25 * torch.randn_like(clean)), clean)
 
 
+def test_a_trained_diffusion_model_removes_noise_of_the_given_sigma(tmp_path: Path) -> None:
+    """The usual training: predict the noise in sqrt(abar) x + sqrt(1 - abar) noise, for images x in [-1, 1]."""
+    folder = save_model(tmp_path)
+    network = UNet2DModel.from_pretrained(folder / "unet").train()
+    generator = torch.Generator().manual_seed(0)
+
+    def images(count: int) -> torch.Tensor:
+        """Images 8x8 in [0, 1] of one grey level each, which the mean of the pixels estimates."""
+        return torch.rand(count, 1, 1, 1, generator=generator).expand(-1, -1, 8, 8)
+
+    products = torch.from_numpy(schedule_in_float64("linear")).float()
+    optimizer = torch.optim.Adam(network.parameters(), 0.01)
+    for _ in range(60):
+        steps = torch.randint(0, STEPS, (32,), generator=generator)
+        noise, left = torch.randn(32, 1, 8, 8, generator=generator), products[steps].view(-1, 1, 1, 1)
+        x_t = left.sqrt() * (2 * images(32) - 1) + (1 - left).sqrt() * noise
+        loss = (network(x_t, steps).sample - noise).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    network.save_pretrained(folder / "unet")
+    clean = images(200)
+    noisy = clean + 0.3 * torch.randn(clean.shape, generator=generator)
+    with torch.no_grad():
+        errors = {s: float((load_denoiser(folder, s).model(noisy) - clean).square().mean()) for s in (0.1, 0.3, 0.9)}
+    assert errors[0.3] < 0.3 * 0.3**2, "the noise has a mean square of 0.09"
+    assert errors[0.3] < 0.7 * min(errors[0.1], errors[0.9]), "another sigma means another step and another scale"
+
+
 @pytest.mark.parametrize("sigma", [0.05, 0.5, 1.0])
 def test_the_step_is_the_first_with_enough_noise(sigma: float) -> None:
     alphas = torch.linspace(0.999, 0.01, 1000, dtype=torch.float64)

@@ -137,7 +137,7 @@ def test_overrides_choose_code_and_its_fields(project: Path) -> None:
 @pytest.mark.parametrize(
     ("reference", "overrides", "message"),
     [
-        ("mine_objective.py:Missing", [], "has no attribute 'Missing'"),
+        ("mine_objective.py:Missing", [], "expected a class Missing in mine_objective.py, got none"),
         ("no_such_file.py:Mine", [], "objective: expected a Python file, got .*no_such_file.py, which does not exist"),
         ("no_such_module_here:Mine", [], "objective: expected package.module:Class or FILE.py:Class, got no_such"),
         ("mine_objective.py:number", [], "to be a subclass of smoothcert.objectives.Objective, got int"),

@@ -17,13 +17,14 @@ from smoothcert.analysis.doctor_inputs import (
     check_labels_order,
     check_range,
     check_sigma,
+    check_width,
 )
 from smoothcert.analysis.doctor_modes import check_mode, check_statistics
 from smoothcert.certification.certify_loader import DATASET_BATCH, Batches, inputs_and_labels
 from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import Subject
-from smoothcert.classifier import Classifier, check_logits, device_of, evaluating, logits_of
+from smoothcert.classifier import Classifier, check_logits, device_of, evaluating, logits_of, refuse_nan
 from smoothcert.data import Images
 from smoothcert.data.images import in_unit_interval
 from smoothcert.distributed import find_device
@@ -78,7 +79,9 @@ class Diagnosis:
 
         figure, axes = one_panel(4.8, 3.2, plain(f"{self.model} on {self.images} images"), "σ", "accuracy (%)")
         points = [(0.0, self.clean_accuracy), *self.accuracy_under_noise]
-        axes.plot(*zip(*((s, 100 * a) for s, a in points), strict=True), color=FIRST, marker="o", markersize=4)
+        axes.plot(
+            *zip(*((s, 100 * a) for s, a in points), strict=True), color=FIRST, marker="o", markersize=4, clip_on=False
+        )
         axes.axvline(self.sigma, color=GREY, linewidth=1, linestyle="--")
         axes.annotate(
             f" σ = {self.sigma:g}", (self.sigma, 98), ha="left", va="top", fontsize=8, color=GREY, annotation_clip=False
@@ -120,6 +123,7 @@ def doctor(
         examined,
         outputs=_outputs(examined, subject.name),
         class_names=getattr(about, "class_names", None),
+        num_classes=getattr(about, "num_classes", None),
         normalization=getattr(about, "normalization", None),
     )
     started = time.perf_counter()
@@ -160,6 +164,7 @@ def _findings(
         mode,
         scaled,
         statistics,
+        check_width(examined.outputs, examined.num_classes),
         check_labels_order(examined, inputs),
         check_sigma(sigma, accuracies.__getitem__),
         check_enlarged(examined.images) if outside is None else None,
@@ -205,6 +210,7 @@ def _outputs(examined: Examined, name: str) -> int:
             "correct it, or give images that it takes"
         ) from error
     check_logits(logits, len(images))
+    refuse_nan(logits)
     outputs, highest = int(logits.shape[1]), int(examined.labels.max())
     if highest >= outputs or int(examined.labels.min()) < 0:
         raise RequestError(

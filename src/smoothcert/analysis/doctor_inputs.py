@@ -49,6 +49,8 @@ class Examined:
     labels: Tensor
     outputs: int
     class_names: tuple[str, ...] | None = None
+    num_classes: int | None = None
+    """Of the data, if it is known."""
     normalization: Normalization | None = None
     """Of the data set, if it is published."""
 
@@ -184,6 +186,18 @@ def best_order(labels: Tensor, classes: Tensor, outputs: int) -> dict[int, int]:
         counts[row] = torch.bincount(classes[labels == label], minlength=outputs)[:outputs]
     rows, columns = optimize.linear_sum_assignment(counts.numpy(), maximize=True)
     return {present[row]: int(column) for row, column in zip(rows, columns, strict=True)}
+
+
+def check_width(outputs: int, classes: int | None) -> Finding | None:
+    """Another number of outputs than of classes in the data; None classes are not known."""
+    if classes in (None, outputs):
+        return None
+    return Finding(
+        "outputs",
+        f"the model has {outputs} outputs, and the data has {classes} classes",
+        "write the names of all its outputs into a file, one per line, in their order, and pass --classes FILE "
+        "(Python: load_dataset(..., classes=names))",
+    )
 
 
 def check_sigma(sigma: float, accuracy: Callable[[float], float]) -> Finding | None:

@@ -21,7 +21,14 @@ from smoothcert.certification.settings import (
     make_rule,
     with_until_radius,
 )
-from smoothcert.classifier import Classifier, check_logits, evaluating, logits_of, refuse_batch_dependence
+from smoothcert.classifier import (
+    Classifier,
+    check_logits,
+    evaluating,
+    logits_of,
+    refuse_batch_dependence,
+    refuse_nan,
+)
 from smoothcert.errors import RequestError
 from smoothcert.io.text import named_error
 from smoothcert.models.precision import has_batch_norm
@@ -177,11 +184,7 @@ def _prepared(
         ) from error
     logits = logits_of(output)
     check_logits(logits, 2, smoothed.num_classes)
-    if bool(logits.isnan().any()):
-        raise RequestError(
-            "the classifier returned NaN for an input without noise, expected numbers; check its weights, or try "
-            "precision fp32"
-        )
+    refuse_nan(logits)
     with torch.no_grad(), evaluating(counter.classifier):
         refuse_batch_dependence(counter.classifier, pair, logits)
     smoothed.num_classes = logits.shape[1]

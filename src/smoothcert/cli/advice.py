@@ -45,8 +45,9 @@ def training_command(
     image_size: int | None,
     settings: "CertifySettings",
     data: Path | None,
+    init: Path | None = None,
 ) -> str:
-    """Return the command that trains the same network under this noise."""
+    """Return the command that trains the same network under this noise, from its weights `init` if given."""
     network = model if run is None else run.recipe.model
     noise, sigma = settings.noise or "gaussian", settings.sigma
     if run is not None and (folder / RECIPE).exists():
@@ -55,6 +56,7 @@ def training_command(
         source = ["--dataset", dataset, "--method", "gaussian"]
         source += ["--image-size", image_size] if image_size is not None else []
     source += ["--model", network] if network is not None else []
+    source += ["--init", init] if init is not None else []
     source += ["--set", f"noise={noise}"] if noise != "gaussian" else []
     source += ["--data", data] if data is not None else []
     out = folder.with_name(f"{folder.name}-{noise}-{sigma:g}")

@@ -21,8 +21,10 @@ from smoothcert.cli.options import (
     OwnNetwork,
     Precision,
     SkipUnreadable,
+    Weights,
     check_dataset,
     check_name,
+    check_own_weights,
     chosen_model,
     command_line,
     console,
@@ -49,6 +51,7 @@ def certify(
         int | None, typer.Option(help="Evaluate only this many members of --ensemble where they agree.")
     ] = None,
     model: OwnNetwork = None,
+    init: Weights = None,
     hub: Hub = None,
     denoiser: Denoiser = None,
     dataset: Annotated[
@@ -98,6 +101,7 @@ def certify(
     """Certify test images of runs, several runs as one classifier or your own model; a file is continued."""
     kind, model = check_kind(ensemble, cascade), chosen_model(model, hub)
     folders = check_runs(runs or [], kind, consensus)  # before torch is imported, which takes seconds
+    check_own_weights(init, own_network=not folders and hub is None)
     if dataset is not None:
         check_dataset(dataset)
     from smoothcert.cli.certify_targets import Request, certify_target, find_target, last_line
@@ -124,7 +128,7 @@ def certify(
         "shard": parse_shard(shard),
     }
     request = Request(
-        *(kind, consensus, model, hub, front, dataset, image_size, out, name, compress_, radius, data),
+        *(kind, consensus, model, init, hub, front, dataset, image_size, out, name, compress_, radius, data),
         quiet=quiet,
         json=json_,
     )

@@ -23,12 +23,13 @@ from smoothcert.errors import RequestError
 from smoothcert.io.compressed import compressed_form
 from smoothcert.io.console import PlainConsole, leads
 from smoothcert.io.files import check_inside
-from smoothcert.models import HubClassifier, load_hub, own_model
+from smoothcert.models import HubClassifier, load_hub
 from smoothcert.report.progress import certification_bar, print_data_notes, print_note, print_warning
 from smoothcert.report.summary import default_radii, summarize
 from smoothcert.smoothing.accuracy import NoiseAccuracy
 from smoothcert.training.checkpoint import Run, load_run
 from smoothcert.training.denoiser import Denoiser
+from smoothcert.training.initial_weights import own_model_with_weights
 from smoothcert.training.recipe import parse_recipe
 
 LONGEST_NAME = 150
@@ -43,6 +44,8 @@ class Request:
     """How several runs are one classifier: "ensemble", "cascade" or "" for each run alone."""
     consensus: int | None
     model: str | None
+    init: Path | None
+    """Weights of `model`."""
     hub: str | None
     denoiser: Denoiser | None
     dataset: str | None
@@ -142,7 +145,9 @@ def certify_target(request: Request, target: Target, images: Images, device: tor
     indices = settings.selection(len(images)).indices
     retrain = print_warnings(request, target, images)
     known = target.combined or target.first or target.published
-    network = known if known is not None else own_model(str(request.model), images.num_classes)
+    network = (
+        known if known is not None else own_model_with_weights(str(request.model), images.num_classes, request.init)
+    )
     with certification_bar(target.folder.name, len(indices), quiet=console.quiet) as show:
 
         def judge(accuracy: NoiseAccuracy) -> None:
@@ -180,7 +185,7 @@ def certify_target(request: Request, target: Target, images: Images, device: tor
 def print_warnings(request: Request, target: Target, images: Images) -> str:
     """Print what a user should know before votes are drawn; return the command that trains for this noise."""
     settings = target.settings
-    about = (request.model, target.dataset, target.image_size, settings, request.data)
+    about = (request.model, target.dataset, target.image_size, settings, request.data, request.init)
     commands = [training_command(member, member.folder, *about) for member in target.members]
     if leads():
         for member in target.members:

@@ -53,7 +53,8 @@ def train_denoiser(
     check_dataset(dataset)
     from smoothcert.data import load_dataset, read_class_names
     from smoothcert.distributed import meet
-    from smoothcert.report.progress import print_data_notes, train_with_bar
+    from smoothcert.report.progress import print_data_notes, print_note, train_with_bar
+    from smoothcert.training.default_recipe import default_batch_size
     from smoothcert.training.denoiser import denoiser_recipe, load_classifier
     from smoothcert.training.recipe import with_overrides
 
@@ -69,6 +70,9 @@ def train_denoiser(
         skip_unreadable=skip_unreadable,
     )
     print_data_notes(console, images)
+    if len(images) < recipe.batch_size and not any(text.startswith("batch_size=") for text in set_):
+        recipe = recipe.model_copy(update={"batch_size": default_batch_size(len(images), recipe.dataset)})
+        print_note(console, f"batch_size {recipe.batch_size}, for {len(images)} training images; --set changes it")
     judge = load_classifier(classifier, images.num_classes) if classifier is not None else None
     train_with_bar(
         *(recipe, images, out),

@@ -17,7 +17,9 @@ from smoothcert.cli.options import (
     ImageSize,
     OwnNetwork,
     SkipUnreadable,
+    Weights,
     check_dataset,
+    check_own_weights,
     chosen_model,
     command_line,
     console,
@@ -41,7 +43,7 @@ def doctor(
     run: Annotated[Path | None, typer.Argument(help="Run folder.", show_default=False)] = None,
     model: OwnNetwork = None,
     hub: Hub = None,
-    init: Annotated[Path | None, typer.Option(help="Weights of --model: .safetensors or a PyTorch checkpoint.")] = None,
+    init: Weights = None,
     dataset: Annotated[str | None, typer.Option(help="Data set; see `smoothcert datasets`.")] = None,
     sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the run's, or 0.25")] = None,
     images: Annotated[int, typer.Option(help="Number of images to examine.", min=1)] = 200,
@@ -77,11 +79,9 @@ def doctor(
     measured = [(0.0, diagnosis.clean_accuracy), *diagnosis.accuracy_under_noise]
     written = output.write({"csv": csv_text([("sigma", "accuracy"), *measured])}, diagnosis.plot)
     if any(finding.code == "noise" for finding in diagnosis.findings):
-        show_ways_forward(diagnosis, asked.fine_tuning(loaded), asked.denoiser(loaded))
+        show_ways_forward(diagnosis, asked.fine_tuning(loaded), asked.denoiser(loaded), asked.certification())
     console.print(f"wrote {written[-1]}" + ("" if diagnosis.findings else "; nothing was found"), soft_wrap=True)
     if diagnosis.healthy:
-        if init is not None:
-            console.print(f"note: certify has no --init: load {init} in {model}", style="yellow", soft_wrap=True)
         console.print(f"next: {asked.certification()}", soft_wrap=True)
 
 
@@ -110,8 +110,7 @@ class Request:
             raise RequestError(
                 "give a run folder, or --model package.module:function (or --hub hf:NAME) and --dataset NAME"
             )
-        if self.init is not None and (self.run is not None or self.is_hub):
-            raise RequestError("--init: expected none with a run folder or --hub, which have weights; leave it out")
+        check_own_weights(self.init, own_network=self.run is None and not self.is_hub)
         if self.dataset is not None:
             check_dataset(self.dataset)
 
@@ -160,7 +159,7 @@ class Request:
     def certification(self) -> str:
         """Return the command that certifies the network as it is."""
         words = optional(None, self.run) + optional("--hub" if self.is_hub else "--model", self.model)
-        words += self._images if self.run is None else []
+        words += [*optional("--init", self.init), *self._images] if self.run is None else []
         words += [
             "--sigma",
             f"{self.sigma:g}",
@@ -176,9 +175,9 @@ def load_subject(asked: Request, run: "Run | None", device: str) -> "tuple[Class
 
     from smoothcert.data import load_dataset, read_class_names, with_known_classes
     from smoothcert.distributed import find_device
-    from smoothcert.models import HubClassifier, own_model
+    from smoothcert.models import HubClassifier
     from smoothcert.report.progress import print_data_notes
-    from smoothcert.training.initial_weights import load_initial_weights
+    from smoothcert.training.initial_weights import own_model_with_weights
 
     selected = load_dataset(
         *(str(asked.dataset), "test", asked.data),
@@ -188,13 +187,13 @@ def load_subject(asked: Request, run: "Run | None", device: str) -> "tuple[Class
         skip_unreadable=asked.skip_unreadable,
     )
     print_data_notes(console, selected)
-    network = run.model if run is not None else own_model(str(asked.model), selected.num_classes)
+    network: Classifier
+    if run is not None:
+        network = run.model
+    else:
+        network = own_model_with_weights(str(asked.model), selected.num_classes, asked.init)
     if isinstance(network, HubClassifier) and asked.classes is None:
         selected = with_known_classes(selected, network.class_names)
-    if asked.init is not None:
-        if not isinstance(network, nn.Module):
-            raise RequestError(f"--init: expected {asked.model} to return a torch module, got {type(network).__name__}")
-        load_initial_weights(network, asked.init, str(asked.model))
     return network.to(find_device(device)) if isinstance(network, nn.Module) else network, selected
 
 
@@ -216,10 +215,10 @@ def show(diagnosis: "Diagnosis") -> None:
     console.print(table)
     for number, finding in enumerate(diagnosis.findings, start=1):
         console.print(f"{number}. {finding.code}: {finding.problem}", soft_wrap=True, markup=False, highlight=False)
-        console.print(f"   {finding.advice}", soft_wrap=True, markup=False, highlight=False)
+        console.print(f"what to do: {finding.advice}", soft_wrap=True, markup=False, highlight=False)
 
 
-def show_ways_forward(diagnosis: "Diagnosis", fine_tuning: str, denoiser: str) -> None:
+def show_ways_forward(diagnosis: "Diagnosis", fine_tuning: str, denoiser: str, certification: str) -> None:
     """Print how to make a network robust to noise, with what each way costs on this device."""
     forward = diagnosis.seconds_per_image
     epoch = 1000 * NOISES_PER_IMAGE * PASSES * forward
@@ -228,8 +227,9 @@ def show_ways_forward(diagnosis: "Diagnosis", fine_tuning: str, denoiser: str) -
         f"  about {epoch:.2g} s per 1,000 training images and epoch, 20 epochs; votes then cost what they cost now:",
         f"  {fine_tuning}",
         "way 2, train a denoiser in front of the network, which does not change; needs images without labels;",
-        f"  each vote runs both networks, and the network alone takes {1000 * forward:.2g} ms per image here:",
+        f"  30 epochs of a U-Net; each vote runs both networks, and yours alone takes {1000 * forward:.2g} ms here:",
         f"  {denoiser}",
+        f"then: {certification} --denoiser runs/denoiser",
     )
     for line in lines:
         console.print(line, soft_wrap=True, markup=False, highlight=False)

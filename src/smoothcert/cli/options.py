@@ -54,6 +54,9 @@ ImageSize = Annotated[int | None, typer.Option("--image-size", help="Side of the
 OwnNetwork = Annotated[
     str | None, typer.Option("--model", help="Your own network: package.module:function or FILE.py:function.")
 ]
+Weights = Annotated[
+    Path | None, typer.Option("--init", help="Weights of --model: .safetensors or a PyTorch checkpoint.")
+]
 NetworkName = Annotated[
     str | None, typer.Option("--model", help="A network, or your own: package.module:function or FILE.py:function.")
 ]
@@ -100,6 +103,12 @@ def file_options(channels: int | None, classes: Path | None, skip_unreadable: bo
     """Return how image files are read, as words of a command line."""
     words = [*optional("--channels", channels), *optional("--classes", classes)]
     return words + (["--skip-unreadable"] if skip_unreadable else [])
+
+
+def check_own_weights(init: Path | None, own_network: bool) -> None:
+    """Refuse --init without a network of the user's own code."""
+    if init is not None and not own_network:
+        raise RequestError("--init: expected none with a run folder or --hub, which have weights; leave it out")
 
 
 def check_dataset(name: str) -> None:

@@ -80,8 +80,13 @@ def import_code(reference: str, field: str, kind: str) -> Any:
     `field` and `kind` are for messages: the field of the recipe, and what the code is expected to be.
     """
     name, _, attribute = reference.rpartition(":")
+    if not name or not attribute:
+        raise RequestError(
+            f"{field}: expected package.module:{kind} or FILE.py:{kind}, got {reference}; "
+            f"add the name of the {kind.lower()} after a colon"
+        )
     try:
-        return getattr(_import_file(Path(name), field) if name.endswith(".py") else _import(name), attribute)
+        module = _import_file(Path(name), field) if name.endswith(".py") else _import(name)
     except (KeyboardInterrupt, RequestError):
         raise
     except BaseException as error:  # the module is a user's code, which may fail in any way
@@ -89,6 +94,9 @@ def import_code(reference: str, field: str, kind: str) -> Any:
             f"{field}: expected package.module:{kind} or FILE.py:{kind}, got {reference} ({named_error(error)}); "
             "run where Python finds the module, or set PYTHONPATH"
         ) from error
+    if not hasattr(module, attribute):
+        raise RequestError(f"{field}: expected a {kind.lower()} {attribute} in {name}, got none; correct the name")
+    return getattr(module, attribute)
 
 
 def _import(name: str) -> ModuleType:

@@ -44,11 +44,7 @@ def default_recipe(
     # The batch size has to be a multiple of the noises, which the recipe knows.
     chosen = TrainRecipe.model_validate({**fields, "epochs": epochs, "batch_size": 2**20 * 3 * 5 * 7})
     noises = chosen.objective.num_noise if chosen.objective.chunked else 1
-    fitting = [size // noises * noises for size in BATCH_SIZES if noises <= size // noises * noises <= len(data)]
-    if not fitting:
-        raise RequestError(f"{dataset}: expected at least {max(2, noises)} training images, got {len(data)}; add some")
-    enough = [size for size in fitting if size <= 16 or len(data) * noises // size >= STEPS]
-    batch_size = enough[0] if enough else fitting[-1]
+    batch_size = default_batch_size(len(data), dataset, noises)
     rate = (TRAINED_RATE_PER_256 if trained or is_code(network) else RATE_PER_256) * batch_size / 256
     return chosen.model_copy(
         update={
@@ -56,6 +52,15 @@ def default_recipe(
             **{"learning_rate_warm_up": 1 if epochs > 1 else 0, "nesterov": True},
         }
     )
+
+
+def default_batch_size(images: int, dataset: str, noises: int = 1) -> int:
+    """Return a multiple of `noises` that gives STEPS steps per epoch, unless batches would be smaller than 16."""
+    fitting = [size // noises * noises for size in BATCH_SIZES if noises <= size // noises * noises <= images]
+    if not fitting:
+        raise RequestError(f"{dataset}: expected at least {max(2, noises)} training images, got {images}; add some")
+    enough = [size for size in fitting if size <= 16 or images * noises // size >= STEPS]
+    return enough[0] if enough else fitting[-1]
 
 
 def default_network(shape: tuple[int, int, int]) -> str:

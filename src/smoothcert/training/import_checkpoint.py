@@ -22,7 +22,6 @@ from smoothcert.data import DATASETS, Normalization
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import remove_temporaries
 from smoothcert.io.results import alone
-from smoothcert.io.text import named_error
 from smoothcert.models import MODELS
 from smoothcert.training.checkpoint import InputSpec, Run, new_model, read_model_file, save_weights, versions
 from smoothcert.training.choices import InputLayer
@@ -145,7 +144,7 @@ def read_checkpoint(file: Path) -> Mapping[Any, Any]:
                 "when it is read; if you trust its author, load it in a script and save its state_dict() alone"
             ) from None
         raise WorkError(
-            f"{file}: damaged or not a PyTorch checkpoint ({named_error(error)}); "
+            f"{file}: damaged or not a PyTorch checkpoint ({type(error).__name__}); "
             "download it again or give another file"
         ) from error
     if not isinstance(contents, Mapping):

@@ -8,8 +8,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from smoothcert.classifier import Classifier
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import error_line
+from smoothcert.models import own_model
 from smoothcert.training.import_checkpoint import (
     COUNTER,
     INPUT_BUFFERS,
@@ -21,6 +23,16 @@ from smoothcert.training.import_checkpoint import (
 )
 from smoothcert.training.run_folder import MODEL, check_run_folder
 from smoothcert.training.state import State
+
+
+def own_model_with_weights(reference: str, num_classes: int | None, init: Path | None) -> Classifier:
+    """Build the user's network `package.module:function` (see `own_model`) with the weights in `init`, if given."""
+    network = own_model(reference, num_classes)
+    if init is not None:
+        if not isinstance(network, nn.Module):
+            raise RequestError(f"--init: expected {reference} to return a torch module, got {type(network).__name__}")
+        load_initial_weights(network, init, reference)
+    return network
 
 
 def load_initial_weights(model: nn.Module, path: Path, name: str) -> dict[str, str]:

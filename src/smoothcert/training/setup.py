@@ -281,7 +281,10 @@ def check_request(recipe: TrainRecipe, data: Images, folder: Path, group: Team) 
     if isinstance(recipe.objective, UnloadedObjective):
         recipe.objective.refuse()
     if len(data) < recipe.batch_size:
-        raise RequestError(f"batch_size: expected at most the {len(data)} training images, got {recipe.batch_size}")
+        raise RequestError(
+            f"batch_size: expected at most the {len(data)} training images, got {recipe.batch_size}; "
+            "choose a smaller one with --set batch_size=N"
+        )
     if recipe.images_per_step % group.size:
         raise RequestError(
             f"batch_size: a step of {recipe.images_per_step} images does not divide among {group.size} processes; "
