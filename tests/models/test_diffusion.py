@@ -92,6 +92,8 @@ def test_a_perfect_prediction_restores_the_image() -> None:
 
 def test_a_trained_diffusion_model_removes_noise_of_the_given_sigma(tmp_path: Path) -> None:
     """The usual training: predict the noise in sqrt(abar) x + sqrt(1 - abar) noise, for images x in [-1, 1]."""
+    from diffusers import UNet2DModel
+
     folder = save_model(tmp_path)
     network = UNet2DModel.from_pretrained(folder / "unet").train()
     generator = torch.Generator().manual_seed(0)
