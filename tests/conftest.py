@@ -36,12 +36,14 @@ def tiny_data() -> ImageData:
 
 
 @pytest.fixture(scope="session")
-def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A LeNet after two short epochs: good enough to certify some images. Tests that write copy it first."""
     folder = tmp_path_factory.mktemp("runs") / "trained"
     data = mnist.load_sample("train").subset(torch.arange(2048))
     train(tiny_recipe(), data, folder, device="cpu")
-    return folder
+    before = sorted(folder.rglob("*"))
+    yield folder
+    assert sorted(folder.rglob("*")) == before, "a test wrote into the run that all tests share"
 
 
 @pytest.fixture

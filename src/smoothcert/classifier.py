@@ -73,14 +73,16 @@ def device_of(classifier: Classifier) -> torch.device | None:
     return None if parameter is None else parameter.device
 
 
-def in_float32(module: nn.Module) -> nn.Module:
-    """Return a copy in float32 of a module with floating-point weights of another type; else the module itself."""
+def in_float32(classifier: Classifier) -> Classifier:
+    """Return a copy in float32 of a module with floating-point weights of another type; else what was given."""
     import copy
 
     import torch
 
-    types = {tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()}
-    return module if types <= {torch.float32} else copy.deepcopy(module).float()
+    if not isinstance(classifier, torch.nn.Module):
+        return classifier
+    types = {tensor.dtype for tensor in classifier.parameters() if tensor.is_floating_point()}
+    return classifier if types <= {torch.float32} else copy.deepcopy(classifier).float()
 
 
 def logits_of(output: object) -> Tensor:

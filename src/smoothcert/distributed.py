@@ -226,10 +226,16 @@ def _is_lost_connection(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or ("gloo/" in str(error) and not isinstance(error, WorkError))
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out, on a GPU or on the host, where torch reports it as a plain RuntimeError."""
-    signs = ("allocate memory", "Storage size calculation overflowed", "not enough memory")
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)
+@contextmanager
+def enough_memory(otherwise: RequestError | WorkError) -> Iterator[None]:
+    """Raise `otherwise` if memory runs out, on a GPU or on the host, where torch reports it as a RuntimeError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        signs = ("allocate memory", "Storage size calculation overflowed", "not enough memory")
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in str(error) for sign in signs):
+            raise otherwise from error
+        raise
 
 
 def find_device(name: str | torch.device) -> torch.device:

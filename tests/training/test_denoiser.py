@@ -204,6 +204,7 @@ def test_the_command_line_certifies_attacks_and_predicts(
 def test_train_denoiser_makes_a_run_and_prints_the_next_command(
     tmp_path: Path, trained_run: Path, run_cli: Cli
 ) -> None:
+    trained_run = Path(shutil.copytree(trained_run, tmp_path / "run"))
     data = mnist.load_sample("train").subset(torch.arange(64))
     np.savez(tmp_path / "data.npz", images=data.images.numpy(), labels=data.labels.numpy())
     out = tmp_path / "denoiser"

@@ -59,9 +59,9 @@ class Subject:
             return cls(model.model, "ensemble", model, model.defaults)
         if isinstance(model, SmoothedClassifier):
             smoothing = {"sigma": model.noise.sigma, "noise": model.noise.name, "precision": model.precision}
-            return cls(_in_float32(model.classifier), name or _name_of(model.classifier), None, smoothing)
+            return cls(in_float32(model.classifier), name or _name_of(model.classifier), None, smoothing)
         # The precision is not reduced by default: an unknown network may not tolerate it.
-        return cls(_in_float32(model), name or _name_of(model), None, {"precision": "fp32"})
+        return cls(in_float32(model), name or _name_of(model), None, {"precision": "fp32"})
 
     def behind(self, denoiser: Denoiser | None) -> "Subject":
         """Return the classifier with `denoiser` in front, and the noise that this is for."""
@@ -142,10 +142,6 @@ def _about_cascade(members: list[dict[str, Any]]) -> dict[str, Any]:
     together = None if None in digests else hashlib.sha256(" ".join(digests).encode()).hexdigest()
     named = {"model": names_of(members, "model"), "objective": objective}
     return {**named, "weights_sha256": together, "members": members}
-
-
-def _in_float32(classifier: Classifier) -> Classifier:
-    return in_float32(classifier) if isinstance(classifier, nn.Module) else classifier
 
 
 def _name_of(model: object) -> str:

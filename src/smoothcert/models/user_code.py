@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from smoothcert.classifier import Classifier, device_of, evaluating, in_float32, logits_of
 from smoothcert.errors import RequestError
@@ -64,8 +64,7 @@ def own_model(reference: str, num_classes: int | None) -> Classifier:
             f"model: expected {reference}() to return a module or a callable, got {type(model).__name__}"
         )
     refuse_without_weights(model, reference)
-    network: Classifier = in_float32(model) if isinstance(model, nn.Module) else model
-    return network
+    return in_float32(model)
 
 
 def refuse_without_weights(model: Classifier, name: str) -> None:

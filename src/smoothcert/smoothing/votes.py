@@ -6,9 +6,9 @@ other images of a batch, on their order, on shards or on a resume.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from smoothcert.classifier import Classifier as Classifier
 from smoothcert.classifier import check_logits, evaluating, image_layout, logits_of
-from smoothcert.distributed import out_of_memory
+from smoothcert.distributed import enough_memory
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.noise import Noise
 from smoothcert.smoothing.certificate import MOST_VOTES
@@ -60,18 +60,10 @@ def fitting_batch_size(classifier: Classifier, batch_size: int, example: Tensor)
             batch_size //= 2
 
 
-@contextmanager
-def fitting_into_memory(batch_size: int) -> Iterator[None]:
+def fitting_into_memory(batch_size: int) -> AbstractContextManager[None]:
     """Report an allocation that fails as one line."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if out_of_memory(error):
-            raise RequestError(
-                f"batch-size: {batch_size:,} noisy images in a forward pass do not fit into memory; "
-                "give a smaller --batch-size"
-            ) from error
-        raise
+    text = f"batch-size: {batch_size:,} noisy images in a forward pass do not fit into memory; "
+    return enough_memory(RequestError(f"{text}give a smaller --batch-size"))
 
 
 def block_keys(seed: tuple[int, int], stage: Stage, blocks: int) -> list[int]:

@@ -1,31 +1,14 @@
-"""The device of a training run: memory layout, streams, settings of the libraries, and running out of memory."""
+"""The device of a training run: memory layout, streams and settings of the libraries."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from smoothcert.distributed import out_of_memory
-from smoothcert.errors import WorkError
-
 
 def weights_layout(own_network: bool) -> torch.memory_format:
     """Channels last, which is faster on GPUs and CPUs; a user's network keeps its layout, which it may rely on."""
     return torch.preserve_format if own_network else torch.channels_last
-
-
-@contextmanager
-def enough_memory() -> Iterator[None]:
-    """Turn the errors that torch raises when memory runs out into a WorkError of one line."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if out_of_memory(error):
-            raise WorkError(
-                "expected the memory for a training step, got too little of it; choose a smaller batch_size or "
-                "objective.num_noise"
-            ) from error
-        raise
 
 
 @contextmanager

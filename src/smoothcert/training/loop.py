@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from smoothcert.data import Images
-from smoothcert.distributed import TRAINING_SECONDS, find_device, team
+from smoothcert.distributed import TRAINING_SECONDS, enough_memory, find_device, team
 from smoothcert.errors import WorkError
 from smoothcert.objectives import Progress
 from smoothcert.objectives.base import warm_up
 from smoothcert.training.average_statistics import recompute_statistics
 from smoothcert.training.checkpoint import save_weights
 from smoothcert.training.dead_start import LEARNT_BY, at_chance, nothing_learnt, restart_if_dead
-from smoothcert.training.device import enough_memory, training_device
+from smoothcert.training.device import training_device
 from smoothcert.training.evaluate import noisy_accuracy
 from smoothcert.training.metrics import ACCURACY, METRICS, append_metrics
 from smoothcert.training.recipe import TrainRecipe
@@ -38,6 +38,9 @@ REPORT_SECONDS = 0.5
 SAVE_SECONDS = 1.0
 """Minimum time between two saves: on a GPU, writing a small network takes a third of the time of an epoch."""
 WEIGHTS_DIVERGED = 1e8
+TOO_LITTLE_MEMORY = (
+    "expected the memory for a training step, got too little of it; choose a smaller batch_size or objective.num_noise"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Unpack[Opt
     """
     device = find_device(options.get("device", "auto"))
     with (
-        enough_memory(),
+        enough_memory(WorkError(TOO_LITTLE_MEMORY)),
         training_device(device),
         team(device, TRAINING_SECONDS) as group,
         set_up(recipe, data, folder, group, **options) as run,

@@ -14,7 +14,6 @@ import torch
 from smoothcert.data import Images
 from smoothcert.distributed import TRAINING_SECONDS, Team, find_device, team
 from smoothcert.errors import RequestError
-from smoothcert.training.choices import Compiling
 from smoothcert.training.device import new_stream, training_device
 from smoothcert.training.loop import TrainingStatus, finish_epoch, report_progress, start_epoch
 from smoothcert.training.recipe import TrainRecipe
@@ -32,7 +31,6 @@ def train_together(
     jobs: int,
     *,
     device: str = "auto",
-    compiling: Compiling = "auto",
     on_progress: Callable[[Path, TrainingStatus], None] = lambda folder, status: None,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> dict[Path, Exception]:
@@ -57,7 +55,6 @@ def train_together(
                     *(recipe, data, folder, group),
                     resume=(folder / RECIPE).exists(),
                     device=device,
-                    compiling=compiling,
                     on_progress=partial(on_progress, folder),
                     on_note=on_note,
                     runs_at_once=at_once,

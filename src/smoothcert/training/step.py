@@ -8,6 +8,7 @@ changes from step to step (images, learning rate, warm-up, noise) is in tensors 
 import os
 import statistics
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -63,22 +64,15 @@ class Sampling(NamedTuple):
     generator: torch.Generator
 
 
+@dataclass(eq=False)
 class TrainingStep:
     """Calls `step` on a batch, backpropagates, updates the weights, and logs to `meter`."""
 
-    def __init__(
-        self,
-        step: Callable[[Tensor, Tensor, Tensor, Progress], LossTerms],
-        optimizer: torch.optim.Optimizer,
-        sampling: Sampling,
-        progress: Progress,
-        meter: Meter,
-    ) -> None:
-        self.step = step
-        self.optimizer = optimizer
-        self.sampling = sampling
-        self.progress = progress
-        self.meter = meter
+    step: Callable[[Tensor, Tensor, Tensor, Progress], LossTerms]
+    optimizer: torch.optim.Optimizer
+    sampling: Sampling
+    progress: Progress
+    meter: Meter
 
     def __call__(self, images: Tensor, labels: Tensor) -> None:
         """images [share, c, h, w] in [0, 1], labels [share]."""
@@ -93,34 +87,28 @@ class TrainingStep:
         self.meter.add(terms, labels)
 
 
+@dataclass(eq=False)
 class CapturedStep:
     """`TrainingStep` as a CUDA graph: the first steps run without a graph, then one is captured and replayed.
 
     The results equal those of the plain step up to rounding: the same kernels use the same random numbers. If
-    `compile_pays` is true for the seconds that the rest of the `steps` will take, the loss is compiled and captured
+    `compile_pays` is true for the seconds that the `steps_left` will take, the loss is compiled and captured
     again. A step that cannot be captured (for example because the network reads a value on the host) or compiled
     continues without, and `note` receives the reason.
     """
 
-    def __init__(
-        self,
-        plain: TrainingStep,
-        loss: Step,
-        steps: int,
-        compile_pays: Callable[[float], bool],
-        note: Callable[[str], None],
-    ) -> None:
-        self.plain = plain
-        self.loss = loss
-        self.compile_pays = compile_pays
-        self.note = note
-        self.steps_left = steps
-        self.warm_up = WARM_UP_STEPS
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.images, self.labels = torch.empty(0), torch.empty(0)
-        self.timed: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self.compiled: bool | None = None
-        """None until this is decided."""
+    plain: TrainingStep
+    loss: Step
+    steps_left: int
+    compile_pays: Callable[[float], bool]
+    note: Callable[[str], None]
+    warm_up: int = WARM_UP_STEPS
+    graph: torch.cuda.CUDAGraph | None = None
+    images: Tensor = field(default_factory=lambda: torch.empty(0))
+    labels: Tensor = field(default_factory=lambda: torch.empty(0))
+    timed: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+    compiled: bool | None = None
+    """None until this is decided."""
 
     def __call__(self, images: Tensor, labels: Tensor) -> None:
         self.steps_left -= 1

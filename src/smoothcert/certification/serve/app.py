@@ -6,6 +6,7 @@ import hmac
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +87,13 @@ def make_app(service: Service, token: str | None = None) -> FastAPI:
     return app
 
 
+@dataclass
 class Guard:
     """Asks for the token, adds the security headers, and counts responses."""
 
-    def __init__(self, app: ASGIApp, service: Service, token: str | None) -> None:
-        self.app, self.service, self.token = app, service, token
+    app: ASGIApp
+    service: Service
+    token: str | None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
