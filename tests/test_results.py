@@ -25,6 +25,7 @@ GAUSSIAN, CONSISTENCY, SMOOTHMIX = "mnist/gaussian-1.0", "mnist/consistency-1.0"
 ABLATIONS = {
     "smoothmix/table6": [GAUSSIAN, SMOOTHMIX, "mnist-ablations/smoothmix-eta*"],
     "smoothmix/table7": [SMOOTHMIX, "mnist-ablations/smoothmix-alpha-x-t*"],
+    "smoothmix/table9": [SMOOTHMIX, "mnist-ablations/smoothmix-m*"],
     "consistency/supp-table6": [GAUSSIAN, CONSISTENCY, "mnist-ablations/consistency-lambda*"],
     "consistency/supp-table4": [
         GAUSSIAN,
@@ -35,6 +36,8 @@ ABLATIONS = {
     ],
     "consistency/supp-table5": [CONSISTENCY, "mnist-ablations/consistency-m*"],
 }
+NOT_TRAINED = {"smoothmix-m2-1.0", "smoothmix-m8-1.0"}
+"""Rows of these tables that the README names as missing."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -107,7 +110,7 @@ def test_results_have_all_rows_in_the_published_order(table: str, tmp_path: Path
         ("mnist-published-recipe", 4),
         ("cifar10", 4),
         ("cifar10-n10000", 2),
-        ("mnist-ablations", 24),
+        ("mnist-ablations", 25),
         ("beyond", 1),
     ],
 )
@@ -175,7 +178,8 @@ def test_table_of_ablations_equals_the_results(tmp_path: Path) -> None:
         report = write_report(runs_of(runs), tmp_path, ["csv"], published=published_for(table), same_images=True)
         published = report.contents.published
         printed = {run.name: run for run in paper_runs(table) if run.sigma == 1.0}
-        assert {row.row for row in published.values()} == printed.keys(), "all rows of the table at this sigma"
+        found = {row.row for row in published.values()}
+        assert found == printed.keys() - NOT_TRAINED, "all other rows of the table at this sigma"
         for summary in report.summaries:
             if summary.name in published:
                 run = printed[published[summary.name].row]

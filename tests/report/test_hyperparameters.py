@@ -55,6 +55,16 @@ def test_parameters_that_differ_are_columns(make_run: MakeRun, tmp_path: Path) -
     assert report.contents.sweeps == [], "two values are not a curve"
 
 
+def test_fields_that_earlier_versions_did_not_write_have_their_values(make_run: MakeRun, tmp_path: Path) -> None:
+    """They used Nesterov momentum, and no warm-up of the learning rate."""
+    earlier = consistency(make_run, 5.0, 0.2, momentum=0.9)
+    now = consistency(make_run, 10.0, 0.3, momentum=0.9, nesterov=False, learning_rate_warm_up=0)
+    write_report([earlier, now], tmp_path / "out", ["csv"], radii=[0.0])
+    rows = list(csv.DictReader((tmp_path / "out/report.csv").open(newline="")))
+    assert [row["nesterov"] for row in rows] == ["True", "False"]
+    assert "learning_rate_warm_up" not in rows[0]
+
+
 def test_sweep_over_a_number_with_seeds(make_run: MakeRun, tmp_path: Path) -> None:
     radii = {(5.0, 0): 0.20, (5.0, 1): 0.24, (10.0, 0): 0.30, (10.0, 1): 0.36, (1.0, 0): 0.12}
     runs = [consistency(make_run, weight, radius, seed) for (weight, seed), radius in radii.items()]

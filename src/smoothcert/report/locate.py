@@ -10,7 +10,15 @@ from smoothcert.certification.other_tools import columns_of
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import PLAIN, plain_form, result_files
 from smoothcert.io.yaml_file import read_yaml
-from smoothcert.training.run_folder import CERTIFICATES, MODEL, RECIPE, check_exists, run_of_certificates, runs_in
+from smoothcert.training.run_folder import (
+    CERTIFICATES,
+    MODEL,
+    RECIPE,
+    check_exists,
+    run_of_certificates,
+    runs_in,
+    stored_fields,
+)
 
 # Files of other tools are called things like `noise_0.25`: only these endings are not part of the name.
 _ENDINGS = (".tsv", ".txt")
@@ -77,7 +85,7 @@ def find_attacks(path: Path) -> list[Path]:
 
 
 def read_recipe(run: Path) -> Mapping[str, Any]:
-    """The recipe.yaml in the folder `run`, as it is written; {} without one."""
+    """The recipe.yaml in the folder `run`, with the fields that earlier versions left out; {} without one."""
     recipe = run / RECIPE
     if not recipe.is_file():
         return {}
@@ -94,7 +102,8 @@ def read_recipe(run: Path) -> Mapping[str, Any]:
 @lru_cache(maxsize=1000)
 def _read_once(recipe: Path, changed: int, size: int) -> Mapping[str, Any]:
     """A report asks for each recipe several times, and YAML is slow to read."""
-    return read_yaml(recipe)
+    fields = read_yaml(recipe)
+    return stored_fields(fields) if "momentum" in fields else fields  # the recipes of imported models have no training
 
 
 def run_recipe(path: Path) -> Mapping[str, Any]:

@@ -29,10 +29,10 @@ from smoothcert.io.files import check_regular_file, replaced_atomically
 from smoothcert.io.text import named_error
 from smoothcert.models import DENOISERS, build_model, is_code, is_hub
 from smoothcert.training.metrics import METRICS, read_epochs
-from smoothcert.training.recipe import ImportRecipe, TrainRecipe, parse_recipe, stored_fields
+from smoothcert.training.recipe import ImportRecipe, TrainRecipe, parse_recipe
 from smoothcert.training.run_folder import MODEL as MODEL
 from smoothcert.training.run_folder import RECIPE as RECIPE
-from smoothcert.training.run_folder import check_run_folder
+from smoothcert.training.run_folder import check_run_folder, stored_fields
 
 if TYPE_CHECKING:
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier

@@ -16,6 +16,7 @@ from smoothcert.io.yaml_file import parse_yaml, read_yaml
 from smoothcert.objectives import BUILT_IN, OBJECTIVES, Objective, UnloadedObjective, name_in_recipes
 from smoothcert.objectives.base import LATER_FIELDS as LATER_FIELDS_OF_OBJECTIVES
 from smoothcert.training.choices import InputLayer, NoiseName
+from smoothcert.training.run_folder import stored_fields
 from smoothcert.training.sampler_settings import SAMPLERS, AnySampler, RadiusWeighted, Uniform, sampler_to_fields
 
 
@@ -228,11 +229,6 @@ def parse_recipe(kind: type[R], fields: Mapping[str, Any], source: str) -> R:
 
 def load_train_recipe(path: Path) -> TrainRecipe:
     return parse_recipe(TrainRecipe, read_yaml(path), str(path))
-
-
-def stored_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a stored recipe; runs of versions before the field `nesterov` used it."""
-    return {"nesterov": bool(fields.get("momentum", True)), **fields}
 
 
 def load_run_recipe(path: Path) -> TrainRecipe:

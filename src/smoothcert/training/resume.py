@@ -17,8 +17,8 @@ from smoothcert.io.text import error_line
 from smoothcert.training.average import AveragedWeights
 from smoothcert.training.checkpoint import InputSpec, ModelFile, load_run, read_model_file, save_weights
 from smoothcert.training.metrics import METRICS, epochs_in, keep_metrics_before
-from smoothcert.training.recipe import TrainRecipe, load_run_recipe, parse_recipe, stored_fields
-from smoothcert.training.run_folder import MODEL, RECIPE, STATE, refuse_lost_recipe
+from smoothcert.training.recipe import TrainRecipe, load_run_recipe, parse_recipe
+from smoothcert.training.run_folder import MODEL, RECIPE, STATE, refuse_lost_recipe, stored_fields
 from smoothcert.training.sampler import UniformSampler
 from smoothcert.training.sampler_settings import RadiusWeighted
 from smoothcert.training.state import State, load_state

@@ -1,8 +1,9 @@
 """The files of a run folder, and checks of its path that need no further imports and therefore answer at once."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import exists
@@ -10,6 +11,12 @@ from smoothcert.training.metrics import METRICS
 
 MODEL, RECIPE, STATE = "model.safetensors", "recipe.yaml", "state.pt"
 CERTIFICATES = "certificates"
+
+
+def stored_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a stored recipe, with those that earlier versions did not write; they used Nesterov momentum."""
+    absent = {"nesterov": bool(fields.get("momentum", True)), "learning_rate_warm_up": 0}
+    return {**fields, **{name: value for name, value in absent.items() if name not in fields}}
 
 
 def runs_in(folder: Path, is_run: Callable[[Path], bool]) -> list[Path]:
