@@ -92,9 +92,8 @@ def import_code(reference: str, field: str, kind: str) -> Any:
         ) from error
     if found is None:
         names = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
-        raise RequestError(
-            f"{field}: {name} has no attribute '{attribute}'; {did_you_mean(attribute, sorted(names), 'correct the name')}"
-        )
+        hint = did_you_mean(attribute, sorted(names), "correct the name")
+        raise RequestError(f"{field}: {name} has no attribute '{attribute}'; {hint}")
     return found
 
 
