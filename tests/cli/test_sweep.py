@@ -181,3 +181,7 @@ def test_default_recipe_suits_the_images(tiny_data: ImageData) -> None:
     assert own.learning_rate == pytest.approx(0.01 * 16 / 256)
     with pytest.raises(RequestError, match="expected at least 4 training images, got 3"):
         default_recipe(tiny_data.subset(torch.arange(3)), "npz:x", 0.5, "smoothmix")
+    with pytest.raises(RequestError, match=r"^objective: unknown method smoothmixx; did you mean smoothmix"):
+        default_recipe(tiny_data, "npz:x", 0.5, "smoothmixx")
+    with pytest.raises(RequestError, match=r"^sigma: expected greater than 0, got -1"):
+        default_recipe(tiny_data, "npz:x", -1.0, "gaussian")

@@ -66,7 +66,10 @@ def print_version(asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=print_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", callback=print_version, is_eager=True, metavar=""
+        ),
     ] = False,
 ) -> None:
     """Train image classifiers that can be certified by randomized smoothing, certify them, show the result."""

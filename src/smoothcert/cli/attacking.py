@@ -36,8 +36,11 @@ def attack(
     certificates: Annotated[
         Path | None, typer.Option(help="Certificates to check and images to attack.", show_default="the run's, if one")
     ] = None,
-    radii: Annotated[str | None, typer.Option(help="Comma-separated L2 radii.", show_default="up to 4 sigma")] = None,
-    steps: Annotated[int, typer.Option(help="Attack steps.")] = 20,
+    radii: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated L2 radii.", show_default="up to 4 sigma", rich_help_panel="Attack"),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Attack steps.", rich_help_panel="Attack")] = 20,
     num_noise: Annotated[int, typer.Option(help="Noises that the attack averages over.")] = 32,
     n: Annotated[int, count_option("--n", "--votes", help="Votes of a prediction.")] = 1000,
     alpha: Annotated[float, typer.Option(help="Probability that an image's row is wrong, at most.")] = 0.001,

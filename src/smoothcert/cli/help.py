@@ -21,21 +21,27 @@ START, PAPERS, FILES, LISTS = "Start", "Papers", "Files", "Lists"
 GROUPS = {
     "Recipe": ("preset", "recipe", "objective", "epochs", "set_", "init", "seeds", "method", "quick"),
     "Images": (
-        "dataset",
-        "image_size",
-        "classes",
-        "skip",
-        "max_images",
-        "shard",
-        "index",
-        "data",
-        "resize",
+        *("dataset", "image_size", "classes", "channels", "skip_unreadable", "skip", "max_images", "shard", "index"),
+        *("data", "resize"),
     ),
     "Noise and votes": ("sigma", "noise", "n", "n0", "alpha", "bound", "cascade", "sound", "seed", "num_noise"),
     "Fewer votes": ("until_radius", "radii", "radius", "radius_loss", "label_aware"),
-    "Network": ("model", "denoiser", "arch", "input_layer", "ensemble", "consensus"),
+    "Network": ("model", "denoiser", "arch", "input_layer", "ensemble", "consensus", "hub"),
     "Speed": ("device", "precision", "compile_", "batch_size", "jobs", "capture", "sync_batch_norm"),
-    "Output": ("out", "name", "format_", "paper", "json_", "quiet", "track", "force", "dry_run", "evaluate_every"),
+    "LaTeX": ("columns", "caption", "label"),
+    "Output": (
+        "out",
+        "name",
+        "format_",
+        "paper",
+        "json_",
+        "quiet",
+        "track",
+        "force",
+        "dry_run",
+        "evaluate_every",
+        "compress_",
+    ),
 }
 """Group -> parameters of commands; other options are in the group "Options"."""
 COMPLETIONS: dict[str, Callable[[str], list[str]]] = {
@@ -63,6 +69,6 @@ def _describe(parameter: inspect.Parameter) -> None:
             known: Any = COMPLETIONS.get(parameter.name)
             info.autocompletion = info.autocompletion or known
         if isinstance(info, OptionInfo):
-            info.rich_help_panel = _GROUP_OF.get(parameter.name)
+            info.rich_help_panel = info.rich_help_panel or _GROUP_OF.get(parameter.name)
             if bool in (parameter.annotation.__origin__, *get_args(parameter.annotation.__origin__)):
                 info.metavar = ""

@@ -15,6 +15,9 @@ from smoothcert.training.run_folder import check_exists
 if TYPE_CHECKING:
     from smoothcert.report import Choices
 
+NUMBERS = "Numbers"
+"""The group of options that choose what is counted and compared."""
+
 
 @dataclass(frozen=True)
 class ReportRequest:
@@ -90,13 +93,19 @@ def report(
         str, typer.Option("--format", help="Comma-separated formats: md, csv, tex, html, png, pdf, svg.")
     ] = "md,csv,html,png",
     title: Annotated[str | None, typer.Option(help="Title of the report.")] = None,
-    radii: Annotated[str | None, typer.Option(help="Comma-separated radii of the table.")] = None,
+    radii: Annotated[
+        str | None, typer.Option(help="Comma-separated radii of the table.", rich_help_panel=NUMBERS)
+    ] = None,
     paper: Annotated[
         str | None, typer.Option(metavar="TABLE", help="Show the published rows of a table, such as smoothmix/table2.")
     ] = None,
     reference: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Run to subtract from the others; by default plain Gaussian training."),
+        typer.Option(
+            metavar="RUN",
+            help="Run to subtract from the others; by default plain Gaussian training.",
+            rich_help_panel=NUMBERS,
+        ),
     ] = None,
     described: Annotated[
         list[str] | None,
@@ -104,13 +113,21 @@ def report(
             "--as",
             metavar="KEY=VALUE,...",
             help='What a file of another tool holds: "name=CAT-RS,sigma=0.5,n=100000,alpha=0.001". One per file.',
+            rich_help_panel=NUMBERS,
         ),
     ] = None,
     all_images: Annotated[
         bool,
-        typer.Option("--all-images", help="Count all images of each run, not only those that all runs of a σ have."),
+        typer.Option(
+            "--all-images",
+            help="Count all images of each run, not only those that all runs of a σ have.",
+            rich_help_panel=NUMBERS,
+        ),
     ] = False,
-    linf: Annotated[bool, typer.Option("--linf", help="Add ACR / sqrt(d), the L-infinity radius it implies.")] = False,
+    linf: Annotated[
+        bool,
+        typer.Option("--linf", help="Add ACR / sqrt(d), the L-infinity radius it implies.", rich_help_panel=NUMBERS),
+    ] = False,
     columns: Annotated[str | None, typer.Option(help="Columns of report.tex, by their names in report.csv.")] = None,
     caption: Annotated[str | None, typer.Option(help="Caption of report.tex.")] = None,
     label: Annotated[str | None, typer.Option(help="Label of report.tex.")] = None,

@@ -17,7 +17,7 @@ from torch import Tensor
 from smoothcert.classifier import Classifier, device_of, evaluating, in_float32, logits_of
 from smoothcert.errors import RequestError
 from smoothcert.io.files import check_regular_file
-from smoothcert.io.text import error_line, named_error
+from smoothcert.io.text import did_you_mean, error_line, named_error
 from smoothcert.models.hub import is_hub, load_hub
 
 
@@ -86,6 +86,7 @@ def import_code(reference: str, field: str, kind: str) -> Any:
         )
     try:
         module = _import_file(Path(name), field) if name.endswith(".py") else _import(name)
+        found = getattr(module, attribute, None)
     except (KeyboardInterrupt, RequestError):
         raise
     except BaseException as error:  # the module is a user's code, which may fail in any way
@@ -93,9 +94,11 @@ def import_code(reference: str, field: str, kind: str) -> Any:
             f"{field}: expected package.module:{kind} or FILE.py:{kind}, got {reference} ({named_error(error)}); "
             "run where Python finds the module, or set PYTHONPATH"
         ) from error
-    if not hasattr(module, attribute):
-        raise RequestError(f"{field}: expected a {kind.lower()} {attribute} in {name}, got none; correct the name")
-    return getattr(module, attribute)
+    if found is None:
+        names = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
+        hint = did_you_mean(attribute, sorted(names), "correct the name")
+        raise RequestError(f"{field}: {name} has no attribute '{attribute}'; {hint}")
+    return found
 
 
 def _import(name: str) -> ModuleType:

@@ -48,7 +48,8 @@ def _caption(contents: Contents) -> str:
 
 
 def _chosen(content: Layout, keys: Sequence[str]) -> Layout:
-    """`content` with the columns `keys`, or the usual ones without keys; sigma always comes first."""
+    """`content` with the columns `keys`, or the usual ones without keys; sigma always comes first, and the name of the
+    run follows unless `keys` place it or the method."""
     if not keys:
         shown = content.for_reading()
         return shown.only([i for i, column in enumerate(shown.columns) if column.key not in _NOT_USUAL])
@@ -58,7 +59,8 @@ def _chosen(content: Layout, keys: Sequence[str]) -> Layout:
     for key in keys:
         if key not in known:
             raise RequestError(f"columns: expected columns of report.csv, got '{key}'; {did_you_mean(key, known)}")
-    return content.only([known.index(key) for key in dict.fromkeys(["sigma", *keys])])
+    named = () if {"name", "method"} & set(keys) else ("name",)
+    return content.only([known.index(key) for key in dict.fromkeys(["sigma", *named, *keys])])
 
 
 def table(content: Layout, caption: str, label: str) -> str:
