@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+from scipy.stats import binomtest
 
 from smoothcert import load
 from smoothcert.analysis.cost import cost_csv, cost_markdown, training_costs
@@ -245,6 +246,39 @@ def test_models_are_copies_of_certified_ones(name: str, run: str) -> None:
     assert f"ACR {average_certified_radius(file.rows):.3f} on {len(file.rows):,} test images" in card
     for title in ("Training", "Numbers", "Use", "Limits", "Licence"):
         assert f"## {title}" in card
+
+
+CERTIFIED = {
+    "bare": "clean/certificates/bare",
+    "denoiser": "clean/certificates/denoised",
+    "fine-tuning": "finetuned/certificates/finetuned",
+}
+
+
+def test_rows_of_existing_models_are_those_of_their_certificates() -> None:
+    """Each percentage with its Clopper-Pearson interval, and the average radius, in each of the three tables."""
+    lines = (RESULTS / "existing-models/README.md").read_text().splitlines()
+    tables = {"## MNIST": "", "## CIFAR-10": "cifar10/", "### A second": "cifar10-second/"}
+    folder, head, checked = "", [], 0
+    for line in lines:
+        folder = next((value for key, value in tables.items() if line.startswith(key)), folder)
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| classifier"):
+            head = cells
+        if not line.startswith(("| clean", "| LeNet", "| ResNet")):
+            continue
+        kind = next(key for key in reversed(CERTIFIED) if key in cells[0])
+        (file,) = (RESULTS / "existing-models").glob(f"{folder}{CERTIFIED[kind]}.tsv*")
+        rows = read_certificates(file).rows
+        for title, cell in zip(head, cells, strict=True):
+            if title == "ACR":
+                assert cell == f"{fmean(row.certificate.radius if row.correct else 0.0 for row in rows):.3f}"
+            elif title.startswith("r = "):
+                right = sum(row.correct and row.certificate.radius >= float(title[4:]) for row in rows)
+                low, high = (100 * float(end) for end in binomtest(right, len(rows)).proportion_ci(0.95, "exact"))
+                assert cell == f"{100 * right / len(rows):.1f}% ({low:.1f} to {high:.1f})"
+                checked += 1
+    assert checked == 3 * 4 * 3
 
 
 def test_results_are_small() -> None:
