@@ -242,7 +242,7 @@ def test_train_denoiser_makes_a_run_and_prints_the_next_command(
         (["certify", "RUN", "--denoiser", "DENOISER", "--sigma", 0.25], "expected gaussian noise at sigma 0.5"),
         (["predict", "DENOISER", "IMAGE"], "expected a classifier, got the denoiser"),
         (["train", "--preset", "mnist/gaussian", "--model", "unet", "--set", "dataset=mnist-sample", "--out", "NONE"],
-         "objective: expected denoising together with one of the models unet, unet-small"),
+         "objective: expected denoising together with one of the models unet, unet-small, unet-large"),
         (["train-denoiser", "--dataset", "mnist-sample", "--sigma", 0.5, "--stability-weight", 1, "--out", "NONE"],
          "--stability-weight: expected --classifier with it"),
         (["train-denoiser", "--dataset", "mnist-sample", "--sigma", 0.5, "--classifier", "DENOISER", "--out", "NONE"],

@@ -27,7 +27,7 @@ def train_denoiser(
     out: Annotated[Path, typer.Option(help="Run folder to make.")],
     dataset: Annotated[str, typer.Option(help="Data set; see `smoothcert datasets`.")],
     sigma: Annotated[float, typer.Option(help="Noise level that is certified later.")],
-    model: Annotated[Literal["unet", "unet-small"], typer.Option(help="Size of the denoiser.")] = "unet",
+    model: Annotated[Literal["unet", "unet-small", "unet-large"], typer.Option(help="Size of the denoiser.")] = "unet",
     classifier: Annotated[
         str | None, typer.Option(help="A classifier that adds a term to the loss: a run folder, or your own code.")
     ] = None,

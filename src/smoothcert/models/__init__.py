@@ -39,6 +39,7 @@ MODELS: dict[str, ModelSpec] = {
 DENOISERS: dict[str, Callable[[int], nn.Module]] = {
     "unet": partial(UNet, width=64, blocks=3),
     "unet-small": partial(UNet, width=16, blocks=1),
+    "unet-large": partial(UNet, width=128, blocks=3),
 }
 """Networks from noisy images to clean images, by the number of channels: see `smoothcert train-denoiser`."""
 
