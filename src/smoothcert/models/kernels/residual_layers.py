@@ -29,9 +29,9 @@ NUMBERS, FEW = 16384, 8
 """Numbers that are added up at a time by one program, of this many channels."""
 BLOCK = 1024
 """Numbers per program if each is computed alone."""
-KEPT_BYTES, LAYERS_AT_ONCE = 2**31, 12
-"""If the layers of a training step keep more than this for the backward pass, they are computed again in it, a few at
-a time. MACER on CIFAR-10 (4,096 inputs) would keep 17 GB."""
+KEPT_BYTES, LAYERS_AT_ONCE = 5 * 10**9, 12
+"""If the layers of a stage keep more than this for the backward pass of a training step, they are computed again in it,
+a few at a time. MACER on CIFAR-10 (4,096 inputs) would keep 10, 5 and 2 GB; with this limit a step needs 9.2 GB."""
 
 
 class Layers(NamedTuple):
