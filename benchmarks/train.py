@@ -9,8 +9,8 @@ without capture, SGD, and the loss and accuracy read by the host after each step
 which its epoch is computed. Ours: `smoothcert.training.loop.train` as `smoothcert train` calls it, the median of its
 epochs after the first; with `--compile` it is compiled in the first epoch however short the run. The first epoch is
 shown too: it holds the start. `--jobs` trains several copies side by side and prints what that does to the total.
-Images are random pixels on the device: speed does not depend on them. With `--folder`, ours reads them from image
-files, a folder for each class, as `--dataset folder:FOLDER` does.
+Images are random pixels on the device: speed does not depend on them. With `--folder`, ours reads the images of the
+data set from there, such as ImageNet's FOLDER/train/<wnid>/*.JPEG, with random crops in worker processes.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from smoothcert.data import DATASETS, ImageData, Images, load_folder
+from smoothcert.data import DATASETS, ImageData, Images, load_dataset
 from smoothcert.objectives import Progress
 from smoothcert.papers.presets import preset
 from smoothcert.training.checkpoint import InputSpec, new_model
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--jobs", default="")
     parser.add_argument("--images", type=int, help="fewer than the data set has, for CPUs")
-    parser.add_argument("--folder", type=Path, help="class folders of image files, for ours")
+    parser.add_argument("--folder", type=Path, help="where the data set is, for ours")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
@@ -125,7 +125,7 @@ def main() -> None:
     data = random_images(dataset, arguments.images or count)
     ours_from: Images = data
     if arguments.folder is not None:
-        ours_from = load_folder(arguments.folder, "train", image_size=DATASETS[dataset].shape[1], in_memory_bytes=0)
+        ours_from = load_dataset(dataset, "train", arguments.folder)
     changes = [f"epochs={arguments.epochs}", f"model={arguments.run}", f"precision={arguments.precision}"]
     changes += ["learning_rate=1e-4"]  # random labels: nothing is to be learnt, nothing may diverge
     for method in arguments.methods.split(","):

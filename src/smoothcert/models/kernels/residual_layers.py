@@ -30,9 +30,9 @@ NUMBERS, FEW = 16384, 8
 """Values that one program adds at once, and the number of channels that it adds."""
 BLOCK = 1024
 """Values per program of elementwise kernels."""
-KEPT_BYTES, LAYERS_AT_ONCE = 2**31, 12
+KEPT_BYTES, LAYERS_AT_ONCE = 5 * 10**9, 12
 """Above this many bytes of activations per stage, the backward pass recomputes them, a few layers at a time, instead of
-keeping them. MACER on CIFAR-10 (4,096 inputs) would keep 17 GB."""
+keeping them. MACER on CIFAR-10 (4,096 inputs) would keep 10, 5 and 2 GB; with this limit a step needs 9.2 GB."""
 
 
 class Layers(NamedTuple):
