@@ -75,16 +75,24 @@ class Diagnosis:
 
     def plot(self) -> "Figure":
         """Draw the accuracy by sigma."""
+        from smoothcert.report.names import dataset_name
         from smoothcert.report.style import FIRST, GREY, one_panel, plain
 
-        figure, axes = one_panel(4.8, 3.2, plain(f"{self.model} on {self.images} images"), "σ", "accuracy (%)")
+        title = plain(f"{self.model} on {self.images:,} images of {dataset_name(self.dataset)}")
+        figure, axes = one_panel(4.8, 3.2, title, "σ: standard deviation of the noise", "accuracy under noise (%)")
         points = [(0.0, self.clean_accuracy), *self.accuracy_under_noise]
         axes.plot(
             *zip(*((s, 100 * a) for s, a in points), strict=True), color=FIRST, marker="o", markersize=4, clip_on=False
         )
-        axes.axvline(self.sigma, color=GREY, linewidth=1, linestyle="--")
+        axes.axvline(self.sigma, color=GREY, linewidth=1, linestyle="--", zorder=1)
         axes.annotate(
-            f" σ = {self.sigma:g}", (self.sigma, 98), ha="left", va="top", fontsize=8, color=GREY, annotation_clip=False
+            f" chosen σ = {self.sigma:g}",
+            (self.sigma, 98),
+            ha="left",
+            va="top",
+            fontsize=8,
+            color=GREY,
+            annotation_clip=False,
         )
         axes.set_ylim(0, 100)
         return figure

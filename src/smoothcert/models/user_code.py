@@ -97,7 +97,7 @@ def import_code(reference: str, field: str, kind: str) -> Any:
     if found is None:
         names = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
         hint = did_you_mean(attribute, sorted(names), "correct the name")
-        raise RequestError(f"{field}: {name} has no attribute '{attribute}'; {hint}")
+        raise RequestError(f"{field}: expected a {kind.lower()} {attribute} in {name}, got none; {hint}")
     return found
 
 

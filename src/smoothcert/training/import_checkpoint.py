@@ -143,9 +143,10 @@ def read_checkpoint(file: Path) -> Mapping[Any, Any]:
                 f"{file}: refused: expected tensors and numbers, got a file that asks to run {wanted[1] or wanted[2]} "
                 "when it is read; if you trust its author, load it in a script and save its state_dict() alone"
             ) from None
+        # torch's own text is about its arguments, which a user of this command does not give.
+        reason = type(error).__name__ if "weights_only" in str(error) else named_error(error)
         raise WorkError(
-            f"{file}: damaged or not a PyTorch checkpoint ({type(error).__name__}); "
-            "download it again or give another file"
+            f"{file}: damaged or not a PyTorch checkpoint ({reason}); download it again or give another file"
         ) from error
     if not isinstance(contents, Mapping):
         raise RequestError(
