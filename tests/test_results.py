@@ -112,18 +112,20 @@ def test_results_have_all_rows_in_the_published_order(table: str, tmp_path: Path
         ("cifar10", 4),
         ("cifar10-n10000", 2),
         ("mnist-ablations", 25),
-        ("beyond", 1),
+        ("beyond", 4),
     ],
 )
 def test_each_result_has_its_recipe_and_provenance(name: str, runs: int) -> None:
-    folders = [path for path in (RESULTS / name).iterdir() if path.is_dir() and not path.name.startswith("report-")]
+    other = ("report-", "ensemble-")
+    folders = [path for path in (RESULTS / name).iterdir() if path.is_dir() and not path.name.startswith(other)]
     assert len(folders) == runs
     for folder in folders:
         recipe, ((_, path),) = load_train_recipe(folder / "recipe.yaml"), find_certificates([folder])
         file = read_certificates(path)
         assert (file.settings["training_sigma"], file.settings["objective"]) == (recipe.sigma, recipe.objective.name)
         assert {"versions", "precision"} <= file.provenance["model"].keys()
-        assert epochs_in(folder / METRICS) == recipe.epochs == file.provenance["epoch"]
+        trained = recipe.epochs - 1 if folder.name.startswith("mnist-attacked-noise") else recipe.epochs
+        assert epochs_in(folder / METRICS) == trained == file.provenance["epoch"]
 
 
 def table_from(path: Path, title: str) -> list[str]:
@@ -202,34 +204,64 @@ def test_cost_table_equals_the_runs() -> None:
     assert table_from(RESULTS / "cost" / "README.md", "| run")[2:] == cells
 
 
-def test_gain_of_the_best_recipe_on_cifar10_equals_the_certificates() -> None:
-    """The table of docs/best-recipe.md: ACR, paired difference with its standard error, certified accuracies."""
-    radii: dict[str, dict[int, float]] = {}
-    for run in ("beyond/cifar10-best-0.5", "cifar10/consistency-0.5", "cifar10/gaussian-0.5"):
-        ((_, path),) = find_certificates([RESULTS / run])
-        rows = read_certificates(path).rows
-        radii[run] = {row.index: row.certificate.radius if row.correct else -1.0 for row in rows}
-    reference = radii["cifar10/consistency-0.5"]
-    expected = []
-    for run, title in zip(radii, ("best", "consistency", "gaussian"), strict=True):
-        mine = radii[run]
-        assert mine.keys() == reference.keys()
-        differences = [max(mine[index], 0.0) - max(reference[index], 0.0) for index in mine]
+CIFAR10_ROWS = {
+    "`cifar10/best`": "beyond/cifar10-best-0.5",
+    "`cifar10/consistency`": "cifar10/consistency-0.5",
+    "`cifar10/gaussian`": "cifar10/gaussian-0.5",
+}
+ROWS_1 = {
+    "SmoothMix (η = 5) + one-step adversary = `mnist/best`": "mnist/smoothmix-eta5-one-step-adversary-1.0",
+    "SmoothMix (η = 5)": "mnist/smoothmix-eta5-1.0",
+    "SmoothAdv + Consistency": "mnist/smoothadv-consistency-lambda1-1.0",
+    "`mnist/attacked-noise`, seed 2": "beyond/mnist-attacked-noise-1.0",
+    "CAT-RS, 60 epochs": "beyond/mnist-catrs-60-epochs-1.0",
+}
+ROWS_HALF = {
+    "SmoothMix (η = 5) = `mnist/best`": "mnist/smoothmix-eta5-0.5",
+    "SmoothMix (η = 5) + one-step adversary": "mnist/smoothmix-eta5-one-step-adversary-0.5",
+    "SmoothAdv + Consistency": "mnist/smoothadv-consistency-lambda1-0.5",
+    "`mnist/attacked-noise`, seed 2": "beyond/mnist-attacked-noise-0.5",
+}
+
+
+@pytest.mark.parametrize(
+    ("rows", "reference", "skip", "radii"),
+    [
+        (CIFAR10_ROWS, "cifar10/consistency-0.5", 20, (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5)),
+        (ROWS_1, ROWS_1["SmoothMix (η = 5) + one-step adversary = `mnist/best`"], 5, (0, 0.5, 1, 1.5, 2, 2.5)),
+        ({"ensemble, σ = 1.0": "beyond/ensemble-1.0"}, "mnist/smoothmix-eta5-one-step-adversary-1.0", 10, (0, 0.5, 1)),
+        (ROWS_HALF, "mnist/smoothmix-eta5-0.5", 5, (0, 0.5, 1, 1.5)),
+        ({"ensemble, σ = 0.5": "beyond/ensemble-0.5"}, "mnist/smoothmix-eta5-0.5", 10, (0, 0.5, 1)),
+    ],
+)
+def test_tables_of_the_best_recipes_equal_the_certificates(
+    rows: dict[str, str], reference: str, skip: int, radii: tuple[float, ...]
+) -> None:
+    """The tables of docs/best-recipe.md: ACR, paired difference with its standard error, certified accuracies."""
+    text = (RESULTS.parent / "docs/best-recipe.md").read_text(encoding="utf-8")
+    compared = counted_radii(reference, skip)
+    for title, run in rows.items():
+        mine = counted_radii(run, skip)
+        assert mine.keys() == compared.keys()
+        differences = [max(mine[index], 0.0) - max(compared[index], 0.0) for index in mine]
         error = stdev(differences) / len(differences) ** 0.5
         against = f"{fmean(differences):+.3f} ({error:.3f})".replace("-", "−") if any(differences) else ""
-        shares = [
-            f"{100 * fmean(value >= radius for value in mine.values()):.1f}"
-            for radius in (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5)
-        ]
+        shares = " | ".join(f"{100 * fmean(value >= radius for value in mine.values()):.1f}" for radius in radii)
         acr = f"{fmean(max(value, 0.0) for value in mine.values()):.3f}"
-        expected.append(" ".join(f"| `cifar10/{title}` | {acr} | {against} | {' | '.join(shares)} |".split()))
-    text = (RESULTS.parent / "docs/best-recipe.md").read_text(encoding="utf-8")
-    for line in expected:
-        assert line in text
+        assert " ".join(f"| {title} | {acr} | {against} | {shares} |".split()) in text
+
+
+def counted_radii(run: str, skip: int) -> dict[int, float]:
+    """The radius of every `skip`-th image by its index, -1 where wrong or abstained."""
+    ((_, path),) = find_certificates([RESULTS / run])
+    rows = [row for row in read_certificates(path).rows if row.index % skip == 0]
+    return {row.index: row.certificate.radius if row.correct else -1.0 for row in rows}
 
 
 MODELS = {
     "cifar10-best-0.5": "beyond/cifar10-best-0.5",
+    "mnist-attacked-noise-0.5": "beyond/mnist-attacked-noise-0.5",
+    "mnist-attacked-noise-1.0": "beyond/mnist-attacked-noise-1.0",
     "mnist-consistency-1.0": "mnist-published-recipe/consistency-1.0",
 }
 
@@ -239,7 +271,7 @@ def test_models_are_copies_of_certified_ones(name: str, run: str) -> None:
     """The card has the ACR of the certificates, which are those of the weights before they were rounded."""
     ((_, path),) = find_certificates([RESULTS / run])
     file, model = read_certificates(path), load(RESULTS / "models" / name)
-    assert model.finished
+    assert model.epoch == file.provenance["epoch"]
     assert model.provenance["weights"]["original_weights_sha256"] == file.settings["weights_sha256"]
     assert (model.recipe.sigma, model.recipe.dataset) == (file.settings["sigma"], file.settings["dataset"])
     card = (RESULTS / "models" / name / "README.md").read_text(encoding="utf-8")

@@ -34,7 +34,7 @@ def presets(
         table.add_row(key, " / ".join(f"{s:g}" for s in found.sigmas), shown)
     console.print(table)
     if ours := [key for key in chosen if key.endswith("/best")]:
-        console.print(f"our own recipes for a large ACR: {', '.join(ours)} (docs/best-recipe.md)", soft_wrap=True)
+        console.print(f"for a large ACR: {', '.join(ours)} (docs/best-recipe.md)", soft_wrap=True)
 
 
 def papers(
