@@ -22,6 +22,7 @@ from smoothcert.data import DATASETS, Normalization
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import remove_temporaries
 from smoothcert.io.results import alone
+from smoothcert.io.text import named_error
 from smoothcert.models import MODELS
 from smoothcert.training.checkpoint import InputSpec, Run, new_model, read_model_file, save_weights, versions
 from smoothcert.training.choices import InputLayer
