@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from smoothcert.errors import RequestError
+from smoothcert.io.written_files import write_files
 from smoothcert.report import find_certificates
 from smoothcert.report.locate import find_attacks
 
@@ -40,6 +41,14 @@ def test_a_folder_of_runs_is_all_that_are_certified(make_run: MakeRun, field_fil
     expected = [(run.name, run / "certificates" / "test.tsv") for run in (a, b)]
     assert find_certificates([a.parent]) == expected
     assert find_certificates([b, a.parent]) == expected[::-1], "named once"
+
+
+def test_a_report_beside_runs_is_skipped_and_alone_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
+    run, report = make_run("run"), tmp_path / "report"
+    write_files(report, {"report.md": b"text"})
+    assert [name for name, _ in find_certificates([report, run])] == ["run"]
+    with pytest.raises(RequestError, match="expected a run folder"):
+        find_certificates([report])
 
 
 def test_a_file_next_to_runs_does_not_hide_them(make_run: MakeRun) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from smoothcert.certification.other_tools import columns_of
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import PLAIN, plain_form, result_files
+from smoothcert.io.written_files import MANIFEST
 from smoothcert.io.yaml_file import read_yaml
 from smoothcert.training.run_folder import (
     CERTIFICATES,
@@ -49,6 +50,12 @@ def _with_runs_in(path: Path) -> list[Path]:
     """The certificates files in a folder of runs, then its certified runs; any other path unchanged."""
     runs = runs_in(path, lambda run: bool(result_files(run / CERTIFICATES)))
     return runs if runs == [path] else [*result_files(path), *runs]
+
+
+def _is_report(path: Path) -> bool:
+    """True for a folder that holds a report and no certificates; `runs/*` may name it beside the runs."""
+    certified = result_files(path) or result_files(path / CERTIFICATES) or _with_runs_in(path) != [path]
+    return (path / MANIFEST).is_file() and not certified
 
 
 def _files_of(path: Path) -> tuple[Path, list[Path]]:
@@ -131,15 +138,16 @@ def find_certificates(paths: Sequence[Path]) -> list[tuple[str, Path]]:
 
     A path is a run folder (it holds `certificates/*.tsv`), a folder of such folders (those in it that have none are
     skipped, `*.tsv` files in it count too), a folder of `*.tsv` files (or, without these, of other files that begin
-    like a table of certificates), or a file of any name. A file of a run is named after the run's folder, with
-    `/<stem>` if there are several files of that run; any other file after itself. A file that is given twice is listed
-    once.
+    like a table of certificates), or a file of any name. Beside other paths, a folder with only a report is skipped.
+    A file of a run is named after the run's folder, with `/<stem>` if there are several files of that run; any other
+    file after itself. A file that is given twice is listed once.
     """
     if not paths:
         raise RequestError("expected at least one run folder or certificates file, got none; give one to report on")
     owners: dict[Path, Path] = {}
     files: dict[Path, Path] = {}
-    for path in [run for named in paths for run in _with_runs_in(Path(named))]:
+    given = [path for path in map(Path, paths) if len(paths) == 1 or not _is_report(path)]
+    for path in [run for named in given for run in _with_runs_in(named)]:
         owner, files_of_path = _files_of(path)
         for file in files_of_path:
             files.setdefault(file.resolve(), file)
