@@ -94,17 +94,17 @@ def test_the_alternative_certifies_as_many_images_as_fit(seconds_per_vote: float
 def test_predict_with_your_own_network(run_cli: Cli, place: Path) -> None:
     """Its classes are half-spaces: the radius is known. No run folder is needed."""
     (place / "names.txt").write_text("dark\nbright\nneither\n")
-    asked = ("predict", "--model", "nets.py:brightness", "--sigma", 0.5, "--classes", "names.txt", "--n", "1k")
+    asked = ("predict", "--model", "nets.py:brightness", "--sigma", 0.25, "--classes", "names.txt", "--n", "1k")
     code, out, err = run_cli(*asked, "dark.png", "bright.png", "--device", "cpu", "--format", "json")
     assert (code, err) == (0, "")
     result = json.loads(out)
-    ceiling = 0.5 * norm.isf(beta.ppf(0.999, 1, 1000))
+    ceiling = 0.25 * norm.isf(beta.ppf(0.999, 1, 1000))
     assert result["largest_radius"] == pytest.approx(ceiling)
     assert [(row["image"], row["class"], row["name"]) for row in result["images"]] == [
         ("dark.png", 0, "dark"),
         ("bright.png", 1, "bright"),
     ]
-    # The boundaries are 0.25 * sqrt(64) = 2 and 6 away, beyond what 1,000 votes can show.
+    # The boundaries are 0.25 * sqrt(64) = 2 and 6 away, at least 8 sigma: all votes agree.
     assert [row["radius"] for row in result["images"]] == pytest.approx([ceiling, ceiling])
     code, out, err = run_cli(*asked, "dark.png", "bright.png", "--device", "cpu", "--format", "csv")
     (first, second) = csv.DictReader(io.StringIO(out))
