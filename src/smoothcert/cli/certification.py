@@ -225,7 +225,7 @@ def compress(
             size = metrics.stat().st_size
             if compress_metrics(metrics, load_run_recipe(recipe).epochs):
                 compressed(metrics, size)
-    sizes = f"from {sum(before) / 1e6:.2f} to {sum(after) / 1e6:.2f} MB"
+    sizes = f"from {sum(before) / 1e3:,.0f} to {sum(after) / 1e3:,.0f} kB"
     console.print(f"compressed {len(after)} files {sizes}", soft_wrap=True)
 
 
