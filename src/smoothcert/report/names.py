@@ -103,6 +103,14 @@ def setting_name(key: str) -> str:
     return SYMBOLS.get(last, last.replace("_", " "))
 
 
+def setting_titles(keys: Sequence[str]) -> dict[str, str]:
+    """Field of a recipe -> its name in the papers; fields that share one are told apart, as in "T of adversary"."""
+    counts = Counter(map(setting_name, keys))
+    part = {key: "".join(key.split(".")[-2:-1]) for key in keys if counts[setting_name(key)] > 1}
+    apart = {key: f" of {outer}" for key, outer in part.items() if outer not in ("", "objective")}
+    return {key: setting_name(key) + apart.get(key, "") for key in keys}
+
+
 def setting_text(key: str, value: object) -> str:
     """A field of a recipe with its value, as in "λ = 10"."""
     name = setting_name(key)
