@@ -12,7 +12,7 @@ from smoothcert.errors import RequestError
 from smoothcert.report.comparison import Published, published_below
 from smoothcert.report.further_tables import csv_columns
 from smoothcert.report.layout import UNKNOWN, Cell, Column, Layout, Row, Value, decimals_needed
-from smoothcert.report.names import setting_titles
+from smoothcert.report.names import VALUES, setting_titles
 from smoothcert.report.paired import SIGNIFICANT, Comparison, obstacles
 from smoothcert.report.seeds import SeedMean
 from smoothcert.report.summary import Summary
@@ -125,7 +125,8 @@ def _hyperparameter_columns(summaries: Sequence[Summary]) -> list[Column]:
     def column(key: str, title: str) -> Column:
         def text(summary: Summary) -> str:
             value = summary.hyperparameters.get(key)
-            return UNKNOWN if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            return UNKNOWN if value is None else VALUES.get(text, text)
 
         return Column(key, title, lambda s: s.hyperparameters.get(key), text=text)
 

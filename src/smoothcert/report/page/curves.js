@@ -212,4 +212,4 @@ const draws = data.panels.map(drawPanel);
 // A label looks the same in all panels, so one legend serves them all.
 const labels = new Set(data.panels.flatMap((panel) => panel.runs.map((run) => run.label)));
 const chips = [...labels].map((label) => chip(label, () => draws.forEach((draw) => draw())));
-document.querySelector(".panels").append(make("div", { class: "chips" }, ...chips));
+document.querySelector(".chips").append(...chips);
