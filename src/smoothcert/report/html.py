@@ -158,8 +158,9 @@ def _with_labels(content: Layout, labels: Mapping[str, str]) -> Layout:
 
     def named(row: Row) -> Row:
         label = labels.get(str(row[name].value))
-        known = label is not None and not row[name].aside and row[method].value is not None
-        return (*row[:method], replace(row[method], value=label, text=label), *row[method + 1 :]) if known else row
+        if label is None or row[name].aside or row[method].value is None:
+            return row
+        return (*row[:method], replace(row[method], value=label, text=label), *row[method + 1 :])
 
     return replace(content, groups=tuple(tuple(map(named, group)) for group in content.groups))
 
