@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
-from smoothcert.report import Contents, certified_accuracy, summarize
+from smoothcert.report import Contents, average_certified_radius, certified_accuracy, summarize
 from smoothcert.report.comparison import Published
 from smoothcert.report.html import html_page
 from smoothcert.report.html_gallery import Pictures
@@ -115,7 +115,7 @@ def test_the_page_loads_whole_and_runs_no_script_but_its_own(opened: Browser) ->
     assert texts(opened, "h1") == ["Report"]
     assert opened.value("document.scripts.length") == 2
     assert HOSTILE in texts(opened, "#table h2 + .scroll tbody td")
-    assert HOSTILE in texts(opened, ".panel:first-child .chip span")
+    assert HOSTILE in texts(opened, ".chip span")
     assert HOSTILE in texts(opened, "select option")
     assert opened.value("document.querySelectorAll('img:not(.card img)').length") == 0
 
@@ -191,8 +191,19 @@ def test_a_curve_has_a_step_for_each_right_image(opened: Browser) -> None:
     assert [path.count("V") for path in paths] == [36, 38, 5], "two of six radii are equal"
 
 
+def test_one_legend_has_each_name_once_with_its_acr_in_every_panel(opened: Browser) -> None:
+    acr = {name: f"{average_certified_radius(rows):.3f}" for name, (rows, _) in RUNS.items()}
+    in_panels = {
+        "b": f"{acr['run 10']} · {acr['other sigma']} · –",
+        "c": f"{acr['run 9']} · – · –",
+        HOSTILE: f"{acr[HOSTILE]} · – · –",
+        "field": f"– · – · {acr['field']}",
+    }
+    assert texts(opened, ".chip") == [f"{label}ACR {shown}" for label, shown in in_panels.items()]
+
+
 def test_a_click_on_a_name_hides_and_shows_a_run(opened: Browser) -> None:
-    chip, curves = ".panel:first-child .chip", ".panel:first-child .curve"
+    chip, curves = ".chip", ".panel:first-child .curve"
     count = f"document.querySelectorAll({curves!r}).length"
     assert opened.value(count) == 3
     opened.click(chip)
@@ -277,6 +288,8 @@ def test_nothing_is_clipped(opened: Browser, width: int) -> None:
     assert opened.value("document.documentElement.scrollWidth") <= width
     top = opened.value("document.querySelector('.plot').getBoundingClientRect().top + scrollY")
     assert top < 844, "the first curve is on the first screen"
+    height = opened.value("document.querySelector('.plot').getBoundingClientRect().height")
+    assert height >= 280, "a curve is tall enough to read"
     inside = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
     scrolled = opened.value(inside)
     if width == 390:
@@ -292,6 +305,22 @@ def test_nothing_is_clipped(opened: Browser, width: int) -> None:
         assert acr <= 390, "ACR is in view without scrolling"
     opened.hover(".panel:first-child svg", 0.45)
     assert opened.value(CLIPPED) == []
+    opened.call("Emulation.clearDeviceMetricsOverride")
+
+
+def test_on_paper_no_table_is_cut_and_hints_on_clicks_are_left_out(opened: Browser) -> None:
+    # US letter on its side, with margins of 1 cm: narrower than A4 minus its margins.
+    width = 980
+    opened.call("Emulation.setDeviceMetricsOverride", width=width, height=740, deviceScaleFactor=1, mobile=False)
+    opened.call("Emulation.setEmulatedMedia", media="print")
+    tables = "[...document.querySelectorAll('table')].map(e => e.getBoundingClientRect().right)"
+    assert max(opened.value(tables)) <= width
+    styles = opened.value(
+        "['th button', '.is-name', '.by-hand', '.scroll'].map(s => getComputedStyle(document.querySelector(s)))"
+        ".map(s => [s.display, s.position, s.overflowX])"
+    )
+    assert [styles[0][0], styles[1][1], styles[2][0], styles[3][2]] == ["contents", "static", "none", "visible"]
+    opened.call("Emulation.setEmulatedMedia", media="")
     opened.call("Emulation.clearDeviceMetricsOverride")
 
 

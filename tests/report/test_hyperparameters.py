@@ -49,9 +49,7 @@ def test_parameters_that_differ_are_columns(make_run: MakeRun, tmp_path: Path) -
     assert "objective.num_noise" not in rows["mix"], "methods may differ in it"
     assert not [key for key in rows["mix"] if key in ("seed", "model", "objective.name")]
     text = (tmp_path / "out/report.md").read_text()
-    assert (
-        "| σ | run | method | epochs | weight | ACR |" in text or "| σ | run | method | weight | epochs | ACR |" in text
-    )
+    assert "| σ | run | method | epochs | λ | ACR |" in text or "| σ | run | method | λ | epochs | ACR |" in text
     assert report.contents.sweeps == [], "two values are not a curve"
 
 

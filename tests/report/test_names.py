@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from smoothcert.report.looks import looks_of
-from smoothcert.report.names import NamedRun, dataset_name, labels_of, meanings_in, network_name
+from smoothcert.report.names import NamedRun, dataset_name, labels_of, meanings_in, network_name, setting_titles
 
 LOW, HIGH = (0.5, "mnist"), (1.0, "mnist")
 PAPERS = [
@@ -127,3 +127,9 @@ def test_data_sets(name: str, shown: str) -> None:
 )
 def test_networks(name: str, shown: str) -> None:
     assert network_name(name) == shown
+
+
+def test_columns_of_settings_have_the_letters_of_the_papers() -> None:
+    keys = ["objective.weight", "objective.adversary.steps", "objective.steps", "learning_rate"]
+    assert list(setting_titles(keys).values()) == ["λ", "T of adversary", "T", "learning rate"]
+    assert setting_titles(keys[:2]) == {"objective.weight": "λ", "objective.adversary.steps": "T"}

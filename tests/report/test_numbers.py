@@ -242,7 +242,7 @@ def test_the_headline_in_words() -> None:
     (text,) = headlines([comparison], {"mix": "SmoothMix"})
     low, high = (round(100 * end) for end in stats.binomtest(83, 100).proportion_ci(method="wilson"))
     assert text.startswith(
-        "83 of 100 test digits of MNIST keep their class under every change of L2 length 0.5 "
+        "83 of 100 test digits of MNIST keep their class under every change of L2 length up to 0.5 "
         f"(SmoothMix; 95% interval {low} to {high}). gaussian: 79, the difference is not established."
     )
     assert "The number of votes n limits the result: 79 to 83% of the images have the largest radius, 1.231." in text

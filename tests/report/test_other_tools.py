@@ -109,7 +109,7 @@ def test_a_described_file_is_in_the_same_table(run_cli: Report, ours: Path, tmp_
     assert rows["CAT-RS"]["reference"] == "ours"
     text = (out / "report.md").read_text()
     assert "not ranked: " not in text
-    assert "2 of 5 test digits of MNIST keep their class under every change of L2 length 0.5 (CAT-RS;" in text
+    assert "2 of 5 test digits of MNIST keep their class under every change of L2 length up to 0.5 (CAT-RS;" in text
 
 
 def test_descriptions_belong_to_files_in_order_or_by_name(run_cli: Report, ours: Path, tmp_path: Path) -> None:

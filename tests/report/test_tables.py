@@ -362,5 +362,5 @@ def test_a_narrow_terminal_drops_votes_before_radii() -> None:
         [column.header.plain for column in terminal_table(rows, width).columns]  # type: ignore[union-attr]
         for width in (120, 64)
     )
-    assert wide == ["σ", "run", "method", "ACR", "0.00", "0.50", "1.00", "abstain", "images", "votes"]
+    assert wide == ["σ", "run", "method", "ACR", "0.00", "0.50", "1.00", "abstain", "images", "votes in all"]
     assert narrow == ["σ", "run", "ACR", "0.00", "0.50", "1.00", "abstain", "images"]

@@ -53,8 +53,7 @@ def _at(run: RunNumbers, radius: float) -> AccuracyAt:
 def _claim(comparison: Comparison, accuracy: AccuracyAt) -> str:
     return (
         f"{accuracy.count:,} of {images_text(accuracy.images, comparison.dataset, comparison.split)} keep their class "
-        f"under every change of "
-        f"{comparison.norm} length {accuracy.radius:g}"
+        f"under every change of {comparison.norm} length up to {accuracy.radius:g}"
     )
 
 

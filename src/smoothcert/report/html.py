@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files as package_files
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from smoothcert.report.headline import STATISTICS, headlines
 from smoothcert.report.html_classes import class_maps
 from smoothcert.report.html_curves import curve_data
 from smoothcert.report.html_gallery import gallery_data
-from smoothcert.report.layout import Layout, comma_separated
+from smoothcert.report.layout import Layout, Row, comma_separated
 from smoothcert.report.looks import Look, looks_of
 from smoothcert.report.names import dataset_name, meanings_in, network_name
 from smoothcert.report.paired import Comparison, comparisons
@@ -59,16 +60,18 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
     gallery = gallery_data(ordered, contents.gallery, labels)
     script = "\n".join(map(_page_file, _SCRIPTS))
     table = layout(contents.summaries, contents.published, compared)
+    settings = {key for summary in contents.summaries for key in summary.hyperparameters}
+    letters = [f"{column.title.split()[0]} = " for column in table.columns if column.key in settings]
     return _template().render(
         title=contents.title,
         about=_about(contents.summaries, written or datetime.date.today()),
         csv=base64.b64encode(comma_separated(table).encode("utf-8", "backslashreplace")).decode(),
         headlines=headlines(compared, labels),
-        meanings=f"{'; '.join(meanings_in(['σ = ', *labels.values()]))}.",
+        meanings=f"{'; '.join(meanings_in(['σ = ', *letters, *labels.values()]))}.",
         bold=RANKED,
         statistics=[STATISTICS, *constant_sentences(compared)],
         looks=look_of,
-        table=_shown(_settings_last(table, {key for s in contents.summaries for key in s.hyperparameters})),
+        table=_shown(_settings_last(_with_labels(table, labels), settings)),
         notes={**contents.warnings, **contents.notes},
         further=[(heading, caption, _shown(content)) for heading, caption, content in _further(contents, compared)],
         maps=class_maps(compared, labels, gallery.class_names),
@@ -145,6 +148,21 @@ def _figures(contents: Contents) -> list[tuple[str, str, str]]:
         for name, (title, caption) in FIGURES.items()
         if name != "curves" and f"{name}.png" in contents.drawn
     ]
+
+
+def _with_labels(content: Layout, labels: Mapping[str, str]) -> Layout:
+    """The methods under the names that the curves have."""
+    name, method = (
+        next(i for i, column in enumerate(content.columns) if column.key == key) for key in ("name", "method")
+    )
+
+    def named(row: Row) -> Row:
+        label = labels.get(str(row[name].value))
+        if label is None or row[name].aside or row[method].value is None:
+            return row
+        return (*row[:method], replace(row[method], value=label, text=label), *row[method + 1 :])
+
+    return replace(content, groups=tuple(tuple(map(named, group)) for group in content.groups))
 
 
 def _settings_last(content: Layout, keys: Collection[str]) -> Layout:

@@ -45,7 +45,11 @@ MEANINGS = {
     "one-step": "the first attack step replaces the clean image",
 }
 """Letters and words of labels -> what they mean."""
-_VALUES = {"kl_entropy": "KL + entropy", "kl": "KL", "mse": "MSE", "xent": "cross-entropy"}
+VALUES = {
+    **{"kl_entropy": "KL + entropy", "kl": "KL", "mse": "MSE", "xent": "cross-entropy", "pgd": "PGD", "ddn": "DDN"},
+    **{"True": "yes", "False": "no"},
+}
+"""Value of a field of a recipe -> its name for people."""
 _NOT_SHOWN = ("name", "sigma", "dataset", "noise")
 
 
@@ -103,6 +107,14 @@ def setting_name(key: str) -> str:
     return SYMBOLS.get(last, last.replace("_", " "))
 
 
+def setting_titles(keys: Sequence[str]) -> dict[str, str]:
+    """Field of a recipe -> its name in the papers; fields that share one differ as in "T of adversary"."""
+    counts = Counter(map(setting_name, keys))
+    part = {key: "".join(key.split(".")[-2:-1]) for key in keys if counts[setting_name(key)] > 1}
+    apart = {key: f" of {outer}" for key, outer in part.items() if outer not in ("", "objective")}
+    return {key: setting_name(key) + apart.get(key, "") for key in keys}
+
+
 def setting_text(key: str, value: object) -> str:
     """A field of a recipe with its value, as in "λ = 10"."""
     name = setting_name(key)
@@ -111,7 +123,7 @@ def setting_text(key: str, value: object) -> str:
     return (
         f"{name} = {value:g}"
         if isinstance(value, int | float)
-        else f"{name} = {_VALUES.get(str(value), one_line(value))}"
+        else f"{name} = {VALUES.get(str(value), one_line(value))}"
     )
 
 

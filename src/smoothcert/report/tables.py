@@ -12,6 +12,7 @@ from smoothcert.errors import RequestError
 from smoothcert.report.comparison import Published, published_below
 from smoothcert.report.further_tables import csv_columns
 from smoothcert.report.layout import UNKNOWN, Cell, Column, Layout, Row, Value, decimals_needed
+from smoothcert.report.names import VALUES, setting_titles
 from smoothcert.report.paired import SIGNIFICANT, Comparison, obstacles
 from smoothcert.report.seeds import SeedMean
 from smoothcert.report.summary import Summary
@@ -118,18 +119,18 @@ def _numbers(summaries: Sequence[Summary]) -> list[Column]:
 
 
 def _hyperparameter_columns(summaries: Sequence[Summary]) -> list[Column]:
-    """One column per hyper-parameter in which runs differ, titled by the last part of its name if that is distinct."""
-    keys = list(dict.fromkeys(key for s in summaries for key in s.hyperparameters))
-    short = [key.rpartition(".")[2] for key in keys]
+    """One column per hyper-parameter in which runs differ, titled as in the papers."""
+    titles = setting_titles(list(dict.fromkeys(key for s in summaries for key in s.hyperparameters)))
 
     def column(key: str, title: str) -> Column:
         def text(summary: Summary) -> str:
             value = summary.hyperparameters.get(key)
-            return UNKNOWN if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            return UNKNOWN if value is None else VALUES.get(text, text)
 
         return Column(key, title, lambda s: s.hyperparameters.get(key), text=text)
 
-    return [column(key, last if short.count(last) == 1 else key) for key, last in zip(keys, short, strict=True)]
+    return [column(key, title) for key, title in titles.items()]
 
 
 def _columns(
@@ -163,7 +164,7 @@ def _columns(
         Column("alpha", "α", lambda s: s.alpha, decimals=3, csv_only=True),
         Column("split", "split", lambda s: s.split, csv_only=True),
         Column("precision", "precision", lambda s: s.precision, csv_only=True),
-        Column("votes", "votes", lambda s: s.votes or None, decimals=0, csv_only=same_votes, text=votes),
+        Column("votes", "votes in all", lambda s: s.votes or None, decimals=0, csv_only=same_votes, text=votes),
         *(end for column in numbers for end in _interval_columns(column)),
         *csv_columns(comparisons),
     )

@@ -1,6 +1,7 @@
 // Certified accuracy against radius: one panel per sigma, one step curve per run with every step of the data.
 const MARGIN = { left: 36, right: 16, top: 24, bottom: 40 };
 const NAME_HEIGHT = 15;
+const hidden = new Set(); // labels
 
 // The percentage of images certified with a radius of at least `radius`.
 function accuracy(run, radius) {
@@ -20,7 +21,7 @@ function tickStep(reach, most) {
 
 // Pixels of radii and percentages in a plot `width` pixels wide.
 function scales(panel, width) {
-  const height = Math.round(Math.min(360, Math.max(230, 0.66 * width)));
+  const height = Math.round(Math.min(360, Math.max(290, 0.66 * width)));
   const ends = [...panel.runs.map((run) => run.radii.at(-1) ?? 0), ...panel.ceilings.map(([radius]) => radius)];
   // Room on the right for the words at the last ceiling.
   const reach = (Math.max(...ends) || 1) * (1 + 22 / width + 0.02);
@@ -112,13 +113,20 @@ function nameMarks(panel, runs, svg, scale) {
   }
 }
 
-function chip(run, toggle) {
+// One name in the legend, with the ACR of its run in each panel.
+function chip(label, redraw) {
+  const runs = data.panels.map((panel) => panel.runs.find((run) => run.label === label));
+  const run = runs.find(Boolean);
   const sample = drawn("line", { x1: 0, x2: 26, y1: 5, y2: 5, "stroke-dasharray": run.dash });
   const line = drawn("svg", { width: 26, height: 10, class: lookOf(run), "aria-hidden": "true" }, sample);
-  const name = make("span", {}, run.label);
-  const button = make("button", { type: "button", class: "chip", "aria-pressed": "true", title: run.name }, line, name);
-  button.append(make("small", {}, `ACR ${run.acr}`));
-  button.addEventListener("click", () => button.setAttribute("aria-pressed", String(toggle(run))));
+  const title = runs.flatMap((each) => each?.name ?? []).join(", ");
+  const button = make("button", { type: "button", class: "chip", "aria-pressed": "true", title }, line, make("span", {}, label));
+  button.append(make("small", {}, `ACR ${runs.map((each) => each?.acr ?? "–").join(" · ")}`));
+  button.addEventListener("click", () => {
+    if (!hidden.delete(label)) hidden.add(label);
+    button.setAttribute("aria-pressed", String(!hidden.has(label)));
+    redraw();
+  });
   return button;
 }
 
@@ -136,8 +144,7 @@ function drawPanel(panel) {
   const svg = drawn("svg", { tabindex: 0, role: "slider", "aria-valuemin": 0 });
   const readout = make("div", { class: "readout", hidden: "" });
   const plot = make("div", { class: "plot" }, svg, readout);
-  const hidden = new Set();
-  const shown = () => panel.runs.filter((run) => !hidden.has(run));
+  const shown = () => panel.runs.filter((run) => !hidden.has(run.label));
   let scale;
   let radius = null;
 
@@ -191,22 +198,18 @@ function drawPanel(panel) {
     point(to === null ? null : Math.min(scale.reach, Math.max(0, to)));
   });
 
-  function toggle(run) {
-    if (!hidden.delete(run)) hidden.add(run);
-    draw();
-    return !hidden.has(run);
-  }
-
-  const chips = make("div", { class: "chips" }, ...panel.runs.map((run) => chip(run, toggle)));
-  document.querySelector(".panels").append(make("figure", { class: "panel" }, make("h3", {}, panel.title), plot, chips));
+  document.querySelector(".panels").append(make("figure", { class: "panel" }, make("h3", {}, panel.title), plot));
   new ResizeObserver(() => plot.clientWidth !== scale.width && draw()).observe(plot);
   draw();
+  return draw;
 }
 
-for (const panel of data.panels) {
-  for (const run of panel.runs) {
-    let sum = 0;
-    run.radii = run.steps.map((step) => (sum += step) / STEPS_PER_UNIT);
-  }
-  drawPanel(panel);
+for (const run of data.panels.flatMap((panel) => panel.runs)) {
+  let sum = 0;
+  run.radii = run.steps.map((step) => (sum += step) / STEPS_PER_UNIT);
 }
+const draws = data.panels.map(drawPanel);
+// A label looks the same in all panels, so one legend serves them all.
+const labels = new Set(data.panels.flatMap((panel) => panel.runs.map((run) => run.label)));
+const chips = [...labels].map((label) => chip(label, () => draws.forEach((draw) => draw())));
+document.querySelector(".chips").append(...chips);
