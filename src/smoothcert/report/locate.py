@@ -138,7 +138,7 @@ def find_certificates(paths: Sequence[Path]) -> list[tuple[str, Path]]:
 
     A path is a run folder (it holds `certificates/*.tsv`), a folder of such folders (those in it that have none are
     skipped, `*.tsv` files in it count too), a folder of `*.tsv` files (or, without these, of other files that begin
-    like a table of certificates), or a file of any name. If there are other paths, a folder with only a report is skipped.
+    like a table of certificates), or a file of any name. Among several paths, one with only a report is skipped.
     A file of a run is named after the run's folder, with `/<stem>` if there are several files of that run; any other
     file after itself. A file that is given twice is listed once.
     """
