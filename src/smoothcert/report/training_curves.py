@@ -111,7 +111,7 @@ def draw_training_curves(runs: Sequence[TrainedRun]) -> Figure | None:
         for axes, group in zip(row, groups, strict=True):
             quiet_axes(axes)
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-            axes.yaxis.set_major_locator(MaxNLocator(6))
+            axes.yaxis.set_major_locator(MaxNLocator(6, steps=(1, 2, 2.5, 5, 10)))
             for run in group:
                 _draw_line(axes, run.metrics, quantity, labels[run.name], looks[labels[run.name]])
         if quantity != _ACCURACY:
