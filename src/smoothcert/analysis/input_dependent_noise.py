@@ -16,7 +16,7 @@ from scipy import special, stats
 
 from smoothcert.errors import RequestError
 from smoothcert.io.text import csv_text
-from smoothcert.report.style import FIRST, GREY, LABEL_SIZE, SECOND, one_panel
+from smoothcert.report.style import FIRST, GREY, SECOND, legend_below, one_panel
 
 Floats = NDArray[np.float64]
 SMALLEST_SHOWN = 1e-12
@@ -198,5 +198,5 @@ def draw_worst_cases(cases: WorstCases) -> Figure:
     )
     handles = [*axes.get_lines()[:2], same]
     labels = [bound, "exact worst case", f"same σ: {scales.same_scale:.4g}, any d"]
-    axes.legend(handles, labels, loc="lower left", fontsize=LABEL_SIZE, framealpha=1.0, edgecolor="none")
+    legend_below(figure, list(zip(labels, handles, strict=True)), curves=False)
     return figure
