@@ -20,7 +20,6 @@ from smoothcert.analysis.compared_runs import (
     smoothed,
 )
 from smoothcert.io.text import csv_text
-from smoothcert.report.names import dataset_name
 from smoothcert.report.style import (
     AXIS_SIZE,
     FIRST,
@@ -65,6 +64,7 @@ class Interpolation:
     """Confidences between an image and its adversarial examples, one for each run."""
 
     dataset: str
+    """With the network, as titles name it."""
     index: int
     label: int
     sigma: float
@@ -115,7 +115,7 @@ def interpolate(
         on_progress(len(lines))
     grid = ratios.double().cpu().numpy()
     sigma = subjects.noise.sigma
-    return Interpolation(subjects.data.name, index, int(labels[0]), sigma, grid, tuple(lines), num_noise)
+    return Interpolation(subjects.title, index, int(labels[0]), sigma, grid, tuple(lines), num_noise)
 
 
 def _line(
@@ -174,7 +174,7 @@ def draw_interpolation(interpolation: Interpolation, *, votes: bool = False) -> 
     """
     lines = interpolation.lines
     figure = new_figure(5.4, 0.5 + 3.6 * len(lines))
-    dataset = plain(dataset_name(interpolation.dataset))
+    dataset = plain(interpolation.dataset)
     title = f"{dataset}, test image {interpolation.index}, σ = {interpolation.sigma:g}"
     figure.suptitle(title, fontsize=TITLE_SIZE)
     for part, line in zip(figure.subfigures(len(lines), 1, squeeze=False).ravel(), lines, strict=True):
