@@ -19,7 +19,7 @@ from smoothcert.certification.columns import columns_of
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.report import certified_accuracy, summarize
 from smoothcert.report.curves import ATTACKED, ATTACKED_PART, attacked_curve, draw_curves, step_curve
-from smoothcert.report.style import pictures_of
+from smoothcert.report.style import new_figure, pictures_of
 from smoothcert.report.summary import largest_certifiable_radius
 
 from .conftest import SETTINGS, MakeRun, image, images
@@ -271,3 +271,14 @@ def test_odd_names_are_text(name: str) -> None:
 def test_one_name_for_two_runs_is_refused() -> None:
     with pytest.raises(RequestError, match="one name twice"):
         figure_of([("a", file()), ("a", file())])
+
+
+def test_a_figure_with_images_has_all_shades() -> None:
+    def draw() -> Figure:
+        figure = new_figure(2, 2)
+        figure.subplots().imshow(np.arange(256.0).reshape(16, 16), cmap="gray", interpolation="nearest")
+        return figure
+
+    with Image.open(io.BytesIO(pictures_of("x", draw, ["png"])["x.png"] or b"")) as picture:
+        colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 20)}
+    assert colours >= {(grey, grey, grey) for grey in range(256)}
