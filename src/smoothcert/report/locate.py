@@ -53,7 +53,7 @@ def _with_runs_in(path: Path) -> list[Path]:
 
 
 def _is_report(path: Path) -> bool:
-    """True for a folder that holds a report and no certificates; `runs/*` may name it beside the runs."""
+    """True for a folder that holds a report and no certificates; `runs/*` may name it next to the runs."""
     certified = result_files(path) or result_files(path / CERTIFICATES) or _with_runs_in(path) != [path]
     return (path / MANIFEST).is_file() and not certified
 
@@ -138,7 +138,7 @@ def find_certificates(paths: Sequence[Path]) -> list[tuple[str, Path]]:
 
     A path is a run folder (it holds `certificates/*.tsv`), a folder of such folders (those in it that have none are
     skipped, `*.tsv` files in it count too), a folder of `*.tsv` files (or, without these, of other files that begin
-    like a table of certificates), or a file of any name. Beside other paths, a folder with only a report is skipped.
+    like a table of certificates), or a file of any name. Next to other paths, a folder with only a report is skipped.
     A file of a run is named after the run's folder, with `/<stem>` if there are several files of that run; any other
     file after itself. A file that is given twice is listed once.
     """
