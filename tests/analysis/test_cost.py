@@ -15,9 +15,9 @@ from smoothcert.analysis.cost import (
     cost_cells,
     cost_csv,
     cost_markdown,
-    draw_cost,
     training_costs,
 )
+from smoothcert.analysis.cost_figure import draw_cost
 from smoothcert.certification.certificates import FIELD_COLUMNS
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import write_settings
@@ -183,6 +183,22 @@ def test_bars_are_as_long_as_the_times(run: Path) -> None:
     times, memory = ([bar.get_width() for bar in axes.patches] for axes in long.axes)
     assert times == [2, 4.6]
     assert memory == [2, pytest.approx(2.9e9 / GIB)]
+    assert [text.get_text() for text in long.axes[0].texts] == ["2 h 0 min, published 4 h 36 min"]
+    assert long.axes[0].get_xscale() == "linear"
+
+
+def test_short_bars_are_seen_and_notes_say_what_was_measured() -> None:
+    begun = cost_of(2.4, epochs_planned=150, device="cuda (X)", published_hours=4.6)
+    figure = draw_cost([begun])
+    (axes,) = figure.axes
+    assert axes.get_xscale() == "log"
+    assert "150 epochs" in figure.get_suptitle()
+    note = figure.legends[0].get_title().get_text()
+    for part in ("measured on cuda (X)", "about: 2 epochs were measured", "published: table 3 of arXiv:2006.04062"):
+        assert part in note
+
+
+def test_published_columns() -> None:
     assert "published" in cost_markdown([cost_of(7200.0, published_hours=4.6)])
 
 

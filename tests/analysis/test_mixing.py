@@ -101,7 +101,11 @@ def test_csv_and_figure(mixing: Mixing) -> None:
     figure = draw_mixing(mixing)
     assert [np.asarray(line.get_ydata()).max() for line in figure.axes[0].get_lines()] == [75, 75]
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts == ["flat: 25% right at every ratio", "steep: 25% right at every ratio"]
+    lengths = [float(np.median(run.distance)) for run in mixing.runs]
+    assert texts == [
+        f"{name}: 25% right at every ratio; ratio 1 is L2 length {length:.2f} (median)"
+        for name, length in zip(("flat", "steep"), lengths, strict=True)
+    ]
 
 
 def test_wrong_requests(half_spaces: Subjects) -> None:

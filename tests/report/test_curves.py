@@ -19,7 +19,7 @@ from smoothcert.certification.columns import columns_of
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.report import certified_accuracy, summarize
 from smoothcert.report.curves import ATTACKED, ATTACKED_PART, attacked_curve, draw_curves, step_curve
-from smoothcert.report.style import pictures_of
+from smoothcert.report.style import new_figure, pictures_of
 from smoothcert.report.summary import largest_certifiable_radius
 
 from .conftest import SETTINGS, MakeRun, image, images
@@ -99,11 +99,19 @@ def test_a_known_limit_of_n_is_marked() -> None:
     (axes,) = figure_of([("a", file())]).axes
     marked = [line.get_xdata()[0] for line in axes.lines if line.get_linewidth() == 0.7]  # type: ignore[index]
     assert marked == [largest_certifiable_radius(0.5, 1000, 0.001)]
-    note = "n = 1,000 votes per image\ndashed: largest radius that n votes can certify"
-    assert axes.texts[0].get_text() == f"{len(file().rows)} images, {note}"
+    assert axes.texts[0].get_text() == f"{len(file().rows)} images\nn = 1,000 votes per image"
     (axes,) = figure_of([("a", file(alpha=None))]).axes
-    assert [text.get_text() for text in axes.texts] == [f"{len(file().rows)} images", "Gaussian"]
     assert not [line for line in axes.lines if line.get_linewidth() == 0.7]
+
+
+def test_runs_with_more_images_are_named_where_that_is_short() -> None:
+    def note(*runs: tuple[str, CertificatesFile]) -> str:
+        return str(figure_of(list(runs)).axes[0].texts[0].get_text()).partition("\n")[0]
+
+    few = file(images()[:4])
+    assert note(("a", few), ("b", file())) == "4 images (10 for: b)"
+    assert note(("a" * 40, few), ("b" * 40, file())) == "4 to 10 images, see the table"
+    assert note(("a", few), ("b", file()), ("c", file(images()[:5]))) == "4 to 10 images, see the table"
 
 
 def test_one_legend_lists_each_method_once() -> None:
@@ -263,3 +271,14 @@ def test_odd_names_are_text(name: str) -> None:
 def test_one_name_for_two_runs_is_refused() -> None:
     with pytest.raises(RequestError, match="one name twice"):
         figure_of([("a", file()), ("a", file())])
+
+
+def test_a_figure_with_images_has_all_shades() -> None:
+    def draw() -> Figure:
+        figure = new_figure(2, 2)
+        figure.subplots().imshow(np.arange(256.0).reshape(16, 16), cmap="gray", interpolation="nearest")
+        return figure
+
+    with Image.open(io.BytesIO(pictures_of("x", draw, ["png"])["x.png"] or b"")) as picture:
+        colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 20)}
+    assert len(colours & {(grey, grey, grey) for grey in range(256)}) > 250, "but for rounding"

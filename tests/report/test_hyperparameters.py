@@ -5,6 +5,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -98,3 +99,19 @@ def test_figure_of_sweeps() -> None:
     assert axes.get_title() == "Consistency, MNIST, σ = 0.5\nepochs = 2"
     assert list(axes.lines[0].get_xdata()) == [1.0, 5.0, 50.0]
     assert draw_sweeps([]) is None
+
+
+def test_sweep_of_single_runs_shows_standard_errors_over_images() -> None:
+    points = tuple(SweepPoint(v, 0.1 * v, None, (f"r{v}",), 0.01 * v) for v in (1.0, 2.0, 4.0))
+    sweep = Sweep("objective.eta", "smoothmix", 0.5, "mnist", {}, points, None, 2000, 100_000, "LeNet")
+    figure = draw_sweeps([sweep], ["xent"])
+    assert figure is not None
+    axes = figure.axes[0]
+    assert axes.get_xscale() == "log", "each value is twice the one before"
+    assert axes.get_title() == "SmoothMix, MNIST, LeNet, σ = 0.5"
+    (bars,) = axes.collections
+    ends = [segment.vertices[:, 1] for segment in bars.get_paths()]
+    np.testing.assert_allclose(ends, [(0.09, 0.11), (0.18, 0.22), (0.36, 0.44)])
+    note = figure.legends[0].get_title().get_text()
+    for part in ("2,000 images, n = 100,000", "1 standard error over images", "loss = cross-entropy"):
+        assert part in note

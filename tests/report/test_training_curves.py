@@ -33,7 +33,8 @@ def training(tmp_path: Path) -> MakeTraining:
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
         if sigma is not None:
-            (folder / "recipe.yaml").write_text(f"sigma: {sigma}\ndataset: mnist\nobjective:\n  name: {method}\n")
+            recipe = f"sigma: {sigma}\ndataset: mnist\nmodel: lenet\nobjective:\n  name: {method}\n"
+            (folder / "recipe.yaml").write_text(recipe)
         lines = []
         for epoch in range(epochs):
             loss = scale * 0.5**epoch
@@ -99,7 +100,7 @@ def test_one_column_per_sigma_and_one_look_per_method(training: MakeTraining) ->
         for method, scale in (("gaussian", 1.0), ("smoothmix", 0.4))
     ]
     figure = figure_of(*runs)
-    assert [axes.get_title() for axes in figure.axes] == ["MNIST, σ = 0.25", "MNIST, σ = 1.00", "", ""]
+    assert [axes.get_title() for axes in figure.axes] == ["MNIST, LeNet, σ = 0.25", "MNIST, LeNet, σ = 1.00", "", ""]
     for axes in figure.axes:
         assert {label: line.get_color() for label, line in curves(axes).items()} == {
             "Gaussian": "#4d4d4d",
@@ -107,29 +108,36 @@ def test_one_column_per_sigma_and_one_look_per_method(training: MakeTraining) ->
         }
 
 
-def test_further_terms_have_a_panel_and_their_runs_colour(training: MakeTraining) -> None:
+def test_each_further_term_has_a_panel_with_the_looks_of_the_legend(training: MakeTraining) -> None:
     plain = training("plain")
     consistency = training("c", method="consistency", scale=3.0, terms={"kl": 0.1, "entropy": 0.9})
-    figure = figure_of(plain, consistency)
-    loss, _, terms = figure.axes
-    lines = {str(line.get_label()): line for line in terms.lines}
-    assert legend_texts(figure)[:4] == ["Gaussian", "Consistency", "term: entropy", "term: KL divergence"]
-    own = [lines["_kl"], lines["_entropy"]]
-    assert {line.get_color() for line in own} == {curves(loss)["Consistency"].get_color()}
-    assert len({str(line._dash_pattern) for line in own}) == 2, "terms differ in style"  # type: ignore[attr-defined]
-    np.testing.assert_allclose(np.asarray(own[0].get_ydata()), 0.3 * 0.5 ** np.arange(6))
     other = training("s", method="stability", scale=0.3, terms={"kl": 1.0, "stability": 2.0})
     figure = figure_of(plain, consistency, other)
-    assert legend_texts(figure)[3:6] == ["term: entropy", "term: KL divergence", "term: stability"], "each term once"
-    both = [line for line in figure.axes[2].lines if line.get_label() == "_kl"]
-    assert len({str(line._dash_pattern) for line in both}) == 1, "one style per term"  # type: ignore[attr-defined]
-    assert len({line.get_color() for line in both}) == 2
+    loss, _, *terms = figure.axes
+    shown = {axes.get_ylabel(): curves(axes) for axes in terms}
+    assert {name: list(lines) for name, lines in shown.items()} == {
+        "term: entropy": ["Consistency"],
+        "term: KL divergence": ["Consistency", "Stability"],
+        "term: stability": ["Stability"],
+    }
+    np.testing.assert_allclose(
+        np.asarray(shown["term: KL divergence"]["Consistency"].get_ydata()), 0.3 * 0.5 ** np.arange(6)
+    )
+    for lines in shown.values():
+        for label, line in lines.items():
+            same = curves(loss)[label]
+            assert (line.get_color(), line.get_linestyle()) == (same.get_color(), same.get_linestyle())
+    assert legend_texts(figure) == ["Gaussian", "Consistency", "Stability", "learning rate drops"]
+    note = figure.legends[0].get_title().get_text()
+    assert "own training inputs" in note
+    assert "before weighting" in note
 
 
 def test_a_single_run_is_named_in_the_legend(training: MakeTraining) -> None:
     figure = figure_of(training("a", method="macer", terms={"robust": 0.0}))
-    assert figure.get_suptitle() == "MNIST, σ = 0.50"
-    assert legend_texts(figure)[:2] == ["MACER", "term: robustness"]
+    assert figure.get_suptitle() == "MNIST, LeNet, σ = 0.50"
+    assert legend_texts(figure) == ["MACER", "learning rate drops"]
+    assert figure.axes[2].get_ylabel() == "term: robustness"
     assert [axes.get_yscale() for axes in figure.axes] == ["log", "linear", "linear"], "no logarithm of 0"
 
 

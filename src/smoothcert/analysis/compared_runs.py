@@ -17,7 +17,8 @@ from smoothcert.models.precision import at_precision
 from smoothcert.noise import NOISES, Noise
 from smoothcert.objectives import SmoothMix
 from smoothcert.papers.presets import PRESETS, preset
-from smoothcert.report.names import NamedRun, labels_of
+from smoothcert.report.names import NamedRun, dataset_name, labels_of
+from smoothcert.report.panels import shared_network
 from smoothcert.smoothing.votes import Stage, block_keys, default_batch_size
 from smoothcert.training.checkpoint import Run, load_run
 
@@ -49,6 +50,13 @@ class Subjects:
     data: Images
     noise: Noise
     device: torch.device
+    network: str | None = None
+    """The name of the network, if all runs have the same."""
+
+    @property
+    def title(self) -> str:
+        """The data set and the network, as in "MNIST, LeNet"."""
+        return ", ".join([dataset_name(self.data.name), *([self.network] if self.network else [])])
 
     def images(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Test images [k, c, h, w] and their labels [k], on the device."""
@@ -150,7 +158,7 @@ def load_subjects(
         Subject(name, at_precision(run.model, "fp32", device, run.spec.shape), labels[name])
         for name, run in zip(names, runs, strict=True)
     )
-    return Subjects(ready, images, NOISES[first.noise](level), device)
+    return Subjects(ready, images, NOISES[first.noise](level), device, shared_network(recipes.values()))
 
 
 def _refuse_other(runs: Sequence[Run], key: str, remedy: str) -> None:

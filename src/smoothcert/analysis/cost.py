@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from pydantic import BaseModel, Field
 
 from smoothcert.analysis.compared_runs import distinct_names
@@ -20,9 +18,6 @@ from smoothcert.objectives import Adversary, NoiseAttack
 from smoothcert.papers.presets import preset
 from smoothcert.papers.tables import paper_table
 from smoothcert.report.layout import UNKNOWN
-from smoothcert.report.looks import looks_of
-from smoothcert.report.names import METHODS, dataset_name, network_name
-from smoothcert.report.style import AXIS_SIZE, GREY, LABEL_SIZE, TITLE_SIZE, new_figure, plain, quiet_axes
 from smoothcert.training.metrics import METRICS, read_epochs
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe
 from smoothcert.training.run_folder import CERTIFICATES, RECIPE, runs_in
@@ -230,67 +225,3 @@ def cost_markdown(costs: Sequence[Cost]) -> str:
         notes += "\nPublished: consistency/table3, ResNet-110 on CIFAR-10 at σ = 0.5, on the paper's hardware.\n"
     table = markdown_table(titles, [[escape_markdown(cell) for cell in row] for row in rows])
     return f"# Training cost\n\n{table}\n{notes}"
-
-
-def draw_cost(costs: Sequence[Cost]) -> Figure:
-    """Bars: the whole training time of each run, and peak memory if known; dashed bars are the published values."""
-    with_memory = any(c.peak_memory is not None for c in costs)
-    figure = new_figure(7.6 if with_memory else 5.4, 1.2 + 0.55 * len(costs))
-    panels: list[Axes] = figure.subplots(1, 1 + with_memory, sharey=True, squeeze=False).ravel().tolist()
-    cells = [_cells(c) for c in costs]
-    methods = [METHODS.get(c.method, c.method) for c in costs]
-    looks = looks_of(methods)
-    colours = [looks[method].colour for method in methods]
-    hours = _scaled([c.seconds_planned or c.seconds for c in costs], 1 / 3600)
-    unit, short, factor = (
-        ("hours", "h", 1.0) if max((h or 0 for h in hours), default=0) >= 1 else ("minutes", "min", 60.0)
-    )
-    paper = _scaled([c.published_hours for c in costs], factor)
-    times = [row[6] for row in cells]
-    _bars(panels[0], _scaled(hours, factor), paper, times, f"training time ({unit})", short, colours)
-    if with_memory:
-        memory = _scaled([c.peak_memory for c in costs], 1 / GIB)
-        paper = _scaled([c.published_memory for c in costs], 1e9 / GIB)
-        _bars(panels[1], memory, paper, [row[7] for row in cells], "peak memory (GiB)", "GiB", colours)
-    panels[0].set_yticks(range(len(costs)), list(map(plain, _names(costs))))
-    panels[0].invert_yaxis()
-    what = dict.fromkeys(f"{dataset_name(c.dataset)}, {network_name(c.model)}" for c in costs)
-    dashed = "; dashed: published" if any(c.published_hours is not None for c in costs) else ""
-    figure.suptitle(plain(f"{' and '.join(what)}{dashed}"), fontsize=TITLE_SIZE)
-    return figure
-
-
-def _names(costs: Sequence[Cost]) -> list[str]:
-    """The method and sigma of each run; where two runs share them, the name of the run, too."""
-    names = [f"{METHODS.get(c.method, c.method)}, σ = {c.sigma:g}" for c in costs]
-    return [f"{n} ({c.run})" if names.count(n) > 1 else n for n, c in zip(names, costs, strict=True)]
-
-
-def _scaled(values: Sequence[float | None], factor: float) -> list[float | None]:
-    return [None if value is None else value * factor for value in values]
-
-
-def _bars(
-    axes: Axes,
-    values: Sequence[float | None],
-    paper: Sequence[float | None],
-    texts: Sequence[str],
-    title: str,
-    unit: str,
-    colours: Sequence[str],
-) -> None:
-    quiet_axes(axes)
-    axes.grid(visible=False, axis="y")
-    longest = max((v for v in (*values, *paper) if v is not None), default=1.0)
-    axes.barh(range(len(values)), [v or 0 for v in values], height=0.4, color=colours)
-    for i, (printed, text) in enumerate(zip(paper, texts, strict=True)):
-        if printed is not None:
-            # The dashed bar may be so long that the own one is hardly visible.
-            text += f", published {printed:,.0f} {unit}" if printed >= 10 else f", published {printed:.1f} {unit}"
-            axes.barh(i, printed, height=0.4, fill=False, edgecolor=GREY, linewidth=1.0, linestyle=(0, (3, 2)))
-        # Above the bars, which may fill the panel.
-        note = axes.annotate(text, (0, i - 0.2), (3, 2), textcoords="offset points", va="bottom", fontsize=LABEL_SIZE)
-        note.set_color(GREY)
-    axes.set_xlim(0, 1.05 * longest)
-    axes.set_ylim(-0.6, len(values) - 0.6)
-    axes.set_xlabel(title, fontsize=AXIS_SIZE)

@@ -16,7 +16,7 @@ from scipy import special, stats
 
 from smoothcert.errors import RequestError
 from smoothcert.io.text import csv_text
-from smoothcert.report.style import FIRST, GREY, LABEL_SIZE, SECOND, one_panel
+from smoothcert.report.style import FIRST, GREY, SECOND, legend_below, one_panel
 
 Floats = NDArray[np.float64]
 SMALLEST_SHOWN = 1e-12
@@ -191,8 +191,12 @@ def draw_worst_cases(cases: WorstCases) -> Figure:
             axes.axvline(pixels, color=GREY, linewidth=0.5)
             axes.text(pixels, lowest * 1.3, f" {name}", rotation=90, fontsize=7, color=GREY, va="bottom", ha="right")
     constant = bound_constant(scales)
-    bound = f"bound C/d, C = {constant:,.0f}" if math.isfinite(constant) else "no bound: same σ"
+    bound = (
+        f"upper bound on the worst case: min(1, C/d), C = {constant:,.0f}"
+        if math.isfinite(constant)
+        else "no bound: same σ"
+    )
     handles = [*axes.get_lines()[:2], same]
     labels = [bound, "exact worst case", f"same σ: {scales.same_scale:.4g}, any d"]
-    axes.legend(handles, labels, loc="lower left", fontsize=LABEL_SIZE, framealpha=1.0, edgecolor="none")
+    legend_below(figure, list(zip(labels, handles, strict=True)), curves=False)
     return figure

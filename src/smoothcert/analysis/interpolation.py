@@ -20,7 +20,6 @@ from smoothcert.analysis.compared_runs import (
     smoothed,
 )
 from smoothcert.io.text import csv_text
-from smoothcert.report.names import dataset_name
 from smoothcert.report.style import (
     AXIS_SIZE,
     FIRST,
@@ -65,11 +64,14 @@ class Interpolation:
     """Confidences between an image and its adversarial examples, one for each run."""
 
     dataset: str
+    """With the network, as titles name it."""
     index: int
     label: int
     sigma: float
     ratios: Floats
     lines: tuple[Line, ...]
+    num_noise: int
+    """Noises that confidences and votes are means over."""
 
     def crossing(self, line: Line) -> float | None:
         """The first ratio at which the label is no more likely than another class, by linear interpolation.
@@ -112,7 +114,8 @@ def interpolate(
         lines.append(_line(subjects, run, index, attack, ratios, num_noise, seed))
         on_progress(len(lines))
     grid = ratios.double().cpu().numpy()
-    return Interpolation(subjects.data.name, index, int(labels[0]), subjects.noise.sigma, grid, tuple(lines))
+    sigma = subjects.noise.sigma
+    return Interpolation(subjects.title, index, int(labels[0]), sigma, grid, tuple(lines), num_noise)
 
 
 def _line(
@@ -171,7 +174,7 @@ def draw_interpolation(interpolation: Interpolation, *, votes: bool = False) -> 
     """
     lines = interpolation.lines
     figure = new_figure(5.4, 0.5 + 3.6 * len(lines))
-    dataset = plain(dataset_name(interpolation.dataset))
+    dataset = plain(interpolation.dataset)
     title = f"{dataset}, test image {interpolation.index}, σ = {interpolation.sigma:g}"
     figure.suptitle(title, fontsize=TITLE_SIZE)
     for part, line in zip(figure.subfigures(len(lines), 1, squeeze=False).ravel(), lines, strict=True):
@@ -183,7 +186,8 @@ def draw_interpolation(interpolation: Interpolation, *, votes: bool = False) -> 
             text.set(fontsize=NOTE_SIZE, color=GREY)
         _draw_strip(added, 0.5 + (line.strip - line.strip[:1]) / 2)
         added.set_title("what was added to the image (grey: nothing)", fontsize=NOTE_SIZE, color=GREY, pad=2)
-    legend_below(figure, curves=False)
+    noises = f"confidence: mean softmax over {interpolation.num_noise:,} noises"
+    legend_below(figure, curves=False, notes=[noises, "a class that is not drawn is nowhere the most likely one"])
     return figure
 
 

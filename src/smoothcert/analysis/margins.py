@@ -13,7 +13,6 @@ from smoothcert.analysis.compared_runs import Subjects, refuse_wrong_count, refu
 from smoothcert.classifier import evaluating
 from smoothcert.io.text import csv_text
 from smoothcert.report.looks import looks_of
-from smoothcert.report.names import dataset_name
 from smoothcert.report.style import GREY, NOTE_SIZE, PALE, legend_below, line_style, one_panel, plain
 from smoothcert.smoothing.votes import default_batch_size
 
@@ -25,6 +24,7 @@ class Margins:
     """log F_y(x + delta) - max_{c != y} log F_c(x + delta) at one image x with label y."""
 
     dataset: str
+    """With the network, as titles name it."""
     index: int
     label: int
     sigma: float
@@ -65,7 +65,7 @@ def margins_under_noise(subjects: Subjects, index: int, n: int = 10_000, seed: i
                 margins[run.name].append(margins_of(run.classifier(noisy).double(), label).cpu())
     values = {name: torch.cat(parts).numpy() for name, parts in margins.items()}
     shown = {run.name: run.label or run.name for run in subjects.runs}
-    return Margins(subjects.data.name, index, label, subjects.noise.sigma, values, shown)
+    return Margins(subjects.title, index, label, subjects.noise.sigma, values, shown)
 
 
 def margins_csv(margins: Margins) -> str:
@@ -76,7 +76,7 @@ def margins_csv(margins: Margins) -> str:
 
 def draw_margins(margins: Margins) -> Figure:
     """Histograms on common bins, the misclassified side shaded, each label with its share below 0."""
-    image = f"{plain(dataset_name(margins.dataset))}, test image {margins.index} (class {margins.label})"
+    image = f"{plain(margins.dataset)}, test image {margins.index} (class {margins.label})"
     title = f"{image}, σ = {margins.sigma:g}"
     x = "log-probability of the label minus that of the best other class"
     figure, axes = one_panel(5.2, 3.2, title, x, "share of noises (%)")

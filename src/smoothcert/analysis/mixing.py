@@ -21,7 +21,6 @@ from smoothcert.analysis.compared_runs import (
 from smoothcert.errors import RequestError
 from smoothcert.io.text import csv_text
 from smoothcert.report.looks import looks_of
-from smoothcert.report.names import dataset_name
 from smoothcert.report.style import draw_steps, legend_below, one_panel, plain
 
 Floats = NDArray[np.float64]
@@ -64,6 +63,7 @@ class Mixing:
     """Equal-confidence mixing ratios of several runs on the same images."""
 
     dataset: str
+    """With the network, as titles name it."""
     sigma: float
     indices: tuple[int, ...]
     runs: tuple[Ratios, ...]
@@ -120,7 +120,7 @@ def mixing_ratios(
             on_progress(run.name, start + len(part))
         ratio, distance = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         results.append(Ratios(run.name, ratio, distance, run.label))
-    return Mixing(subjects.data.name, subjects.noise.sigma, tuple(indices), tuple(results))
+    return Mixing(subjects.title, subjects.noise.sigma, tuple(indices), tuple(results))
 
 
 def _of_images(
@@ -156,7 +156,7 @@ def draw_mixing(mixing: Mixing) -> Figure:
     """The share of images whose prediction is wrong at or before each ratio: from the error rate to all but those that
     are right at every ratio."""
     images = f"{len(mixing.indices):,} test images"
-    title = f"{plain(dataset_name(mixing.dataset))}, {images}, σ = {mixing.sigma:g} (lower is better)"
+    title = f"{plain(mixing.dataset)}, {images}, σ = {mixing.sigma:g} (lower is better)"
     x, y = "mixing ratio toward the adversarial example", "wrong prediction (% of images)"
     figure, axes = one_panel(5.4, 3.3, title, x, y)
     labels = {run.run: plain(run.label or run.run) for run in mixing.runs}
@@ -164,10 +164,12 @@ def draw_mixing(mixing: Mixing) -> Figure:
     for run in mixing.runs:
         ratios = np.sort(run.ratio[np.isfinite(run.ratio)])
         share = 100 * np.arange(len(ratios) + 1) / len(run.ratio)
-        label = f"{labels[run.run]}: {plain(f'{run.never_changes:.0%}')} right at every ratio"
+        always, length = plain(f"{run.never_changes:.0%}"), np.median(run.distance)
+        label = f"{labels[run.run]}: {always} right at every ratio; ratio 1 is L2 length {length:.2f} (median)"
         corners = np.concatenate([[0.0], ratios, [1.0]]), np.append(share, share[-1])
         draw_steps(axes, *corners, label, looks[labels[run.run]])
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 102)
-    legend_below(figure)
+    note = "each run has its own adversarial examples: equal ratios are different lengths"
+    legend_below(figure, notes=[note])
     return figure

@@ -187,7 +187,8 @@ def mixing(
 @command("cost", "runs/a runs/b")
 def cost(runs: Runs, out: Out = Path("analysis"), format_: Formats = "png", force: Force = False) -> None:
     """Training cost of runs: time, peak memory, hyper-parameters; next to published ones if there are any."""
-    from smoothcert.analysis.cost import cost_cells, cost_csv, cost_markdown, draw_cost, training_costs
+    from smoothcert.analysis.cost import cost_cells, cost_csv, cost_markdown, training_costs
+    from smoothcert.analysis.cost_figure import draw_cost
     from smoothcert.report.layout import UNKNOWN
 
     output = _output(out, "cost", format_, force, ("csv", "md"))

@@ -1,6 +1,6 @@
 """Certified accuracy against radius: one panel per sigma, one exact step curve per run, accuracy under attack."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,11 +15,12 @@ from smoothcert.certification.columns import Columns, Floats
 from smoothcert.report.direct_labels import label_right
 from smoothcert.report.locate import find_attacks
 from smoothcert.report.looks import Look, looks_of
-from smoothcert.report.panels import Member, panels_of
+from smoothcert.report.panels import Member, panels_of, scope_text
 from smoothcert.report.style import GREY, NOTE_SIZE, TITLE_SIZE, draw_steps, legend_below, panel_grid, plain
 from smoothcert.report.summary import Summary
 
 ATTACKED = "attacked (upper bound)"
+CEILING = "thin dashed line: largest radius that n votes can certify"
 ATTACKED_PART = "attacked (upper bound, of other or fewer images)"
 
 
@@ -79,28 +80,17 @@ def _curve(member: Member) -> Curve:
     return Curve(plain(member.label), summary, steps, tuple(map(attacked_curve, attacks)), same)
 
 
-def _ceilings(panel: Sequence[Curve]) -> dict[float, int]:
-    """Largest certifiable radius -> its n, for the runs that record n and alpha; ascending."""
-    pairs = {c.summary.ceiling: c.summary.n for c in panel}
-    return dict(sorted((c, n) for c, n in pairs.items() if c is not None and n is not None))
+def _ceilings(panel: Sequence[Curve]) -> list[float]:
+    """The largest certifiable radii of the runs that record n and alpha, ascending."""
+    return sorted({c.summary.ceiling for c in panel if c.summary.ceiling is not None})
 
 
-def _draw_ceilings(axes: Axes, panel: Sequence[Curve], ceilings: Mapping[float, int]) -> None:
-    """A dashed line at each ceiling; what it is and the numbers of images and votes above the panel, where no curve
-    is."""
+def _draw_ceilings(axes: Axes, panel: Sequence[Curve], ceilings: Sequence[float]) -> None:
+    """A dashed line at each ceiling; the numbers of images and votes above the panel, where no curve is."""
     for ceiling in ceilings:
         axes.axvline(ceiling, color=GREY, linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
-    text = f"{_numbers(len(curve.summary.file.columns) for curve in panel)} images"
-    if ceilings:
-        text += f", n = {_numbers(ceilings.values())} votes per image\ndashed: largest radius that n votes can certify"
+    text = scope_text([(curve.label, curve.summary) for curve in panel])
     axes.text(1, 1.005, text, transform=axes.transAxes, va="bottom", ha="right", color=GREY, fontsize=NOTE_SIZE)
-
-
-def _numbers(numbers: Iterable[int]) -> str:
-    """The different numbers, as in "1,000 and 100,000"; of more than two, the smallest and the largest."""
-    first, *others = sorted(set(numbers))
-    between = " and " if len(others) == 1 else " to "
-    return f"{first:,}{between}{others[-1]:,}" if others else f"{first:,}"
 
 
 def _draw_panel(axes: Axes, panel: Sequence[Curve], looks: Mapping[str, Look]) -> float:
@@ -147,7 +137,8 @@ def draw_curves(summaries: Sequence[Summary], message: str | None = None) -> Fig
     attacks = _attack_entry(curves, looks)
     heights = {curve.label: 100 * _height(curve.certified, 0.99 * ends[0]) for curve in curves}
     named = len(panels) == 1 and label_right(grid[0], ends[0], heights, looks)
-    legend_below(figure, attacks, curves=not named)
+    notes = [CEILING] if any(map(_ceilings, panels)) else []
+    legend_below(figure, attacks, curves=not named, notes=notes)
     return figure
 
 

@@ -21,7 +21,7 @@ from scipy.special import ndtri
 
 from smoothcert.certification.columns import Floats
 from smoothcert.report.looks import Look, looks_of
-from smoothcert.report.panels import panels_of
+from smoothcert.report.panels import panels_of, scope_text
 from smoothcert.report.style import GREY, LABEL_SIZE, NOTE_SIZE, PALE, draw_steps, legend_below, panel_grid, plain
 from smoothcert.report.summary import Summary
 
@@ -108,7 +108,10 @@ def _draw_panel(axes: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:
     last = _last_probit(panel)
     axes.set_xlim(float(ndtri(LEAST_SHOWN)), last + _STRIP)
     ticks = [p for p in _TICKS if ndtri(p) <= last - 0.25]
-    axes.set_xticks([z for z in ndtri(_TICKS_BETWEEN) if z < last], minor=True)
+    between = [p for p in _TICKS_BETWEEN if ndtri(p) < last]
+    axes.set_xticks(ndtri(between), [f"{p:g}" for p in between], minor=True)
+    # On a second line: their labels would touch the others.
+    axes.tick_params(axis="x", which="minor", length=13, labelsize=LABEL_SIZE, color=GREY)
     axes.grid(which="minor", color=PALE, linewidth=0.6)
     axes.set_xticks([*ndtri(ticks), last + _STRIP / 2], [*(f"{p:g}" for p in ticks), "1"])
     axes.axvline(0, color=GREY, linewidth=0.7, zorder=1)
@@ -116,6 +119,9 @@ def _draw_panel(axes: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:
     for label, _, distribution in panel:
         x, shares = cumulative(distribution, last + _STRIP)
         draw_steps(axes, x, 100 * shares, f"{label} (lower bounds)" if distribution.bounded else label, looks[label])
+    text = scope_text([(label, summary) for label, summary, _ in panel]).replace(" (", "\n(")
+    note = axes.text(0.02, 0.97, text, transform=axes.transAxes, va="top", color=GREY, fontsize=NOTE_SIZE)
+    note.set(zorder=1.5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # above the grid, below the curves
     sigma = panel[0][1].sigma
     if sigma and all(_gaussian(summary) for _, summary, _ in panel):
         _radius_axis(axes, sigma, last)

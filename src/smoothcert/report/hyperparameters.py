@@ -9,6 +9,7 @@ from smoothcert.io.text import flattened
 from smoothcert.report.layout import Value
 from smoothcert.report.locate import run_recipe
 from smoothcert.report.paired import obstacles
+from smoothcert.report.panels import shared_network
 from smoothcert.report.summary import Summary
 
 FEWEST_VALUES = 3
@@ -29,6 +30,8 @@ class SweepPoint:
     standard_deviation: float | None
     """Sample standard deviation over training seeds; None for one run."""
     runs: tuple[str, ...]
+    standard_error: float | None = None
+    """Of the ACR over the choice of images, for one run; None for several."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,10 @@ class Sweep:
     points: tuple[SweepPoint, ...]
     reference: tuple[str, float] | None
     """Name and ACR of a run of plain Gaussian training that can be compared with all points."""
+    images: int | None = None
+    n: int | None = None
+    """Votes per image; None if not known."""
+    network: str | None = None
 
 
 def with_hyperparameters(summaries: Sequence[Summary]) -> list[Summary]:
@@ -103,14 +110,23 @@ def _sweep(parameter: str, group: Sequence[Summary], summaries: Sequence[Summary
     for value, members in sorted(at.items()):
         acrs = [s.acr for s in members]
         spread = statistics.stdev(acrs) if len(acrs) > 1 else None
-        points.append(SweepPoint(value, statistics.fmean(acrs), spread, tuple(s.name for s in members)))
+        error = members[0].acr_standard_error if len(members) == 1 else None
+        points.append(SweepPoint(value, statistics.fmean(acrs), spread, tuple(s.name for s in members), error))
     first, shared = group[0], _others(group[0], parameter)
     if form := _flat(run_recipe(first.file.path)).get(LOSS_FORM):
         shared.setdefault(LOSS_FORM, form)
     plain = (s for s in summaries if s.method == "gaussian" and s.group == first.group and s not in group)
     reference = next(((s.name, s.acr) for s in plain if not obstacles([*group, s])), None)
     method, sigma = first.method or "", first.sigma or 0.0
-    return Sweep(parameter, method, sigma, first.dataset, shared, tuple(points), reference)
+    network = shared_network(run_recipe(s.file.path) for s in group)
+    scope = (first.images, first.n, network)
+    return Sweep(parameter, method, sigma, first.dataset, shared, tuple(points), reference, *scope)
+
+
+def loss_forms_without_sweep(summaries: Sequence[Summary], found: Sequence[Sweep]) -> list[str]:
+    """The forms of the loss that runs differ in and that no sweep of `found` has."""
+    forms = dict.fromkeys(str(s.hyperparameters[LOSS_FORM]) for s in summaries if LOSS_FORM in s.hyperparameters)
+    return [form for form in forms if form not in {sweep.shared.get(LOSS_FORM) for sweep in found}]
 
 
 def _flat(recipe: Mapping[str, Any]) -> dict[str, Any]:

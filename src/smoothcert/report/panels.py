@@ -1,15 +1,19 @@
 """What the figures and the HTML page share: one panel per sigma and data set, its runs with their labels, its title."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from smoothcert.io.text import one_line
 from smoothcert.report.layout import decimals_needed
 from smoothcert.report.locate import run_recipe
-from smoothcert.report.names import NamedRun, dataset_name, labels_of
+from smoothcert.report.names import NamedRun, dataset_name, labels_of, network_name
 from smoothcert.report.summary import Summary
 from smoothcert.report.tables import by_sigma
+
+_MOST_LETTERS = 55
+"""Of a note above a panel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +39,43 @@ def labels_of_runs(panels: Sequence[Sequence[Member]]) -> dict[str, str]:
 def titles_of(panels: Sequence[Sequence[Member]]) -> list[str]:
     """The titles of the panels that `panels_of` gives."""
     firsts = [panel[0].summary for panel in panels]
-    titles = panel_titles([(first.sigma, first.dataset) for first in firsts])
+    networks = [shared_network(run_recipe(member.summary.file.path) for member in panel) for panel in panels]
+    titles = panel_titles([(s.sigma, s.dataset, network) for s, network in zip(firsts, networks, strict=True)])
     return [f"{title}, {first.apart}" if first.apart else title for title, first in zip(titles, firsts, strict=True)]
 
 
-def panel_titles(groups: Sequence[tuple[float | None, str | None]]) -> list[str]:
-    """A title for each (sigma, data set), as in "MNIST, σ = 0.50"."""
-    decimals = decimals_needed([sigma for sigma, _ in groups if sigma is not None])
+def shared_network(recipes: Iterable[Mapping[str, Any]]) -> str | None:
+    """The name of the network that all `recipes` have; None if they differ or one has none."""
+    models = {recipe.get("model") for recipe in recipes}
+    model = models.pop() if len(models) == 1 else None
+    return network_name(model) if isinstance(model, str) else None
 
-    def title(sigma: float | None, dataset: str | None) -> str:
+
+def panel_titles(groups: Sequence[tuple[float | None, str | None, str | None]]) -> list[str]:
+    """A title for each (sigma, data set, network), as in "MNIST, LeNet, σ = 0.50"."""
+    decimals = decimals_needed([sigma for sigma, *_ in groups if sigma is not None])
+
+    def title(sigma: float | None, dataset: str | None, network: str | None) -> str:
         level = "σ not recorded" if sigma is None else f"σ = {sigma:.{decimals}f}"
-        return level if dataset is None else f"{dataset_name(dataset)}, {level}"
+        return ", ".join(part for part in (dataset and dataset_name(dataset), network, level) if part)
 
-    return [title(sigma, dataset) for sigma, dataset in groups]
+    return [title(*group) for group in groups]
+
+
+def scope_text(runs: Sequence[tuple[str, Summary]]) -> str:
+    """The numbers of images and votes of the runs (label, summary) of a panel, on two lines; runs with more images than
+    the others are named where that is short."""
+    by_count: dict[int, list[str]] = {}
+    for label, summary in runs:
+        by_count.setdefault(summary.images, []).append(label)
+    few, *others = sorted(by_count)
+    text = f"{few:,} images"
+    if others:
+        named = f"{text} ({others[-1]:,} for: {', '.join(by_count[others[-1]])})"
+        short = len(others) == 1 and len(named) <= _MOST_LETTERS
+        text = named if short else f"{few:,} to {others[-1]:,} images, see the table"
+    votes = sorted({summary.n for _, summary in runs if summary.n is not None})
+    if votes:
+        most = f" to {votes[-1]:,}" if len(votes) > 1 else ""
+        text += f"\nn = {votes[0]:,}{most} votes per image"
+    return text

@@ -1,6 +1,7 @@
 """What all figures share: sizes, panels, legends; and files that depend on the numbers alone."""
 
 import io
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -105,9 +106,11 @@ def quiet_axes(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def legend_below(figure: Figure, further: Sequence[tuple[str, Artist]] = (), *, curves: bool = True) -> None:
-    """One legend below the panels: what the letters in titles and labels mean, each label of the figure once (if
-    `curves`), then `further` (label, handle) pairs.
+def legend_below(
+    figure: Figure, further: Sequence[tuple[str, Artist]] = (), *, curves: bool = True, notes: Sequence[str] = ()
+) -> None:
+    """One legend below the panels: `notes` and what the letters in titles and labels mean, each label of the figure
+    once (if `curves`), then `further` (label, handle) pairs.
 
     It has as many columns as fit. The figure grows for a long legend, so that the panels keep their size. Nothing is
     drawn where there is nothing to say.
@@ -118,7 +121,7 @@ def legend_below(figure: Figure, further: Sequence[tuple[str, Artist]] = (), *, 
             entries.setdefault(label, handle)
     entries |= further
     handles, labels = list(entries.values()), list(entries)
-    note = _meanings_in(figure, labels)
+    note = _note(figure, labels, notes)
     if not entries and not note:
         return
     look_of_legend: dict[str, Any] = {"fontsize": LABEL_SIZE, "frameon": False, "handlelength": 3.2, "title": note}
@@ -133,18 +136,19 @@ def legend_below(figure: Figure, further: Sequence[tuple[str, Artist]] = (), *, 
     figure.set_figheight(figure.get_figheight() + max(0.0, inches - _FREE_HEIGHT))
 
 
-def _meanings_in(figure: Figure, labels: Sequence[str]) -> str:
-    """What the letters in the labels, titles and texts of a figure mean, in lines that fit."""
+def _note(figure: Figure, labels: Sequence[str], notes: Sequence[str]) -> str:
+    """`notes`, and what the letters in the labels, titles and texts of a figure mean, in lines that fit."""
     above = [axes.get_title(loc=side) for axes in figure.axes for side in ("left", "center", "right")]
     inside = [text.get_text() for axes in figure.axes for text in axes.texts]
+    most = int(_LETTERS_PER_INCH * figure.get_figwidth())
     lines = [""]
-    for meaning in meanings_in([figure.get_suptitle(), *above, *inside, *labels]):
+    for meaning in (*notes, *meanings_in([figure.get_suptitle(), *above, *inside, *labels])):
         longer = f"{lines[-1]};  {meaning}" if lines[-1] else meaning
-        if len(longer) > _LETTERS_PER_INCH * figure.get_figwidth():
-            lines.append(meaning)
+        if len(longer) > most:
+            lines += textwrap.wrap(meaning, most)
         else:
             lines[-1] = longer
-    return "\n".join(lines)
+    return "\n".join(filter(None, lines))
 
 
 def pictures_of(name: str, draw: Callable[[], Figure | None], formats: Sequence[str]) -> dict[str, bytes | None]:
@@ -159,14 +163,19 @@ def pictures_of(name: str, draw: Callable[[], Figure | None], formats: Sequence[
 def _picture(figure: Figure, kind: str) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format=kind, dpi=DOTS_PER_INCH, metadata=_METADATA[kind])
-    return _with_palette(file) if kind == "png" else file.getvalue()
+    return _compressed(file, palette=not any(axes.images for axes in figure.axes)) if kind == "png" else file.getvalue()
 
 
-def _with_palette(png: io.BytesIO) -> bytes:
-    """The picture with 96 colours, which lines and their smooth edges hardly exceed: a fifth of the size."""
-    with Image.open(png) as picture:
-        few = picture.convert("RGB").quantize(96, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
-    few.putpalette([255 if level >= 250 else level for level in few.getpalette() or []])  # white stays white
+def _compressed(png: io.BytesIO, *, palette: bool) -> bytes:
+    """The picture without transparency; with a `palette` of 96 colours, which lines and their smooth edges hardly
+    exceed, it has a fifth of the size."""
+    with Image.open(png) as stored:
+        picture = stored.convert("RGB")
+    if palette:
+        picture = picture.quantize(96, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        picture.putpalette(
+            [255 if level >= 250 else level for level in picture.getpalette() or []]
+        )  # white stays white
     file = io.BytesIO()
-    few.save(file, "PNG", optimize=True, dpi=(DOTS_PER_INCH, DOTS_PER_INCH))
+    picture.save(file, "PNG", optimize=True, dpi=(DOTS_PER_INCH, DOTS_PER_INCH))
     return file.getvalue()

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from smoothcert.report.hyperparameters import Sweep
+from smoothcert.report.hyperparameters import FEWEST_VALUES, LOSS_FORM, Sweep
 from smoothcert.report.looks import looks_of
 from smoothcert.report.names import MEANINGS, METHODS, dataset_name, setting_name, setting_text
 from smoothcert.report.style import AXIS_SIZE, GREY, NOTE_SIZE, TITLE_SIZE, legend_below, new_figure, plain, quiet_axes
@@ -16,10 +17,11 @@ _SPREAD = 20
 """Values whose largest is this many times the smallest have a logarithmic axis."""
 
 
-def draw_sweeps(sweeps: Sequence[Sweep]) -> Figure | None:
-    """Mean ACR at each value, with bars of ± one standard deviation over seeds; None without sweeps.
+def draw_sweeps(sweeps: Sequence[Sweep], forms_left_out: Sequence[str] = ()) -> Figure | None:
+    """ACR at each value, with bars of ± one standard error over images, or ± one standard deviation over seeds where a
+    value has several runs; None without sweeps.
 
-    A dashed line marks the run of plain Gaussian training.
+    A dashed line marks the run of plain Gaussian training. A note names the forms of the loss that have no sweep.
     """
     if not sweeps:
         return None
@@ -33,19 +35,38 @@ def draw_sweeps(sweeps: Sequence[Sweep]) -> Figure | None:
         axes.remove()
     for axes, sweep in zip(grid, sweeps, strict=False):
         _draw(axes, sweep)
-    legend_below(figure, curves=False)
+    legend_below(figure, curves=False, notes=_notes(sweeps, forms_left_out))
     return figure
+
+
+def _notes(sweeps: Sequence[Sweep], forms_left_out: Sequence[str]) -> list[str]:
+    points = [point for sweep in sweeps for point in sweep.points]
+    scopes = dict.fromkeys(
+        f"{sweep.images:,} images{f', n = {sweep.n:,} votes per image' if sweep.n else ''}"
+        for sweep in sweeps
+        if sweep.images
+    )
+    notes = list(scopes) if len(scopes) == 1 else []
+    if any(point.standard_error for point in points):
+        notes.append("bars: ± 1 standard error over images; differences on the same images are more precise")
+    if any(point.standard_deviation for point in points):
+        notes.append("bars of values with several runs: ± 1 standard deviation over training seeds")
+    if forms_left_out:
+        forms = ", ".join(plain(setting_text(LOSS_FORM, form)) for form in forms_left_out)
+        notes.append(f"not drawn, fewer than {FEWEST_VALUES} values: {forms}")
+    return notes
 
 
 def _draw(axes: Axes, sweep: Sweep) -> None:
     values = [point.value for point in sweep.points]
-    errors = [point.standard_deviation or 0.0 for point in sweep.points]
+    errors = [point.standard_deviation or point.standard_error or 0.0 for point in sweep.points]
     acrs = [point.acr for point in sweep.points]
     method = METHODS.get(sweep.method, sweep.method)
     colour = looks_of([method])[method].colour
     axes.errorbar(values, acrs, errors if any(errors) else None, marker="o", color=colour, capsize=3, linewidth=1.6)
-    if values[0] > 0 and values[-1] / values[0] >= _SPREAD:
-        axes.set_xscale("log")
+    doubling = all(after == 2 * before for before, after in pairwise(values))
+    if values[0] > 0 and (doubling or values[-1] / values[0] >= _SPREAD):
+        axes.set_xscale("log", base=2 if doubling else 10)
     axes.set_xticks(*_ticks(values, axes.get_xscale() == "log"))
     axes.minorticks_off()
     if sweep.reference is not None:
@@ -57,7 +78,8 @@ def _draw(axes: Axes, sweep: Sweep) -> None:
         place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
         axes.annotate(METHODS["gaussian"], (0.02 if left else 1, acr), (0, 3), **place, **style)
     data = [dataset_name(sweep.dataset)] if sweep.dataset else []
-    first = ", ".join([method, *data, f"σ = {sweep.sigma:g}"])
+    network = [sweep.network] if sweep.network else []
+    first = ", ".join([method, *data, *network, f"σ = {sweep.sigma:g}"])
     shared = ", ".join(setting_text(key, value) for key, value in sweep.shared.items())
     axes.set_title("\n".join(plain(line) for line in (first, shared) if line), fontsize=TITLE_SIZE)
     name = setting_name(sweep.parameter)

@@ -10,33 +10,29 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from smoothcert.report.looks import DASHES, Look, looks_of
+from smoothcert.report.looks import Look, looks_of
 from smoothcert.report.metrics import TrainedRun, further_terms, learning_rate_drops
 from smoothcert.report.names import NamedRun, labels_of
-from smoothcert.report.panels import panel_titles
+from smoothcert.report.panels import panel_titles, shared_network
 from smoothcert.report.style import AXIS_SIZE, GREY, TITLE_SIZE, legend_below, line_style, new_figure, plain, quiet_axes
 from smoothcert.training.metrics import Metrics
 
-_LOSS, _ACCURACY, _TERMS = "loss", "noisy_accuracy", "further terms of the loss"
+_LOSS, _ACCURACY = "loss", "noisy_accuracy"
 _TITLES = {
     _LOSS: "training loss",
     _ACCURACY: "accuracy under noise (%)",
-    _TERMS: f"{_TERMS}\n(colour: method, style: term)",
+    "kl": "term: KL divergence",
+    "mix": "term: mixed images",
+    "mse": "term: squared difference",
+    "robust": "term: robustness",
+    "low": "term: images of low confidence",
+    "high": "term: confident images",
 }
-_TERM_NAMES = {
-    "kl": "KL divergence",
-    "mix": "mixed images",
-    "mse": "squared difference",
-    "robust": "robustness",
-    "low": "images of low confidence",
-    "high": "confident images",
-}
-
-
-def _term_styles(runs: Sequence[TrainedRun]) -> dict[str, Look]:
-    """Term -> its look in the legend: a style of its own, in the colour of no run."""
-    terms = sorted({term for run in runs for term in further_terms(run.metrics)})
-    return {term: Look(GREY, GREY, DASHES[number % len(DASHES)]) for number, term in enumerate(terms)}
+_NOTES = (
+    "losses of different methods are different functions: do not compare them",
+    "accuracy: on each method's own training inputs, which are attacked images for methods that attack",
+)
+_NOTE_ON_TERMS = "terms: parts of the loss before weighting (a weight may be 0)"
 
 
 def _draw_line(axes: Axes, metrics: Metrics, key: str, label: str, look: Look) -> None:
@@ -49,9 +45,9 @@ def _draw_line(axes: Axes, metrics: Metrics, key: str, label: str, look: Look) -
 
 
 def _scale_row(row: Sequence[Axes]) -> None:
-    """A logarithmic axis for the losses of a row where all values are positive and differ at least fivefold."""
+    """A logarithmic axis for the losses of a row where all values are positive and differ at least tenfold."""
     values = np.array([value for axes in row for line in axes.get_lines() for value in np.asarray(line.get_ydata())])
-    if not len(values) or values.min() <= 0 or values.max() < 5 * values.min():
+    if not len(values) or values.min() <= 0 or values.max() < 10 * values.min():
         return
     for axes in row:
         axes.set_yscale("log")
@@ -66,12 +62,20 @@ def _mark_drops(axes: Axes, runs: Sequence[TrainedRun]) -> list[Line2D]:
 
 
 def _axes_grid(quantities: int, groups: int) -> tuple[Figure, list[list[Axes]]]:
-    """Axes by [quantity][group]: one row per quantity and one column per group; one row if there is one group."""
+    """Axes by [quantity][group]: one row per quantity and one column per group; for one group, three per row."""
     if groups == 1:
-        figure = new_figure(3.2 * quantities, 3.0)
-        return figure, [[axes] for axes in figure.subplots(1, quantities, squeeze=False)[0]]
-    figure = new_figure(3.1 * groups + 0.3, 2.4 * quantities + 0.3)
-    return figure, figure.subplots(quantities, groups, sharex="col", sharey="row", squeeze=False).tolist()
+        columns = 2 if quantities == 4 else min(3, quantities)
+        rows = -(-quantities // columns)
+        figure = new_figure(3.2 * columns, 2.7 * rows + 0.3)
+        every = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+        for axes in every[quantities:]:
+            axes.remove()
+        return figure, [[axes] for axes in every[:quantities]]
+    heights = [2.4, 2.4, *[1.7] * (quantities - 2)]
+    figure = new_figure(3.1 * groups + 0.3, sum(heights) + 0.3)
+    ratios = {"height_ratios": heights}
+    grid = figure.subplots(quantities, groups, sharex="col", sharey="row", squeeze=False, gridspec_kw=ratios)
+    return figure, grid.tolist()
 
 
 def _set_titles(figure: Figure, grid: Sequence[Sequence[Axes]], titles: Sequence[str]) -> None:
@@ -85,11 +89,12 @@ def _set_titles(figure: Figure, grid: Sequence[Sequence[Axes]], titles: Sequence
 
 
 def draw_training_curves(runs: Sequence[TrainedRun]) -> Figure | None:
-    """The metrics of runs: training loss, accuracy under noise and further terms by epoch; None if no run has metrics.
+    """The metrics of runs by epoch: training loss, accuracy under noise and each further term of the loss, in panels of
+    their own; None if no run has metrics.
 
     One column of panels per sigma and data set; each point is a mean over an epoch, on training images under noise. A
-    dotted line marks an epoch that starts with a lower learning rate. Losses of different objectives are different
-    functions: only the accuracies compare across methods. Runs without metrics are left out.
+    dotted line marks an epoch that starts with a lower learning rate. A run has the same look in all panels. Runs
+    without metrics are left out.
     """
     named = labels_of([NamedRun(run.name, run.method, run.recipe, run.group) for run in runs])
     labels = {name: plain(label) for name, label in named.items()}
@@ -98,31 +103,27 @@ def draw_training_curves(runs: Sequence[TrainedRun]) -> Figure | None:
     if not ordered:
         return None
     groups = [list(members) for _, members in groupby(ordered, key=lambda run: run.group)]
-    terms = _term_styles(ordered)
-    quantities = [_LOSS, _ACCURACY, *([_TERMS] if terms else [])]
+    terms = sorted({term for run in ordered for term in further_terms(run.metrics)})
+    quantities = [_LOSS, _ACCURACY, *terms]
     figure, grid = _axes_grid(len(quantities), len(groups))
     marks: list[Line2D] = []
     for quantity, row in zip(quantities, grid, strict=True):
         for axes, group in zip(row, groups, strict=True):
             quiet_axes(axes)
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+            axes.yaxis.set_major_locator(MaxNLocator(6, steps=(1, 2, 2.5, 5, 10)))
             for run in group:
-                look = looks[labels[run.name]]
-                for key in further_terms(run.metrics) if quantity == _TERMS else (quantity,):
-                    own = look._replace(dash=terms[key].dash) if quantity == _TERMS else look
-                    _draw_line(axes, run.metrics, key, f"_{key}" if quantity == _TERMS else labels[run.name], own)
+                _draw_line(axes, run.metrics, quantity, labels[run.name], looks[labels[run.name]])
         if quantity != _ACCURACY:
             _scale_row(row)
         for axes, group in zip(row, groups, strict=True):
             marks += _mark_drops(axes, group)
-        row[0].set_ylabel(_TITLES[quantity], fontsize=AXIS_SIZE)
+        row[0].set_ylabel(_TITLES.get(quantity, f"term: {plain(quantity)}"), fontsize=AXIS_SIZE)
 
-    titles = [plain(title) for title in panel_titles([(group[0].sigma, group[0].dataset) for group in groups])]
-    _set_titles(figure, grid, titles)
-    entries = [(f"term: {_TERM_NAMES.get(term, plain(term))}", _sample(look)) for term, look in terms.items()]
-    legend_below(figure, [*entries, *(("learning rate drops", mark) for mark in marks[:1])])
+    titles = panel_titles(
+        [(run.sigma, run.dataset, shared_network(r.recipe for r in group)) for group in groups for run in group[:1]]
+    )
+    _set_titles(figure, grid, [plain(title) for title in titles])
+    notes = [*_NOTES, *([_NOTE_ON_TERMS] if terms else [])]
+    legend_below(figure, [("learning rate drops", mark) for mark in marks[:1]], notes=notes)
     return figure
-
-
-def _sample(look: Look) -> Line2D:
-    return Line2D([], [], color=look.colour, linestyle=line_style(look), linewidth=1.4)
