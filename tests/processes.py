@@ -58,7 +58,12 @@ def run_together(function: Callable[..., Any], *arguments: object, count: int = 
     with ProcessPoolExecutor(count, CONTEXT) as pool:
         ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
         done = [pool.submit(_call, dict(os.environ) | shared | rank, function, arguments) for rank in ranks]
-        return [each.result(timeout=240) for each in done]
+        try:
+            return [each.result(timeout=120) for each in done]
+        except TimeoutError:
+            for process in list(pool._processes.values()):
+                process.kill()  # leaving the pool would wait for them forever
+            raise
 
 
 def _call(environment: dict[str, str], function: Callable[..., Any], arguments: tuple[object, ...]) -> Any:

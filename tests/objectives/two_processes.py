@@ -43,33 +43,37 @@ def batch(num_noise: int, seed: int = 3) -> tuple[Tensor, Tensor, Tensor, Tensor
 def compare_with_one_process() -> None:
     """Compare the gradients of two processes, each with half of a batch, with those of the whole batch."""
     distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
-    rank = distributed.get_rank()
-    share = slice(rank * BATCH // 2, (rank + 1) * BATCH // 2)
     try:
-        for name, fields in [*((name, {}) for name in MODULES), OTHER_SETTINGS[-1]]:
-            criterion = MODULES[name](sigma=SIGMA, **fields)
-            x, y, noise, uniform = batch(criterion.objective.num_noise)
-            for unused in (False, True):
-                torch.manual_seed(0)
-                alone = nn.Sequential(nn.Flatten(), nn.Linear(50, 8), nn.Tanh(), nn.Linear(8, CLASSES))
-                model = DistributedDataParallel(alone, find_unused_parameters=unused)
-                criterion(model, x[share], y[share], noise=noise[:, share], uniform=uniform[share]).backward()
-                found = [parameter.grad for parameter in alone.parameters()]
-                alone.zero_grad()
-                criterion(alone, x, y, noise=noise, uniform=uniform).backward()
-                for gradient, parameter in zip(found, alone.parameters(), strict=True):
-                    assert torch.allclose(gradient, parameter.grad, rtol=1e-4, atol=1e-6), (name, unused)
-            model = DistributedDataParallel(network())  # has batch norm, so that the shares matter
-            passes: list[str] = []
-            model.register_forward_pre_hook(lambda *_, name=name, passes=passes: passes.append(name))
-            for step in range(2):
-                criterion(model, x[share], y[share]).backward()
-                assert len(passes) == step + 1, f"{name}: one synchronized pass per step"
-                own = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-                first = own.clone()
-                distributed.broadcast(first, 0)
-                assert torch.equal(own, first), name
-                assert float(own.abs().sum()) > 0, name
-                model.zero_grad()
+        _compare_losses(distributed.get_rank())
     finally:
         distributed.destroy_process_group()
+
+
+def _compare_losses(rank: int) -> None:
+    """In a function of its own: a DistributedDataParallel that outlives its process group can block this process."""
+    share = slice(rank * BATCH // 2, (rank + 1) * BATCH // 2)
+    for name, fields in [*((name, {}) for name in MODULES), OTHER_SETTINGS[-1]]:
+        criterion = MODULES[name](sigma=SIGMA, **fields)
+        x, y, noise, uniform = batch(criterion.objective.num_noise)
+        for unused in (False, True):
+            torch.manual_seed(0)
+            alone = nn.Sequential(nn.Flatten(), nn.Linear(50, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+            model = DistributedDataParallel(alone, find_unused_parameters=unused)
+            criterion(model, x[share], y[share], noise=noise[:, share], uniform=uniform[share]).backward()
+            found = [parameter.grad for parameter in alone.parameters()]
+            alone.zero_grad()
+            criterion(alone, x, y, noise=noise, uniform=uniform).backward()
+            for gradient, parameter in zip(found, alone.parameters(), strict=True):
+                assert torch.allclose(gradient, parameter.grad, rtol=1e-4, atol=1e-6), (name, unused)
+        model = DistributedDataParallel(network())  # has batch norm, so that the shares matter
+        passes: list[str] = []
+        model.register_forward_pre_hook(lambda *_, name=name, passes=passes: passes.append(name))
+        for step in range(2):
+            criterion(model, x[share], y[share]).backward()
+            assert len(passes) == step + 1, f"{name}: one synchronized pass per step"
+            own = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+            first = own.clone()
+            distributed.broadcast(first, 0)
+            assert torch.equal(own, first), name
+            assert float(own.abs().sum()) > 0, name
+            model.zero_grad()
