@@ -12,7 +12,7 @@ from local_mirror import Mirror
 
 from smoothcert.data import DATASETS, load_dataset
 from smoothcert.data.augment import flip_and_crop
-from smoothcert.data.cifar10 import OFFICIAL_SHA256, load
+from smoothcert.data.cifar10 import OFFICIAL_SHA256, Source, load
 from smoothcert.errors import RequestError, WorkError
 
 TRAIN = [f"data_batch_{number}" for number in range(1, 6)]
@@ -35,9 +35,9 @@ def write_binary(folder: Path) -> Path:
     return target
 
 
-def check(folder: Path, **options: object) -> None:
+def check(folder: Path) -> None:
     for split, names in (("train", TRAIN), ("test", ["test_batch"])):
-        data = load(split, folder, download=False, **options)  # type: ignore[arg-type]
+        data = load(split, folder, download=False)  # type: ignore[arg-type]
         np.testing.assert_array_equal(data.images.numpy(), np.concatenate([PIXELS[name] for name in names]))
         np.testing.assert_array_equal(data.labels.numpy(), np.concatenate([LABELS[name] for name in names]))
         assert (data.num_classes, data.split, data.shape) == (10, split, (3, 32, 32))
@@ -64,10 +64,10 @@ def test_training_is_augmented_and_normalization_is_the_papers(tmp_path: Path) -
 def test_the_name_says_whether_the_content_is_official(tmp_path: Path) -> None:
     write_binary(tmp_path)
     digests = {f"{name}.bin": hashlib.sha256(binary(name)).hexdigest() for name in SIZES}
-    assert load("train", tmp_path, official_sha256=digests).name == "cifar10"
+    assert load("train", tmp_path, source=Source(batches_sha256=digests)).name == "cifar10"
     digests["data_batch_4.bin"] = digests["data_batch_3.bin"]
-    assert load("train", tmp_path, official_sha256=digests).name == "cifar10 (not the official files)"
-    assert load("test", tmp_path, official_sha256=digests).name == "cifar10"
+    assert load("train", tmp_path, source=Source(batches_sha256=digests)).name == "cifar10 (not the official files)"
+    assert load("test", tmp_path, source=Source(batches_sha256=digests)).name == "cifar10"
     assert load("test", tmp_path).name == "cifar10 (not the official files)"
     assert OFFICIAL_SHA256.keys() == digests.keys()
 
@@ -94,7 +94,7 @@ def test_damaged_binary_file_is_one_line(tmp_path: Path, content: bytes, problem
 def test_incomplete_batches_are_refused_and_not_downloaded(tmp_path: Path, mirror: Mirror) -> None:
     (write_binary(tmp_path) / "data_batch_3.bin").unlink()
     with pytest.raises(RequestError, match=r"found no data_batch_3\.bin; complete the folder, or delete it"):
-        load("train", tmp_path, urls=[mirror.url("archive")])
+        load("train", tmp_path, source=Source([mirror.url("archive")]))
     load("test", tmp_path)
     assert mirror.requests == []
 
@@ -116,9 +116,9 @@ def archive(**changed: bytes | None) -> bytes:
 def test_absent_files_are_downloaded_once_and_nothing_else_is_left(tmp_path: Path, mirror: Mirror) -> None:
     mirror.files["cifar"] = content = archive()
     folder = tmp_path / "data"
-    options = {"urls": [mirror.url("cifar")], "archive_sha256": hashlib.sha256(content).hexdigest()}
+    source = Source([mirror.url("cifar")], hashlib.sha256(content).hexdigest())
     for _ in range(2):
-        load("train", folder, **options)
+        load("train", folder, source=source)
         check(folder)
     assert mirror.requests == ["cifar"]
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
@@ -185,14 +185,14 @@ def test_an_archive_with_odd_members_is_one_line(tmp_path: Path, kind: str) -> N
 def test_another_archive_than_the_official_is_not_unpacked(tmp_path: Path, mirror: Mirror) -> None:
     mirror.files["cifar"] = archive()
     with pytest.raises(WorkError, match="expected SHA-256"):
-        load("test", tmp_path, urls=[mirror.url("cifar")])
+        load("test", tmp_path, source=Source([mirror.url("cifar")]))
     assert not (tmp_path / "cifar-10-batches-bin").exists()
 
 
 @pytest.mark.parametrize("download", [True, False])
 def test_offline_and_absent_is_one_line_with_a_way_out(tmp_path: Path, dead_url: str, download: bool) -> None:
     with pytest.raises(RequestError) as raised:
-        load("train", tmp_path / "misspelt", download, urls=[dead_url + "cifar-10-binary.tar.gz"])
+        load("train", tmp_path / "misspelt", download, Source([dead_url + "cifar-10-binary.tar.gz"]))
     assert list(tmp_path.iterdir()) == []
     message = str(raised.value)
     assert "\n" not in message
@@ -222,5 +222,5 @@ def test_python_layout_is_one_line_that_names_the_file_to_download(tmp_path: Pat
 def test_python_layout_does_not_prevent_the_download(tmp_path: Path, mirror: Mirror) -> None:
     (tmp_path / "cifar-10-batches-py").mkdir()
     mirror.files["cifar"] = content = archive()
-    load("test", tmp_path, urls=[mirror.url("cifar")], archive_sha256=hashlib.sha256(content).hexdigest())
+    load("test", tmp_path, source=Source([mirror.url("cifar")], hashlib.sha256(content).hexdigest()))
     check(tmp_path)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from smoothcert.analysis.compared_runs import distinct_names
 from smoothcert.certification.certificates import read_certificates
@@ -122,6 +122,8 @@ def _cost(name: str, folder: Path) -> Cost:
 
 class _Epoch(BaseModel):
     """One line of metrics; 0 and "" for what is not recorded."""
+
+    model_config = ConfigDict(strict=True)  # a number in quotes is damage
 
     seconds: float = Field(ge=0)
     peak_memory_bytes: int = Field(default=0, ge=0)

@@ -11,7 +11,7 @@ import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,15 +53,18 @@ Records = NDArray[np.uint8]
 """[n, RECORD]: label, pixels."""
 
 
-def load(
-    split: Split,
-    folder: Path,
-    download: bool = True,
-    *,
-    urls: Sequence[str] = URLS,
-    archive_sha256: str = ARCHIVE_SHA256,
-    official_sha256: Mapping[str, str] = OFFICIAL_SHA256,
-) -> "ImageData":
+class Source(NamedTuple):
+    """Where the archive is downloaded from, and the digests of the archive and of its batch files."""
+
+    urls: Sequence[str] = URLS
+    archive_sha256: str = ARCHIVE_SHA256
+    batches_sha256: Mapping[str, str] = OFFICIAL_SHA256
+
+
+OFFICIAL = Source()
+
+
+def load(split: Split, folder: Path, download: bool = True, source: Source = OFFICIAL) -> "ImageData":
     """One split of CIFAR-10, images [n, 3, 32, 32]; the training split is augmented with `flip_and_crop`.
 
     The binary batch files are searched for in `folder` and `folder`/cifar10. If they are absent, the official archive
@@ -75,7 +78,7 @@ def load(
     from smoothcert.data.augment import flip_and_crop
     from smoothcert.data.images import ImageData
 
-    stored = read(split, folder, download, urls=urls, archive_sha256=archive_sha256, official_sha256=official_sha256)
+    stored = read(split, folder, download, source)
     return ImageData(
         images=torch.from_numpy(stored.images),
         labels=torch.from_numpy(stored.labels),
@@ -88,22 +91,16 @@ def load(
     )
 
 
-def read(
-    split: Split,
-    folder: Path,
-    download: bool = False,
-    *,
-    urls: Sequence[str] = URLS,
-    archive_sha256: str = ARCHIVE_SHA256,
-    official_sha256: Mapping[str, str] = OFFICIAL_SHA256,
-) -> StoredImages:
+def read(split: Split, folder: Path, download: bool = False, source: Source = OFFICIAL) -> StoredImages:
     """`load` without torch."""
     paths = _complete_batches(split, folder)
     if paths is None:
-        _unpack_official(split, folder, urls if download else (), archive_sha256)
+        _unpack_official(split, folder, source.urls if download else (), source.archive_sha256)
         paths = _paths(folder, split)
     batches = [_read(path) for path in paths]
-    official = all(_digest(batch) == official_sha256[path.name] for path, batch in zip(paths, batches, strict=True))
+    official = all(
+        _digest(batch) == source.batches_sha256[path.name] for path, batch in zip(paths, batches, strict=True)
+    )
     records = np.concatenate(batches)
     images = np.ascontiguousarray(records[:, 1:]).reshape(-1, *SPEC.shape)
     name = "cifar10" if official else "cifar10 (not the official files)"

@@ -98,14 +98,15 @@ def load(
     first of these, unless `download` is False. Absent files that cannot be downloaded are a RequestError, files with
     another content a WorkError.
     """
-    _complete(files[split], folder, mirrors if download else ())
-    return _data(read(split, folder, files=files), split)
+    return _data(read(split, folder, files=files, mirrors=mirrors if download else ()), split)
 
 
-def read(split: Split, folder: Path, *, files: Mapping[Split, SplitFiles] = FILES) -> StoredImages:
-    """`load` without a download and without torch."""
+def read(
+    split: Split, folder: Path, *, files: Mapping[Split, SplitFiles] = FILES, mirrors: Sequence[str] = ()
+) -> StoredImages:
+    """`load` without torch; without `mirrors` nothing is downloaded."""
     wanted = files[split]
-    _complete(wanted, folder, ())
+    _complete(wanted, folder, mirrors)
     images, labels = (read_idx(_path(file, folder), file.content_sha256) for file in (wanted.images, wanted.labels))
     return StoredImages(images[:, None], labels.astype(np.int64), "mnist")
 

@@ -54,8 +54,9 @@ def _with_runs_in(path: Path) -> list[Path]:
 
 def _is_report(path: Path) -> bool:
     """True for a folder that holds a report and no certificates; `runs/*` may include it."""
-    certified = result_files(path) or result_files(path / CERTIFICATES) or _with_runs_in(path) != [path]
-    return (path / MANIFEST).is_file() and not certified
+    if not (path / MANIFEST).is_file():
+        return False
+    return _with_runs_in(path) == [path] and not (result_files(path) or result_files(path / CERTIFICATES))
 
 
 def _files_of(path: Path) -> tuple[Path, list[Path]]:

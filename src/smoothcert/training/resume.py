@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from smoothcert.data import Images
 from smoothcert.distributed import Team, claim_run, restarts_run
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.compressed import existing_form
+from smoothcert.io.compressed import exists
 from smoothcert.io.files import remove_temporaries
 from smoothcert.io.text import error_line
 from smoothcert.training.average import AveragedWeights
@@ -114,7 +114,7 @@ def first_epoch(recipe: TrainRecipe, folder: Path, state: State | None, model: M
             f"{folder / STATE}: expected at most the {recipe.epochs} epochs of the recipe, got {state.epoch}; "
             "restore it, or train again into another folder"
         )
-    if existing_form(folder / METRICS).exists() and measured < state.epoch:
+    if exists(folder / METRICS) and measured < state.epoch:
         raise WorkError(
             f"{folder}: {STATE} is that of {state.epoch} epochs, {METRICS} holds {measured}; restore the files, or "
             "train again into another folder"
