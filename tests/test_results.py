@@ -261,6 +261,7 @@ def counted_radii(run: str, skip: int) -> dict[int, float]:
 
 MODELS = {
     "cifar10-best-0.5": "beyond/cifar10-best-0.5",
+    "cifar10-consistency-1.0": "cifar10/consistency-1.0",
     "mnist-attacked-noise-0.5": "beyond/mnist-attacked-noise-0.5",
     "mnist-attacked-noise-1.0": "beyond/mnist-attacked-noise-1.0",
     "mnist-consistency-1.0": "mnist-published-recipe/consistency-1.0",
