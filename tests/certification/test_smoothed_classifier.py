@@ -19,6 +19,7 @@ import smoothcert as sc
 import smoothcert.certification.smoothed_classifier as module
 from smoothcert import ABSTAIN, Certificate, CertificateBatch, RequestError, SmoothedClassifier
 from smoothcert.data import ImageData
+from smoothcert.models import Normalize
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.votes import VoteCounter
@@ -273,8 +274,8 @@ def test_one_image_is_a_batch_of_one_if_the_classifier_needs_it(capfd: pytest.Ca
     grey = smoothed(cnn(channels=1)).certify(IMAGES[0, :1], n=300)
     assert len(grey) == 1
     # The trial with a batch of c inputs fails inside a traced module, which would print a traceback.
-    folded = smoothed(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3)))
-    assert len(folded.certify(IMAGES[0], n=300)) == 1
+    layers = (Normalize((0.5,) * 3, (0.5,) * 3), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3))
+    assert len(smoothed(nn.Sequential(*layers)).certify(IMAGES[0], n=300)) == 1
     assert capfd.readouterr().err == ""
     # A classifier of matrices takes the first dimension as the batch.
     assert len(smoothed().certify(IMAGES[0], n=300)) == 3
