@@ -146,7 +146,7 @@ def test_train_then_certify_own_network(workplace: Path, run_cli: Cli) -> None:
     assert "next: smoothcert certify runs/t --model mine_for_test:small" in out
     code, _, errors = run_cli("certify", "runs/t", "--n", 100, *device)
     assert code == 2
-    assert "allow it with --model mine_for_test:small" in errors
+    assert 'allow it with --model mine_for_test:small (Python: code="mine_for_test:small")' in errors
     code, _, errors = run_cli("certify", "runs/t", *network, "--n", 100, *device)
     assert code == 0, errors
     assert len(read_certificates(workplace / "runs/t/certificates/test-n100.tsv").rows) == 4

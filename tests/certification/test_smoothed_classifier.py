@@ -19,6 +19,7 @@ import smoothcert as sc
 import smoothcert.certification.smoothed_classifier as module
 from smoothcert import ABSTAIN, Certificate, CertificateBatch, RequestError, SmoothedClassifier
 from smoothcert.data import ImageData
+from smoothcert.models import Normalize
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.votes import VoteCounter
@@ -266,12 +267,16 @@ def test_any_feature_shape_is_certified(shape: tuple[int, ...]) -> None:
     assert torch.allclose(probabilities.sum(1), torch.ones(4))
 
 
-def test_one_image_is_a_batch_of_one_if_the_classifier_needs_it() -> None:
+def test_one_image_is_a_batch_of_one_if_the_classifier_needs_it(capfd: pytest.CaptureFixture[str]) -> None:
     together = smoothed(cnn()).certify(IMAGES, n=300, seed=1)
     single = smoothed(cnn()).certify(IMAGES[0], n=300, seed=1)
     assert list(single) == [together[0]]
     grey = smoothed(cnn(channels=1)).certify(IMAGES[0, :1], n=300)
     assert len(grey) == 1
+    # The trial with a batch of c inputs fails inside a traced module, which would print a traceback.
+    layers = (Normalize((0.5,) * 3, (0.5,) * 3), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3))
+    assert len(smoothed(nn.Sequential(*layers)).certify(IMAGES[0], n=300)) == 1
+    assert capfd.readouterr().err == ""
     # A classifier of matrices takes the first dimension as the batch.
     assert len(smoothed().certify(IMAGES[0], n=300)) == 3
     with pytest.raises(RequestError, match=r"shape \[2, 8, 8\].*; as one image: .* shape \[2, 3, 8, 8\]"):

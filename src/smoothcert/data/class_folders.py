@@ -198,7 +198,7 @@ def _decoder(files: FileList, heads: dict[int, ImageHead], image_size: int | Non
 def _unusable(files: FileList, errors: dict[int, WorkError]) -> WorkError:
     """One line about all files that cannot be used."""
     if len(errors) == 1:
-        return next(iter(errors.values()))
+        return WorkError(f"{next(iter(errors.values()))}, or pass --skip-unreadable")
     return WorkError(
         f"{files.root}: {len(errors)} of {len(files)} files cannot be used: {_reasons(files, errors)}; "
         "replace or delete them, or pass --skip-unreadable"

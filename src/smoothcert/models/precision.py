@@ -55,10 +55,14 @@ def fold_batch_norm(model: nn.Module) -> nn.Module:
 
     try:
         calls = [node.target for node in symbolic_trace(model).graph.nodes if node.op == "call_module"]
-        # Two batch norms would be folded into the weight of a module that is called twice.
-        return fuse(model) if len(calls) == len(set(calls)) else model
+        if len(calls) != len(set(calls)):  # two batch norms would be folded into the weight of one module
+            return model
+        folded = fuse(model)
     except Exception:  # tracing a user's forward may fail in any way, and the model works as it is
         return model
+    # A traced module has a class of its own, which prints a traceback before it raises what the caller handles.
+    type.__setattr__(type(folded), "__call__", nn.Module.__call__)
+    return folded
 
 
 def at_precision(model: nn.Module, precision: Precision, device: torch.device, shape: tuple[int, ...]) -> nn.Module:

@@ -271,7 +271,8 @@ def refuse_code(source: Path, model: str, code: str | None) -> None:
     Opening a folder or a recipe must not be enough for its author to choose what is imported.
     """
     if is_code(model) and not is_hub(model) and model != code:
-        raise RequestError(f"{source}: its network is the code {model}; allow it with --model {model}")
+        allow = f'--model {model} (Python: code="{model}")'
+        raise RequestError(f"{source}: its network is the code {model}; allow it with {allow}")
     if code not in (None, model):
         raise RequestError(f"{source}: its network is {model}, got --model {code}; leave --model out")
 
