@@ -218,7 +218,7 @@ def test_resume_refuses_a_wrong_state_of_the_sampler(
         (copy / path.name).write_bytes(path.read_bytes())
     state = torch.load(copy / STATE, weights_only=True) | {"sampler": weights}
     torch.save({name: value for name, value in state.items() if value is not None}, copy / STATE)
-    with pytest.raises(WorkError, match=r"state\.pt: .*sampler: expected") as caught:
+    with pytest.raises(WorkError, match=r"state\.pt: .*sampler") as caught:
         train(weighted_recipe(), tiny_data, copy, device="cpu", resume=True)
     assert "\n" not in str(caught.value)
 

@@ -118,10 +118,9 @@ def set_up(
         check_frozen_classifier(folder, start.state, run.frozen)
         if group.leads and source is not None and start.state is None and start.epoch == 0:
             # A killed process must not leave a run that continues from random weights.
-            save_state(folder, run.state(run.provenance()))
+            save_state(folder, run.state())
         if group.leads:
-            about = {"versions": run.versions, "precision": run.precision}
-            write_missing_model(folder, run.weights(), recipe, run.spec, start, about)
+            write_missing_model(folder, run.weights(), recipe, run.spec, start)
         try:
             yield run
         finally:
@@ -256,12 +255,20 @@ class RunInProgress:
         """The run as it is now; its model keeps changing."""
         return Run(self.folder, self.recipe, self.spec, self.model, self.epoch, self.provenance())
 
-    def state(self, provenance: Mapping[str, Any] | None) -> State:
+    def state(self) -> State:
         """What training continues from after `epoch` epochs."""
-        weights, momentum, fields = self.model.state_dict(), self.optimizer.state_dict(), self.recipe.to_mapping()
-        about = (fields, self.data_digest, provenance, self.warm_up)
-        average = None if self.average is None else self.average.tensors
-        return State(self.epoch, weights, momentum, *about, average, self.dead_epochs, self.sampler.weights)
+        return State(
+            epoch=self.epoch,
+            model=self.model.state_dict(),
+            optimizer=self.optimizer.state_dict()["state"],
+            recipe=self.recipe.to_mapping(),
+            data=self.data_digest,
+            provenance=self.provenance(),
+            warm_up=self.warm_up,
+            dead_epochs=self.dead_epochs,
+            average=None if self.average is None else self.average.tensors,
+            sampler=self.sampler.weights,
+        )
 
 
 def make_optimizer(model: nn.Module, recipe: TrainRecipe, device: torch.device) -> torch.optim.Optimizer:
