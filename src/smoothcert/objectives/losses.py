@@ -27,9 +27,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from smoothcert import objectives
 from smoothcert.errors import RequestError
-from smoothcert.objectives.adversary import Adversary as Adversary
 from smoothcert.objectives.base import Classifier, Objective, Progress, cross_entropy_under_noise, warm_up
 from smoothcert.objectives.consistency import Form
+from smoothcert.objectives.inner_attacks import Adversary as Adversary
+from smoothcert.objectives.inner_attacks import NoiseAttack as NoiseAttack
 from smoothcert.objectives.loss_arguments import (
     check_batch,
     check_draws,
@@ -38,8 +39,6 @@ from smoothcert.objectives.loss_arguments import (
     make_objective,
     warn_about_clipping,
 )
-from smoothcert.objectives.noise_attack import NoiseAttack as NoiseAttack
-from smoothcert.objectives.synchronized_pass import OneSynchronizedPass
 
 __all__ = [
     "Adversary",
@@ -261,3 +260,24 @@ def _call(
     loss = kind(**settings)
     loss.epoch = epoch
     return loss.forward(model, inputs, labels, **draws)
+
+
+class OneSynchronizedPass(nn.Module):
+    """A DistributedDataParallel model whose wrapper sees one forward pass per step; other passes go to its module.
+
+    Gradients are synchronized once per backward pass, whichever forward passes they come from. Attacks need no
+    synchronization, and a second pass through the wrapper overwrites the buffers of batch norm in place, which the
+    backward pass of the first one refuses in some versions of torch (https://github.com/pytorch/pytorch/issues/22095).
+    """
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        super().__init__()
+        self.model = model
+        self.synchronized = False
+
+    def forward(self, inputs: Tensor) -> Any:
+        attacked = not any(parameter.requires_grad for parameter in self.model.parameters())
+        if attacked or self.synchronized:
+            return self.model.module(inputs)
+        self.synchronized = True
+        return self.model(inputs)
