@@ -22,11 +22,10 @@ from smoothcert.distributed import TRAINING_SECONDS, enough_memory, find_device,
 from smoothcert.errors import WorkError
 from smoothcert.objectives import Progress
 from smoothcert.objectives.base import warm_up
-from smoothcert.training.average_statistics import recompute_statistics
 from smoothcert.training.checkpoint import save_weights
 from smoothcert.training.dead_start import LEARNT_BY, at_chance, nothing_learnt, restart_if_dead
 from smoothcert.training.device import training_device
-from smoothcert.training.evaluate import noisy_accuracy
+from smoothcert.training.evaluate import noisy_accuracy, recompute_statistics
 from smoothcert.training.metrics import ACCURACY, METRICS, append_metrics
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.seeds import derived_seed

@@ -187,8 +187,8 @@ class RunInProgress:
         self.targets: Tensor | None = None  # the shares of a teacher's votes [images, classes]
         self.teacher: dict[str, Any] | None = None  # where they come from
         self.progress = Progress(recipe.sigma, zero, zero.clone(), torch.empty(0), zero.clone())
-        noise, generator = NOISES[recipe.noise](recipe.sigma), torch.Generator(device)
-        sampling = Sampling(noise, recipe.objective.num_noise, per_step, self.share, generator)
+        self.noise = NOISES[recipe.noise](recipe.sigma)
+        sampling = Sampling(self.noise, recipe.objective.num_noise, per_step, self.share, torch.Generator(device))
         network, self.frozen = self.model, None
         if isinstance(recipe.objective, Denoising):
             network, self.frozen = behind_denoiser(self.model, classifier, device)
@@ -216,6 +216,10 @@ class RunInProgress:
         self.steps_done += 1
         if self.average is not None:
             self.average.update(self.epoch * self.steps + self.steps_done)
+
+    def autocast(self) -> torch.autocast:
+        """The precision of the run, for forward passes between epochs."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
     def leave_group(self) -> None:
         """Release what DistributedDataParallel holds, while the process group still exists.
