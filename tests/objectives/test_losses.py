@@ -28,7 +28,7 @@ from smoothcert.noise import NOISES
 from smoothcert.objectives import OBJECTIVES, Objective, Progress
 from smoothcert.training.loop import fill_progress
 from smoothcert.training.metrics import Meter
-from smoothcert.training.step import Sampling, Step, TrainingStep
+from smoothcert.training.step import Step, TrainingStep
 
 every_method = pytest.mark.parametrize("name", OBJECTIVES)
 
@@ -106,14 +106,11 @@ def test_noise_is_drawn_as_in_the_training_loop(name: str) -> None:
     objective = OBJECTIVES[name]()
     images, labels, *_ = batch(1)
     expected, model = network(), network()
-    sampling = Sampling(
-        NOISES["gaussian"](SIGMA), objective.num_noise, BATCH, slice(None), torch.Generator().manual_seed(5)
-    )
+    draws = (NOISES["gaussian"](SIGMA), objective.num_noise, BATCH, slice(None), torch.Generator().manual_seed(5))
     progress = Progress(SIGMA, torch.tensor(1.0), torch.tensor(1.0), torch.empty(0))
     step = Step(expected, objective, device_type="cpu", bf16=False)
-    TrainingStep(step, SGD(expected.parameters(), 0.1), sampling, progress, Meter(torch.device("cpu"), 1))(
-        images, labels
-    )
+    meter = Meter(torch.device("cpu"), 1)
+    TrainingStep(step, SGD(expected.parameters(), 0.1), progress, meter, *draws)(images, labels)
     criterion = MODULES[name](sigma=SIGMA, generator=torch.Generator().manual_seed(5))
     before = torch.get_rng_state()
     criterion(model, images, labels).backward()

@@ -71,7 +71,7 @@ def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Unpack[Opt
         set_up(recipe, data, folder, group, **options) as run,
     ):
         if recipe.teacher is not None and run.epoch < recipe.epochs:
-            run.set_teacher(*votes_of_teacher(run, data, options))
+            run.set_teacher(*votes_of_teacher(run, options))
         while run.epoch < recipe.epochs:
             for images, labels in start_epoch(run):
                 run.train_step(images, labels)
@@ -79,16 +79,15 @@ def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Unpack[Opt
             finish_epoch(run)
 
 
-def votes_of_teacher(run: RunInProgress, data: Images, options: Options) -> tuple[Tensor, dict[str, Any]]:
+def votes_of_teacher(run: RunInProgress, options: Options) -> tuple[Tensor, dict[str, Any]]:
     """Train the teacher of the recipe next to the run, if that is not done, and return the shares of its votes."""
     kept = ("device", "capture", "compiling", "on_progress", "on_note")
     chosen: dict[str, Any] = {name: value for name, value in options.items() if name in kept}
 
     def train_teacher(teacher: TrainRecipe, folder: Path, resume: bool) -> None:
-        train(teacher, data, folder, resume=resume, **chosen)
+        train(teacher, run.data, folder, resume=resume, **chosen)
 
-    about = (run.recipe, data, run.data_digest, run.folder)
-    return teacher_shares(*about, train_teacher, run.device, run.group, run.on_note)
+    return teacher_shares(run, train_teacher)
 
 
 def start_epoch(run: RunInProgress) -> Iterator[tuple[Tensor, Tensor]]:
@@ -106,7 +105,7 @@ def start_epoch(run: RunInProgress) -> Iterator[tuple[Tensor, Tensor]]:
             group["lr"] = run.learning_rate
     fill_progress(run.progress, recipe, epoch)
 
-    generator = run.plain_step.sampling.generator.manual_seed(derived_seed(recipe.seed, 1, epoch))
+    generator = run.plain_step.generator.manual_seed(derived_seed(recipe.seed, 1, epoch))
     order = run.sampler.order(run, generator)
     # The last, smaller batch is left out (0.2% of MNIST and CIFAR-10, different images in each epoch): all steps then
     # have the same shape, as a captured step needs, and all images the same weight.

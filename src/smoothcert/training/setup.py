@@ -46,7 +46,6 @@ from smoothcert.training.seeds import derived_seed
 from smoothcert.training.state import State, save_state
 from smoothcert.training.step import (
     CapturedStep,
-    Sampling,
     Step,
     TrainingStep,
     compile_pays,
@@ -188,7 +187,7 @@ class RunInProgress:
         self.teacher: dict[str, Any] | None = None  # where they come from
         self.progress = Progress(recipe.sigma, zero, zero.clone(), torch.empty(0), zero.clone())
         self.noise = NOISES[recipe.noise](recipe.sigma)
-        sampling = Sampling(self.noise, recipe.objective.num_noise, per_step, self.share, torch.Generator(device))
+        draws = (self.noise, recipe.objective.num_noise, per_step, self.share, torch.Generator(device))
         network, self.frozen = self.model, None
         if isinstance(recipe.objective, Denoising):
             network, self.frozen = behind_denoiser(self.model, classifier, device)
@@ -197,7 +196,7 @@ class RunInProgress:
         if group.size > 1:  # a user's network may have parameters that the loss does not use
             step_module = DistributedDataParallel(loss, find_unused_parameters=own_network)
         self.loss = loss
-        self.plain_step = TrainingStep(step_module, self.optimizer, sampling, self.progress, self.meter)
+        self.plain_step = TrainingStep(step_module, self.optimizer, self.progress, self.meter, *draws)
         self.step: TrainingStep | CapturedStep = self.plain_step
         capture = options.get("capture")
         if capture is None:
