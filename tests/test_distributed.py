@@ -127,7 +127,9 @@ def test_synchronized_batch_norm(tmp_path: Path, tiny_data: ImageData) -> None:
         train(tiny_recipe(), tiny_data, tmp_path / "run", device="cpu", sync_batch_norm=True)
     assert not (tmp_path / "run").exists()
     for done in (False, True):
-        state = State(1, {}, {}, provenance={"sync_batch_norm": True} if done else {})
+        provenance = {"sync_batch_norm": True} if done else {}
+        about = {"recipe": {}, "data": "", "provenance": provenance, "warm_up": 0, "dead_epochs": 0}
+        state = State(epoch=1, model={}, optimizer={}, **about)
         start = Start(1, state, "", None, 0, 0)
         refuse_other_batch_norm(tmp_path, start, done)
         with pytest.raises(RequestError, match=f"was trained {'with' if done else 'without'} --sync-batch-norm"):

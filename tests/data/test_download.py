@@ -170,13 +170,6 @@ def test_redirection_is_followed_to_http_but_not_elsewhere(mirror: Mirror, desti
     assert destination.read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("urls", [[], ["file:///etc/hostname"], ["ftp://127.0.0.1/file"], ["/etc/hostname"]])
-def test_only_http_addresses_are_accepted(destination: Path, urls: list[str]) -> None:
-    with pytest.raises(RequestError, match=r"expected .* got .*; give"):
-        download(urls, destination, DIGEST)
-    assert not destination.parent.exists()
-
-
 def test_folder_that_cannot_be_made_is_one_line(mirror: Mirror, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(RequestError, match="expected a folder to write to, got 'File exists'; choose another folder"):

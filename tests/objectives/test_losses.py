@@ -28,7 +28,7 @@ from smoothcert.noise import NOISES
 from smoothcert.objectives import OBJECTIVES, Objective, Progress
 from smoothcert.training.loop import fill_progress
 from smoothcert.training.metrics import Meter
-from smoothcert.training.step import Sampling, Step, TrainingStep
+from smoothcert.training.step import Step, TrainingStep
 
 every_method = pytest.mark.parametrize("name", OBJECTIVES)
 
@@ -55,9 +55,9 @@ def test_the_examples_of_the_docstring_run() -> None:
 
 @every_method
 def test_modules_have_the_fields_and_defaults_of_their_objective(name: str) -> None:
-    settings = MODULES[name].__init__.__annotations__["settings"].__args__[0].__annotations__
-    assert set(settings) - {"sigma", "generator"} == set(OBJECTIVES[name].model_fields)
     assert MODULES[name](sigma=SIGMA).objective == OBJECTIVES[name]()
+    fields = {field: getattr(OBJECTIVES[name](), field) for field in OBJECTIVES[name].model_fields}
+    assert MODULES[name](sigma=SIGMA, **fields).objective == OBJECTIVES[name]()
 
 
 def by_function(name: str, model: nn.Module, fields: dict[str, Any]) -> Tensor:
@@ -106,14 +106,11 @@ def test_noise_is_drawn_as_in_the_training_loop(name: str) -> None:
     objective = OBJECTIVES[name]()
     images, labels, *_ = batch(1)
     expected, model = network(), network()
-    sampling = Sampling(
-        NOISES["gaussian"](SIGMA), objective.num_noise, BATCH, slice(None), torch.Generator().manual_seed(5)
-    )
+    draws = (NOISES["gaussian"](SIGMA), objective.num_noise, BATCH, slice(None), torch.Generator().manual_seed(5))
     progress = Progress(SIGMA, torch.tensor(1.0), torch.tensor(1.0), torch.empty(0))
     step = Step(expected, objective, device_type="cpu", bf16=False)
-    TrainingStep(step, SGD(expected.parameters(), 0.1), sampling, progress, Meter(torch.device("cpu"), 1))(
-        images, labels
-    )
+    meter = Meter(torch.device("cpu"), 1)
+    TrainingStep(step, SGD(expected.parameters(), 0.1), progress, meter, *draws)(images, labels)
     criterion = MODULES[name](sigma=SIGMA, generator=torch.Generator().manual_seed(5))
     before = torch.get_rng_state()
     criterion(model, images, labels).backward()
@@ -288,7 +285,7 @@ def test_wrong_input_is_refused_in_one_line(arguments: dict[str, Any], message: 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: sc.losses.Gaussian(), "sigma: expected a number > 0, got None"),
+        (lambda: sc.losses.Gaussian(), "sigma: expected a number > 0, got nan"),
         (lambda: sc.losses.Gaussian(sigma=-1), "sigma: expected a number > 0, got -1"),
         (lambda: sc.losses.Consistency(sigma=1, weigth=3), "weigth: unknown key; did you mean weight"),
         (lambda: sc.losses.Consistency(sigma=1, weight=-3), "weight: expected greater than or equal to 0, got -3"),

@@ -11,8 +11,8 @@ from torch.optim.swa_utils import update_bn
 from smoothcert.data import ImageData
 from smoothcert.noise import Gaussian
 from smoothcert.training import loop
-from smoothcert.training.average_statistics import STATISTICS_SEED
 from smoothcert.training.checkpoint import load_run
+from smoothcert.training.evaluate import STATISTICS_SEED
 from smoothcert.training.loop import TrainingStatus, train
 from smoothcert.training.seeds import derived_seed
 from smoothcert.training.state import load_state

@@ -1,5 +1,6 @@
 """Samplers: the discard rule and the weights against slow transcriptions, draws, resume and several processes."""
 
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +19,12 @@ from smoothcert.errors import WorkError
 from smoothcert.models import LeNet
 from smoothcert.noise import NOISES
 from smoothcert.objectives import OBJECTIVES
-from smoothcert.training import loop, sampler
+from smoothcert.training import evaluate, loop
+from smoothcert.training.evaluate import correct_votes
 from smoothcert.training.loop import TrainingStatus, train
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.run_folder import STATE
-from smoothcert.training.sampler import RadiusWeightedSampler, UniformSampler, correct_votes, radius_weights
+from smoothcert.training.sampler import RadiusWeightedSampler, UniformSampler, radius_weights
 from smoothcert.training.sampler_settings import RadiusWeighted
 from smoothcert.training.seeds import derived_seed
 from smoothcert.training.setup import DEAD_EPOCHS
@@ -130,7 +132,9 @@ def test_discarded_images_are_not_drawn(recorded: tuple[Path, list[dict[str, Any
 def run_stub(**changes: object) -> Any:
     """What samplers read of a run."""
     fields = {"recipe": weighted_recipe(), "epoch": START + 1, "data": range(256), "device": torch.device("cpu")}
-    return SimpleNamespace(**(fields | {"group": Team(), "precision": "fp32"} | changes))
+    run = SimpleNamespace(**(fields | {"group": Team(), "autocast": nullcontext} | changes))
+    run.noise = NOISES[run.recipe.noise](run.recipe.sigma)
+    return run
 
 
 def test_images_are_drawn_in_proportion_to_their_weights() -> None:
@@ -149,7 +153,7 @@ def test_images_are_drawn_in_proportion_to_their_weights() -> None:
 @pytest.mark.parametrize("batch_size", [48, 100, 1000])
 def test_votes_belong_to_their_images(tiny_data: ImageData, monkeypatch: pytest.MonkeyPatch, batch_size: int) -> None:
     """With almost no noise all votes agree with the prediction, for every division into rows, augmented data too."""
-    monkeypatch.setattr(sampler, "PIXELS_AT_ONCE", 1)
+    monkeypatch.setattr(evaluate, "PIXELS_AT_ONCE", 1)
     torch.manual_seed(0)
     model, indices = LeNet(10).train(), torch.arange(255, 5, -1)
     with torch.no_grad():
@@ -218,7 +222,7 @@ def test_resume_refuses_a_wrong_state_of_the_sampler(
         (copy / path.name).write_bytes(path.read_bytes())
     state = torch.load(copy / STATE, weights_only=True) | {"sampler": weights}
     torch.save({name: value for name, value in state.items() if value is not None}, copy / STATE)
-    with pytest.raises(WorkError, match=r"state\.pt: .*sampler: expected") as caught:
+    with pytest.raises(WorkError, match=r"state\.pt: .*sampler") as caught:
         train(weighted_recipe(), tiny_data, copy, device="cpu", resume=True)
     assert "\n" not in str(caught.value)
 
@@ -285,7 +289,7 @@ def record_orders(folder: Path) -> Tensor:
         return orders[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler, "PIXELS_AT_ONCE", 1)  # several rows, which the processes divide among themselves
+        patch.setattr(evaluate, "PIXELS_AT_ONCE", 1)  # several rows, which the processes divide among themselves
         patch.setattr(RadiusWeightedSampler, "order", order)
         data = mnist.load_sample("train").subset(torch.arange(256))
         train(weighted_recipe(epochs=4), data, folder, device="cpu")

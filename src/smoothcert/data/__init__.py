@@ -3,48 +3,26 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from smoothcert.data.datasets import (
-    DATASETS,
-    OWN_DATA,
-    UNSPLIT,
-    DatasetSpec,
-    Normalization,
-    Split,
-    default_folder,
-    load_dataset,
-    same_data,
-    with_home,
-)
+from smoothcert.data.datasets import DATASETS as DATASETS
+from smoothcert.data.datasets import OWN_DATA as OWN_DATA
+from smoothcert.data.datasets import UNSPLIT as UNSPLIT
+from smoothcert.data.datasets import DatasetSpec as DatasetSpec
+from smoothcert.data.datasets import Normalization as Normalization
+from smoothcert.data.datasets import Split as Split
+from smoothcert.data.datasets import default_folder as default_folder
+from smoothcert.data.datasets import load_dataset as load_dataset
+from smoothcert.data.datasets import same_data as same_data
 
 if TYPE_CHECKING:
-    from smoothcert.data.class_folders import load_folder
-    from smoothcert.data.class_names import read_class_names, with_classes, with_known_classes
-    from smoothcert.data.image_files import ImageFiles
-    from smoothcert.data.images import ImageData, Images
-    from smoothcert.data.npz_file import load_npz
-    from smoothcert.data.torch_dataset import images_from_dataset
+    from smoothcert.data.class_folders import load_folder as load_folder
+    from smoothcert.data.class_names import read_class_names as read_class_names
+    from smoothcert.data.class_names import with_known_classes as with_known_classes
+    from smoothcert.data.image_files import ImageFiles as ImageFiles
+    from smoothcert.data.images import ImageData as ImageData
+    from smoothcert.data.images import Images as Images
+    from smoothcert.data.npz_file import load_npz as load_npz
+    from smoothcert.data.torch_dataset import images_from_dataset as images_from_dataset
 
-__all__ = [
-    "DATASETS",
-    "OWN_DATA",
-    "UNSPLIT",
-    "DatasetSpec",
-    "ImageData",
-    "ImageFiles",
-    "Images",
-    "Normalization",
-    "Split",
-    "default_folder",
-    "images_from_dataset",
-    "load_dataset",
-    "load_folder",
-    "load_npz",
-    "read_class_names",
-    "same_data",
-    "with_classes",
-    "with_home",
-    "with_known_classes",
-]
 _MODULES = {
     "ImageData": "images",
     "ImageFiles": "image_files",
@@ -53,7 +31,6 @@ _MODULES = {
     "load_folder": "class_folders",
     "load_npz": "npz_file",
     "read_class_names": "class_names",
-    "with_classes": "class_names",
     "with_known_classes": "class_names",
 }
 

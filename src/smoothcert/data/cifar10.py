@@ -73,22 +73,9 @@ def load(split: Split, folder: Path, download: bool = True, source: Source = OFF
     (not the official files)", also in every result. Absent files that cannot be downloaded are a RequestError, damaged
     files a WorkError.
     """
-    import torch
-
     from smoothcert.data.augment import flip_and_crop
-    from smoothcert.data.images import ImageData
 
-    stored = read(split, folder, download, source)
-    return ImageData(
-        images=torch.from_numpy(stored.images),
-        labels=torch.from_numpy(stored.labels),
-        num_classes=SPEC.num_classes,
-        name=stored.name,
-        split=split,
-        normalization=SPEC.normalization,
-        augment=flip_and_crop if split == "train" else None,
-        class_names=stored.class_names,
-    )
+    return read(split, folder, download, source).as_data(SPEC, split, flip_and_crop if split == "train" else None)
 
 
 def read(split: Split, folder: Path, download: bool = False, source: Source = OFFICIAL) -> StoredImages:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from rich.progress import DownloadColumn, TaskID, TimeRemainingColumn, TransferSpeedColumn
 
-from smoothcert.errors import RequestError, WorkError, write_error
+from smoothcert.errors import WorkError, write_error
 from smoothcert.io.console import terminal_bar
 from smoothcert.io.files import locked, remove_temporaries, replaced_atomically
 from smoothcert.io.text import error_line
@@ -34,11 +34,6 @@ def download(urls: Sequence[str], destination: Path, sha256: str) -> None:
     On an error `destination` is as it was before. One process at a time downloads into a folder; the others wait and
     use its file. Raises UnreachableError if no mirror delivered and WorkError if one delivered something else.
     """
-    if not urls:
-        raise RequestError("expected at least one address to download from, got none; give one")
-    for url in urls:
-        if urlsplit(url).scheme not in ("http", "https"):
-            raise RequestError(f"expected an http or https address, got {url!r}; give one of these")
     with only_writer(destination.parent):
         if destination.is_file() and _digest(destination) == sha256:
             return

@@ -21,7 +21,7 @@ FOLDERS: dict[Split, str] = {"train": "train", "test": "val"}
 WNID = re.compile(r"n\d{8}")
 FLAT_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG", re.IGNORECASE)
 GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
-WNID_LISTS = ("synsets.txt", "wnids.txt")
+META = "meta.mat"
 
 
 def load(split: Split, folder: Path, *, workers: int | None = None) -> ImageFiles:
@@ -82,13 +82,14 @@ def _flat_names(root: Path) -> list[tuple[int, str]]:
 def _flat_validation_set(place: Path, classes: list[str]) -> tuple[list[str], FileList, Tensor]:
     """(classes, files, labels) of a validation set without class folders, in the order that it has with them."""
     root = place / FOLDERS["test"]
-    wnids = _wnids_by_id(place)
-    truth_path = _in_devkit(place, GROUND_TRUTH)
-    if truth_path is None:
+    meta_path, truth_path = (_in_devkit(place, name) for name in (META, GROUND_TRUTH))
+    if meta_path is None or truth_path is None:
         raise RequestError(
-            f"{root}: expected class folders, or the file {GROUND_TRUTH} of the development kit in {place / 'devkit'}, "
-            "got neither; add the file"
+            f"{root}: expected class folders, or the files {META} and {GROUND_TRUTH} of the development kit in "
+            f"{place / 'devkit' / 'data'}, got no {META if meta_path is None else GROUND_TRUTH}; add it, or sort the "
+            "images into <wnid> folders"
         )
+    wnids = _read_meta(meta_path)
     truth = _ground_truth(truth_path, len(wnids))
     classes = classes or sorted(wnids)
     position = {wnid: label for label, wnid in enumerate(classes)}
@@ -122,31 +123,8 @@ def _ground_truth(path: Path, num_ids: int) -> list[int]:
     return ids
 
 
-def _wnids_by_id(place: Path) -> list[str]:
-    """The wnid of each ILSVRC id, from id 1 on: not the sorted order, so it must come from the development kit."""
-    if (path := _in_devkit(place, "meta.mat")) is not None:
-        return _read_meta(path)
-    for name in WNID_LISTS:
-        if (path := _in_devkit(place, name)) is not None:
-            return _read_wnid_list(path)
-    raise RequestError(
-        f"{place / FOLDERS['test']}: expected meta.mat of the development kit, or {' or '.join(WNID_LISTS)} with the "
-        f"wnids by ILSVRC id, in {place / 'devkit' / 'data'}, got none; add one, or sort the images into <wnid> folders"
-    )
-
-
-def _read_wnid_list(path: Path) -> list[str]:
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    wnids = [line.split()[0] for line in lines if line.strip()]
-    if not wnids or not all(WNID.fullmatch(wnid) for wnid in wnids) or len(set(wnids)) < len(wnids):
-        raise WorkError(f"{path}: expected one wnid per line, each once, found something else; replace it")
-    if len(wnids) == SPEC.num_classes and wnids == sorted(wnids):
-        # Lists in this order are about too. Taking one for the other would give nearly every image a wrong label.
-        raise WorkError(f"{path}: expected wnids by ILSVRC id, found them sorted; use meta.mat of the development kit")
-    return wnids
-
-
 def _read_meta(path: Path) -> list[str]:
+    """The wnid of each ILSVRC id, from id 1 on, which is not the sorted order."""
     from scipy.io import loadmat
 
     try:

@@ -98,7 +98,7 @@ def load(
     first of these, unless `download` is False. Absent files that cannot be downloaded are a RequestError, files with
     another content a WorkError.
     """
-    return _data(read(split, folder, files=files, mirrors=mirrors if download else ()), split)
+    return read(split, folder, files=files, mirrors=mirrors if download else ()).as_data(DATASETS["mnist"], split)
 
 
 def read(
@@ -113,7 +113,7 @@ def read(
 
 def load_sample(split: Split, archive: Path = SAMPLE) -> "ImageData":
     """One split of the bundled sample: see `read_sample`."""
-    return _data(read_sample(split, archive), split)
+    return read_sample(split, archive).as_data(DATASETS["mnist-sample"], split)
 
 
 def read_sample(split: Split, archive: Path = SAMPLE) -> StoredImages:
@@ -127,15 +127,6 @@ def read_sample(split: Split, archive: Path = SAMPLE) -> StoredImages:
             "install smoothcert again"
         ) from error
     return StoredImages(images[:, None], labels.astype(np.int64), "mnist-sample")
-
-
-def _data(stored: StoredImages, split: Split) -> "ImageData":
-    import torch
-
-    from smoothcert.data.images import ImageData
-
-    images, labels = torch.from_numpy(stored.images), torch.from_numpy(stored.labels)
-    return ImageData(images, labels, DATASETS["mnist"].num_classes, stored.name, split)
 
 
 def _places(folder: Path) -> tuple[Path, ...]:

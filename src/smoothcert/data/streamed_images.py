@@ -47,8 +47,6 @@ class StreamedImages(ABC):
     notes: tuple[str, ...] = field(default=(), repr=False)
     relabelled: bool = field(default=False, repr=False)
     workers: int | None = None
-    start_method: str | None = None
-    """How workers are started (fork, spawn, forkserver); None: the default of the system."""
     device: torch.device = CPU
 
     def __post_init__(self) -> None:
@@ -93,7 +91,6 @@ class StreamedImages(ABC):
             shuffle=False,
             num_workers=workers,
             prefetch_factor=BATCHES_AHEAD if workers else None,
-            multiprocessing_context=self.start_method if workers else None,
             pin_memory=self.device.type == "cuda",
             # The loader draws a seed for its workers from here, so that the caller's random numbers do not change.
             generator=torch.Generator().manual_seed(seed or 0),

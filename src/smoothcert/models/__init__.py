@@ -8,16 +8,19 @@ from torch import nn
 
 from smoothcert.errors import RequestError
 from smoothcert.io.text import did_you_mean
-from smoothcert.models.denoised import Denoised
+from smoothcert.models.denoised import Denoised as Denoised
 from smoothcert.models.densenet import DenseNet40
-from smoothcert.models.ensemble import Ensemble
-from smoothcert.models.hub import HubClassifier, is_hub, load_hub
-from smoothcert.models.lenet import LeNet
-from smoothcert.models.normalize import Normalize
+from smoothcert.models.hub import HubClassifier as HubClassifier
+from smoothcert.models.hub import is_hub as is_hub
+from smoothcert.models.hub import load_hub as load_hub
+from smoothcert.models.lenet import LeNet as LeNet
+from smoothcert.models.normalize import Normalize as Normalize
 from smoothcert.models.resnet50 import ResNet50
-from smoothcert.models.resnet_cifar import CifarResNet
-from smoothcert.models.unet import UNet
-from smoothcert.models.user_code import check_outputs, is_code, own_model
+from smoothcert.models.resnet_cifar import CifarResNet as CifarResNet
+from smoothcert.models.unet import UNet as UNet
+from smoothcert.models.user_code import check_outputs as check_outputs
+from smoothcert.models.user_code import is_code as is_code
+from smoothcert.models.user_code import own_model as own_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,25 +79,3 @@ def _trainable(model: object, name: str, shape: tuple[int, int, int], num_classe
         raise RequestError(f"model: expected {name} to return a torch module, got {type(model).__name__}")
     check_outputs(model, name, shape, num_classes)
     return model
-
-
-__all__ = [
-    "DENOISERS",
-    "MODELS",
-    "CifarResNet",
-    "Denoised",
-    "DenseNet40",
-    "Ensemble",
-    "HubClassifier",
-    "LeNet",
-    "ModelSpec",
-    "Normalize",
-    "ResNet50",
-    "UNet",
-    "build_model",
-    "check_outputs",
-    "is_code",
-    "is_hub",
-    "load_hub",
-    "own_model",
-]

@@ -1,17 +1,19 @@
 """Training methods, one file per method. To add one, write its file and add one line to OBJECTIVES."""
 
-from smoothcert.objectives.adversary import Adversary
-from smoothcert.objectives.base import LossTerms, Objective, Progress
-from smoothcert.objectives.catrs import CatRs
-from smoothcert.objectives.consistency import Consistency
-from smoothcert.objectives.denoising import Denoising
-from smoothcert.objectives.gaussian import Gaussian
-from smoothcert.objectives.macer import Macer
-from smoothcert.objectives.noise_attack import NoiseAttack
-from smoothcert.objectives.smoothadv import SmoothAdv
-from smoothcert.objectives.smoothmix import SmoothMix
-from smoothcert.objectives.stability import Stability
-from smoothcert.objectives.unloaded import UnloadedObjective
+from smoothcert.objectives.base import LossTerms as LossTerms
+from smoothcert.objectives.base import Objective as Objective
+from smoothcert.objectives.base import Progress as Progress
+from smoothcert.objectives.base import UnloadedObjective as UnloadedObjective
+from smoothcert.objectives.catrs import CatRs as CatRs
+from smoothcert.objectives.consistency import Consistency as Consistency
+from smoothcert.objectives.denoising import Denoising as Denoising
+from smoothcert.objectives.gaussian import Gaussian as Gaussian
+from smoothcert.objectives.inner_attacks import Adversary as Adversary
+from smoothcert.objectives.inner_attacks import NoiseAttack as NoiseAttack
+from smoothcert.objectives.macer import Macer as Macer
+from smoothcert.objectives.smoothadv import SmoothAdv as SmoothAdv
+from smoothcert.objectives.smoothmix import SmoothMix as SmoothMix
+from smoothcert.objectives.stability import Stability as Stability
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "gaussian": Gaussian,
@@ -41,26 +43,3 @@ def name_in_recipes(objective: Objective) -> str:
         return objective.reference
     kind = type(objective)
     return objective.name if is_built_in(objective) else REFERENCES.get(kind, f"{kind.__module__}:{kind.__qualname__}")
-
-
-__all__ = [
-    "BUILT_IN",
-    "OBJECTIVES",
-    "REFERENCES",
-    "Adversary",
-    "CatRs",
-    "Consistency",
-    "Denoising",
-    "Gaussian",
-    "LossTerms",
-    "Macer",
-    "NoiseAttack",
-    "Objective",
-    "Progress",
-    "SmoothAdv",
-    "SmoothMix",
-    "Stability",
-    "UnloadedObjective",
-    "is_built_in",
-    "name_in_recipes",
-]

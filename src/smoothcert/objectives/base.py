@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from smoothcert.classifier import Classifier as Classifier
 from smoothcert.classifier import logits_under_noise as logits_under_noise
+from smoothcert.errors import RequestError
 
 if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor
@@ -74,6 +75,30 @@ class Objective(BaseModel, ABC):
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
     ) -> LossTerms:
         """Compute the loss of images [batch, ...] in [0, 1], labels [batch] and noise [num_noise, batch, ...]."""
+
+
+class UnloadedObjective(Objective):
+    """An objective outside the package, of which a recipe names the code, and nobody has imported it.
+
+    Certificates and reports of a run need only this record: the reference and the hyper-parameters, whatever they are.
+    Training needs the class itself, which `smoothcert.training.user_objective` imports with the user's consent.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    chunked: ClassVar[bool] = False  # unknown; the class itself is asked before training
+
+    reference: str = Field(alias="name", exclude=True, description="package.module:Class or FILE.py:Class")
+
+    def loss(
+        self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
+    ) -> LossTerms:
+        self.refuse()
+
+    def refuse(self) -> NoReturn:
+        raise RequestError(
+            f"objective: the code {self.reference} is not loaded; allow it with --objective {self.reference}, or in "
+            "Python with smoothcert.training.user_objective.load_objective(recipe)"
+        )
 
 
 def cross_entropy_under_noise(noisy_logits: Tensor, labels: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from smoothcert.classifier import divergence_from_logits, log_probability, probabilities
-from smoothcert.objectives.adversary import Adversary
 from smoothcert.objectives.base import (
     Classifier,
     LossTerms,
@@ -22,7 +21,7 @@ from smoothcert.objectives.base import (
     cross_entropy_under_noise,
     logits_under_noise,
 )
-from smoothcert.objectives.noise_attack import NoiseAttack
+from smoothcert.objectives.inner_attacks import Adversary, OptionalNoiseAttack
 
 if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor
@@ -49,9 +48,7 @@ class Consistency(Objective):
     adversary: Adversary | None = Field(
         default=None, description="noisy copies of an attacked image: .attack .steps .epsilon"
     )
-    noise_attack: NoiseAttack | None = Field(
-        default=None, description="move the noises on their spheres first: .steps .step_size .first_epoch"
-    )
+    noise_attack: OptionalNoiseAttack = None
 
     @model_validator(mode="after")
     def _mse_compares_two(self) -> Consistency:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field
-
 from smoothcert.objectives.base import (
     Classifier,
     LossTerms,
@@ -17,7 +15,7 @@ from smoothcert.objectives.base import (
     cross_entropy_under_noise,
     logits_under_noise,
 )
-from smoothcert.objectives.noise_attack import NoiseAttack
+from smoothcert.objectives.inner_attacks import OptionalNoiseAttack
 
 if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor
@@ -28,9 +26,7 @@ class Gaussian(Objective):
 
     name: ClassVar[str] = "gaussian"
 
-    noise_attack: NoiseAttack | None = Field(
-        default=None, description="move the noises on their spheres first: .steps .step_size .first_epoch"
-    )
+    noise_attack: OptionalNoiseAttack = None
 
     def loss(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from smoothcert.objectives.adversary import Adversary
 from smoothcert.objectives.base import (
     Classifier,
     LossTerms,
@@ -18,6 +17,7 @@ from smoothcert.objectives.base import (
     cross_entropy_under_noise,
     logits_under_noise,
 )
+from smoothcert.objectives.inner_attacks import Adversary
 
 if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor

@@ -24,7 +24,7 @@ from smoothcert.objectives.base import (
     cross_entropy_under_noise,
     logits_under_noise,
 )
-from smoothcert.objectives.noise_attack import NoiseAttack
+from smoothcert.objectives.inner_attacks import OptionalNoiseAttack
 
 if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor
@@ -46,9 +46,7 @@ class SmoothMix(Objective):
     max_norm: float | None = Field(
         default=None, gt=0, description="limit the attack to an L2 ball; by default no limit"
     )
-    noise_attack: NoiseAttack | None = Field(
-        default=None, description="move the noises on their spheres first: .steps .step_size .first_epoch"
-    )
+    noise_attack: OptionalNoiseAttack = None
 
     @model_validator(mode="after")
     def _radius_needs_one_step(self) -> SmoothMix:

@@ -32,7 +32,7 @@ from smoothcert.training.metrics import METRICS, read_epochs
 from smoothcert.training.recipe import ImportRecipe, TrainRecipe, parse_recipe
 from smoothcert.training.run_folder import MODEL as MODEL
 from smoothcert.training.run_folder import RECIPE as RECIPE
-from smoothcert.training.run_folder import check_run_folder, stored_fields
+from smoothcert.training.run_folder import check_run_folder
 
 if TYPE_CHECKING:
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
@@ -60,7 +60,7 @@ class InputSpec:
         """The inverse of `asdict`; raises ValueError, TypeError or KeyError for anything else."""
         channels, height, width = stored["shape"]
         num_classes, layer = stored["num_classes"], stored["normalization"]
-        names = stored.get("class_names")  # runs of earlier versions have none
+        names = stored["class_names"]
         if not all(type(size) is int and 0 < size <= MOST for size in (channels, height, width, num_classes)):
             raise ValueError(f"expected sizes of 1 to {MOST}, got {stored['shape']} and {num_classes}")
         numbers = [tuple(map(float, layer[part])) for part in ("mean", "std")] if layer else []
@@ -232,7 +232,7 @@ def read_model_file(path: Path) -> ModelFile:
             about = json.loads((file.metadata() or {})["smoothcert"])
         recipe: TrainRecipe | ImportRecipe
         if "objective" in about["recipe"]:
-            recipe = parse_recipe(TrainRecipe, stored_fields(about["recipe"]), str(path))
+            recipe = parse_recipe(TrainRecipe, about["recipe"], str(path))
         else:
             recipe = parse_recipe(ImportRecipe, about["recipe"], str(path))
         spec, epoch, provenance = InputSpec.from_mapping(about["input"]), about["epoch"], about["provenance"]

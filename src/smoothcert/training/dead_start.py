@@ -39,7 +39,7 @@ def restart_if_dead(run: RunInProgress, metrics: Mapping[str, float]) -> bool:
     run.started, run.last_save = time.perf_counter(), -math.inf
     if run.group.leads:
         # The state is first: if the process is killed in between, resuming removes the metrics of the dead epochs.
-        save_state(run.folder, run.state(None))
+        save_state(run.folder, run.state())
         keep_metrics_before(run.folder / METRICS, 0)
         run.on_note(
             f"{run.folder}: the network gives the same output for every image after {max(DEAD_EPOCHS) + 1} epochs "

@@ -153,7 +153,7 @@ def is_built_in_network(network: nn.Module) -> bool:
 
 def check_frozen_classifier(folder: Path, state: State | None, classifier: Mapping[str, str] | None) -> None:
     """Refuse to continue the training of a denoiser with another classifier than the recorded one."""
-    recorded = None if state is None else (state.provenance or {}).get("classifier")
+    recorded = None if state is None else state.provenance.get("classifier")
     if state is not None and recorded != classifier:
         raise RequestError(
             f"{folder}: expected the classifier that its training started with ({_named(recorded)}), got "

@@ -1,29 +1,112 @@
-"""The accuracy of a run on test images under noise, between epochs."""
+"""What a run computes on noisy images between epochs: test accuracy, votes for its sampler, batch-norm statistics."""
+
+import copy
+import math
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor, nn
 from torch.func import functional_call
 
-from smoothcert.classifier import evaluating
+from smoothcert.classifier import evaluating, logits_of
 from smoothcert.data import Images
-from smoothcert.noise import NOISES
 from smoothcert.training.seeds import derived_seed
-from smoothcert.training.setup import RunInProgress
+
+if TYPE_CHECKING:
+    from smoothcert.training.setup import RunInProgress
 
 BATCH = 500
+STATISTICS_SEED = 7
+MOST_IMAGES = 8192
+"""Largest number of training images that the statistics are computed on."""
+PIXELS_AT_ONCE = 2**22
+"""Pixels of noisy images that are classified at once for votes, if they are more than `batch_size` images."""
 
 
 @torch.no_grad()
-def noisy_accuracy(run: RunInProgress, data: Images) -> float:
+def noisy_accuracy(run: "RunInProgress", data: Images) -> float:
     """The share of `data` that the network, with the weights that are saved, classifies correctly under noise.
 
     Each image has one noisy copy, drawn from (seed, epoch); training is not affected.
     """
     generator = torch.Generator(run.device).manual_seed(derived_seed(run.recipe.seed, 3, run.epoch))
-    noise, weights, correct = NOISES[run.recipe.noise](run.recipe.sigma), dict(run.weights()), 0
-    with evaluating(run.model), torch.autocast(run.device.type, torch.bfloat16, enabled=run.precision == "bf16"):
+    weights, correct = dict(run.weights()), 0
+    with evaluating(run.model), run.autocast():
         for indices in torch.split(torch.arange(len(data)), BATCH):
             images, labels = data.batch(indices)
-            noisy = images + noise.sample(images.shape, generator)
+            noisy = images + run.noise.sample(images.shape, generator)
             logits = run.model(noisy) if run.average is None else functional_call(run.model, weights, (noisy,))
             correct += int((logits.argmax(1) == labels).sum())
     return correct / len(data)
+
+
+@torch.no_grad()
+def correct_votes(run: "RunInProgress", votes: int, indices: Tensor, purpose: int) -> Tensor:
+    """Of how many of `votes` noisy copies the network gets the label right, for the images `indices`: int64, CPU.
+
+    The images are not augmented and the network is in eval mode, with the weights of training (not their average).
+    Noise depends on (seed, purpose, epoch) and the position in `indices` alone: processes, which divide the images
+    among themselves, count the same as one process with the same weights.
+    """
+    row = min(len(indices), max(run.recipe.batch_size, PIXELS_AT_ONCE // math.prod(run.data.shape)))
+    padding = indices[-1:].expand(-len(indices) % row)
+    rows = torch.cat([indices, padding]).view(-1, row)  # all of one shape
+    counts = torch.zeros(rows.shape, dtype=torch.int64, device=run.device)
+    # The statistics of batch norm are those of each process until its next step, which takes those of the first one.
+    run.group.copy_from_first(run.model.buffers())
+    numbers = range(len(rows))[run.group.rank :: run.group.size]
+    batches = run.data.batches(rows[run.group.rank :: run.group.size], slice(None), None)
+    with evaluating(run.model), run.autocast():
+        for number, (images, labels) in zip(numbers, batches, strict=False):
+            seed = derived_seed(run.recipe.seed, purpose, run.epoch, number)
+            generator = torch.Generator(run.device).manual_seed(seed)
+            for _ in range(votes):
+                logits = logits_of(run.model(images + run.noise.sample(images.shape, generator)))
+                counts[number] += logits.argmax(1) == labels
+    return run.group.total(counts).flatten()[: len(indices)].cpu()
+
+
+class _BatchNormOfOneProcess(nn.modules.batchnorm._BatchNorm):
+    """Batch norm of any shape without the other processes, which do not take part in this."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
+
+
+@torch.no_grad()
+def recompute_statistics(run: "RunInProgress") -> None:
+    """Replace the batch-norm statistics in the moving average of a run by those of the averaged network.
+
+    The running statistics of training describe the activations of the network that is trained, whose weights differ
+    from their average. Here the averaged network sees batches of augmented training images under noise, and each
+    statistic is the mean over the batches, all with the same weight. Images, augmentation and noise depend on
+    (seed, epoch) alone, so that a resumed run gets the same. A run without an average or batch norm is not changed.
+    """
+    norms = [module for module in run.model.modules() if _has_statistics(module)]
+    if run.average is None or not norms:
+        return
+    recipe, data = run.recipe, run.data
+    network = copy.deepcopy(run.model).eval()  # dropout stays off
+    network.load_state_dict(run.average.tensors)
+    own = {name: module for name, module in network.named_modules() if _has_statistics(module)}
+    for module in own.values():
+        module.train()
+        if isinstance(module, nn.SyncBatchNorm):
+            module.__class__ = _BatchNormOfOneProcess  # type: ignore[assignment]
+    count = max(recipe.batch_size, min(MOST_IMAGES, len(data)) // recipe.batch_size * recipe.batch_size)
+    draws = torch.Generator().manual_seed(derived_seed(recipe.seed, STATISTICS_SEED, run.epoch, 0))
+    order = torch.randperm(len(data), generator=draws)[:count].view(-1, recipe.batch_size).to(run.device)
+    generator = torch.Generator(run.device).manual_seed(derived_seed(recipe.seed, STATISTICS_SEED, run.epoch, 1))
+    augmentation = derived_seed(recipe.seed, STATISTICS_SEED, run.epoch, 2)
+    with run.autocast():
+        for number, (images, _) in enumerate(data.batches(order, slice(None), augmentation)):
+            for module in own.values():
+                module.momentum = 1 / (number + 1)
+            network(images + run.noise.sample(images.shape, generator))
+    for name, module in own.items():
+        for kind, buffer in module.named_buffers(recurse=False):
+            run.average.tensors[f"{name}.{kind}" if name else kind].copy_(buffer)
+
+
+def _has_statistics(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None

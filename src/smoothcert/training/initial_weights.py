@@ -66,7 +66,7 @@ def check_source(folder: Path, state: State | None, source: Mapping[str, str] | 
     """The origin of the weights: `source` for a new run, the recorded one for a resumed run, which must be the same."""
     if state is None:
         return source
-    recorded: Mapping[str, str] | None = (state.provenance or {}).get("init")
+    recorded: Mapping[str, str] | None = state.provenance.get("init")
     if source is not None and source["sha256"] != (recorded or {}).get("sha256"):
         raise RequestError(
             f"{folder}: its training started from {(recorded or {}).get('file', 'random weights')}, the request is "

@@ -22,11 +22,10 @@ from smoothcert.distributed import TRAINING_SECONDS, enough_memory, find_device,
 from smoothcert.errors import WorkError
 from smoothcert.objectives import Progress
 from smoothcert.objectives.base import warm_up
-from smoothcert.training.average_statistics import recompute_statistics
 from smoothcert.training.checkpoint import save_weights
 from smoothcert.training.dead_start import LEARNT_BY, at_chance, nothing_learnt, restart_if_dead
 from smoothcert.training.device import training_device
-from smoothcert.training.evaluate import noisy_accuracy
+from smoothcert.training.evaluate import noisy_accuracy, recompute_statistics
 from smoothcert.training.metrics import ACCURACY, METRICS, append_metrics
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.seeds import derived_seed
@@ -72,7 +71,7 @@ def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Unpack[Opt
         set_up(recipe, data, folder, group, **options) as run,
     ):
         if recipe.teacher is not None and run.epoch < recipe.epochs:
-            run.set_teacher(*votes_of_teacher(run, data, options))
+            run.set_teacher(*votes_of_teacher(run, options))
         while run.epoch < recipe.epochs:
             for images, labels in start_epoch(run):
                 run.train_step(images, labels)
@@ -80,16 +79,15 @@ def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Unpack[Opt
             finish_epoch(run)
 
 
-def votes_of_teacher(run: RunInProgress, data: Images, options: Options) -> tuple[Tensor, dict[str, Any]]:
+def votes_of_teacher(run: RunInProgress, options: Options) -> tuple[Tensor, dict[str, Any]]:
     """Train the teacher of the recipe next to the run, if that is not done, and return the shares of its votes."""
     kept = ("device", "capture", "compiling", "on_progress", "on_note")
     chosen: dict[str, Any] = {name: value for name, value in options.items() if name in kept}
 
     def train_teacher(teacher: TrainRecipe, folder: Path, resume: bool) -> None:
-        train(teacher, data, folder, resume=resume, **chosen)
+        train(teacher, run.data, folder, resume=resume, **chosen)
 
-    about = (run.recipe, data, run.data_digest, run.folder)
-    return teacher_shares(*about, train_teacher, run.device, run.group, run.on_note)
+    return teacher_shares(run, train_teacher)
 
 
 def start_epoch(run: RunInProgress) -> Iterator[tuple[Tensor, Tensor]]:
@@ -107,7 +105,7 @@ def start_epoch(run: RunInProgress) -> Iterator[tuple[Tensor, Tensor]]:
             group["lr"] = run.learning_rate
     fill_progress(run.progress, recipe, epoch)
 
-    generator = run.plain_step.sampling.generator.manual_seed(derived_seed(recipe.seed, 1, epoch))
+    generator = run.plain_step.generator.manual_seed(derived_seed(recipe.seed, 1, epoch))
     order = run.sampler.order(run, generator)
     # The last, smaller batch is left out (0.2% of MNIST and CIFAR-10, different images in each epoch): all steps then
     # have the same shape, as a captured step needs, and all images the same weight.
@@ -179,9 +177,9 @@ def finish_epoch(run: RunInProgress) -> None:
 def save(run: RunInProgress) -> None:
     """Write state and model. The state is first: if the process is killed in between, the model is made from it."""
     stop_if_weights_diverged(run.model, run.epoch - 1, run.folder)
-    provenance = run.provenance()
-    save_state(run.folder, run.state(provenance))
-    save_weights(run.folder, run.weights(), run.recipe, run.spec, run.epoch, provenance)
+    state = run.state()
+    save_state(run.folder, state)
+    save_weights(run.folder, run.weights(), run.recipe, run.spec, run.epoch, state.provenance)
     run.last_save = time.perf_counter()
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from smoothcert.training.average import AveragedWeights
 from smoothcert.training.checkpoint import InputSpec, ModelFile, load_run, read_model_file, save_weights
 from smoothcert.training.metrics import METRICS, epochs_in, keep_metrics_before
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe, parse_recipe
-from smoothcert.training.run_folder import MODEL, RECIPE, STATE, refuse_lost_recipe, stored_fields
+from smoothcert.training.run_folder import MODEL, RECIPE, STATE, refuse_lost_recipe
 from smoothcert.training.sampler import UniformSampler
 from smoothcert.training.sampler_settings import RadiusWeighted
 from smoothcert.training.state import State, load_state
@@ -61,19 +60,19 @@ def open_folder(
         refuse_other_recipe(load_run_recipe(folder / RECIPE), recipe, folder)
     model = read_model_file(folder / MODEL) if (folder / MODEL).exists() else None
     state, digest = load_state(folder), data.digest()
-    if state is not None and state.data not in (None, digest):
+    if state is not None and state.data != digest:
         raise RequestError(
             f"{folder}: the training data have changed since its state was saved; restore them, or train on the new "
             "data into another --out"
         )
     # The same data in another place, and more or fewer epochs, do not change the epochs that have been trained.
-    harmless = {"epochs"} | ({"dataset"} if state is not None and state.data else set())
+    harmless = {"epochs"} if state is None else {"epochs", "dataset"}
     if model is not None:
         if not isinstance(model.recipe, TrainRecipe):
             raise RequestError(f"{folder}: expected a run to train, got an imported model; choose another --out")
         refuse_other_recipe(model.recipe, recipe, folder, MODEL, harmless)
-    if state is not None and state.recipe is not None:
-        stored = parse_recipe(TrainRecipe, stored_fields(state.recipe), str(folder / STATE))
+    if state is not None:
+        stored = parse_recipe(TrainRecipe, state.recipe, str(folder / STATE))
         refuse_other_recipe(stored, recipe, folder, STATE, harmless)
     epoch = first_epoch(recipe, folder, state, model)
     group.wait()  # all processes have read the folder before the first one writes
@@ -84,14 +83,12 @@ def open_folder(
             recipe.save(folder / RECIPE)
             claim_run(folder)
         keep_metrics_before(folder / METRICS, epoch)
-        if state is not None and state.data is None:
-            on_note(f"{folder}: its state does not record its training data: whether they are the same is not checked")
         if epoch and not (folder / METRICS).exists():
             on_note(f"{folder}: its {METRICS} is gone; that of epochs 0 to {epoch - 1} is lost")
         if epoch == recipe.epochs:
             on_note(f"{folder}: all {epoch} epochs are trained already")
     group.wait()
-    warm_up = recipe.learning_rate_warm_up if state is None or state.warm_up is None else state.warm_up
+    warm_up = recipe.learning_rate_warm_up if state is None else state.warm_up
     return Start(epoch, state, digest, model, warm_up, 0 if state is None else state.dead_epochs)
 
 
@@ -124,8 +121,7 @@ def first_epoch(recipe: TrainRecipe, folder: Path, state: State | None, model: M
 
 def refuse_other_batch_norm(folder: Path, start: Start, wanted: bool) -> None:
     """Raise a RequestError if the run was trained with another choice of synchronized batch norm than `wanted`."""
-    provenance = start.state.provenance if start.state is not None else None
-    if provenance is not None and bool(provenance.get("sync_batch_norm", False)) != wanted:
+    if start.state is not None and start.state.provenance.get("sync_batch_norm", False) != wanted:
         done, change = ("without", "leave it out") if wanted else ("with", "add it")
         raise RequestError(f"{folder}: was trained {done} --sync-batch-norm; {change}, or choose another --out")
 
@@ -145,7 +141,7 @@ def restore(
             average.load(state.average or {})
         # The settings are those of the recipe and the device; the momentum is laid out as the parameters are.
         settings = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": state.optimizer["state"], "param_groups": settings})
+        optimizer.load_state_dict({"state": state.optimizer, "param_groups": settings})
         for parameter, kept in optimizer.state.items():
             for name, value in kept.items():
                 if isinstance(value, Tensor) and name != "step":  # AdamW's counter
@@ -173,21 +169,13 @@ def restore_sampler(sampler: UniformSampler, recipe: TrainRecipe, images: int, s
 
 
 def write_missing_model(
-    folder: Path,
-    weights: Mapping[str, Tensor],
-    recipe: TrainRecipe,
-    spec: InputSpec,
-    start: Start,
-    provenance: Mapping[str, Any],
+    folder: Path, weights: Mapping[str, Tensor], recipe: TrainRecipe, spec: InputSpec, start: Start
 ) -> None:
-    """Write the model of a finished run from its state if the folder holds none, or that of an earlier epoch.
-
-    `provenance` is used if the state, written by an earlier version, does not record one.
-    """
+    """Write the model of a finished run from its state if the folder holds none, or that of an earlier epoch."""
     if start.state is None or start.epoch < recipe.epochs:
         return
     if start.model is None or (start.model.epoch, start.model.recipe) != (start.epoch, recipe):
-        save_weights(folder, weights, recipe, spec, start.epoch, start.state.provenance or provenance)
+        save_weights(folder, weights, recipe, spec, start.epoch, start.state.provenance)
 
 
 def refuse_other_recipe(

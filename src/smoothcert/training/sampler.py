@@ -5,16 +5,15 @@ of the images before each epoch. What it draws depends on the seed of the recipe
 is part of the state that a run resumes from. Several processes draw the same order.
 """
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from smoothcert.classifier import evaluating, logits_of
 from smoothcert.errors import WorkError
 from smoothcert.noise import NOISES, Noise
 from smoothcert.smoothing.bounds import error_upper_bound
+from smoothcert.training.evaluate import correct_votes
 from smoothcert.training.sampler_settings import RadiusWeighted, Uniform
 from smoothcert.training.seeds import derived_seed
 
@@ -25,8 +24,6 @@ ALPHA = 0.1
 """The confidence bounds of the weights are wrong with at most this probability."""
 DISCARD_SEED, VOTES_SEED, DRAW_SEED = 4, 5, 6
 """Purposes of seeds; 0 to 3 are those of initialization, training, augmentation and evaluation."""
-PIXELS_AT_ONCE = 2**22
-"""Pixels of noisy images that are classified at once, if they are more than `batch_size` images."""
 
 
 class UniformSampler:
@@ -123,30 +120,3 @@ def radius_weights(votes: int, noise: Noise) -> list[float]:
     radii = [noise.radius(error_upper_bound(count, votes, ALPHA)) for count in range(votes + 1)]
     smallest = min(radius for radius in radii if radius > 0)
     return [max(radius, smallest) for radius in radii]
-
-
-@torch.no_grad()
-def correct_votes(run: "RunInProgress", votes: int, indices: Tensor, purpose: int) -> Tensor:
-    """Of how many of `votes` noisy copies the network gets the label right, for the images `indices`: int64, CPU.
-
-    The images are not augmented and the network is in eval mode, with the weights of training (not their average).
-    Noise depends on (seed, purpose, epoch) and the position in `indices` alone: processes, which divide the images
-    among themselves, count the same as one process with the same weights.
-    """
-    row = min(len(indices), max(run.recipe.batch_size, PIXELS_AT_ONCE // math.prod(run.data.shape)))
-    padding = indices[-1:].expand(-len(indices) % row)
-    rows = torch.cat([indices, padding]).view(-1, row)  # all of one shape
-    counts = torch.zeros(rows.shape, dtype=torch.int64, device=run.device)
-    noise = NOISES[run.recipe.noise](run.recipe.sigma)
-    # The statistics of batch norm are those of each process until its next step, which takes those of the first one.
-    run.group.copy_from_first(run.model.buffers())
-    numbers = range(len(rows))[run.group.rank :: run.group.size]
-    batches = run.data.batches(rows[run.group.rank :: run.group.size], slice(None), None)
-    with evaluating(run.model), torch.autocast(run.device.type, torch.bfloat16, enabled=run.precision == "bf16"):
-        for number, (images, labels) in zip(numbers, batches, strict=False):
-            seed = derived_seed(run.recipe.seed, purpose, run.epoch, number)
-            generator = torch.Generator(run.device).manual_seed(seed)
-            for _ in range(votes):
-                logits = logits_of(run.model(images + noise.sample(images.shape, generator)))
-                counts[number] += logits.argmax(1) == labels
-    return run.group.total(counts).flatten()[: len(indices)].cpu()

@@ -46,7 +46,6 @@ from smoothcert.training.seeds import derived_seed
 from smoothcert.training.state import State, save_state
 from smoothcert.training.step import (
     CapturedStep,
-    Sampling,
     Step,
     TrainingStep,
     compile_pays,
@@ -118,10 +117,9 @@ def set_up(
         check_frozen_classifier(folder, start.state, run.frozen)
         if group.leads and source is not None and start.state is None and start.epoch == 0:
             # A killed process must not leave a run that continues from random weights.
-            save_state(folder, run.state(run.provenance()))
+            save_state(folder, run.state())
         if group.leads:
-            about = {"versions": run.versions, "precision": run.precision}
-            write_missing_model(folder, run.weights(), recipe, run.spec, start, about)
+            write_missing_model(folder, run.weights(), recipe, run.spec, start)
         try:
             yield run
         finally:
@@ -188,8 +186,8 @@ class RunInProgress:
         self.targets: Tensor | None = None  # the shares of a teacher's votes [images, classes]
         self.teacher: dict[str, Any] | None = None  # where they come from
         self.progress = Progress(recipe.sigma, zero, zero.clone(), torch.empty(0), zero.clone())
-        noise, generator = NOISES[recipe.noise](recipe.sigma), torch.Generator(device)
-        sampling = Sampling(noise, recipe.objective.num_noise, per_step, self.share, generator)
+        self.noise = NOISES[recipe.noise](recipe.sigma)
+        draws = (self.noise, recipe.objective.num_noise, per_step, self.share, torch.Generator(device))
         network, self.frozen = self.model, None
         if isinstance(recipe.objective, Denoising):
             network, self.frozen = behind_denoiser(self.model, classifier, device)
@@ -198,7 +196,7 @@ class RunInProgress:
         if group.size > 1:  # a user's network may have parameters that the loss does not use
             step_module = DistributedDataParallel(loss, find_unused_parameters=own_network)
         self.loss = loss
-        self.plain_step = TrainingStep(step_module, self.optimizer, sampling, self.progress, self.meter)
+        self.plain_step = TrainingStep(step_module, self.optimizer, self.progress, self.meter, *draws)
         self.step: TrainingStep | CapturedStep = self.plain_step
         capture = options.get("capture")
         if capture is None:
@@ -217,6 +215,10 @@ class RunInProgress:
         self.steps_done += 1
         if self.average is not None:
             self.average.update(self.epoch * self.steps + self.steps_done)
+
+    def autocast(self) -> torch.autocast:
+        """The precision of the run, for forward passes between epochs."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
     def leave_group(self) -> None:
         """Release what DistributedDataParallel holds, while the process group still exists.
@@ -256,12 +258,20 @@ class RunInProgress:
         """The run as it is now; its model keeps changing."""
         return Run(self.folder, self.recipe, self.spec, self.model, self.epoch, self.provenance())
 
-    def state(self, provenance: Mapping[str, Any] | None) -> State:
+    def state(self) -> State:
         """What training continues from after `epoch` epochs."""
-        weights, momentum, fields = self.model.state_dict(), self.optimizer.state_dict(), self.recipe.to_mapping()
-        about = (fields, self.data_digest, provenance, self.warm_up)
-        average = None if self.average is None else self.average.tensors
-        return State(self.epoch, weights, momentum, *about, average, self.dead_epochs, self.sampler.weights)
+        return State(
+            epoch=self.epoch,
+            model=self.model.state_dict(),
+            optimizer=self.optimizer.state_dict()["state"],
+            recipe=self.recipe.to_mapping(),
+            data=self.data_digest,
+            provenance=self.provenance(),
+            warm_up=self.warm_up,
+            dead_epochs=self.dead_epochs,
+            average=None if self.average is None else self.average.tensors,
+            sampler=self.sampler.weights,
+        )
 
 
 def make_optimizer(model: nn.Module, recipe: TrainRecipe, device: torch.device) -> torch.optim.Optimizer:

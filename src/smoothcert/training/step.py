@@ -9,7 +9,6 @@ import os
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,32 +53,28 @@ class Step(nn.Module):
             return self.loss(self.classifier, images, labels, noise, progress)
 
 
-class Sampling(NamedTuple):
-    """The random numbers of a step: noise for `images` images, of which this process computes `share`."""
+@dataclass(eq=False)
+class TrainingStep:
+    """Draws noise, calls `step` on a batch, backpropagates, updates the weights, and logs to `meter`.
 
+    A step has `num_noise` noisy copies of `images` images, of which this process computes `share`.
+    """
+
+    step: Callable[[Tensor, Tensor, Tensor, Progress], LossTerms]
+    optimizer: torch.optim.Optimizer
+    progress: Progress
+    meter: Meter
     noise: Noise
     num_noise: int
     images: int
     share: slice
     generator: torch.Generator
 
-
-@dataclass(eq=False)
-class TrainingStep:
-    """Calls `step` on a batch, backpropagates, updates the weights, and logs to `meter`."""
-
-    step: Callable[[Tensor, Tensor, Tensor, Progress], LossTerms]
-    optimizer: torch.optim.Optimizer
-    sampling: Sampling
-    progress: Progress
-    meter: Meter
-
     def __call__(self, images: Tensor, labels: Tensor) -> None:
         """images [share, c, h, w] in [0, 1], labels [share]."""
-        drawn = self.sampling
-        shape = (drawn.num_noise, drawn.images, *images.shape[1:])
-        noise = drawn.noise.sample(shape, drawn.generator)[:, drawn.share]
-        uniform = torch.rand(drawn.images, generator=drawn.generator, device=images.device)[drawn.share]
+        shape = (self.num_noise, self.images, *images.shape[1:])
+        noise = self.noise.sample(shape, self.generator)[:, self.share]
+        uniform = torch.rand(self.images, generator=self.generator, device=images.device)[self.share]
         terms = self.step(images, labels, noise, self.progress._replace(uniform=uniform))
         terms.loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
@@ -129,7 +124,7 @@ class CapturedStep:
         if not self.compiled:
             self.plain(images, labels)
             return
-        generator = self.plain.sampling.generator
+        generator = self.plain.generator
         state, buffers = generator.get_state(), [buffer.clone() for buffer in self.loss.buffers()]
         try:
             self.plain(images, labels)
@@ -149,7 +144,7 @@ class CapturedStep:
     def _capture(self, images: Tensor, labels: Tensor) -> None:
         """Capture a step on copies of this batch; capturing computes nothing."""
         self.images, self.labels = images.clone(), labels.clone()
-        generator = self.plain.sampling.generator
+        generator = self.plain.generator
         state = generator.get_state()
         try:
             self.graph = _recorded(lambda: self.plain(self.images, self.labels), generator)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,7 +17,6 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 from smoothcert.data import Images
-from smoothcert.distributed import Team
 from smoothcert.errors import WorkError
 from smoothcert.io.files import LockedError, check_regular_file, locked, replaced_atomically
 from smoothcert.io.text import error_line
@@ -27,41 +26,38 @@ from smoothcert.training.checkpoint import Run, load_run, tensors_digest
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.run_folder import RECIPE
 
+if TYPE_CHECKING:
+    from smoothcert.training.setup import RunInProgress
+
 IMAGES_AT_ONCE = 500
 
 
 def teacher_shares(
-    recipe: TrainRecipe,
-    data: Images,
-    digest: str,
-    folder: Path,
-    train: Callable[[TrainRecipe, Path, bool], None],
-    device: torch.device,
-    group: Team,
-    on_note: Callable[[str], None],
+    run: "RunInProgress", train: Callable[[TrainRecipe, Path, bool], None]
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Return the shares [images, classes] of the teacher's votes for each image of `data`, and where they come from.
+    """Return the shares [images, classes] of the teacher's votes for each image of `run`, and where they come from.
 
-    `digest` is that of the data; `train(recipe, folder, resume)` trains the teacher if it is not trained yet. While
-    another run does that, this one waits.
+    `train(recipe, folder, resume)` trains the teacher if it is not trained yet. While another run does that, this one
+    waits.
     """
+    recipe, digest, group = run.recipe, run.data_digest, run.group
     assert recipe.teacher is not None
     teacher = recipe.teacher.model_copy(update={"dataset": recipe.dataset, "image_size": recipe.image_size})
-    home = teacher_folder(teacher, digest, folder)
-    with _one_run(home, on_note) if group.leads else nullcontext():
+    home = teacher_folder(teacher, digest, run.folder)
+    with _one_run(home, run.on_note) if group.leads else nullcontext():
         group.wait()  # the other processes look for the teacher when the first one has the lock
         train(teacher, home, (home / RECIPE).exists())
-    run = load_run(home)
+    trained = load_run(home)
     about = {
         "data": digest,
-        "weights_sha256": tensors_digest(run.model.state_dict()),
+        "weights_sha256": tensors_digest(trained.model.state_dict()),
         "sigma": teacher.sigma,
         "votes": recipe.teacher_votes,
     }
     path = home / f"votes-n{recipe.teacher_votes}.safetensors"
     votes = read_votes(path, about)
     if votes is None:
-        votes = count_votes(run, data, recipe.teacher_votes, device)
+        votes = count_votes(trained, run.data, recipe.teacher_votes, run.device)
         write_votes(path, votes, about)
     provenance = {"folder": home.name, "votes_sha256": tensors_digest({"votes": votes})}
     return votes.to(torch.float32) / recipe.teacher_votes, provenance
