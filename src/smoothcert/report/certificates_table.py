@@ -9,7 +9,8 @@ from smoothcert.certification.certificates import CertificatesFile, CertifiedIma
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import stem
 from smoothcert.report.locate import find_certificates
-from smoothcert.report.summary import average_certified_radius, certified_accuracy, is_randomized, summarize
+from smoothcert.report.protocol import is_randomized
+from smoothcert.report.summary import average_certified_radius, certified_accuracy, summarize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

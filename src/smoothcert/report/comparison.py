@@ -8,7 +8,8 @@ from pathlib import Path
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.errors import RequestError
 from smoothcert.report.layout import UNKNOWN, Cell, Column, Row
-from smoothcert.report.summary import Summary, is_randomized
+from smoothcert.report.protocol import is_randomized
+from smoothcert.report.summary import Summary
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from smoothcert.report.locate import find_certificates, run_recipe
 from smoothcert.report.metrics import TrainedRun, read_run, training_runs
 from smoothcert.report.paired import Comparison, comparisons
 from smoothcert.report.panels import labels_of_runs, panels_of
+from smoothcert.report.protocol import in_l1, is_randomized
 from smoothcert.report.seeds import SeedMean, over_seeds
-from smoothcert.report.summary import Summary, default_radii, in_l1, is_randomized, refuse_without_images, summarize
+from smoothcert.report.summary import Summary, default_radii, implied_l_infinity, refuse_without_images, summarize
 from smoothcert.report.tables import by_sigma
 
 MOST_RADII, LARGEST_RADIUS = 1_000, 1e6
@@ -117,10 +118,9 @@ def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
         for difference in differences:
             warnings.setdefault(difference, []).append(name)
     summaries = with_hyperparameters(summaries)
-    compared = comparisons(summaries, choices.reference)
     if choices.l_infinity:
-        runs = {run.name: run for comparison in compared for run in comparison.runs}
-        summaries = [replace(s, l_infinity=runs[s.name].l_infinity(s.acr)) for s in summaries]
+        summaries = [replace(s, l_infinity=implied_l_infinity(s)) for s in summaries]
+    compared = comparisons(summaries, choices.reference)
     for comparison in compared:
         if comparison.obstacles:
             note = f"not ranked: {'; '.join(comparison.obstacles)}"

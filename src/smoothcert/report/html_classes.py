@@ -5,7 +5,7 @@ from typing import Any
 
 from smoothcert.io.text import one_line
 from smoothcert.report.names import dataset_name
-from smoothcert.report.numbers import ClassNumbers
+from smoothcert.report.outcomes import Outcomes
 from smoothcert.report.paired import Comparison
 
 MOST_CLASSES = 30
@@ -19,15 +19,15 @@ def class_maps(
 
     `labels` gives the label of each run, `class_names` the names of the classes of a data set, if known.
     """
-    return [_map(comparison, labels, class_names.get(comparison.dataset or "", ())) for comparison in comparisons]
+    return [_map(comparison, labels, class_names.get(comparison.first.dataset or "", ())) for comparison in comparisons]
 
 
 def _map(comparison: Comparison, labels: Mapping[str, str], names: Sequence[str]) -> dict[str, Any]:
     radius = comparison.headline_radius or 0.0
-    found = {run.name: {numbers.label: numbers for numbers in run.classes} for run in comparison.runs}
+    found = {run.name: run.classes for run in comparison.runs}
 
     def mean(label: int) -> float:
-        own = [_share(classes[label], radius) for classes in found.values() if label in classes]
+        own = [classes[label].accuracy(radius) for classes in found.values() if label in classes]
         return sum(own) / len(own)
 
     every = sorted({label for classes in found.values() for label in classes})
@@ -44,25 +44,16 @@ def _map(comparison: Comparison, labels: Mapping[str, str], names: Sequence[str]
 
 
 def _title(comparison: Comparison, radius: float, shown: int, every: int) -> str:
-    sigma = "σ not recorded" if comparison.sigma is None else f"σ = {comparison.sigma:g}"
-    data = "" if comparison.dataset is None else f"{dataset_name(comparison.dataset)}, "
+    run = comparison.first
+    sigma = "σ not recorded" if run.sigma is None else f"σ = {run.sigma:g}"
+    data = "" if run.dataset is None else f"{dataset_name(run.dataset)}, "
     worst = "" if shown == every else f"; the {shown} worst of {every:,} classes"
-    return f"{data}{sigma}: certified accuracy (%) at {comparison.norm} radius {radius:g}{worst}"
+    return f"{data}{sigma}: certified accuracy (%) at {run.norm} radius {radius:g}{worst}"
 
 
-def _share(numbers: ClassNumbers, radius: float) -> float:
-    return next(accuracy.share for accuracy in numbers.accuracy if accuracy.radius == radius)
-
-
-def _cell(numbers: ClassNumbers | None, radius: float) -> dict[str, Any] | None:
-    if numbers is None:
+def _cell(outcomes: Outcomes | None, radius: float) -> dict[str, Any] | None:
+    if outcomes is None:
         return None
-    share = 100 * _share(numbers, radius)
-    clean = 100 * numbers.accuracy[0].share
-    words = f"{numbers.images:,} images, {clean:.1f}% at radius 0, {share:.1f}% at {radius:g}, ACR {numbers.acr:.3f}"
-    return {
-        "share": share,
-        "text": f"{share:.0f}",
-        "never": numbers.never_certified,
-        "title": words,
-    }
+    clean, share = (100 * outcomes.accuracy(r) for r in (0.0, radius))
+    words = f"{len(outcomes):,} images, {clean:.1f}% at radius 0, {share:.1f}% at {radius:g}, ACR {outcomes.acr:.3f}"
+    return {"share": share, "text": f"{share:.0f}", "never": not outcomes.certified.any(), "title": words}

@@ -55,6 +55,6 @@ def _row(summary: Summary) -> Row:
         "images": summary.images,
         "n": summary.n,
         "alpha": summary.alpha,
-        "bound": str(dict(summary.protocol)["bound"]),
+        "bound": str(summary.protocol["bound"]),
         "votes": summary.votes,
     }
