@@ -167,9 +167,7 @@ def _with_labels(content: Layout, labels: Mapping[str, str]) -> Layout:
 
 def _settings_last(content: Layout, keys: Collection[str]) -> Layout:
     """The hyper-parameters `keys` after the results, so that these are on the screen."""
-    order = sorted(range(len(content.columns)), key=lambda i: content.columns[i].key in keys)
-    rows = [row for group in content.groups for row in group]
-    return content.only([i for i in order if all(i < len(row) for row in rows)])
+    return content.only(sorted(range(len(content.columns)), key=lambda i: content.columns[i].key in keys))
 
 
 def _shown(content: Layout) -> dict[str, Any]:

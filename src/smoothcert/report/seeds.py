@@ -20,6 +20,10 @@ class SeedMean:
     members: tuple[Summary, ...]
 
     @property
+    def group(self) -> tuple[float, str]:
+        return self.members[0].group
+
+    @property
     def name(self) -> str:
         """The names of the runs with a star where they differ, as in `gaussian-seed*`."""
         names = [summary.name for summary in self.members]
