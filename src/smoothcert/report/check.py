@@ -15,8 +15,8 @@ from smoothcert.io.files import check_regular_file
 from smoothcert.io.text import one_line
 from smoothcert.io.written_files import is_as_written, stored_request
 from smoothcert.report.contents import Contents
-from smoothcert.report.document import FIGURES, PICTURE_FORMATS, TEXTS
-from smoothcert.report.figures import digest_of, digests_stored_in, figures_of
+from smoothcert.report.document import TEXTS
+from smoothcert.report.figures import FIGURES, PICTURE_FORMATS, digest_of, digests_stored_in, figures_of
 from smoothcert.report.html_gallery import Gallery, Pictures
 
 PAGE = "report.html"

@@ -6,6 +6,7 @@ from itertools import takewhile
 from typing import Any
 
 from smoothcert.certification.certificates import CertificatesFile
+from smoothcert.io.text import flattened
 from smoothcert.report.locate import run_recipe
 from smoothcert.report.summary import Summary
 
@@ -42,14 +43,9 @@ def _all_but_the_seed(file: CertificatesFile, recipe: Mapping[str, Any]) -> tupl
     """What the runs of a mean share: recipe, protocol and images. Settings that are off may also be unrecorded."""
     trained = {key: value for key, value in recipe.items() if key != "seed" and value is not None}
     certified = {key: value for key, value in file.settings.items() if key not in _NOT_COMPARED and value}
-    return repr(_canonical([trained, certified])), frozenset(file.columns.index.tolist())
-
-
-def _canonical(value: object) -> object:
-    """`value` such that equal mappings have equal texts, whatever the order and the types of their keys."""
-    if isinstance(value, Mapping):
-        return sorted((repr(key), repr(_canonical(inner))) for key, inner in value.items())
-    return [_canonical(inner) for inner in value] if isinstance(value, list | tuple) else value
+    return repr([sorted(flattened(fields).items(), key=repr) for fields in (trained, certified)]), frozenset(
+        file.columns.index.tolist()
+    )
 
 
 def over_seeds(summaries: Sequence[Summary]) -> list[SeedMean]:

@@ -123,6 +123,24 @@ class Summary:
         return 100 * low, 100 * high
 
     @property
+    def in_words(self) -> str:
+        """The ACR, and how the images were certified as far as the file records it."""
+        ends = self.interval()
+        parts = [
+            f"ACR {self.acr:.3f}" + ("" if ends is None else f" (95% interval {ends[0]:.3f} to {ends[1]:.3f})"),
+            f"{self.images:,} images",
+            self.dataset and f"data set {self.dataset}",
+            self.split and f"split {self.split}",
+            "n not recorded or mixed" if self.n is None else f"n = {self.n:,}",
+            None if self.n0 is None else f"n0 = {self.n0:,}",
+            "alpha not recorded" if self.alpha is None else f"alpha = {self.alpha:g}",
+            self.precision and f"precision {self.precision}",
+            f"{self.votes:,} votes" if self.votes else "votes not recorded",
+            *self.remarks,
+        ]
+        return ", ".join(part for part in parts if part)
+
+    @property
     def group(self) -> tuple[float, str]:
         """Runs of one group can be compared: same sigma, same data set, radii in the same norm. Groups sort by sigma,
         the unknown last."""

@@ -28,6 +28,7 @@ RANKED = (
 RANKED_SEEDS = "the best mean of each σ, where it exceeds every other by more than two standard errors over seeds"
 """What bold means in the table over seeds."""
 NOTHING: Mapping[str, Published] = {}
+NO_LABELS: Mapping[str, str] = {}
 PublishedOf = Callable[[Any], Published | None]
 """From the subject of a row (a run, a mean over seeds) to its published row; None if the table has none."""
 Subject = TypeVar("Subject", bound=Summary | SeedMean)
@@ -134,7 +135,10 @@ def _hyperparameter_columns(summaries: Sequence[Summary]) -> list[Column]:
 
 
 def _columns(
-    summaries: Sequence[Summary], published: Mapping[str, Published], comparisons: Sequence[Comparison]
+    summaries: Sequence[Summary],
+    published: Mapping[str, Published],
+    comparisons: Sequence[Comparison],
+    labels: Mapping[str, str],
 ) -> tuple[Column, ...]:
     # A method that only repeats the name of the run says nothing; the paper's label says which variant it is.
     no_method = not published and all(s.method is None or s.method == s.name for s in summaries)
@@ -142,16 +146,19 @@ def _columns(
     l_infinity = Column("acr_l_infinity", "ACR in L∞", lambda s: s.l_infinity, decimals=4)
     acr, *accuracies = numbers = _numbers(summaries)
 
-    def method(summary: Summary) -> str:
-        row = published.get(summary.name)
-        return (summary.method or UNKNOWN) if row is None else row.label
+    def method(summary: Summary) -> str | None:
+        return summary.method and labels.get(summary.name, summary.method)
+
+    def method_text(summary: Summary) -> str:
+        row = None if labels else published.get(summary.name)
+        return (method(summary) or UNKNOWN) if row is None else row.label
 
     def votes(summary: Summary) -> str:
         return compact(summary.votes)
 
     return (
         *_heading(summaries),
-        Column("method", "method", lambda s: s.method, csv_only=no_method, text=method),
+        Column("method", "method", method, csv_only=no_method, text=method_text),
         *_hyperparameter_columns(summaries),
         acr,
         Column("acr_standard_error", "±", lambda s: s.acr_standard_error, decimals=3, csv_only=True),
@@ -216,10 +223,12 @@ def layout(
     summaries: Sequence[Summary],
     published: Mapping[str, Published] = NOTHING,
     comparisons: Sequence[Comparison] = (),
+    labels: Mapping[str, str] = NO_LABELS,
 ) -> Layout:
     """The table of the runs; `published`: name of a run -> the row to show under it.
 
-    `comparisons` say which runs are significantly the best; without them no cell is marked.
+    `comparisons` say which runs are significantly the best; without them no cell is marked. `labels` are the names that
+    the methods of runs have in figures.
     """
     if not summaries:
         raise RequestError("expected at least one run to tabulate, got none; give run folders or certificates files")
@@ -231,7 +240,7 @@ def layout(
     def is_best(group: Sequence[Summary], number: int, column: Column) -> bool:
         return (group[number].name, column.radius) in best
 
-    columns = _columns(summaries, published, comparisons)
+    columns = _columns(summaries, published, comparisons, labels)
     return _arranged(columns, summaries, published_of, is_best)
 
 
