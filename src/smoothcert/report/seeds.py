@@ -7,7 +7,6 @@ from typing import Any
 
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.io.text import flattened
-from smoothcert.report.locate import run_recipe
 from smoothcert.report.summary import Summary
 
 # Settings that follow from the training seed, or that do not change what is measured.
@@ -56,7 +55,7 @@ def over_seeds(summaries: Sequence[Summary]) -> list[SeedMean]:
     """
     alike: dict[tuple[str, frozenset[int]], dict[Any, Summary]] = {}
     for summary in summaries:
-        recipe = run_recipe(summary.file.path)
+        recipe = summary.recipe
         if recipe.get("seed") is not None:
             alike.setdefault(_all_but_the_seed(summary.file, recipe), {}).setdefault(str(recipe["seed"]), summary)
     return [SeedMean(tuple(members.values())) for members in alike.values() if len(members) > 1]

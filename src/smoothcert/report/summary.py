@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from smoothcert.certification.columns import columns_of
 from smoothcert.data.datasets import DATASETS
 from smoothcert.errors import RequestError
 from smoothcert.report.fewer_votes import acr_at_fewer_votes
+from smoothcert.report.locate import run_recipe
 from smoothcert.report.outcomes import NORMAL_95, Outcomes, outcomes_of, standard_error, wilson_interval
 from smoothcert.report.protocol import ceiling_of, in_l1, kept_apart, number_of, protocol_of, remarks_on, text_of
 from smoothcert.smoothing.certificate import ABSTAIN
@@ -60,6 +62,8 @@ class Summary:
     certificates. Files that differ in it are never in one group."""
     protocol: Mapping[str, object] = field(default_factory=dict)
     """What radii depend on besides the network and the image, by name: only runs that share it are ranked."""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """Of the run that the file belongs to; {} without one."""
     hyperparameters: Mapping[str, float | int | str | None] = field(default_factory=dict)
     """Those in which runs of the report differ, as in {"objective.weight": 10.0}."""
     l_infinity: float | None = None
@@ -212,6 +216,7 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         norm="L1" if in_l1(file) else "L2",
         apart=kept_apart(file),
         protocol=protocol_of(file, n, alpha),
+        recipe=run_recipe(file.path),
     )
 
 
