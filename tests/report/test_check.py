@@ -92,7 +92,7 @@ def test_every_number_in_the_text_and_in_the_curves_of_the_page(report: Report) 
     assert whole.count(">62.5</td>") > 1
     assert ": is 63.5, the certificates give 62.5" in differences(whole.replace(">62.5</td>", ">63.5</td>", 1))
     curve = differences(whole.replace('"steps":[1000,', '"steps":[1001,', 1))
-    assert curve == "report.html, data.panels[0].runs[0].steps[0]: is 1001, the certificates give 1000\n"
+    assert curve == "report.html, data, panels[0], runs[0], steps[0]: is 1001, the certificates give 1000\n"
     assert "curves: missing or damaged" in differences(whole.replace('{"panels"', "{", 1))
     assert "lose" in differences(whole.replace("keep their class", "lose their class", 1))
 
@@ -121,9 +121,9 @@ def test_missing_rows_and_columns_are_named(report: Report) -> None:
     lines[0][lines[0].index("acr")] = "ACR"
     path.write_text("\n".join(",".join(line) for line in lines[:-1]) + "\n")
     _, out, _ = report("--check", "out")
-    assert "report.csv, column acr: missing" in out
-    assert "report.csv, column ACR: not in the certificates" in out
-    assert "report.csv, row 2: missing" in out
+    assert "report.csv, a, acr: missing" in out
+    assert "report.csv, a, ACR: not in the certificates" in out
+    assert "report.csv, b: missing" in out
 
 
 def test_reports_without_a_stored_request(report: Report) -> None:

@@ -12,6 +12,7 @@ from matplotlib import get_backend, rcParams
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
+from scipy.stats import norm
 
 from smoothcert.certification.attack_file import AttackedImage, attacks_writer, empirical_accuracy, read_attacks
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, read_certificates
@@ -20,7 +21,6 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.report import certified_accuracy, summarize
 from smoothcert.report.curves import ATTACKED, ATTACKED_PART, attacked_curve, draw_curves, step_curve
 from smoothcert.report.style import new_figure, pictures_of
-from smoothcert.report.summary import largest_certifiable_radius
 
 from .conftest import SETTINGS, MakeRun, image, images
 
@@ -98,7 +98,7 @@ def test_data_sets_do_not_share_a_panel() -> None:
 def test_a_known_limit_of_n_is_marked() -> None:
     (axes,) = figure_of([("a", file())]).axes
     marked = [line.get_xdata()[0] for line in axes.lines if line.get_linewidth() == 0.7]  # type: ignore[index]
-    assert marked == [largest_certifiable_radius(0.5, 1000, 0.001)]
+    assert marked == [pytest.approx(0.5 * norm.ppf(0.001 ** (1 / 1000)))]
     assert axes.texts[0].get_text() == f"{len(file().rows)} images\nn = 1,000 votes per image"
     (axes,) = figure_of([("a", file(alpha=None))]).axes
     assert not [line for line in axes.lines if line.get_linewidth() == 0.7]

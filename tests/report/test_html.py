@@ -25,7 +25,7 @@ from smoothcert.report.comparison import Published
 from smoothcert.report.further_tables import further_tables
 from smoothcert.report.headline import headlines
 from smoothcert.report.html import _AS_HEAT_MAP, html_page
-from smoothcert.report.html_curves import STEPS_PER_UNIT, in_steps
+from smoothcert.report.html_data import STEPS_PER_UNIT, in_steps
 from smoothcert.report.html_gallery import (
     NOT_ASKED,
     NOT_RECORDED,
@@ -34,7 +34,6 @@ from smoothcert.report.html_gallery import (
     Gallery,
     Pictures,
     kinds_of,
-    rounded_down,
 )
 from smoothcert.report.layout import comma_separated
 from smoothcert.report.paired import comparisons
@@ -193,14 +192,15 @@ def test_no_step_of_a_curve_lies_beyond_its_radius(radius: float) -> None:
 @example(math.nextafter(0.117, 0), 3)  # times 1000 this is rounded up to 117
 @example(math.nextafter(0.00002, 0), 6)
 def test_no_radius_is_shown_larger_than_it_was_certified(radius: float, decimals: int) -> None:
-    shown = rounded_down(radius, decimals)
+    shown = float(in_steps([radius], 10**decimals)[0] / 10**decimals)
     assert Fraction(radius) - Fraction(11, 10 ** (decimals + 1)) < Fraction(shown) <= Fraction(radius)
     assert float(f"{shown:.{decimals}f}") == shown
 
 
 def test_radii_with_three_digits_are_not_rounded() -> None:
-    assert all(rounded_down(thousandths / 1000, 6) == thousandths / 1000 for thousandths in range(5001))
-    assert in_steps([thousandths / 1000 for thousandths in range(5001)]).tolist() == list(range(0, 50001, 10))
+    for per_unit in (10_000, 10**6):
+        steps = in_steps([thousandths / 1000 for thousandths in range(5001)], per_unit)
+        assert steps.tolist() == list(range(0, 5 * per_unit + 1, per_unit // 1000))
 
 
 def test_radii_are_rounded_down_in_curves_and_cards() -> None:

@@ -15,9 +15,8 @@ from smoothcert.errors import RequestError
 from smoothcert.noise import Gaussian
 from smoothcert.report.fewer_votes import _curve, acr_at_fewer_votes, expected_unit_radii
 from smoothcert.report.headline import headlines
-from smoothcert.report.numbers import run_numbers
 from smoothcert.report.paired import comparisons
-from smoothcert.report.summary import Summary, summarize
+from smoothcert.report.summary import Summary, implied_l_infinity, summarize
 from smoothcert.smoothing.bounds import error_upper_bound
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 from smoothcert.smoothing.certify import certificate_of_class
@@ -55,28 +54,31 @@ def certified(row: CertifiedImage, radius: float) -> bool:
 def test_numbers_of_a_run_against_a_loop(seed: int) -> None:
     rows = random_rows(seed)
     shuffled = random.Random(seed).sample(rows, len(rows))
-    numbers = run_numbers(summary_of(shuffled))
-    assert numbers.acr == pytest.approx(statistics.fmean(counted(rows)), abs=1e-14)
-    assert numbers.acr_standard_error == pytest.approx(statistics.stdev(counted(rows)) / math.sqrt(60), rel=1e-12)
-    for accuracy in numbers.accuracy:
-        count = sum(certified(row, accuracy.radius) for row in rows)
-        assert (accuracy.count, accuracy.images) == (count, 60)
+    run = summary_of(shuffled)
+    assert run.acr == pytest.approx(statistics.fmean(counted(rows)), abs=1e-14)
+    assert run.acr_standard_error == pytest.approx(statistics.stdev(counted(rows)) / math.sqrt(60), rel=1e-12)
+    for radius, accuracy in run.accuracy_at.items():
+        count = sum(certified(row, radius) for row in rows)
+        assert accuracy == count / 60
         expected = stats.binomtest(count, 60).proportion_ci(method="wilson")
-        assert accuracy.interval == pytest.approx((expected.low, expected.high), abs=1e-12)
-    assert [accuracy.reachable for accuracy in numbers.accuracy] == [True, True, True, True, False], "0.5 * 2.463"
-    for cls in numbers.classes:
-        part = [row for row in rows if row.label == cls.label]
-        assert (cls.images, cls.acr) == (20, pytest.approx(statistics.fmean(counted(part))))
-        assert [a.count for a in cls.accuracy] == [sum(certified(row, r) for row in part) for r in RADII]
-    assert numbers.worst_class.acr == min(cls.acr for cls in numbers.classes)
-    assert numbers.l_infinity(28.0) == 1.0, "MNIST has 28 x 28 values"
+        if radius < 1.5:
+            assert run.interval(radius) == pytest.approx((100 * expected.low, 100 * expected.high), abs=1e-10)
+    assert [run.reaches(radius) for radius in RADII] == [True, True, True, True, False], "0.5 * 2.463"
+    assert list(run.classes) == [0, 1, 2]
+    for label, outcomes in run.classes.items():
+        part = [row for row in rows if row.label == label]
+        assert (len(outcomes), outcomes.acr) == (20, pytest.approx(statistics.fmean(counted(part))))
+        shares = [sum(certified(row, r) for row in part) / 20 for r in RADII]
+        assert [outcomes.accuracy(r) for r in RADII] == pytest.approx(shares)
+    assert run.classes[run.worst_class].acr == min(outcomes.acr for outcomes in run.classes.values())
+    assert implied_l_infinity(run) == run.acr / 28, "MNIST has 28 x 28 values"
 
 
 def test_a_class_that_is_never_certified_is_named() -> None:
     rows = [image(i, i % 3, 0, 0.4) for i in range(9)]
-    numbers = run_numbers(summary_of(rows))
-    assert numbers.never_certified == (1, 2)
-    assert numbers.worst_class.label == 1
+    run = summary_of(rows)
+    assert run.never_certified == [1, 2]
+    assert run.worst_class == 1
     for labels, expected in ((3, "only class 0 is ever certified"), (2, "class 1 is never certified")):
         few = [image(i, i % labels, 0, 0.4) for i in range(9)]
         (text,) = headlines(comparisons([summary_of(few, "poor")]))
@@ -157,7 +159,6 @@ def test_paired_differences_against_a_loop(seed: int) -> None:
     middle = statistics.median(counted(theirs))
     easy = [gap for gap, radius in zip(gaps, counted(theirs), strict=True) if radius >= middle]
     hard = [gap for gap, radius in zip(gaps, counted(theirs), strict=True) if radius < middle]
-    assert (comparison.easy_images, comparison.hard_images) == (len(easy), len(hard))
     assert paired.easy is not None
     assert paired.hard is not None
     assert (paired.easy.value, paired.hard.value) == (pytest.approx(np.mean(easy)), pytest.approx(np.mean(hard)))

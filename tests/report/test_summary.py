@@ -15,11 +15,11 @@ import smoothcert.report
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, read_certificates
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.report.outcomes import wilson_interval
+from smoothcert.report.protocol import ceiling_of
 from smoothcert.report.summary import (
     average_certified_radius,
     certified_accuracy,
     default_radii,
-    largest_certifiable_radius,
     summarize,
 )
 from smoothcert.smoothing.certificate import ABSTAIN
@@ -156,13 +156,13 @@ def test_the_acr_interval_is_never_negative() -> None:
 
 
 @pytest.mark.parametrize(("n", "expected"), [(10**3, 2.463), (10**4, 3.199), (10**5, 3.812), (10**6, 4.347)])
-def test_largest_certifiable_radius(n: int, expected: float) -> None:
-    assert largest_certifiable_radius(2.0, n, 0.001) == pytest.approx(2 * expected, abs=2e-3)
-    assert largest_certifiable_radius(1.0, n, 0.001) == pytest.approx(norm.ppf(0.001 ** (1 / n)), rel=1e-7)
+def test_the_largest_radius_of_n_votes(n: int, expected: float) -> None:
+    assert ceiling_of(as_file([]), 2.0, n, 0.001) == pytest.approx(2 * expected, abs=2e-3)
+    assert ceiling_of(as_file([]), 1.0, n, 0.001) == pytest.approx(norm.ppf(0.001 ** (1 / n)), rel=1e-7)
 
 
 def test_too_few_votes_certify_nothing() -> None:
-    assert largest_certifiable_radius(1.0, 5, 0.001) == 0.0
+    assert ceiling_of(as_file([]), 1.0, 5, 0.001) == 0.0
 
 
 @pytest.mark.parametrize(

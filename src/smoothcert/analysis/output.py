@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from smoothcert.errors import RequestError
 from smoothcert.io.written_files import refuse_foreign_files, write_files
-from smoothcert.report.document import PICTURE_FORMATS
+from smoothcert.report.figures import PICTURE_FORMATS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,10 +12,10 @@ from smoothcert.errors import RequestError
 from smoothcert.io.written_files import write_files
 from smoothcert.report.comparison import Published
 from smoothcert.report.contents import Choices, Contents, LatexTable, read_contents
-from smoothcert.report.document import PICTURE_FORMATS, TEXTS, terminal_report
-from smoothcert.report.figures import STORED_AS, digest_of, digests_stored_in, figures_of
+from smoothcert.report.document import TEXTS, terminal_report
+from smoothcert.report.figures import PICTURE_FORMATS, STORED_AS, digest_of, digests_stored_in, figures_of
 from smoothcert.report.locate import find_certificates
-from smoothcert.report.run_table import report
+from smoothcert.report.notebook import report
 from smoothcert.report.summary import Summary, average_certified_radius, certified_accuracy, summarize
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -15,8 +15,8 @@ from smoothcert.io.files import check_regular_file
 from smoothcert.io.text import one_line
 from smoothcert.io.written_files import is_as_written, stored_request
 from smoothcert.report.contents import Contents
-from smoothcert.report.document import FIGURES, PICTURE_FORMATS, TEXTS
-from smoothcert.report.figures import digest_of, digests_stored_in, figures_of
+from smoothcert.report.document import TEXTS
+from smoothcert.report.figures import FIGURES, PICTURE_FORMATS, digest_of, digests_stored_in, figures_of
 from smoothcert.report.html_gallery import Gallery, Pictures
 
 PAGE = "report.html"
@@ -31,6 +31,8 @@ _NO_NUMBERS = re.compile(
     re.DOTALL,
 )
 _TAG = re.compile(r"<[^>]*>")
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What damaged data of a page may raise."""
 _NUMBER = re.compile(r"[+−-]?\d[\d,]*(?:\.\d+)?")
 
 
@@ -64,8 +66,12 @@ def differing_numbers(folder: Path, contents: Contents) -> list[str]:
     expected = {name: text or "" for kind in kinds for name, text in TEXTS[kind](contents).items()}
     found: list[str] = []
     for name, text in written.items():
-        compare = _COMPARISONS.get(name.rpartition(".")[2], _line_differences)
-        found += [f"{name}, {difference}" for difference in compare(text, expected[name])]
+        if name.endswith(".csv"):
+            found += _differences(_rows(text), _rows(expected[name]), name)
+        elif name == PAGE:
+            found += _page_differences(text, expected[name])
+        else:
+            found += _line_differences(text, expected[name], name)
     return [*found, *_picture_differences(folder, contents, drawn)]
 
 
@@ -100,21 +106,25 @@ def _without_pictures(page: str) -> Gallery:
     try:
         names = json.loads(_DATA.findall(page)[0])["gallery"]["class_names"]
         known = {str(data): tuple(map(str, texts)) for data, texts in names.items()}
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except _UNREADABLE:
         known = {}
     return lambda dataset, split, indices: Pictures({}, {}, known.get(dataset, ()))
+
+
+def _rows(text: str) -> dict[str, dict[str, str]]:
+    """The rows of a CSV file by the name of the run, each a dictionary of its columns."""
+    rows = csv.DictReader(io.StringIO(text), restval="", restkey="further cells")
+    return {str(row.get("name", "")): {key: str(value) for key, value in row.items()} for row in rows}
 
 
 def _page_differences(written: str, expected: str) -> Iterator[str]:
     """The curves and outcomes that the page draws, then its words and tables."""
     try:
-        theirs, ours = (_page_data(page) for page in (written, expected))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        yield "the data of the curves: missing or damaged"
-    else:
-        yield from _data_differences(theirs, ours, "data")
+        yield from _differences(_page_data(written), _page_data(expected), f"{PAGE}, data")
+    except _UNREADABLE:
+        yield f"{PAGE}, the data of the curves: missing or damaged"
     texts = ("\n".join(filter(None, _NO_NUMBERS.sub("", page).splitlines())) for page in (written, expected))
-    yield from _line_differences(*texts, numbered=False)
+    yield from _line_differences(*texts, PAGE)
 
 
 def _page_data(page: str) -> dict[str, Any]:
@@ -128,58 +138,30 @@ def _page_data(page: str) -> dict[str, Any]:
     return dict(data)
 
 
-def _data_differences(written: object, expected: object, place: str) -> Iterator[str]:
-    if isinstance(written, dict) and isinstance(expected, dict) and written.keys() == expected.keys():
-        for key, value in expected.items():
-            yield from _data_differences(written[key], value, f"{place}.{key}")
-    elif isinstance(written, list) and isinstance(expected, list) and len(written) == len(expected):
-        for i, (theirs, ours) in enumerate(zip(written, expected, strict=True)):
-            yield from _data_differences(theirs, ours, f"{place}[{i}]")
-    elif written != expected:
-        yield f"{place}: is {_shown(str(written))}, the certificates give {_shown(str(expected))}"
+def _line_differences(written: str, expected: str, name: str) -> Iterator[str]:
+    """Line by line; a line of a page is named by its words, for its number changes with the style."""
+    lines = zip_longest(written.splitlines(), expected.splitlines())
+    for number, (theirs, ours) in enumerate(lines, start=1):
+        words = " ".join(_TAG.sub(" ", theirs or ours or "").split())[:60]
+        yield from _differences(theirs, ours, f"{name}, '{words}'" if name == PAGE else f"{name}, line {number}")
 
 
-def _csv_differences(written: str, expected: str) -> Iterator[str]:
-    """Cell by cell: row and column of each that differs."""
-    ours, theirs = (list(csv.reader(io.StringIO(text))) for text in (expected, written))
-    heads = ours[0] if ours else [], theirs[0] if theirs else []
-    for missing in [key for key in heads[0] if key not in heads[1]]:
-        yield f"column {missing}: missing"
-    for extra in [key for key in heads[1] if key not in heads[0]]:
-        yield f"column {extra}: not in the certificates"
-    shared = [key for key in heads[0] if key in heads[1]]
-    for number, (row, other) in enumerate(zip_longest(ours[1:], theirs[1:], fillvalue=None), start=1):
-        if row is None or other is None:
-            yield f"row {number}: {'not in the certificates' if row is None else 'missing'}"
-            continue
-        values, found = (dict(zip(head, cells, strict=False)) for head, cells in zip(heads, (row, other), strict=True))
-        name = values.get("name") or f"row {number}"
-        for key in shared:
-            if values.get(key) != found.get(key):
-                yield f"{name}, {key}: is {_shown(found.get(key))}, the certificates give {_shown(values.get(key))}"
-
-
-def _line_differences(written: str, expected: str, *, numbered: bool = True) -> Iterator[str]:
-    """Line by line: each number that differs, or the line if its words do. Lines have their numbers, or their text."""
-    lines = zip_longest(expected.splitlines(), written.splitlines(), fillvalue=None)
-    for number, (line, other) in enumerate(lines, start=1):
-        if line == other:
-            continue
-        place = f"line {number}" if numbered else f"'{_shown(' '.join(_TAG.sub(' ', other or line or '').split()))}'"
-        if line is None or other is None:
-            yield f"{place}: {'not in the certificates' if line is None else 'missing'}"
-            continue
-        ours, theirs = _NUMBER.findall(line), _NUMBER.findall(other)
-        if _NUMBER.sub("#", line) != _NUMBER.sub("#", other):
-            yield f"{place}: is '{one_line(other)[:80]}', the certificates give '{one_line(line)[:80]}'"
-            continue
-        for right, wrong in zip(ours, theirs, strict=True):
-            if right != wrong:
-                yield f"{place}: is {wrong}, the certificates give {right}"
-
-
-def _shown(text: str | None) -> str:
-    return one_line(text)[:60] if text else "empty"
-
-
-_COMPARISONS: Mapping[str, Callable[[str, str], Iterator[str]]] = {"csv": _csv_differences, "html": _page_differences}
+def _differences(written: object, expected: object, place: str) -> Iterator[str]:
+    """A line for each part in which two trees of dictionaries, lists and values differ: a value that one of them lacks,
+    each number, or the whole text if its words differ."""
+    if written == expected:
+        return
+    if isinstance(written, list) and isinstance(expected, list):
+        for i, (theirs, ours) in enumerate(zip_longest(written, expected)):
+            yield from _differences(theirs, ours, f"{place}[{i}]")
+    elif isinstance(written, dict) and isinstance(expected, dict):
+        for key in dict.fromkeys([*expected, *written]):
+            yield from _differences(written.get(key), expected.get(key), f"{place}, {key}")
+    elif written is None or expected is None:
+        yield f"{place}: {'not in the certificates' if expected is None else 'missing'}"
+    else:
+        theirs, ours = one_line(written), one_line(expected)
+        pairs = [(f"'{theirs[:80]}'", f"'{ours[:80]}'")]
+        if _NUMBER.sub("#", theirs) == _NUMBER.sub("#", ours):
+            pairs = list(zip(_NUMBER.findall(theirs), _NUMBER.findall(ours), strict=True))
+        yield from (f"{place}: is {wrong}, the certificates give {right}" for wrong, right in pairs if wrong != right)

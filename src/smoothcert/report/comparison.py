@@ -7,8 +7,9 @@ from pathlib import Path
 
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.errors import RequestError
-from smoothcert.report.layout import UNKNOWN, Cell, Column, Row
-from smoothcert.report.summary import Summary, is_randomized
+from smoothcert.report.layout import UNKNOWN, Cell, Column, Row, Value
+from smoothcert.report.protocol import is_randomized
+from smoothcert.report.summary import Summary
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,10 @@ class Published:
     """The distinct names of all rows of the table, top to bottom."""
     dataset: str = "mnist"
     """The data set of the table."""
+
+    def at(self, radius: float | None) -> float | None:
+        """The certified accuracy at `radius` in percent, or the ACR for None, if it is printed."""
+        return self.acr if radius is None else self.accuracy_at.get(radius)
 
 
 AS_PUBLISHED = "trained and certified as in the paper, as far as the files tell"
@@ -127,19 +132,23 @@ def signed(difference: float, decimals: int) -> str:
     return text.replace("-", "−") if float(text) else text[1:]
 
 
+def minus(own: Value, published: float | None) -> float | None:
+    """The difference, where both are known."""
+    return own - published if published is not None and isinstance(own, int | float) else None
+
+
 def published_below(columns: Sequence[Column], own: Row, row: Published) -> tuple[Row, Row]:
     """Two rows to show under the row `own` of a run: the published numbers, and own minus published."""
     names = {"name": ("published", "difference")}
     above, below = [], []
     for column, cell in zip(columns, own, strict=True):
         texts = names.get(column.key, ("", ""))
-        value = difference = None
-        if column.ranked:
-            value = row.acr if column.radius is None else row.accuracy_at.get(column.radius)
+        value = row.at(column.radius) if column.ranked else None
+        difference = minus(cell.value, value)
+        if value is not None and difference is not None:
+            texts = _as_printed(column, row, value), signed(difference, column.decimals or 0)
+        elif column.ranked:
             texts = UNKNOWN, UNKNOWN
-            if value is not None and isinstance(cell.value, int | float):
-                difference = cell.value - value
-                texts = _as_printed(column, row, value), signed(difference, column.decimals or 0)
         above.append(Cell(value, texts[0], aside=True))
         below.append(Cell(difference, texts[1], aside=True))
     return tuple(above), tuple(below)

@@ -14,12 +14,13 @@ from smoothcert.report.headline import headlines
 from smoothcert.report.html_gallery import Gallery
 from smoothcert.report.hyperparameters import Sweep, sweeps, with_hyperparameters
 from smoothcert.report.layout import MOST_DECIMALS
-from smoothcert.report.locate import find_certificates, run_recipe
+from smoothcert.report.locate import find_certificates
 from smoothcert.report.metrics import TrainedRun, read_run, training_runs
 from smoothcert.report.paired import Comparison, comparisons
 from smoothcert.report.panels import labels_of_runs, panels_of
+from smoothcert.report.protocol import in_l1, is_randomized
 from smoothcert.report.seeds import SeedMean, over_seeds
-from smoothcert.report.summary import Summary, default_radii, in_l1, is_randomized, refuse_without_images, summarize
+from smoothcert.report.summary import Summary, default_radii, implied_l_infinity, refuse_without_images, summarize
 from smoothcert.report.tables import by_sigma
 
 MOST_RADII, LARGEST_RADIUS = 1_000, 1e6
@@ -110,17 +111,17 @@ def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
     summaries = []
     warnings: dict[str, list[str]] = {NO_IMAGES: empty} if empty else {}
     for (name, file), (_, all_rows) in zip(files, whole, strict=True):
-        summary, differences = summarize(file, name, columns), _trained_otherwise(file)
+        summary = summarize(file, name, columns)
+        differences = _trained_otherwise(summary)
         if summary.images < len(all_rows.rows):
             differences.append(f"only the {summary.images:,} images that all runs of its σ have are counted")
         summaries.append(replace(summary, remarks=(*summary.remarks, *differences)))
         for difference in differences:
             warnings.setdefault(difference, []).append(name)
     summaries = with_hyperparameters(summaries)
-    compared = comparisons(summaries, choices.reference)
     if choices.l_infinity:
-        runs = {run.name: run for comparison in compared for run in comparison.runs}
-        summaries = [replace(s, l_infinity=runs[s.name].l_infinity(s.acr)) for s in summaries]
+        summaries = [replace(s, l_infinity=implied_l_infinity(s)) for s in summaries]
+    compared = comparisons(summaries, choices.reference)
     for comparison in compared:
         if comparison.obstacles:
             note = f"not ranked: {'; '.join(comparison.obstacles)}"
@@ -169,15 +170,15 @@ def _read(path: Path) -> CertificatesFile:
     return file
 
 
-def _trained_otherwise(file: CertificatesFile) -> list[str]:
+def _trained_otherwise(summary: Summary) -> list[str]:
     """How the noise of the certificates differs from that of training: a network may be poor under other noise."""
-    trained, certified = file.settings.get("training_sigma"), file.settings.get("sigma")
+    settings, recipe = summary.file.settings, summary.recipe
+    trained, certified = settings.get("training_sigma"), settings.get("sigma")
     differences = []
     if None not in (trained, certified) and trained != certified:
         differences.append(f"certified with sigma {certified}, trained with sigma {trained}")
-    recipe = run_recipe(file.path)
     if recipe and certified is not None:
-        trained_noise, noise = (settings.get("noise") or "gaussian" for settings in (recipe, file.settings))
+        trained_noise, noise = (fields.get("noise") or "gaussian" for fields in (recipe, settings))
         if trained_noise != noise:
             differences.append(f"certified with {noise} noise, trained with {trained_noise} noise")
     return differences

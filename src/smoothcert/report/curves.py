@@ -12,16 +12,23 @@ from matplotlib.lines import Line2D
 from smoothcert.certification.attack_file import AttacksFile, read_attacks
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.certification.columns import Columns, Floats
-from smoothcert.report.direct_labels import label_right
 from smoothcert.report.locate import find_attacks
 from smoothcert.report.looks import Look, looks_of
 from smoothcert.report.panels import Member, panels_of, scope_text
-from smoothcert.report.style import GREY, NOTE_SIZE, TITLE_SIZE, draw_steps, legend_below, panel_grid, plain
+from smoothcert.report.style import GREY, LABEL_SIZE, NOTE_SIZE, TITLE_SIZE, draw_steps, legend_below, panel_grid, plain
 from smoothcert.report.summary import Summary
 
 ATTACKED = "attacked (upper bound)"
 CEILING = "thin dashed line: largest radius that n votes can certify"
 ATTACKED_PART = "attacked (upper bound, of other or fewer images)"
+# Names are at the right ends of a few curves that are far enough apart: no legend to look up.
+MOST_CURVES = 4
+LONGEST = 32
+"""Longer names would take the room of the curves."""
+LINE_HEIGHT = 6.0
+"""Height of a line of text, in percent of the axis."""
+MOST_MOVED = 7.0
+"""How far a name may be moved from the end of its curve, in percent."""
 
 
 class Steps(NamedTuple):
@@ -118,6 +125,35 @@ def _attack_entry(curves: Sequence[Curve], looks: Mapping[str, Look]) -> list[tu
     return [(text, Line2D([], [], color=colour, linewidth=0.8))]
 
 
+def _label_right(axes: Axes, end: float, heights: Mapping[str, float], looks: Mapping[str, Look]) -> bool:
+    """Write each label to the right of the axes, joined to its curve's (`end`, height in percent) by a thin line.
+
+    False, and nothing is drawn, if there are too many curves, their names are long or their ends close together.
+    """
+    places = _spread(heights)
+    if len(heights) > MOST_CURVES or max(map(len, heights)) > LONGEST:
+        return False
+    if any(abs(places[label] - heights[label]) > MOST_MOVED for label in places):
+        return False
+    right = axes.get_xlim()[1]
+    for label, height in heights.items():
+        colour = looks[label].colour
+        axes.plot([end, right], [height, places[label]], color=colour, linewidth=0.6, clip_on=False, zorder=1)
+        text = axes.annotate(label, (right, places[label]), (4, 0), textcoords="offset points", va="center")
+        text.set(color=colour, fontsize=LABEL_SIZE + 0.5, fontweight="bold", annotation_clip=False)
+    return True
+
+
+def _spread(heights: Mapping[str, float]) -> dict[str, float]:
+    """Places at least one line apart, from the lowest height up, then centred on the heights."""
+    places: dict[str, float] = {}
+    for label in sorted(heights, key=lambda label: (heights[label], label)):
+        below = max(places.values(), default=-LINE_HEIGHT)
+        places[label] = max(heights[label], below + LINE_HEIGHT)
+    shift = sum(places[label] - heights[label] for label in places) / len(places)
+    return {label: place - min(shift, min(places.values())) for label, place in places.items()}
+
+
 def draw_curves(summaries: Sequence[Summary], message: str | None = None) -> Figure:
     """The certified accuracy of runs against the radius, under the title `message` if there is one.
 
@@ -136,7 +172,7 @@ def draw_curves(summaries: Sequence[Summary], message: str | None = None) -> Fig
         figure.suptitle(message, fontsize=TITLE_SIZE + 1, fontweight="bold")
     attacks = _attack_entry(curves, looks)
     heights = {curve.label: 100 * _height(curve.certified, 0.99 * ends[0]) for curve in curves}
-    named = len(panels) == 1 and label_right(grid[0], ends[0], heights, looks)
+    named = len(panels) == 1 and _label_right(grid[0], ends[0], heights, looks)
     notes = [CEILING] if any(map(_ceilings, panels)) else []
     legend_below(figure, attacks, curves=not named, notes=notes)
     return figure

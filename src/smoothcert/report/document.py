@@ -1,18 +1,18 @@
 """The texts of a report: the Markdown page, the CSV and LaTeX files, the output on a terminal."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from smoothcert.io.text import escape_markdown, one_line
 from smoothcert.report.contents import Contents
+from smoothcert.report.figures import FIGURES
 from smoothcert.report.further_tables import constant_sentences, further_tables
 from smoothcert.report.headline import STATISTICS
 from smoothcert.report.html import html_page
 from smoothcert.report.latex import latex_document
 from smoothcert.report.layout import comma_separated, markdown, terminal
-from smoothcert.report.summary import Summary
 from smoothcert.report.tables import (
     CAPTION,
     RANKED,
@@ -24,46 +24,28 @@ from smoothcert.report.tables import (
     seeds_layout,
 )
 
-PICTURE_FORMATS = ("png", "pdf", "svg")
-"""Formats of figures."""
 BESIDE = "the published row under each run, and the difference: run minus published, accuracies in points"
 
 
-def _described(summary: Summary) -> str:
-    """One Markdown list item: how the run was certified, as far as its file records it."""
-    ends = summary.interval()
-    parts = [
-        f"ACR {summary.acr:.3f}" + ("" if ends is None else f" (95% interval {ends[0]:.3f} to {ends[1]:.3f})"),
-        f"{summary.images:,} images",
-        None if summary.dataset is None else f"data set {escape_markdown(summary.dataset)}",
-        None if summary.split is None else f"split {escape_markdown(summary.split)}",
-        "n not recorded or mixed" if summary.n is None else f"n = {summary.n:,}",
-        None if summary.n0 is None else f"n0 = {summary.n0:,}",
-        "alpha not recorded" if summary.alpha is None else f"alpha = {summary.alpha:g}",
-        None if summary.precision is None else f"precision {escape_markdown(summary.precision)}",
-        f"{summary.votes:,} votes" if summary.votes else "votes not recorded",
-        *map(escape_markdown, summary.remarks),
-    ]
-    return f"- **{escape_markdown(summary.name)}**: {', '.join(part for part in parts if part)}\n"
-
-
-def _items(notes: Mapping[str, Sequence[str]]) -> str:
+def _items(notes: Iterable[tuple[str, Sequence[str]]]) -> str:
     """A Markdown list: the runs of each note in bold, then the note."""
     return "".join(
         f"- {', '.join(f'**{escape_markdown(name)}**' for name in names)}: {escape_markdown(note)}\n"
-        for note, names in notes.items()
+        for note, names in notes
     )
 
 
 def _warnings(contents: Contents) -> str:
-    return f"\n{_items(contents.warnings)}" if contents.warnings else ""
+    return f"\n{_items(contents.warnings.items())}" if contents.warnings else ""
 
 
 def _comparison(contents: Contents) -> str:
     """The Markdown section on the differences from the paper; empty where nothing is compared."""
     if not contents.published:
         return ""
-    return f"\n## Beside {escape_markdown(contents.tables)}\n\nIn italics: {BESIDE}.\n\n{_items(contents.notes)}"
+    return (
+        f"\n## Beside {escape_markdown(contents.tables)}\n\nIn italics: {BESIDE}.\n\n{_items(contents.notes.items())}"
+    )
 
 
 def _seeds(contents: Contents) -> str:
@@ -74,27 +56,6 @@ def _seeds(contents: Contents) -> str:
         "Runs that differ by their training seed only, certified alike on the same images; "
         f"sd: sample standard deviation. Bold: {RANKED_SEEDS}.\n"
     )
-
-
-FIGURES = {
-    "curves": (
-        "Certified accuracy against radius",
-        "A dashed vertical line marks the largest radius that n agreeing votes can certify; a thin line, where there "
-        "is one, the accuracy that is left under attack.",
-    ),
-    "distribution": (
-        "Distribution of the probability of the true class",
-        "The share of images whose true class gets at most this share of the votes: ACR alone is ruled by images whose "
-        "votes all agree, which are counted in the strip at the right.",
-    ),
-    "sweeps": (
-        "ACR against hyper-parameters",
-        "All else equal. Bars: ± one sample standard deviation over training seeds, where there are several; dashed: "
-        "plain Gaussian training.",
-    ),
-    "training": ("Training", "Loss and accuracy under noise in each epoch; dotted lines mark learning-rate drops."),
-}
-"""Name of a figure -> its title and caption."""
 
 
 def _figures(pictures: Sequence[str]) -> str:
@@ -130,7 +91,7 @@ def markdown_page(contents: Contents) -> str:
         f"{_paragraphs(constant_sentences(contents.comparisons))}{STATISTICS}\n"
         f"{_warnings(contents)}{_comparison(contents)}{_seeds(contents)}{_figures(contents.pictures)}\n"
         "## How each run was certified\n\n"
-        f"{''.join(map(_described, by_sigma(contents.summaries)))}\n"
+        f"{_items((s.in_words, [s.name]) for s in by_sigma(contents.summaries))}\n"
         "## 95% confidence intervals\n\n"
         f"{markdown(intervals_layout(contents.summaries))}\n"
         "Over the choice of images: normal for ACR, Wilson for accuracies. The spread over training seeds is not in "

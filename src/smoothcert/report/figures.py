@@ -14,6 +14,27 @@ from smoothcert.report.hyperparameters import loss_forms_without_sweep
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+PICTURE_FORMATS = ("png", "pdf", "svg")
+"""Formats of figures."""
+FIGURES = {
+    "curves": (
+        "Certified accuracy against radius",
+        "A dashed vertical line marks the largest radius that n agreeing votes can certify; a thin line, where there "
+        "is one, the accuracy that is left under attack.",
+    ),
+    "distribution": (
+        "Distribution of the probability of the true class",
+        "The share of images whose true class gets at most this share of the votes: ACR alone is ruled by images whose "
+        "votes all agree, which are counted in the strip at the right.",
+    ),
+    "sweeps": (
+        "ACR against hyper-parameters",
+        "All else equal. Bars: ± one sample standard deviation over training seeds, where there are several; dashed: "
+        "plain Gaussian training.",
+    ),
+    "training": ("Training", "Loss and accuracy under noise in each epoch; dotted lines mark learning-rate drops."),
+}
+"""Name of a figure -> its title and caption."""
 STORED_AS = "figures_show"
 """The key of a stored request under which it has the digests of what the figures of a report show."""
 DIGITS = 6

@@ -6,9 +6,8 @@ from typing import Any
 
 from smoothcert.report.comparison import signed
 from smoothcert.report.layout import UNKNOWN, Column, Layout, Value, decimals_needed
-from smoothcert.report.numbers import FEWER_VOTES, AccuracyAt, ClassNumbers, RunNumbers
 from smoothcert.report.paired import Best, Comparison, Difference, PairedRun
-from smoothcert.report.summary import Summary
+from smoothcert.report.summary import FEWER_VOTES, Summary
 
 MOST_CLASSES = 20
 """With more classes, tables show the worst one only."""
@@ -34,7 +33,7 @@ def constant_sentences(comparisons: Sequence[Comparison]) -> list[str]:
     acrs: dict[tuple[int, float], list[str]] = {}
     for comparison in comparisons:
         constant = comparison.constant
-        where = "" if comparison.sigma is None else f" at σ = {comparison.sigma:g}"
+        where = "" if comparison.first.sigma is None else f" at σ = {comparison.first.sigma:g}"
         acr = [] if constant.acr is None else [f"ACR {constant.acr:.3f}{where}"]
         acrs.setdefault((constant.label, constant.share), []).extend(acr)
     return [
@@ -49,9 +48,9 @@ def _table(title: str, caption: str, columns: Sequence[Column], groups: Sequence
     return FurtherTable(title, caption, Layout(tuple(columns), rows))
 
 
-def _sigma_column(comparisons: Sequence[Comparison]) -> Column:
-    decimals = decimals_needed([c.sigma for c in comparisons if c.sigma is not None])
-    return Column("sigma", "σ", lambda pair: pair[0].sigma, decimals=decimals)
+def _sigma_column(comparisons: Sequence[Comparison], value: Callable[[Any], Value]) -> Column:
+    sigmas = [c.first.sigma for c in comparisons if c.first.sigma is not None]
+    return Column("sigma", "σ", value, decimals=decimals_needed(sigmas))
 
 
 def _with_error(difference: Difference | None, decimals: int, scale: float = 1.0) -> str:
@@ -77,7 +76,7 @@ def _differences(comparisons: Sequence[Comparison]) -> FurtherTable:
         return Column(key, title, value, decimals, text=lambda pair: _with_error(of(pair[1]), decimals, scale))
 
     columns = [
-        _sigma_column(ranked),
+        _sigma_column(ranked, lambda pair: pair[0].first.sigma),
         Column("name", "run", lambda pair: pair[1].name),
         Column("reference", "minus", lambda pair: pair[0].reference),
         column("acr", "ACR", lambda run: run.acr, 1),
@@ -109,7 +108,7 @@ def _best_runs(comparisons: Sequence[Comparison]) -> FurtherTable:
         return _with_error(pair[1].lead, *((3, 1.0) if pair[1].radius is None else (1, 100.0)))
 
     columns = [
-        _sigma_column(ranked),
+        _sigma_column(ranked, lambda pair: pair[0].first.sigma),
         Column("at", "at", at),
         Column("best", "best run", lambda pair: pair[1].name),
         Column("value", "value", value),
@@ -126,87 +125,73 @@ def _best_runs(comparisons: Sequence[Comparison]) -> FurtherTable:
 
 def _classes(comparisons: Sequence[Comparison]) -> list[FurtherTable]:
     """ACR per class, and certified accuracy per class at the radius of the headline."""
-    labels = sorted({numbers.label for c in comparisons for run in c.runs for numbers in run.classes})
+    labels = sorted({label for c in comparisons for run in c.runs for label in run.classes})
     labels = labels if 1 < len(labels) <= MOST_CLASSES else []
-    groups = [[(c, run) for run in c.runs if len(run.classes) > 1] for c in comparisons]
-    heading = [_sigma_column(comparisons), Column("name", "run", lambda pair: pair[1].name)]
+    groups = [[run for run in c.runs if len(run.classes) > 1] for c in comparisons]
+    radius_of = {run.name: c.headline_radius for c in comparisons for run in c.runs}
 
-    def of_class(run: RunNumbers, label: int) -> ClassNumbers | None:
-        return next((numbers for numbers in run.classes if numbers.label == label), None)
+    def acr(run: Summary, label: int) -> Value:
+        return run.classes[label].acr if label in run.classes else None
 
-    def acr(pair: tuple[Comparison, RunNumbers], label: int) -> Value:
-        numbers = of_class(pair[1], label)
-        return None if numbers is None else numbers.acr
+    def accuracy(run: Summary, label: int) -> Value:
+        radius = radius_of[run.name]
+        return None if radius is None or label not in run.classes else 100 * run.classes[label].accuracy(radius)
 
-    def accuracy(pair: tuple[Comparison, RunNumbers], label: int) -> Value:
-        numbers, radius = of_class(pair[1], label), pair[0].headline_radius
-        found = None if numbers is None else _at(numbers.accuracy, radius)
-        return None if found is None else 100 * found.share
-
-    worst = Column("worst", "worst class", lambda pair: str(pair[1].worst_class.label))
-    least = Column("least", "its ACR", lambda pair: pair[1].worst_class.acr, 3)
-    whole = Column("acr", "all", lambda pair: pair[1].acr, 3)
-    acrs = [Column(f"{k}", f"{k}", lambda pair, k=k: acr(pair, k), 3) for k in labels]  # type: ignore[misc]
-    shares = [Column(f"{k}", f"{k}", lambda pair, k=k: accuracy(pair, k), 1) for k in labels]  # type: ignore[misc]
-    radius = Column("radius", "radius", lambda pair: pair[0].headline_radius, 2)
-    never = "A class with ACR 0 is never certified."
-    tables = [_table("ACR of each class", never, [*heading, whole, worst, least, *acrs], groups)]
-    if shares and any(c.headline_radius is not None for c in comparisons):
+    heading = [_sigma_column(comparisons, lambda run: run.sigma), Column("name", "run", lambda run: run.name)]
+    acrs = [
+        Column("acr", "all", lambda run: run.acr, 3),
+        Column("worst", "worst class", lambda run: str(run.worst_class)),
+        Column("least", "its ACR", lambda run: acr(run, run.worst_class), 3),
+        *(Column(f"{k}", f"{k}", lambda run, k=k: acr(run, k), 3) for k in labels),  # type: ignore[misc]
+    ]
+    shares = [Column(f"{k}", f"{k}", lambda run, k=k: accuracy(run, k), 1) for k in labels]  # type: ignore[misc]
+    tables = [_table("ACR of each class", "A class with ACR 0 is never certified.", [*heading, *acrs], groups)]
+    if shares and any(radius is not None for radius in radius_of.values()):
+        radius = Column("radius", "radius", lambda run: radius_of[run.name], 2)
         caption = "In %, of the images of each class, at the radius of the headline."
         tables.append(_table("Certified accuracy of each class", caption, [*heading, radius, *shares], groups))
     return tables
 
 
-def _at(accuracy: Sequence[AccuracyAt], radius: float | None) -> AccuracyAt | None:
-    return next((found for found in accuracy if found.radius == radius), None)
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
 
 
 def _votes(comparisons: Sequence[Comparison]) -> FurtherTable:
     columns = [
-        _sigma_column(comparisons),
-        Column("name", "run", lambda pair: pair[1].name),
-        Column("acr", "ACR", lambda pair: pair[1].acr, 3),
-        *(
-            Column(f"acr_at_n_{n}", f"ACR at n = {n:,}", lambda pair, n=n: pair[1].acr_at[n], 3)  # type: ignore[misc]
-            for n in FEWER_VOTES
-        ),
-        Column("ceiling", "largest radius", lambda pair: pair[1].ceiling, 3),
-        Column(
-            "at_ceiling",
-            "images there (%)",
-            lambda pair: None if pair[1].at_ceiling is None else 100 * pair[1].at_ceiling,
-            1,
-        ),
+        _sigma_column(comparisons, lambda run: run.sigma),
+        Column("name", "run", lambda run: run.name),
+        Column("acr", "ACR", lambda run: run.acr, 3),
+        *(Column(f"acr_at_n_{n}", f"ACR at n = {n:,}", lambda run, n=n: run.acr_at[n], 3) for n in FEWER_VOTES),  # type: ignore[misc]
+        Column("ceiling", "largest radius", lambda run: run.ceiling, 3),
+        Column("at_ceiling", "images there (%)", lambda run: _percent(run.at_ceiling), 1),
     ]
     caption = (
         "ACR at fewer votes is the mean over all ways to draw n of the stored votes. Images whose n votes all "
         "agree have the largest radius that n can show: more votes, not a better network, would raise it."
     )
-    groups = [[(c, run) for run in c.runs if run.at_ceiling is not None] for c in comparisons]
+    groups = [[run for run in c.runs if run.at_ceiling is not None] for c in comparisons]
     return _table("What the number of votes limits", caption, columns, groups)
 
 
 def csv_columns(comparisons: Sequence[Comparison]) -> list[Column]:
     """For CSV: the worst class, the share at the largest radius, ACR with fewer votes, the run minus its reference."""
-    runs = {run.name: run for comparison in comparisons for run in comparison.runs}
-    paired = {run.name: (run, c.reference) for c in comparisons for run in c.paired}
+    paired = {run.name: run for c in comparisons for run in c.paired}
+    reference = {run.name: c.reference for c in comparisons for run in c.paired}
 
-    def of_run(value: Callable[[RunNumbers], Value]) -> Callable[[Summary], Value]:
-        return lambda s: value(runs[s.name]) if s.name in runs else None
-
-    def of_pair(value: Callable[[PairedRun, str | None], Value]) -> Callable[[Summary], Value]:
-        return lambda s: value(*paired[s.name]) if s.name in paired else None
+    def difference(summary: Summary) -> Difference | None:
+        return paired[summary.name].acr if summary.name in paired else None
 
     values: dict[str, Callable[[Summary], Value]] = {
-        "worst_class": of_run(lambda r: r.worst_class.label),
-        "worst_class_acr": of_run(lambda r: r.worst_class.acr),
-        "worst_class_accuracy": of_run(lambda r: 100 * r.worst_class.accuracy[0].share),
-        "never_certified": of_run(lambda r: " ".join(map(str, r.never_certified)) or None),
-        "largest_radius": of_run(lambda r: r.ceiling),
-        "at_largest_radius": of_run(lambda r: None if r.at_ceiling is None else 100 * r.at_ceiling),
-        **{f"acr_at_n_{n}": of_run(lambda r, n=n: r.acr_at[n]) for n in FEWER_VOTES},  # type: ignore[misc]
-        "reference": of_pair(lambda _, reference: reference),
-        "acr_minus_reference": of_pair(lambda run, _: run.acr.value),
-        "acr_minus_reference_standard_error": of_pair(lambda run, _: run.acr.standard_error),
+        "worst_class": lambda s: s.worst_class,
+        "worst_class_acr": lambda s: s.classes[s.worst_class].acr,
+        "worst_class_accuracy": lambda s: 100 * s.classes[s.worst_class].accuracy(),
+        "never_certified": lambda s: " ".join(map(str, s.never_certified)) or None,
+        "largest_radius": lambda s: s.ceiling,
+        "at_largest_radius": lambda s: _percent(s.at_ceiling),
+        **{f"acr_at_n_{n}": lambda s, n=n: s.acr_at[n] for n in FEWER_VOTES},  # type: ignore[misc]
+        "reference": lambda s: reference.get(s.name),
+        "acr_minus_reference": lambda s: getattr(difference(s), "value", None),
+        "acr_minus_reference_standard_error": lambda s: getattr(difference(s), "standard_error", None),
     }
     return [Column(key, key, value, csv_only=True) for key, value in values.items()] if comparisons else []

@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from smoothcert.report.names import images_text
-from smoothcert.report.numbers import AccuracyAt, RunNumbers
+from smoothcert.report.outcomes import wilson_interval
 from smoothcert.report.paired import Comparison
+from smoothcert.report.summary import Summary
 
 MOST_RUNS = 4
 """Up to this number, runs that are not ranked or never certify a class are named one by one."""
@@ -28,7 +29,7 @@ def headlines(comparisons: Sequence[Comparison], labels: Mapping[str, str] | Non
 
 def _sentences(comparison: Comparison, label: Callable[[str], str], several: bool) -> list[str]:
     radius = comparison.headline_radius
-    start = _where(comparison) if several or comparison.apart else ""
+    start = _where(comparison) if several or comparison.first.apart else ""
     if radius is None:
         text = [f"{start}No radius above 0 is certified."]
     elif comparison.ranked:
@@ -42,34 +43,39 @@ def _sentences(comparison: Comparison, label: Callable[[str], str], several: boo
 
 
 def _where(comparison: Comparison) -> str:
-    where = "Without a recorded σ" if comparison.sigma is None else f"At σ = {comparison.sigma:g}"
-    return f"{where}, {comparison.apart}: " if comparison.apart else f"{where}: "
+    where = "Without a recorded σ" if comparison.first.sigma is None else f"At σ = {comparison.first.sigma:g}"
+    return f"{where}, {comparison.first.apart}: " if comparison.first.apart else f"{where}: "
 
 
-def _at(run: RunNumbers, radius: float) -> AccuracyAt:
-    return next(accuracy for accuracy in run.accuracy if accuracy.radius == radius)
+def _count(run: Summary, radius: float) -> int:
+    """The images that are certified for their label at `radius`."""
+    return int(run.outcomes.certified_at(radius).sum())
 
 
-def _claim(comparison: Comparison, accuracy: AccuracyAt) -> str:
+def _claim(comparison: Comparison, run: Summary, radius: float, label: Callable[[str], str]) -> str:
+    split = run.split if len({run.split for run in comparison.runs}) == 1 else None
     return (
-        f"{accuracy.count:,} of {images_text(accuracy.images, comparison.dataset, comparison.split)} keep their class "
-        f"under every change of {comparison.norm} length up to {accuracy.radius:g}"
+        f"{_count(run, radius):,} of {images_text(run.images, run.dataset, split)} keep their class under every "
+        f"change of {run.norm} length up to {radius:g} ({label(run.name)}; {_interval(run, radius)})"
     )
 
 
-def _interval(accuracy: AccuracyAt) -> str:
-    low, high = (round(end * accuracy.images) for end in accuracy.interval)
+def _interval(run: Summary, radius: float) -> str:
+    ends = wilson_interval(_count(run, radius) / run.images, run.images)
+    low, high = (round(end * run.images) for end in ends)
     return f"95% interval {low:,} to {high:,}"
 
 
 def _unranked(comparison: Comparison, radius: float, label: Callable[[str], str]) -> str:
     """The first runs at `radius`, in their order."""
     first, *others = comparison.runs
-    accuracy = _at(first, radius)
-    words = [f"{_claim(comparison, accuracy)} ({label(first.name)}; {_interval(accuracy)})"]
-    for run in others[: MOST_RUNS - 1]:
-        accuracy = _at(run, radius)
-        words.append(f"{label(run.name)}: {accuracy.count:,} of {accuracy.images:,} ({_interval(accuracy)})")
+    words = [
+        _claim(comparison, first, radius, label),
+        *(
+            f"{label(run.name)}: {_count(run, radius):,} of {run.images:,} ({_interval(run, radius)})"
+            for run in others[: MOST_RUNS - 1]
+        ),
+    ]
     more = len(comparison.runs) - MOST_RUNS
     return "; ".join([*words, *([f"{more} more runs are in the tables"] if more > 0 else [])]) + "."
 
@@ -79,17 +85,17 @@ def _ranked(comparison: Comparison, radius: float, label: Callable[[str], str], 
     best = comparison.best_at(radius)
     if best is None:
         return f"{start}No image is certified at radius {radius:g}."
-    counts = {run.name: _at(run, radius) for run in comparison.runs}
+    runs = {run.name: run for run in comparison.runs}
     others = {best.second: best.lead}
     if comparison.reference is not None and best.name != comparison.reference:
         paired = next(run for run in comparison.paired if run.name == best.name)
         others[comparison.reference] = paired.accuracy[radius]
     words = [
-        f"{label(name)}: {counts[name].count:,}, the difference is {'' if lead.significant else 'not '}established"
+        f"{label(name)}: {_count(runs[name], radius):,}, the difference is {'' if lead.significant else 'not '}"
+        "established"
         for name, lead in others.items()
     ]
-    first = counts[best.name]
-    return f"{start}{_claim(comparison, first)} ({label(best.name)}; {_interval(first)}). {'; '.join(words)}."
+    return f"{start}{_claim(comparison, runs[best.name], radius, label)}. {'; '.join(words)}."
 
 
 def _never_certified(comparison: Comparison, label: Callable[[str], str]) -> list[str]:
@@ -97,7 +103,8 @@ def _never_certified(comparison: Comparison, label: Callable[[str], str]) -> lis
     runs = [run for run in comparison.runs if run.never_certified]
     sentences = []
     for run in runs[:MOST_RUNS]:
-        never, certified = run.never_certified, [c.label for c in run.classes if not c.never_certified]
+        never = run.never_certified
+        certified = [label for label in run.classes if label not in never]
         if certified and len(certified) < len(never):
             text = f"only {_classes(certified)} ever certified"
         else:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from importlib.resources import files as package_files
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -20,12 +19,12 @@ from smoothcert import __version__
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.io.text import flattened, one_line, printable
 from smoothcert.report.contents import Contents
+from smoothcert.report.figures import FIGURES
 from smoothcert.report.further_tables import constant_sentences, further_tables
 from smoothcert.report.headline import STATISTICS, headlines
-from smoothcert.report.html_classes import class_maps
-from smoothcert.report.html_curves import curve_data
+from smoothcert.report.html_data import class_maps, curve_data
 from smoothcert.report.html_gallery import gallery_data
-from smoothcert.report.layout import Layout, Row, comma_separated
+from smoothcert.report.layout import Layout, comma_separated
 from smoothcert.report.looks import Look, looks_of
 from smoothcert.report.names import dataset_name, meanings_in, network_name
 from smoothcert.report.paired import Comparison, comparisons
@@ -59,29 +58,30 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
     compared = contents.comparisons or comparisons(contents.summaries)
     gallery = gallery_data(ordered, contents.gallery, labels)
     script = "\n".join(map(_page_file, _SCRIPTS))
-    table = layout(contents.summaries, contents.published, compared)
+    table = layout(contents.summaries, contents.published, compared, labels)
+    csv = comma_separated(layout(contents.summaries, contents.published, compared))
     settings = {key for summary in contents.summaries for key in summary.hyperparameters}
     letters = [f"{column.title.split()[0]} = " for column in table.columns if column.key in settings]
     return _template().render(
         title=contents.title,
         about=_about(contents.summaries, written or datetime.date.today()),
-        csv=base64.b64encode(comma_separated(table).encode("utf-8", "backslashreplace")).decode(),
+        csv=base64.b64encode(csv.encode("utf-8", "backslashreplace")).decode(),
         headlines=headlines(compared, labels),
         meanings=f"{'; '.join(meanings_in(['σ = ', *letters, *labels.values()]))}.",
         bold=RANKED,
         statistics=[STATISTICS, *constant_sentences(compared)],
         looks=look_of,
-        table=_shown(_settings_last(_with_labels(table, labels), settings)),
+        table=_shown(_settings_last(table, settings)),
         notes={**contents.warnings, **contents.notes},
         further=[(heading, caption, _shown(content)) for heading, caption, content in _further(contents, compared)],
-        maps=class_maps(compared, labels, gallery.class_names),
+        maps=class_maps(compared, labels, gallery["class_names"]),
         figures=_figures(contents),
         runs=list(map(_provenance, ordered)),
         version=__version__,
         script=Markup(script),
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         style=Markup(_page_file("style.css") + _look_rules(list(looks.values()))),
-        data=Markup(_embedded({"panels": curve_data(panels, look_of, looks), "gallery": gallery.data})),
+        data=Markup(_embedded({"panels": curve_data(panels, look_of, looks), "gallery": gallery})),
     )
 
 
@@ -141,8 +141,6 @@ def _further(contents: Contents, compared: Sequence[Comparison]) -> list[tuple[s
 
 def _figures(contents: Contents) -> list[tuple[str, str, str]]:
     """Title, caption and data URI of the figures of the report but for the curves, which the page draws itself."""
-    from smoothcert.report.document import FIGURES  # that module also writes this page
-
     return [
         (title, caption, f"data:image/png;base64,{base64.b64encode(contents.drawn[f'{name}.png']).decode()}")
         for name, (title, caption) in FIGURES.items()
@@ -150,26 +148,9 @@ def _figures(contents: Contents) -> list[tuple[str, str, str]]:
     ]
 
 
-def _with_labels(content: Layout, labels: Mapping[str, str]) -> Layout:
-    """The methods under the names that the curves have."""
-    name, method = (
-        next(i for i, column in enumerate(content.columns) if column.key == key) for key in ("name", "method")
-    )
-
-    def named(row: Row) -> Row:
-        label = labels.get(str(row[name].value))
-        if label is None or row[name].aside or row[method].value is None:
-            return row
-        return (*row[:method], replace(row[method], value=label, text=label), *row[method + 1 :])
-
-    return replace(content, groups=tuple(tuple(map(named, group)) for group in content.groups))
-
-
 def _settings_last(content: Layout, keys: Collection[str]) -> Layout:
     """The hyper-parameters `keys` after the results, so that these are on the screen."""
-    order = sorted(range(len(content.columns)), key=lambda i: content.columns[i].key in keys)
-    rows = [row for group in content.groups for row in group]
-    return content.only([i for i in order if all(i < len(row) for row in rows)])
+    return content.only(sorted(range(len(content.columns)), key=lambda i: content.columns[i].key in keys))
 
 
 def _shown(content: Layout) -> dict[str, Any]:
@@ -182,17 +163,10 @@ def _shown(content: Layout) -> dict[str, Any]:
 
 def _provenance(summary: Summary) -> dict[str, Any]:
     """What the files of the run record about its training and certification."""
-    file, ends = summary.file, summary.interval()
-    line = [
-        f"ACR {summary.acr:.3f}" + ("" if ends is None else f" ({ends[0]:.3f}–{ends[1]:.3f})"),
-        f"{summary.images:,} images",
-        "" if summary.n is None else f"n = {summary.n:,}",
-        "" if summary.alpha is None else f"alpha = {summary.alpha:g}",
-        *summary.remarks,
-    ]
+    file = summary.file
     return {
         "name": summary.name,
-        "line": ", ".join(filter(None, line)),
+        "line": summary.in_words,
         "recipe": _recipe(file),
         "settings": _texts(file.settings),
         "provenance": _texts(file.provenance),

@@ -1,7 +1,6 @@
 """The images that the gallery of the HTML page shows, and what it says about each."""
 
 import base64
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.certification.columns import Columns, Flags, Floats, Integers
 from smoothcert.io.text import one_line
+from smoothcert.report.html_data import in_steps
 from smoothcert.report.summary import Summary
 from smoothcert.smoothing.certificate import ABSTAIN
 
@@ -59,29 +59,13 @@ def kinds_of(columns: Columns) -> dict[str, Integers]:
     }
 
 
-def rounded_down(radius: float, decimals: int) -> float:
-    """The largest number with `decimals` decimals that is at most `radius` >= 0: no radius is shown larger than it was
-    certified, and a radius with fewer decimals stays the same."""
-    scale: int = 10**decimals
-    if radius * scale >= 2**53:  # no decimals are left
-        return radius
-    steps = math.floor(radius * scale)
-    # The product may have been rounded across a whole number, in either direction.
-    return max(k / scale for k in (steps - 1, steps, steps + 1) if k / scale <= radius)
+def gallery_data(summaries: Sequence[Summary], gallery: Gallery | None, labels: Mapping[str, str]) -> dict[str, Any]:
+    """The gallery of the runs, whose `labels` the page shows. Runs on the same images share their pictures.
 
-
-@dataclass(frozen=True)
-class GalleryData:
-    """`data` for the page: `runs` with their lists of images; `groups`, one per sigma and data set, with the outcome of
-    each of their images under all runs; `pictures`, data URIs that the images refer to by number. `class_names` are
-    those of each data set, if known."""
-
-    data: dict[str, Any]
-    class_names: Mapping[str, tuple[str, ...]]
-
-
-def gallery_data(summaries: Sequence[Summary], gallery: Gallery | None, labels: Mapping[str, str]) -> GalleryData:
-    """The gallery of the runs, whose `labels` the page shows. Runs on the same images share their pictures."""
+    `runs` have their lists of images; `groups`, one per sigma and data set, the outcome of each of their images under
+    all runs; `pictures` are data URIs that the images refer to by number; `class_names` are those of each data set, if
+    known.
+    """
     most = PER_KIND if len(summaries) <= MANY_RUNS else PER_KIND // 2
     groups: dict[tuple[tuple[float, str], Source], list[Summary]] = {}
     for summary in summaries:
@@ -113,8 +97,7 @@ def gallery_data(summaries: Sequence[Summary], gallery: Gallery | None, labels: 
             ]
             run = {"name": one_line(member.name), "label": labels[member.name], "group": number, "kinds": lists}
             runs.append({**run, "note": one_line(answer) if isinstance(answer, str) else None})
-    data = {"runs": runs, "groups": outcomes, "pictures": pictures, "class_names": class_names}
-    return GalleryData(data, class_names)
+    return {"runs": runs, "groups": outcomes, "pictures": pictures, "class_names": class_names}
 
 
 def _kinds_of_runs(summaries: Sequence[Summary], most: int) -> dict[str, dict[str, tuple[list[CertifiedImage], int]]]:
@@ -147,16 +130,17 @@ def most_differing(summaries: Sequence[Summary], most: int) -> list[int]:
 def _outcomes(
     summaries: Sequence[Summary], indices: Sequence[int], first: int, pictures: Pictures
 ) -> dict[int, list[list[Any]]]:
-    """Index of an image -> for each run that has it: its number, counted from `first`, and the outcome."""
+    """Index of an image -> for each run that has it: its number, counted from `first`, the predicted class (None:
+    abstained), whether it is right, and the radius, rounded down."""
     outcomes = {index: list[list[Any]]() for index in indices}
     for number, summary in enumerate(summaries, first):
         columns = summary.file.columns
         chosen = np.flatnonzero(np.isin(columns.index, indices))
-        cells = (
-            column[chosen].tolist() for column in (columns.index, columns.predict, columns.correct, columns.radius)
-        )
-        for index, predict, correct, radius in zip(*cells, strict=True):
-            outcomes[index].append([number, *_outcome(predict, correct, radius, pictures)])
+        radii = in_steps(columns.radius[chosen], 1000) / 1000
+        cells = (columns.index[chosen], columns.predict[chosen], columns.correct[chosen], radii)
+        for index, predict, correct, radius in zip(*(column.tolist() for column in cells), strict=True):
+            name = None if predict == ABSTAIN else _class_name(predict, pictures)
+            outcomes[index].append([number, name, correct, radius])
     return outcomes
 
 
@@ -181,11 +165,6 @@ def _checked(answer: Pictures | str, rows: Sequence[CertifiedImage]) -> Pictures
 def _class_name(number: int, pictures: Pictures) -> str:
     known = 0 <= number < len(pictures.class_names)
     return one_line(pictures.class_names[number]) if known else str(number)
-
-
-def _outcome(predict: int, correct: bool, radius: float, pictures: Pictures) -> tuple[str | None, bool, float]:
-    """The predicted class (None: abstained), whether it is right, and the radius, rounded down."""
-    return None if predict == ABSTAIN else _class_name(predict, pictures), correct, rounded_down(radius, 3)
 
 
 def _card(row: CertifiedImage, pictures: Pictures, places: Mapping[int, int]) -> dict[str, Any]:

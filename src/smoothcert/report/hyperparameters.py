@@ -7,7 +7,6 @@ from typing import Any
 
 from smoothcert.io.text import flattened
 from smoothcert.report.layout import Value
-from smoothcert.report.locate import run_recipe
 from smoothcert.report.paired import obstacles
 from smoothcert.report.panels import shared_network
 from smoothcert.report.summary import Summary
@@ -59,7 +58,7 @@ def with_hyperparameters(summaries: Sequence[Summary]) -> list[Summary]:
 
     Files without a recipe have none. A run has only keys of its own recipe.
     """
-    recipes = {s.name: _flat(run_recipe(s.file.path)) for s in summaries}
+    recipes = {s.name: _flat(s.recipe) for s in summaries}
     differing: dict[str, None] = {}
     for members in _alike(summaries):
         keys = dict.fromkeys(key for s in members for key in recipes[s.name])
@@ -113,12 +112,12 @@ def _sweep(parameter: str, group: Sequence[Summary], summaries: Sequence[Summary
         error = members[0].acr_standard_error if len(members) == 1 else None
         points.append(SweepPoint(value, statistics.fmean(acrs), spread, tuple(s.name for s in members), error))
     first, shared = group[0], _others(group[0], parameter)
-    if form := _flat(run_recipe(first.file.path)).get(LOSS_FORM):
+    if form := _flat(first.recipe).get(LOSS_FORM):
         shared.setdefault(LOSS_FORM, form)
     plain = (s for s in summaries if s.method == "gaussian" and s.group == first.group and s not in group)
     reference = next(((s.name, s.acr) for s in plain if not obstacles([*group, s])), None)
     method, sigma = first.method or "", first.sigma or 0.0
-    network = shared_network(run_recipe(s.file.path) for s in group)
+    network = shared_network(s.recipe for s in group)
     scope = (first.images, first.n, network)
     return Sweep(parameter, method, sigma, first.dataset, shared, tuple(points), reference, *scope)
 

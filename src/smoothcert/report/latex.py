@@ -53,9 +53,7 @@ def _chosen(content: Layout, keys: Sequence[str]) -> Layout:
     if not keys:
         shown = content.for_reading()
         return shown.only([i for i, column in enumerate(shown.columns) if column.key not in _NOT_USUAL])
-    # Rows of published numbers lack the last columns.
-    width = min(len(row) for group in content.groups for row in group)
-    known = [column.key for column in content.columns[:width]]
+    known = [column.key for column in content.columns]
     for key in keys:
         if key not in known:
             raise RequestError(f"columns: expected columns of report.csv, got '{key}'; {did_you_mean(key, known)}")

@@ -80,10 +80,7 @@ Row = tuple[Cell, ...]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The columns and cells that all formats share. `groups` has one entry per sigma, each a list of rows of cells.
-
-    Rows of published numbers and of differences lack the cells of the last columns, which only CSV has.
-    """
+    """The columns and cells that all formats share. `groups` has one entry per sigma, each a list of rows of cells."""
 
     columns: tuple[Column, ...]
     groups: tuple[tuple[Row, ...], ...]

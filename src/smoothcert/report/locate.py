@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -97,20 +96,13 @@ def read_recipe(run: Path) -> Mapping[str, Any]:
     recipe = run / RECIPE
     if not recipe.is_file():
         return {}
-    stat = recipe.stat()
     try:
-        return _read_once(recipe, stat.st_mtime_ns, stat.st_size)
+        fields = read_yaml(recipe)
     except RequestError as error:
         reason = str(error).removeprefix(f"{recipe}: ").partition(";")[0]
         raise WorkError(
             f"{recipe}: expected the recipe of a run in YAML, got '{reason}'; restore or remove it"
         ) from error
-
-
-@lru_cache(maxsize=1000)
-def _read_once(recipe: Path, changed: int, size: int) -> Mapping[str, Any]:
-    """A report asks for each recipe several times, and YAML is slow to read."""
-    fields = read_yaml(recipe)
     return stored_fields(fields) if "momentum" in fields else fields  # the recipes of imported models have no training
 
 

@@ -13,7 +13,7 @@ NORMAL_95 = float(ndtri(0.975))
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """What counts of each image, one entry per image in each array, ascending by index."""
+    """What counts of some images, one entry per image in each array, ascending by index."""
 
     index: Integers
     label: Integers
@@ -30,6 +30,20 @@ class Outcomes:
     def certified_at(self, radius: float) -> Flags:
         """Whether each image is certified for its label with a radius of at least `radius`."""
         return self.certified & (self.radius >= radius)
+
+    def accuracy(self, radius: float = 0.0) -> float:
+        """The certified accuracy at `radius`, in [0, 1]."""
+        return float(self.certified_at(radius).mean())
+
+    @property
+    def acr(self) -> float:
+        """The average certified radius."""
+        return float(self.radius.mean())
+
+    def at(self, chosen: Flags) -> "Outcomes":
+        """Some of the images."""
+        columns = (self.index, self.label, self.certified, self.radius, self.unanimous)
+        return Outcomes(*(column[chosen] for column in columns))
 
 
 def outcomes_of(columns: Columns) -> Outcomes:

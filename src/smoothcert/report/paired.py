@@ -4,7 +4,6 @@ Differences are paired: image by image on the same images, so that the choice of
 significant if it exceeds two standard errors.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,8 +13,7 @@ import numpy as np
 
 from smoothcert.certification.columns import Flags, Floats
 from smoothcert.errors import RequestError
-from smoothcert.report.numbers import RunNumbers, run_numbers
-from smoothcert.report.outcomes import Outcomes
+from smoothcert.report.outcomes import Outcomes, standard_error
 from smoothcert.report.summary import Summary
 
 SIGNIFICANT = 2.0
@@ -47,9 +45,6 @@ class PairedRun:
     """Difference of ACR on the images that are easy for the reference: its radius is at least its median radius."""
     hard: Difference | None
     """On the other images. Both are None if all images have the same radius."""
-    easy_acr: float | None
-    hard_acr: float | None
-    """The ACR of the run itself on these images."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +77,7 @@ class Constant:
 class Comparison:
     """The runs of one sigma, data set and norm."""
 
-    sigma: float | None
-    dataset: str | None
-    split: str | None
-    norm: str
-    apart: str
-    """Why these radii are not compared with plain ones (see `Summary`); "" for plain ones."""
-    runs: tuple[RunNumbers, ...]
+    runs: tuple[Summary, ...]
     obstacles: tuple[str, ...]
     """Why the runs are not ranked, as in "n differs (1,000 and 100,000)"; empty if they can be."""
     reference: str | None
@@ -98,16 +87,17 @@ class Comparison:
     best: tuple[Best, ...]
     """ACR first, then the radii; a radius that no run certifies is left out. Empty if the runs are not ranked."""
     constant: Constant
-    easy_images: int | None
-    hard_images: int | None
-    """How many images are easy and hard for the reference (see `PairedRun`)."""
+
+    @property
+    def first(self) -> Summary:
+        """The first run: its sigma, data set and norm are those of all."""
+        return self.runs[0]
 
     @cached_property
     def headline_radius(self) -> float | None:
         """The radius of the headline: of those above 0 that all runs can reach, the one nearest to sigma."""
-        unreached = {a.radius for run in self.runs for a in run.accuracy if not a.reachable}
-        radii = [a.radius for a in self.runs[0].accuracy if a.radius > 0 and a.radius not in unreached]
-        return min(radii, key=lambda r: (abs(r - (self.sigma or 0.5)), r), default=None)
+        radii = [r for r in self.first.accuracy_at if r > 0 and all(run.reaches(r) for run in self.runs)]
+        return min(radii, key=lambda r: (abs(r - (self.first.sigma or 0.5)), r), default=None)
 
     @property
     def ranked(self) -> bool:
@@ -136,8 +126,8 @@ def obstacles(summaries: Sequence[Summary]) -> list[str]:
     if len(summaries) < 2:
         return []
     reasons = ["sigma is not recorded"] if summaries[0].sigma is None else []
-    for key, _ in summaries[0].protocol:
-        values = dict.fromkeys(_shown(dict(summary.protocol).get(key)) for summary in summaries)
+    for key in summaries[0].protocol:
+        values = dict.fromkeys(_shown(summary.protocol.get(key)) for summary in summaries)
         if len(values) > 1:
             reasons.append(f"{key} differs ({' and '.join(values)})")
         elif key in ("n", "alpha") and "not recorded" in values:
@@ -159,23 +149,15 @@ def _shown(value: object) -> str:
 
 def _compared(group: Sequence[Summary], reference: str | None) -> Comparison:
     reasons = obstacles(group)
-    numbers = tuple(map(run_numbers, group))
     chosen = _reference(group, reference) if not reasons and len(group) > 1 else None
     easy = None if chosen is None else _easy(chosen.outcomes)
     return Comparison(
-        sigma=group[0].sigma,
-        dataset=group[0].dataset,
-        split=group[0].split if len({summary.split for summary in group}) == 1 else None,
-        norm=group[0].norm,
-        apart=group[0].apart,
-        runs=numbers,
+        runs=tuple(group),
         obstacles=tuple(reasons),
         reference=None if chosen is None else chosen.name,
         paired=() if chosen is None else tuple(_paired(s, chosen, easy) for s in group if s is not chosen),
         best=() if chosen is None else tuple(_bests(group)),
         constant=_constant(group),
-        easy_images=None if easy is None else int(easy.sum()),
-        hard_images=None if easy is None else int((~easy).sum()),
     )
 
 
@@ -192,8 +174,7 @@ def _easy(outcomes: Outcomes) -> Flags | None:
 
 def difference_of(values: Floats) -> Difference:
     """The mean of paired differences and its standard error."""
-    error = float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
-    return Difference(float(values.mean()), error)
+    return Difference(float(values.mean()), standard_error(values))
 
 
 def _paired(run: Summary, reference: Summary, easy: Flags | None) -> PairedRun:
@@ -204,17 +185,8 @@ def _paired(run: Summary, reference: Summary, easy: Flags | None) -> PairedRun:
         for r in run.accuracy_at
         if run.reaches(r) and reference.reaches(r)
     }
-    if easy is None:
-        return PairedRun(run.name, difference_of(radius), accuracy, None, None, None, None)
-    return PairedRun(
-        run.name,
-        difference_of(radius),
-        accuracy,
-        difference_of(radius[easy]),
-        difference_of(radius[~easy]),
-        float(ours.radius[easy].mean()),
-        float(ours.radius[~easy].mean()),
-    )
+    parts = (None, None) if easy is None else (difference_of(radius[easy]), difference_of(radius[~easy]))
+    return PairedRun(run.name, difference_of(radius), accuracy, *parts)
 
 
 def _bests(group: Sequence[Summary]) -> list[Best]:

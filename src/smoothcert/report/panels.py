@@ -7,7 +7,6 @@ from typing import Any
 
 from smoothcert.io.text import one_line
 from smoothcert.report.layout import decimals_needed
-from smoothcert.report.locate import run_recipe
 from smoothcert.report.names import NamedRun, dataset_name, labels_of, network_name
 from smoothcert.report.summary import Summary
 from smoothcert.report.tables import by_sigma
@@ -26,7 +25,7 @@ class Member:
 
 def panels_of(summaries: Sequence[Summary]) -> list[list[Member]]:
     """One list per panel, by sigma (and data set, if there are several), runs in the given order."""
-    labels = labels_of([NamedRun(s.name, s.method, run_recipe(s.file.path), s.group) for s in summaries])
+    labels = labels_of([NamedRun(s.name, s.method, s.recipe, s.group) for s in summaries])
     groups = groupby(by_sigma(summaries), key=lambda summary: summary.group)
     return [[Member(labels[s.name], s) for s in members] for _, members in groups]
 
@@ -39,7 +38,7 @@ def labels_of_runs(panels: Sequence[Sequence[Member]]) -> dict[str, str]:
 def titles_of(panels: Sequence[Sequence[Member]]) -> list[str]:
     """The titles of the panels that `panels_of` gives."""
     firsts = [panel[0].summary for panel in panels]
-    networks = [shared_network(run_recipe(member.summary.file.path) for member in panel) for panel in panels]
+    networks = [shared_network(member.summary.recipe for member in panel) for panel in panels]
     titles = panel_titles([(s.sigma, s.dataset, network) for s, network in zip(firsts, networks, strict=True)])
     return [f"{title}, {first.apart}" if first.apart else title for title, first in zip(titles, firsts, strict=True)]
 

@@ -6,7 +6,7 @@ from itertools import takewhile
 from typing import Any
 
 from smoothcert.certification.certificates import CertificatesFile
-from smoothcert.report.locate import run_recipe
+from smoothcert.io.text import flattened
 from smoothcert.report.summary import Summary
 
 # Settings that follow from the training seed, or that do not change what is measured.
@@ -18,6 +18,10 @@ class SeedMean:
     """Runs that differ by their training seed only, in the given order; at least two, one per seed."""
 
     members: tuple[Summary, ...]
+
+    @property
+    def group(self) -> tuple[float, str]:
+        return self.members[0].group
 
     @property
     def name(self) -> str:
@@ -38,14 +42,9 @@ def _all_but_the_seed(file: CertificatesFile, recipe: Mapping[str, Any]) -> tupl
     """What the runs of a mean share: recipe, protocol and images. Settings that are off may also be unrecorded."""
     trained = {key: value for key, value in recipe.items() if key != "seed" and value is not None}
     certified = {key: value for key, value in file.settings.items() if key not in _NOT_COMPARED and value}
-    return repr(_canonical([trained, certified])), frozenset(file.columns.index.tolist())
-
-
-def _canonical(value: object) -> object:
-    """`value` such that equal mappings have equal texts, whatever the order and the types of their keys."""
-    if isinstance(value, Mapping):
-        return sorted((repr(key), repr(_canonical(inner))) for key, inner in value.items())
-    return [_canonical(inner) for inner in value] if isinstance(value, list | tuple) else value
+    return repr([sorted(flattened(fields).items(), key=repr) for fields in (trained, certified)]), frozenset(
+        file.columns.index.tolist()
+    )
 
 
 def over_seeds(summaries: Sequence[Summary]) -> list[SeedMean]:
@@ -56,7 +55,7 @@ def over_seeds(summaries: Sequence[Summary]) -> list[SeedMean]:
     """
     alike: dict[tuple[str, frozenset[int]], dict[Any, Summary]] = {}
     for summary in summaries:
-        recipe = run_recipe(summary.file.path)
+        recipe = summary.recipe
         if recipe.get("seed") is not None:
             alike.setdefault(_all_but_the_seed(summary.file, recipe), {}).setdefault(str(recipe["seed"]), summary)
     return [SeedMean(tuple(members.values())) for members in alike.values() if len(members) > 1]

@@ -7,21 +7,22 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri
 
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
-from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED, RANDOMIZED, TWO_SIDED
 from smoothcert.certification.columns import columns_of
-from smoothcert.errors import RequestError, WorkError
-from smoothcert.noise import Gaussian
+from smoothcert.data.datasets import DATASETS
+from smoothcert.errors import RequestError
+from smoothcert.report.fewer_votes import acr_at_fewer_votes
+from smoothcert.report.locate import run_recipe
 from smoothcert.report.outcomes import NORMAL_95, Outcomes, outcomes_of, standard_error, wilson_interval
-from smoothcert.smoothing.bounds import smallest_error_bound
-from smoothcert.smoothing.cascade import stage_error
+from smoothcert.report.protocol import ceiling_of, in_l1, kept_apart, number_of, protocol_of, remarks_on, text_of
 from smoothcert.smoothing.certificate import ABSTAIN
 
 MAX_RADII = 12
-MANY_IMAGES = 20
-"""This many images of one class, and no other, are not a coincidence."""
+FEWER_VOTES = (1_000, 10_000)
+"""The numbers of votes at which ACR is derived again from the stored votes."""
+LIMITED = 0.1
+"""From this share of images at the largest radius on, the report says that n limits the result."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,10 @@ class Summary:
     apart: str = ""
     """Why the radii cannot be compared with those of plain certificates: "randomized bound" or "cascade"; "" for plain
     certificates. Files that differ in it are never in one group."""
-    protocol: tuple[tuple[str, object], ...] = ()
-    """What radii depend on besides the network and the image, as (name, value): only runs that share it are ranked."""
+    protocol: Mapping[str, object] = field(default_factory=dict)
+    """What radii depend on besides the network and the image, by name: only runs that share it are ranked."""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """Of the run that the file belongs to; {} without one."""
     hyperparameters: Mapping[str, float | int | str | None] = field(default_factory=dict)
     """Those in which runs of the report differ, as in {"objective.weight": 10.0}."""
     l_infinity: float | None = None
@@ -76,6 +79,38 @@ class Summary:
         """The rows as arrays."""
         return outcomes_of(self.file.columns)
 
+    @cached_property
+    def classes(self) -> dict[int, Outcomes]:
+        """Label -> what counts of its images, for each label that occurs, ascending."""
+        labels = np.unique(self.outcomes.label).tolist()
+        return {label: self.outcomes.at(self.outcomes.label == label) for label in labels}
+
+    @property
+    def worst_class(self) -> int:
+        """The label with the smallest ACR; of several the first."""
+        return min(self.classes, key=lambda label: self.classes[label].acr)
+
+    @property
+    def never_certified(self) -> list[int]:
+        """The labels of which not one image is certified, at any radius."""
+        return [label for label, outcomes in self.classes.items() if not outcomes.certified.any()]
+
+    @property
+    def at_ceiling(self) -> float | None:
+        """The share of images whose n votes all go to their label: their radius is `ceiling`, whatever the network."""
+        stored = self.ceiling is not None and self.file.columns.n.any()
+        return float(self.outcomes.unanimous.mean()) if stored else None
+
+    @property
+    def limited_by_n(self) -> bool:
+        """Whether a tenth of the images or more are at the largest radius: more votes would raise ACR visibly."""
+        return self.at_ceiling is not None and self.at_ceiling >= LIMITED
+
+    @cached_property
+    def acr_at(self) -> dict[int, float | None]:
+        """n -> the ACR to expect with n votes per image, from the stored votes; None where they do not suffice."""
+        return {n: acr_at_fewer_votes(self.file, n) for n in FEWER_VOTES}
+
     def reaches(self, radius: float) -> bool:
         """Whether n votes can show this radius at all; True if that is not known."""
         return self.ceiling is None or radius <= self.ceiling
@@ -90,6 +125,24 @@ class Summary:
             return None
         low, high = wilson_interval(fraction, self.images)
         return 100 * low, 100 * high
+
+    @property
+    def in_words(self) -> str:
+        """The ACR, and how the images were certified as far as the file records it."""
+        ends = self.interval()
+        parts = [
+            f"ACR {self.acr:.3f}" + ("" if ends is None else f" (95% interval {ends[0]:.3f} to {ends[1]:.3f})"),
+            f"{self.images:,} images",
+            self.dataset and f"data set {self.dataset}",
+            self.split and f"split {self.split}",
+            "n not recorded or mixed" if self.n is None else f"n = {self.n:,}",
+            None if self.n0 is None else f"n0 = {self.n0:,}",
+            "alpha not recorded" if self.alpha is None else f"alpha = {self.alpha:g}",
+            self.precision and f"precision {self.precision}",
+            f"{self.votes:,} votes" if self.votes else "votes not recorded",
+            *self.remarks,
+        ]
+        return ", ".join(part for part in parts if part)
 
     @property
     def group(self) -> tuple[float, str]:
@@ -125,55 +178,12 @@ def _count(rows: Sequence[CertifiedImage]) -> int:
     return len(rows)
 
 
-def largest_certifiable_radius(sigma: float, n: int, alpha: float) -> float:
-    """sigma * Phi^-1(alpha^(1/n)): what Gaussian smoothing certifies when all n votes agree.
-
-    Computed through 1 - alpha^(1/n), which keeps its digits where alpha^(1/n) is next to 1.
-    """
-    return max(0.0, sigma * -float(ndtri(-math.expm1(math.log(alpha) / n))))
-
-
-def _number(file: CertificatesFile, key: str) -> float | None:
-    value = file.settings.get(key)
-    if value is None:
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if isinstance(value, bool) or not math.isfinite(number):
-        raise WorkError(
-            f"{file.path}: the settings next to it are damaged: expected a number for '{key}', got {value!r}"
-        )
-    return number
-
-
 def _shared_count(file: CertificatesFile, key: str, counts: set[int]) -> int | None:
     """The one value of n or n0 that all rows have; the settings give it where rows have no votes."""
     if counts == {0}:
-        stored = _number(file, key)
+        stored = number_of(file, key)
         return None if stored is None else int(stored)
     return counts.pop() if len(counts) == 1 else None
-
-
-def _text(settings: Mapping[str, Any], key: str) -> str | None:
-    value = settings.get(key)
-    return None if value is None or value == "" else str(value)
-
-
-def _ceiling(file: CertificatesFile, sigma: float | None, n: int | None, alpha: float | None) -> float | None:
-    gaussian = (_text(file.settings, "noise") or "gaussian").lower() == "gaussian"
-    # Other bounds may show more than alpha^(1/n).
-    known = gaussian and _bound(file) in (ONE_SIDED, TWO_SIDED, RANDOMIZED)
-    if not known or sigma is None or n is None or alpha is None or n < 1 or not 0 < alpha < 1:
-        return None
-    if sigmas := file.settings.get("cascade"):
-        errors = [stage_error(n, n, stage, len(sigmas), alpha) for stage in range(len(sigmas))]
-        return max(Gaussian(s).radius(error) for s, error in zip(sigmas, errors, strict=True))
-    if is_randomized(file):
-        return Gaussian(sigma).radius(smallest_error_bound(n, alpha, randomized=True))
-    ceiling = largest_certifiable_radius(sigma, n, alpha)
-    return ceiling if math.isfinite(ceiling) else None
 
 
 def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summary:
@@ -182,7 +192,7 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
     columns = file.columns
     counted = columns.counted_radii
     radii_of_all = np.concatenate([counted, np.zeros(len(columns) - len(counted))])
-    sigma, alpha = _number(file, "sigma"), _number(file, "alpha")
+    sigma, alpha = number_of(file, "sigma"), number_of(file, "alpha")
     n = _shared_count(file, "n", set(columns.n.tolist()))
     return Summary(
         name=name,
@@ -196,52 +206,18 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         accuracy_at={r: float((counted >= r).sum()) / len(columns) for r in sorted(set(radii))},
         abstention=int((columns.predict == ABSTAIN).sum()) / len(columns),
         votes=int(columns.spent.sum()),
-        dataset=_text(file.settings, "dataset"),
-        split=_text(file.settings, "split"),
-        method=_text(file.settings, "objective"),
+        dataset=text_of(file, "dataset"),
+        split=text_of(file, "split"),
+        method=text_of(file, "objective"),
         n0=_shared_count(file, "n0", set(columns.n0.tolist())),
-        precision=_text(file.settings, "precision"),
-        ceiling=_ceiling(file, sigma, n, alpha),
-        remarks=_remarks(file),
+        precision=text_of(file, "precision"),
+        ceiling=ceiling_of(file, sigma, n, alpha),
+        remarks=remarks_on(file),
         norm="L1" if in_l1(file) else "L2",
-        apart=_apart(file),
-        protocol=_protocol(file, n, alpha),
+        apart=kept_apart(file),
+        protocol=protocol_of(file, n, alpha),
+        recipe=run_recipe(file.path),
     )
-
-
-def _apart(file: CertificatesFile) -> str:
-    return "cascade" if file.settings.get("cascade") else "randomized bound" if is_randomized(file) else ""
-
-
-def is_randomized(file: CertificatesFile) -> bool:
-    """Whether the radii depend on coins, by a randomized bound."""
-    return file.settings.get("bound") == "randomized"
-
-
-def _over_sigmas(file: CertificatesFile) -> str:
-    return f"cascade over σ {', '.join(f'{sigma:g}' for sigma in file.settings.get('cascade') or ())}"
-
-
-def _protocol(file: CertificatesFile, n: int | None, alpha: float | None) -> tuple[tuple[str, object], ...]:
-    settings = file.settings
-    adaptive = bool(settings.get("radii") or settings.get("radius_loss"))  # the rule chooses n for each image
-    protocol = {
-        "n": _number(file, "n") if n is None or adaptive else n,
-        "alpha": alpha,
-        "bound": _bound(file),
-        "noise": _text(settings, "noise") or "gaussian",
-        "radii": str(settings.get("radii") or ""),
-        "radius loss": _text(settings, "radius_loss"),
-        "label-aware": bool(settings.get("label_aware")),
-        "sound": bool(settings.get("sound")),
-    }
-    return tuple(protocol.items())
-
-
-def _bound(file: CertificatesFile) -> str:
-    """The name of the confidence bound; the first files have a longer one, files of other tools none."""
-    bound = _text(file.settings, "bound") or ONE_SIDED
-    return ONE_SIDED if bound == EARLY_NAME else bound
 
 
 def refuse_without_images(file: CertificatesFile) -> None:
@@ -251,38 +227,11 @@ def refuse_without_images(file: CertificatesFile) -> None:
         )
 
 
-def _remarks(file: CertificatesFile) -> tuple[str, ...]:
-    """What is unusual; usual are n votes for each image of several classes, under Gaussian noise in floats."""
-    settings, columns, n = file.settings, file.columns, _number(file, "n")
-    radii = settings.get("radii") or ()
-    radii = ", ".join(map(str, radii)) if isinstance(radii, list | tuple) else str(radii)
-    spent = int(columns.spent.sum())
-    most = int(columns.n0.sum()) + (n * len(columns) if n else int(columns.n.sum()))
-    remarks = {
-        f"sampled until radius {radii} was decided": bool(radii),
-        f"two-stage, about {settings.get('radius_loss')} sigma of radius given up": settings.get("radius_loss")
-        is not None,
-        "label-aware: wrong images were not sampled, for benchmarks only": bool(settings.get("label_aware")),
-        f"{_bound(file)} bound": _bound(file) not in (ONE_SIDED, RANDOMIZED),
-        "randomized bound: each radius depends on a coin that the file stores": is_randomized(file),
-        _over_sigmas(file): bool(settings.get("cascade")),
-        "sound integer noise": bool(settings.get("sound")),
-        f"{settings.get('noise')} noise, radii in L1": in_l1(file),
-        f"{most / max(spent, 1):.1f} times fewer votes than n for each image": most > spent,
-        f"all images of class {columns.label[0]}, so its ACR alone": _of_one_class(file),
-        "a last row, not written to its end, is left out": file.torn,
-    }
-    return tuple(remark for remark, holds in remarks.items() if holds)
-
-
-def in_l1(file: CertificatesFile) -> bool:
-    """Whether the radii are in L1: those of Laplace and uniform noise."""
-    return file.settings.get("noise") in ("laplace", "uniform")
-
-
-def _of_one_class(file: CertificatesFile) -> bool:
-    """Whether all images have one label, and are too many for that to be chance."""
-    return len(file.rows) >= MANY_IMAGES and len(np.unique(file.columns.label)) == 1
+def implied_l_infinity(summary: Summary) -> float | None:
+    """ACR / sqrt(d): the L-infinity radius that an L2 radius implies, as that cube fits into the ball; None if the
+    number d of pixel values is not known."""
+    spec = DATASETS.get(summary.dataset or "") if summary.norm == "L2" else None
+    return None if spec is None else summary.acr / math.sqrt(math.prod(spec.shape))
 
 
 def default_radii(files: Sequence[CertificatesFile]) -> list[float]:

@@ -9,9 +9,9 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from smoothcert.errors import RequestError
-from smoothcert.report.comparison import Published, published_below
+from smoothcert.report.comparison import Published, minus, published_below
 from smoothcert.report.further_tables import csv_columns
-from smoothcert.report.layout import UNKNOWN, Cell, Column, Layout, Row, Value, decimals_needed
+from smoothcert.report.layout import UNKNOWN, Column, Layout, Row, Value, decimals_needed
 from smoothcert.report.names import VALUES, setting_titles
 from smoothcert.report.paired import SIGNIFICANT, Comparison, obstacles
 from smoothcert.report.seeds import SeedMean
@@ -28,6 +28,7 @@ RANKED = (
 RANKED_SEEDS = "the best mean of each σ, where it exceeds every other by more than two standard errors over seeds"
 """What bold means in the table over seeds."""
 NOTHING: Mapping[str, Published] = {}
+NO_LABELS: Mapping[str, str] = {}
 PublishedOf = Callable[[Any], Published | None]
 """From the subject of a row (a run, a mean over seeds) to its published row; None if the table has none."""
 Subject = TypeVar("Subject", bound=Summary | SeedMean)
@@ -134,7 +135,10 @@ def _hyperparameter_columns(summaries: Sequence[Summary]) -> list[Column]:
 
 
 def _columns(
-    summaries: Sequence[Summary], published: Mapping[str, Published], comparisons: Sequence[Comparison]
+    summaries: Sequence[Summary],
+    published: Mapping[str, Published],
+    comparisons: Sequence[Comparison],
+    labels: Mapping[str, str],
 ) -> tuple[Column, ...]:
     # A method that only repeats the name of the run says nothing; the paper's label says which variant it is.
     no_method = not published and all(s.method is None or s.method == s.name for s in summaries)
@@ -142,16 +146,19 @@ def _columns(
     l_infinity = Column("acr_l_infinity", "ACR in L∞", lambda s: s.l_infinity, decimals=4)
     acr, *accuracies = numbers = _numbers(summaries)
 
-    def method(summary: Summary) -> str:
-        row = published.get(summary.name)
-        return (summary.method or UNKNOWN) if row is None else row.label
+    def method(summary: Summary) -> str | None:
+        return summary.method and labels.get(summary.name, summary.method)
+
+    def method_text(summary: Summary) -> str:
+        row = None if labels else published.get(summary.name)
+        return (method(summary) or UNKNOWN) if row is None else row.label
 
     def votes(summary: Summary) -> str:
         return compact(summary.votes)
 
     return (
         *_heading(summaries),
-        Column("method", "method", lambda s: s.method, csv_only=no_method, text=method),
+        Column("method", "method", method, csv_only=no_method, text=method_text),
         *_hyperparameter_columns(summaries),
         acr,
         Column("acr_standard_error", "±", lambda s: s.acr_standard_error, decimals=3, csv_only=True),
@@ -170,61 +177,58 @@ def _columns(
     )
 
 
-def _marked(columns: Sequence[Column], rows: Sequence[Row], is_best: Callable[[int, Column], bool]) -> list[Row]:
-    """`rows` with the cells marked for whose row number and ranked column `is_best` holds."""
-    return [
-        tuple(
-            replace(cell, best=column.ranked and is_best(number, column))
-            for column, cell in zip(columns, row, strict=True)
-        )
-        for number, row in enumerate(rows)
-    ]
+def _published_columns(columns: Sequence[Column], published: PublishedOf) -> list[Column]:
+    """For CSV: the row of a paper's table that a subject reproduces, its numbers, and ours minus these."""
 
+    def printed(subject: object, column: Column) -> float | None:
+        return None if (row := published(subject)) is None else row.at(column.radius)
 
-Best = Callable[[Sequence[Subject], int, Column], bool]
-"""Whether a subject, by its number in its group, is the best of a column."""
+    values: dict[str, Callable[[Any], Value]] = {
+        "published_table": lambda s: getattr(published(s), "table", None),
+        "published_row": lambda s: getattr(published(s), "label", None),
+    }
+    for column in columns:
+        if column.ranked:
+            values[f"published_{column.key}"] = partial(printed, column=column)
+            values[f"{column.key}_difference"] = lambda s, c=column: minus(c.value(s), printed(s, c))  # type: ignore[misc]
+    return [Column(key, key, value, csv_only=True) for key, value in values.items()]
 
 
 def _arranged(
     columns: Sequence[Column],
     subjects: Sequence[Subject],
-    run_of: Callable[[Subject], Summary],
-    published: PublishedOf | None,
-    is_best: Best[Subject] | None = None,
+    published: PublishedOf | None = None,
+    is_best: Callable[[Sequence[Subject], int, Column], bool] = lambda group, number, column: False,
 ) -> Layout:
-    """The rows of `subjects` in groups by sigma (unknown last), then in the given order, the best of each group marked
-    as `is_best` says, published rows under those that have one (in CSV as further columns). `run_of` gives the run, or
-    one of the runs, that a subject is about.
+    """The rows of `subjects` in groups by sigma (unknown last), then in the given order.
+
+    The cells of ranked columns for which `is_best` holds, with the group and the number of the subject in it, are
+    marked. Published rows are under those that have one; in CSV they are further columns.
     """
+    if published is not None:
+        columns = [*columns, *_published_columns(columns, published)]
     groups = []
-    numbers = [] if published is None else [i for i, column in enumerate(columns) if column.ranked]
-    for _, members in groupby(sorted(subjects, key=lambda s: run_of(s).group), key=lambda s: run_of(s).group):
-        group = list(members)
-        rows = [tuple(column.cell(subject) for column in columns) for subject in group]
-        if is_best is not None:
-            rows = _marked(columns, rows, partial(is_best, group))
-        lines: list[Row] = []
-        for subject, row in zip(group, rows, strict=True):
+    for _, members in groupby(sorted(subjects, key=lambda s: s.group), key=lambda s: s.group):
+        group, rows = list(members), list[Row]()
+        for number, subject in enumerate(group):
+            cells = [(column, column.cell(subject)) for column in columns]
+            row = tuple(replace(cell, best=c.ranked and is_best(group, number, c)) for c, cell in cells)
             printed = None if published is None else published(subject)
-            aside = () if printed is None else published_below(columns, row, printed)
-            texts = () if published is None else (getattr(printed, key, None) for key in ("table", "label"))
-            values = [line[i].value for i in numbers for line in aside] or [None] * (2 * len(numbers))
-            lines += [(*row, *(Cell(value, "") for value in (*texts, *values))), *aside]
-        groups.append(tuple(lines))
-    keys = ["published_table", "published_row"]
-    keys += [key for i in numbers for key in (f"published_{columns[i].key}", f"{columns[i].key}_difference")]
-    further = () if published is None else (Column(key, key, csv_only=True) for key in keys)
-    return Layout((*columns, *further), tuple(groups))
+            rows += [row] if printed is None else [row, *published_below(columns, row, printed)]
+        groups.append(tuple(rows))
+    return Layout(tuple(columns), tuple(groups))
 
 
 def layout(
     summaries: Sequence[Summary],
     published: Mapping[str, Published] = NOTHING,
     comparisons: Sequence[Comparison] = (),
+    labels: Mapping[str, str] = NO_LABELS,
 ) -> Layout:
     """The table of the runs; `published`: name of a run -> the row to show under it.
 
-    `comparisons` say which runs are significantly the best; without them no cell is marked.
+    `comparisons` say which runs are significantly the best; without them no cell is marked. `labels` are the names that
+    the methods of runs have in figures.
     """
     if not summaries:
         raise RequestError("expected at least one run to tabulate, got none; give run folders or certificates files")
@@ -236,14 +240,14 @@ def layout(
     def is_best(group: Sequence[Summary], number: int, column: Column) -> bool:
         return (group[number].name, column.radius) in best
 
-    columns = _columns(summaries, published, comparisons)
-    return _arranged(columns, summaries, lambda summary: summary, published_of, is_best)
+    columns = _columns(summaries, published, comparisons, labels)
+    return _arranged(columns, summaries, published_of, is_best)
 
 
 def intervals_layout(summaries: Sequence[Summary]) -> Layout:
     """The 95% confidence intervals over images, for reading: ACR and each accuracy as `low–high`."""
     columns = (*_heading(summaries), *map(_interval_column, _numbers(summaries)))
-    return _arranged(columns, summaries, lambda summary: summary, None)
+    return _arranged(columns, summaries)
 
 
 def seeds_layout(means: Sequence[SeedMean], published: Mapping[str, Published] = NOTHING) -> Layout:
@@ -271,8 +275,7 @@ def seeds_layout(means: Sequence[SeedMean], published: Mapping[str, Published] =
         *numbers,
         Column("images", "images", lambda m: m.members[0].images, decimals=0),
     )
-    first_run = lambda mean: mean.members[0]  # noqa: E731
-    return _arranged(columns, means, first_run, published_of if published else None, _best_mean)
+    return _arranged(columns, means, published_of if published else None, _best_mean)
 
 
 def _best_mean(means: Sequence[SeedMean], number: int, column: Column) -> bool:

@@ -36,7 +36,7 @@ from smoothcert.training.run_folder import check_run_folder
 
 if TYPE_CHECKING:
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-    from smoothcert.report.certificates_table import CertificatesTable
+    from smoothcert.report.notebook import CertificatesTable
 
 MOST = 100_000
 """The largest side of an image, and the largest number of classes, that a file may request memory for."""
@@ -106,7 +106,7 @@ class Run:
     def read_certificates(self, name: str | None = None) -> "CertificatesTable":
         """The certificates file called `name`, such as "test-n100000"; by default the only one."""
         # The one import from a higher layer: tables and figures belong to reports, and users expect them here.
-        from smoothcert.report.certificates_table import certificates_of_run
+        from smoothcert.report.notebook import certificates_of_run
 
         return certificates_of_run(self.folder, name)
 
