@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -435,25 +434,6 @@ def test_resume_refuses_changed_user_images(change: str, tmp_path: Path) -> None
     assert path.read_bytes() == before
 
 
-def test_resume_continues_files_of_earlier_versions(tmp_path: Path) -> None:
-    """It does not tell by what its images and its callable are known."""
-    data = ImageData(torch.zeros(4, 1, 1, 1, dtype=torch.uint8), torch.zeros(4).long(), 2, "npz:a", "test")
-    path, seen = tmp_path / "a.tsv", []
-
-    def dark(images: torch.Tensor) -> torch.Tensor:
-        seen.append(len(images))
-        return torch.cat([0.5 - images.flatten(1), images.flatten(1) - 0.5], dim=1)
-
-    certify_dataset(dark, data, path, recipe(batch_size=3), name="mine", indices=[0], device=CPU)
-    assert max(seen) <= 3
-    stored = json.loads(path.with_suffix(".json").read_text())
-    for key in ("images_sha256", "classes_sha256"):
-        del stored["settings"][key]
-    path.with_suffix(".json").write_text(json.dumps(stored))
-    certify_dataset(dark, data, path, recipe(batch_size=3), name="mine", indices=[0, 1], device=CPU)
-    assert len(read_certificates(path).rows) == 2
-
-
 @pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS])
 def test_certify_works_on_file_systems_without_locks(
     error: int, trained_run: Path, test_data: ImageData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -637,13 +617,6 @@ def test_resume_refuses_a_module_with_changed_code(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"other settings .classes_sha256"):
         certify_dataset(Scaled(-1), data, path, recipe(), name="mine", indices=[0, 1, 2], device=CPU)
     assert path.read_bytes() == before
-    # A file of an earlier version does not say: it is continued.
-    stored = json.loads(path.with_suffix(".json").read_text())
-    for key in ("classes_sha256", "num_classes"):
-        del stored["settings"][key]
-    path.with_suffix(".json").write_text(json.dumps(stored))
-    certify_dataset(Scaled(1), data, path, recipe(), name="mine", indices=[0, 1, 2], device=CPU)
-    assert len(read_certificates(path).rows) == 3
 
 
 def test_recertify_does_not_overwrite_files_of_the_user(

@@ -25,7 +25,7 @@ from smoothcert.certification.attack_file import AttackedImage, AttacksFile, att
 from smoothcert.certification.attack_settings import AttackRecipe
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.certification.subject import Subject
-from smoothcert.data import UNSPLIT, Images
+from smoothcert.data import Images
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import plain_form
 from smoothcert.io.results import alone, differing_settings
@@ -249,8 +249,6 @@ def _claims(certificates: CertificatesFile | None, settings: Mapping[str, Any]) 
     shared = [key for key in SAME_CLASSIFIER if key in certificates.settings and key in settings]
     shared += ["denoiser"] if "denoiser" in {*certificates.settings, *settings} else []
     stored = {key: certificates.settings.get(key) for key in shared}
-    if settings["split"] == UNSPLIT and stored.get("split") == "test":
-        stored["split"] = UNSPLIT  # what an earlier version wrote for data without a split
     if differences := differing_settings(stored, {key: settings.get(key) for key in shared}):
         raise RequestError(
             f"{certificates.path}: certifies another classifier than the one to attack ({'; '.join(differences)}); "

@@ -39,8 +39,6 @@ KIND = "a certificates file"
 COLUMNS_WITH_COIN = (*COLUMNS, "coin")
 """The columns of a file with the randomized bound."""
 HEADERS = (FIELD_COLUMNS, COLUMNS, COLUMNS_WITH_COIN)
-NEWER_SETTINGS = ("images_sha256", "classes_sha256", "num_classes")
-"""Settings that files of earlier versions lack: such files are continued and merged without them."""
 
 
 @dataclass(frozen=True, slots=True)

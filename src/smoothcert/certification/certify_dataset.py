@@ -13,7 +13,6 @@ from torch import Tensor
 
 from smoothcert.certification.cascade import Cascade
 from smoothcert.certification.certificates import (
-    NEWER_SETTINGS,
     CertificatesFile,
     CertifiedImage,
     certificates_path,
@@ -25,7 +24,7 @@ from smoothcert.certification.estimate import CertificationEstimate, seconds_per
 from smoothcert.certification.prepare import Prepared, checked_indices
 from smoothcert.certification.settings import CertifySettings, images_at_once, make_counter, with_until_radius
 from smoothcert.certification.subject import Certifiable, Data, Subject, as_images, data_settings
-from smoothcert.data import UNSPLIT, Images
+from smoothcert.data import Images
 from smoothcert.distributed import Team, find_device
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import PLAIN, existing_form, exists, plain_form, plain_while_written, stem
@@ -167,7 +166,7 @@ class Certification:
         on_accuracy: Callable[[NoiseAccuracy], None],
     ) -> None:
         """Certify the images that `path` and the parts of an interrupted call do not have."""
-        team, settings = self.team, comparable_settings(settings, stored_settings(path))
+        team = self.team
         if team.leads:
             join_parts(path, settings, provenance)
             known = {row.index for row in existing_rows(path)}
@@ -247,17 +246,6 @@ def wait_for_settings(path: Path, team: Team, seconds: float = SHARED_SECONDS) -
                 "system that all machines share"
             )
         time.sleep(0.1)
-
-
-def comparable_settings(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `settings` without those that are unknown, or that an earlier version did not write into the file."""
-    if settings.get("split") == UNSPLIT and stored.get("split") == "test":
-        settings = {**settings, "split": "test"}  # what an earlier version wrote for data without a split
-    return {
-        key: value
-        for key, value in settings.items()
-        if key not in NEWER_SETTINGS or (value is not None and (not stored or key in stored))
-    }
 
 
 def existing_rows(path: Path) -> tuple[CertifiedImage, ...]:

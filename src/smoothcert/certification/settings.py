@@ -12,7 +12,6 @@ from torch import nn
 
 from smoothcert.certification.shards import Selection
 from smoothcert.errors import RequestError
-from smoothcert.io.results import stored_settings
 from smoothcert.models.denoised import Denoised
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.models.precision import DTYPES, at_precision, resolve_precision
@@ -110,14 +109,11 @@ class CertifySettings(Recipe):
             str(self.noise): self.noise not in (None, "gaussian"),
             f"consensus{consensus}": consensus is not None,
             "denoised": denoised,
+            f"sigma{self.sigma or 0:g}": training_sigma not in (None, self.sigma),
+            f"shard{part}of{parts}": parts > 1,
         }
         words = [f"test-n{self.n}", *(word for word, used in options.items() if used)]
-        shard = [f"shard{part}of{parts}"] if parts > 1 else []
-        path = folder / "certificates" / f"{'-'.join([*words, *shard])}.tsv"
-        # Earlier versions used this name for any sigma: such a file is continued.
-        if training_sigma in (None, self.sigma) or self.sigma == stored_settings(path).get("sigma"):
-            return path
-        return path.with_name(f"{'-'.join([*words, f'sigma{self.sigma:g}', *shard])}.tsv")
+        return folder / "certificates" / f"{'-'.join(words)}.tsv"
 
     def to_mapping(self) -> dict[str, Any]:
         """Return what a certificate depends on: all fields but those that choose images."""

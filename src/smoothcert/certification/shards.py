@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from smoothcert.certification.certificates import (
-    NEWER_SETTINGS,
     CertificatesFile,
     CertifiedImage,
     read_certificates,
@@ -38,7 +37,7 @@ class Selection:
 
     @classmethod
     def from_provenance(cls, provenance: Mapping[str, Any]) -> "Selection | None":
-        """Return the recorded selection; None for files of earlier versions, other callers and damaged records."""
+        """Return the recorded selection; None for files of other callers and damaged records."""
         try:
             stored = provenance["selection"]
             part, parts = stored["shard"]
@@ -105,8 +104,7 @@ def _united(files: Sequence[CertificatesFile]) -> dict[int, CertifiedImage]:
     rows: dict[int, CertifiedImage] = {}
     for file in files:
         # Each shard may have its own seed: votes of different images are independent with one seed or several.
-        unknown = {key for key in NEWER_SETTINGS if (key in files[0].settings) != (key in file.settings)} | {"seed"}
-        this, that = ({k: v for k, v in f.settings.items() if k not in unknown} for f in (file, files[0]))
+        this, that = ({k: v for k, v in f.settings.items() if k != "seed"} for f in (file, files[0]))
         if differences := differing_settings(this, that, ("this", "that")):
             raise RequestError(f"{file.path}: has other settings than {files[0].path} ({'; '.join(differences)})")
         for row in file.rows:
@@ -117,43 +115,27 @@ def _united(files: Sequence[CertificatesFile]) -> dict[int, CertifiedImage]:
 
 
 def incomplete(files: Sequence[CertificatesFile]) -> list[str]:
-    """Return what is missing: shards, and images of a shard. It is empty if nothing is known to be missing.
-
-    Files of earlier versions do not record their images. They are judged by their names (`shard2of8`) and by the
-    number of their rows, which differs by at most one between the shards of one selection.
-    """
+    """Return what is missing: shards, and images of a shard. It is empty if nothing is known to be missing."""
     problems = [problem for file in files if (problem := missing_rows(file))]
-    shards = {shard: file for file in files if (shard := _shard_of(file)) is not None}
+    selections = ((Selection.from_provenance(file.provenance), file) for file in files)
+    shards = {selection: file for selection, file in selections if selection is not None and selection.shard[1] > 1}
     if not shards:
         return problems
-    (_, parts), example = next(iter(shards.items()))
-    for (part, other), file in shards.items():
-        if other != parts:
+    first, example = next(iter(shards.items()))
+    for selection, file in shards.items():
+        (part, parts), (_, others) = selection.shard, first.shard
+        if parts != others:
             raise RequestError(
-                f"{file.path}: is shard {part} of {other}, {example.path} is one of {parts}; merge them separately"
+                f"{file.path}: is shard {part} of {parts}, {example.path} is one of {others}; merge them separately"
             )
-    absent = [part for part in range(1, parts + 1) if (part, parts) not in shards]
-    problems += [f"{_shard_name(example, part, parts)} is missing" for part in absent]
-    selections = {
-        shard: replace(selection, shard=(1, 1))
-        for shard, file in shards.items()
-        if (selection := Selection.from_provenance(file.provenance)) is not None
-    }
-    for shard, selection in selections.items():
-        first = next(iter(selections.values()))
-        if selection != first:
+        if replace(selection, shard=first.shard) != first:
             raise RequestError(
-                f"{shards[shard].path}: chose other images ({_described(selection)}) than another shard "
+                f"{file.path}: chose other images ({_described(selection)}) than another shard "
                 f"({_described(first)}); certify them with the same --skip and --max-images"
             )
-    if not selections:
-        most = max(len(file.rows) for file in shards.values())
-        problems += [
-            f"{file.path.name} has {len(file.rows)} rows where others have {most}"
-            for file in shards.values()
-            if 0 < len(file.rows) < most - 1 and not file.torn
-        ]
-    return problems
+    parts = first.shard[1]
+    absent = sorted(set(range(1, parts + 1)) - {selection.shard[0] for selection in shards})
+    return problems + [f"{_shard_name(example, part, parts)} is missing" for part in absent]
 
 
 def missing_rows(file: CertificatesFile) -> str | None:
@@ -166,18 +148,6 @@ def missing_rows(file: CertificatesFile) -> str | None:
     if file.torn:
         return f"{file.path.name} ends in the middle of a row"
     return None if file.rows else f"{file.path.name} has no rows"
-
-
-def _shard_of(file: CertificatesFile) -> tuple[int, int] | None:
-    """Return (i, k) as recorded, or as in the name of the file; None if it is not a shard."""
-    selection = Selection.from_provenance(file.provenance)
-    if selection is not None:
-        return selection.shard if selection.shard[1] > 1 else None
-    named = SHARD_NAME.search(file.path.name)
-    if named is None:
-        return None
-    part, parts = int(named[1]), int(named[2])
-    return (part, parts) if 1 <= part <= parts and parts > 1 else None
 
 
 def _shard_name(example: CertificatesFile, part: int, parts: int) -> str:

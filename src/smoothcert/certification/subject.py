@@ -197,7 +197,7 @@ def data_settings(data: Images) -> dict[str, Any]:
         "dataset": data.name,
         "split": data.split,
         # A name in DATASETS stands for its images; the content of user data may change.
-        "images_sha256": None if data.name in DATASETS else _images_digest(data),
+        **({} if data.name in DATASETS else {"images_sha256": _images_digest(data)}),
         **({"classes": list(data.class_names or ())} if data.relabelled else {}),
     }
 
