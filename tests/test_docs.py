@@ -25,6 +25,7 @@ from smoothcert.training.checkpoint import load_run
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
+LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md", *sorted((ROOT / "results").rglob("README.md"))]
 OPTIONS_OF_OTHER_TOOLS = {
     *("--help", "--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--max-restarts"),
     *("--rdzv-backend", "--rdzv-id", "--rdzv-endpoint", "--rdzv-conf"),
@@ -138,7 +139,7 @@ def headings(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("path", PAGES, ids=page_name)
+@pytest.mark.parametrize("path", LINKED, ids=page_name)
 def test_links_have_targets(path: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", path.read_text(encoding="utf-8")):
         if not target.startswith("http"):

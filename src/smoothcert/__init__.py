@@ -1,6 +1,10 @@
 """Train image classifiers that can be certified by randomized smoothing, certify them, show the result.
 
 >>> import smoothcert as sc
+
+Certify a classifier: `SmoothedClassifier(model, sigma=0.5).certify(images)`, or a data set: `certify_dataset`.
+Train: `train(preset("mnist/consistency", sigma=0.5), out="runs/a")`, or use `losses` in your own loop.
+Examine and compare: `doctor`, `load`, `read_certificates`, `report`. `docs/api.md` shows each name with an example.
 """
 
 from importlib import import_module

@@ -31,7 +31,7 @@ SELECTION = ("skip", "max_images", "shard")
 
 
 class CertifySettings(Recipe):
-    """What a user may ask of a certification. None and "auto" are filled in when it starts (see `completed`)."""
+    """All options of a certification. None and "auto" are filled in when it starts (see `completed`)."""
 
     sigma: float | None = Field(
         default=None, gt=0, description="standard deviation of the noise; default: that of training"

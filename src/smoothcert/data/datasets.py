@@ -120,7 +120,7 @@ def load_dataset(
 ) -> "Images":
     """Load the split `split` of the data set `name` on the CPU; `folder` is where its files are or will be stored.
 
-    `name` is one of DATASETS, or `folder:PATH` or `npz:PATH` for images of users (see `load_folder`, `load_npz`).
+    `name` is one of DATASETS, or `folder:PATH` or `npz:PATH` for your own images (see `load_folder`, `load_npz`).
     `image_size`, `channels` and `skip_unreadable` are for `folder:PATH` only: the others have a shape. With `classes`,
     the names of a model's outputs in order, labels are positions in that list (see `with_classes`).
     """

@@ -47,6 +47,7 @@ class Ensemble(nn.Module):
         return "" if self.consensus is None else f"consensus={self.consensus}"
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """Return the averaged logits [batch, classes]."""
         first = self.consensus or len(self.members)
         logits = [self._logits(i, inputs) for i in range(first)]
         total = torch.stack(logits).sum(0)

@@ -220,7 +220,7 @@ PRESETS |= {f"mnist/ablation/{name}": preset for name, preset in ablations().ite
 
 
 def preset(name: str, sigma: float | None = None) -> TrainRecipe:
-    """Return the recipe of a preset at `sigma` (by default 0.5; 1.0 for ablations)."""
+    """Return the recipe that `smoothcert presets` lists as `name`, at `sigma` (by default 0.5; 1.0 for ablations)."""
     if name not in PRESETS:
         hint = did_you_mean(name, PRESETS, "`smoothcert presets` lists them")
         raise RequestError(f"preset: no preset is called {name}; {hint}")

@@ -28,12 +28,12 @@ def report(
     out: str | Path | None = None,
     formats: Sequence[str] = ("md", "csv", "html", "png"),
 ) -> list[Row]:
-    """One row per certificates file of `runs` (run folders, folders of them, or files), ready for `pandas.DataFrame`.
+    """Return one row per certificates file of `runs` (run folders, folders of them, or files), for `pandas.DataFrame`.
 
-    A row has the name, data set, sigma, method, ACR and its standard error, the certified accuracy (a fraction) at each
-    of `radii`, the abstention rate and the number of images and votes. Runs of one sigma and data set are compared on
-    the images that all of them have. With `out`, the report is also written there, as
-    the command `smoothcert report` does: tables and a page as md, csv, tex and html, figures as png, pdf and svg.
+    A row has the name, data set, sigma, method, average certified radius (ACR) and its standard error, the certified
+    accuracy (a fraction) at each of `radii`, the abstention rate and the number of images and votes. Runs of one sigma
+    and data set are compared on the images that all of them have. With `out`, the report is also written there, as the
+    command `smoothcert report` does: tables and a page as md, csv, tex and html, figures as png, pdf and svg.
     """
     given = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
     paths = [run.folder if hasattr(run, "folder") else Path(run) for run in given]

@@ -43,8 +43,8 @@ def train(
 ) -> Run:
     """Train `recipe` into the run folder `out` and return the run, its model on the CPU in eval mode.
 
-    `data` is the name of a data set, our `Images`, or a map-style torch `Dataset` of (image, label) with images
-    [c, h, w] in [0, 1]; by default the data set of the recipe. A torch `Dataset` is recorded in the recipe as
+    `data` is the name of a data set, what `load_dataset` returns, or a map-style torch `Dataset` of (image, label) with
+    images [c, h, w] in [0, 1]; by default the data set of the recipe. A torch `Dataset` is recorded in the recipe as
     `torch:ClassName`. `model` is trained instead of the network that the recipe names, and receives the result. `init`
     names weights to start from: a run folder, a `.safetensors` file or a PyTorch checkpoint. `classifier` stays as it
     is behind a denoiser that is trained (see `denoiser_recipe`). With `evaluate_every=N`, the accuracy under noise is

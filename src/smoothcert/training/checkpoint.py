@@ -74,7 +74,7 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class Run:
-    """A trained (or partly trained) model and its origin."""
+    """A run folder: its recipe, its model in eval mode, its metrics and its certificates."""
 
     folder: Path
     recipe: TrainRecipe | ImportRecipe

@@ -96,7 +96,7 @@ class Recipe(BaseModel):
 
 
 class TrainRecipe(Recipe):
-    """Everything that a trained model depends on, apart from the data."""
+    """All settings of a training run, frozen: everything that the model depends on, apart from the data."""
 
     dataset: str = Field(description="data set: see `smoothcert datasets`")
     image_size: int | None = Field(
