@@ -1,10 +1,9 @@
 """`smoothcert analyze`: the papers' analyses, one sub-command each; all write a figure and the numbers behind it."""
 
-import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -79,26 +78,10 @@ class Attack:
 
 
 def command(name: str, example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a sub-command. A parameter whose type is a dataclass stands for the options that are its fields."""
+    """Register a sub-command."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
-        parameters: list[inspect.Parameter] = []
-        groups: dict[str, Any] = {}
-        for parameter in inspect.signature(function).parameters.values():
-            if is_dataclass(parameter.annotation):
-                groups[parameter.name] = parameter.annotation
-            options = groups.get(parameter.name)
-            parameters += inspect.signature(options).parameters.values() if options else [parameter]
-
-        def call(**values: Any) -> None:
-            for group, options in groups.items():
-                values[group] = options(**{field.name: values.pop(field.name) for field in fields(options)})
-            function(**values)
-
-        keyword_only = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
-        call.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
-        call.__doc__ = function.__doc__
-        add_command(analyze, name, call, None, f"analyze {name} {example}")
+        add_command(analyze, name, function, None, f"analyze {name} {example}")
         return function
 
     return register
