@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from smoothcert.cli.certification import run_channels
 from smoothcert.cli.options import (
@@ -19,6 +18,7 @@ from smoothcert.cli.options import (
     console,
     count_option,
     parse_radii,
+    show_table,
 )
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.training.run_folder import CERTIFICATES, check_file, check_run_folder
@@ -66,8 +66,7 @@ def attack(
                 f"--out: expected none with a run folder, whose attacks are in it, got {out}; use --name"
             )
         check_run_folder(run)
-    if dataset is not None:
-        check_dataset(dataset)
+    check_dataset(dataset)
     if certificates is not None:
         check_file(certificates, "a certificates file")
     from smoothcert.certification.attack import attack_dataset
@@ -119,10 +118,8 @@ def attack(
             denoiser=front,
             on_progress=show,
         )
-    table = Table("radius", "accuracy under attack, at most")
-    for radius in (0.0, *recipe.radii):
-        table.add_row(f"{radius:g}", f"{empirical_accuracy(file.rows, radius):.1%}")
-    console.print(table)
+    accuracies = [(f"{r:g}", f"{empirical_accuracy(file.rows, r):.1%}") for r in (0.0, *recipe.radii)]
+    show_table(["radius", "accuracy under attack, at most"], accuracies)
     certify = ("certify", "--model", model, "--dataset", source_name, "--sigma", recipe.sigma, "--out", folder)
     onwards = command_line("report", folder) if run is not None or certified else command_line(*certify)
     console.print(f"wrote {path}; next: {onwards}", soft_wrap=True)

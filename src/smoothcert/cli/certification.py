@@ -57,9 +57,9 @@ class Request:
     ] = None
     out: Annotated[Path | None, typer.Option(help="Folder for the certificates of other than one run.")] = None
     name: Annotated[str | None, typer.Option(help="Name of the file.", show_default="test-nN and the rule")] = None
-    compress_: Annotated[
-        bool, typer.Option("--compress", help="Compress the file (.tsv.gz) when it is complete.")
-    ] = False
+    compress_: Annotated[bool, typer.Option("--compress", help="Compress the file (.tsv.gz) when it is complete.")] = (
+        False
+    )
     radius: Annotated[float | None, typer.Option(help="Warn if n cannot reach this radius.")] = None
     json_: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per classifier, and nothing else on standard output.")
@@ -99,8 +99,7 @@ class Request:
         if not self.kind and len({run.resolve() for run in runs}) < len(runs):
             raise RequestError("run: expected different run folders, got one of them twice; name each once")
         check_own_weights(self.init, own_network=not runs and self.hub is None)
-        if self.dataset is not None:
-            check_dataset(self.dataset)
+        check_dataset(self.dataset)
         if self.name is not None:
             check_name(self.name)
 
@@ -210,7 +209,7 @@ def compress(
     both forms."""
     for path in paths:
         check_exists(path)
-    from smoothcert.certification.compress import compress_certificates
+    from smoothcert.certification.shards import compress_certificates
     from smoothcert.io.compressed import compressed_form
     from smoothcert.report import find_certificates
     from smoothcert.training.metrics import METRICS, compress_metrics

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from smoothcert.cli.certification import run_channels
 from smoothcert.cli.options import (
@@ -20,6 +19,7 @@ from smoothcert.cli.options import (
     command_line,
     console,
     optional,
+    show_table,
 )
 from smoothcert.errors import RequestError
 from smoothcert.training.run_folder import check_run_folder
@@ -98,8 +98,7 @@ class Request:
                 "give a run folder, or --model package.module:function (or --hub hf:NAME) and --dataset NAME"
             )
         check_own_weights(self.init, own_network=self.run is None and not self.is_hub)
-        if self.dataset is not None:
-            check_dataset(self.dataset)
+        check_dataset(self.dataset)
 
     def completed(self, run: "Run | None") -> "Request":
         """Return the request with the settings of the run where it has none."""
@@ -182,10 +181,8 @@ def show(diagnosis: "Diagnosis") -> None:
     console.print(
         f"{diagnosis.model} on {diagnosis.images} images of {diagnosis.dataset}", highlight=False, soft_wrap=True
     )
-    table = Table("sigma", "accuracy")
-    for sigma, accuracy in ((0.0, diagnosis.clean_accuracy), *diagnosis.accuracy_under_noise):
-        table.add_row(f"{sigma:.3g}", f"{accuracy:.1%}")
-    console.print(table)
+    measured = ((0.0, diagnosis.clean_accuracy), *diagnosis.accuracy_under_noise)
+    show_table(["sigma", "accuracy"], [(f"{sigma:.3g}", f"{accuracy:.1%}") for sigma, accuracy in measured])
     for number, finding in enumerate(diagnosis.findings, start=1):
         console.print(f"{number}. {finding.code}: {finding.problem}", soft_wrap=True, markup=False, highlight=False)
         console.print(f"what to do: {finding.advice}", soft_wrap=True, markup=False, highlight=False)

@@ -3,6 +3,7 @@
 import math
 import re
 import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
 import typer
+from rich.table import Column, Table
 
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
@@ -90,6 +92,14 @@ Epochs = Annotated[
 ]
 
 
+def show_table(titles: Sequence[str | Column], rows: Iterable[Iterable[str]], **options: Any) -> None:
+    """Print a table."""
+    table = Table(*titles, **options)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
 def command_line(*words: object) -> str:
     """Return a smoothcert command, quoted for a shell."""
     return shlex.join(["smoothcert", *map(str, words)])
@@ -106,9 +116,9 @@ def check_own_weights(init: Path | None, own_network: bool) -> None:
         raise RequestError("--init: expected none with a run folder or --hub, which have weights; leave it out")
 
 
-def check_dataset(name: str) -> None:
+def check_dataset(name: str | None) -> None:
     """Refuse a path of user data that does not exist, before torch is imported."""
-    kind, _, path = name.partition(":")
+    kind, _, path = (name or "").partition(":")
     wanted = {"folder": "a folder", "npz": "a file"}.get(kind)
     if wanted and path and not path.startswith("~") and not Path(path).exists():
         raise RequestError(f"{name}: expected {wanted}, got none; give a path that exists")

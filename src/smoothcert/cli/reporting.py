@@ -29,9 +29,9 @@ class ReportRequest:
         typer.Argument(help="Run folders, folders of them, or certificates files, also of other tools."),
     ] = None
     title: Annotated[str | None, typer.Option(help="Title of the report.")] = None
-    radii: Annotated[
-        str | None, typer.Option(help="Comma-separated radii of the table.", rich_help_panel=NUMBERS)
-    ] = None
+    radii: Annotated[str | None, typer.Option(help="Comma-separated radii of the table.", rich_help_panel=NUMBERS)] = (
+        None
+    )
     paper: Annotated[
         str | None, typer.Option(metavar="TABLE", help="Show the published rows of a table, such as smoothmix/table2.")
     ] = None
