@@ -31,16 +31,7 @@ GROUPS = {
     "Speed": ("device", "precision", "compile_", "batch_size", "jobs", "capture", "sync_batch_norm"),
     "LaTeX": ("columns", "caption", "label"),
     "Output": (
-        "out",
-        "name",
-        "format_",
-        "paper",
-        "json_",
-        "quiet",
-        "track",
-        "force",
-        "dry_run",
-        "evaluate_every",
+        *("out", "name", "format_", "paper", "json_", "quiet", "track", "force", "dry_run", "evaluate_every"),
         "compress_",
     ),
 }
