@@ -1,6 +1,5 @@
 """A user's own images through the command line: splits, class names, and what predict says."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -56,20 +55,6 @@ def test_data_without_a_split_are_reported(
     assert code == 0
     assert "warning" not in out
     assert read_certificates(run / "certificates" / "b.tsv").settings["split"] == "test"
-
-
-def test_file_of_an_earlier_version_is_continued(own_run: tuple[Path, str], run_cli: Cli) -> None:
-    run, _ = own_run
-    arguments = ("certify", run, "--n", 100, "--device", "cpu", "--max-images")
-    assert run_cli(*arguments, 2)[0] == 0
-    settings = run / "certificates" / "test-n100.json"
-    stored = json.loads(settings.read_text())
-    stored["settings"]["split"] = "test"
-    settings.write_text(json.dumps(stored))
-    code, _, err = run_cli(*arguments, 4)
-    assert code == 0, err
-    assert len(read_certificates(run / "certificates" / "test-n100.tsv").rows) == 4
-    assert run_cli("attack", run, "--steps", 1, "--n", 20, "--max-images", 1, "--device", "cpu")[0] == 0
 
 
 def test_predict_shows_names_and_explains_the_radius(

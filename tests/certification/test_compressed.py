@@ -17,10 +17,9 @@ from smoothcert.certification.certificates import (
     read_certificates,
 )
 from smoothcert.certification.certify_dataset import CertificationStatus
-from smoothcert.certification.compress import compress_certificates
 from smoothcert.certification.model_provenance import model_provenance
 from smoothcert.certification.recertify import recertify
-from smoothcert.certification.shards import Selection, merge_certificates
+from smoothcert.certification.shards import Selection, compress_certificates, merge_certificates
 from smoothcert.data import mnist
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io import compressed

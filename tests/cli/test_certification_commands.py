@@ -82,16 +82,11 @@ def test_another_sigma_or_noise_than_in_training_is_reported(run_cli: Cli, run: 
 
 
 def test_another_sigma_gets_its_own_file(run_cli: Cli, run: Path) -> None:
-    """Also in shards; a file that an earlier version wrote for this sigma is continued."""
     files = run / "certificates"
     for options in ((), ("--sigma", 0.6), ("--sigma", 0.5), ("--sigma", 0.6, "--shard", "1/2")):
         assert run_cli("certify", run, *FEW, *options, "--max-images", 2)[0] == 0
     expected = {"test-n50": 0.5, "test-n50-sigma0.6": 0.6, "test-n50-sigma0.6-shard1of2": 0.6}
     assert {path.stem: read_certificates(path).settings["sigma"] for path in files.glob("*.tsv")} == expected
-    for suffix in (".tsv", ".json"):
-        (files / f"test-n50-sigma0.6{suffix}").rename(files / f"test-n50{suffix}")
-    assert run_cli("certify", run, *FEW, "--sigma", 0.6, "--max-images", 3)[0] == 0
-    assert len(read_certificates(files / "test-n50.tsv").rows) == 3
 
 
 def test_a_network_that_fails_under_the_noise_is_reported(run_cli: Cli, run: Path) -> None:

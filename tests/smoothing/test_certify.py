@@ -6,8 +6,7 @@ import torch
 from smoothcert import ABSTAIN
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.bounds import lower_bound
-from smoothcert.smoothing.certify import certificate_of_class
-from smoothcert.smoothing.predict import class_from_votes
+from smoothcert.smoothing.certify import certificate_of_class, class_from_votes
 
 
 def test_certify_bounds_the_class_that_the_first_votes_chose() -> None:

@@ -20,9 +20,12 @@ Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 LARGEST_INTEGER, LARGEST_CLASS = 10**12, 10**6
 """Far above any index or number of votes, and any class."""
-_PER_ROW = 10
-_VOTES = re.compile("[0-9]{1,18}:[0-9]{1,18}(,[0-9]{1,18}:[0-9]{1,18})*")
-"""Numbers that fit into 64 bits."""
+_INTEGER = "[0-9]{1,18}"  # fits into 64 bits
+_ROW = re.compile(
+    rf"{_INTEGER}\t{_INTEGER}\t-?{_INTEGER}\t[^\t]+\t{_INTEGER}\t[^\t]+\t{_INTEGER}\t{_INTEGER}\t{_INTEGER}\t"
+    rf"{_INTEGER}:{_INTEGER}(,{_INTEGER}:{_INTEGER})*"
+)
+"""The ten columns of a usual row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +147,7 @@ def parse_columns(body: bytes, limits: RowLimits) -> Columns | None:
     """
     try:
         columns, seconds, correct = _converted(body)
-    except (ValueError, OverflowError):
+    except ValueError:
         return None
     c, pairs = columns, columns.votes_row * (LARGEST_CLASS + 1) + columns.votes_class
     pairs.sort()
@@ -171,22 +174,20 @@ def parse_columns(body: bytes, limits: RowLimits) -> Columns | None:
 
 
 def _converted(body: bytes) -> tuple[Columns, Floats, Integers]:
-    """The columns, seconds and `correct` of each row; a ValueError or OverflowError where a cell is not a number or is
-    missing, or a row has no votes."""
-    rows = [line.split("\t") for line in body.decode("ascii").split("\n")[:-1]]
-    if not rows or any(len(row) != _PER_ROW for row in rows):
-        raise ValueError("a row does not have ten columns")
-    cells = list(zip(*rows, strict=True))
+    """The columns, seconds and `correct` of each row; a ValueError where a cell is not a number or is missing, or a row
+    has no votes."""
+    lines = body.decode("ascii").split("\n")[:-1]
+    if not lines or not all(map(_ROW.fullmatch, lines)):
+        raise ValueError("a row does not have ten columns of numbers")
+    cells = list(zip(*(line.split("\t") for line in lines), strict=True))
     index, label, predict, correct, n0, n, count = (
-        np.fromiter(map(int, cells[i]), np.int64, len(rows)) for i in (0, 1, 2, 4, 6, 7, 8)
+        np.fromstring(" ".join(cells[i]), np.int64, sep=" ") for i in (0, 1, 2, 4, 6, 7, 8)
     )
     radius, seconds = (
-        np.fromiter(map(parse, cells[i]), float, len(rows)) for i, parse in ((3, float), (5, parse_seconds))
+        np.fromiter(map(parse, cells[i]), float, len(lines)) for i, parse in ((3, float), (5, parse_seconds))
     )
-    if not all(map(_VOTES.fullmatch, cells[9])):
-        raise ValueError("votes are not pairs of numbers")
     pairs = np.fromstring(",".join(cells[9]).replace(":", ","), np.int64, sep=",").reshape(-1, 2)
-    votes_row = np.repeat(np.arange(len(rows)), [votes.count(":") for votes in cells[9]])
+    votes_row = np.repeat(np.arange(len(lines)), [votes.count(":") for votes in cells[9]])
     return Columns(index, label, predict, radius, n0, n, count, n0 + n, votes_row, *pairs.T), seconds, correct
 
 

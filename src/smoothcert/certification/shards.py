@@ -1,4 +1,4 @@
-"""Shards: the images of each, and the merge of their certificates files, which refuses incomplete ones."""
+"""Which images a certificates file must have: shards and their merge, and what needs a complete file."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +14,7 @@ from smoothcert.certification.certificates import (
     write_certificates,
 )
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.compressed import compress, existing_form, plain_form
 from smoothcert.io.results import differing_settings, not_being_written, refuse_existing
 
 SHARD_NAME = re.compile(r"shard([0-9]{1,9})of([0-9]{1,9})")
@@ -158,3 +159,21 @@ def _shard_name(example: CertificatesFile, part: int, parts: int) -> str:
 
 def _described(selection: Selection) -> str:
     return f"--skip {selection.skip}, --max-images {selection.max_images}, {selection.images:,} images"
+
+
+def compress_certificates(path: Path) -> str | None:
+    """Replace the certificates file NAME.tsv by NAME.tsv.gz with the same content; return None if this was done.
+
+    Otherwise return why the file is left as it is: it is compressed already, lacks images that its call selected, so
+    that it can be continued, or has another ending. A damaged file is a WorkError.
+    """
+    with not_being_written(path, "compress it afterwards"):
+        if existing_form(path) != plain_form(path):
+            return "compressed already"
+        file = read_certificates(path)
+        if (missing := missing_rows(file)) is not None:
+            return f"{missing}; continue it with `smoothcert certify`"
+        if not path.name.endswith(".tsv"):
+            return "its name does not end in .tsv"
+        compress(path)
+    return None

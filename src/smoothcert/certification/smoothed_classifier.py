@@ -16,8 +16,7 @@ from smoothcert.models.precision import resolve_precision
 from smoothcert.noise import NOISES
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.smoothing.certificate_batch import CertificateBatch
-from smoothcert.smoothing.certify import sorted_votes
-from smoothcert.smoothing.predict import class_from_votes
+from smoothcert.smoothing.certify import class_from_votes, sorted_votes
 from smoothcert.training.choices import Bound
 
 

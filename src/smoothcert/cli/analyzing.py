@@ -1,16 +1,14 @@
 """`smoothcert analyze`: the papers' analyses, one sub-command each; all write a figure and the numbers behind it."""
 
-import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from smoothcert.cli.help import add_command
-from smoothcert.cli.options import Data, Device, Force, console, count_option
+from smoothcert.cli.options import Data, Device, Force, console, count_option, show_table
 from smoothcert.training.run_folder import check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
@@ -79,26 +77,10 @@ class Attack:
 
 
 def command(name: str, example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a sub-command. A parameter whose type is a dataclass stands for the options that are its fields."""
+    """Register a sub-command."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
-        parameters: list[inspect.Parameter] = []
-        groups: dict[str, Any] = {}
-        for parameter in inspect.signature(function).parameters.values():
-            if is_dataclass(parameter.annotation):
-                groups[parameter.name] = parameter.annotation
-            options = groups.get(parameter.name)
-            parameters += inspect.signature(options).parameters.values() if options else [parameter]
-
-        def call(**values: Any) -> None:
-            for group, options in groups.items():
-                values[group] = options(**{field.name: values.pop(field.name) for field in fields(options)})
-            function(**values)
-
-        keyword_only = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
-        call.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
-        call.__doc__ = function.__doc__
-        add_command(analyze, name, call, None, f"analyze {name} {example}")
+        add_command(analyze, name, function, None, f"analyze {name} {example}")
         return function
 
     return register
@@ -119,7 +101,7 @@ def margins(
     result = margins_under_noise(subjects, index, n, comparison.seed)
     shares = {run: f"{result.share_below_zero(run):.2%}" for run in result.values}
     rows = [[run, shares[run], f"{values.mean():.3f}"] for run, values in result.values.items()]
-    _show(["run", "margin below 0", "mean margin"], rows)
+    show_table(["run", "margin below 0", "mean margin"], rows)
     _write(output, {"csv": margins_csv(result)}, lambda: draw_margins(result))
 
 
@@ -151,7 +133,7 @@ def interpolate(
     crossings = {line.run: result.crossing(line) for line in result.lines}
     equal = {run: "never" if ratio is None else f"{ratio:.3f}" for run, ratio in crossings.items()}
     rows = [[line.run, str(line.other), f"{line.distance:.3f}", equal[line.run]] for line in result.lines]
-    _show(["run", f"class {result.label} becomes", "L2 distance", "equal confidence at"], rows)
+    show_table(["run", f"class {result.label} becomes", "L2 distance", "equal confidence at"], rows)
     _write(output, {"csv": interpolation_csv(result)}, lambda: draw_interpolation(result, votes=votes))
 
 
@@ -180,7 +162,7 @@ def mixing(
             on_progress=lambda run, done: show(f"mixing {run}", done),
         )
     rows = [[r.run, f"{r.median:.3f}", f"{r.wrong_from_the_start:.1%}", f"{r.never_changes:.1%}"] for r in result.runs]
-    _show(["run", "median ratio", "wrong from the start", "never changes"], rows)
+    show_table(["run", "median ratio", "wrong from the start", "never changes"], rows)
     _write(output, {"csv": mixing_csv(result)}, lambda: draw_mixing(result))
 
 
@@ -197,7 +179,7 @@ def cost(runs: Runs, out: Out = Path("analysis"), format_: Formats = "png", forc
     # The files have all columns; a terminal is narrow.
     known = [any(row[i] != UNKNOWN for row in rows) for i in range(len(titles))]
     narrow = [i for i, title in enumerate(titles) if known[i] and title not in ("hyper-parameters", "device")]
-    _show([titles[i] for i in narrow], [[row[i] for i in narrow] for row in rows])
+    show_table([titles[i] for i in narrow], [[row[i] for i in narrow] for row in rows])
     _write(output, {"csv": cost_csv(costs), "md": cost_markdown(costs)}, lambda: draw_cost(costs))
 
 
@@ -221,7 +203,7 @@ def input_dependent_noise(
     exact = {name: theorem.worst_case(scales, d) for name, d in theorem.IMAGES.items()}
     rows = [[name, f"{d:,}", f"{exact[name]:.3g}" if exact[name] else "< 1e-300"] for name, d in theorem.IMAGES.items()]
     rows.append(["equal σ", "any", f"{scales.same_scale:.3g}"])
-    _show(["images", "dimension", "smallest probability"], rows)
+    show_table(["images", "dimension", "smallest probability"], rows)
     _write(output, {"csv": theorem.worst_cases_csv(cases)}, lambda: theorem.draw_worst_cases(cases))
 
 
@@ -229,13 +211,6 @@ def _output(out: Path, name: str, format_: str, force: bool, texts: tuple[str, .
     from smoothcert.analysis.output import Output, parse_formats
 
     return Output(out, name, parse_formats(format_), force).check(texts)
-
-
-def _show(titles: list[str], rows: list[list[str]]) -> None:
-    table = Table(*titles)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
 
 
 def _write(output: "Output", texts: dict[str, str], draw: "Callable[[], Figure]") -> None:

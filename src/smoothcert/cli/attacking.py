@@ -4,25 +4,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from smoothcert.cli.certification import run_channels
 from smoothcert.cli.options import (
-    Channels,
-    Classes,
-    Data,
     Denoiser,
     Device,
-    ImageSize,
+    ImageOptions,
     OwnNetwork,
     Precision,
-    SkipUnreadable,
     check_dataset,
     check_name,
     command_line,
     console,
     count_option,
     parse_radii,
+    show_table,
 )
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.training.run_folder import CERTIFICATES, check_file, check_run_folder
@@ -32,6 +28,7 @@ LIKELY_A_BUG = 1e-3
 
 
 def attack(
+    *,
     run: Annotated[Path | None, typer.Argument(help="Run folder; none with --model, --dataset and --out.")] = None,
     certificates: Annotated[
         Path | None, typer.Option(help="Certificates to check and images to attack.", show_default="the run's, if one")
@@ -56,11 +53,7 @@ def attack(
     out: Annotated[Path | None, typer.Option(help="Folder for the attacks on --model, as in certify.")] = None,
     denoiser: Denoiser = None,
     dataset: Annotated[str | None, typer.Option(help="Data set of the certificates.", show_default="the run's")] = None,
-    image_size: ImageSize = None,
-    channels: Channels = None,
-    classes: Classes = None,
-    skip_unreadable: SkipUnreadable = False,
-    data: Data = None,
+    files: ImageOptions,
     device: Device = "auto",
 ) -> None:
     """Attack the smoothed classifier: an upper bound on its robust accuracy, and a check of its certificates."""
@@ -73,8 +66,7 @@ def attack(
                 f"--out: expected none with a run folder, whose attacks are in it, got {out}; use --name"
             )
         check_run_folder(run)
-    if dataset is not None:
-        check_dataset(dataset)
+    check_dataset(dataset)
     if certificates is not None:
         check_file(certificates, "a certificates file")
     from smoothcert.certification.attack import attack_dataset
@@ -82,7 +74,6 @@ def attack(
     from smoothcert.certification.attack_settings import complete_attack_recipe
     from smoothcert.certification.certificates import read_certificates
     from smoothcert.certification.shards import chosen_images
-    from smoothcert.data import load_dataset, read_class_names
     from smoothcert.distributed import find_device
     from smoothcert.io.compressed import result_files
     from smoothcert.io.files import check_inside
@@ -93,10 +84,10 @@ def attack(
 
     check_name(name)
     loaded, where = None if run is None else load_run(run, model), find_device(device)
-    files = result_files(folder / CERTIFICATES)
-    source = certificates if certificates is not None else files[0] if len(files) == 1 else None
-    if source is None and files:
-        names = ", ".join(path.name for path in files)
+    certified = result_files(folder / CERTIFICATES)
+    source = certificates if certificates is not None else certified[0] if len(certified) == 1 else None
+    if source is None and certified:
+        names = ", ".join(path.name for path in certified)
         raise RequestError(f"{folder}: has several certificates files ({names}); choose one with --certificates")
     claims = read_certificates(source) if source is not None else None
     path = folder / "attacks" / f"{name}.tsv"
@@ -104,13 +95,8 @@ def attack(
     # Not the name in the certificates: data of this name need not be those that were certified. It is compared later.
     trained = None if loaded is None else loaded.recipe
     source_name = str(dataset or (trained and trained.dataset))
-    images = load_dataset(
-        *(source_name, "test", data),
-        image_size=trained.image_size if trained is not None and dataset is None else image_size,
-        classes=read_class_names(classes) if classes is not None else None,
-        channels=channels or run_channels(loaded, source_name),
-        skip_unreadable=skip_unreadable,
-    )
+    size = trained.image_size if trained is not None and dataset is None else files.image_size
+    images = files.loader()(source_name, "test", size, run_channels(loaded, source_name))
     fields = {
         **{"radii": parse_radii(radii), "steps": steps, "num_noise": num_noise, "n": n, "alpha": alpha},
         **{"precision": precision, "seed": seed, "sigma": sigma},
@@ -132,12 +118,10 @@ def attack(
             denoiser=front,
             on_progress=show,
         )
-    table = Table("radius", "accuracy under attack, at most")
-    for radius in (0.0, *recipe.radii):
-        table.add_row(f"{radius:g}", f"{empirical_accuracy(file.rows, radius):.1%}")
-    console.print(table)
+    accuracies = [(f"{r:g}", f"{empirical_accuracy(file.rows, r):.1%}") for r in (0.0, *recipe.radii)]
+    show_table(["radius", "accuracy under attack, at most"], accuracies)
     certify = ("certify", "--model", model, "--dataset", source_name, "--sigma", recipe.sigma, "--out", folder)
-    onwards = command_line("report", folder) if run is not None or files else command_line(*certify)
+    onwards = command_line("report", folder) if run is not None or certified else command_line(*certify)
     console.print(f"wrote {path}; next: {onwards}", soft_wrap=True)
     for row in file.contradictions:
         console.print(

@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,17 +12,13 @@ import typer
 from smoothcert.cli.advice import next_step
 from smoothcert.cli.options import (
     Bound,
-    Channels,
-    Classes,
-    Data,
     Denoiser,
     Device,
     Hub,
-    ImageSize,
+    ImageOptions,
     NoiseName,
     OwnNetwork,
     Precision,
-    SkipUnreadable,
     Weights,
     check_dataset,
     check_name,
@@ -29,39 +27,90 @@ from smoothcert.cli.options import (
     command_line,
     console,
     count_option,
-    dataset_loader,
     parse_radii,
 )
 from smoothcert.errors import RequestError
+from smoothcert.io.console import PlainConsole
 from smoothcert.training.run_folder import check_exists, check_file, check_run_folder, recipe_of_certificates
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
     from smoothcert.training.checkpoint import Run
 
 
+@dataclass(frozen=True)
+class Request:
+    """The options of `certify` that are the same for all classifiers and do not change a certificate."""
+
+    ensemble: Annotated[bool, typer.Option("--ensemble", help="Certify all run folders as one classifier.")] = False
+    cascade: Annotated[
+        bool, typer.Option("--cascade", help="Certify all run folders in turn, from the largest sigma down.")
+    ] = False
+    consensus: Annotated[
+        int | None, typer.Option(help="Evaluate only this many members of --ensemble where they agree.")
+    ] = None
+    model: OwnNetwork = None
+    init: Weights = None
+    hub: Hub = None
+    denoiser: Denoiser = None
+    dataset: Annotated[
+        str | None, typer.Option(help="Data set: see `smoothcert datasets`.", show_default="the run's")
+    ] = None
+    out: Annotated[Path | None, typer.Option(help="Folder for the certificates of other than one run.")] = None
+    name: Annotated[str | None, typer.Option(help="Name of the file.", show_default="test-nN and the rule")] = None
+    compress_: Annotated[bool, typer.Option("--compress", help="Compress the file (.tsv.gz) when it is complete.")] = (
+        False
+    )
+    radius: Annotated[float | None, typer.Option(help="Warn if n cannot reach this radius.")] = None
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per classifier, and nothing else on standard output.")
+    ] = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")] = False
+
+    @property
+    def kind(self) -> str:
+        """How several runs are one classifier: "ensemble", "cascade" or "" for each run alone."""
+        return "ensemble" if self.ensemble else "cascade" if self.cascade else ""
+
+    @property
+    def network(self) -> str | None:
+        """The reference of --model or --hub."""
+        return chosen_model(self.model, self.hub)
+
+    @property
+    def console(self) -> PlainConsole:
+        """Where notes and results for people are printed: nowhere if the request is for less."""
+        return PlainConsole(quiet=self.quiet or self.json_)
+
+    @property
+    def warnings(self) -> PlainConsole:
+        return PlainConsole(stderr=self.quiet or self.json_)
+
+    def check(self, runs: Sequence[Path]) -> None:
+        """Refuse what does not fit together, before torch is imported, which takes seconds."""
+        if self.ensemble and self.cascade:
+            raise RequestError("give --ensemble or --cascade, not both; runs of one sigma are one stage of a cascade")
+        _ = self.network
+        if self.kind and len(runs) < 2:
+            raise RequestError(f"--{self.kind}: expected at least two run folders, got {len(runs)}; name its members")
+        if self.consensus is not None and not self.ensemble:
+            raise RequestError(f"--consensus: expected none without --ensemble, got {self.consensus}; leave it out")
+        for run in runs:
+            check_run_folder(run)
+        if not self.kind and len({run.resolve() for run in runs}) < len(runs):
+            raise RequestError("run: expected different run folders, got one of them twice; name each once")
+        check_own_weights(self.init, own_network=not runs and self.hub is None)
+        check_dataset(self.dataset)
+        if self.name is not None:
+            check_name(self.name)
+
+
 def certify(
+    *,
     runs: Annotated[
         list[Path] | None, typer.Argument(help="Run folders, each certified for itself.", show_default=False)
     ] = None,
-    ensemble: Annotated[bool, typer.Option("--ensemble", help="Certify all run folders as one classifier.")] = False,
-    cascade: Annotated[
-        bool, typer.Option("--cascade", help="Certify all run folders in turn, from the largest sigma down.")
-    ] = False,
-    consensus: Annotated[
-        int | None, typer.Option(help="Evaluate only this many members of --ensemble where they agree.")
-    ] = None,
-    model: OwnNetwork = None,
-    init: Weights = None,
-    hub: Hub = None,
-    denoiser: Denoiser = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="Data set: see `smoothcert datasets`.", show_default="the run's")
-    ] = None,
-    image_size: ImageSize = None,
-    channels: Channels = None,
-    classes: Classes = None,
-    skip_unreadable: SkipUnreadable = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for the certificates of other than one run.")] = None,
+    request: Request,
+    files: ImageOptions,
     n: Annotated[int, count_option("--n", "--votes", help="Votes that bound the class's probability.")] = 100_000,
     n0: Annotated[int, count_option(help="Votes that choose the class.")] = 100,
     alpha: Annotated[float, typer.Option(help="Probability that a certificate is wrong, at most.")] = 0.001,
@@ -86,88 +135,46 @@ def certify(
     compile_: Annotated[bool, typer.Option("--compile", help="torch.compile the network.")] = False,
     batch_size: Annotated[int | None, count_option(help="Noisy images in a forward pass.")] = None,
     seed: Annotated[int | None, typer.Option(help="For tests and replays.", show_default="fresh")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the file.", show_default="test-nN and the rule")] = None,
-    compress_: Annotated[
-        bool, typer.Option("--compress", help="Compress the file (.tsv.gz) when it is complete.")
-    ] = False,
-    radius: Annotated[float | None, typer.Option(help="Warn if n cannot reach this radius.")] = None,
-    json_: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per classifier, and nothing else on standard output.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")] = False,
-    data: Data = None,
     device: Device = "auto",
 ) -> None:
     """Certify test images of runs, several runs as one classifier or your own model; a file is continued."""
-    kind, model = check_kind(ensemble, cascade), chosen_model(model, hub)
-    folders = check_runs(runs or [], kind, consensus)  # before torch is imported, which takes seconds
-    check_own_weights(init, own_network=not folders and hub is None)
-    if dataset is not None:
-        check_dataset(dataset)
-    from smoothcert.cli.certify_targets import Request, certify_target, find_target, last_line
-    from smoothcert.data import read_class_names, with_known_classes
+    folders = runs or []
+    request.check(folders)
+    from smoothcert.cli.certify_targets import certify_target, find_target, last_line
+    from smoothcert.data import with_known_classes
     from smoothcert.distributed import find_device, meet, team
     from smoothcert.training.denoiser import load_denoiser
 
     meet()
-    front = load_denoiser(denoiser, sigma) if denoiser is not None else None
-    sigma = front.sigma if front is not None and sigma is None else sigma
-    if name is not None:
-        check_name(name)
+    front = load_denoiser(request.denoiser, sigma) if request.denoiser is not None else None
     if until_radius is not None and radii is not None:
         raise RequestError("give --until-radius or --radii, not both")
-    for option, value in (("--radius", radius), ("--until-radius", until_radius)):
+    for option, value in (("--radius", request.radius), ("--until-radius", until_radius)):
         if value is not None and not 0 <= value < math.inf:
             raise RequestError(f"{option}: expected a number >= 0, got {value}")
     where = find_device(device)
     fields = {
-        **{"n": n, "n0": n0, "alpha": alpha, "sigma": sigma, "noise": noise, "precision": precision, "bound": bound},
-        **{"radii": [until_radius] if until_radius is not None else parse_radii(radii) or (), "sound": sound},
+        **{"n": n, "n0": n0, "alpha": alpha, "noise": noise, "precision": precision, "bound": bound, "sound": sound},
+        "sigma": front.sigma if front is not None and sigma is None else sigma,
+        "radii": [until_radius] if until_radius is not None else parse_radii(radii) or (),
         **{"hold_back": radii is not None, "radius_loss": radius_loss, "label_aware": label_aware, "seed": seed},
         **{"compile": compile_, "batch_size": batch_size, "skip": skip, "max_images": max_images},
         "shard": parse_shard(shard),
     }
-    request = Request(
-        *(kind, consensus, model, init, hub, front, dataset, image_size, out, name, compress_, radius, data),
-        quiet=quiet,
-        json=json_,
-    )
-    groups = [[folder] for folder in folders] if folders and not kind else [folders]
-    targets = [find_target(request, group, fields) for group in groups]  # all are checked before the first is certified
-    outputs = read_class_names(classes) if classes is not None else None
-    load = dataset_loader(data, classes=outputs, skip_unreadable=skip_unreadable)
+    groups = [[folder] for folder in folders] if folders and not request.kind else [folders]
+    # All are checked before the first is certified.
+    targets = [find_target(request, group, fields, front, files.image_size) for group in groups]
+    load = files.loader()
     written = []
     with team() as group:
         for target in targets:
-            depth = channels or run_channels(target.first, target.dataset)
-            images = load(target.dataset, "test", target.image_size, depth)
-            if target.published is not None and outputs is None:
+            images = load(target.dataset, "test", target.image_size, run_channels(target.first, target.dataset))
+            if target.published is not None and files.classes is None:
                 images = with_known_classes(images, target.published.class_names)
-            written.append(certify_target(request, target, images, where, group))
+            written.append(certify_target(request, target, images, where, group, files.data))
         if group.leads:
             steps = last_line(written, lambda target: next_step(target.path, target.folder, target.settings.shard))
             request.console.print(steps, soft_wrap=True)
-
-
-def check_kind(ensemble: bool, cascade: bool) -> str:
-    """Return how several runs are combined: "ensemble", "cascade" or "" for each run alone."""
-    if ensemble and cascade:
-        raise RequestError("give --ensemble or --cascade, not both; runs of one sigma are one stage of a cascade")
-    return "ensemble" if ensemble else "cascade" if cascade else ""
-
-
-def check_runs(runs: list[Path], kind: str, consensus: int | None) -> list[Path]:
-    """Return the run folders of a request; refuse one twice, and what is not a run folder."""
-    if kind and len(runs) < 2:
-        raise RequestError(f"--{kind}: expected at least two run folders, got {len(runs)}; name its members")
-    if consensus is not None and kind != "ensemble":
-        raise RequestError(f"--consensus: expected none without --ensemble, got {consensus}; leave it out")
-    for run in runs:
-        check_run_folder(run)
-    resolved = [run.resolve() for run in runs]
-    if not kind and len(set(resolved)) < len(resolved):
-        raise RequestError("run: expected different run folders, got one of them twice; name each once")
-    return runs
 
 
 def run_channels(run: "Run | None", dataset: str) -> int | None:
@@ -202,7 +209,7 @@ def compress(
     both forms."""
     for path in paths:
         check_exists(path)
-    from smoothcert.certification.compress import compress_certificates
+    from smoothcert.certification.shards import compress_certificates
     from smoothcert.io.compressed import compressed_form
     from smoothcert.report import find_certificates
     from smoothcert.training.metrics import METRICS, compress_metrics

@@ -16,12 +16,13 @@ from smoothcert.certification.estimate import CertificationEstimate
 from smoothcert.certification.settings import CertifySettings, unreachable_radius
 from smoothcert.certification.subject import missing_classes
 from smoothcert.cli.advice import accuracy_warning, long_work, noise_warning, spent_votes, training_command
+from smoothcert.cli.certification import Request
 from smoothcert.cli.options import command_line
 from smoothcert.data import Images
 from smoothcert.distributed import Team
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import compressed_form
-from smoothcert.io.console import PlainConsole, leads
+from smoothcert.io.console import leads
 from smoothcert.io.files import check_inside
 from smoothcert.models import HubClassifier, load_hub
 from smoothcert.report.progress import certification_bar, print_data_notes, print_note, print_warning
@@ -37,44 +38,13 @@ LONGEST_NAME = 150
 
 
 @dataclass(frozen=True)
-class Request:
-    """The options of `certify` that are the same for all classifiers and do not change a certificate."""
-
-    kind: str
-    """How several runs are one classifier: "ensemble", "cascade" or "" for each run alone."""
-    consensus: int | None
-    model: str | None
-    init: Path | None
-    """Weights of `model`."""
-    hub: str | None
-    denoiser: Denoiser | None
-    dataset: str | None
-    image_size: int | None
-    out: Path | None
-    name: str | None
-    compress: bool
-    radius: float | None
-    data: Path | None
-    quiet: bool
-    json: bool
-
-    @property
-    def console(self) -> PlainConsole:
-        """Where notes and results for people are printed: nowhere if the request is for less."""
-        return PlainConsole(quiet=self.quiet or self.json)
-
-    @property
-    def warnings(self) -> PlainConsole:
-        return PlainConsole(stderr=self.quiet or self.json)
-
-
-@dataclass(frozen=True)
 class Target:
     """A classifier with the settings and the file of its certificates."""
 
     members: Sequence[Run]
     combined: RunEnsemble | Cascade | None
     published: HubClassifier | None
+    denoiser: Denoiser | None
     folder: Path
     path: Path
     settings: CertifySettings
@@ -90,9 +60,15 @@ class Target:
         return self.first.recipe.dataset if self.first is not None else None
 
 
-def find_target(request: Request, folders: Sequence[Path], fields: Mapping[str, Any]) -> Target:
+def find_target(
+    request: Request,
+    folders: Sequence[Path],
+    fields: Mapping[str, Any],
+    denoiser: Denoiser | None,
+    image_size: int | None,
+) -> Target:
     """Return the classifier of the run `folders` (none for the user's own model); wrong settings are refused."""
-    members = [load_run(path, request.model) for path in folders]
+    members = [load_run(path, request.network) for path in folders]
     combined: RunEnsemble | Cascade | None = None
     if request.kind == "ensemble":
         combined = RunEnsemble(members, request.consensus)
@@ -100,7 +76,7 @@ def find_target(request: Request, folders: Sequence[Path], fields: Mapping[str, 
         combined = Cascade.of_runs(members)
     first = members[0].recipe if members else None
     sigma, noise, dataset = fields["sigma"], fields["noise"], request.dataset
-    if first is None and (request.model is None or dataset is None or sigma is None):
+    if first is None and (request.network is None or dataset is None or sigma is None):
         raise RequestError("give a run folder, or --model package.module:function --dataset NAME --sigma S --out DIR")
     published = load_hub(request.hub) if request.hub is not None and first is None else None
     folder = folders[0] if folders and combined is None else request.out
@@ -115,7 +91,6 @@ def find_target(request: Request, folders: Sequence[Path], fields: Mapping[str, 
     if request.kind == "cascade" and sigma is not None:
         raise RequestError(f"--sigma: expected none with --cascade, which uses those of its runs, got {sigma:g}")
     trained_with = None if first is None else combined.sigma if isinstance(combined, RunEnsemble) else first.sigma
-    image_size = request.image_size
     if first is not None:
         sigma = trained_with if sigma is None else sigma
         if isinstance(combined, RunEnsemble) and sigma is None:
@@ -124,11 +99,11 @@ def find_target(request: Request, folders: Sequence[Path], fields: Mapping[str, 
         dataset = first.dataset if dataset is None else dataset
         image_size = first.image_size if image_size is None else image_size
     settings = parse_recipe(CertifySettings, {**fields, "sigma": sigma, "noise": noise}, "certify")
-    path = settings.default_path(folder, trained_with, request.consensus, denoised=request.denoiser is not None)
+    path = settings.default_path(folder, trained_with, request.consensus, denoised=denoiser is not None)
     path = folder / "certificates" / f"{request.name}.tsv" if request.name else path
-    path = compressed_form(path) if request.compress else path
+    path = compressed_form(path) if request.compress_ else path
     check_inside(path, folder)
-    return Target(members, combined, published, folder, path, settings, str(dataset), image_size)
+    return Target(members, combined, published, denoiser, folder, path, settings, str(dataset), image_size)
 
 
 def common_folder(kind: str, runs: Sequence[Path]) -> Path:
@@ -139,14 +114,16 @@ def common_folder(kind: str, runs: Sequence[Path]) -> Path:
     return runs[0].parent / name
 
 
-def certify_target(request: Request, target: Target, images: Images, device: torch.device, group: Team) -> Target:
+def certify_target(
+    request: Request, target: Target, images: Images, device: torch.device, group: Team, data: Path | None
+) -> Target:
     """Certify the missing images of `target`; print warnings, notes and progress; return it with its final path."""
     console, settings = request.console, target.settings
     indices = settings.selection(len(images)).indices
-    retrain = print_warnings(request, target, images)
+    retrain = print_warnings(request, target, images, data)
     known = target.combined or target.first or target.published
     network = (
-        known if known is not None else own_model_with_weights(str(request.model), images.num_classes, request.init)
+        known if known is not None else own_model_with_weights(str(request.network), images.num_classes, request.init)
     )
     with certification_bar(target.folder.name, len(indices), quiet=console.quiet) as show:
 
@@ -160,8 +137,8 @@ def certify_target(request: Request, target: Target, images: Images, device: tor
 
         file = certify_dataset(
             *(network, images, target.path, settings),
-            name=request.model,
-            denoiser=request.denoiser,
+            name=request.network,
+            denoiser=target.denoiser,
             device=device,
             team=group,
             on_progress=show,
@@ -177,15 +154,15 @@ def certify_target(request: Request, target: Target, images: Images, device: tor
         more = f"{target.path.name} holds {len(others):,} images that an earlier call chose as well"
         apart = f"a report is about all {len(rows):,}: choose another --name to keep them apart"
         print_note(console, f"{more}; {apart}")
-    if request.json:
+    if request.json_:
         print(json.dumps(for_machines(target, file)), flush=True)
     return target
 
 
-def print_warnings(request: Request, target: Target, images: Images) -> str:
+def print_warnings(request: Request, target: Target, images: Images, data: Path | None) -> str:
     """Print what a user should know before votes are drawn; return the command that trains for this noise."""
     settings = target.settings
-    about = (request.model, target.dataset, target.image_size, settings, request.data, request.init)
+    about = (request.network, target.dataset, target.image_size, settings, data, request.init)
     commands = [training_command(member, member.folder, *about) for member in target.members]
     if leads():
         for member in target.members:
@@ -196,7 +173,7 @@ def print_warnings(request: Request, target: Target, images: Images) -> str:
         asked = [request.radius] if request.radius is not None else settings.radii[-1:]
         everything = replace(settings.selection(len(images)), shard=(1, 1)).indices
         # The stages of a cascade have the noise of their training; a classifier behind a denoiser need not know noise.
-        other = request.kind == "cascade" or request.denoiser is not None
+        other = request.kind == "cascade" or target.denoiser is not None
         pairs = () if other else zip(target.members, commands, strict=True)
         for warning in (
             *(unreachable_radius(settings, radius) for radius in asked),

@@ -6,17 +6,12 @@ from typing import Annotated, Literal
 import typer
 
 from smoothcert.cli.options import (
-    Channels,
-    Classes,
     Compiling,
-    Data,
     Device,
-    ImageSize,
-    SkipUnreadable,
+    ImageOptions,
     check_dataset,
     command_line,
     console,
-    file_options,
     optional,
 )
 from smoothcert.errors import RequestError
@@ -24,6 +19,7 @@ from smoothcert.io.console import leads
 
 
 def train_denoiser(
+    *,
     out: Annotated[Path, typer.Option(help="Run folder to make.")],
     dataset: Annotated[str, typer.Option(help="Data set; see `smoothcert datasets`.")],
     sigma: Annotated[float, typer.Option(help="Noise level that is certified later.")],
@@ -35,23 +31,18 @@ def train_denoiser(
         float | None, typer.Option(help="Weight of that term.", show_default="1 with --classifier")
     ] = None,
     init: Annotated[Path | None, typer.Option(help="Denoiser to start from: a run folder.")] = None,
-    image_size: ImageSize = None,
-    channels: Channels = None,
-    classes: Classes = None,
-    skip_unreadable: SkipUnreadable = False,
+    files: ImageOptions,
     set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of the recipe.")] = [],  # noqa: B006
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     compile_: Annotated[
         Compiling, typer.Option("--compile", help="torch.compile on a GPU; auto: if it pays.")
     ] = "auto",
-    data: Data = None,
     device: Device = "auto",
 ) -> None:
     """Train a denoiser, which makes a classifier that was trained without noise certifiable."""
     if stability_weight is not None and classifier is None:
         raise RequestError(f"--stability-weight: expected --classifier with it, got {stability_weight:g} alone")
     check_dataset(dataset)
-    from smoothcert.data import load_dataset, read_class_names
     from smoothcert.distributed import meet
     from smoothcert.report.progress import print_data_notes, print_note, train_with_bar
     from smoothcert.training.default_recipe import default_batch_size
@@ -59,16 +50,11 @@ def train_denoiser(
     from smoothcert.training.recipe import with_overrides
 
     weight = (1.0 if classifier is not None else 0.0) if stability_weight is None else stability_weight
-    fields = {"model": model, "image_size": image_size, "objective": {"name": "denoising", "stability_weight": weight}}
-    recipe = with_overrides(denoiser_recipe(dataset, sigma, **fields), set_)
+    loss = {"name": "denoising", "stability_weight": weight}
+    recipe = denoiser_recipe(dataset, sigma, model=model, image_size=files.image_size, objective=loss)
+    recipe = with_overrides(recipe, set_)
     meet()
-    images = load_dataset(
-        *(recipe.dataset, "train", data),
-        image_size=recipe.image_size,
-        classes=None if classes is None else read_class_names(classes),
-        channels=channels,
-        skip_unreadable=skip_unreadable,
-    )
+    images = files.loader()(recipe.dataset, "train", recipe.image_size)
     print_data_notes(console, images)
     if len(images) < recipe.batch_size and not any(text.startswith("batch_size=") for text in set_):
         recipe = recipe.model_copy(update={"batch_size": default_batch_size(len(images), recipe.dataset)})
@@ -86,9 +72,8 @@ def train_denoiser(
         # A line after "next:" runs as it is; without a classifier there is none.
         subject: list[object] = ["RUN"] if classifier is None else [classifier]
         if classifier is not None and not Path(classifier).is_dir():
-            subject = ["--model", classifier, "--dataset", recipe.dataset, *optional("--image-size", image_size)]
+            subject = ["--model", classifier, "--dataset", recipe.dataset, *optional("--image-size", files.image_size)]
             subject += ["--out", f"{out}-certified"]
-        words = ["--denoiser", out, *file_options(channels, classes, skip_unreadable), *optional("--data", data)]
-        step = command_line("certify", *subject, *words)
+        step = command_line("certify", *subject, "--denoiser", out, *files.words())
         onwards = f"next: {step}" if classifier is not None else f"in front of a classifier RUN: {step}"
         console.print(f"trained {out}; {onwards}", soft_wrap=True)

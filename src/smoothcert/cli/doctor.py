@@ -5,26 +5,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from smoothcert.cli.certification import run_channels
 from smoothcert.cli.options import (
-    Channels,
-    Classes,
-    Data,
     Device,
     Hub,
-    ImageSize,
+    ImageOptions,
     OwnNetwork,
-    SkipUnreadable,
     Weights,
     check_dataset,
     check_own_weights,
     chosen_model,
     command_line,
     console,
-    file_options,
     optional,
+    show_table,
 )
 from smoothcert.errors import RequestError
 from smoothcert.training.run_folder import check_run_folder
@@ -40,6 +35,7 @@ NOISES_PER_IMAGE, PASSES = 2, 3
 
 
 def doctor(
+    *,
     run: Annotated[Path | None, typer.Argument(help="Run folder.", show_default=False)] = None,
     model: OwnNetwork = None,
     hub: Hub = None,
@@ -47,19 +43,14 @@ def doctor(
     dataset: Annotated[str | None, typer.Option(help="Data set; see `smoothcert datasets`.")] = None,
     sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the run's, or 0.25")] = None,
     images: Annotated[int, typer.Option(help="Number of images to examine.", min=1)] = 200,
-    image_size: ImageSize = None,
-    channels: Channels = None,
-    classes: Classes = None,
-    skip_unreadable: SkipUnreadable = False,
+    files: ImageOptions,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the figure and its numbers.", show_default="doctor, or RUN/doctor")
     ] = None,
-    data: Data = None,
     device: Device = "auto",
 ) -> None:
     """Examine a network: accuracy under noise, and what keeps it from good certificates."""
-    files = (channels, classes, skip_unreadable)
-    asked = Request(run, chosen_model(model, hub), hub is not None, init, dataset, sigma, image_size, *files, data)
+    asked = Request(run, chosen_model(model, hub), hub is not None, init, dataset, sigma, files)
     asked.check()
     from smoothcert.analysis.doctor import doctor as examine
     from smoothcert.analysis.output import Output
@@ -96,11 +87,7 @@ class Request:
     init: Path | None
     dataset: str | None
     sigma: float | None
-    image_size: int | None
-    channels: int | None
-    classes: Path | None
-    skip_unreadable: bool
-    data: Path | None
+    files: ImageOptions
 
     def check(self) -> None:
         """Refuse what does not fit together, before torch is imported."""
@@ -111,28 +98,23 @@ class Request:
                 "give a run folder, or --model package.module:function (or --hub hf:NAME) and --dataset NAME"
             )
         check_own_weights(self.init, own_network=self.run is None and not self.is_hub)
-        if self.dataset is not None:
-            check_dataset(self.dataset)
+        check_dataset(self.dataset)
 
     def completed(self, run: "Run | None") -> "Request":
         """Return the request with the settings of the run where it has none."""
         if run is None:
             return replace(self, sigma=0.25 if self.sigma is None else self.sigma)
-        known = run.recipe
+        known, size = run.recipe, self.files.image_size
         return replace(
             self,
             dataset=self.dataset or known.dataset,
-            image_size=known.image_size if self.image_size is None else self.image_size,
+            files=replace(self.files, image_size=known.image_size if size is None else size),
             sigma=known.sigma if self.sigma is None else self.sigma,
         )
 
-    def files(self) -> list[object]:
-        """Return the options for image files that every command takes."""
-        return file_options(self.channels, self.classes, self.skip_unreadable)
-
     @property
     def _images(self) -> list[object]:
-        return ["--dataset", self.dataset, *optional("--image-size", self.image_size)]
+        return ["--dataset", self.dataset, *optional("--image-size", self.files.image_size)]
 
     @property
     def _folder(self) -> Path:
@@ -141,10 +123,10 @@ class Request:
     def fine_tuning(self, run: "Run | None") -> str:
         """Return the command that trains the network under noise, from its weights, with the default recipe."""
         network = self.model if run is None else run.recipe.model
-        words = [*self._images, "--method", "consistency", *optional("--model", network), *self.files()]
+        words = [*self._images, "--method", "consistency", *optional("--model", network), *self.files.words()]
         words += [*optional("--init", self.init or self.run), "--sigma", f"{self.sigma:g}"]
         out = self._folder.with_name(f"{self._folder.name}-gaussian-{self.sigma:g}")
-        return command_line("train", *words, "--out", out, *optional("--data", self.data))
+        return command_line("train", *words, "--out", out)
 
     def denoiser(self, run: "Run | None") -> str:
         """Return the command that trains a denoiser, with the network's term if a word names network and weights."""
@@ -153,46 +135,36 @@ class Request:
         named: object = None if self.init is not None else self.model
         if run is not None:
             named = None if is_code(run.recipe.model) else self.run
-        words = [*self._images, *self.files(), "--sigma", f"{self.sigma:g}", *optional("--classifier", named)]
-        return command_line("train-denoiser", *words, "--out", "runs/denoiser", *optional("--data", self.data))
+        words = [*self._images, *self.files.words(), "--sigma", f"{self.sigma:g}", *optional("--classifier", named)]
+        return command_line("train-denoiser", *words, "--out", "runs/denoiser")
 
     def certification(self) -> str:
         """Return the command that certifies the network as it is."""
         words = optional(None, self.run) + optional("--hub" if self.is_hub else "--model", self.model)
         words += [*optional("--init", self.init), *self._images] if self.run is None else []
-        words += [
-            "--sigma",
-            f"{self.sigma:g}",
-            *self.files(),
-            *([] if self.run is not None else ["--out", self._folder]),
-        ]
-        return command_line("certify", *words, *optional("--data", self.data))
+        words += ["--sigma", f"{self.sigma:g}", *self.files.words()]
+        return command_line("certify", *words, *([] if self.run is not None else ["--out", self._folder]))
 
 
 def load_subject(asked: Request, run: "Run | None", device: str) -> "tuple[Classifier, Images]":
     """Return the network with its weights on `device`, and the test images with labels in the order of its outputs."""
     from torch import nn
 
-    from smoothcert.data import load_dataset, read_class_names, with_known_classes
+    from smoothcert.data import with_known_classes
     from smoothcert.distributed import find_device
     from smoothcert.models import HubClassifier
     from smoothcert.report.progress import print_data_notes
     from smoothcert.training.initial_weights import own_model_with_weights
 
-    selected = load_dataset(
-        *(str(asked.dataset), "test", asked.data),
-        image_size=asked.image_size,
-        classes=read_class_names(asked.classes) if asked.classes is not None else None,
-        channels=asked.channels or run_channels(run, str(asked.dataset)),
-        skip_unreadable=asked.skip_unreadable,
-    )
+    files, name = asked.files, str(asked.dataset)
+    selected = files.loader()(name, "test", files.image_size, run_channels(run, name))
     print_data_notes(console, selected)
     network: Classifier
     if run is not None:
         network = run.model
     else:
         network = own_model_with_weights(str(asked.model), selected.num_classes, asked.init)
-    if isinstance(network, HubClassifier) and asked.classes is None:
+    if isinstance(network, HubClassifier) and files.classes is None:
         selected = with_known_classes(selected, network.class_names)
     return network.to(find_device(device)) if isinstance(network, nn.Module) else network, selected
 
@@ -209,10 +181,8 @@ def show(diagnosis: "Diagnosis") -> None:
     console.print(
         f"{diagnosis.model} on {diagnosis.images} images of {diagnosis.dataset}", highlight=False, soft_wrap=True
     )
-    table = Table("sigma", "accuracy")
-    for sigma, accuracy in ((0.0, diagnosis.clean_accuracy), *diagnosis.accuracy_under_noise):
-        table.add_row(f"{sigma:.3g}", f"{accuracy:.1%}")
-    console.print(table)
+    measured = ((0.0, diagnosis.clean_accuracy), *diagnosis.accuracy_under_noise)
+    show_table(["sigma", "accuracy"], [(f"{sigma:.3g}", f"{accuracy:.1%}") for sigma, accuracy in measured])
     for number, finding in enumerate(diagnosis.findings, start=1):
         console.print(f"{number}. {finding.code}: {finding.problem}", soft_wrap=True, markup=False, highlight=False)
         console.print(f"what to do: {finding.advice}", soft_wrap=True, markup=False, highlight=False)

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from typing import Any, get_args
 
 import typer
@@ -30,16 +31,7 @@ GROUPS = {
     "Speed": ("device", "precision", "compile_", "batch_size", "jobs", "capture", "sync_batch_norm"),
     "LaTeX": ("columns", "caption", "label"),
     "Output": (
-        "out",
-        "name",
-        "format_",
-        "paper",
-        "json_",
-        "quiet",
-        "track",
-        "force",
-        "dry_run",
-        "evaluate_every",
+        *("out", "name", "format_", "paper", "json_", "quiet", "track", "force", "dry_run", "evaluate_every"),
         "compress_",
     ),
 }
@@ -56,10 +48,29 @@ _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
 def add_command(app: typer.Typer, name: str, function: Callable[..., None], panel: str | None, example: str) -> None:
-    """Register `function` as the command `name`, with its options in groups and `example` below its help."""
+    """Register `function` as the command `name`, with its options in groups and `example` below its help.
+
+    A parameter whose type is a dataclass stands for the options that are its fields.
+    """
+    together: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(function).parameters.values():
+        options = parameter.annotation
+        if is_dataclass(options):
+            together[parameter.name] = options
+        parameters += inspect.signature(options).parameters.values() if is_dataclass(options) else [parameter]  # type: ignore[arg-type]
+
+    def call(**values: Any) -> None:
+        for group, options in together.items():
+            values[group] = options(**{field.name: values.pop(field.name) for field in fields(options)})
+        function(**values)
+
+    for parameter in parameters:
         _describe(parameter)
-    app.command(name, rich_help_panel=panel, epilog=f"Example: smoothcert {example}")(function)
+    keyword_only = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    call.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+    call.__doc__ = function.__doc__
+    app.command(name, rich_help_panel=panel, epilog=f"Example: smoothcert {example}")(call)
 
 
 def _describe(parameter: inspect.Parameter) -> None:

@@ -6,7 +6,7 @@ import typer
 from rich.table import Column, Table
 
 from smoothcert.cli.completion import complete_objective, complete_preset
-from smoothcert.cli.options import command_line, console
+from smoothcert.cli.options import command_line, console, show_table
 from smoothcert.errors import RequestError
 
 MOST_COLUMNS = 10
@@ -48,10 +48,7 @@ def papers(
         # A terminal has room for about ten columns: of more radii, every second one is shown.
         titles = [title for title in rows[0] if len(rows[0]) <= MOST_COLUMNS or title[-3:] not in (".25", ".75")]
         columns = [Column(title, no_wrap=title != "method", min_width=20 * (title == "method")) for title in titles]
-        shown = Table(*columns, box=None, pad_edge=False)
-        for row in rows:
-            shown.add_row(*(row[title] or "-" for title in titles))
-        console.print(shown)
+        show_table(columns, ([row[title] or "-" for title in titles] for row in rows), box=None, pad_edge=False)
         return
     listed = Table("table", "data set", "rows", "sigma")
     for name in paper_table_names():
@@ -99,7 +96,4 @@ def objectives(
 
 
 def show_registry(entries: "dict[str, str]") -> None:
-    table = Table(box=None, show_header=False)
-    for key, text in entries.items():
-        table.add_row(key, text)
-    console.print(table)
+    show_table(["", ""], entries.items(), box=None, show_header=False)

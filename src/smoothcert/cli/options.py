@@ -3,12 +3,15 @@
 import math
 import re
 import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
 import typer
+from rich.table import Column, Table
 
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
@@ -89,6 +92,14 @@ Epochs = Annotated[
 ]
 
 
+def show_table(titles: Sequence[str | Column], rows: Iterable[Iterable[str]], **options: Any) -> None:
+    """Print a table."""
+    table = Table(*titles, **options)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
 def command_line(*words: object) -> str:
     """Return a smoothcert command, quoted for a shell."""
     return shlex.join(["smoothcert", *map(str, words)])
@@ -99,21 +110,15 @@ def optional(option: str | None, value: object) -> list[object]:
     return [] if value is None else [value] if option is None else [option, value]
 
 
-def file_options(channels: int | None, classes: Path | None, skip_unreadable: bool) -> list[object]:
-    """Return how image files are read, as words of a command line."""
-    words = [*optional("--channels", channels), *optional("--classes", classes)]
-    return words + (["--skip-unreadable"] if skip_unreadable else [])
-
-
 def check_own_weights(init: Path | None, own_network: bool) -> None:
     """Refuse --init without a network of the user's own code."""
     if init is not None and not own_network:
         raise RequestError("--init: expected none with a run folder or --hub, which have weights; leave it out")
 
 
-def check_dataset(name: str) -> None:
+def check_dataset(name: str | None) -> None:
     """Refuse a path of user data that does not exist, before torch is imported."""
-    kind, _, path = name.partition(":")
+    kind, _, path = (name or "").partition(":")
     wanted = {"folder": "a folder", "npz": "a file"}.get(kind)
     if wanted and path and not path.startswith("~") and not Path(path).exists():
         raise RequestError(f"{name}: expected {wanted}, got none; give a path that exists")
@@ -166,13 +171,35 @@ class Load(Protocol):
     def __call__(self, name: str, split: "Split", image_size: int | None, channels: int | None = None) -> "Images": ...
 
 
-def dataset_loader(data: Path | None, **files: Any) -> Load:
-    """Return `load_dataset` for a data folder and options for the files in it; each data set is read once."""
+@dataclass(frozen=True)
+class ImageOptions:
+    """The options that say how images are read."""
 
-    @cache
-    def load(name: str, split: "Split", image_size: int | None, channels: int | None = None) -> "Images":
-        from smoothcert.data import load_dataset
+    image_size: ImageSize = None
+    channels: Channels = None
+    classes: Classes = None
+    skip_unreadable: SkipUnreadable = False
+    data: Data = None
 
-        return load_dataset(name, split, data, image_size=image_size, channels=channels, **files)
+    def loader(self) -> Load:
+        """Return `load_dataset` with these options, of which --channels wins; each data set is read once."""
 
-    return load
+        @cache
+        def load(name: str, split: "Split", image_size: int | None, channels: int | None = None) -> "Images":
+            from smoothcert.data import load_dataset, read_class_names
+
+            return load_dataset(
+                *(name, split, self.data),
+                image_size=image_size,
+                classes=None if self.classes is None else read_class_names(self.classes),
+                channels=self.channels or channels,
+                skip_unreadable=self.skip_unreadable,
+            )
+
+        return load
+
+    def words(self) -> list[object]:
+        """Return how image files are read, as words of a command line; without their size."""
+        words = [*optional("--channels", self.channels), *optional("--classes", self.classes)]
+        words += ["--skip-unreadable"] if self.skip_unreadable else []
+        return words + optional("--data", self.data)

@@ -76,8 +76,7 @@ def predict(
         check_file(image, "an image file")
     if without_run and sigma is None and denoiser is None:
         raise RequestError(f"--sigma: missing; give the noise level for --model {model}, for instance --sigma 0.25")
-    if dataset is not None:
-        check_dataset(dataset)
+    check_dataset(dataset)
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
     from smoothcert.data import read_class_names
     from smoothcert.data.image_files import read_image_files

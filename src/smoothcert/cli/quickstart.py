@@ -6,11 +6,11 @@ import torch
 
 from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.certification.settings import CertifySettings
-from smoothcert.cli.reporting import ReportRequest
+from smoothcert.cli.reporting import ReportRequest, print_report
 from smoothcert.data import Images, load_dataset
 from smoothcert.io.console import PlainConsole
 from smoothcert.papers.presets import preset
-from smoothcert.report import terminal_report, write_report
+from smoothcert.report import write_report
 from smoothcert.report.progress import certification_bar, train_with_bar
 from smoothcert.report.thumbnails import pictures
 from smoothcert.training.checkpoint import RECIPE, load_run
@@ -55,11 +55,8 @@ def run_quickstart(out: Path) -> None:
         path = folder / "certificates" / f"test-n{VOTES}.tsv"
         with certification_bar(folder.name, images) as show:
             certify_dataset(load_run(folder), test_data, path, settings, device=device, on_progress=show)
-    request = ReportRequest(tuple(map(str, folders))).to_store(out / "report")
+    request = ReportRequest(list(map(str, folders))).to_store(out / "report")
     report = write_report(folders, out / "report", ("md", "html", "png"), gallery=pictures, request=request)
-    for shown in terminal_report(report.contents, console.width):
-        console.print(shown)
+    print_report(report, console)
     console.print(f"{images} test images, n = {VOTES:,} votes: a small budget for a first look.", soft_wrap=True)
     console.print(f"Full runs: smoothcert train --preset {METHODS[-1]} --sigma {SIGMA} --out runs/a", soft_wrap=True)
-    for path in report.written:
-        console.print(f"wrote {path}", soft_wrap=True)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,10 +10,11 @@ import typer
 
 from smoothcert.cli.options import Data, Force, console, parse_radii
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.console import PlainConsole
 from smoothcert.training.run_folder import check_exists
 
 if TYPE_CHECKING:
-    from smoothcert.report import Choices
+    from smoothcert.report import Choices, Report
 
 NUMBERS = "Numbers"
 """The group of options that choose what is counted and compared."""
@@ -23,35 +24,68 @@ NUMBERS = "Numbers"
 class ReportRequest:
     """What a report is asked for, as it is stored next to the report: paths are relative to its folder."""
 
-    runs: tuple[str, ...] = ()
-    title: str | None = None
-    radii: str | None = None
-    paper: str | None = None
-    all_images: bool = False
-    reference: str | None = None
-    described: tuple[str, ...] = ()
-    linf: bool = False
-    columns: str | None = None
-    caption: str | None = None
-    label: str | None = None
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Run folders, folders of them, or certificates files, also of other tools."),
+    ] = None
+    title: Annotated[str | None, typer.Option(help="Title of the report.")] = None
+    radii: Annotated[str | None, typer.Option(help="Comma-separated radii of the table.", rich_help_panel=NUMBERS)] = (
+        None
+    )
+    paper: Annotated[
+        str | None, typer.Option(metavar="TABLE", help="Show the published rows of a table, such as smoothmix/table2.")
+    ] = None
+    all_images: Annotated[
+        bool,
+        typer.Option(
+            "--all-images",
+            help="Count all images of each run, not only those that all runs of a σ have.",
+            rich_help_panel=NUMBERS,
+        ),
+    ] = False
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Run to subtract from the others; by default plain Gaussian training.",
+            rich_help_panel=NUMBERS,
+        ),
+    ] = None
+    described: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--as",
+            metavar="KEY=VALUE,...",
+            help='What a file of another tool holds: "name=CAT-RS,sigma=0.5,n=100000,alpha=0.001". One per file.',
+            rich_help_panel=NUMBERS,
+        ),
+    ] = None
+    linf: Annotated[
+        bool,
+        typer.Option("--linf", help="Add ACR / sqrt(d), the L-infinity radius it implies.", rich_help_panel=NUMBERS),
+    ] = False
+    columns: Annotated[str | None, typer.Option(help="Columns of report.tex, by their names in report.csv.")] = None
+    caption: Annotated[str | None, typer.Option(help="Caption of report.tex.")] = None
+    label: Annotated[str | None, typer.Option(help="Label of report.tex.")] = None
+
+    @property
+    def paths(self) -> list[Path]:
+        return list(map(Path, self.runs or ()))
 
     @classmethod
     def stored_in(cls, folder: Path) -> "ReportRequest":
         from smoothcert.report.check import request_of
 
-        stored = request_of(folder)
-        known = {key: value for key, value in stored.items() if key in cls.__dataclass_fields__}
-        lists = {key: tuple(map(str, value)) for key, value in known.items() if isinstance(value, list)}
+        known = {key: value for key, value in request_of(folder).items() if key in cls.__dataclass_fields__}
+        lists = {key: list(map(str, value)) for key, value in known.items() if isinstance(value, list)}
         if not lists.get("runs"):
             raise WorkError(f"{folder}: the stored request of the report is damaged: expected its runs; write it again")
-        runs = tuple(os.path.normpath(folder / run) for run in lists["runs"])
+        runs = [os.path.normpath(folder / run) for run in lists["runs"]]
         return cls(**{**known, **lists, "runs": runs})  # type: ignore[arg-type]
 
     def to_store(self, folder: Path) -> dict[str, object]:
-        fields: dict[str, Any] = {key: getattr(self, key) for key in self.__dataclass_fields__}
-        relative = [_relative(run, folder) for run in self.runs]
-        used = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items() if value}
-        return {**used, "runs": relative}
+        used = {key: value for key in self.__dataclass_fields__ if (value := getattr(self, key))}
+        return {**used, "runs": [_relative(run, folder) for run in self.runs or ()]}
 
     def choices(self) -> "Choices":
         from smoothcert.report import Choices, LatexTable
@@ -68,7 +102,7 @@ class ReportRequest:
             published=published,
             same_images=not self.all_images,
             reference=self.reference,
-            described=[parse_description(text) for text in self.described],
+            described=[parse_description(text) for text in self.described or ()],
             l_infinity=self.linf,
             latex=LatexTable(columns, self.caption, self.label),
             title=Choices.title if self.title is None else self.title,
@@ -84,53 +118,12 @@ def _relative(run: str, folder: Path) -> str:
 
 
 def report(
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Run folders, folders of them, or certificates files, also of other tools."),
-    ] = None,
+    *,
+    request: ReportRequest,
     out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("report"),
     format_: Annotated[
         str, typer.Option("--format", help="Comma-separated formats: md, csv, tex, html, png, pdf, svg.")
     ] = "md,csv,html,png",
-    title: Annotated[str | None, typer.Option(help="Title of the report.")] = None,
-    radii: Annotated[
-        str | None, typer.Option(help="Comma-separated radii of the table.", rich_help_panel=NUMBERS)
-    ] = None,
-    paper: Annotated[
-        str | None, typer.Option(metavar="TABLE", help="Show the published rows of a table, such as smoothmix/table2.")
-    ] = None,
-    reference: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RUN",
-            help="Run to subtract from the others; by default plain Gaussian training.",
-            rich_help_panel=NUMBERS,
-        ),
-    ] = None,
-    described: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--as",
-            metavar="KEY=VALUE,...",
-            help='What a file of another tool holds: "name=CAT-RS,sigma=0.5,n=100000,alpha=0.001". One per file.',
-            rich_help_panel=NUMBERS,
-        ),
-    ] = None,
-    all_images: Annotated[
-        bool,
-        typer.Option(
-            "--all-images",
-            help="Count all images of each run, not only those that all runs of a σ have.",
-            rich_help_panel=NUMBERS,
-        ),
-    ] = False,
-    linf: Annotated[
-        bool,
-        typer.Option("--linf", help="Add ACR / sqrt(d), the L-infinity radius it implies.", rich_help_panel=NUMBERS),
-    ] = False,
-    columns: Annotated[str | None, typer.Option(help="Columns of report.tex, by their names in report.csv.")] = None,
-    caption: Annotated[str | None, typer.Option(help="Caption of report.tex.")] = None,
-    label: Annotated[str | None, typer.Option(help="Label of report.tex.")] = None,
     images: Annotated[
         list[str] | None,
         typer.Option(metavar="folder:PATH", help="Your own images (or npz:PATH) to show in the HTML page."),
@@ -143,26 +136,26 @@ def report(
     data: Data = None,
 ) -> None:
     """Tables, figures and an HTML page from certificates."""
-    names = tuple(map(str, runs or ()))
-    texts = tuple(described or ())
-    request = ReportRequest(
-        names, title, radii, paper, all_images, reference, texts, linf, columns, caption, label
-    )  # fmt: skip
     if check is not None:
-        _check(check, request if names else ReportRequest.stored_in(check))
+        _check(check, request if request.runs else ReportRequest.stored_in(check))
         return
-    if not names:
+    if not request.runs:
         raise RequestError("expected at least one run folder or certificates file, got none; give one to report on")
-    for name in names:
-        check_exists(Path(name))
-    from dataclasses import replace
-
-    from smoothcert.report import terminal_report, write_report
+    for path in request.paths:
+        check_exists(path)
+    from smoothcert.report import write_report
 
     formats = [f.strip() for f in format_.split(",")]
     choices = replace(request.choices(), gallery=_gallery(images or (), data) if "html" in formats else None)
     stored = request.to_store(out)
-    written = write_report(list(map(Path, names)), out, formats, choices=choices, force=force, request=stored)
+    written = write_report(request.paths, out, formats, choices=choices, force=force, request=stored)
+    print_report(written, console)
+
+
+def print_report(written: "Report", console: PlainConsole) -> None:
+    """Print the table of a report and its files."""
+    from smoothcert.report import terminal_report
+
     for shown in terminal_report(written.contents, console.width):
         console.print(shown)
     for path in written.written:
@@ -183,12 +176,12 @@ def _gallery(images: Sequence[str], data: Path | None) -> Any:
 
 def _check(folder: Path, request: ReportRequest) -> None:
     """Compare the report in `folder` with its certificates; differences are printed and are failed work."""
-    for path in request.runs:
-        check_exists(Path(path))
+    for path in request.paths:
+        check_exists(path)
     from smoothcert.report.check import MOST_SHOWN, differing_numbers
     from smoothcert.report.contents import read_contents
 
-    contents = read_contents(list(map(Path, request.runs)), request.choices())
+    contents = read_contents(request.paths, request.choices())
     differences = differing_numbers(folder, contents)
     for line in differences[:MOST_SHOWN]:
         console.print(line, soft_wrap=True, markup=False)

@@ -14,6 +14,7 @@ from smoothcert.cli.options import (
     DatasetName,
     Device,
     Epochs,
+    ImageOptions,
     ImageSize,
     Load,
     Method,
@@ -21,10 +22,9 @@ from smoothcert.cli.options import (
     Preset,
     console,
     count_option,
-    dataset_loader,
     parse_numbers,
 )
-from smoothcert.cli.reporting import ReportRequest
+from smoothcert.cli.reporting import ReportRequest, print_report
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import duration
 
@@ -63,7 +63,7 @@ def sweep(
     """Train, certify and report one run per combination of values; repeated, it finishes what is missing."""
     from smoothcert.cli.recipes import RecipeOptions, choose_recipe
 
-    load = dataset_loader(data)
+    load = ImageOptions(data=data).loader()
     grid = parse_grid(set_)
     fixed = [f"{key}={values[0]}" for key, values in grid.items() if len(values) == 1]
     varied = {key: values for key, values in grid.items() if len(values) > 1}
@@ -107,9 +107,7 @@ def parse_grid(overrides: Sequence[str]) -> dict[str, list[str]]:
             raise RequestError(f"--set {override}: expected key=value or key=a,b,c, for instance --set seed=0,1,2")
         if key in grid:
             raise RequestError(f"--set {override}: {key} is given twice; give all its values at once, as in {key}=a,b")
-        values = [
-            value.strip() for value in re.findall(r"""((?:\[.*?\]|\{.*?\}|"[^"]*"|'[^']*'|[^,])*)(?:,|$)""", text)
-        ]
+        values = [value.strip() for value in re.findall(VALUE, text)]
         values = values[:-1] if len(values) > 1 and not text.endswith(",") else values  # an empty match at the end
         if "" in values or not values:
             raise RequestError(f"--set {override}: expected comma-separated values, got an empty one; remove it")
@@ -175,15 +173,12 @@ def show_report(runs: "Sequence[RunState]", out: Path, data: Path | None) -> Non
     """Write the report of finished runs and print its table."""
     from functools import partial
 
-    from smoothcert.report import terminal_report, write_report
+    from smoothcert.report import write_report
     from smoothcert.report.thumbnails import pictures
 
     if not runs:
         return
     files = [run.certificates for run in runs]
-    request = ReportRequest(tuple(map(str, files))).to_store(out)
+    request = ReportRequest(list(map(str, files))).to_store(out)
     written = write_report(files, out, FORMATS, gallery=partial(pictures, folder=data), request=request)
-    for shown in terminal_report(written.contents, console.width):
-        console.print(shown)
-    for path in written.written:
-        console.print(f"wrote {path}", soft_wrap=True)
+    print_report(written, console)

@@ -1,30 +1,25 @@
 """`smoothcert train`, `import` and `export`: commands that make run folders."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from smoothcert.cli.options import (
-    Channels,
-    Classes,
     Compiling,
     Data,
     DatasetName,
     Device,
     Epochs,
-    ImageSize,
+    ImageOptions,
     InputLayer,
     Method,
     NetworkName,
     Preset,
-    SkipUnreadable,
     command_line,
     console,
-    dataset_loader,
-    file_options,
+    optional,
 )
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import leads
@@ -33,6 +28,7 @@ from smoothcert.training.run_folder import check_run_folder
 
 
 def train(
+    *,
     out: Annotated[
         Path | None, typer.Option(help="Run folder to make.", show_default="runs/ and a name for the recipe")
     ] = None,
@@ -41,7 +37,6 @@ def train(
         Path | None, typer.Option(help="Instead of a preset a recipe in YAML, or that of a run's model.safetensors.")
     ] = None,
     dataset: DatasetName = None,
-    image_size: ImageSize = None,
     sigma: Annotated[float | None, typer.Option(help="Noise level.")] = None,
     model: NetworkName = None,
     objective: Method = None,
@@ -64,17 +59,15 @@ def train(
     sync_batch_norm: Annotated[
         bool, typer.Option("--sync-batch-norm", help="Batch norm over the images of all processes; on GPUs.")
     ] = False,
-    channels: Channels = None,
-    classes: Classes = None,
-    skip_unreadable: SkipUnreadable = False,
-    data: Data = None,
+    files: ImageOptions,
     device: Device = "auto",
 ) -> None:
     """Train a model into a run folder: from a preset, a recipe, or a data set and a method."""
     from smoothcert.cli.recipes import RecipeOptions, choose_recipe
     from smoothcert.training.run_folder import RECIPE, refuse_lost_recipe
 
-    options = RecipeOptions(preset, recipe, dataset, image_size, objective, model, epochs, set_, init is not None)
+    chosen = (preset, recipe, dataset, files.image_size, objective, model, epochs, set_)
+    options = RecipeOptions(*chosen, trained=init is not None)
     if out is None:
         name = options.name(sigma)
         out = Path("runs") / name if name is not None else None
@@ -85,12 +78,7 @@ def train(
                 f"{out}: holds no run to continue; name it by --out, or give --preset NAME for a new one"
             )
         options = replace(options, file=out / RECIPE, continued=True)
-    outputs = None
-    if classes is not None:
-        from smoothcert.data import read_class_names
-
-        outputs = read_class_names(classes)
-    load = partial(dataset_loader(data, classes=outputs, skip_unreadable=skip_unreadable), channels=channels)
+    load = files.loader()
     final = choose_recipe(options, sigma, load)
     from smoothcert.data import UNSPLIT
     from smoothcert.distributed import meet
@@ -119,8 +107,7 @@ def train(
     if not leads():
         return
     again: list[object] = ["--model", final.model] if is_code(final.model) else []
-    again += file_options(None, classes, skip_unreadable)
-    onwards = command_line("certify", out, *again, *(["--data", data] if data is not None else []))
+    onwards = command_line("certify", out, *again, *replace(files, channels=None).words())
     console.print(f"trained {out}; next: {onwards}", soft_wrap=True)
 
 
@@ -153,7 +140,7 @@ def import_(
         warning = f"input layer: not checked, the data are not there ({error})"
     if warning:
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True, highlight=False)
-    onwards = command_line("certify", out, *(["--data", data] if data is not None else []))
+    onwards = command_line("certify", out, *optional("--data", data))
     console.print(f"imported {out}; next: {onwards}", soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""CERTIFY of Cohen et al. 2019 (https://arxiv.org/abs/1902.02918): from votes to a certificate."""
+"""CERTIFY and PREDICT of Cohen et al. 2019 (https://arxiv.org/abs/1902.02918): from votes to a certificate or class."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,7 +7,7 @@ import numpy as np
 
 from smoothcert.errors import RequestError
 from smoothcert.noise import Gaussian, Noise
-from smoothcert.smoothing.bounds import error_upper_bound, randomized_error_bound, two_sided_bounds
+from smoothcert.smoothing.bounds import error_upper_bound, randomized_error_bound, top_two_p_value, two_sided_bounds
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 
 
@@ -58,6 +58,13 @@ def certificate_from_bound(
     if radius <= 0:
         return Certificate(ABSTAIN, 0.0, n0, n, count, votes, earlier)
     return Certificate(cls, radius, n0, n, count, votes, earlier)
+
+
+def class_from_votes(votes: Sequence[int], alpha: float) -> int:
+    """The class of the smoothed classifier, or ABSTAIN. Wrong with probability at most alpha over the votes."""
+    order = np.argsort(-np.asarray(votes), kind="stable")
+    count1, count2 = int(votes[order[0]]), int(votes[order[1]])
+    return int(order[0]) if top_two_p_value(count1, count2) <= alpha else ABSTAIN
 
 
 def sorted_votes(votes: Sequence[int]) -> tuple[tuple[int, int], ...]:

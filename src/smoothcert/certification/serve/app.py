@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +82,8 @@ def make_app(service: Service, token: str | None = None) -> FastAPI:
     app.add_exception_handler(RefusedError, lambda request, error: problem(error.status, error))
     app.add_exception_handler(RequestError, lambda request, error: problem(400, error))
     app.add_exception_handler(HTTPException, lambda request, error: problem(error.status_code, error.detail))
-    app.add_exception_handler(QueueFullError, lambda request, error: queue_full())
+    full = "the queue is full; try again in a second, or send fewer images"
+    app.add_exception_handler(QueueFullError, lambda request, error: problem(429, full, {"Retry-After": "1"}))
     app.add_exception_handler(Exception, lambda request, error: problem(500, "internal error; see the server's output"))
     return app
 
@@ -110,7 +111,9 @@ class Guard:
         open_to_all = scope["path"] in (*PAGE_FILES, "/healthz")
         if self.token is not None and not open_to_all:
             header = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
-            app = self.app if authorized(header, self.token) else unauthorized()
+            wanted = "expected the header 'Authorization: Bearer TOKEN' with the token of this server"
+            refusal = problem(401, wanted, {"WWW-Authenticate": "Bearer"})
+            app = self.app if authorized(header, self.token) else refusal
         await app(scope, receive, send_with_headers)
 
 
@@ -121,20 +124,8 @@ def authorized(header: str, token: str) -> bool:
     return hmac.compare_digest(*digests) and kind.lower() == "bearer"
 
 
-def problem(status: int, message: object) -> JSONResponse:
-    return JSONResponse({"error": one_line(message)}, status)
-
-
-def unauthorized() -> JSONResponse:
-    response = problem(401, "expected the header 'Authorization: Bearer TOKEN' with the token of this server")
-    response.headers["WWW-Authenticate"] = "Bearer"
-    return response
-
-
-def queue_full() -> JSONResponse:
-    response = problem(429, "the queue is full; try again in a second, or send fewer images")
-    response.headers["Retry-After"] = "1"
-    return response
+def problem(status: int, message: object, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error": one_line(message)}, status, headers)
 
 
 def page_file(name: str, media_type: str) -> Callable[[], Awaitable[FileResponse]]:
