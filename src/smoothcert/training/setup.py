@@ -50,6 +50,7 @@ from smoothcert.training.step import (
     TrainingStep,
     compile_pays,
     keep_compiled_kernels,
+    make_optimizer,
 )
 
 DEAD_EPOCHS = (1, 2)
@@ -272,18 +273,6 @@ class RunInProgress:
             average=None if self.average is None else self.average.tensors,
             sampler=self.sampler.weights,
         )
-
-
-def make_optimizer(model: nn.Module, recipe: TrainRecipe, device: torch.device) -> torch.optim.Optimizer:
-    """SGD or AdamW. On a GPU it is one kernel that reads the learning rate from a tensor: a captured step sees it
-    change."""
-    gpu, parameters = device.type == "cuda", model.parameters()
-    rate = torch.full((), recipe.learning_rate, device=device) if gpu else recipe.learning_rate
-    decay, fused = recipe.weight_decay, True if gpu else None
-    if recipe.optimizer == "adamw":
-        betas = (recipe.momentum, 0.999)
-        return torch.optim.AdamW(parameters, rate, betas, weight_decay=decay, fused=fused, capturable=gpu)
-    return torch.optim.SGD(parameters, rate, recipe.momentum, nesterov=recipe.nesterov, weight_decay=decay, fused=fused)
 
 
 def check_request(recipe: TrainRecipe, data: Images, folder: Path, group: Team) -> None:
