@@ -130,7 +130,7 @@ def test_synchronized_batch_norm(tmp_path: Path, tiny_data: ImageData) -> None:
         provenance = {"sync_batch_norm": True} if done else {}
         about = {"recipe": {}, "data": "", "provenance": provenance, "warm_up": 0, "dead_epochs": 0}
         state = State(epoch=1, model={}, optimizer={}, **about)
-        start = Start(1, state, "", None, 0, 0)
+        start = Start(1, state, "", None)
         refuse_other_batch_norm(tmp_path, start, done)
         with pytest.raises(RequestError, match=f"was trained {'with' if done else 'without'} --sync-batch-norm"):
             refuse_other_batch_norm(tmp_path, start, not done)

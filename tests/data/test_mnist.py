@@ -13,7 +13,7 @@ import torch
 from local_mirror import Mirror
 
 from smoothcert.data import DATASETS, default_folder, load_dataset, mnist
-from smoothcert.data.mnist import FILES, MnistFile, SplitFiles, read_idx
+from smoothcert.data.mnist import FILES, MnistFile, read_idx
 from smoothcert.errors import RequestError, WorkError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, size=(7, 4, 5), dtype=np.uint8)
@@ -30,9 +30,7 @@ def described(name: str, content: bytes) -> MnistFile:
     return MnistFile(name, archive_sha256=sha256(gzip.compress(content, mtime=0)), content_sha256=sha256(content))
 
 
-SMALL = {
-    "test": SplitFiles(images=described("images.gz", IMAGES_CONTENT), labels=described("labels.gz", LABELS_CONTENT))
-}
+SMALL = {"test": (described("images.gz", IMAGES_CONTENT), described("labels.gz", LABELS_CONTENT))}
 
 
 def write(folder: Path, images: bytes = IMAGES_CONTENT, labels: bytes = LABELS_CONTENT, level: int = 9) -> None:
@@ -184,7 +182,7 @@ def test_sample_is_the_known_one(split: str, tmp_path: Path) -> None:
 def full_mnist_is_here() -> bool:
     if not os.environ.get("SMOOTHCERT_DATA"):
         return False
-    names = [file.name for files in FILES.values() for file in (files.images, files.labels)]
+    names = [file.name for files in FILES.values() for file in files]
     places = [default_folder() / below for below in ("MNIST/raw", ".", "mnist")]
     return all(any((place / name).is_file() for place in places) for name in names)
 

@@ -78,7 +78,8 @@ def _digests_of(folder: Path) -> mnist.SplitFiles:
     paths = sorted(folder.iterdir())  # images, labels
     contents = [gzip.decompress(path.read_bytes()) for path in paths]
     digests = [hashlib.sha256(content).hexdigest() for content in contents]
-    return mnist.SplitFiles(*(mnist.MnistFile(path.name, "0" * 64, d) for path, d in zip(paths, digests, strict=True)))
+    images, labels = (mnist.MnistFile(path.name, "0" * 64, d) for path, d in zip(paths, digests, strict=True))
+    return images, labels
 
 
 def run_case(target: Target, number: int, base: Path) -> tuple[list[str], str]:

@@ -404,10 +404,10 @@ def test_accuracy_equals_a_plain_loop_over_noisy_images(lenet: nn.Module, tmp_pa
     run = import_checkpoint(file, tmp_path / "run", sigma=0.5, dataset="mnist-sample")
     data = mnist.load_sample("test").subset(torch.arange(600))
     images, labels = data.batch(torch.arange(0, 600, 10))
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator().manual_seed(0)
     noise = torch.cat([torch.randn((size, 1, 28, 28), generator=generator) for size in (50, 10)])
-    plain = [int((logits(lenet, images + s * noise).argmax(1) == labels).sum()) / 60 for s in (0.5, 0.05)]
-    assert [check_accuracy(run, data, count=60, sigma=s, seed=3) for s in (None, 0.05)] == plain
+    plain = int((logits(lenet, images + 0.5 * noise).argmax(1) == labels).sum()) / 60
+    assert check_accuracy(run, data, count=60) == plain
     assert input_layer_warning(run, data, count=60) is None
 
 

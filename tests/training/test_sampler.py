@@ -140,7 +140,7 @@ def run_stub(**changes: object) -> Any:
 def test_images_are_drawn_in_proportion_to_their_weights() -> None:
     weights = torch.tensor([0.0, 0.154, 0.0, 1.108], dtype=torch.float64).repeat(64)
     drawn = RadiusWeightedSampler(RadiusWeighted(start=START, every=1000))
-    drawn.load(weights, 256)
+    drawn.load(weights, 256, Path(STATE))
     orders = [drawn.order(run_stub(epoch=epoch), torch.Generator()) for epoch in range(START + 1, START + 101)]
     counts = torch.bincount(torch.cat(orders), minlength=256).double()
     assert not counts[weights == 0].any()

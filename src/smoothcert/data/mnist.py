@@ -11,9 +11,8 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +35,7 @@ MOST_BYTES = 50_000_000
 """No more is unpacked; the largest file of MNIST has 47,040,016 bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class MnistFile:
+class MnistFile(NamedTuple):
     """One of the four files, with the SHA-256 of the archive that the mirrors serve and that of its content.
 
     A file on disk is judged by its content, because copies that were compressed again are common.
@@ -48,16 +46,10 @@ class MnistFile:
     content_sha256: str
 
 
-@dataclass(frozen=True, slots=True)
-class SplitFiles:
-    """The images and the labels of one split."""
-
-    images: MnistFile
-    labels: MnistFile
-
-
+SplitFiles = tuple[MnistFile, MnistFile]
+"""The images and the labels of one split."""
 FILES: Mapping[Split, SplitFiles] = {
-    "train": SplitFiles(
+    "train": (
         MnistFile(
             "train-images-idx3-ubyte.gz",
             "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
@@ -69,7 +61,7 @@ FILES: Mapping[Split, SplitFiles] = {
             "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
         ),
     ),
-    "test": SplitFiles(
+    "test": (
         MnistFile(
             "t10k-images-idx3-ubyte.gz",
             "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
@@ -107,7 +99,7 @@ def read(
     """`load` without torch; without `mirrors` nothing is downloaded."""
     wanted = files[split]
     _complete(wanted, folder, mirrors)
-    images, labels = (read_idx(_path(file, folder), file.content_sha256) for file in (wanted.images, wanted.labels))
+    images, labels = (read_idx(_path(file, folder), file.content_sha256) for file in wanted)
     return StoredImages(images[:, None], labels.astype(np.int64), "mnist")
 
 
@@ -141,7 +133,7 @@ def _path(file: MnistFile, folder: Path) -> Path:
 
 def _complete(wanted: SplitFiles, folder: Path, mirrors: Sequence[str]) -> None:
     """Download the absent files of `wanted`; without mirrors, or if none of them answers, a RequestError."""
-    missing = [file for file in (wanted.images, wanted.labels) if not _path(file, folder).is_file()]
+    missing = [file for file in wanted if not _path(file, folder).is_file()]
     for position, file in enumerate(missing):
         if not mirrors:
             raise _absent(missing, folder, "downloading is switched off")

@@ -42,12 +42,12 @@ def images_from_dataset(
     otherwise every item is read once. `num_classes` defaults to the number of class names, else to one more than the
     largest label. Do not normalize images in the dataset: give `normalization`, which becomes part of the model.
     """
-    _check_map_style(dataset)
+    total = _checked_length(dataset)
     classes = _class_names(dataset)
     image, _ = _read_item(dataset, 0)
     labels = _known_labels(dataset)
     if labels is None:
-        labels = torch.tensor([_read_item(dataset, index)[1] for index in range(_length(dataset))])
+        labels = torch.tensor([_read_item(dataset, index)[1] for index in range(total)])
     if num_classes is None:
         num_classes = len(classes) if classes else 1 + int(labels.max())
     return DatasetImages(
@@ -67,13 +67,13 @@ def images_from_dataset(
 class DatasetImages(StreamedImages):
     """The items of a torch `Dataset`, checked when they are read."""
 
-    dataset: Dataset[Any] = field(repr=False)
+    dataset: Any = field(repr=False)
     first: Tensor = field(repr=False)
     """The first image, [c, h, w]; the others have its shape and dtype."""
 
     def __len__(self) -> int:
         """The number of images."""
-        return _length(self.dataset)
+        return len(self.dataset)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -106,7 +106,8 @@ class DatasetImages(StreamedImages):
         return digest.hexdigest()
 
 
-def _check_map_style(dataset: object) -> None:
+def _checked_length(dataset: object) -> int:
+    """The number of items of a map-style dataset; anything else is refused."""
     if isinstance(dataset, DataLoader):
         raise RequestError("dataset: expected a torch Dataset, got a DataLoader; give its dataset, loader.dataset")
     no_list = isinstance(dataset, IterableDataset | Mapping) or not hasattr(dataset, "__getitem__")
@@ -117,9 +118,6 @@ def _check_map_style(dataset: object) -> None:
         )
     if len(dataset) == 0:
         raise RequestError("dataset: expected at least one item, got none; add images")
-
-
-def _length(dataset: Any) -> int:
     return len(dataset)
 
 
@@ -143,7 +141,7 @@ def _known_labels(dataset: Any) -> Tensor | None:
         labels = torch.as_tensor(targets)
     except (TypeError, ValueError, RuntimeError):
         return None
-    plain = labels.shape == (_length(dataset),) and not labels.is_floating_point() and not labels.is_complex()
+    plain = labels.shape == (len(dataset),) and not labels.is_floating_point() and not labels.is_complex()
     return labels.to("cpu", torch.int64) if plain and labels.dtype != torch.bool else None
 
 

@@ -21,6 +21,7 @@ from smoothcert.models.unet import UNet as UNet
 from smoothcert.models.user_code import check_outputs as check_outputs
 from smoothcert.models.user_code import is_code as is_code
 from smoothcert.models.user_code import own_model as own_model
+from smoothcert.models.user_code import own_module as own_module
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,9 @@ def build_model(
     `timm:NAME` are published classifiers with their weights.
     """
     if is_code(name):
-        return _trainable(own_model(name, num_classes), name, shape, num_classes)
+        network = own_module(name, num_classes, "model")
+        check_outputs(network, name, shape, num_classes)
+        return network
     if name in DENOISERS:
         return DENOISERS[name](shape[0])
     if name not in MODELS:
@@ -72,10 +75,3 @@ def build_model(
         )
     model = spec.build(num_classes)
     return model if mean is None or std is None else nn.Sequential(Normalize(mean, std), model)
-
-
-def _trainable(model: object, name: str, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    if not isinstance(model, nn.Module):
-        raise RequestError(f"model: expected {name} to return a torch module, got {type(model).__name__}")
-    check_outputs(model, name, shape, num_classes)
-    return model

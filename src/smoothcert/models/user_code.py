@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from smoothcert.classifier import Classifier, device_of, evaluating, in_float32, logits_of
 from smoothcert.errors import RequestError
@@ -65,6 +65,14 @@ def own_model(reference: str, num_classes: int | None) -> Classifier:
         )
     refuse_without_weights(model, reference)
     return in_float32(model)
+
+
+def own_module(reference: str, num_classes: int | None, field: str) -> nn.Module:
+    """`own_model`, which must return a torch module; `field` is for the message."""
+    network = own_model(reference, num_classes)
+    if not isinstance(network, nn.Module):
+        raise RequestError(f"{field}: expected {reference} to return a torch module, got {type(network).__name__}")
+    return network
 
 
 def refuse_without_weights(model: Classifier, name: str) -> None:

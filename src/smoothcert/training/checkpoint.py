@@ -201,16 +201,16 @@ def save_weights(
     provenance: Mapping[str, Any],
 ) -> None:
     """Write `model.safetensors`; on a full disk raise a WorkError and keep the old file."""
-    about = {
-        "recipe": recipe.to_mapping(),
-        "input": asdict(spec),
-        "epoch": epoch,
-        "provenance": dict(provenance),
-    }
+    about = {"recipe": recipe.to_mapping(), "input": asdict(spec), "epoch": epoch, "provenance": dict(provenance)}
     # Copies, because safetensors refuses tensors that share memory, as tied weights do.
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in weights.items()}
+    write_tensors(folder / MODEL, tensors, about)
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write a safetensors file with `about` in its metadata, atomically."""
     content = safetensors_bytes(tensors, metadata={"smoothcert": json.dumps(about)})
-    with replaced_atomically(folder / MODEL) as temporary:
+    with replaced_atomically(path) as temporary:
         temporary.write_bytes(content)
 
 

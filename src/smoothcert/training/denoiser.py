@@ -11,7 +11,7 @@ from torch import nn
 
 from smoothcert.data import Images
 from smoothcert.errors import RequestError
-from smoothcert.models import DENOISERS, Denoised, check_outputs, is_code, own_model
+from smoothcert.models import DENOISERS, Denoised, check_outputs, is_code, own_module
 from smoothcert.models.kernels import is_plain
 from smoothcert.objectives import Denoising
 from smoothcert.training.checkpoint import load_run, tensors_digest
@@ -97,10 +97,7 @@ def load_denoiser(path: str | Path, sigma: float | None = None) -> Denoiser:
 def load_classifier(name: str, num_classes: int) -> nn.Module:
     """Load the classifier of a run folder, or build a user's own from `package.module:function`."""
     if not Path(name).is_dir() and is_code(name):
-        network = own_model(name, num_classes)
-        if not isinstance(network, nn.Module):
-            raise RequestError(f"classifier: expected {name} to return a torch module, got {type(network).__name__}")
-        return network
+        return own_module(name, num_classes, "classifier")
     run = load_run(Path(name))
     run.refuse_denoiser()
     return run.model

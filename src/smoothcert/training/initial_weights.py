@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from smoothcert.classifier import Classifier
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import error_line
-from smoothcert.models import own_model
+from smoothcert.models import own_model, own_module
 from smoothcert.training.import_checkpoint import (
     COUNTER,
     INPUT_BUFFERS,
@@ -27,11 +27,10 @@ from smoothcert.training.state import State
 
 def own_model_with_weights(reference: str, num_classes: int | None, init: Path | None) -> Classifier:
     """Build the user's network `package.module:function` (see `own_model`) with the weights in `init`, if given."""
-    network = own_model(reference, num_classes)
-    if init is not None:
-        if not isinstance(network, nn.Module):
-            raise RequestError(f"--init: expected {reference} to return a torch module, got {type(network).__name__}")
-        load_initial_weights(network, init, reference)
+    if init is None:
+        return own_model(reference, num_classes)
+    network = own_module(reference, num_classes, "--init")
+    load_initial_weights(network, init, reference)
     return network
 
 

@@ -33,11 +33,8 @@ def network_of(model: nn.Module, spec: InputSpec) -> nn.Module:
 
 
 @torch.no_grad()
-def check_accuracy(run: Run, images: Images, *, count: int = 200, sigma: float | None = None, seed: int = 0) -> float:
-    """The base classifier's accuracy on one noisy copy of `count` images spread over the data.
-
-    The noise has the run's sigma unless one is given, and depends only on `seed`.
-    """
+def check_accuracy(run: Run, images: Images, count: int = 200) -> float:
+    """The base classifier's accuracy on one noisy copy of `count` images spread over the data, always the same one."""
     spec, total = run.spec, min(count, len(images))
     if images.shape != spec.shape or images.num_classes > spec.num_classes or total < 1:
         raise RequestError(
@@ -45,7 +42,7 @@ def check_accuracy(run: Run, images: Images, *, count: int = 200, sigma: float |
             f"got {total} of shape {images.shape} and {images.num_classes}; give images of the run's data set"
         )
     device = next(run.model.parameters()).device
-    noise, generator = Gaussian(run.recipe.sigma if sigma is None else sigma), torch.Generator().manual_seed(seed)
+    noise, generator = Gaussian(run.recipe.sigma), torch.Generator().manual_seed(0)
     correct = 0
     with evaluating(run.model):
         for indices in torch.split(torch.arange(total) * len(images) // total, BATCH):
@@ -55,7 +52,7 @@ def check_accuracy(run: Run, images: Images, *, count: int = 200, sigma: float |
     return correct / total
 
 
-def input_layer_warning(run: Run, images: Images, *, count: int = 200, seed: int = 0) -> str | None:
+def input_layer_warning(run: Run, images: Images, count: int = 200) -> str | None:
     """One line if another input layer is more accurate by over 10 points on the same noisy images; otherwise None.
 
     Images that cannot be read or do not fit raise no error: the line then says that nothing was checked.
@@ -71,7 +68,7 @@ def input_layer_warning(run: Run, images: Images, *, count: int = 200, seed: int
                 continue  # a data set without a published mean
             first = [Normalize(normalization.mean, normalization.std)] if normalization else []
             model = nn.Sequential(*first, network).to(next(network.parameters()).device)
-            accuracy[layer] = check_accuracy(replace(run, model=model), images, count=count, seed=seed)
+            accuracy[layer] = check_accuracy(replace(run, model=model), images, count)
     except (RequestError, WorkError, OSError) as error:
         return f"input layer: not checked ({one_line(error)})"
     best = max(accuracy, key=accuracy.__getitem__)

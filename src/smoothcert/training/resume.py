@@ -18,8 +18,6 @@ from smoothcert.training.checkpoint import InputSpec, ModelFile, load_run, read_
 from smoothcert.training.metrics import METRICS, epochs_in, keep_metrics_before
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe, parse_recipe
 from smoothcert.training.run_folder import MODEL, RECIPE, STATE, refuse_lost_recipe
-from smoothcert.training.sampler import UniformSampler
-from smoothcert.training.sampler_settings import RadiusWeighted
 from smoothcert.training.state import State, load_state
 
 
@@ -34,8 +32,6 @@ class Start:
     """The digest of the training data."""
     model: ModelFile | None
     """The model that the folder holds."""
-    warm_up: int
-    dead_epochs: int
 
 
 def open_folder(
@@ -88,8 +84,7 @@ def open_folder(
         if epoch == recipe.epochs:
             on_note(f"{folder}: all {epoch} epochs are trained already")
     group.wait()
-    warm_up = recipe.learning_rate_warm_up if state is None else state.warm_up
-    return Start(epoch, state, digest, model, warm_up, 0 if state is None else state.dead_epochs)
+    return Start(epoch, state, digest, model)
 
 
 def first_epoch(recipe: TrainRecipe, folder: Path, state: State | None, model: ModelFile | None) -> int:
@@ -153,19 +148,6 @@ def restore(
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         reason = error_line(error)
         raise RequestError(f"{folder}: its weights do not fit the network ({reason}); choose another --out") from error
-
-
-def restore_sampler(sampler: UniformSampler, recipe: TrainRecipe, images: int, start: Start, folder: Path) -> None:
-    """Load the state of the sampler, once it has one; refuse a state that does not fit the data."""
-    settings = recipe.sampler
-    if start.state is None or not isinstance(settings, RadiusWeighted) or start.epoch <= settings.start:
-        return
-    try:
-        sampler.load(start.state.sampler, images)
-    except ValueError as error:
-        raise WorkError(
-            f"{folder / STATE}: {error_line(error)}; restore it, or train again into another folder"
-        ) from error
 
 
 def write_missing_model(

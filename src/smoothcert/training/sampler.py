@@ -5,6 +5,7 @@ of the images before each epoch. What it draws depends on the seed of the recipe
 is part of the state that a run resumes from. Several processes draw the same order.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,8 +15,10 @@ from smoothcert.errors import WorkError
 from smoothcert.noise import NOISES, Noise
 from smoothcert.smoothing.bounds import error_upper_bound
 from smoothcert.training.evaluate import correct_votes
+from smoothcert.training.run_folder import STATE
 from smoothcert.training.sampler_settings import RadiusWeighted, Uniform
 from smoothcert.training.seeds import derived_seed
+from smoothcert.training.state import State
 
 if TYPE_CHECKING:
     from smoothcert.training.setup import RunInProgress
@@ -35,9 +38,6 @@ class UniformSampler:
     def order(self, run: "RunInProgress", generator: torch.Generator) -> Tensor:
         """The indices of the images of the epoch `run.epoch`, on the device: as many as the data contain."""
         return torch.randperm(len(run.data), generator=generator, device=run.device)
-
-    def load(self, weights: Tensor | None, images: int) -> None:
-        """Continue with the state of an interrupted run of `images` images; raises ValueError if it does not fit."""
 
     def metrics(self) -> dict[str, int]:
         """What `metrics.jsonl` records of the epoch."""
@@ -72,10 +72,14 @@ class RadiusWeightedSampler(UniformSampler):
         drawn = torch.multinomial(self.weights[kept], len(run.data), replacement=True, generator=draws)
         return kept[drawn].to(run.device)
 
-    def load(self, weights: Tensor | None, images: int) -> None:
+    def load(self, weights: Tensor | None, images: int, source: Path) -> None:
+        """Continue with the weights of `images` images from the file `source`; a WorkError if they do not fit."""
         fits = weights is not None and weights.dtype == torch.float64 and weights.shape == (images,)
         if weights is None or not fits or not (weights.isfinite() & (weights >= 0)).all() or not weights.any():
-            raise ValueError(f"sampler: expected the weights of {images} images")
+            raise WorkError(
+                f"{source}: sampler: expected the weights of {images} images; restore it, or train again into another "
+                "folder"
+            )
         self.weights = weights.clone()
 
     def metrics(self) -> dict[str, int]:
@@ -106,9 +110,14 @@ class RadiusWeightedSampler(UniformSampler):
         return weights
 
 
-def make_sampler(settings: Uniform) -> UniformSampler:
-    """The sampler with these settings."""
-    return RadiusWeightedSampler(settings) if isinstance(settings, RadiusWeighted) else UniformSampler()
+def make_sampler(settings: Uniform, images: int, state: State | None, folder: Path) -> UniformSampler:
+    """The sampler of a run in `folder` on `images` images, which continues from `state`."""
+    if not isinstance(settings, RadiusWeighted):
+        return UniformSampler()
+    sampler = RadiusWeightedSampler(settings)
+    if state is not None and state.epoch > settings.start:
+        sampler.load(state.sampler, images, folder / STATE)
+    return sampler
 
 
 def radius_weights(votes: int, noise: Noise) -> list[float]:

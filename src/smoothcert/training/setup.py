@@ -38,7 +38,6 @@ from smoothcert.training.resume import (
     open_folder,
     refuse_other_batch_norm,
     restore,
-    restore_sampler,
     write_missing_model,
 )
 from smoothcert.training.sampler import make_sampler
@@ -50,6 +49,7 @@ from smoothcert.training.step import (
     TrainingStep,
     compile_pays,
     keep_compiled_kernels,
+    make_optimizer,
 )
 
 DEAD_EPOCHS = (1, 2)
@@ -153,12 +153,14 @@ class RunInProgress:
         self.optimizer = make_optimizer(self.model, recipe, device)
         self.initial_weights: dict[str, Tensor] | None = None  # for a restart, as long as one can follow
         self.source = source  # of the weights that training started from
-        if start.warm_up == 0 and start.epoch <= max(DEAD_EPOCHS) and source is None:
+        # A dead start changes these two: see `State`.
+        self.warm_up = recipe.learning_rate_warm_up if start.state is None else start.state.warm_up
+        self.dead_epochs = 0 if start.state is None else start.state.dead_epochs
+        if self.warm_up == 0 and start.epoch <= max(DEAD_EPOCHS) and source is None:
             self.initial_weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         self.average = AveragedWeights(self.model, recipe.ema) if recipe.ema else None
         restore(self.model, self.optimizer, self.average, start, folder)
-        self.sampler = make_sampler(recipe.sampler)
-        restore_sampler(self.sampler, recipe, len(data), start, folder)
+        self.sampler = make_sampler(recipe.sampler, len(data), start.state, folder)
 
         self.on_progress: Callable[..., None] = options.get("on_progress", lambda status: None)
         self.on_epoch: Callable[[Run, dict[str, Any]], None] = options.get("on_epoch", lambda run, metrics: None)
@@ -171,7 +173,6 @@ class RunInProgress:
         self.active_runs = 1  # the largest number of runs side by side in this epoch
 
         self.epoch = self.first_epoch = start.epoch
-        self.warm_up, self.dead_epochs = start.warm_up, start.dead_epochs  # see `State`
         self.started, self.last_save = time.perf_counter(), -math.inf
         self.epoch_started = self.last_report = 0.0
         self.learning_rate, self.steps_done = 0.0, 0
@@ -272,18 +273,6 @@ class RunInProgress:
             average=None if self.average is None else self.average.tensors,
             sampler=self.sampler.weights,
         )
-
-
-def make_optimizer(model: nn.Module, recipe: TrainRecipe, device: torch.device) -> torch.optim.Optimizer:
-    """SGD or AdamW. On a GPU it is one kernel that reads the learning rate from a tensor: a captured step sees it
-    change."""
-    gpu, parameters = device.type == "cuda", model.parameters()
-    rate = torch.full((), recipe.learning_rate, device=device) if gpu else recipe.learning_rate
-    decay, fused = recipe.weight_decay, True if gpu else None
-    if recipe.optimizer == "adamw":
-        betas = (recipe.momentum, 0.999)
-        return torch.optim.AdamW(parameters, rate, betas, weight_decay=decay, fused=fused, capturable=gpu)
-    return torch.optim.SGD(parameters, rate, recipe.momentum, nesterov=recipe.nesterov, weight_decay=decay, fused=fused)
 
 
 def check_request(recipe: TrainRecipe, data: Images, folder: Path, group: Team) -> None:

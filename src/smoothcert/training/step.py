@@ -19,6 +19,7 @@ from smoothcert.noise import Noise
 from smoothcert.objectives import LossTerms, Objective, Progress
 from smoothcert.training.choices import Compiling
 from smoothcert.training.metrics import Meter
+from smoothcert.training.recipe import TrainRecipe
 
 WARM_UP_STEPS = 3
 """Steps before a capture, in which libraries choose their kernels and memory. They are steps of the run."""
@@ -206,3 +207,15 @@ def compile_pays(model: nn.Module, compiling: Compiling, *, by_kernels: bool = F
     layers = sum(1 for module in model.modules() if not list(module.children()))
     cost = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * layers
     return lambda seconds: SAVED_SHARE * seconds > cost
+
+
+def make_optimizer(model: nn.Module, recipe: TrainRecipe, device: torch.device) -> torch.optim.Optimizer:
+    """SGD or AdamW. On a GPU it is one kernel that reads the learning rate from a tensor: a captured step sees it
+    change."""
+    gpu, parameters = device.type == "cuda", model.parameters()
+    rate = torch.full((), recipe.learning_rate, device=device) if gpu else recipe.learning_rate
+    decay, fused = recipe.weight_decay, True if gpu else None
+    if recipe.optimizer == "adamw":
+        betas = (recipe.momentum, 0.999)
+        return torch.optim.AdamW(parameters, rate, betas, weight_decay=decay, fused=fused, capturable=gpu)
+    return torch.optim.SGD(parameters, rate, recipe.momentum, nesterov=recipe.nesterov, weight_decay=decay, fused=fused)

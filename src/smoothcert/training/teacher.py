@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 from smoothcert.data import Images
 from smoothcert.errors import WorkError
-from smoothcert.io.files import LockedError, check_regular_file, locked, replaced_atomically
+from smoothcert.io.files import LockedError, check_regular_file, locked
 from smoothcert.io.text import error_line
 from smoothcert.noise import NOISES
 from smoothcert.smoothing.votes import VoteCounter, default_batch_size
-from smoothcert.training.checkpoint import Run, load_run, tensors_digest
+from smoothcert.training.checkpoint import Run, load_run, tensors_digest, write_tensors
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.run_folder import RECIPE
 
@@ -58,7 +57,7 @@ def teacher_shares(
     votes = read_votes(path, about)
     if votes is None:
         votes = count_votes(trained, run.data, recipe.teacher_votes, run.device)
-        write_votes(path, votes, about)
+        write_tensors(path, {"votes": votes}, {**about, "sha256": tensors_digest({"votes": votes})})
     provenance = {"folder": home.name, "votes_sha256": tensors_digest({"votes": votes})}
     return votes.to(torch.float32) / recipe.teacher_votes, provenance
 
@@ -93,14 +92,6 @@ def count_votes(run: Run, data: Images, votes: int, device: torch.device) -> Ten
         seeds = [(seed, index) for index in indices.tolist()]
         counts.append(torch.from_numpy(counter.count(images.to(device), seeds, "estimate", votes)))
     return torch.cat(counts).to(torch.int32)
-
-
-def write_votes(path: Path, votes: Tensor, about: dict[str, Any]) -> None:
-    """Write the votes with their checksum and what they depend on."""
-    metadata = json.dumps({**about, "sha256": tensors_digest({"votes": votes})})
-    content = safetensors_bytes({"votes": votes.contiguous()}, metadata={"smoothcert": metadata})
-    with replaced_atomically(path) as temporary:
-        temporary.write_bytes(content)
 
 
 def read_votes(path: Path, about: dict[str, Any]) -> Tensor | None:
