@@ -19,6 +19,7 @@ from smoothcert.training.checkpoint import load_run, read_model_file
 from smoothcert.training.loop import TrainingStatus, train
 from smoothcert.training.recipe import TrainRecipe, parse_recipe, with_overrides
 from smoothcert.training.run_folder import MODEL
+from smoothcert.training.several_runs import train_together
 
 VOTES = 40
 
@@ -66,6 +67,12 @@ def test_resumed_run_with_a_teacher_equals_the_uninterrupted_run(trained: Path, 
     assert without_times(metrics(trained / "half")) == without_times(metrics(trained / "run"))
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert read_model_file(trained / "run" / MODEL).provenance["teacher"]["folder"] == home.name
+
+
+def test_runs_side_by_side_use_their_teacher(trained: Path, images: ImageData) -> None:
+    folders = [trained / "together-0", trained / "together-1"]
+    assert not train_together([(recipe(), images, folder) for folder in folders], 2, device="cpu")
+    assert {digest(folder) for folder in folders} == {digest(trained / "run")}
 
 
 class Recorder(Objective):

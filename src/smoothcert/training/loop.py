@@ -70,8 +70,7 @@ def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Unpack[Opt
         team(device, TRAINING_SECONDS) as group,
         set_up(recipe, data, folder, group, **options) as run,
     ):
-        if recipe.teacher is not None and run.epoch < recipe.epochs:
-            run.set_teacher(*votes_of_teacher(run, options))
+        use_teacher(run, options)
         while run.epoch < recipe.epochs:
             for images, labels in start_epoch(run):
                 run.train_step(images, labels)
@@ -79,15 +78,17 @@ def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Unpack[Opt
             finish_epoch(run)
 
 
-def votes_of_teacher(run: RunInProgress, options: Options) -> tuple[Tensor, dict[str, Any]]:
-    """Train the teacher of the recipe next to the run, if that is not done, and return the shares of its votes."""
+def use_teacher(run: RunInProgress, options: Options) -> None:
+    """If the recipe has a teacher, train it next to the run, unless that is done, and give its votes to every step."""
+    if run.recipe.teacher is None or run.epoch == run.recipe.epochs:
+        return
     kept = ("device", "capture", "compiling", "on_progress", "on_note")
     chosen: dict[str, Any] = {name: value for name, value in options.items() if name in kept}
 
     def train_teacher(teacher: TrainRecipe, folder: Path, resume: bool) -> None:
         train(teacher, run.data, folder, resume=resume, **chosen)
 
-    return teacher_shares(run, train_teacher)
+    run.set_teacher(*teacher_shares(run, train_teacher))
 
 
 def start_epoch(run: RunInProgress) -> Iterator[tuple[Tensor, Tensor]]:

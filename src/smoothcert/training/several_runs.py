@@ -15,7 +15,7 @@ from smoothcert.data import Images
 from smoothcert.distributed import TRAINING_SECONDS, Team, find_device, team
 from smoothcert.errors import RequestError
 from smoothcert.training.device import new_stream, training_device
-from smoothcert.training.loop import TrainingStatus, finish_epoch, report_progress, start_epoch
+from smoothcert.training.loop import TrainingStatus, finish_epoch, report_progress, start_epoch, use_teacher
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.run_folder import RECIPE
 from smoothcert.training.setup import Options, set_up
@@ -86,6 +86,7 @@ def _steps(
 ) -> Generator[None, None, None]:
     """The loop of `train` with a pause after each step, in which the other runs take their turns."""
     with set_up(recipe, data, folder, group, **options) as run:
+        use_teacher(run, options)
         while run.epoch < recipe.epochs:
             for images, labels in start_epoch(run):
                 run.train_step(images, labels)
