@@ -85,6 +85,15 @@ def test_recertify_recomputes_answers_of_the_fixed_rule(
     same_file = tmp_path / f"{path.stem}-recertified.tsv"
     assert run_cli("recertify", path)[:2] == (0, f"wrote 2 of 3 rows to {same_file}\n")
     same = [line for line in path.read_text().splitlines() if "\tfixed\t" in line]
+    assert run_cli("recertify", path, "--alpha", 1e-5)[0] == 0
+    CertificateLog(tmp_path, {"abc": {**MODELS["abc"], "sigma": 1.0}}, keep=1).close()  # a new file, the next number
+    assert not path.exists()
+    assert sorted(file.name for file in tmp_path.glob("*.tsv")) == [
+        "certificates-00001-alpha1e-05.tsv",
+        "certificates-00001-recertified.tsv",
+        "certificates-00002.tsv",
+        "out.tsv",
+    ]
     assert same_file.read_text() == HEADER + "\n".join(same) + "\n"
 
 
