@@ -24,7 +24,9 @@ def make_objective(kind: type[Kind], fields: Mapping[str, Any]) -> Kind:
         raise RequestError(describe_errors(kind, error)) from error
 
 
-def check_batch(inputs: Tensor, labels: Tensor) -> None:
+def check_batch(model: object, inputs: Tensor, labels: Tensor) -> None:
+    if not callable(model):
+        raise RequestError(f"model: expected a callable, got {_described(model)}; pass the model, not its output")
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.ndim < 2 or not len(inputs):
         raise RequestError(
             f"inputs: expected floating-point numbers [batch, ...], got {_described(inputs)}; "
