@@ -109,6 +109,10 @@ class DatasetImages(StreamedImages):
 def _check_map_style(dataset: object) -> None:
     if isinstance(dataset, DataLoader):
         raise RequestError("dataset: expected a torch Dataset, got a DataLoader; give its dataset, loader.dataset")
+    if isinstance(dataset, str):
+        raise RequestError(
+            f"dataset: expected a torch Dataset, got {dataset!r}; load it: load_dataset({dataset!r}, 'test')"
+        )
     no_list = isinstance(dataset, IterableDataset | Mapping) or not hasattr(dataset, "__getitem__")
     if no_list or not isinstance(dataset, Sized):
         raise RequestError(
