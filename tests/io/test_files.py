@@ -35,6 +35,6 @@ def test_written_files_have_the_permissions_that_the_umask_allows(tmp_path: Path
 
 def test_a_result_in_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    refused = pytest.raises(RequestError, match="file: expected a folder to write to, got .*; choose another")
+    refused = pytest.raises(RequestError, match=r"file: expected a folder to write to, got .*; choose another")
     with refused, alone(tmp_path / "file" / "a.tsv"):
         pass
