@@ -141,7 +141,7 @@ def test_preset_and_objective_are_shown_in_full(run_cli: Cli) -> None:
         (["certfy", "x"], "No such command 'certfy'"),
         (["report", "nowhere"], "nowhere"),
         (["presets", "nothing"], "no preset is called nothing"),
-        (["objectives", "nothing"], "expected one of"),
+        (["objectives", "nothing"], "or your own FILE.py:Class, got nothing"),
         (["train", "--out", "x", *SAMPLE, "--device", "tpu"], "tpu"),
     ],
 )
