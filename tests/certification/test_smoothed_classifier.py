@@ -412,6 +412,7 @@ BAD_DATA = {
         r"expected batches \[n, 3, 8, 8\] like the first",
     ),
     "tensor": (IMAGES, "use certify for a tensor"),
+    "name": ("mnist-sample", "got str; .* load_dataset for the name of a data set"),
     "number": (3, "expected a DataLoader, a Dataset or batches"),
 }
 

@@ -120,7 +120,7 @@ def test_preset_and_objective_are_shown_in_full(run_cli: Cli) -> None:
         (["train", "--dataset", "mnist-sample", "--sigma", 0.5], "--method NAME: missing"),
         (["train", "--dataset", "mnist-sample", "--method", "gaussian"], "--sigma S: missing"),
         (["train", "--dataset", "folder:nowhere", "--method", "gaussian", "--sigma", 0.5], "folder:nowhere: expected"),
-        (["train", "--out", "x", "--resume"], "x: holds no run to continue"),
+        (["train", "--out", "x", "--resume"], "x: holds no saved epoch to continue"),
         (["train", "--out", "x", *SAMPLE, "--model", "lenett"], "lenett"),
         (["train", "--out", "x", *SAMPLE, "--model", "os:nope"], "nope"),
         (["train", "--out", "x", "--preset", "mnist/gausian"], "did you mean mnist/gaussian"),
@@ -141,7 +141,7 @@ def test_preset_and_objective_are_shown_in_full(run_cli: Cli) -> None:
         (["certfy", "x"], "No such command 'certfy'"),
         (["report", "nowhere"], "nowhere"),
         (["presets", "nothing"], "no preset is called nothing"),
-        (["objectives", "nothing"], "expected one of"),
+        (["objectives", "nothing"], "or your own FILE.py:Class, got nothing"),
         (["train", "--out", "x", *SAMPLE, "--device", "tpu"], "tpu"),
     ],
 )

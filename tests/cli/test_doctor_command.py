@@ -125,7 +125,7 @@ def test_fine_tuning_on_few_images_helps_under_noise_and_keeps_the_clean_accurac
     assert code == 0, err
     (command,) = [line for line in out.splitlines() if line.startswith("smoothcert train ")]
     assert run_cli(*shlex.split(command)[1:], "--device", "cpu")[0] == 0
-    after = accuracies(load_run(Path("runs/net-gaussian-0.5"), "net.py:deep").model)
+    after = accuracies(load_run(Path("runs/net-consistency-0.5"), "net.py:deep").model)
     assert after[0] > before[0] - 0.05
     assert after[1] > before[1] + 0.05
 

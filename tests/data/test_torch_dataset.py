@@ -102,6 +102,10 @@ IMAGE = PIXELS[0]
     ("dataset", "message"),
     [
         (DataLoader(TensorDataset(PIXELS, LABELS)), r"got a DataLoader; give its dataset, loader\.dataset"),
+        (
+            "mnist-sample",
+            r"expected a torch Dataset, got 'mnist-sample'; load it: load_dataset\('mnist-sample', 'test'\)",
+        ),
         (Endless(), "expected a map-style torch Dataset .*, got Endless; wrap it"),
         ({0: (IMAGE, 0)}, "got dict; wrap it"),
         ([], "expected at least one item, got none"),

@@ -6,6 +6,7 @@ import pytest
 
 from smoothcert.errors import RequestError
 from smoothcert.io.files import check_regular_file, write_text_atomically
+from smoothcert.io.results import alone
 
 
 def test_only_regular_files_are_accepted(tmp_path: Path) -> None:
@@ -30,3 +31,10 @@ def test_written_files_have_the_permissions_that_the_umask_allows(tmp_path: Path
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o666 & ~umask
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_result_in_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    refused = pytest.raises(RequestError, match=r"file: expected a folder to write to, got .*; choose another")
+    with refused, alone(tmp_path / "file" / "a.tsv"):
+        pass

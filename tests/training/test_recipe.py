@@ -136,6 +136,13 @@ def test_letters_of_the_papers_are_known(override: str) -> None:
     assert recipe == tiny_recipe(objective=Consistency(weight=3, num_noise=4), learning_rate=0.5)
 
 
+def test_fields_of_a_users_objective_need_no_prefix() -> None:
+    own = ["objective=mine.py:Mine", "smoothing=0.2"]
+    assert with_overrides(tiny_recipe(), own) == with_overrides(tiny_recipe(), [own[0], "objective.smoothing=0.2"])
+    with pytest.raises(RequestError, match="epoch: unknown key; did you mean epochs"):
+        with_overrides(tiny_recipe(), [own[0], "epoch=3"])
+
+
 BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
     f"{b}: &{b} [{', '.join(['*' + a] * 10)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
 )

@@ -53,10 +53,10 @@ class Batches:
             return cls((data.batch(part) for part in parts), data.name, data.split, _length(data))  # type: ignore[attr-defined]
         if isinstance(data, Dataset):
             return cls(DataLoader(data, batch_size=DATASET_BATCH), type(data).__name__, inputs=_length(data))
-        if isinstance(data, Tensor) or not isinstance(data, Iterable):
+        if isinstance(data, Tensor | str) or not isinstance(data, Iterable):
             raise RequestError(
                 f"data: expected a DataLoader, a Dataset or batches (inputs, labels), got {type(data).__name__}; "
-                "use certify for a tensor"
+                "use certify for a tensor, and load_dataset for the name of a data set"
             )
         return cls(data, type(data).__name__)
 

@@ -247,13 +247,11 @@ def recertify(
     """Compute certificates for another alpha or bound from stored votes, without sampling or a model."""
     check_file(file, "a certificates file")
     from smoothcert.certification.recertify import recertify as recompute
-    from smoothcert.io.compressed import PLAIN, stem
+    from smoothcert.io.compressed import PLAIN, read_content, stem
 
-    words = [
-        stem(file),
-        *([f"alpha{alpha:g}"] if alpha is not None else []),
-        *([bound] if bound else []),
-    ]
+    changes = [*([f"alpha{alpha:g}"] if alpha is not None else []), *([bound] if bound else [])]
+    words = [stem(file), *(changes or ["recertified"])]
     target = out if out is not None else file.with_name("-".join(words) + (file.name.removeprefix(stem(file)) or PLAIN))
     rows = recompute(file, target, alpha=alpha, bound=bound)
-    console.print(f"wrote {rows} rows to {target}", soft_wrap=True)
+    total = read_content(file, "a certificates file").count(b"\n") - 1  # a log has rows that cannot be recomputed
+    console.print(f"wrote {rows:,} of {total:,} rows to {target}", soft_wrap=True)

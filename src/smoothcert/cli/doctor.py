@@ -125,7 +125,7 @@ class Request:
         network = self.model if run is None else run.recipe.model
         words = [*self._images, "--method", "consistency", *optional("--model", network), *self.files.words()]
         words += [*optional("--init", self.init or self.run), "--sigma", f"{self.sigma:g}"]
-        out = self._folder.with_name(f"{self._folder.name}-gaussian-{self.sigma:g}")
+        out = self._folder.with_name(f"{self._folder.name}-consistency-{self.sigma:g}")
         return command_line("train", *words, "--out", out)
 
     def denoiser(self, run: "Run | None") -> str:

@@ -85,7 +85,7 @@ def objectives(
         show_registry({key: (kind.__doc__ or "").splitlines()[0] for key, kind in OBJECTIVES.items()})
         return
     if name not in OBJECTIVES and ":" not in name:
-        raise RequestError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {name}")
+        raise RequestError(f"objective: expected one of {', '.join(OBJECTIVES)}, or your own FILE.py:Class, got {name}")
     if name in OBJECTIVES:
         fields = OBJECTIVES[name].model_fields
     else:

@@ -75,7 +75,7 @@ def train(
         if not (out / RECIPE).exists():
             refuse_lost_recipe(out)
             raise RequestError(
-                f"{out}: holds no run to continue; name it by --out, or give --preset NAME for a new one"
+                f"{out}: holds no saved epoch to continue; name its run by --out, or give --preset NAME for a new one"
             )
         options = replace(options, file=out / RECIPE, continued=True)
     load = files.loader()

@@ -110,6 +110,10 @@ def _checked_length(dataset: object) -> int:
     """The number of items of a map-style dataset; anything else is refused."""
     if isinstance(dataset, DataLoader):
         raise RequestError("dataset: expected a torch Dataset, got a DataLoader; give its dataset, loader.dataset")
+    if isinstance(dataset, str):
+        raise RequestError(
+            f"dataset: expected a torch Dataset, got {dataset!r}; load it: load_dataset({dataset!r}, 'test')"
+        )
     no_list = isinstance(dataset, IterableDataset | Mapping) or not hasattr(dataset, "__getitem__")
     if no_list or not isinstance(dataset, Sized):
         raise RequestError(

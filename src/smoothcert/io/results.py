@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Generic, TypeVar
 
-from smoothcert.errors import RequestError, WorkError
+from smoothcert.errors import RequestError, WorkError, write_error
 from smoothcert.io.compressed import exists, plain_form, stem
 from smoothcert.io.files import LockedError, check_regular_file, locked, write_text_atomically
 
@@ -75,12 +75,14 @@ def _lock(path: Path) -> Path:
 @contextmanager
 def alone(path: Path, otherwise: str = "choose another --name") -> Iterator[None]:
     """Refuse a second process that would write the file `path` at the same time; the message ends in `otherwise`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(_lock(path), wait=False))
         except LockedError as error:
             raise RequestError(f"{path}: another process is writing it; wait for it, or {otherwise}") from error
+        except OSError as error:
+            raise write_error(path.parent, error) from error
         yield
 
 

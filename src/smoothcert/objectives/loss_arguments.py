@@ -24,13 +24,17 @@ def make_objective(kind: type[Kind], fields: Mapping[str, Any]) -> Kind:
         raise RequestError(describe_errors(kind, error)) from error
 
 
-def check_batch(inputs: Tensor, labels: Tensor) -> None:
+def check_batch(model: object, inputs: Tensor, labels: Tensor, targets: Tensor | None) -> None:
+    if not callable(model):
+        raise RequestError(f"model: expected a callable, got {_described(model)}; pass the model, not its output")
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.ndim < 2 or not len(inputs):
         raise RequestError(
             f"inputs: expected floating-point numbers [batch, ...], got {_described(inputs)}; "
             "convert images to [0, 1] by x.float() / 255"
         )
     _check_labels(labels, inputs.shape[0], inputs.device)
+    if targets is not None and (targets.ndim != 2 or len(targets) != len(inputs)):
+        raise RequestError(f"targets: expected votes [{len(inputs)}, classes], got {_described(targets)}")
 
 
 def check_draws(

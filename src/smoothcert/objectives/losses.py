@@ -98,7 +98,7 @@ class Loss(nn.Module):
         `uniform` [batch] in [0, 1) replaces the second random draw, such as the mixing ratios of SmoothMix; `targets`
         [batch, classes] are the shares of a teacher's votes, for CAT-RS.
         """
-        check_batch(inputs, labels)
+        check_batch(model, inputs, labels, targets)
         device, shape = inputs.device, (self.objective.num_noise, *inputs.shape)
         check_draws({"noise": (noise, shape), "uniform": (uniform, labels.shape)}, self.generator, device)
         if noise is None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -257,9 +258,7 @@ def with_overrides(recipe: TrainRecipe, overrides: Sequence[str]) -> TrainRecipe
 
 def _full_key(keys: list[str], objective: Any) -> list[str]:
     """Return the field that `keys` mean: `lr`, `lambda` and `m` are known, and fields of the objective need no prefix.
-
-    A field of this very name is preferred.
-    """
+    A field of this very name is preferred."""
     known = objective if isinstance(objective, Mapping) else {}
     inside = keys[0] == "objective" and len(keys) > 1
     name, rest = keys[inside], keys[inside + 1 :]
@@ -269,7 +268,9 @@ def _full_key(keys: list[str], objective: Any) -> list[str]:
     for candidate in (name, meant):
         if candidate in known and candidate != "name":
             return ["objective", candidate, *rest]
-    return keys
+    # Fields of a user's objective are not known yet; one that resembles a field of the recipe is refused with a hint.
+    own = _is_reference(known.get("name")) and not get_close_matches(name, TrainRecipe.model_fields, cutoff=0.8)
+    return ["objective", *keys] if own and not inside else keys
 
 
 def _set(fields: dict[str, Any], keys: list[str], value: Any, override: str) -> None:

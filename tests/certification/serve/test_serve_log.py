@@ -77,14 +77,24 @@ def test_recertify_recomputes_answers_of_the_fixed_rule(
     append(log, 1500)
     log.close()
     code, printed, _ = run_cli("recertify", path, "--alpha", 0.05, "--out", out)
-    assert (code, printed) == (0, f"wrote 2 rows to {out}\n")
+    assert (code, printed) == (0, f"wrote 2 of 3 rows to {out}\n")
     rows, _, _ = read_log(out)
     assert [row.question.alpha for row in rows] == [0.05, 0.05]
     expected = [0.5 * stats.norm.isf(stats.beta.isf(0.05, k + 1, n - k)) for k, n in ((40, 1000), (60, 1500))]
     assert [row.certificate.radius for row in rows] == pytest.approx(expected, rel=1e-9)
-    assert recertify(path, tmp_path / "same.tsv") == 2
+    same_file = tmp_path / f"{path.stem}-recertified.tsv"
+    assert run_cli("recertify", path)[:2] == (0, f"wrote 2 of 3 rows to {same_file}\n")
     same = [line for line in path.read_text().splitlines() if "\tfixed\t" in line]
-    assert (tmp_path / "same.tsv").read_text() == HEADER + "\n".join(same) + "\n"
+    assert run_cli("recertify", path, "--alpha", 1e-5)[0] == 0
+    CertificateLog(tmp_path, {"abc": {**MODELS["abc"], "sigma": 1.0}}, keep=1).close()  # a new file, the next number
+    assert not path.exists()
+    assert sorted(file.name for file in tmp_path.glob("*.tsv")) == [
+        "certificates-00001-alpha1e-05.tsv",
+        "certificates-00001-recertified.tsv",
+        "certificates-00002.tsv",
+        "out.tsv",
+    ]
+    assert same_file.read_text() == HEADER + "\n".join(same) + "\n"
 
 
 @pytest.mark.parametrize(

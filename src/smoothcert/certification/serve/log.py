@@ -155,6 +155,10 @@ def recertify_log(path: Path, out: Path, *, alpha: float | None, bound: str | No
     return len(lines)
 
 
+def _number(path: Path) -> str:
+    return path.stem.removeprefix("certificates-")
+
+
 class CertificateLog:
     """Appends answers to the newest file of `folder`; a file of `largest` bytes is followed by a new one.
 
@@ -181,11 +185,12 @@ class CertificateLog:
         self._create()
 
     def _files(self) -> list[Path]:
-        return sorted(self.folder.glob("certificates-[0-9]*.tsv"))
+        """The files of the log, oldest first, without those that `recertify` has written next to them."""
+        return sorted(path for path in self.folder.glob("certificates-*.tsv") if _number(path).isdecimal())
 
     def _create(self) -> None:
         """Start the next file, and remove the oldest ones."""
-        number = max((int(path.stem.rpartition("-")[2]) for path in self._files()), default=0) + 1
+        number = max((int(_number(path)) for path in self._files()), default=0) + 1
         path = self.folder / NAME.format(number)
         write_settings(path, self._settings, {})
         write_text_atomically(path, HEADER)
