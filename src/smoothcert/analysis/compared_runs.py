@@ -35,11 +35,11 @@ LARGEST_LENGTH = 1e6
 
 @dataclass(frozen=True)
 class Subject:
-    """A run under analysis: a distinct name, its network in float32 and eval mode on the device, its label."""
+    """A run under analysis: a distinct name, its network in float32 and eval mode on the device, its label in figures."""
 
     name: str
     classifier: nn.Module
-    label: str = ""
+    label: str
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,8 @@ class UnrestrictedAttack:
     num_noise: int = 32
 
     def __post_init__(self) -> None:
-        for name, value in (("steps", self.steps), ("step-size", self.step_size), ("num-noise", self.num_noise)):
-            if not value > 0:
-                raise RequestError(f"{name}: expected a number > 0, got {value}")
+        if not self.step_size > 0:
+            raise RequestError(f"step-size: expected a number > 0, got {self.step_size}")
         _refuse_length("step-size", self.step_size)
         refuse_wrong_count("steps", self.steps)
         refuse_wrong_count("num-noise", self.num_noise)

@@ -123,8 +123,8 @@ def _page_differences(written: str, expected: str) -> Iterator[str]:
         yield from _differences(_page_data(written), _page_data(expected), f"{PAGE}, data")
     except _UNREADABLE:
         yield f"{PAGE}, the data of the curves: missing or damaged"
-    texts = ("\n".join(filter(None, _NO_NUMBERS.sub("", page).splitlines())) for page in (written, expected))
-    yield from _line_differences(*texts, PAGE)
+    theirs, ours = ("\n".join(filter(None, _NO_NUMBERS.sub("", page).splitlines())) for page in (written, expected))
+    yield from _line_differences(theirs, ours, PAGE)
 
 
 def _page_data(page: str) -> dict[str, Any]:
