@@ -35,7 +35,7 @@ LARGEST_LENGTH = 1e6
 
 @dataclass(frozen=True)
 class Subject:
-    """A run under analysis: a distinct name, its network in float32 and eval mode on the device, its label in figures."""
+    """A run under analysis: a distinct name, its network in float32 and eval mode on the device, its label."""
 
     name: str
     classifier: nn.Module

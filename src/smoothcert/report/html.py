@@ -141,9 +141,9 @@ def _further(contents: Contents, compared: Sequence[Comparison]) -> list[tuple[s
 def _figures(contents: Contents) -> list[tuple[str, str, str]]:
     """Title, caption and data URI of the figures of the report but for the curves, which the page draws itself."""
     return [
-        (title, caption, f"data:image/png;base64,{base64.b64encode(contents.drawn[f'{name}.png']).decode()}")
+        (title, caption, f"data:image/png;base64,{base64.b64encode(contents.pictures[f'{name}.png']).decode()}")
         for name, (title, caption) in FIGURES.items()
-        if name != "curves" and f"{name}.png" in contents.drawn
+        if name != "curves" and f"{name}.png" in contents.pictures
     ]
 
 
