@@ -199,7 +199,8 @@ def test_cost_table_equals_the_runs() -> None:
     assert all(cost.published_hours and cost.runs_at_once == 1 for cost in costs)
     cells = [
         f"| {cost.run} | {cost.seconds_per_epoch:.2f} s | {duration(cost.seconds_planned or 0)} "
-        f"| {cost.published_hours:g} h | {(cost.peak_memory or 0) / 1e9:.1f} GB | {cost.published_memory:g} GB |"
+        f"| {cost.published_hours:g} h | {(cost.peak_memory_bytes or 0) / 1e9:.1f} GB "
+        f"| {cost.published_memory_gb:g} GB |"
         for cost in costs
     ]
     assert table_from(RESULTS / "cost" / "README.md", "| run")[2:] == cells

@@ -17,7 +17,7 @@ def half_spaces() -> Subjects:
     greys = torch.tensor([255 * (0.5 + score / 4) for score in SCORES]).round().to(torch.uint8)
     images = greys.view(-1, 1, 1, 1).expand(-1, 1, 4, 4).clone()
     data = ImageData(images, torch.ones(len(SCORES), dtype=torch.int64), 2, "greys", "test")
-    runs = (Subject("flat", HalfSpace(1.0)), Subject("steep", HalfSpace(3.0)))
+    runs = (Subject("flat", HalfSpace(1.0), "flat"), Subject("steep", HalfSpace(3.0), "steep"))
     return Subjects(runs, data, Gaussian(SIGMA), torch.device("cpu"))
 
 

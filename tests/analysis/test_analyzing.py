@@ -84,7 +84,7 @@ def test_input_dependent_noise(tmp_path: Path) -> None:
         (("margins", "RUN", "--sigma", 0), "sigma: expected a number > 0"),
         (("margins", "RUN", "--sigma", "1e200"), "sigma: expected at most 1,000,000, got 1e+200"),
         (("margins", "nowhere"), "no such run folder"),
-        (("interpolate", "RUN", "--steps", 0), "steps: expected a number > 0, got 0"),
+        (("interpolate", "RUN", "--steps", 0), "steps: expected 1 to 1,000,000, got 0"),
         (("mixing", "RUN", "--step-size", -1), "step-size: expected a number > 0, got -1"),
         (("mixing", "RUN", "--step-size", "inf"), "step-size: expected at most 1,000,000, got inf"),
         (("interpolate", "RUN", "--step-size", "1e300"), "step-size: expected at most 1,000,000, got 1e+300"),

@@ -52,7 +52,7 @@ def run(tmp_path: Path) -> Path:
 def test_times_memory_and_device(run: Path) -> None:
     (cost,) = training_costs([run])
     assert (cost.seconds_per_epoch, cost.seconds, cost.epochs, cost.epochs_planned) == (1.5, 14.0, 5, 5)
-    assert (cost.peak_memory, cost.device) == (3 * GIB, "cuda (a card)")
+    assert (cost.peak_memory_bytes, cost.device) == (3 * GIB, "cuda (a card)")
     assert (cost.run, cost.method, cost.sigma, cost.acr) == ("a", "consistency", 0.5, None)
     assert "weight 5.0" in cost.hyperparameters
     assert "adversary" not in cost.hyperparameters
@@ -112,7 +112,7 @@ def test_a_run_without_weights_still_has_its_times(run: Path) -> None:
 
 def published(folder: Path, **changes: object) -> tuple[float | None, float | None]:
     (cost,) = training_costs([untrained_run(folder, **changes)])
-    return cost.published_hours, cost.published_memory
+    return cost.published_hours, cost.published_memory_gb
 
 
 def test_published_costs_are_those_of_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_tables(run: Path, tmp_path: Path) -> None:
 def cost_of(seconds: float, **fields: object) -> Cost:
     known = {"run": "a", "dataset": "cifar10", "model": "resnet110", "method": "gaussian", "hyperparameters": ""}
     rest = {"sigma": 0.5, "epochs": 2, "epochs_planned": 2, "seconds_per_epoch": seconds / 2, "seconds": seconds}
-    unknown = {"peak_memory": None, "device": None, "runs_at_once": 1, "acr": None, "certified_images": None}
+    unknown = {"peak_memory_bytes": None, "device": None, "runs_at_once": 1, "acr": None, "certified_images": None}
     return Cost(**{**known, **rest, **unknown, **fields})
 
 
@@ -179,7 +179,7 @@ def test_bars_are_as_long_as_the_times(run: Path) -> None:
     assert [bar.get_width() for bar in short.axes[0].patches] == [0.5, 1.5]
     begun = draw_cost([cost_of(30.0, epochs_planned=10)])
     assert [bar.get_width() for bar in begun.axes[0].patches] == [(30 + 8 * 15) / 60]
-    long = draw_cost([cost_of(7200.0, peak_memory=2 * GIB, published_hours=4.6, published_memory=2.9)])
+    long = draw_cost([cost_of(7200.0, peak_memory_bytes=2 * GIB, published_hours=4.6, published_memory_gb=2.9)])
     times, memory = ([bar.get_width() for bar in axes.patches] for axes in long.axes)
     assert times == [2, 4.6]
     assert memory == [2, pytest.approx(2.9e9 / GIB)]

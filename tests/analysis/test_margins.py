@@ -71,7 +71,7 @@ def test_histograms_hold_every_noise_and_labels_the_share(half_spaces: Subjects,
 
 def test_outliers_stay_in_the_picture_at_its_edge(half_spaces: Subjects) -> None:
     found = margins_under_noise(half_spaces, 0, 4000)
-    far = replace(found, values={"a": np.append(found.values["flat"], -1e6)})
+    far = replace(found, values={"flat": np.append(found.values["flat"], -1e6)})
     axes = draw_margins(far).axes[0]
     outline = next(patch for patch in axes.patches if hasattr(patch, "get_data"))
     assert outline.get_data().values.sum() == pytest.approx(100)

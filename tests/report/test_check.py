@@ -167,8 +167,10 @@ def test_options_of_the_report(report: Report, make_run: MakeRun) -> None:
     assert r"$\sigma$ & run & ACR & acr\_low & 0.25 \\" in tex
     assert r" & d & \textbf{0.445} & " in tex
     assert report("--check", "more")[0] == 0
-    assert report("c", "d", "--columns", "acr", "--format", "tex", "--out", "named")[0] == 0
-    assert r"$\sigma$ & run & ACR \\" in Path("named/report.tex").read_text(), "rows always have a name"
+    assert report("c", "d", "--columns", "acr,largest_radius", "--format", "tex", "--out", "named")[0] == 0
+    named = Path("named/report.tex").read_text()
+    assert r"$\sigma$ & run & ACR & largest\_radius \\" in named, "rows always have a name"
+    assert r"0.50 & c & 0.100 & 1.232 \\" in named, "numbers that are only in CSV otherwise have four digits"
     code, _, err = report("c", "--columns", "acrr", "--format", "tex", "--out", "wrong")
     assert (code, err.count("\n")) == (2, 1)
     assert "columns: expected columns of report.csv, got 'acrr'; did you mean acr" in err

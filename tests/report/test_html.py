@@ -363,5 +363,5 @@ def test_the_heat_map_shows_each_class_and_marks_what_is_never_certified() -> No
 
 def test_figures_of_the_report_are_in_the_page() -> None:
     drawn = {"curves.png": b"c", "distribution.png": b"d", "distribution.pdf": b"x"}
-    sources = [a["src"] for tag, a in Seen(page(("a", file()), drawn=drawn)).elements if tag == "img"]
+    sources = [a["src"] for tag, a in Seen(page(("a", file()), pictures=drawn)).elements if tag == "img"]
     assert sources == ["data:image/png;base64," + base64.b64encode(b"d").decode()], "the curves are interactive"

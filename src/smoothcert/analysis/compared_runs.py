@@ -39,7 +39,7 @@ class Subject:
 
     name: str
     classifier: nn.Module
-    label: str = ""
+    label: str
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,8 @@ class UnrestrictedAttack:
     num_noise: int = 32
 
     def __post_init__(self) -> None:
-        for name, value in (("steps", self.steps), ("step-size", self.step_size), ("num-noise", self.num_noise)):
-            if not value > 0:
-                raise RequestError(f"{name}: expected a number > 0, got {value}")
+        if not self.step_size > 0:
+            raise RequestError(f"step-size: expected a number > 0, got {self.step_size}")
         _refuse_length("step-size", self.step_size)
         refuse_wrong_count("steps", self.steps)
         refuse_wrong_count("num-noise", self.num_noise)

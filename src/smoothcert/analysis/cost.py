@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,7 @@ class Cost:
     """The median without the first epoch, which includes the start-up."""
     seconds: float | None
     """Sum over the recorded epochs."""
-    peak_memory: int | None
-    """Bytes."""
+    peak_memory_bytes: int | None
     device: str | None
     """Comma-separated if the run continued on another device."""
     runs_at_once: int
@@ -59,8 +58,7 @@ class Cost:
     acr: float | None
     certified_images: int | None
     published_hours: float | None = None
-    published_memory: float | None = None
-    """GB, as printed."""
+    published_memory_gb: float | None = None
 
     @property
     def done(self) -> bool:
@@ -110,13 +108,13 @@ def _cost(name: str, folder: Path) -> Cost:
         epochs_planned=recipe.epochs,
         seconds_per_epoch=statistics.median(seconds[1:] or seconds) if seconds else None,
         seconds=sum(seconds) if seconds else None,
-        peak_memory=max((epoch.peak_memory_bytes for epoch in epochs), default=0) or None,
+        peak_memory_bytes=max((epoch.peak_memory_bytes for epoch in epochs), default=0) or None,
         device=", ".join(dict.fromkeys(epoch.device for epoch in epochs if epoch.device)) or _device(provenance),
         runs_at_once=max((epoch.runs_at_once for epoch in epochs), default=0) or _runs_at_once(provenance),
         acr=acr,
         certified_images=images,
         published_hours=float(published["hours"]) if published else None,
-        published_memory=float(published["memory_gb"]) if published else None,
+        published_memory_gb=float(published["memory_gb"]) if published else None,
     )
 
 
@@ -179,11 +177,9 @@ def _work(recipe: TrainRecipe) -> tuple[object, ...]:
 
 def cost_csv(costs: Sequence[Cost]) -> str:
     """One row per run, times in seconds, memory in bytes."""
-    header = ["run", "dataset", "model", "method", "hyperparameters", "sigma", "epochs", "epochs_planned"]
-    header += ["seconds_per_epoch", "seconds", "seconds_planned", "peak_memory_bytes", "device", "runs_at_once"]
-    header += ["acr", "certified_images", "published_hours", "published_memory_gb"]
-    fields = [name.removesuffix("_bytes").removesuffix("_gb") for name in header]
-    return csv_text([header, *([getattr(cost, field) for field in fields] for cost in costs)])
+    names = [field.name for field in fields(Cost)]
+    names.insert(names.index("seconds") + 1, "seconds_planned")
+    return csv_text([names, *([getattr(cost, name) for name in names] for cost in costs)])
 
 
 TITLES = ("run", "method", "hyper-parameters", "σ", "epochs", "per epoch", "total", "peak memory", "device", "ACR")
@@ -207,11 +203,11 @@ def _cells(c: Cost) -> list[str]:
         *(c.run, c.method, c.hyperparameters, f"{c.sigma:g}", epochs),
         UNKNOWN if c.seconds_per_epoch is None else duration(c.seconds_per_epoch),
         total + together,
-        UNKNOWN if c.peak_memory is None else f"{c.peak_memory / GIB:.2f} GiB",
+        UNKNOWN if c.peak_memory_bytes is None else f"{c.peak_memory_bytes / GIB:.2f} GiB",
         c.device or UNKNOWN,
         UNKNOWN if c.acr is None else f"{c.acr:.3f}",
         UNKNOWN if c.published_hours is None else f"{c.published_hours:g} h",
-        UNKNOWN if c.published_memory is None else f"{c.published_memory:g} GB",
+        UNKNOWN if c.published_memory_gb is None else f"{c.published_memory_gb:g} GB",
     ]
 
 

@@ -19,7 +19,7 @@ SPREAD = 50
 
 def draw_cost(costs: Sequence[Cost]) -> Figure:
     """Bars: the whole training time of each run, and peak memory if known; dashed bars are the published values."""
-    with_memory = any(c.peak_memory is not None for c in costs)
+    with_memory = any(c.peak_memory_bytes is not None for c in costs)
     figure = new_figure(7.6 if with_memory else 5.4, 1.2 + 0.55 * len(costs))
     panels: list[Axes] = figure.subplots(1, 1 + with_memory, sharey=True, squeeze=False).ravel().tolist()
     _, cells = cost_cells(costs)
@@ -35,8 +35,8 @@ def draw_cost(costs: Sequence[Cost]) -> Figure:
     ]
     _bars(panels[0], _scaled(hours, factor), paper, texts, f"training time ({unit})", colours)
     if with_memory:
-        memory = _scaled([c.peak_memory for c in costs], 1 / GIB)
-        paper = _scaled([c.published_memory for c in costs], 1e9 / GIB)
+        memory = _scaled([c.peak_memory_bytes for c in costs], 1 / GIB)
+        paper = _scaled([c.published_memory_gb for c in costs], 1e9 / GIB)
         texts = [
             row[7] if printed is None else f"{row[7]}, published {printed:.2f} GiB"
             for printed, row in zip(paper, cells, strict=True)

@@ -55,8 +55,8 @@ class Line:
     """Share of the noises under which a class is chosen, [ratios, classes]."""
     strip: Floats
     """SHOWN evenly spaced images of the line, [SHOWN, c, h, w] in [0, 1], without noise."""
-    label: str = ""
-    """In the figure; by default the name of the run."""
+    label: str
+    """In the figure."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def _draw_curves(axes: Axes, whole: Interpolation, line: Line, votes: bool) -> N
     axes.set_xlabel(
         f"mixing ratio (0: the image; 1: adversarial example, L2 distance {line.distance:.2f})", fontsize=AXIS_SIZE
     )
-    axes.set_title(plain(line.label or line.run), fontsize=TITLE_SIZE, loc="left")
+    axes.set_title(plain(line.label), fontsize=TITLE_SIZE, loc="left")
 
 
 def _draw_class(axes: Axes, whole: Interpolation, line: Line, c: int, name: str, colour: str, style: Style) -> None:

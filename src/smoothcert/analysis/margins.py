@@ -1,7 +1,7 @@
 """Log-probability margins of one image under noise (figure 1 of https://arxiv.org/abs/2006.04062)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,8 +30,8 @@ class Margins:
     sigma: float
     values: dict[str, NDArray[np.float64]]
     """Run -> one margin per noise, float64 [n]; the i-th noise is the same for all runs."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """Run -> its label in the figure; by default its name."""
+    labels: Mapping[str, str]
+    """Run -> its label in the figure."""
 
     def share_below_zero(self, run: str) -> float:
         """The fraction of noises under which the run's network does not choose the label."""
@@ -64,7 +64,7 @@ def margins_under_noise(subjects: Subjects, index: int, n: int = 10_000, seed: i
             with evaluating(run.classifier):
                 margins[run.name].append(margins_of(run.classifier(noisy).double(), label).cpu())
     values = {name: torch.cat(parts).numpy() for name, parts in margins.items()}
-    shown = {run.name: run.label or run.name for run in subjects.runs}
+    shown = {run.name: run.label for run in subjects.runs}
     return Margins(subjects.title, index, label, subjects.noise.sigma, values, shown)
 
 
@@ -87,7 +87,7 @@ def draw_margins(margins: Margins) -> Figure:
     edges = width * np.arange(np.floor(min(low, 0.0) / width) - 1, np.ceil(max(high, 0.0) / width) + 2)
     axes.axvspan(edges[0], 0, color=PALE, zorder=0, linewidth=0)
     axes.axvline(0, color=GREY, linewidth=0.8)
-    labels = {run: plain(margins.labels.get(run, run)) for run in margins.values}
+    labels = {run: plain(margins.labels[run]) for run in margins.values}
     looks = looks_of(labels.values())
     for run, values in margins.values.items():
         look = looks[labels[run]]

@@ -41,8 +41,8 @@ class Ratios:
     """0 if the image is misclassified, infinite if the adversarial example is still classified correctly."""
     distance: Floats
     """L2 norm of adversarial - x."""
-    label: str = ""
-    """In the figure; by default the name of the run."""
+    label: str
+    """In the figure."""
 
     @property
     def wrong_from_the_start(self) -> float:
@@ -159,7 +159,7 @@ def draw_mixing(mixing: Mixing) -> Figure:
     title = f"{plain(mixing.dataset)}, {images}, σ = {mixing.sigma:g} (lower is better)"
     x, y = "mixing ratio toward the adversarial example", "wrong prediction (% of images)"
     figure, axes = one_panel(5.4, 3.3, title, x, y)
-    labels = {run.run: plain(run.label or run.run) for run in mixing.runs}
+    labels = {run.run: plain(run.label) for run in mixing.runs}
     looks = looks_of(labels.values())
     for run in mixing.runs:
         ratios = np.sort(run.ratio[np.isfinite(run.ratio)])

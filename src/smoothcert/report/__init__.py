@@ -87,8 +87,7 @@ def write_report(
     chosen = replace(choices, radii=choices.radii if radii is None else radii, **changes)
     contents = read_contents(paths, chosen)
     pictures, digests = _drawn(contents, [kind for kind in formats if kind in PICTURE_FORMATS])
-    drawn = {name: picture for name, picture in pictures.items() if picture is not None}
-    contents = replace(contents, pictures=list(drawn), drawn=drawn)
+    contents = replace(contents, pictures={name: file for name, file in pictures.items() if file is not None})
     texts = {name: text for kind in formats if kind in TEXTS for name, text in TEXTS[kind](contents).items()}
     files = {name: None if text is None else text.encode("utf-8", "backslashreplace") for name, text in texts.items()}
     # Pictures of an earlier report stay in the folder.

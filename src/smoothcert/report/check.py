@@ -56,7 +56,7 @@ def differing_numbers(folder: Path, contents: Contents) -> list[str]:
     """
     # The Markdown page shows the figures that were drawn with it.
     drawn = [f"{name}.{kind}" for name in FIGURES for kind in PICTURE_FORMATS if (folder / f"{name}.{kind}").exists()]
-    contents = replace(contents, pictures=drawn)
+    contents = replace(contents, pictures=dict.fromkeys(drawn, b""))
     written = {name: _text(folder / name) for name in NAMES if (folder / name).exists()}
     if not written and not drawn:
         raise RequestError(f"{folder}: expected one of {', '.join(NAMES)}, got none; give the folder of a report")
@@ -123,8 +123,8 @@ def _page_differences(written: str, expected: str) -> Iterator[str]:
         yield from _differences(_page_data(written), _page_data(expected), f"{PAGE}, data")
     except _UNREADABLE:
         yield f"{PAGE}, the data of the curves: missing or damaged"
-    texts = ("\n".join(filter(None, _NO_NUMBERS.sub("", page).splitlines())) for page in (written, expected))
-    yield from _line_differences(*texts, PAGE)
+    theirs, ours = ("\n".join(filter(None, _NO_NUMBERS.sub("", page).splitlines())) for page in (written, expected))
+    yield from _line_differences(theirs, ours, PAGE)
 
 
 def _page_data(page: str) -> dict[str, Any]:

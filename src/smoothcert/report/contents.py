@@ -73,10 +73,8 @@ class Contents:
     """The training of the runs."""
     gallery: Gallery | None = None
     """Where the pictures of the HTML page come from."""
-    pictures: Sequence[str] = ()
-    """File names of the figures of the report."""
-    drawn: Mapping[str, bytes] = field(default_factory=dict)
-    """File name -> content of the figures."""
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
+    """File name -> content of the figures of the report."""
     comparisons: Sequence[Comparison] = ()
     """The runs of each sigma, data set and norm next to each other."""
     sweeps: Sequence[Sweep] = ()

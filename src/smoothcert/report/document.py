@@ -1,6 +1,6 @@
 """The texts of a report: the Markdown page, the CSV and LaTeX files, the output on a terminal."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -58,7 +58,7 @@ def _seeds(contents: Contents) -> str:
     )
 
 
-def _figures(pictures: Sequence[str]) -> str:
+def _figures(pictures: Collection[str]) -> str:
     """Each figure once, in a format that a browser shows."""
     parts = []
     for name, (title, caption) in FIGURES.items():

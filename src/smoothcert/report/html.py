@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 _SCRIPTS = ("page.js", "table.js", "curves.js", "gallery.js")
-_MOST_OF_RECIPE = 100_000  # bytes
 _AS_HEAT_MAP = "Certified accuracy of each class"
 
 
@@ -142,9 +141,9 @@ def _further(contents: Contents, compared: Sequence[Comparison]) -> list[tuple[s
 def _figures(contents: Contents) -> list[tuple[str, str, str]]:
     """Title, caption and data URI of the figures of the report but for the curves, which the page draws itself."""
     return [
-        (title, caption, f"data:image/png;base64,{base64.b64encode(contents.drawn[f'{name}.png']).decode()}")
+        (title, caption, f"data:image/png;base64,{base64.b64encode(contents.pictures[f'{name}.png']).decode()}")
         for name, (title, caption) in FIGURES.items()
-        if name != "curves" and f"{name}.png" in contents.drawn
+        if name != "curves" and f"{name}.png" in contents.pictures
     ]
 
 
@@ -178,10 +177,8 @@ def _recipe(file: CertificatesFile) -> str | None:
     path = recipe_of_certificates(file.path)
     if path is None:
         return None
-    with path.open("rb") as stream:
-        content = stream.read(_MOST_OF_RECIPE + 1)
-    lines = content[:_MOST_OF_RECIPE].decode("utf-8", "replace").splitlines()
-    return "\n".join(map(printable, [*lines, *(["..."] if len(content) > _MOST_OF_RECIPE else [])]))
+    # It was read before: a file that is too large for a recipe is refused.
+    return "\n".join(map(printable, path.read_text(encoding="utf-8", errors="replace").splitlines()))
 
 
 def _texts(fields: Mapping[str, Any]) -> dict[str, str]:

@@ -123,10 +123,10 @@ def decimals_needed(numbers: Sequence[float]) -> int:
 
 
 def shown(value: Value, decimals: int | None) -> str:
-    """The text of a value: a number with its decimals, a dash for an unknown value."""
-    if value is None:
-        return UNKNOWN
-    return value if isinstance(value, str) else f"{value:.{decimals or 0}f}"
+    """The text of a value: a number with its decimals (None: with four digits), a dash for an unknown value."""
+    if value is None or isinstance(value, str):
+        return UNKNOWN if value is None else value
+    return f"{value:.4g}" if decimals is None else f"{value:.{decimals}f}"
 
 
 def escape_latex(text: str) -> str:

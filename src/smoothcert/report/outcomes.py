@@ -40,19 +40,18 @@ class Outcomes:
         """The average certified radius."""
         return float(self.radius.mean())
 
-    def at(self, chosen: Flags) -> "Outcomes":
-        """Some of the images."""
-        columns = (self.index, self.label, self.certified, self.radius, self.unanimous)
-        return Outcomes(*(column[chosen] for column in columns))
+    def at(self, c: Flags | Integers) -> "Outcomes":
+        """The chosen images, by flags or positions."""
+        return Outcomes(self.index[c], self.label[c], self.certified[c], self.radius[c], self.unanimous[c])
 
 
 def outcomes_of(columns: Columns) -> Outcomes:
     """What counts of rows in any order."""
-    order = np.argsort(columns.index, kind="stable")
     certified = columns.correct
     radius = np.where(certified, columns.radius, 0.0)
     unanimous = certified & (columns.n > 0) & (columns.count == columns.n)
-    return Outcomes(columns.index[order], columns.label[order], certified[order], radius[order], unanimous[order])
+    outcomes = Outcomes(columns.index, columns.label, certified, radius, unanimous)
+    return outcomes.at(np.argsort(columns.index, kind="stable"))
 
 
 def wilson_interval(fraction: float, images: int) -> tuple[float, float]:

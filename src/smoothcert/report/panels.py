@@ -53,12 +53,11 @@ def shared_network(recipes: Iterable[Mapping[str, Any]]) -> str | None:
 def panel_titles(groups: Sequence[tuple[float | None, str | None, str | None]]) -> list[str]:
     """A title for each (sigma, data set, network), as in "MNIST, LeNet, σ = 0.50"."""
     decimals = decimals_needed([sigma for sigma, *_ in groups if sigma is not None])
-
-    def title(sigma: float | None, dataset: str | None, network: str | None) -> str:
+    titles = []
+    for sigma, dataset, network in groups:
         level = "σ not recorded" if sigma is None else f"σ = {sigma:.{decimals}f}"
-        return ", ".join(part for part in (dataset and dataset_name(dataset), network, level) if part)
-
-    return [title(*group) for group in groups]
+        titles.append(", ".join(filter(None, (dataset and dataset_name(dataset), network, level))))
+    return titles
 
 
 def scope_text(runs: Sequence[tuple[str, Summary]]) -> str:
