@@ -19,7 +19,8 @@ Both compute what the objectives of `smoothcert train` compute, by the same code
 """
 
 import math
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,16 @@ from smoothcert.objectives.loss_arguments import (
     make_objective,
     warn_about_clipping,
 )
+from smoothcert.objectives.loss_settings import (
+    CatRsSettings,
+    ConsistencySettings,
+    GaussianSettings,
+    MacerSettings,
+    SmoothAdvSettings,
+    SmoothMixSettings,
+    StabilitySettings,
+)
+from smoothcert.objectives.synchronized_pass import OneSynchronizedPass
 
 __all__ = [
     "Adversary",
@@ -125,42 +136,32 @@ class Loss(nn.Module):
         return f"sigma={self.sigma}, {self.objective}"
 
 
-class MethodLoss(Loss):
-    """The loss of a built-in method; `hyper_parameters` are the fields of its objective (`smoothcert objectives`)."""
-
-    kind: ClassVar[type[Objective]]
-
-    def __init__(
-        self, *, sigma: float = math.nan, generator: torch.Generator | None = None, **hyper_parameters: Any
-    ) -> None:
-        super().__init__(make_objective(self.kind, hyper_parameters), sigma=sigma, generator=generator)
-
-
-class Gaussian(MethodLoss):
+class Gaussian(Loss):
     """Cross-entropy under noise."""
 
-    kind = objectives.Gaussian
+    def __init__(self, **settings: Unpack[GaussianSettings]) -> None:
+        super().__init__(**_arguments(objectives.Gaussian, settings))
 
 
-class Stability(MethodLoss):
+class Stability(Loss):
     """Cross-entropy without noise, and agreement of the noisy prediction with the clean one."""
 
-    kind = objectives.Stability
+    def __init__(self, **settings: Unpack[StabilitySettings]) -> None:
+        super().__init__(**_arguments(objectives.Stability, settings))
 
 
-class SmoothAdv(MethodLoss):
+class SmoothAdv(Loss):
     """Cross-entropy under noise at adversarial examples of the smoothed classifier, which are clipped to [0, 1]."""
 
-    kind = objectives.SmoothAdv
+    def __init__(self, **settings: Unpack[SmoothAdvSettings]) -> None:
+        super().__init__(**_arguments(objectives.SmoothAdv, settings))
 
 
-class Macer(MethodLoss):
+class Macer(Loss):
     """A differentiable certified radius. With `deferred`, it counts from the epoch `first_drop` on."""
 
-    kind = objectives.Macer
-
-    def __init__(self, *, first_drop: int | None = None, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(self, *, first_drop: int | None = None, **settings: Unpack[MacerSettings]) -> None:
+        super().__init__(**_arguments(objectives.Macer, settings))
         self.first_drop = first_drop
         if settings.get("deferred", False) != (first_drop is not None):
             raise RequestError(
@@ -169,22 +170,25 @@ class Macer(MethodLoss):
             )
 
 
-class Consistency(MethodLoss):
+class Consistency(Loss):
     """Cross-entropy under noise, agreement of the predictions under different noises, and their confidence."""
 
-    kind = objectives.Consistency
+    def __init__(self, **settings: Unpack[ConsistencySettings]) -> None:
+        super().__init__(**_arguments(objectives.Consistency, settings))
 
 
-class SmoothMix(MethodLoss):
+class SmoothMix(Loss):
     """Cross-entropy under noise, and uncertainty on the way to adversarial examples, which are clipped to [0, 1]."""
 
-    kind = objectives.SmoothMix
+    def __init__(self, **settings: Unpack[SmoothMixSettings]) -> None:
+        super().__init__(**_arguments(objectives.SmoothMix, settings))
 
 
-class CatRs(MethodLoss):
+class CatRs(Loss):
     """Cross-entropy without the hardest noises of uncertain images, and attacked noises of confident ones."""
 
-    kind = objectives.CatRs
+    def __init__(self, **settings: Unpack[CatRsSettings]) -> None:
+        super().__init__(**_arguments(objectives.CatRs, settings))
 
 
 def gaussian(noisy_logits: Tensor, labels: Tensor) -> Tensor:
@@ -233,51 +237,53 @@ def consistency(
     return make_objective(objectives.Consistency, fields).from_logits(noisy_logits, labels.long()).loss
 
 
-def smoothadv(model: Classifier, inputs: Tensor, labels: Tensor, **settings: Any) -> Tensor:
-    """Compute the loss of SmoothAdv: attack the smoothed classifier, then train on the adversarial examples.
-
-    `settings` of this and the next two functions are those of the module, its `epoch`, and the draws `noise`, `uniform`
-    and `targets` of `Loss.forward`.
-    """
-    return _call(SmoothAdv, model, inputs, labels, settings)
-
-
-def smoothmix(model: Classifier, inputs: Tensor, labels: Tensor, **settings: Any) -> Tensor:
-    """Compute the loss of SmoothMix: attack without a norm limit, then train for uncertainty on the way."""
-    return _call(SmoothMix, model, inputs, labels, settings)
-
-
-def catrs(model: Classifier, inputs: Tensor, labels: Tensor, **settings: Any) -> Tensor:
-    """Compute the loss of CAT-RS with a teacher's votes `targets` [batch, classes], by default all for the label."""
-    return _call(CatRs, model, inputs, labels, settings)
-
-
-def _call(
-    kind: type[MethodLoss], model: Classifier, inputs: Tensor, labels: Tensor, settings: dict[str, Any]
+def smoothadv(
+    model: Classifier,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    epoch: int | None = None,
+    noise: Tensor | None = None,
+    **settings: Unpack[SmoothAdvSettings],
 ) -> Tensor:
-    draws = {name: settings.pop(name) for name in ("noise", "uniform", "targets") if name in settings}
-    epoch = settings.pop("epoch", None)
-    loss = kind(**settings)
+    """Compute the loss of SmoothAdv: attack the smoothed classifier, then train on the adversarial examples."""
+    loss = SmoothAdv(**settings)
     loss.epoch = epoch
-    return loss.forward(model, inputs, labels, **draws)
+    return loss.forward(model, inputs, labels, noise=noise)
 
 
-class OneSynchronizedPass(nn.Module):
-    """A DistributedDataParallel model whose wrapper sees one forward pass per step; other passes go to its module.
+def smoothmix(
+    model: Classifier,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    epoch: int | None = None,
+    noise: Tensor | None = None,
+    uniform: Tensor | None = None,
+    **settings: Unpack[SmoothMixSettings],
+) -> Tensor:
+    """Compute the loss of SmoothMix: attack without a norm limit, then train for uncertainty on the way."""
+    loss = SmoothMix(**settings)
+    loss.epoch = epoch
+    return loss.forward(model, inputs, labels, noise=noise, uniform=uniform)
 
-    Gradients are synchronized once per backward pass, whichever forward passes they come from. Attacks need no
-    synchronization, and a second pass through the wrapper overwrites the buffers of batch norm in place, which the
-    backward pass of the first one refuses in some versions of torch (https://github.com/pytorch/pytorch/issues/22095).
-    """
 
-    def __init__(self, model: DistributedDataParallel) -> None:
-        super().__init__()
-        self.model = model
-        self.synchronized = False
+def catrs(
+    model: Classifier,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    noise: Tensor | None = None,
+    uniform: Tensor | None = None,
+    targets: Tensor | None = None,
+    **settings: Unpack[CatRsSettings],
+) -> Tensor:
+    """Compute the loss of CAT-RS with a teacher's votes `targets` [batch, classes], by default all for the label."""
+    return CatRs(**settings).forward(model, inputs, labels, noise=noise, uniform=uniform, targets=targets)
 
-    def forward(self, inputs: Tensor) -> Any:
-        attacked = not any(parameter.requires_grad for parameter in self.model.parameters())
-        if attacked or self.synchronized:
-            return self.model.module(inputs)
-        self.synchronized = True
-        return self.model(inputs)
+
+def _arguments(kind: type[Objective], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Divide the settings of a module into its objective and the arguments of `Loss`."""
+    given = {"sigma": None, "generator": None, **settings}
+    arguments = {name: given.pop(name) for name in ("sigma", "generator")}
+    return {"objective": make_objective(kind, given), **arguments}
