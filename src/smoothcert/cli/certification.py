@@ -107,7 +107,7 @@ class Request:
 def certify(
     *,
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Run folders, each certified for itself.", show_default=False)
+        list[Path] | None, typer.Argument(help="Run folders, each certified separately.", show_default=False)
     ] = None,
     request: Request,
     files: ImageOptions,

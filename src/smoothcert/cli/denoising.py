@@ -8,6 +8,7 @@ import typer
 from smoothcert.cli.options import (
     Compiling,
     Device,
+    Epochs,
     ImageOptions,
     check_dataset,
     command_line,
@@ -31,6 +32,7 @@ def train_denoiser(
         float | None, typer.Option(help="Weight of that term.", show_default="1 with --classifier")
     ] = None,
     init: Annotated[Path | None, typer.Option(help="Denoiser to start from: a run folder.")] = None,
+    epochs: Epochs = None,
     files: ImageOptions,
     set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of the recipe.")] = [],  # noqa: B006
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
@@ -52,7 +54,7 @@ def train_denoiser(
     weight = (1.0 if classifier is not None else 0.0) if stability_weight is None else stability_weight
     loss = {"name": "denoising", "stability_weight": weight}
     recipe = denoiser_recipe(dataset, sigma, model=model, image_size=files.image_size, objective=loss)
-    recipe = with_overrides(recipe, set_)
+    recipe = with_overrides(recipe, [*([] if epochs is None else [f"epochs={epochs}"]), *set_])
     meet()
     images = files.loader()(recipe.dataset, "train", recipe.image_size)
     print_data_notes(console, images)

@@ -24,7 +24,7 @@ from smoothcert.report.tables import (
     seeds_layout,
 )
 
-BESIDE = "the published row under each run, and the difference: run minus published, accuracies in points"
+PUBLISHED_ROWS = "the published row under each run, and the difference: run minus published, accuracies in points"
 
 
 def _items(notes: Iterable[tuple[str, Sequence[str]]]) -> str:
@@ -43,9 +43,8 @@ def _comparison(contents: Contents) -> str:
     """The Markdown section on the differences from the paper; empty where nothing is compared."""
     if not contents.published:
         return ""
-    return (
-        f"\n## Beside {escape_markdown(contents.tables)}\n\nIn italics: {BESIDE}.\n\n{_items(contents.notes.items())}"
-    )
+    title = f"## Next to {escape_markdown(contents.tables)}"
+    return f"\n{title}\n\nIn italics: {PUBLISHED_ROWS}.\n\n{_items(contents.notes.items())}"
 
 
 def _seeds(contents: Contents) -> str:
@@ -123,7 +122,7 @@ def terminal_report(contents: Contents, width: int) -> list[RenderableType]:
         runs = runs.only([i for i, column in enumerate(runs.columns) if column.key not in settings])
     shown.append(terminal(runs, width, CAPTION))
     if contents.published:
-        shown.append(Text(f"beside {contents.tables}: {BESIDE}", style="italic"))
+        shown.append(Text(f"next to {contents.tables}: {PUBLISHED_ROWS}", style="italic"))
     shown += [Text(one_line(f"{', '.join(names)}: {note}")) for note, names in contents.notes.items()]
     shown += [
         Text(one_line(f"note: {', '.join(names)}: {note}"), style="yellow") for note, names in contents.warnings.items()

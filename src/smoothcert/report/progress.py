@@ -94,10 +94,10 @@ class CertificationBar:
 
     def __call__(self, status: "CertificationStatus") -> None:
         left = status.seconds_left
-        now = (
-            f"{status.done}/{status.total} ACR {status.average_certified_radius:.3f} "
-            f"{status.images_per_second:.2f} img/s {status.votes_per_second:,.0f} votes/s"
-        ) + (f" {clock(left)} left" if left else "")
+        now = f"{status.done}/{status.total} ACR {status.average_certified_radius:.3f}"
+        if status.images_per_second:  # none if the file was complete
+            now += f" {status.images_per_second:.2f} img/s {status.votes_per_second:,.0f} votes/s"
+        now += f" {clock(left)} left" if left else ""
         self._bar.update(self._task, total=status.total, completed=status.done, now=now)
 
     def warn(self, text: str) -> None:

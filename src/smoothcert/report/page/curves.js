@@ -70,7 +70,7 @@ function stepPath(run, { x, y }) {
   return `M${x(0)} ${height(right)}${steps.join("")}`;
 }
 
-// Where a name can stand beside its curve, clear of all curves and of the names in `taken`; undefined without room.
+// Where a name can be placed next to its curve, clear of all curves and of the names in `taken`; undefined without room.
 function namePlace(run, runs, length, taken, limit, { x, y, reach }) {
   const heights = (other, at) => y(accuracy(other, Math.max(0, (reach * (at - x(0))) / (x(reach) - x(0)))));
   const others = runs.filter((other) => other !== run);
