@@ -1,6 +1,5 @@
 """The rows of a certificates file as arrays, parsed and checked all at once."""
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,14 +17,13 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+Letters = NDArray[np.uint8]
 LARGEST_INTEGER, LARGEST_CLASS = 10**12, 10**6
 """Far above any index or number of votes, and any class."""
-_INTEGER = "[0-9]{1,18}"  # fits into 64 bits
-_ROW = re.compile(
-    rf"{_INTEGER}\t{_INTEGER}\t-?{_INTEGER}\t[^\t]+\t{_INTEGER}\t[^\t]+\t{_INTEGER}\t{_INTEGER}\t{_INTEGER}\t"
-    rf"{_INTEGER}:{_INTEGER}(,{_INTEGER}:{_INTEGER})*"
-)
-"""The ten columns of a usual row."""
+_PER_ROW = 10
+_ZERO = np.uint8(ord("0"))
+_DIGITS = 18
+"""As many as fit into 64 bits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +145,7 @@ def parse_columns(body: bytes, limits: RowLimits) -> Columns | None:
     """
     try:
         columns, seconds, correct = _converted(body)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     c, pairs = columns, columns.votes_row * (LARGEST_CLASS + 1) + columns.votes_class
     pairs.sort()
@@ -174,21 +172,53 @@ def parse_columns(body: bytes, limits: RowLimits) -> Columns | None:
 
 
 def _converted(body: bytes) -> tuple[Columns, Floats, Integers]:
-    """The columns, seconds and `correct` of each row; a ValueError where a cell is not a number or is missing, or a row
-    has no votes."""
-    lines = body.decode("ascii").split("\n")[:-1]
-    if not lines or not all(map(_ROW.fullmatch, lines)):
-        raise ValueError("a row does not have ten columns of numbers")
-    cells = list(zip(*(line.split("\t") for line in lines), strict=True))
-    index, label, predict, correct, n0, n, count = (
-        np.fromstring(" ".join(cells[i]), np.int64, sep=" ") for i in (0, 1, 2, 4, 6, 7, 8)
-    )
+    """The columns, seconds and `correct` of each row; a ValueError or OverflowError where a cell is not a number or is
+    missing, or a row has no votes."""
+    letters = np.frombuffer(body, dtype=np.uint8)
+    ends = np.flatnonzero((letters == ord("\t")) | (letters == ord("\n"))).reshape(-1, _PER_ROW).T
+    starts = np.roll(ends, 1, axis=0) + 1
+    starts[0] = np.concatenate([[0], ends[-1, :-1] + 1])[: ends.shape[1]]
+    if (letters[ends[:-1]] != ord("\t")).any() or (letters[ends[-1]] != ord("\n")).any():
+        raise ValueError("a row does not have ten columns")
+    index, label, correct, n0, n, count = (_integers(letters, starts[i], ends[i]) for i in (0, 1, 4, 6, 7, 8))
+    negative = letters[starts[2]] == ord("-")  # an abstention
+    predict = _integers(letters, starts[2] + negative, ends[2]) * np.where(negative, -1, 1)
+    text = body.decode("ascii")
     radius, seconds = (
-        np.fromiter(map(parse, cells[i]), float, len(lines)) for i, parse in ((3, float), (5, parse_seconds))
+        np.array([parse(text[a:b]) for a, b in zip(starts[i].tolist(), ends[i].tolist(), strict=True)], dtype=float)
+        for i, parse in ((3, float), (5, parse_seconds))
     )
-    pairs = np.fromstring(",".join(cells[9]).replace(":", ","), np.int64, sep=",").reshape(-1, 2)
-    votes_row = np.repeat(np.arange(len(lines)), [votes.count(":") for votes in cells[9]])
-    return Columns(index, label, predict, radius, n0, n, count, n0 + n, votes_row, *pairs.T), seconds, correct
+    columns = Columns(index, label, predict, radius, n0, n, count, n0 + n, *_votes(letters, starts[9]))
+    return columns, seconds, correct
+
+
+def _votes(letters: Letters, starts: Integers) -> tuple[Integers, Integers, Integers]:
+    """The rows, classes and numbers of the pairs `class:number`, with commas between them, in each row from its entry
+    of `starts` to its end."""
+    stops = np.flatnonzero((letters == ord(":")) | (letters == ord(",")) | (letters == ord("\n")))
+    last = letters[stops] == ord("\n")
+    rows = np.cumsum(last) - last
+    inside = stops >= starts[rows]  # other cells have colons, too
+    stops, rows = (values[inside].reshape(-1, 2) for values in (stops, rows))
+    if (letters[stops[:, 0]] != ord(":")).any() or (letters[stops[:, 1]] == ord(":")).any():
+        raise ValueError("votes are not pairs of numbers")
+    row, (class_end, number_end) = rows[:, 0], stops.T
+    class_start = np.where(np.diff(row, prepend=-1) > 0, starts[row], np.roll(number_end, 1) + 1)
+    return row, _integers(letters, class_start, class_end), _integers(letters, class_end + 1, number_end)
+
+
+def _integers(letters: Letters, starts: Integers, ends: Integers) -> Integers:
+    """The numbers from each of `starts` to its end; a ValueError for anything but 1 to 18 digits."""
+    lengths = ends - starts
+    if not _within(lengths, 1, _DIGITS):
+        raise ValueError("not an integer")
+    values = np.zeros(len(starts), dtype=np.int64)
+    for place in range(int(lengths.max(initial=0))):
+        digits = np.where(place < lengths, letters.take(ends - 1 - place, mode="clip"), _ZERO) - _ZERO
+        if (digits > 9).any():  # other signs, also those below 0, which wrap around
+            raise ValueError("not an integer")
+        values += digits * np.int64(10**place)
+    return values
 
 
 def _within(values: Integers | Floats, least: int, most: int) -> bool:
