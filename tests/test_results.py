@@ -109,10 +109,10 @@ def test_results_have_all_rows_in_the_published_order(table: str, tmp_path: Path
     [
         ("mnist", 30),
         ("mnist-published-recipe", 4),
-        ("cifar10", 6),
-        ("cifar10-n10000", 2),
+        ("cifar10", 8),
+        ("cifar10-n10000", 6),
         ("mnist-ablations", 25),
-        ("beyond", 4),
+        ("beyond", 7),
     ],
 )
 def test_each_result_has_its_recipe_and_provenance(name: str, runs: int) -> None:
@@ -211,15 +211,28 @@ CIFAR10_ROWS = {
     "`cifar10/consistency`": "cifar10/consistency-0.5",
     "`cifar10/gaussian`": "cifar10/gaussian-0.5",
 }
+CIFAR10_ROWS_1 = {
+    "`cifar10/consistency` = `cifar10/best`": "cifar10/consistency-1.0",
+    "the schedule above": "beyond/cifar10-cosine-1.0",
+    "`cifar10/gaussian`": "cifar10/gaussian-1.0",
+}
+SMOOTHMIX_1, SMOOTHMIX_HALF = "mnist/smoothmix-eta5-one-step-adversary-1.0", "mnist/smoothmix-eta5-0.5"
+ALL_1 = {
+    "`mnist/best`, σ = 1.0": "beyond/mnist-best-1.0",
+    "SmoothMix (η = 5) + one-step adversary, σ = 1.0": SMOOTHMIX_1,
+}
+ALL_HALF = {"`mnist/best`, σ = 0.5": "beyond/mnist-best-0.5", "SmoothMix (η = 5), σ = 0.5": SMOOTHMIX_HALF}
 ROWS_1 = {
-    "SmoothMix (η = 5) + one-step adversary = `mnist/best`": "mnist/smoothmix-eta5-one-step-adversary-1.0",
+    "`mnist/best`, seed 0": "beyond/mnist-best-1.0",
+    "SmoothMix (η = 5) + one-step adversary": SMOOTHMIX_1,
     "SmoothMix (η = 5)": "mnist/smoothmix-eta5-1.0",
     "SmoothAdv + Consistency": "mnist/smoothadv-consistency-lambda1-1.0",
     "`mnist/attacked-noise`, seed 2": "beyond/mnist-attacked-noise-1.0",
     "CAT-RS, 60 epochs": "beyond/mnist-catrs-60-epochs-1.0",
 }
 ROWS_HALF = {
-    "SmoothMix (η = 5) = `mnist/best`": "mnist/smoothmix-eta5-0.5",
+    "`mnist/best`, seed 0": "beyond/mnist-best-0.5",
+    "SmoothMix (η = 5)": SMOOTHMIX_HALF,
     "SmoothMix (η = 5) + one-step adversary": "mnist/smoothmix-eta5-one-step-adversary-0.5",
     "SmoothAdv + Consistency": "mnist/smoothadv-consistency-lambda1-0.5",
     "`mnist/attacked-noise`, seed 2": "beyond/mnist-attacked-noise-0.5",
@@ -230,10 +243,13 @@ ROWS_HALF = {
     ("rows", "reference", "skip", "radii"),
     [
         (CIFAR10_ROWS, "cifar10/consistency-0.5", 20, (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5)),
-        (ROWS_1, ROWS_1["SmoothMix (η = 5) + one-step adversary = `mnist/best`"], 5, (0, 0.5, 1, 1.5, 2, 2.5)),
-        ({"ensemble, σ = 1.0": "beyond/ensemble-1.0"}, "mnist/smoothmix-eta5-one-step-adversary-1.0", 10, (0, 0.5, 1)),
-        (ROWS_HALF, "mnist/smoothmix-eta5-0.5", 5, (0, 0.5, 1, 1.5)),
-        ({"ensemble, σ = 0.5": "beyond/ensemble-0.5"}, "mnist/smoothmix-eta5-0.5", 10, (0, 0.5, 1)),
+        (CIFAR10_ROWS_1, "cifar10/consistency-1.0", 20, (0, 0.5, 1, 1.5, 2, 2.5, 3)),
+        (ALL_1, SMOOTHMIX_1, 1, (0, 0.5, 1, 1.5)),
+        (ALL_HALF, SMOOTHMIX_HALF, 1, (0, 0.5, 1, 1.5)),
+        (ROWS_1, SMOOTHMIX_1, 5, (0, 0.5, 1, 1.5, 2, 2.5)),
+        ({"ensemble, σ = 1.0": "beyond/ensemble-1.0"}, SMOOTHMIX_1, 10, (0, 0.5, 1)),
+        (ROWS_HALF, SMOOTHMIX_HALF, 5, (0, 0.5, 1, 1.5)),
+        ({"ensemble, σ = 0.5": "beyond/ensemble-0.5"}, SMOOTHMIX_HALF, 10, (0, 0.5, 1)),
     ],
 )
 def test_tables_of_the_best_recipes_equal_the_certificates(
@@ -263,8 +279,8 @@ def counted_radii(run: str, skip: int) -> dict[int, float]:
 MODELS = {
     "cifar10-best-0.5": "beyond/cifar10-best-0.5",
     "cifar10-consistency-1.0": "cifar10/consistency-1.0",
-    "mnist-attacked-noise-0.5": "beyond/mnist-attacked-noise-0.5",
-    "mnist-attacked-noise-1.0": "beyond/mnist-attacked-noise-1.0",
+    "mnist-best-0.5": "beyond/mnist-best-0.5",
+    "mnist-best-1.0": "beyond/mnist-best-1.0",
     "mnist-consistency-1.0": "mnist-published-recipe/consistency-1.0",
 }
 
