@@ -77,7 +77,7 @@ def check_statistics(examined: Examined, rival: float) -> Finding | None:
         "batch-statistics",
         f"the running statistics of batch norm do not fit: accuracy is {share(before)} with them, and {share(right)} "
         "with the statistics of each batch, as in train mode",
-        "run some training batches through the model in train mode, save it, and use that",
+        "compute them again: `smoothcert adapt` does it, on images under the noise of certification",
     )
 
 

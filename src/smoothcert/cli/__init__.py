@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from smoothcert import __version__
+from smoothcert.cli.adapting import adapt
 from smoothcert.cli.analyzing import analyze
 from smoothcert.cli.attacking import attack
 from smoothcert.cli.certification import certify, compress, merge, recertify
@@ -34,6 +35,7 @@ COMMANDS: tuple[tuple[str, Callable[..., None], str, str], ...] = (
     ("train", train, START, "train --preset mnist/smoothmix --sigma 0.5 --out runs/a"),
     ("certify", certify, START, "certify runs/a --n 10k --skip 20"),
     ("doctor", doctor, START, "doctor --model mine.py:build --dataset folder:photos --sigma 0.25"),
+    ("adapt", adapt, START, "adapt runs/a --sigma 0.25 --out runs/a-adapted"),
     ("train-denoiser", train_denoiser, START, "train-denoiser --dataset mnist --sigma 0.5 --out runs/denoiser"),
     ("predict", predict, START, "predict runs/a digit.png"),
     ("serve", serve, START, "serve runs/a --port 8000"),

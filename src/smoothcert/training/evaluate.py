@@ -5,11 +5,12 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from smoothcert.classifier import evaluating, logits_of
 from smoothcert.data import Images
+from smoothcert.training.batch_norm import MOST_IMAGES, layers_with_statistics, replace_statistics
 from smoothcert.training.seeds import derived_seed
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 BATCH = 500
 STATISTICS_SEED = 7
-MOST_IMAGES = 8192
-"""Largest number of training images that the statistics are computed on."""
 PIXELS_AT_ONCE = 2**22
 """Pixels of noisy images that are classified at once for votes, if they are more than `batch_size` images."""
 
@@ -66,13 +65,6 @@ def correct_votes(run: "RunInProgress", votes: int, indices: Tensor, purpose: in
     return run.group.total(counts).flatten()[: len(indices)].cpu()
 
 
-class _BatchNormOfOneProcess(nn.modules.batchnorm._BatchNorm):
-    """Batch norm of any shape without the other processes, which do not take part in this."""
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        pass
-
-
 @torch.no_grad()
 def recompute_statistics(run: "RunInProgress") -> None:
     """Replace the batch-norm statistics in the moving average of a run by those of the averaged network.
@@ -82,31 +74,18 @@ def recompute_statistics(run: "RunInProgress") -> None:
     statistic is the mean over the batches, all with the same weight. Images, augmentation and noise depend on
     (seed, epoch) alone, so that a resumed run gets the same. A run without an average or batch norm is not changed.
     """
-    norms = [module for module in run.model.modules() if _has_statistics(module)]
-    if run.average is None or not norms:
+    if run.average is None or not layers_with_statistics(run.model):
         return
     recipe, data = run.recipe, run.data
-    network = copy.deepcopy(run.model).eval()  # dropout stays off
+    network = copy.deepcopy(run.model)
     network.load_state_dict(run.average.tensors)
-    own = {name: module for name, module in network.named_modules() if _has_statistics(module)}
-    for module in own.values():
-        module.train()
-        if isinstance(module, nn.SyncBatchNorm):
-            module.__class__ = _BatchNormOfOneProcess  # type: ignore[assignment]
     count = max(recipe.batch_size, min(MOST_IMAGES, len(data)) // recipe.batch_size * recipe.batch_size)
     draws = torch.Generator().manual_seed(derived_seed(recipe.seed, STATISTICS_SEED, run.epoch, 0))
     order = torch.randperm(len(data), generator=draws)[:count].view(-1, recipe.batch_size).to(run.device)
     generator = torch.Generator(run.device).manual_seed(derived_seed(recipe.seed, STATISTICS_SEED, run.epoch, 1))
-    augmentation = derived_seed(recipe.seed, STATISTICS_SEED, run.epoch, 2)
+    batches = data.batches(order, slice(None), derived_seed(recipe.seed, STATISTICS_SEED, run.epoch, 2))
     with run.autocast():
-        for number, (images, _) in enumerate(data.batches(order, slice(None), augmentation)):
-            for module in own.values():
-                module.momentum = 1 / (number + 1)
-            network(images + run.noise.sample(images.shape, generator))
-    for name, module in own.items():
-        for kind, buffer in module.named_buffers(recurse=False):
+        replace_statistics(network, (images + run.noise.sample(images.shape, generator) for images, _ in batches))
+    for name, layer in layers_with_statistics(network).items():
+        for kind, buffer in layer.named_buffers(recurse=False):
             run.average.tensors[f"{name}.{kind}" if name else kind].copy_(buffer)
-
-
-def _has_statistics(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None

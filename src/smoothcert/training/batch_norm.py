@@ -1,0 +1,101 @@
+"""The statistics of batch norm under noise: they change without labels, and every weight stays.
+
+A network that was trained on clean images, or on clean and noisy ones in turn, has running statistics that do not
+describe the noisy images it gets when it is certified.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from smoothcert.classifier import evaluating
+from smoothcert.data import Images
+from smoothcert.errors import RequestError
+from smoothcert.noise import NOISES
+from smoothcert.training.checkpoint import Run, save_weights, tensors_digest
+from smoothcert.training.choices import NoiseName
+from smoothcert.training.run_folder import RECIPE
+from smoothcert.training.seeds import derived_seed
+
+MOST_IMAGES = 8192
+"""Largest number of images that the statistics are computed on."""
+BATCH = 256
+
+
+class _BatchNormOfOneProcess(nn.modules.batchnorm._BatchNorm):
+    """Batch norm of any shape without the other processes, which do not take part in this."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
+
+
+def layers_with_statistics(network: nn.Module) -> dict[str, nn.modules.batchnorm._BatchNorm]:
+    """The batch-norm layers of `network` that have running statistics, by name."""
+    kind = nn.modules.batchnorm._BatchNorm
+    return {n: m for n, m in network.named_modules() if isinstance(m, kind) and m.running_mean is not None}
+
+
+@torch.no_grad()
+def replace_statistics(network: nn.Module, batches: Iterable[Tensor]) -> None:
+    """Replace the running statistics of `network` by the mean over `batches`, each with the same weight.
+
+    Other layers compute as in eval mode: dropout is off.
+    """
+    layers = layers_with_statistics(network)
+    before = [(layer, layer.momentum, layer.__class__) for layer in layers.values()]
+    with evaluating(network):
+        for layer in layers.values():
+            layer.train()
+            if isinstance(layer, nn.SyncBatchNorm):
+                layer.__class__ = _BatchNormOfOneProcess  # type: ignore[assignment]
+        try:
+            for number, batch in enumerate(batches):
+                for layer in layers.values():
+                    layer.momentum = 1 / (number + 1)
+                network(batch)
+        finally:
+            for layer, momentum, kind in before:
+                layer.momentum, layer.__class__ = momentum, kind
+
+
+def adapt_batch_norm(
+    network: nn.Module, data: Images, sigma: float, *, noise: NoiseName = "gaussian", seed: int = 0
+) -> Mapping[str, Any]:
+    """Give `network` the batch-norm statistics of images under noise, in place; return what was done, for provenance.
+
+    `data` is on the device of the network; up to 8192 of its images are used, without labels and augmentation, in
+    batches of up to 256, in an order and with noise that depend on `seed`. A network without such statistics, or a
+    single image, is a RequestError.
+    """
+    if not layers_with_statistics(network):
+        raise RequestError("adapt: expected a network with batch norm, got one without running statistics to change")
+    if len(data) < 2:
+        raise RequestError(f"adapt: expected at least 2 images, got {len(data)}; give more")
+    device = next(network.parameters()).device
+    size = min(BATCH, len(data))
+    count = min(MOST_IMAGES, len(data)) // size * size
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(derived_seed(seed, 0)))[:count]
+    generator = torch.Generator(device).manual_seed(derived_seed(seed, 1))
+    distribution, original = NOISES[noise](sigma), tensors_digest(network.state_dict())
+    rows = data.batches(order.view(-1, size).to(device), slice(None), None)
+    replace_statistics(network, (images + distribution.sample(images.shape, generator) for images, _ in rows))
+    about = {"data": data.name, "split": data.split, "images": count, "noise": noise, "sigma": sigma, "seed": seed}
+    return {**about, "original_weights_sha256": original}
+
+
+def adapt_run(run: Run, data: Images, out: Path, sigma: float | None = None) -> Mapping[str, Any]:
+    """Write `run` into the new folder `out`, with the batch-norm statistics of `data` under its noise, or at `sigma`.
+
+    It is another network: certificates of `run` do not hold for it. The recipe stays that of its training; what was
+    done here is returned, and recorded in the provenance.
+    """
+    run.refuse_other_images(data)
+    level = run.recipe.sigma if sigma is None else sigma
+    about = adapt_batch_norm(run.model, data, level, noise=run.recipe.noise)
+    provenance = {**run.provenance, "batch_norm": about}
+    save_weights(out, run.model.state_dict(), run.recipe, run.spec, run.epoch, provenance)
+    run.recipe.save(out / RECIPE)
+    return about

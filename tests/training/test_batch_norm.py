@@ -1,0 +1,118 @@
+"""Batch-norm statistics under noise: their closed form, what stays as it is, and the command."""
+
+import inspect
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import tiny_recipe
+from torch import Tensor, nn
+
+import smoothcert as sc
+from smoothcert.data import ImageData
+from smoothcert.errors import RequestError
+from smoothcert.training.batch_norm import adapt_batch_norm
+from smoothcert.training.checkpoint import MODEL, InputSpec, load_run, save_weights, tensors_digest
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def build() -> nn.Module:
+    return nn.Sequential(nn.BatchNorm2d(1), nn.Dropout(0.5), nn.Flatten(), nn.Linear(784, 10), nn.BatchNorm1d(10))
+
+
+NETWORK = f"from torch import nn\n\n\n{inspect.getsource(build)}"
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return build().eval()
+
+
+def test_statistics_are_those_of_noisy_images(tiny_data: ImageData) -> None:
+    """The first layer sees pixels plus noise: the mean of the pixels, and their variance plus that of the noise."""
+    model, inputs = network(), list[Tensor]()
+    model.register_forward_pre_hook(lambda module, given: inputs.append(given[0].clone()))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    about = adapt_batch_norm(model, tiny_data, 0.5)
+    after = model.state_dict()
+    pixels = tiny_data.images.double() / 255
+    assert float(after["0.running_mean"]) == pytest.approx(float(pixels.mean()), abs=0.005)
+    assert float(after["0.running_var"]) == pytest.approx(float(pixels.var()) + 0.25, abs=0.005)
+    # The last layer, behind dropout, which is off: transcribed, with the old statistics in neither place.
+    (batch,) = inputs
+    first = (batch - batch.mean()) / (batch.var(correction=0) + 1e-5).sqrt()
+    outputs = first.flatten(1) @ after["3.weight"].T + after["3.bias"]
+    torch.testing.assert_close(after["4.running_mean"], outputs.mean(0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(after["4.running_var"], outputs.var(0), rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(after[name], before[name]) for name in before if "running" not in name and "num" not in name)
+    assert not any(module.training for module in model.modules())
+    assert (about["images"], about["original_weights_sha256"]) == (256, tensors_digest(before))
+
+
+def test_batches_have_the_same_weight(tiny_data: ImageData, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smoothcert.training.batch_norm.BATCH", 100)
+    model, inputs = network(), list[Tensor]()
+    model.register_forward_pre_hook(lambda module, given: inputs.append(given[0].clone()))
+    assert adapt_batch_norm(model, tiny_data, 0.5)["images"] == 200
+    expected = torch.stack([batch.var() for batch in inputs]).mean()
+    torch.testing.assert_close(model.state_dict()["0.running_var"], expected[None], rtol=1e-5, atol=1e-6)
+    assert torch.stack([batch.mean() for batch in inputs]).unique().numel() == len(inputs) == 2
+    assert model[0].momentum == 0.1  # type: ignore[union-attr,index]
+
+
+def test_networks_without_statistics_and_single_images_are_refused(tiny_data: ImageData) -> None:
+    with pytest.raises(RequestError, match="expected a network with batch norm"):
+        adapt_batch_norm(nn.Linear(2, 2), tiny_data, 0.5)
+    with pytest.raises(RequestError, match="expected at least 2 images, got 1"):
+        adapt_batch_norm(network(), tiny_data.subset(torch.arange(1)), 0.5)
+
+
+def test_command_makes_weights_that_certify_takes(
+    run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NETWORK)
+    torch.save(network().state_dict(), "weights.pt")
+    words = ("--model", "net.py:build", "--init", "weights.pt", "--dataset", "mnist-sample", "--sigma", 0.5)
+    code, out, _ = run_cli("adapt", *words, "--out", "adapted.safetensors", "--device", "cpu")
+    assert (code, "adapted to 8,192 images at sigma 0.5" in out) == (0, True)
+    expected = network()
+    adapt_batch_norm(expected, sc.load_dataset("mnist-sample", "train"), 0.5)
+    assert all(torch.equal(expected.state_dict()[k], v) for k, v in load_file("adapted.safetensors").items())
+    printed = shlex.split(out.partition("next: smoothcert ")[2])
+    code, _, error = run_cli(*printed, "--n", 20, "--n0", 10, "--max-images", 2, "--device", "cpu")
+    assert (code, "Traceback" in error) == (0, False)
+    for wrong, said in (
+        (("--out", "adapted.safetensors"), "exists already"),
+        (("--out", "folder"), "expected a file of weights"),
+    ):
+        code, _, error = run_cli("adapt", *words, *wrong)
+        assert (code, error.count("\n"), said in error) == (2, 1, True)
+    code, _, error = run_cli("adapt", "--model", "net.py:build", "--out", "b.safetensors")
+    assert (code, error.count("\n"), "expected a run folder, or --model" in error) == (2, 1, True)
+
+
+def test_command_makes_a_run_with_its_recipe_and_provenance(
+    run_cli: Cli, tmp_path: Path, tiny_data: ImageData, trained_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NETWORK)
+    recipe, weights = tiny_recipe(model="net.py:build", sigma=0.001), network().state_dict()
+    save_weights(Path("run"), weights, recipe, InputSpec.of(tiny_data), 2, {"precision": "fp32"})
+    recipe.save(Path("run/recipe.yaml"))
+    words = ("adapt", "run", "--model", "net.py:build", "--sigma", 0.25, "--device", "cpu")
+    code, out, _ = run_cli(*words, "--out", "adapted")
+    assert (code, "next: smoothcert certify adapted --model net.py:build --sigma 0.25" in out) == (0, True)
+    adapted = load_run(Path("adapted"), "net.py:build")
+    assert (adapted.recipe, adapted.epoch) == (recipe, 2)
+    record = adapted.provenance["batch_norm"]
+    assert (record["sigma"], record["original_weights_sha256"]) == (0.25, tensors_digest(weights))
+    assert tensors_digest(adapted.model.state_dict()) != tensors_digest(weights)
+    code, _, error = run_cli("adapt", trained_run, "--out", "none")
+    assert (code, error.count("\n"), "expected a network with batch norm" in error) == (2, 1, True)
+    assert not Path("none").exists()
+    assert (Path("adapted") / MODEL).exists()
