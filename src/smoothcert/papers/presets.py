@@ -41,7 +41,7 @@ class Preset:
     sigmas: tuple[float, ...]
     published: Mapping[float, tuple[str, Mapping[str, object]]] = field(default_factory=dict)
     precision: str = "auto"
-    protocol: Mapping[str, Any] = field(default_factory=dict)
+    protocol: Mapping[str, Any] | Mapping[float, Mapping[str, Any]] = field(default_factory=dict)
     """Fields that differ from the protocol of the data set, or {sigma: such fields}."""
     teacher_sigma: float | None = None
     """The noise level of a Gaussian teacher with the same protocol."""
