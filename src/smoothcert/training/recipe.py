@@ -34,7 +34,8 @@ def _objective_from(value: Any) -> Any:
     name = fields["name"]
     outside = _is_reference(name)
     if not outside and (not isinstance(name, str) or name not in BUILT_IN):
-        raise ValueError(f"objective: unknown method {name}; {did_you_mean(name, OBJECTIVES)}")
+        otherwise = f"expected one of {', '.join(OBJECTIVES)}, or your own as FILE.py:Class"
+        raise ValueError(f"objective: unknown method {name}; {did_you_mean(name, OBJECTIVES, otherwise)}")
     kind = UnloadedObjective if outside else BUILT_IN[name]
     try:
         return kind.model_validate({k: v for k, v in fields.items() if k != "name" or outside})
