@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import typer
+from rich.console import Console
 
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.cli import COMMANDS, app
@@ -108,7 +109,7 @@ def test_script_for_completion_is_printed(run_cli: Cli, monkeypatch: pytest.Monk
     assert "complete -o default" in out
 
 
-def test_papers_lists_every_table_and_prints_one(run_cli: Cli) -> None:
+def test_papers_lists_every_table_and_prints_one(run_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, _ = run_cli("papers")
     assert code == 0
     assert all(f" {name} " in out for name in paper_table_names())
@@ -116,6 +117,11 @@ def test_papers_lists_every_table_and_prints_one(run_cli: Cli) -> None:
     assert code == 0
     for row in paper_table("smoothmix/table6"):
         assert any(line.split()[:3] == [row["sigma"], row["eta"], row["acr"]] for line in out.splitlines())
+    assert out.splitlines()[0].split() == list(paper_table("smoothmix/table6")[0])  # every radius
+    monkeypatch.setattr("smoothcert.cli.listing.console", Console(width=80))
+    _, out, _ = run_cli("papers", "smoothmix/table6")
+    assert out.splitlines()[0].split()[2:5] == ["acr", "0.00", "0.50"]
+    assert out.splitlines()[-1].startswith("not shown: 0.25, 0.75, 1.25, 1.75, 2.25; a window of 85 columns")
     code, _, err = run_cli("papers", "smoothmix/table66")
     assert (code, err.count("\n")) == (2, 1)
     assert "did you mean smoothmix/table6" in err

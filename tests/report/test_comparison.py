@@ -36,7 +36,7 @@ def test_published_row_and_difference_in_every_format(make_run: MakeRun, tmp_pat
     assert "|  | *published* |  | *0.300* | *60.0* | *39.9* | *12.0* |  |  |" in text
     assert "|  | *difference* |  | *+0.020* | *0.0* | *+0.1* | *−2.0* |  |  |" in text
     assert text.count("*published*") == 1
-    assert "| other | gaussian |" in text
+    assert "| other | Gaussian |" in text
     assert (
         "- **mine**: epochs 2, the paper's 90; 10 images, the paper's 10,000; n = 1,000, the paper's 100,000;" in text
     )

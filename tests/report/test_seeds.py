@@ -34,6 +34,26 @@ def names(paths: list[Path], out: Path) -> list[list[str]]:
     return [[summary.name for summary in mean.members] for mean in means]
 
 
+def test_means_of_an_ablation_have_its_hyper_parameter(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [
+        seeded(
+            *(make_run, f"w{weight}-s{seed}", seed),
+            objective={"name": "consistency", "weight": weight, "adversary": {}},
+            settings={"objective": "consistency"},
+        )
+        for weight in (1.0, 10.0)
+        for seed in (0, 1)
+    ]
+    write_report(runs, tmp_path / "out", ["md", "csv", "tex"], radii=[0.0])
+    rows = list(csv.DictReader((tmp_path / "out/report-seeds.csv").open(newline="")))
+    assert [(row["method"], row["objective.weight"], row["seeds"]) for row in rows] == [
+        *(("consistency", "1", "2"), ("consistency", "10", "2"))
+    ]
+    latex = (tmp_path / "out/report.tex").read_text()
+    assert "runs & method & $\\lambda$ & seeds & ACR" in latex
+    assert "w10.0-s* & Consistency & 10 & 2 &" in latex
+
+
 def test_mean_and_sd_of_three_seeds(make_run: MakeRun, tmp_path: Path) -> None:
     scales = {"gaussian-seed0": 1.0, "gaussian-seed1": 1.2, "gaussian-seed2": 0.8}
     runs = [seeded(make_run, name, i, scale) for i, (name, scale) in enumerate(scales.items())]
@@ -52,7 +72,7 @@ def test_mean_and_sd_of_three_seeds(make_run: MakeRun, tmp_path: Path) -> None:
     assert (row["0.00"], row["0.00_sd"]) == ("100", "0")
     cells = f"{np.mean(acr):.4f} ± {np.std(acr, ddof=1):.4f}", f"{np.mean(right):.1f} ± {np.std(right, ddof=1):.1f}"
     text = (out / "report.md").read_text()
-    assert f"| 0.50 | gaussian-seed\\* | gaussian | 3 | {cells[0]} | 100.0 ± 0.0 | {cells[1]} | 20 |" in text
+    assert f"| 0.50 | gaussian-seed\\* | Gaussian | 3 | {cells[0]} | 100.0 ± 0.0 | {cells[1]} | 20 |" in text
     assert all(f"| {name} |" in text for name in scales), "the runs keep their rows"
     latex = (out / "report.tex").read_text()
     assert latex.count(r"\begin{tabular}") == 2

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import smoothcert as sc
 from smoothcert.errors import RequestError
 from smoothcert.report import write_report
 
-from .conftest import MakeRun, images
+from .conftest import MakeRun, image, images
 
 ROWS = images()
 COUNTED = [0.1, 0.25, 0.0, 0.0, 0.5, 0.5, 0.0, 1.1, 0.0, 0.7499]
@@ -30,6 +31,22 @@ def test_only_the_images_that_all_have_count(make_run: MakeRun, tmp_path: Path) 
     write()
     shared = every | {"all": every["every-second"]}
     assert acrs(tmp_path) == {name: (n, pytest.approx(statistics.fmean(r))) for name, (n, r) in shared.items()}
+
+
+def test_rows_for_notebooks_have_paired_differences_from_a_reference(make_run: MakeRun, tmp_path: Path) -> None:
+    """Against the mean and standard error of the differences of the five images that both runs have."""
+    better = [image(i, ROWS[i].label, ROWS[i].label, 0.1 * i) for i in range(0, 10, 2)]
+    runs = [make_run("all", ROWS), make_run("better", better)]
+    differences = [0.1 * i - COUNTED[i] for i in range(0, 10, 2)]
+    standard_error = statistics.stdev(differences) / 5**0.5
+    for out in (None, tmp_path):
+        first, second = sc.report(runs, reference="all", out=out, formats=["csv"])
+        assert (first["reference"], first["acr_minus_reference"]) == (None, None)
+        assert second["reference"] == "all"
+        assert second["acr_minus_reference"] == pytest.approx(statistics.fmean(differences))
+        assert second["acr_minus_reference_standard_error"] == pytest.approx(standard_error)
+    with pytest.raises(RequestError, match="reference: expected one of all, better, got worse"):
+        sc.report(runs, reference="worse")
 
 
 def test_runs_of_another_sigma_do_not_take_images_away(make_run: MakeRun, tmp_path: Path) -> None:

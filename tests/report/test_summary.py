@@ -14,6 +14,7 @@ from scipy.stats import binomtest, norm
 import smoothcert.report
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, read_certificates
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.noise import NOISES, Laplace
 from smoothcert.report.outcomes import wilson_interval
 from smoothcert.report.protocol import ceiling_of
 from smoothcert.report.summary import (
@@ -128,6 +129,12 @@ def test_mixed_n_is_unknown_and_has_no_ceiling() -> None:
 def test_ceiling_is_that_of_gaussian_noise_only() -> None:
     assert summarize(as_file(images(), **SETTINGS, noise="gaussian"), "x", []).ceiling is not None
     assert summarize(as_file(images(), **SETTINGS, noise="laplace"), "x", []).ceiling is None
+
+
+def test_the_norm_is_that_of_the_noise_also_of_a_new_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NOISES, "new", Laplace)
+    norms = {name: summarize(as_file(images(), **SETTINGS, noise=name), "x", []).norm for name in [*NOISES, "other"]}
+    assert norms == {"gaussian": "L2", "laplace": "L1", "uniform": "L1", "new": "L1", "other": "L2"}
 
 
 def test_a_torn_row_is_reported() -> None:

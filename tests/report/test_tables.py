@@ -86,13 +86,13 @@ def test_only_a_significant_lead_is_marked(make_run: MakeRun, tmp_path: Path) ->
     runs = [make_run("a", a), make_run("b", b), make_run("lone", a, sigma=1.0)]
     write_report(runs, tmp_path / "out", ["md", "tex"], radii=[0.0, 0.5, 1.0, 1.5])
     text = (tmp_path / "out/report.md").read_text()
-    assert "| 0.50 | a | gaussian | **0.680** | 100.0 | **96.7** | 0.0 | – | 0.0 | 30 |" in text
-    assert "| 0.50 | b | gaussian | 0.210 | 96.7 | 3.3 | 0.0 | – | 0.0 | 30 |" in text
-    assert "| 1.00 | lone | gaussian | 0.680 | 100.0 | 96.7 | 0.0 | 0.0 | 0.0 | 30 |" in text, (
+    assert "| 0.50 | a | Gaussian | **0.680** | 100.0 | **96.7** | 0.0 | – | 0.0 | 30 |" in text
+    assert "| 0.50 | b | Gaussian | 0.210 | 96.7 | 3.3 | 0.0 | – | 0.0 | 30 |" in text
+    assert "| 1.00 | lone | Gaussian | 0.680 | 100.0 | 96.7 | 0.0 | 0.0 | 0.0 | 30 |" in text, (
         "nothing to be better than"
     )
     assert (
-        r"0.50 & a & gaussian & \textbf{0.680} & 100.0 & \textbf{96.7} & 0.0 & -- \\"
+        r"0.50 & a & Gaussian & \textbf{0.680} & 100.0 & \textbf{96.7} & 0.0 & -- \\"
         in (tmp_path / "out/report.tex").read_text()
     )
 

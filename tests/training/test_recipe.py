@@ -179,7 +179,11 @@ def test_a_pipe_in_place_of_a_recipe_does_not_block(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"epoch": 3}, "epoch: unknown key; did you mean epochs"), ({"epochs": -1}, "epochs: expected")],
+    [
+        ({"epoch": 3}, "epoch: unknown key; did you mean epochs"),
+        ({"epochs": -1}, "epochs: expected"),
+        ({"num_noise": 0}, "objective.num_noise: expected greater than or equal to 1, got 0"),
+    ],
 )
 def test_copies_with_wrong_changes_are_refused(change: dict[str, object], message: str) -> None:
     recipe = preset("mnist/gaussian", sigma=0.5)
@@ -187,6 +191,15 @@ def test_copies_with_wrong_changes_are_refused(change: dict[str, object], messag
         recipe.model_copy(update=change)
     copied = recipe.model_copy(update={"seed": 5})
     assert copied.to_mapping() == recipe.to_mapping() | {"seed": 5}
+
+
+def test_copies_change_fields_of_the_objective_and_refuse_unknown_ones() -> None:
+    recipe = preset("mnist/consistency", sigma=0.5)
+    for name in ("weight", "objective.weight"):
+        copied = recipe.model_copy(update={name: 20.0, "epochs": 91})
+        assert copied.to_mapping() == with_overrides(recipe, ["weight=20", "epochs=91"]).to_mapping()
+    with pytest.raises(RequestError, match=r"^objective.weigth: unknown key; did you mean objective.weight,"):
+        recipe.objective.model_copy(update={"weigth": 20.0})
 
 
 def test_unknown_presets_list_the_near_ones() -> None:

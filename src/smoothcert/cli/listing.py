@@ -9,7 +9,8 @@ from smoothcert.cli.completion import complete_objective, complete_preset
 from smoothcert.cli.options import command_line, console, show_table
 from smoothcert.errors import RequestError
 
-MOST_COLUMNS = 10
+METHOD_WIDTH = 20
+"""Width of the column of methods, whose names may wrap."""
 
 
 def presets(
@@ -45,10 +46,15 @@ def papers(
 
     if table is not None:
         rows = paper_table(table)
-        # A terminal has room for about ten columns: of more radii, every second one is shown.
-        titles = [title for title in rows[0] if len(rows[0]) <= MOST_COLUMNS or title[-3:] not in (".25", ".75")]
-        columns = [Column(title, no_wrap=title != "method", min_width=20 * (title == "method")) for title in titles]
+        widths = {title: max(len(title), *(len(row[title]) for row in rows)) + 2 for title in rows[0]}
+        needed = sum((widths | {"method": METHOD_WIDTH + 2} if "method" in widths else widths).values())
+        left_out = [title for title in widths if needed > console.width and title[1:] in (".25", ".75")]
+        titles = [title for title in widths if title not in left_out]
+        columns = [Column(t, no_wrap=t != "method", min_width=METHOD_WIDTH * (t == "method")) for t in titles]
         show_table(columns, ([row[title] or "-" for title in titles] for row in rows), box=None, pad_edge=False)
+        if left_out:
+            shown = f"a window of {needed} columns, or COLUMNS={needed} in front of the command, shows all"
+            console.print(f"not shown: {', '.join(left_out)}; {shown}", soft_wrap=True)
         return
     listed = Table("table", "data set", "rows", "sigma")
     for name in paper_table_names():

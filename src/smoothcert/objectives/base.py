@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, NoReturn
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from smoothcert.classifier import Classifier as Classifier
 from smoothcert.classifier import logits_under_noise as logits_under_noise
 from smoothcert.errors import RequestError
+from smoothcert.io.field_errors import describe_errors
 
 if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor
@@ -70,6 +72,14 @@ class Objective(BaseModel, ABC):
 
     num_noise: int = Field(default=1, ge=1, description="noisy copies of an image in a step (m)")
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Copy with changed hyper-parameters, which are validated: pydantic's own method accepts any name and value."""
+        fields = {name: getattr(self, name) for name in self.model_fields_set}
+        try:
+            return self.model_validate({**fields, **(update or {})})
+        except ValidationError as error:
+            raise RequestError(describe_errors(type(self), error, "objective.")) from error
+
     @abstractmethod
     def loss(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
@@ -84,7 +94,7 @@ class UnloadedObjective(Objective):
     Training needs the class itself, which `smoothcert.training.user_objective` imports with the user's consent.
     """
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", populate_by_name=True)
     chunked: ClassVar[bool] = False  # unknown; the class itself is asked before training
 
     reference: str = Field(alias="name", exclude=True, description="package.module:Class or FILE.py:Class")

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, read_certificates
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import stem
-from smoothcert.report.contents import cut_to_shared_images
+from smoothcert.report.contents import Choices, read_contents
 from smoothcert.report.locate import find_certificates
+from smoothcert.report.paired import Difference
 from smoothcert.report.protocol import is_randomized
-from smoothcert.report.summary import Summary, average_certified_radius, certified_accuracy, default_radii, summarize
+from smoothcert.report.summary import Summary, average_certified_radius, certified_accuracy, summarize
 
 if TYPE_CHECKING:  # tables are made without torch and matplotlib
     from matplotlib.figure import Figure
@@ -25,6 +26,7 @@ def report(
     runs: "str | Path | Run | Sequence[str | Path | Run]",
     *,
     radii: Sequence[float] | None = None,
+    reference: str | None = None,
     out: str | Path | None = None,
     formats: Sequence[str] = ("md", "csv", "html", "png"),
 ) -> list[Row]:
@@ -32,22 +34,25 @@ def report(
 
     A row has the name, data set, sigma, method, average certified radius (ACR) and its standard error, the certified
     accuracy (a fraction) at each of `radii`, the abstention rate and the number of images and votes. Runs of one sigma
-    and data set are compared on the images that all of them have. With `out`, the report is also written there, as the
-    command `smoothcert report` does: tables and a page as md, csv, tex and html, figures as png, pdf and svg.
+    and data set are compared on the images that all of them have: `acr_minus_reference` is the difference from the run
+    `reference` (by default the Gaussian or first one), with the standard error of the paired difference. With `out`,
+    the report is also written there, as the command `smoothcert report` does: tables and a page as md, csv, tex and
+    html, figures as png, pdf and svg.
     """
     given = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
     paths = [run.folder if hasattr(run, "folder") else Path(run) for run in given]
-    if out is not None:
+    choices = Choices(radii=radii, reference=reference)
+    if out is None:
+        contents = read_contents(paths, choices)
+    else:
         from smoothcert.report import write_report  # draws figures, which takes a second to import
 
-        return [_row(summary) for summary in write_report(paths, Path(out), formats, radii).summaries]
-    read = [(name, read_certificates(path)) for name, path in find_certificates(paths)]
-    files = cut_to_shared_images([(name, file) for name, file in read if file.rows])
-    columns = list(radii) if radii is not None else default_radii([file for _, file in files])
-    return [_row(summarize(file, name, columns)) for name, file in files]
+        contents = write_report(paths, Path(out), formats, choices=choices).contents
+    differences = {run.name: (c.reference, run.acr) for c in contents.comparisons for run in c.paired}
+    return [_row(summary, *differences.get(summary.name, (None, None))) for summary in contents.summaries]
 
 
-def _row(summary: Summary) -> Row:
+def _row(summary: Summary, reference: str | None, difference: Difference | None) -> Row:
     accuracies = {f"certified_accuracy_{radius:g}": value for radius, value in summary.accuracy_at.items()}
     return {
         "name": summary.name,
@@ -63,6 +68,9 @@ def _row(summary: Summary) -> Row:
         "alpha": summary.alpha,
         "bound": str(summary.protocol["bound"]),
         "votes": summary.votes,
+        "reference": reference,
+        "acr_minus_reference": None if difference is None else difference.value,
+        "acr_minus_reference_standard_error": None if difference is None else difference.standard_error,
     }
 
 

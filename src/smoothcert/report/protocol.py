@@ -7,7 +7,7 @@ import numpy as np
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED, RANDOMIZED, TWO_SIDED
 from smoothcert.errors import WorkError
-from smoothcert.noise import Gaussian
+from smoothcert.noise import NOISES, Gaussian
 from smoothcert.smoothing.bounds import smallest_error_bound
 from smoothcert.smoothing.cascade import stage_error
 
@@ -49,8 +49,9 @@ def is_randomized(file: CertificatesFile) -> bool:
 
 
 def in_l1(file: CertificatesFile) -> bool:
-    """Whether the radii are in L1: those of Laplace and uniform noise."""
-    return file.settings.get("noise") in ("laplace", "uniform")
+    """Whether the noise certifies in L1; files of other tools may not say which noise, and are in L2."""
+    kind = NOISES.get(str(file.settings.get("noise")))
+    return kind is not None and kind.norm == "L1"
 
 
 def kept_apart(file: CertificatesFile) -> str:

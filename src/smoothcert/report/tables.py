@@ -12,7 +12,7 @@ from smoothcert.errors import RequestError
 from smoothcert.report.comparison import Published, minus, published_below
 from smoothcert.report.further_tables import csv_columns
 from smoothcert.report.layout import UNKNOWN, Column, Layout, Row, Value, decimals_needed
-from smoothcert.report.names import VALUES, setting_titles
+from smoothcert.report.names import VALUES, NamedRun, setting_titles
 from smoothcert.report.paired import SIGNIFICANT, Comparison, obstacles
 from smoothcert.report.seeds import SeedMean
 from smoothcert.report.summary import Summary
@@ -119,17 +119,22 @@ def _numbers(summaries: Sequence[Summary]) -> list[Column]:
     return [acr, *(_accuracy_column(radius, decimals) for radius in radii)]
 
 
-def _hyperparameter_columns(summaries: Sequence[Summary]) -> list[Column]:
-    """One column per hyper-parameter in which runs differ, titled as in the papers."""
+def _method_name(summary: Summary) -> str:
+    """The name that people use for the method, as in "SmoothMix"."""
+    return NamedRun(summary.name, summary.method, summary.recipe, summary.group).title or UNKNOWN
+
+
+def _hyperparameter_columns(summaries: Sequence[Summary], of: Callable[[Any], Summary] = lambda s: s) -> list[Column]:
+    """One column per hyper-parameter in which runs differ, titled as in the papers; `of` gives the run of a row."""
     titles = setting_titles(list(dict.fromkeys(key for s in summaries for key in s.hyperparameters)))
 
     def column(key: str, title: str) -> Column:
-        def text(summary: Summary) -> str:
-            value = summary.hyperparameters.get(key)
+        def text(row: Any) -> str:
+            value = of(row).hyperparameters.get(key)
             text = f"{value:g}" if isinstance(value, float) else str(value)
             return UNKNOWN if value is None else VALUES.get(text, text)
 
-        return Column(key, title, lambda s: s.hyperparameters.get(key), text=text)
+        return Column(key, title, lambda row: of(row).hyperparameters.get(key), text=text)
 
     return [column(key, title) for key, title in titles.items()]
 
@@ -151,7 +156,9 @@ def _columns(
 
     def method_text(summary: Summary) -> str:
         row = None if labels else published.get(summary.name)
-        return (method(summary) or UNKNOWN) if row is None else row.label
+        if row is not None:
+            return row.label
+        return method(summary) or UNKNOWN if labels else _method_name(summary)
 
     def votes(summary: Summary) -> str:
         return compact(summary.votes)
@@ -260,7 +267,7 @@ def seeds_layout(means: Sequence[SeedMean], published: Mapping[str, Published] =
 
     def method(mean: SeedMean) -> str:
         row = published_of(mean)
-        return (mean.members[0].method or UNKNOWN) if row is None else row.label
+        return _method_name(mean.members[0]) if row is None else row.label
 
     members = [summary for mean in means for summary in mean.members]
     sigmas = [summary.sigma for summary in members if summary.sigma is not None]
@@ -271,6 +278,7 @@ def seeds_layout(means: Sequence[SeedMean], published: Mapping[str, Published] =
         Column("dataset", "data set", lambda m: m.members[0].dataset, csv_only=one_dataset),
         Column("name", "runs", lambda m: m.name),
         Column("method", "method", lambda m: m.members[0].method, text=method),
+        *_hyperparameter_columns(members, lambda m: m.members[0]),
         Column("seeds", "seeds", lambda m: len(m.members), decimals=0),
         *numbers,
         Column("images", "images", lambda m: m.members[0].images, decimals=0),

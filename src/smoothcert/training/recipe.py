@@ -34,7 +34,8 @@ def _objective_from(value: Any) -> Any:
     name = fields["name"]
     outside = _is_reference(name)
     if not outside and (not isinstance(name, str) or name not in BUILT_IN):
-        raise ValueError(f"objective: unknown method {name}; {did_you_mean(name, OBJECTIVES)}")
+        otherwise = f"expected one of {', '.join(OBJECTIVES)}, or your own as FILE.py:Class"
+        raise ValueError(f"objective: unknown method {name}; {did_you_mean(name, OBJECTIVES, otherwise)}")
     kind = UnloadedObjective if outside else BUILT_IN[name]
     try:
         return kind.model_validate({k: v for k, v in fields.items() if k != "name" or outside})
@@ -141,6 +142,15 @@ class TrainRecipe(Recipe):
         default="auto", description="bf16: autocast; auto: where it is fast"
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="of initialisation, order and noise, below 2^63")
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Copy with changed fields, which are validated. As in `--set`, fields of the objective need no prefix."""
+        fields, known = dict(update or {}), type(self.objective).model_fields.keys() - TrainRecipe.model_fields.keys()
+        names = {key: key.removeprefix("objective.") for key in fields}
+        inside = {names[key]: fields.pop(key) for key in names if names[key] in known and "objective" not in names}
+        if inside:
+            fields["objective"] = self.objective.model_copy(update=inside)
+        return super().model_copy(update=fields)
 
     def to_mapping(self) -> dict[str, Any]:
         """All fields, but those of LATER_FIELDS only if they are not at their defaults, as in earlier versions."""
