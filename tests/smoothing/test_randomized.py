@@ -1,7 +1,8 @@
 """The randomized bound: exact coverage by enumeration, its order in the coin, and the coins of the rules."""
 
 import math
-from itertools import pairwise
+from fractions import Fraction
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -40,6 +41,18 @@ def test_bound_fails_with_probability_alpha_exactly(n: int, alpha: float) -> Non
         failing = probability_of_failure(p, n, alpha)
         assert alpha * (1 - 1e-6) < failing <= alpha
     assert probability_of_failure(1.001 * 2 ** (-1 / n), n, alpha) == 0.0
+
+
+@pytest.mark.parametrize(("n", "alpha"), [(2, 0.05), (7, 0.3), (25, 0.001)])
+def test_bound_is_rounded_to_the_safe_side(n: int, alpha: float) -> None:
+    """At the bound, P(X > count) + coin P(X = count) is alpha, in rational arithmetic never more."""
+    for count, coin in product(range(1, n + 1), (0.01, 0.3, 0.7, 1.0)):
+        if count == n and coin < 2 * alpha:
+            continue  # no q solves the equation
+        q = Fraction(randomized_error_bound(count, n, alpha, coin))
+        law = [math.comb(n, k) * (1 - q) ** k * q ** (n - k) for k in range(count, n + 1)]
+        reached = sum(law[1:], Fraction(0)) + Fraction(coin) * law[0]
+        assert Fraction(alpha) * (1 - Fraction(1, 10**7)) < reached <= Fraction(alpha)
 
 
 def test_enumeration_finds_a_bound_with_the_wrong_side_of_the_coin(monkeypatch: pytest.MonkeyPatch) -> None:
