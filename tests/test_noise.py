@@ -71,6 +71,14 @@ def test_no_radius_at_or_beyond_one_half() -> None:
     assert Gaussian(1.0).radius(1.0) == 0.0
 
 
+def test_radius_between_two_bounds() -> None:
+    """sigma / 2 (Phi^-1(1 - q) - Phi^-1(runner-up)): rounded down, and 0 where the bounds do not separate."""
+    assert Gaussian(0.5).radius_between(0.3, 0.1) == pytest.approx(0.25 * (0.5244005127 + 1.2815515655), rel=1e-9)
+    for q in (0.4, 0.01, 1e-9):
+        assert 0 < Gaussian(2.0).radius_between(q, q) <= Gaussian(2.0).radius(q)
+    assert Gaussian(0.5).radius_between(0.6, 0.5) == Gaussian(0.5).radius_between(0.5, 1.0) == 0.0
+
+
 @pytest.mark.parametrize("name", NOISES)
 def test_error_at_inverts_radius(name: str) -> None:
     noise = NOISES[name](0.5)

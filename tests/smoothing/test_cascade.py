@@ -147,6 +147,7 @@ def test_later_stage_answers_and_earlier_stage_limits_the_radius() -> None:
     assert 0.3 < certificate.radius < -float(ndtri(1 / 3))  # beyond 0.431, stage 1 may give another answer
     assert len(certificate.earlier) == 1
     assert sum(k for _, k in certificate.earlier[0]) == 5000
+    assert certificate.spent == 2 * (50 + 5000)
     (first,) = certify_cascade(counters((half_space, 0.5), (undecided, 0.25)), image, [(3, 0)], **options)
     assert first.earlier == ()
     assert 0.9 < first.radius < 1.0

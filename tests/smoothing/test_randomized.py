@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from smoothcert.noise import Gaussian
-from smoothcert.smoothing import bounds
+from smoothcert.smoothing import bounds, votes
 from smoothcert.smoothing.bounds import error_upper_bound, randomized_error_bound, smallest_error_bound
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.votes import VoteCounter, block_keys, coin_of
@@ -100,6 +100,12 @@ def test_coins_are_uniform_and_not_noise() -> None:
     assert coin_of((5, 3)) == coins[3] != coin_of((6, 3))
     stages = ("select", "estimate", "predict")
     assert block_keys((5, 3), "coin", 1)[0] not in {key for stage in stages for key in block_keys((5, 3), stage, 9)}
+
+
+def test_coins_are_above_zero_and_at_most_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, coin in ((0, 2.0**-53), (2**64 - 1, 1.0), (2**63, 0.5 + 2.0**-53)):
+        monkeypatch.setattr(votes, "block_keys", lambda *_, key=key: [key])
+        assert coin_of((5, 3)) == coin
 
 
 def half_space(images: Tensor) -> Tensor:
