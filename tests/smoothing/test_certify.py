@@ -1,5 +1,7 @@
 """CERTIFY and PREDICT on given votes."""
 
+import math
+
 import pytest
 import torch
 from scipy import stats
@@ -8,6 +10,7 @@ from scipy.special import ndtri
 from smoothcert import ABSTAIN
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.bounds import lower_bound
+from smoothcert.smoothing.certificate_batch import rounded_down
 from smoothcert.smoothing.certify import certificate_of_class, class_from_votes
 
 
@@ -71,3 +74,11 @@ def test_predict_answers_up_to_alpha_itself() -> None:
     for alpha, answer in ((22 / 1024, 1), (21 / 1024, ABSTAIN)):
         assert class_from_votes([1, 9], alpha) == answer
     assert class_from_votes([5, 5], 1.0) == 0  # the first of equal classes
+
+
+def test_radii_in_float32_are_rounded_down() -> None:
+    radii = torch.cat([torch.zeros(1), torch.rand(100, generator=torch.Generator().manual_seed(0))]).double() / 3
+    single = rounded_down(radii)
+    assert single.dtype == torch.float32
+    assert (single.double() <= radii).all()
+    assert (single.nextafter(torch.tensor(math.inf)).double() > radii).all()
