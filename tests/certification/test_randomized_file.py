@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from smoothcert import CertifySettings, RequestError, certify_dataset, load, read_certificates, report
 from smoothcert.certification.recertify import recertify
 from smoothcert.certification.settings import unreachable_radius
-from smoothcert.data import ImageData, mnist
+from smoothcert.data import ImageData
 from smoothcert.errors import WorkError
 from smoothcert.report import write_report
 from smoothcert.smoothing.votes import coin_of
@@ -20,11 +20,6 @@ from smoothcert.smoothing.votes import coin_of
 Cli = Callable[..., tuple[int, str, str]]
 SETTINGS: dict[str, Any] = {"n": 80, "n0": 20, "seed": 7, "batch_size": 200, "device": "cpu"}
 IMAGES = list(range(8))
-
-
-@pytest.fixture(scope="module")
-def test_data() -> ImageData:
-    return mnist.load_sample("test")
 
 
 @pytest.fixture(scope="module")

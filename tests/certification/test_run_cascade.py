@@ -12,18 +12,13 @@ from tiny import other_run
 
 from smoothcert import Cascade, RequestError, RunEnsemble, SmoothedClassifier, certify_dataset, load, read_certificates
 from smoothcert.certification.recertify import recertify
-from smoothcert.data import ImageData, mnist
+from smoothcert.data import ImageData
 from smoothcert.errors import WorkError
 from smoothcert.smoothing.cascade import last_alpha, stage_alphas
 
 Cli = Callable[..., tuple[int, str, str]]
 FEW = ("--n", 60, "--n0", 20, "--device", "cpu", "--seed", 7, "--batch-size", 60, "--precision", "fp32")
 SETTINGS: dict[str, Any] = {"n": 60, "n0": 20, "seed": 7, "batch_size": 60, "device": "cpu", "precision": "fp32"}
-
-
-@pytest.fixture(scope="module")
-def test_data() -> ImageData:
-    return mnist.load_sample("test")
 
 
 @pytest.fixture(scope="module")

@@ -187,6 +187,8 @@ def test_only_images_whose_votes_all_go_to_their_label_are_at_the_ceiling() -> N
     wrong = image(9, 0, 1, 0.5)
     run = summary_of([*rows, wrong])
     assert (run.at_ceiling, run.limited_by_n) == (0.1, True)
+    assert run.ceiling is not None
+    assert run.reaches(run.ceiling)
     more = summary_of([*rows, wrong, image(10, 0, 1, 0.5)])
     assert (more.at_ceiling, more.limited_by_n) == (pytest.approx(1 / 11), False)
     assert summary_of([image(0, 1, 1, 0.5, n=0)]).at_ceiling is None, "without votes"
