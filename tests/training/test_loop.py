@@ -13,9 +13,9 @@ from torch import Tensor, distributed, nn
 from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.models import LeNet
-from smoothcert.objectives import Gaussian, SmoothAdv, SmoothMix
+from smoothcert.objectives import Gaussian, Progress, SmoothAdv, SmoothMix
 from smoothcert.training.checkpoint import load_run
-from smoothcert.training.loop import TrainingStatus, learning_rate, train
+from smoothcert.training.loop import TrainingStatus, fill_progress, learning_rate, train
 from smoothcert.training.run_folder import MODEL
 from smoothcert.training.seeds import derived_seed
 from smoothcert.training.state import load_state
@@ -169,6 +169,19 @@ def test_learning_rate_warm_up(tmp_path: Path, tiny_data: ImageData) -> None:
     assert [round(learning_rate(recipe, e, 2), 9) for e in range(4)] == [0.01, 0.01, 0.1, 0.01]
     train(recipe, tiny_data, tmp_path / "run", device="cpu")
     assert [round(line["learning_rate"], 9) for line in metrics(tmp_path / "run")] == [0.01, 0.01, 0.1, 0.01]
+
+
+def test_factors_of_the_loss_follow_the_epoch() -> None:
+    """Warm-up over ten epochs, the switch of the first drop, and the epoch itself, written into the same tensors."""
+    progress = Progress(0.5, torch.zeros(()), torch.zeros(()), torch.zeros(1), torch.zeros(()))
+    for drops, switched in (((3, 5), [0.0, 0.0, 1.0, 1.0, 1.0]), ((), [0.0] * 5)):
+        recipe, filled = tiny_recipe(learning_rate_drops=drops, epochs=20), []
+        for epoch in (0, 2, 3, 9, 15):
+            fill_progress(progress, recipe, epoch)
+            filled.append((float(progress.warmup), float(progress.after_first_drop), float(progress.epoch)))
+        assert [warm for warm, _, _ in filled] == pytest.approx([0.1, 0.3, 0.4, 1.0, 1.0])
+        assert [switch for _, switch, _ in filled] == switched
+        assert [epoch for _, _, epoch in filled] == [0, 2, 3, 9, 15]
 
 
 def test_progress_is_reported(tmp_path: Path, tiny_data: ImageData) -> None:
