@@ -200,6 +200,9 @@ def test_the_constant_classifier() -> None:
     ceiling = 0.5 * stats.norm.ppf(0.001 ** (1 / 1000))
     assert (comparison.constant.label, comparison.constant.share) == (2, 0.5)
     assert comparison.constant.acr == pytest.approx(0.5 * ceiling, rel=1e-9)
+    fewer = [image(i, min(i % 4, 2), 0, 0.1, n=500) for i in range(40)]
+    (comparison,) = comparisons([summary_of(rows, "many"), summary_of(fewer, "few", n=500)])
+    assert comparison.constant.acr == pytest.approx(0.5 * ceiling, rel=1e-9), "the largest of the group"
 
 
 @pytest.mark.parametrize(
@@ -227,6 +230,9 @@ def test_runs_certified_by_one_rule_are_compared_whatever_n_it_chose_for_their_i
     (comparison,) = comparisons([summary_of(first, "a", **rule), summary_of(second, "b", **rule)])
     assert comparison.obstacles == ()
     assert [run.acr.value for run in comparison.paired] == [pytest.approx(-0.25)]
+    for reference in ("a", "b"):  # of the images of the second run, no 800 votes show 1.5
+        (comparison,) = comparisons([summary_of(first, "a", **rule), summary_of(second, "b", **rule)], reference)
+        assert list(comparison.paired[0].accuracy) == [0.0, 0.25, 0.5, 1.0]
     (comparison,) = comparisons([summary_of(first, "a", **rule), summary_of(second, "b", radius_loss=0.05)])
     assert comparison.obstacles == ("radius loss differs (0.02 and 0.05)",)
 
