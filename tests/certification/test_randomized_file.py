@@ -71,6 +71,7 @@ def test_rows_need_their_coin(folder: Path, tmp_path: Path) -> None:
     for cells, message in (
         (largest[:10], "expected a coin for each image of a randomized bound"),
         ([*largest[:10], "1.5"], "expected a coin above 0 and at most 1, got 1.5"),
+        ([*largest[:10], "0.0"], "expected a coin above 0 and at most 1, got 0.0"),
         ([*largest[:10], "1.0"], "the radius .* exceeds"),
         ([*largest, "7"], "expected 6, 10, 11 columns, got 12"),
     ):
