@@ -151,6 +151,23 @@ def test_auto_precision_is_bf16_only_where_it_is_fast(
     assert all(weight.dtype == torch.float32 for weight in run.model.parameters())
 
 
+def test_each_epoch_has_its_own_augmentation(
+    tmp_path: Path, tiny_data: ImageData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int | None] = []
+    batches = ImageData.batches
+
+    def recorded(self: ImageData, order: Tensor, share: slice, seed: int | None) -> object:
+        seeds.append(seed)
+        return batches(self, order, share, seed)
+
+    monkeypatch.setattr(ImageData, "batches", recorded)
+    for name, seed in (("first", 1), ("again", 1), ("other", 2)):
+        train(tiny_recipe(seed=seed), tiny_data.subset(torch.arange(64)), tmp_path / name, device="cpu")
+    assert seeds[:2] == seeds[2:4]
+    assert len(set(seeds)) == 4
+
+
 def test_learning_rate_drops() -> None:
     recipe = tiny_recipe(learning_rate=0.1, learning_rate_drops=(3, 5), epochs=9)
     assert [round(learning_rate(recipe, e, 0), 9) for e in range(7)] == [0.1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
