@@ -77,7 +77,7 @@ def test_top_two_p_value_is_the_binomial_test(a: int, b: int) -> None:
     assert top_two_p_value(high, low) == pytest.approx(reference, rel=1e-9)
 
 
-@pytest.mark.parametrize("q", [0.4, 0.02, 1e-4, 1 - 0.001 ** (1 / 40)])  # of the last, 40 votes show all but rounding
+@pytest.mark.parametrize("q", [0.4, 0.02, 1e-4, 1 - 0.001 ** (1 / 12)])  # the last: 12 votes, but for rounding
 def test_votes_needed_is_the_least_n(q: float) -> None:
     n = votes_needed(q, 0.001)
     assert smallest_error_bound(n, 0.001) <= q < smallest_error_bound(n - 1, 0.001)
