@@ -155,6 +155,19 @@ def test_later_stage_answers_and_earlier_stage_limits_the_radius() -> None:
     assert (none.predict, none.radius, len(none.earlier)) == (ABSTAIN, 0.0, 1)
 
 
+def test_stage_with_a_bound_just_below_one_half_is_passed() -> None:
+    """Half of the votes are for class 0, a quarter for each other class; the next stage is sure of class 0."""
+
+    def half(images: Tensor) -> Tensor:
+        z = images.flatten(1)[:, 0]
+        return torch.nn.functional.one_hot((z > 0.6745).long() + 2 * (z < -0.6745).long(), 3).float()
+
+    stages = counters((half, 1.0), (lambda images: torch.tensor([[1.0, 0.0, 0.0]]).expand(len(images), 3), 0.5))
+    (certificate,) = certify_cascade(stages, torch.zeros(1, 1, 1, 1), [(3, 0)], n0=50, n=2000, alpha=0.01)
+    assert (certificate.predict, len(certificate.earlier)) == (0, 1)
+    assert 0.5 < certificate.radius < -float(ndtri(0.25))
+
+
 def test_stages_draw_independent_noise_and_images_are_independent() -> None:
     assert len({stage_seed(seed, stage) for seed in (0, 1, 2**62) for stage in range(5)}) == 15
     stages, options = counters((undecided, 1.0), (half_space, 0.5)), {"n0": 50, "n": 300, "alpha": 0.01}
