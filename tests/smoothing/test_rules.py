@@ -92,7 +92,7 @@ def test_two_stages_spend_less_where_less_is_to_gain() -> None:
     assert two[0].radius <= 0.3
 
 
-@pytest.mark.parametrize(("n", "loss", "most"), [(3000, 0.02, 2750), (3100, 0.0001, 3100)])
+@pytest.mark.parametrize(("n", "loss", "most"), [(20_000, 0.02, 16_250), (3100, 0.0001, 3100)])
 def test_two_stages_ask_the_first_votes_and_round_up_to_blocks(n: int, loss: float, most: int) -> None:
     images, seeds = at_distances(0.3, 0.6, 1.5, -0.1), [(11, i) for i in range(4)]
     found = certify(Rule(n0=100, n=n, alpha=0.001, radius_loss=loss), images)
