@@ -36,6 +36,11 @@ def tiny_data() -> ImageData:
 
 
 @pytest.fixture(scope="session")
+def test_data() -> ImageData:
+    return mnist.load_sample("test")
+
+
+@pytest.fixture(scope="session")
 def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A LeNet after two short epochs: good enough to certify some images. Tests that write copy it first."""
     folder = tmp_path_factory.mktemp("runs") / "trained"

@@ -71,6 +71,14 @@ def test_no_radius_at_or_beyond_one_half() -> None:
     assert Gaussian(1.0).radius(1.0) == 0.0
 
 
+def test_radius_between_two_bounds() -> None:
+    """sigma / 2 (Phi^-1(1 - q) - Phi^-1(runner-up)): rounded down, and 0 where the bounds do not separate."""
+    assert Gaussian(0.5).radius_between(0.3, 0.1) == pytest.approx(0.25 * (0.5244005127 + 1.2815515655), rel=1e-9)
+    for q in (0.4, 0.01, 1e-9):
+        assert 0 < Gaussian(2.0).radius_between(q, q) <= Gaussian(2.0).radius(q)
+    assert Gaussian(0.5).radius_between(0.6, 0.5) == Gaussian(0.5).radius_between(0.5, 1.0) == 0.0
+
+
 @pytest.mark.parametrize("name", NOISES)
 def test_error_at_inverts_radius(name: str) -> None:
     noise = NOISES[name](0.5)
@@ -102,6 +110,7 @@ def test_l1_radii() -> None:
     """Section 7's formulas, at p = 0.9: Laplace -b ln(2 (1 - p)), uniform 2 l (p - 1/2)."""
     assert NOISES["laplace"](2**0.5).radius(0.1) == pytest.approx(-math.log(0.2), rel=1e-9)
     assert NOISES["uniform"](1 / 3**0.5).radius(0.1) == pytest.approx(0.8, rel=1e-9)
+    assert NOISES["uniform"](1 / 3**0.5).error_at(1.5) == 0.0, "beyond the noise"
     assert {name: noise.norm for name, noise in NOISES.items()} == {"gaussian": "L2", "laplace": "L1", "uniform": "L1"}
 
 
@@ -133,6 +142,17 @@ def test_box_muller_gives_the_normal_distribution() -> None:
     first, second = unit[: BOX_MULLER_CHUNK // 2], unit[BOX_MULLER_CHUNK // 2 : BOX_MULLER_CHUNK]
     assert abs(stats.pearsonr(first, second).statistic) < 0.05
     assert abs(stats.pearsonr(first**2, second**2).statistic) < 0.05
+
+
+@pytest.mark.parametrize(("word", "largest"), [(0, math.sqrt(64 * math.log(2))), (2**64 - 1, 0.0)])
+def test_box_muller_is_finite_for_the_smallest_and_the_largest_bits(word: int, largest: float) -> None:
+    class Scripted:
+        def random_raw(self, count: int) -> np.ndarray:
+            return np.full(count, word, np.uint64)
+
+    out = np.empty(4, np.float32)
+    fill_by_box_muller(out, Scripted(), 0.5)  # type: ignore[arg-type]
+    assert np.abs(out).max() == pytest.approx(0.5 * largest, rel=1e-6, abs=1e-3)
 
 
 @pytest.mark.parametrize("generator", GENERATORS)

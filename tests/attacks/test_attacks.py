@@ -227,6 +227,19 @@ def test_images_do_not_influence_each_other(attack: Attack) -> None:
 # Iterates by hand, for logits W x + c
 
 
+def transcribed_gradient(
+    weights: np.ndarray, at: np.ndarray, y: int, noises: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """-d log mean_i softmax(W (x + delta_i))_y / dx at one image, and the mean of the softmax."""
+    total, slope = np.zeros(len(weights)), np.zeros_like(at)
+    for delta in noises:
+        z = weights @ (at + delta)
+        p = np.exp(z - z.max()) / np.exp(z - z.max()).sum()
+        total += p
+        slope += p[y] * (weights[y] - p @ weights)
+    return -slope / total[y], total / len(noises)
+
+
 def transcribed_iterates(
     weights: np.ndarray,
     x: np.ndarray,
@@ -236,16 +249,10 @@ def transcribed_iterates(
     max_norm: float | None,
     clamp_first: bool = True,
 ) -> list[np.ndarray]:
-    """One image: g = -d log mean_i softmax(W (x + delta_i))_y / dx, a step of 0.3 along g, [0, 1], the ball."""
+    """One image: a step of 0.3 along the gradient, [0, 1], the ball."""
     iterates, at = [], x
     for _ in range(steps):
-        total, slope = 0.0, np.zeros_like(x)
-        for delta in noises:
-            z = weights @ (at + delta)
-            p = np.exp(z - z.max()) / np.exp(z - z.max()).sum()
-            total += p[y]
-            slope += p[y] * (weights[y] - p @ weights)
-        gradient = -slope / total
+        gradient, _ = transcribed_gradient(weights, at, y, noises)
         at = at + 0.3 * gradient / (np.sqrt((gradient**2).sum()) + 1e-8)
         if clamp_first:
             at = np.minimum(np.maximum(at, 0.0), 1.0)
@@ -365,6 +372,38 @@ def halves(direction: Tensor, offset: Tensor) -> nn.Module:
     classifier[1].weight.data = torch.stack([-direction, direction])
     classifier[1].bias.data = torch.stack([offset, -offset])
     return classifier
+
+
+def transcribed_ddn(
+    weights: np.ndarray, x: np.ndarray, y: int, noises: np.ndarray, steps: int, most: float
+) -> np.ndarray:
+    """One image: steps of falling length along the gradient, each followed by the new norm and [0, 1]."""
+    offset, norm, best = np.zeros_like(x), 1.0, None
+    for step in range(steps):
+        gradient, average = transcribed_gradient(weights, x + offset, y, noises)
+        fooled = average.argmax() != y
+        if fooled and (best is None or (offset**2).sum() < (best**2).sum()):
+            best = offset
+        length = 0.01 + 0.99 * (1 + math.cos(math.pi * step / steps)) / 2
+        offset = offset + length * gradient / (np.sqrt((gradient**2).sum()) + 1e-8)
+        norm = min(most, norm * (0.95 if fooled else 1.05))
+        offset = offset * norm / np.sqrt((offset**2).sum())
+        offset = np.clip(x + offset, 0, 1) - x
+    return x + (offset if best is None else best)
+
+
+@pytest.mark.parametrize(("steps", "most"), [(1, 2.0), (4, 0.7), (9, 2.0)])
+def test_ddn_equals_the_transcription(steps: int, most: float) -> None:
+    rng = np.random.default_rng(5)
+    weights, count = 2 * rng.normal(size=(CLASSES, 6)), 12
+    x, noise = rng.uniform(size=(count, 6)), 0.5 * rng.normal(size=(3, count, 6))
+    y = rng.integers(CLASSES, size=count)
+    classifier = nn.Linear(6, CLASSES, bias=False).double()
+    classifier.weight.data = torch.tensor(weights)
+    found = ddn(classifier, torch.tensor(x), torch.tensor(y), torch.tensor(noise), steps=steps, max_norm=most).numpy()
+    expected = [transcribed_ddn(weights, x[b], y[b], noise[:, b], steps, most) for b in range(count)]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
+    assert 0 < sum(np.array_equal(a, b) for a, b in zip(found, x, strict=True)) < count  # wrong without an attack
 
 
 @pytest.mark.parametrize("distance", [0.15, 0.4])

@@ -21,6 +21,7 @@ from smoothcert.certification.recertify import recertify
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import settings_path
 from smoothcert.noise import NOISES
+from smoothcert.smoothing.bounds import error_upper_bound
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.smoothing.certify import certificate_of_class
 
@@ -80,6 +81,7 @@ def test_a_torn_line_is_dropped_on_resume(tmp_path: Path, cut: int) -> None:
     left = [r.index for r in stored.rows]
     assert stored.torn == (not path.read_bytes().endswith(b"\n"))
     assert write(path) == left
+    assert path.read_bytes() == whole[: whole.rfind(b"\n", 0, -cut) + 1]
     write(path, *[i for i in (0, 1, 2) if i not in left])
     assert path.read_bytes() == whole
 
@@ -173,10 +175,11 @@ def possible(path: Path, settings: dict[str, object], *rows: str) -> None:
         ("0\t7\t7\t0.1\t1\t0:00:01\t-1\t200\t200\t7:200", "column 'n0'"),
         ("0\t7\t7\t0.1\t1\t0:00:01\t100\t-200\t-200\t7:-200", "column 'n'"),
         ("0\t7\t7\t0.1\t1\t0:00:01\t100\t200\t250\t7:250,1:-50", "column 'votes'"),
-        ("0\t7\t7\t0.1\t1\t0:00:01\t100\t200\t250\t7:150,1:50", "count 250 exceeds n = 200"),
+        ("0\t7\t7\t0.1\t1\t0:00:01\t100\t200\t201\t7:150,1:50", "count 201 exceeds n = 200"),
         ("0\t7\t7\t0.1\t1\t0:00:01\t100\t200\t200\t7:150,1:50", "count is 200, but class 7 has 150"),
         ("0\t7\t7\t0.1\t1\t0:00:01\t100\t200\t100\t7:100,7:100", "name a class twice"),
         ("0\t7\t7\t0.1\t1\t0:00:01\t100\t900\t900\t7:900", "has 900 votes, the settings say n = 200"),
+        ("0\t7\t7\t0.1\t1\t0:00:01\t100\t100\t100\t7:100", "has 100 votes, the settings say n = 200"),
         ("0\t7\t-1\t0.1\t0\t0:00:01\t100\t200\t200\t7:200", "abstains but has the radius"),
         ("0\t7\t7\tinf\t1\t0:00:01\t100\t200\t200\t7:200", "expected a radius >= 0, got inf"),
         ("0\t7\t7\tnan\t1\t0:00:01\t100\t200\t200\t7:200", "expected a radius >= 0, got nan"),
@@ -204,6 +207,7 @@ def test_impossible_rows_are_refused_with_line_and_reason(tmp_path: Path, line: 
         {"noise": "uniform"},
         {"radii": [0.1, 0.2], "n": 1000},
         {"radii": [0.1, 0.2], "hold_back": True, "n": 1000},
+        {"radii": [0.1, 0.9], "n": 1000},
         {"radius_loss": 0.1, "n": 1000},
         {"sound": True},
     ],
@@ -214,10 +218,10 @@ def test_radii_above_the_limit_of_each_rule_are_refused(tmp_path: Path, settings
     votes = [0, 190, 10] if settings.get("bound") == "two-sided" else [0, 200]
     certificate = certificate_of_class(1, votes, 100, noise, 0.001, two_sided=settings.get("bound") == "two-sided")
     radius = certificate.radius
-    if "radii" in settings and not settings.get("hold_back"):
-        radius = 0.2 * (1 + 1e-9)
-    elif "radii" in settings:
+    if "radii" in settings:  # not even 200 votes that agree show 0.9
         radius = noise.radius(1 - 0.001 ** (1 / 200))
+    if settings.get("radii") == [0.1, 0.2] and not settings.get("hold_back"):
+        radius = 0.2 * (1 + 1e-9)
     pairs = ",".join(f"{c}:{k}" for c, k in certificate.votes)
     line = f"0\t1\t1\t{{}}\t1\t0:00:01\t100\t200\t{votes[1]}\t{pairs}"
     path = tmp_path / "a.tsv"
@@ -254,6 +258,19 @@ def test_wrong_settings_are_one_line(tmp_path: Path, settings: dict[str, object]
         with pytest.raises(WorkError, match=rf"a\.json: damaged, expected .* for '{key}'") as caught:
             read(path)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("sound", [False, True])
+def test_recertify_bounds_the_class_that_the_first_votes_chose(tmp_path: Path, sound: bool) -> None:
+    """An abstention stores its count alone: the class with more votes was not chosen, and is not certified."""
+    lost = "0\t0\t-1\t0.0\t0\t0:00:01\t100\t200\t80\t0:120,1:80"
+    close = "1\t2\t-1\t0.0\t0\t0:00:01\t100\t200\t115\t2:115,1:85"
+    possible(tmp_path / "a.tsv", POSSIBLE | {"sound": sound}, lost, close)
+    assert recertify(tmp_path / "a.tsv", tmp_path / "b.tsv", alpha=0.2) == 2
+    first, second = (row.certificate for row in read_certificates(tmp_path / "b.tsv").rows)
+    assert (first.predict, first.radius, first.count) == (-1, 0.0, 80)
+    error = error_upper_bound(115, 200, 0.2) + (1e-10 if sound else 0.0)
+    assert (second.predict, second.radius) == (2, NOISES["gaussian"](0.25).radius(error))
 
 
 def test_recertify_names_a_missing_setting(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from smoothcert.certification.settings import CertifyRecipe, CertifySettings, im
 from smoothcert.certification.shards import chosen_images, merge_certificates
 from smoothcert.certification.subject import missing_classes
 from smoothcert.classifier import image_layout
-from smoothcert.data import ImageData, mnist
+from smoothcert.data import ImageData
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import alone, stored_settings
 from smoothcert.models.precision import at_precision, has_batch_norm
@@ -32,11 +32,6 @@ from smoothcert.training.checkpoint import load_run
 from smoothcert.training.recipe import parse_recipe
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def test_data() -> ImageData:
-    return mnist.load_sample("test")
 
 
 def recipe(**changes: object) -> CertifyRecipe:

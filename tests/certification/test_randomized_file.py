@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from smoothcert import CertifySettings, RequestError, certify_dataset, load, read_certificates, report
 from smoothcert.certification.recertify import recertify
 from smoothcert.certification.settings import unreachable_radius
-from smoothcert.data import ImageData, mnist
+from smoothcert.data import ImageData
 from smoothcert.errors import WorkError
 from smoothcert.report import write_report
 from smoothcert.smoothing.votes import coin_of
@@ -20,11 +20,6 @@ from smoothcert.smoothing.votes import coin_of
 Cli = Callable[..., tuple[int, str, str]]
 SETTINGS: dict[str, Any] = {"n": 80, "n0": 20, "seed": 7, "batch_size": 200, "device": "cpu"}
 IMAGES = list(range(8))
-
-
-@pytest.fixture(scope="module")
-def test_data() -> ImageData:
-    return mnist.load_sample("test")
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +71,7 @@ def test_rows_need_their_coin(folder: Path, tmp_path: Path) -> None:
     for cells, message in (
         (largest[:10], "expected a coin for each image of a randomized bound"),
         ([*largest[:10], "1.5"], "expected a coin above 0 and at most 1, got 1.5"),
+        ([*largest[:10], "0.0"], "expected a coin above 0 and at most 1, got 0.0"),
         ([*largest[:10], "1.0"], "the radius .* exceeds"),
         ([*largest, "7"], "expected 6, 10, 11 columns, got 12"),
     ):

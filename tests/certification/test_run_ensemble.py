@@ -12,17 +12,12 @@ from tiny import other_run
 
 from smoothcert import Ensemble, RequestError, RunEnsemble, certify_dataset, read_certificates
 from smoothcert.certification.recertify import recertify
-from smoothcert.data import ImageData, mnist
+from smoothcert.data import ImageData
 from smoothcert.training.checkpoint import load_run, tensors_digest
 
 Cli = Callable[..., tuple[int, str, str]]
 FEW = ("--n", 60, "--n0", 20, "--device", "cpu", "--seed", 7, "--batch-size", 60)
 SETTINGS: dict[str, Any] = {"n": 60, "n0": 20, "seed": 7, "batch_size": 60, "device": "cpu"}
-
-
-@pytest.fixture(scope="module")
-def test_data() -> ImageData:
-    return mnist.load_sample("test")
 
 
 @pytest.fixture

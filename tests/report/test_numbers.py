@@ -142,7 +142,8 @@ def test_an_abstention_may_be_certified_with_other_votes() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_paired_differences_against_a_loop(seed: int) -> None:
     ours, theirs = random_rows(seed), random_rows(seed + 10)
-    (comparison,) = comparisons([summary_of(ours, "ours", objective="other"), summary_of(theirs, "theirs")])
+    shuffled = random.Random(seed).sample(theirs, len(theirs))  # rows are paired by their index, not by their place
+    (comparison,) = comparisons([summary_of(ours, "ours", objective="other"), summary_of(shuffled, "theirs")])
     assert (comparison.ranked, comparison.reference) == (True, "theirs"), "the Gaussian run"
     (paired,) = comparison.paired
     gaps = [a - b for a, b in zip(counted(ours), counted(theirs), strict=True)]
@@ -179,12 +180,29 @@ def test_the_best_run_needs_a_significant_lead_over_every_other() -> None:
     assert (best.name, best.second, best.significant) == ("high", "same", False)
 
 
+def test_only_images_whose_votes_all_go_to_their_label_are_at_the_ceiling() -> None:
+    """One tenth of the images is enough to say that n limits the result."""
+    counts = [1000, *[999] * 8]
+    rows = [CertifiedImage(i, 1, Certificate(1, 0.5, 10, 1000, k, ((1, k),)), 0.0) for i, k in enumerate(counts)]
+    wrong = image(9, 0, 1, 0.5)
+    run = summary_of([*rows, wrong])
+    assert (run.at_ceiling, run.limited_by_n) == (0.1, True)
+    assert run.ceiling is not None
+    assert run.reaches(run.ceiling)
+    more = summary_of([*rows, wrong, image(10, 0, 1, 0.5)])
+    assert (more.at_ceiling, more.limited_by_n) == (pytest.approx(1 / 11), False)
+    assert summary_of([image(0, 1, 1, 0.5, n=0)]).at_ceiling is None, "without votes"
+
+
 def test_the_constant_classifier() -> None:
     rows = [image(i, min(i % 4, 2), 0, 0.1) for i in range(40)]
     (comparison,) = comparisons([summary_of(rows)])
     ceiling = 0.5 * stats.norm.ppf(0.001 ** (1 / 1000))
     assert (comparison.constant.label, comparison.constant.share) == (2, 0.5)
     assert comparison.constant.acr == pytest.approx(0.5 * ceiling, rel=1e-9)
+    fewer = [image(i, min(i % 4, 2), 0, 0.1, n=500) for i in range(40)]
+    (comparison,) = comparisons([summary_of(rows, "many"), summary_of(fewer, "few", n=500)])
+    assert comparison.constant.acr == pytest.approx(0.5 * ceiling, rel=1e-9), "the largest of the group"
 
 
 @pytest.mark.parametrize(
@@ -212,6 +230,9 @@ def test_runs_certified_by_one_rule_are_compared_whatever_n_it_chose_for_their_i
     (comparison,) = comparisons([summary_of(first, "a", **rule), summary_of(second, "b", **rule)])
     assert comparison.obstacles == ()
     assert [run.acr.value for run in comparison.paired] == [pytest.approx(-0.25)]
+    for reference in ("a", "b"):  # of the images of the second run, no 800 votes show 1.5
+        (comparison,) = comparisons([summary_of(first, "a", **rule), summary_of(second, "b", **rule)], reference)
+        assert list(comparison.paired[0].accuracy) == [0.0, 0.25, 0.5, 1.0]
     (comparison,) = comparisons([summary_of(first, "a", **rule), summary_of(second, "b", radius_loss=0.05)])
     assert comparison.obstacles == ("radius loss differs (0.02 and 0.05)",)
 

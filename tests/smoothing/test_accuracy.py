@@ -58,6 +58,8 @@ def test_a_classifier_that_does_not_know_the_images() -> None:
         (NoiseAccuracy(100, 0.97, 0.1, 0.19, 0.12), "noise"),
         (NoiseAccuracy(40, 0.97, 0.1, 0.19, 0.12), "noise"),
         (NoiseAccuracy(100, 0.11, 0.1, 0.10, 0.1), "chance"),
+        (NoiseAccuracy(100, 0.15, 0.1, 0.15, 0.1), "chance"),  # P(15 or more of 100 by chance) is 0.07
+        (NoiseAccuracy(100, 0.16, 0.1, 0.16, 0.1), None),  # 0.04
         (NoiseAccuracy(100, 0.11, 0.1, 0.80, 0.1), None),  # trained with much noise, poor on clean images
         (NoiseAccuracy(100, 0.50, 0.1, 0.38, 0.1), None),  # as good as published runs at a large sigma
         (NoiseAccuracy(20, 0.40, 0.1, 0.30, 0.1), None),

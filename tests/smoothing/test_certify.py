@@ -1,11 +1,16 @@
 """CERTIFY and PREDICT on given votes."""
 
+import math
+
 import pytest
 import torch
+from scipy import stats
+from scipy.special import ndtri
 
 from smoothcert import ABSTAIN
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.bounds import lower_bound
+from smoothcert.smoothing.certificate_batch import rounded_down
 from smoothcert.smoothing.certify import certificate_of_class, class_from_votes
 
 
@@ -34,7 +39,46 @@ def test_certify_abstains_up_to_one_half() -> None:
     assert claimed == list(range(claimed[0], n + 1))
 
 
+@pytest.mark.parametrize("slack", [0.0, 0.01])
+def test_radius_of_each_bound_has_the_slack(slack: float) -> None:
+    """From scipy's quantiles: the slack is added to each error bound, for the runner-up, too."""
+
+    def z(count: int, alpha: float) -> float:
+        return -float(ndtri(stats.beta.isf(alpha, 1000 - count + 1, count) + slack))
+
+    votes, noise = [50, 700, 250], Gaussian(0.5)
+    one, two, coin, all_of_coin = (
+        certificate_of_class(1, votes, 100, noise, 0.001, slack=slack, **options).radius  # type: ignore[arg-type]
+        for options in ({}, {"two_sided": True}, {"coin": 1e-12}, {"coin": 1.0})
+    )
+    assert one == pytest.approx(0.5 * z(700, 0.001), rel=1e-9)
+    assert two == pytest.approx(0.25 * (z(700, 0.0009) + z(750, 0.0001)), rel=1e-9)
+    assert coin == pytest.approx(0.5 * z(701, 0.001), rel=1e-6)  # one vote more
+    assert all_of_coin == pytest.approx(one, rel=1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"two_sided": True}, {"coin": 0.5}])
+def test_slack_on_a_hopeless_class_abstains(options: dict[str, float]) -> None:
+    certificate = certificate_of_class(0, [0, 10], 1, Gaussian(0.5), 0.001, slack=0.1, **options)  # type: ignore[arg-type]
+    assert certificate.abstained
+
+
 def test_predict_compares_the_two_top_counts() -> None:
     assert class_from_votes([0, 30, 70], 0.001) == 2
     assert class_from_votes([5, 45, 50], 0.001) == ABSTAIN
     assert class_from_votes([50, 50, 0], 0.5) == ABSTAIN
+
+
+def test_predict_answers_up_to_alpha_itself() -> None:
+    """Nine of ten votes have the two-sided p-value 2 * 11 / 1024."""
+    for alpha, answer in ((22 / 1024, 1), (21 / 1024, ABSTAIN)):
+        assert class_from_votes([1, 9], alpha) == answer
+    assert class_from_votes([5, 5], 1.0) == 0  # the first of equal classes
+
+
+def test_radii_in_float32_are_rounded_down() -> None:
+    radii = torch.cat([torch.zeros(1), torch.rand(100, generator=torch.Generator().manual_seed(0))]).double() / 3
+    single = rounded_down(radii)
+    assert single.dtype == torch.float32
+    assert (single.double() <= radii).all()
+    assert (single.nextafter(torch.tensor(math.inf)).double() > radii).all()

@@ -98,8 +98,11 @@ def test_total_variation_on_imagenet(sigma: float) -> None:
 
 
 def test_too_many_values_for_the_slack_are_refused() -> None:
+    noise = IntegerGaussian(0.25)
+    most = int(SLACK / noise.total_variation(1))
+    assert noise.slack(most - 1) == SLACK
     with pytest.raises(RequestError, match="expected at most 1e-10"):
-        IntegerGaussian(0.25).slack(100 * IMAGENET)
+        noise.slack(most + 2)
     for sigma in (0.0, -1.0, math.nan, math.inf, 8.1):
         with pytest.raises(RequestError, match="sigma"):
             IntegerGaussian(sigma)
@@ -144,6 +147,18 @@ def torch_draw(noise: IntegerGaussian, out: Tensor, key: int) -> None:
     """What a CUDA device runs, on the CPU."""
     thresholds = integer_noise._threshold_tensor(noise.sigma, torch.device("cpu"))
     integer_noise._draw_torch(out.view(-1), thresholds, torch.Generator().manual_seed(key))
+
+
+def test_torch_draws_at_the_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K <= j exactly if the uniform is below the threshold of j."""
+    thresholds = integer_noise._threshold_tensor(0.1, torch.device("cpu"))
+    reach = len(thresholds) // 2
+    for shift, expected in ((-1, range(-reach, reach)), (0, range(-reach + 1, reach + 1))):
+        monkeypatch.setattr(torch, "randint", lambda *_, shift=shift, **__: thresholds + shift)
+        out = torch.empty(len(thresholds), dtype=torch.int16)
+        torch_draw(IntegerGaussian(0.1), out, 7)
+        distinct = thresholds.diff(prepend=thresholds.new_zeros(1)) > 1
+        assert out[distinct].tolist() == [k for k, kept in zip(expected, distinct.tolist(), strict=True) if kept]
 
 
 @pytest.mark.parametrize("draw", [IntegerGaussian.fill, torch_draw], ids=["numpy", "torch"])

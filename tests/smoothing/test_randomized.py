@@ -1,7 +1,8 @@
 """The randomized bound: exact coverage by enumeration, its order in the coin, and the coins of the rules."""
 
 import math
-from itertools import pairwise
+from fractions import Fraction
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from smoothcert.noise import Gaussian
-from smoothcert.smoothing import bounds
+from smoothcert.smoothing import bounds, votes
 from smoothcert.smoothing.bounds import error_upper_bound, randomized_error_bound, smallest_error_bound
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.votes import VoteCounter, block_keys, coin_of
@@ -40,6 +41,18 @@ def test_bound_fails_with_probability_alpha_exactly(n: int, alpha: float) -> Non
         failing = probability_of_failure(p, n, alpha)
         assert alpha * (1 - 1e-6) < failing <= alpha
     assert probability_of_failure(1.001 * 2 ** (-1 / n), n, alpha) == 0.0
+
+
+@pytest.mark.parametrize(("n", "alpha"), [(2, 0.05), (7, 0.3), (25, 0.001)])
+def test_bound_is_rounded_to_the_safe_side(n: int, alpha: float) -> None:
+    """At the bound, P(X > count) + coin P(X = count) is alpha, in rational arithmetic never more."""
+    for count, coin in product(range(1, n + 1), (0.01, 0.3, 0.7, 1.0)):
+        if count == n and coin < 2 * alpha:
+            continue  # no q solves the equation
+        q = Fraction(randomized_error_bound(count, n, alpha, coin))
+        law = [math.comb(n, k) * (1 - q) ** k * q ** (n - k) for k in range(count, n + 1)]
+        reached = sum(law[1:], Fraction(0)) + Fraction(coin) * law[0]
+        assert Fraction(alpha) * (1 - Fraction(1, 10**7)) < reached <= Fraction(alpha)
 
 
 def test_enumeration_finds_a_bound_with_the_wrong_side_of_the_coin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +100,12 @@ def test_coins_are_uniform_and_not_noise() -> None:
     assert coin_of((5, 3)) == coins[3] != coin_of((6, 3))
     stages = ("select", "estimate", "predict")
     assert block_keys((5, 3), "coin", 1)[0] not in {key for stage in stages for key in block_keys((5, 3), stage, 9)}
+
+
+def test_coins_are_above_zero_and_at_most_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, coin in ((0, 2.0**-53), (2**64 - 1, 1.0), (2**63, 0.5 + 2.0**-53)):
+        monkeypatch.setattr(votes, "block_keys", lambda *_, key=key: [key])
+        assert coin_of((5, 3)) == coin
 
 
 def half_space(images: Tensor) -> Tensor:

@@ -1,10 +1,14 @@
 """The rules through the real sampling path, on half-spaces whose radius is known."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
+from scipy.special import ndtr, ndtri
 from torch import Tensor
 
 from smoothcert import ABSTAIN, RequestError
@@ -13,6 +17,8 @@ from smoothcert.noise import Gaussian, Laplace, Noise, Uniform
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.smoothing.integer_noise import IntegerGaussian
 from smoothcert.smoothing.rules import Rule
+from smoothcert.smoothing.sequential import boundaries
+from smoothcert.smoothing.two_stage import second_stage_votes
 from smoothcert.smoothing.votes import VoteCounter, block_keys
 
 SIGMA = 0.5
@@ -86,6 +92,44 @@ def test_two_stages_spend_less_where_less_is_to_gain() -> None:
     assert two[0].radius <= 0.3
 
 
+@pytest.mark.parametrize(("n", "loss", "most"), [(20_000, 0.02, 16_250), (3100, 0.0001, 3100)])
+def test_two_stages_ask_the_first_votes_and_round_up_to_blocks(n: int, loss: float, most: int) -> None:
+    images, seeds = at_distances(0.3, 0.6, 1.5, -0.1), [(11, i) for i in range(4)]
+    found = certify(Rule(n0=100, n=n, alpha=0.001, radius_loss=loss), images)
+    first = counter().count(images, seeds, "select", 500).max(axis=1).tolist()
+    wanted = [second_stage_votes(count, 500, alpha=0.001, n_max=n, radius_loss=loss) for count in first]
+    assert [c.n for c in found] == [min(n, 250 * math.ceil(votes / 250)) for votes in wanted]
+    assert max(c.n for c in found) == most
+    for i, c in enumerate(found):
+        fresh = counter().count(images[i : i + 1], seeds[i : i + 1], "estimate", c.n)[0]
+        assert dict(c.votes) == {cls: int(k) for cls, k in enumerate(fresh) if k}
+
+
+def test_grid_spends_alpha_and_keeps_the_slack() -> None:
+    """Each radius, slightly enlarged, is tested at the whole alpha, or at the part that is not held back."""
+    rule, look = Rule(n0=10, n=1000, alpha=0.01, radii=(0.1, 0.2), slack=0.003), 500
+    for hold_back, alpha in ((False, 0.01), (True, 0.003)):
+        test, held_back = replace(rule, hold_back=hold_back).grid(Gaussian(SIGMA), look)
+        assert held_back == (pytest.approx(0.007) if hold_back else 0.0)
+        for j, (radius, q) in enumerate(zip(rule.radii, test.qs, strict=True)):
+            assert q == pytest.approx(float(ndtr(-radius / SIGMA)) - 0.003, rel=1e-6)
+            assert [test.upper[n][j] for n in (500, 1000)] == boundaries(q, alpha, look, 1000).upper.tolist()
+    (certificate,) = certify(rule, at_distances(1.5))
+    assert certificate.radius == pytest.approx(0.2, rel=1e-6)
+
+
+def test_votes_held_back_for_the_end_give_more_than_the_last_radius() -> None:
+    """Between 0.2 and the next radius, which cannot be shown: Clopper-Pearson at 0.7 alpha, at n votes only."""
+    rule = Rule(n0=100, n=3000, alpha=0.001, radii=(0.2, 0.48), hold_back=True)
+    (near,) = certify(rule, at_distances(0.5))
+    expected = -SIGMA * float(ndtri(stats.beta.isf(0.0007, 3000 - near.count + 1, near.count)))
+    assert near.n == 3000
+    assert near.radius == pytest.approx(expected, rel=1e-9)
+    assert 0.2 < near.radius < 0.5
+    (plain,) = certify(replace(rule, hold_back=False), at_distances(0.5))
+    assert plain.radius == pytest.approx(0.2, rel=1e-6)
+
+
 def test_label_aware_skips_wrong_images_and_keeps_the_others() -> None:
     images = at_distances(0.4, 0.5)
     plain = certify(Rule(n0=100, n=1000, alpha=0.001), images, [1, 0])
@@ -120,7 +164,10 @@ def test_sound_certificates_are_close_to_plain_ones() -> None:
     images = (at_distances(0.4, 0.8) * 255).round() / 255
     plain = certify(Rule(n0=100, n=10_000, alpha=0.001), images)
     sound = certify(Rule(n0=100, n=10_000, alpha=0.001, slack=1e-10), images, sound=True)
-    for a, b in zip(plain, sound, strict=True):
+    slow = certify(Rule(n0=100, n=10_000, alpha=0.001, slack=0.01), images, sound=True)
+    for a, b, c in zip(plain, sound, slow, strict=True):
+        assert c.votes == b.votes
+        assert c.radius < b.radius
         assert b.predict == a.predict == 1
         assert b.radius == pytest.approx(a.radius, abs=0.06)
         assert b.radius < 0.82
@@ -140,6 +187,8 @@ def test_l1_radius_of_a_one_coordinate_half_space_is_its_distance(family: type[N
 def test_a_radius_that_no_vote_can_reach_is_refused() -> None:
     with pytest.raises(RequestError, match="can never be certified"):
         certify(Rule(n0=10, n=100, alpha=0.1, radii=(30.0,), slack=1e-10), at_distances(0.1))
+    with pytest.raises(RequestError, match="can never be certified"):  # half of the width of the noise is 0.87
+        certify(Rule(n0=10, n=100, alpha=0.1, radii=(1.0,)), at_distances(0.1), noise=Uniform(SIGMA))
 
 
 @pytest.mark.parametrize("radii", [(1e-20, 2e-20), (0.1, 0.2, np.nextafter(0.2, 1))])

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from scipy import special, stats
+from scipy import optimize, special, stats
 
 from smoothcert.smoothing import sequential
 from smoothcert.smoothing.bounds import error_upper_bound, lower_bound
@@ -194,6 +194,33 @@ def test_futility_costs_little_power_and_never_adds_claims(q: float) -> None:
     assert (impossible_only.upper == found.upper).all()
 
 
+@pytest.mark.parametrize(
+    ("q", "alpha", "batch", "n_max", "half_spent", "futility"),
+    [(0.5, 0.1, 4, 30, 10, 0.2), (0.5, 0.05, 1, 30, 20, 0.9), (0.3, 0.2, 4, 60, 20, 0.5), (0.3, 0.05, 4, 60, 20, 0.2)],
+)
+def test_every_futility_boundary_is_the_largest_that_its_budget_allows(
+    q: float, alpha: float, batch: int, n_max: int, half_spent: int, futility: float
+) -> None:
+    """At the p where the last look claims half of the time, paths are given up from the worst one on."""
+    found = boundaries(q, alpha, batch, n_max, futility=futility, half_spent=half_spent)
+    looks, most = found.looks.tolist(), (found.looks - found.upper).tolist()
+    half = optimize.brentq(lambda x: stats.binom.cdf(most[-1], n_max, x) - 0.5, 1e-9, 1 - 1e-9, xtol=1e-15)
+    alive, spent, before = {0: 1.0}, 0.0, 0
+    for k, n in enumerate(looks):
+        after: Counter[int] = Counter()
+        for failures, weight in alive.items():
+            for more, chance in enumerate(stats.binom.pmf(np.arange(n - before + 1), n - before, half)):
+                after[failures + more] += weight * float(chance)
+        hopeless = max(most[k:]) + 1
+        alive = {failures: w for failures, w in after.items() if most[k] < failures < hopeless}
+        stop = hopeless
+        while stop - 1 > most[k] and spent + alive.get(stop - 1, 0.0) <= futility * n / (n + half_spent):
+            stop -= 1
+            spent += alive.pop(stop, 0.0)
+        assert n - found.lower[k] == min(stop, n + 1), k
+        before = n
+
+
 def outcomes(
     test: GridTest, bound: Callable[[GridRun], float], *, obey: bool = True
 ) -> dict[float, Counter[tuple[int, int]]]:
@@ -291,6 +318,8 @@ def test_a_run_stops_when_it_has_its_answer() -> None:
     lost = test.start()
     assert lost.update(100, 500) == "stop"
     assert (lost.claimed, lost.error_bound) == (0, 1.0)
+    last = int(test.lower[500][0])
+    assert [test.start().update(last + more, 500) for more in (0, 1)] == ["stop", "continue"]
 
 
 def test_impossible_counts_are_refused() -> None:

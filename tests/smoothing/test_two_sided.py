@@ -5,8 +5,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from scipy import special
+from scipy import special, stats
 
+from smoothcert.smoothing import bounds
 from smoothcert.smoothing.bounds import error_upper_bound, runner_up_upper_bound, two_sided_bounds
 
 
@@ -46,10 +47,10 @@ def test_the_enumeration_detects_a_rule_that_spends_too_much() -> None:
 @pytest.mark.parametrize("n", [1, 4, 11])
 @pytest.mark.parametrize("alpha", [0.01, 0.2])
 def test_the_largest_other_count_bounds_the_true_runner_up(n: int, alpha: float) -> None:
-    bounds = [runner_up_upper_bound(k, n, alpha) for k in range(n + 1)]
-    assert bounds == sorted(bounds)
+    uppers = [runner_up_upper_bound(k, n, alpha) for k in range(n + 1)]
+    assert uppers == sorted(uppers)
     # Classes B and C equally likely is where the largest count says most; A takes the rest.
-    for p in [Fraction(k, 40) for k in range(1, 20)] + [Fraction(b) * (1 + Fraction(1, 10**9)) for b in bounds]:
+    for p in [Fraction(k, 40) for k in range(1, 20)] + [Fraction(b) * (1 + Fraction(1, 10**9)) for b in uppers]:
         if 2 * p > 1:
             continue
         low = sum(
@@ -57,7 +58,7 @@ def test_the_largest_other_count_bounds_the_true_runner_up(n: int, alpha: float)
                 math.comb(n, b) * math.comb(n - b, c) * p ** (b + c) * (1 - 2 * p) ** (n - b - c)
                 for b in range(n + 1)
                 for c in range(n - b + 1)
-                if bounds[max(b, c)] < p
+                if uppers[max(b, c)] < p
             ),
             Fraction(0),
         )
@@ -69,8 +70,16 @@ def test_the_levels_of_the_two_bounds_add_up_to_at_most_alpha(alpha: float) -> N
     n = 1000
     q, p_b = two_sided_bounds(700, 100, n, alpha)
     assert q == error_upper_bound(700, n, 0.9 * alpha)
-    assert p_b == pytest.approx(runner_up_upper_bound(100, n, 0.1 * alpha), rel=1e-9)
-    assert p_b >= runner_up_upper_bound(100, n, 0.1 * alpha * (1 + 1e-12))
+    assert p_b == pytest.approx(stats.beta.isf(0.1 * alpha, 101, n - 100), rel=1e-9)
+
+
+def test_the_levels_exceed_alpha_not_even_by_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels: list[float] = []
+    monkeypatch.setattr(bounds, "error_upper_bound", lambda count, n, alpha: levels.append(alpha) or 0.1)
+    for alpha in np.linspace(0.001, 0.1, 50).tolist():
+        levels.clear()
+        two_sided_bounds(7, 1, 10, alpha)
+        assert alpha * (1 - 1e-12) < sum(map(Fraction, levels)) <= Fraction(alpha)
 
 
 def test_the_radius_grows_with_many_classes() -> None:

@@ -75,11 +75,25 @@ def test_a_looser_demand_costs_fewer_votes() -> None:
     assert votes(300, 0.02) < votes(450, 0.02) < votes(490, 0.02)
 
 
+@pytest.mark.parametrize("first_count", [0, 28, 30, 35, 40, 45, 49])
+def test_number_of_votes_is_the_least_that_suffices(first_count: int) -> None:
+    """By trying all numbers, for each value of p that 50 votes leave plausible: the largest p needs the most."""
+    failed, n = 50 - first_count, np.arange(20, 201)
+    ends = stats.beta.ppf(0.1, failed, first_count + 1), stats.beta.isf(0.1, failed + 1, first_count or 1e-9)
+    least = []
+    for q in (ends[0], (ends[0] + failed / 50) / 2, failed / 50, min(ends[1], 0.999)):
+        radii = np.maximum(0.0, -stats.norm.ppf(stats.beta.isf(0.01, n * q + 1, n * (1 - q) + 1e-12)))
+        least.append(int(n[np.argmax(radii >= radii[-1] - 0.1)]))
+    votes = second_stage_votes(first_count, 50, alpha=0.01, n_max=200, radius_loss=0.1, minimum=20)
+    assert votes == max(least) == least[0]
+
+
 def test_the_ends_of_the_range() -> None:
     settings = {"alpha": 0.001, "n_max": 100_000, "radius_loss": 0.02}
     assert second_stage_votes(500, 500, **settings) > 90_000
     assert second_stage_votes(200, 500, **settings) == 1000
     assert second_stage_votes(0, 500, **settings) == 1000
+    assert second_stage_votes(200, 500, alpha=0.001, n_max=100_000, radius_loss=0.0) == 1000
     assert second_stage_votes(200, 500, **settings, minimum=64) == 64
     assert second_stage_votes(450, 500, alpha=0.001, n_max=500, radius_loss=0.02) == 500
 

@@ -52,6 +52,7 @@ def test_statistics_are_those_of_the_averaged_network(tiny_data: ImageData, tmp_
     state = load_state(tmp_path / "run")
     assert state is not None
     raw = state.model
+    assert int(raw["1.num_batches_tracked"]) == 3 * 8, "every step of training is in training mode"
     assert not torch.allclose(raw["1.running_mean"], weights["1.running_mean"], rtol=1e-3)
 
 

@@ -11,19 +11,27 @@ from tiny import digest, metrics, tiny_recipe
 from torch import Tensor, distributed, nn
 
 from smoothcert.data import ImageData, mnist
+from smoothcert.distributed import Team
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.models import LeNet
-from smoothcert.objectives import Gaussian, SmoothAdv, SmoothMix
+from smoothcert.noise import Gaussian as Noise
+from smoothcert.objectives import Gaussian, LossTerms, Progress, SmoothAdv, SmoothMix
 from smoothcert.training.checkpoint import load_run
-from smoothcert.training.loop import TrainingStatus, learning_rate, train
+from smoothcert.training.loop import TrainingStatus, fill_progress, learning_rate, train
+from smoothcert.training.metrics import Meter
 from smoothcert.training.run_folder import MODEL
 from smoothcert.training.seeds import derived_seed
 from smoothcert.training.state import load_state
+from smoothcert.training.step import TrainingStep
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"nesterov": True}, {"optimizer": "adamw", "learning_rate": 0.002, "weight_decay": 0.1, "ema": 0.9}],
+    [
+        {},
+        {"nesterov": True, "seed": 3},
+        {"optimizer": "adamw", "learning_rate": 0.002, "weight_decay": 0.1, "ema": 0.9},
+    ],
     ids=["sgd", "nesterov", "adamw-ema"],
 )
 def test_run_equals_a_transcription_of_the_protocol(
@@ -151,6 +159,23 @@ def test_auto_precision_is_bf16_only_where_it_is_fast(
     assert all(weight.dtype == torch.float32 for weight in run.model.parameters())
 
 
+def test_each_epoch_has_its_own_augmentation(
+    tmp_path: Path, tiny_data: ImageData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int | None] = []
+    batches = ImageData.batches
+
+    def recorded(self: ImageData, order: Tensor, share: slice, seed: int | None) -> object:
+        seeds.append(seed)
+        return batches(self, order, share, seed)
+
+    monkeypatch.setattr(ImageData, "batches", recorded)
+    for name, seed in (("first", 1), ("again", 1), ("other", 2)):
+        train(tiny_recipe(seed=seed), tiny_data.subset(torch.arange(64)), tmp_path / name, device="cpu")
+    assert seeds[:2] == seeds[2:4]
+    assert len(set(seeds)) == 4
+
+
 def test_learning_rate_drops() -> None:
     recipe = tiny_recipe(learning_rate=0.1, learning_rate_drops=(3, 5), epochs=9)
     assert [round(learning_rate(recipe, e, 0), 9) for e in range(7)] == [0.1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
@@ -169,6 +194,52 @@ def test_learning_rate_warm_up(tmp_path: Path, tiny_data: ImageData) -> None:
     assert [round(learning_rate(recipe, e, 2), 9) for e in range(4)] == [0.01, 0.01, 0.1, 0.01]
     train(recipe, tiny_data, tmp_path / "run", device="cpu")
     assert [round(line["learning_rate"], 9) for line in metrics(tmp_path / "run")] == [0.01, 0.01, 0.1, 0.01]
+
+
+def test_step_draws_other_noise_for_each_copy_from_its_generator() -> None:
+    """Noise of all images of the step, of which a process takes its share, then one uniform number per image."""
+    weight, seen = nn.Parameter(torch.ones(4, 3)), []
+
+    def loss(images: Tensor, labels: Tensor, noise: Tensor, progress: Progress) -> LossTerms:
+        seen.append((noise, progress.uniform))
+        logits = (images + noise).flatten(2) @ weight
+        return LossTerms(logits.mean(), {"a": logits.sum()}, logits)
+
+    progress = Progress(0.5, torch.zeros(()), torch.zeros(()), torch.zeros(1))
+    optimizer, meter = torch.optim.SGD([weight], 0.1), Meter(torch.device("cpu"), 2)
+    draws = (Noise(0.5), 3, 5, slice(2, 4), torch.Generator().manual_seed(7))
+    step = TrainingStep(loss, optimizer, progress, meter, *draws)
+    generator = torch.Generator().manual_seed(7)
+    for i in range(2):
+        step(torch.rand(2, 1, 2, 2), torch.tensor([0, 1]))
+        torch.testing.assert_close(seen[i][0], 0.5 * torch.randn(3, 5, 1, 2, 2, generator=generator)[:, 2:4])
+        assert torch.equal(seen[i][1], torch.rand(5, generator=generator)[2:4])
+    assert weight.grad is None
+
+
+def test_meter_averages_the_steps_since_its_restart() -> None:
+    meter, labels = Meter(torch.device("cpu"), 3), torch.tensor([0, 1])
+    for losses in ((5.0, 1.0), (2.0,)):
+        meter.restart()
+        for value in losses:
+            logits = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]]])
+            meter.add(LossTerms(torch.tensor(value), {"a": torch.tensor(2 * value)}, logits), labels)
+        mean = sum(losses) / len(losses)
+        assert meter.running_means() == (mean, 0.75)
+        assert meter.means(Team()) == {"loss": mean, "noisy_accuracy": 0.75, "a": 2 * mean}
+
+
+def test_factors_of_the_loss_follow_the_epoch() -> None:
+    """Warm-up over ten epochs, the switch of the first drop, and the epoch itself, written into the same tensors."""
+    progress = Progress(0.5, torch.zeros(()), torch.zeros(()), torch.zeros(1), torch.zeros(()))
+    for drops, switched in (((3, 5), [0.0, 0.0, 1.0, 1.0, 1.0]), ((), [0.0] * 5)):
+        recipe, filled = tiny_recipe(learning_rate_drops=drops, epochs=20), []
+        for epoch in (0, 2, 3, 9, 15):
+            fill_progress(progress, recipe, epoch)
+            filled.append((float(progress.warmup), float(progress.after_first_drop), float(progress.epoch)))
+        assert [warm for warm, _, _ in filled] == pytest.approx([0.1, 0.3, 0.4, 1.0, 1.0])
+        assert [switch for _, switch, _ in filled] == switched
+        assert [epoch for _, _, epoch in filled] == [0, 2, 3, 9, 15]
 
 
 def test_progress_is_reported(tmp_path: Path, tiny_data: ImageData) -> None:

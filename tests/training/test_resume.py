@@ -267,7 +267,16 @@ def test_resume_accepts_more_epochs_in_the_recipe(finished: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "line", ['{"epoch": 0, "lo', "[1]", '{"epoch": 5, "loss": 1.0}', '{"loss": 1}', "\udcff", "1e999"]
+    "line",
+    [
+        '{"epoch": 0, "lo',
+        '{"epoch": 0, "loss": 1.0}',
+        "[1]",
+        '{"epoch": 5, "loss": 1.0}',
+        '{"loss": 1}',
+        "\udcff",
+        "1e999",
+    ],
 )
 def test_damaged_metrics_are_refused_with_the_line_number(finished: Path, tiny_data: ImageData, line: str) -> None:
     lines = (finished / METRICS).read_bytes().splitlines()

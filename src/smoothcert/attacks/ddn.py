@@ -28,7 +28,7 @@ def ddn(
     `max_norm`.
     """
     limit = torch.as_tensor(max_norm, device=images.device, dtype=images.dtype)
-    norm = torch.full_like(norms(images), FIRST_NORM).clamp(max=limit)
+    norm = torch.full_like(norms(images), FIRST_NORM)
     offset = torch.zeros_like(images)
     best, best_norm = torch.zeros_like(images), torch.full_like(norm, math.inf)
     for step in range(steps):

@@ -70,14 +70,14 @@ def stage_error(count: int, n: int, stage: int, stages: int, alpha: float) -> fl
 def cascade_radius(
     cls: int, count: int, n: int, earlier: Sequence[Votes], sigmas: Sequence[float], alpha: float
 ) -> float:
-    """The radius of `cls` with `count` of n votes at the stage after the `earlier` ones; 0 if there is none."""
+    """The radius of `cls` with `count` of n votes at the stage after the `earlier` ones, n each; 0 if there is none."""
     stage, stages = len(earlier), len(sigmas)
     radius = Gaussian(sigmas[stage]).radius(stage_error(count, n, stage, stages, alpha))
     _, upper = stage_alphas(alpha, stages)
     for sigma, votes in zip(sigmas, earlier, strict=False):
         other = max((k for c, k in votes if c != cls), default=0)
         # The radius at an error of u is -sigma Phi^-1(u), rounded toward zero.
-        radius = min(radius, Gaussian(sigma).radius(runner_up_upper_bound(other, sum(k for _, k in votes), upper)))
+        radius = min(radius, Gaussian(sigma).radius(runner_up_upper_bound(other, n, upper)))
     return radius
 
 

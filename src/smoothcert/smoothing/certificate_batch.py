@@ -46,13 +46,10 @@ class CertificateBatch(Sequence[Certificate]):
             for c, votes in record.votes:
                 row[c] = votes
         radius = torch.tensor([record.radius for record in records], dtype=torch.float64)
-        if device.type == "mps":  # has no float64
-            single = radius.float()
-            radius = torch.where(single.double() > radius, torch.nextafter(single, single.new_zeros(())), single)
         return cls(
             tuple(records),
             torch.tensor([record.predict for record in records], dtype=torch.int64, device=device),
-            radius.to(device),
+            (rounded_down(radius) if device.type == "mps" else radius).to(device),  # mps has no float64
             counts.to(device),
             None if labels is None else labels.to(device),
             None if indices is None else tuple(int(index) for index in indices),
@@ -106,3 +103,9 @@ class CertificateBatch(Sequence[Certificate]):
         ]
         rest = [f"  ... and {len(self) - 10} more"] if len(self) > 10 else []
         return "\n".join([f"CertificateBatch of {len(self)}:", *shown, *rest])
+
+
+def rounded_down(radius: Tensor) -> Tensor:
+    """Radii (float64, >= 0) in float32; none becomes larger."""
+    single = radius.float()
+    return torch.where(single.double() > radius, torch.nextafter(single, single.new_zeros(())), single)

@@ -147,7 +147,7 @@ class Rule:
         votes = np.zeros((len(runs), chosen.counter.num_classes), dtype=np.int64)
         active, used = list(range(len(runs))), 0
         for n in test.looks.tolist():
-            votes[active] += chosen.votes(active, n - used, first_block=used // min(block, look))
+            votes[active] += chosen.votes(active, n - used, first_block=used // block)
             used = n
             active = [i for i in active if runs[i].update(int(votes[i, chosen.classes[i]]), n) == "continue"]
             if not active:

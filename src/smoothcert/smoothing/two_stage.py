@@ -8,15 +8,13 @@ n would depend on the votes that are then bounded.
 from scipy import special
 
 OUTSIDE = 0.1
-"""Probability, at each end, that p is outside the range for which the loss is predicted. It decides how often the loss
-is a little larger than requested, never whether a certificate holds."""
+"""Probability that p is larger than the largest one for which the loss is predicted. It decides how often the loss is a
+little larger than requested, never whether a certificate holds."""
 MINIMUM = 1000
 
 
 def _predicted_radius(q: float, n: int, alpha: float) -> float:
     """The radius, in units of sigma, from n votes of which the share q fails: Clopper-Pearson at a real count."""
-    if q >= 1:
-        return 0.0
     bound = float(special.betainccinv(n * q + 1, n * (1 - q), alpha))
     return max(0.0, -float(special.ndtri(bound)))
 
@@ -39,10 +37,10 @@ def second_stage_votes(
 ) -> int:
     """Number of fresh votes that are predicted to lose at most `radius_loss` * sigma of radius against `n_max` votes.
 
-    The prediction is the worst over the values of p that the first stage leaves plausible: its estimate and the ends
-    of a Clopper-Pearson interval. It is `minimum` (at most n_max) when even the largest of them gives no radius, and
-    close to n_max when no vote failed, because the radius of such an image grows with every vote. Only the cost depends
-    on the prediction: the fresh votes are bounded at the full alpha, which holds for every n.
+    The prediction is for the largest p that the first stage leaves plausible, by Clopper-Pearson: the larger p, the
+    more votes are needed. It is `minimum` (at most n_max) when even this p gives no radius, and close to n_max when no
+    vote failed, because the radius of such an image grows with every vote. Only the cost depends on the prediction: the
+    fresh votes are bounded at the full alpha, which holds for every n.
     """
     if not 0 <= first_count <= first_n or first_n < 1:
         raise ValueError(f"expected 0 <= count <= n and n >= 1, got count {first_count}, n {first_n}")
@@ -50,7 +48,5 @@ def second_stage_votes(
         given = f"{alpha}, {n_max}, {minimum}, {radius_loss}"
         raise ValueError(f"expected 0 < alpha < 1, n_max, minimum >= 1, radius_loss >= 0, got {given}")
     failures = first_n - first_count
-    least = float(special.betaincinv(failures, first_count + 1, OUTSIDE)) if failures else 0.0
-    most = float(special.betainccinv(failures + 1, first_count, OUTSIDE)) if first_count else 1.0
-    minimum = min(minimum, n_max)
-    return max(_votes_for(q, minimum, n_max, alpha, radius_loss) for q in (least, failures / first_n, most))
+    least_error = float(special.betaincinv(failures, first_count + 1, OUTSIDE)) if failures else 0.0
+    return _votes_for(least_error, min(minimum, n_max), n_max, alpha, radius_loss)
