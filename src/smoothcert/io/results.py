@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import IO, Any, Generic, TypeVar
 
 from smoothcert.errors import RequestError, WorkError, write_error
-from smoothcert.io.compressed import exists, plain_form, stem
-from smoothcert.io.files import LockedError, check_regular_file, locked, write_text_atomically
+from smoothcert.io.compressed import compressed_form, exists, plain_form, stem
+from smoothcert.io.files import LockedError, check_regular_file, locked, remove_temporaries, write_text_atomically
 
 Row = TypeVar("Row")
 
@@ -74,7 +74,10 @@ def _lock(path: Path) -> Path:
 
 @contextmanager
 def alone(path: Path, otherwise: str = "choose another --name") -> Iterator[None]:
-    """Refuse a second process that would write the file `path` at the same time; the message ends in `otherwise`."""
+    """Refuse a second process that would write the file `path` at the same time; the message ends in `otherwise`.
+
+    Temporary files that killed processes left of it, of its compressed form and of its settings are removed.
+    """
     with ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,6 +86,8 @@ def alone(path: Path, otherwise: str = "choose another --name") -> Iterator[None
             raise RequestError(f"{path}: another process is writing it; wait for it, or {otherwise}") from error
         except OSError as error:
             raise write_error(path.parent, error) from error
+        for file in (plain_form(path), compressed_form(path), settings_path(path)):
+            remove_temporaries(file)
         yield
 
 
