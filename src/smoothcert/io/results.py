@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Generic, TypeVar
@@ -153,14 +153,19 @@ class ResultWriter(Generic[Row]):
             self._file.seek(length)
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Add rows; they are on disk when this returns."""
+        """Add rows; they are on disk when this returns. On a full disk raise a WorkError; the file can be continued."""
         text = "".join(map(self._format_row, rows))
         if self._file is None:
             self._create(text)
             return
-        self._file.write(text.encode())
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        try:
+            self._file.write(text.encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            with suppress(OSError):  # closing tries to write once more
+                self._file.close()
+            raise write_error(self.path.parent, error) from error
 
     def _create(self, text: str) -> None:
         """Write the settings, then the header and the first rows at once: no reader sees a file without them."""

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
     from smoothcert.report.notebook import CertificatesTable
 
+DIGEST = "weights_sha256"
 MOST = 100_000
 """The largest side of an image, and the largest number of classes, that a file may request memory for."""
 
@@ -204,7 +205,7 @@ def save_weights(
     about = {"recipe": recipe.to_mapping(), "input": asdict(spec), "epoch": epoch, "provenance": dict(provenance)}
     # Copies, because safetensors refuses tensors that share memory, as tied weights do.
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in weights.items()}
-    write_tensors(folder / MODEL, tensors, about)
+    write_tensors(folder / MODEL, tensors, {**about, DIGEST: tensors_digest(tensors)})
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -222,6 +223,8 @@ class ModelFile:
     spec: InputSpec
     epoch: int
     provenance: Mapping[str, Any]
+    digest: str | None
+    """The digest of the weights; None for files of earlier versions."""
 
 
 def read_model_file(path: Path) -> ModelFile:
@@ -243,7 +246,7 @@ def read_model_file(path: Path) -> ModelFile:
         raise WorkError(f"{error}; the file is damaged: restore it, or train again into another folder") from error
     except DAMAGE as error:
         raise _damaged_model(path, error) from error
-    return ModelFile(recipe, spec, epoch, provenance)
+    return ModelFile(recipe, spec, epoch, provenance, about.get(DIGEST))
 
 
 def recipe_of_model(path: Path) -> TrainRecipe:
@@ -290,7 +293,10 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
     try:
         model = new_model(file.recipe, file.spec) if model is None else model
         with safe_open(path, framework="pt") as opened:
-            model.load_state_dict({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
+            weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        if file.digest not in (None, tensors_digest(weights)):
+            raise ValueError("the weights have changed since they were saved")
+        model.load_state_dict(weights)
     except RequestError:
         raise
     except DAMAGE as error:
