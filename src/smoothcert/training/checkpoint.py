@@ -6,28 +6,22 @@ A run therefore loads without further options. The file is replaced atomically a
 import hashlib
 import json
 import math
-import os
-import platform
-import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import scipy
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
-from smoothcert import __version__
 from smoothcert.data import Images, Normalization
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file, replaced_atomically
 from smoothcert.io.text import named_error
 from smoothcert.models import DENOISERS, build_model, is_code, is_hub
+from smoothcert.training.device import default_float32
 from smoothcert.training.metrics import METRICS, read_epochs
 from smoothcert.training.recipe import ImportRecipe, TrainRecipe, parse_recipe
 from smoothcert.training.run_folder import MODEL as MODEL
@@ -148,34 +142,6 @@ class Run:
             )
 
 
-@cache
-def source_commit(root: Path = Path(__file__).parents[2]) -> dict[str, str]:
-    """{"commit": ...} if the package is a git checkout, with `-dirty` if it has changes; otherwise {}."""
-    if not (root / ".git").exists():
-        return {}
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    # Variables that git sets for its hooks would point to another repository.
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-    try:
-        commit = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True, env=clean).stdout
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return {"commit": commit.strip()} if commit.strip() else {}
-
-
-def versions(device: torch.device) -> dict[str, str]:
-    """Versions of the software, and the hardware, that a result is computed with."""
-    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    packages = {
-        "smoothcert": __version__,
-        **source_commit(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "scipy": scipy.__version__,
-    }
-    return {**packages, "python": platform.python_version(), "device": f"{device.type} ({hardware})"}
-
-
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of the names, types, shapes and bytes of all tensors, sorted by name."""
     digest = hashlib.sha256()
@@ -187,10 +153,11 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def new_model(recipe: TrainRecipe | ImportRecipe, spec: InputSpec) -> nn.Module:
-    """Build the network of the recipe, initialized by the global torch generator."""
+    """Build the network of the recipe on the CPU in float32, initialized by the global torch generator."""
     normalization = spec.normalization
     mean, std = (normalization.mean, normalization.std) if normalization else (None, None)
-    return build_model(recipe.model, spec.shape, spec.num_classes, mean, std)
+    with default_float32(), torch.device("cpu"):
+        return build_model(recipe.model, spec.shape, spec.num_classes, mean, std)
 
 
 def save_weights(
@@ -291,7 +258,9 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
     if model is None:
         refuse_code(folder, file.recipe.model, code)
     try:
-        model = new_model(file.recipe, file.spec) if model is None else model
+        if model is None:
+            with torch.random.fork_rng(devices=[]):  # the weights that it draws are replaced
+                model = new_model(file.recipe, file.spec)
         with safe_open(path, framework="pt") as opened:
             weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         if file.digest not in (None, tensors_digest(weights)):

@@ -56,7 +56,7 @@ def save_state(folder: Path, state: State) -> None:
 
 
 def load_state(folder: Path) -> State | None:
-    """Read the state onto the CPU; None if no epoch has finished. Loading cannot run code; changed bytes are refused."""
+    """Read the state onto the CPU; None if no epoch has finished. Loading cannot run code; a changed bit is refused."""
     path = folder / STATE
     check_regular_file(path)
     if not path.exists():
