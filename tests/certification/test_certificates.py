@@ -237,6 +237,7 @@ def test_radii_above_the_limit_of_each_rule_are_refused(tmp_path: Path, settings
     [
         {"sigma": None, "n": "many"},
         {"sigma": "0.5"},
+        {"objective": "x" * 20_000},
         {"sigma": 1e308},
         {"sigma": -1},
         {"sigma": True},

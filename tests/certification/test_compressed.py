@@ -101,11 +101,14 @@ def test_commands_read_compressed_files(run_cli: Cli, certified: tuple[Path, Pat
     assert run_cli(*attack, "--device", "cpu")[0] == 0
     attacks = (run / "attacks" / "pgd.tsv").read_bytes()
     unpacked = run / "certificates" / "test.tsv"
-    unpacked.write_bytes(gzip.decompress((run / "certificates" / "test.tsv.gz").read_bytes()))
+    content = gzip.decompress((run / "certificates" / "test.tsv.gz").read_bytes())
+    unpacked.write_bytes(content[: content[:-1].rindex(b"\n") + 1])
     code, _, error = run_cli(*attack, "--device", "cpu")
     assert code == 2
     assert error.count("\n") == 1
     assert "test.tsv: expected one form of this file, got test.tsv.gz next to it as well" in error
+    unpacked.write_bytes(content)
+    assert find_certificates([run])[0][1] == unpacked, "the two forms are equal: compressing was killed before it ended"
     (run / "certificates" / "test.tsv.gz").unlink()
     assert run_cli(*attack, "--device", "cpu")[0] == 0, "an attack continues in spite of the other form"
     assert (run / "attacks" / "pgd.tsv").read_bytes() == attacks
@@ -196,6 +199,19 @@ def test_a_compressed_file_is_continued_or_kept(certify: Callable[..., Certifica
     shutil.copy(tmp_path / "expected.tsv", tmp_path / "a.tsv")
     with pytest.raises(RequestError, match="one form of this file"):
         certify(tmp_path / "a.tsv", 9)
+
+
+def test_a_process_killed_between_the_two_forms_of_a_file_blocks_nobody(tmp_path: Path) -> None:
+    plain, packed, temporary = (tmp_path / name for name in ("a.tsv", "a.tsv.gz", ".a.tsv.gz.0a1b2c3d.tmp"))
+    whole = write(plain).read_bytes()
+    compressed.write_content(packed, whole)
+    temporary.write_bytes(b"a part")
+    assert compress_certificates(plain) is None
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "a.json", packed]
+    plain.write_bytes(whole)
+    with compressed.plain_while_written(plain):
+        assert (plain.read_bytes(), packed.exists()) == (whole, False)
+    assert (gzip.decompress(packed.read_bytes()), plain.exists()) == (whole, False)
 
 
 def test_a_loader_that_is_left_early_leaves_a_plain_file(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from smoothcert.certification.model_provenance import model_provenance
 from smoothcert.errors import WorkError
 from smoothcert.io.results import write_settings
-from smoothcert.training.checkpoint import source_commit
+from smoothcert.training.versions import source_commit
 
 
 def git(folder: Path, *arguments: str) -> str:

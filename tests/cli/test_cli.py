@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
@@ -10,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny import tiny_recipe
+from tiny import digest, tiny_recipe
 
-from smoothcert import RequestError, __version__
+from smoothcert import RequestError, WorkError, __version__
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.settings import CertifySettings
 from smoothcert.data import DATASETS, ImageData, Images, mnist
@@ -120,7 +121,7 @@ def test_preset_and_objective_are_shown_in_full(run_cli: Cli) -> None:
         (["train", "--dataset", "mnist-sample", "--sigma", 0.5], "--method NAME: missing"),
         (["train", "--dataset", "mnist-sample", "--method", "gaussian"], "--sigma S: missing"),
         (["train", "--dataset", "folder:nowhere", "--method", "gaussian", "--sigma", 0.5], "folder:nowhere: expected"),
-        (["train", "--out", "x", "--resume"], "x: holds no saved epoch to continue"),
+        (["train", "--out", "x", "--resume"], "x: holds no run to continue"),
         (["train", "--out", "x", *SAMPLE, "--model", "lenett"], "lenett"),
         (["train", "--out", "x", *SAMPLE, "--model", "os:nope"], "nope"),
         (["train", "--out", "x", "--preset", "mnist/gausian"], "did you mean mnist/gaussian"),
@@ -269,6 +270,32 @@ def test_interrupt_says_how_to_continue(run_cli: Cli, tmp_path: Path, monkeypatc
     code, _, err = run_cli("train", "--recipe", recipe, "--out", tmp_path / "run", "--device", "cpu")
     assert code == 130
     assert "--resume" in err
+
+
+def test_an_interrupt_that_compiled_code_reports_as_damage_is_an_interrupt(
+    run_cli: Cli, trained_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*arguments: object, **options: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt as error:  # as safetensors does
+            raise WorkError("model.safetensors: damaged") from error
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("smoothcert.training.checkpoint.read_model_file", load)
+    code, _, err = run_cli("export", trained_run, "--out", trained_run / "half")
+    assert (code, "interrupted" in err, "damaged" in err) == (130, True, False)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_resume_starts_a_run_that_was_interrupted_before_its_first_file(run_cli: Cli, tmp_path: Path) -> None:
+    images = np.zeros((4, 28, 28), np.uint8)
+    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(4) % 2)
+    request = ("train", "--dataset", f"npz:{tmp_path / 'a.npz'}", "--method", "gaussian", "--sigma", 0.5)
+    request = (*request, "--model", "lenet", "--epochs", 1, "--set", "batch_size=2", "--device", "cpu")
+    assert run_cli(*request, "--out", tmp_path / "run", "--resume")[0] == 0
+    assert run_cli(*request, "--out", tmp_path / "whole")[0] == 0
+    assert digest(tmp_path / "run") == digest(tmp_path / "whole")
 
 
 def test_import_then_certify(run_cli: Cli, tmp_path: Path, trained_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,13 @@ def test_files_are_replaced_and_removed_repeatedly(tmp_path: Path) -> None:
     assert sorted(json.loads((out / MANIFEST).read_text())["files"]) == ["a.md", "other.csv"]
 
 
+def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    for name in (f".{MANIFEST}.0a1b2c3d.tmp", ".a.md.0a1b2c3d.tmp", ".mine.tmp"):
+        (tmp_path / name).write_text("a part")
+    write_files(tmp_path, {"a.md": b"1"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.tmp", MANIFEST, "a.md"]
+
+
 @pytest.mark.parametrize(
     "manifest", [None, b"", b"[1]", b'{"files": 3}', b'{"files": {"a.md": 3}}', b"\xff", b"[" * 9999]
 )

@@ -248,6 +248,17 @@ def test_truncated_state_is_refused_and_kept(half: Path, tiny_data: ImageData) -
         refused_and_unchanged(half, tiny_data, r"state\.pt: damaged")
 
 
+def test_a_changed_bit_in_a_weight_is_refused(half: Path, tiny_data: ImageData) -> None:
+    *_, weight = (tensor for tensor in load_run(half).model.state_dict().values() if tensor.ndim == 2)
+    for name in (STATE, MODEL):
+        content = bytearray((half / name).read_bytes())
+        content[content.index(weight.numpy().tobytes()) + 2] ^= 1
+        (half / name).write_bytes(content)
+    refused_and_unchanged(half, tiny_data, r"state\.pt: damaged")
+    with pytest.raises(WorkError, match=r"model\.safetensors: damaged .*the weights have changed"):
+        load_run(half)
+
+
 def test_resume_refuses_an_edited_recipe(half: Path, tiny_data: ImageData) -> None:
     edited = tiny_recipe(sigma=0.25)
     edited.save(half / RECIPE)

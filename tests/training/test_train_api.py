@@ -215,6 +215,29 @@ def test_runs_are_reported_and_shown_in_one_line(certified: sc.Run) -> None:
     assert len(repr(certified.certificates)) < 300
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_settings_of_torch_neither_change_a_run_nor_are_changed(
+    trained_run: Path, tmp_path: Path, tiny_data: ImageData, dtype: torch.dtype
+) -> None:
+    recipe = tiny_recipe(epochs=1, learning_rate_drops=())
+    sc.train(recipe, tiny_data, out=tmp_path / "usual", device="cpu")
+    expected, weights = digest(tmp_path / "usual"), digest(trained_run)
+    generator = torch.get_rng_state()
+    torch.set_default_dtype(dtype)
+    torch.set_default_device("meta")
+    try:
+        loaded = digest(trained_run)
+        torch.set_default_device(None)
+        with torch.no_grad():
+            sc.train(recipe, tiny_data, out=tmp_path / "other", device="cpu")
+        assert torch.get_default_dtype() == dtype
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+    assert (loaded, digest(tmp_path / "other")) == (weights, expected)
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
 def test_presets_are_recipes() -> None:
     recipe = sc.preset("mnist/consistency", sigma=0.5)
     assert isinstance(recipe, sc.TrainRecipe)

@@ -75,8 +75,18 @@ SETTINGS: Mapping[str, _Check] = {
 """Expected values of the settings next to a result file, if they are present; null stands for "not used"."""
 
 
+LONGEST_TEXT = 10_000
+"""More than the longest path of a file; figures and tables of a report take minutes to lay out a much longer name."""
+
+
 def check_settings(settings: Mapping[str, Any], path: Path) -> None:
-    """Raise a WorkError if a setting of the result file `path` has an unexpected value."""
+    """Raise a WorkError if a setting of the result file `path` has an unexpected value, or a text without end."""
+    for key, value in settings.items():
+        if isinstance(value, str) and len(value) > LONGEST_TEXT:
+            raise WorkError(
+                f"{settings_path(path)}: damaged, expected at most {LONGEST_TEXT:,} characters for '{key[:60]}', got "
+                f"{len(value):,}; restore it"
+            )
     for key, (expected, holds) in SETTINGS.items():
         value = settings.get(key)
         if value is not None and not holds(value):

@@ -7,7 +7,7 @@ from smoothcert.certification.certificates import CertifiedImage, read_certifica
 from smoothcert.certification.checks import BOUNDS, EARLY_NAME, ONE_SIDED, RANDOMIZED, TWO_SIDED
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import read_content
-from smoothcert.io.results import refuse_existing, settings_path
+from smoothcert.io.results import alone, refuse_existing, settings_path
 from smoothcert.noise import NOISES, Noise
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 from smoothcert.smoothing.certify import certificate_of_class
@@ -60,7 +60,9 @@ def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, 
         raise RequestError(f"{path}: expected the seed that its coins are drawn from, got none; recertify each shard")
     noise = NOISES[settings["noise"]](settings["sigma"])
     rows = [bounded_again(row, noise, settings) for row in file.rows]
-    write_certificates(out, rows, settings, {**file.provenance, "recertified_from": path.name})
+    with alone(out, "choose another --out"):
+        refuse_existing(out)
+        write_certificates(out, rows, settings, {**file.provenance, "recertified_from": path.name})
     return len(rows)
 
 

@@ -18,8 +18,9 @@ from smoothcert.data import DATASETS, UNSPLIT, ImageFiles, Images
 from smoothcert.errors import RequestError
 from smoothcert.models import Denoised, check_outputs, is_code
 from smoothcert.smoothing.votes import Classifier
-from smoothcert.training.checkpoint import Run, tensors_digest, versions
+from smoothcert.training.checkpoint import Run, tensors_digest
 from smoothcert.training.denoiser import Denoiser
+from smoothcert.training.versions import versions
 
 DIGEST_IMAGES = 100
 """Number of images whose pixels and predicted classes are hashed to identify unnamed data sets and user code."""

@@ -2,8 +2,12 @@
 
 import codecs
 import io
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import current_thread, main_thread
+from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
@@ -113,12 +117,34 @@ def accept_any_terminal() -> None:
             stream.reconfigure(errors="smoothcert")
 
 
+@contextmanager
+def noted(interrupts: list[int]) -> Iterator[None]:
+    """Add each Ctrl-C during the body to `interrupts`; it raises KeyboardInterrupt as usual."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    # Other handlers, such as those of programs that ignore Ctrl-C, stay; only the main thread may set one.
+    replaced = before is signal.default_int_handler and current_thread() is main_thread()
+    if replaced:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if replaced:
+            signal.signal(signal.SIGINT, before)
+
+
 def main() -> None:
     """Run a command; a wrong request or failed work prints one line, never a traceback."""
     accept_any_terminal()
     code: object = 0
+    interrupts: list[int] = []
     try:
-        code = app(standalone_mode=False, prog_name="smoothcert")
+        with noted(interrupts):
+            code = app(standalone_mode=False, prog_name="smoothcert")
     except typer.TyperException as error:
         message = parser_message(error)
         # Without arguments the help has been printed, or it is the message; typer does not export this error.
@@ -126,10 +152,11 @@ def main() -> None:
             print(message)
             sys.exit(2)
         fail(message, 2)
-    except RequestError as error:
-        fail(str(error), 2)
-    except WorkError as error:
-        fail(str(error), 1)
+    except (RequestError, WorkError) as error:
+        # Compiled code may turn the interrupt into an error of its own, which looks like a damaged file.
+        if not interrupts:
+            fail(str(error), 2 if isinstance(error, RequestError) else 1)
+        code = INTERRUPTED
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except OSError as error:

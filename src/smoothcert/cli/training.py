@@ -68,16 +68,18 @@ def train(
 
     chosen = (preset, recipe, dataset, files.image_size, objective, model, epochs, set_)
     options = RecipeOptions(*chosen, trained=init is not None)
+    name = options.name(sigma)
     if out is None:
-        name = options.name(sigma)
         out = Path("runs") / name if name is not None else None
     if out is not None and preset is None and recipe is None and resume:
-        if not (out / RECIPE).exists():
+        if (out / RECIPE).exists():
+            options = replace(options, file=out / RECIPE, continued=True)
+        else:
             refuse_lost_recipe(out)
-            raise RequestError(
-                f"{out}: holds no saved epoch to continue; name its run by --out, or give --preset NAME for a new one"
-            )
-        options = replace(options, file=out / RECIPE, continued=True)
+            if name is None:  # a whole request, of a process that ended before it made the folder, starts again
+                raise RequestError(
+                    f"{out}: holds no run to continue; name its run by --out, or give --preset NAME for a new one"
+                )
     load = files.loader()
     final = choose_recipe(options, sigma, load)
     from smoothcert.data import UNSPLIT

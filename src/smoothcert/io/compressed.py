@@ -44,29 +44,42 @@ def exists(path: Path) -> bool:
 
 
 def existing_form(path: Path) -> Path:
-    """The form in which the result file exists; `path` if it does not. Both forms are refused."""
-    forms = [form for form in dict.fromkeys((plain_form(path), compressed_form(path))) if form.exists()]
-    refuse_both_forms(forms)
-    return forms[0] if forms else path
+    """The form in which the result file exists, the plain one of two; `path` if it does not (see `one_form_each`)."""
+    forms = dict.fromkeys((plain_form(path), compressed_form(path)))
+    return next(iter(one_form_each(form for form in forms if form.exists())), path)
 
 
-def refuse_both_forms(paths: Iterable[Path]) -> None:
-    """Refuse files of which one is the compressed form of another: they may differ."""
-    plain: dict[Path, Path] = {}
+def one_form_each(paths: Iterable[Path]) -> list[Path]:
+    """`paths`, with only the plain one of two forms of a file, which a process leaves that is killed in between.
+
+    Two forms with different content are refused.
+    """
+    forms: dict[Path, Path] = {}
     for path in paths:
-        if (other := plain.setdefault(plain_form(path), path)) != path:
-            raise RequestError(
-                f"{other}: expected one form of this file, got {path.name} next to it as well; keep the one with more "
-                "rows and move the other"
-            )
+        plain = plain_form(path)
+        other = forms.setdefault(plain, path)
+        if other != path:
+            if not _same_content(plain):
+                raise RequestError(
+                    f"{other}: expected one form of this file, got {path.name} next to it as well; keep the one with "
+                    "more rows and move the other"
+                )
+            forms[plain] = plain
+    return list(forms.values())
+
+
+def _same_content(plain: Path) -> bool:
+    try:
+        return plain.read_bytes() == read_content(compressed_form(plain), "one form of the file")
+    except WorkError:  # the compressed form is damaged
+        return False
 
 
 def result_files(folder: Path) -> list[Path]:
     """The result files in `folder`, plain and compressed, sorted by name; hidden files are left out."""
     files = [*folder.glob(f"*{PLAIN}"), *folder.glob(f"*{COMPRESSED}")]
     files = sorted((path for path in files if path.is_file() and path.name[0] != "."), key=plain_form)
-    refuse_both_forms(files)
-    return files
+    return one_form_each(files)
 
 
 def read_content(path: Path, kind: str) -> bytes:
@@ -118,11 +131,12 @@ def plain_while_written(path: Path) -> Iterator[Path]:
     A compressed file is unpacked before. After the body, the file is compressed if it was before or if `path` asks for
     it. If the body fails, a file that has changed stays plain, so that it can be continued.
     """
-    existing, plain = existing_form(path), plain_form(path)
-    before = read_content(existing, "a result file") if existing != plain and existing.exists() else None
+    existing_form(path)  # refuses two forms that differ
+    plain, packed = plain_form(path), compressed_form(path)
+    before = read_content(packed, "a result file") if packed != plain and packed.exists() else None
     if before is not None:
         write_content(plain, before)
-        existing.unlink()
+        packed.unlink()
     try:
         yield plain
     except BaseException:

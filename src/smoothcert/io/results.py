@@ -3,14 +3,14 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Generic, TypeVar
 
 from smoothcert.errors import RequestError, WorkError, write_error
-from smoothcert.io.compressed import exists, plain_form, stem
-from smoothcert.io.files import LockedError, check_regular_file, locked, write_text_atomically
+from smoothcert.io.compressed import compressed_form, exists, plain_form, stem
+from smoothcert.io.files import LockedError, check_regular_file, locked, remove_temporaries, write_text_atomically
 
 Row = TypeVar("Row")
 
@@ -74,7 +74,10 @@ def _lock(path: Path) -> Path:
 
 @contextmanager
 def alone(path: Path, otherwise: str = "choose another --name") -> Iterator[None]:
-    """Refuse a second process that would write the file `path` at the same time; the message ends in `otherwise`."""
+    """Refuse a second process that would write the file `path` at the same time; the message ends in `otherwise`.
+
+    Temporary files that killed processes left of it, of its compressed form and of its settings are removed.
+    """
     with ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,6 +86,8 @@ def alone(path: Path, otherwise: str = "choose another --name") -> Iterator[None
             raise RequestError(f"{path}: another process is writing it; wait for it, or {otherwise}") from error
         except OSError as error:
             raise write_error(path.parent, error) from error
+        for file in (plain_form(path), compressed_form(path), settings_path(path)):
+            remove_temporaries(file)
         yield
 
 
@@ -148,14 +153,19 @@ class ResultWriter(Generic[Row]):
             self._file.seek(length)
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Add rows; they are on disk when this returns."""
+        """Add rows; they are on disk when this returns. On a full disk raise a WorkError; the file can be continued."""
         text = "".join(map(self._format_row, rows))
         if self._file is None:
             self._create(text)
             return
-        self._file.write(text.encode())
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        try:
+            self._file.write(text.encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            with suppress(OSError):  # closing tries to write once more
+                self._file.close()
+            raise write_error(self.path.parent, error) from error
 
     def _create(self, text: str) -> None:
         """Write the settings, then the header and the first rows at once: no reader sees a file without them."""

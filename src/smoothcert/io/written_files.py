@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from smoothcert.errors import RequestError, write_error
-from smoothcert.io.files import replaced_atomically, write_text_atomically
+from smoothcert.io.files import remove_temporaries, replaced_atomically, write_text_atomically
+from smoothcert.io.results import alone
 
 MANIFEST = ".smoothcert-report.json"
 Digests = dict[str, list[str]]
@@ -38,17 +39,24 @@ def write_files(
     """Write each file into `folder` atomically and return the paths of the written files.
 
     A content of None removes a file that an earlier call wrote; files of the user are kept. Nothing is written if
-    `refuse_foreign_files` refuses one of the files. The next call recognises the files of a killed process.
+    `refuse_foreign_files` refuses one of the files. The next call recognises the files of a killed process, and removes
+    its temporary ones; a second process that writes into the folder at the same time is refused.
     `request` says how the files were made (see `stored_request`); without it, the one stored before is kept.
     """
     request = stored_request(folder) if request is None else request
+    refuse_foreign_files(folder, (name for name, content in files.items() if content is not None), force)
+    with alone(folder / MANIFEST, "choose another folder"):
+        for name in files:
+            remove_temporaries(folder / name)
+        return _write_files(folder, files, request)
+
+
+def _write_files(folder: Path, files: Mapping[str, bytes | None], request: Mapping[str, object] | None) -> list[Path]:
     contents = {name: content for name, content in files.items() if content is not None}
-    refuse_foreign_files(folder, contents, force)
     digests = {name: [hashlib.sha256(content).hexdigest()] for name, content in contents.items()}
     before = _written(folder)
     kept = {name: known for name, known in before.items() if name not in files}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         either = {name: [*before.get(name, []), *new] for name, new in digests.items()}
         _write_manifest(folder, {**before, **either}, request)
         for name, content in files.items():

@@ -6,28 +6,22 @@ A run therefore loads without further options. The file is replaced atomically a
 import hashlib
 import json
 import math
-import os
-import platform
-import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import scipy
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
-from smoothcert import __version__
 from smoothcert.data import Images, Normalization
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file, replaced_atomically
 from smoothcert.io.text import named_error
 from smoothcert.models import DENOISERS, build_model, is_code, is_hub
+from smoothcert.training.device import default_float32
 from smoothcert.training.metrics import METRICS, read_epochs
 from smoothcert.training.recipe import ImportRecipe, TrainRecipe, parse_recipe
 from smoothcert.training.run_folder import MODEL as MODEL
@@ -38,6 +32,7 @@ if TYPE_CHECKING:
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
     from smoothcert.report.notebook import CertificatesTable
 
+DIGEST = "weights_sha256"
 MOST = 100_000
 """The largest side of an image, and the largest number of classes, that a file may request memory for."""
 
@@ -147,34 +142,6 @@ class Run:
             )
 
 
-@cache
-def source_commit(root: Path = Path(__file__).parents[2]) -> dict[str, str]:
-    """{"commit": ...} if the package is a git checkout, with `-dirty` if it has changes; otherwise {}."""
-    if not (root / ".git").exists():
-        return {}
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    # Variables that git sets for its hooks would point to another repository.
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-    try:
-        commit = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True, env=clean).stdout
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return {"commit": commit.strip()} if commit.strip() else {}
-
-
-def versions(device: torch.device) -> dict[str, str]:
-    """Versions of the software, and the hardware, that a result is computed with."""
-    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    packages = {
-        "smoothcert": __version__,
-        **source_commit(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "scipy": scipy.__version__,
-    }
-    return {**packages, "python": platform.python_version(), "device": f"{device.type} ({hardware})"}
-
-
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of the names, types, shapes and bytes of all tensors, sorted by name."""
     digest = hashlib.sha256()
@@ -186,10 +153,11 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def new_model(recipe: TrainRecipe | ImportRecipe, spec: InputSpec) -> nn.Module:
-    """Build the network of the recipe, initialized by the global torch generator."""
+    """Build the network of the recipe on the CPU in float32, initialized by the global torch generator."""
     normalization = spec.normalization
     mean, std = (normalization.mean, normalization.std) if normalization else (None, None)
-    return build_model(recipe.model, spec.shape, spec.num_classes, mean, std)
+    with default_float32(), torch.device("cpu"):
+        return build_model(recipe.model, spec.shape, spec.num_classes, mean, std)
 
 
 def save_weights(
@@ -204,7 +172,7 @@ def save_weights(
     about = {"recipe": recipe.to_mapping(), "input": asdict(spec), "epoch": epoch, "provenance": dict(provenance)}
     # Copies, because safetensors refuses tensors that share memory, as tied weights do.
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in weights.items()}
-    write_tensors(folder / MODEL, tensors, about)
+    write_tensors(folder / MODEL, tensors, {**about, DIGEST: tensors_digest(tensors)})
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -222,6 +190,8 @@ class ModelFile:
     spec: InputSpec
     epoch: int
     provenance: Mapping[str, Any]
+    digest: str | None
+    """The digest of the weights; None for files of earlier versions."""
 
 
 def read_model_file(path: Path) -> ModelFile:
@@ -243,7 +213,7 @@ def read_model_file(path: Path) -> ModelFile:
         raise WorkError(f"{error}; the file is damaged: restore it, or train again into another folder") from error
     except DAMAGE as error:
         raise _damaged_model(path, error) from error
-    return ModelFile(recipe, spec, epoch, provenance)
+    return ModelFile(recipe, spec, epoch, provenance, about.get(DIGEST))
 
 
 def recipe_of_model(path: Path) -> TrainRecipe:
@@ -288,9 +258,14 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
     if model is None:
         refuse_code(folder, file.recipe.model, code)
     try:
-        model = new_model(file.recipe, file.spec) if model is None else model
+        if model is None:
+            with torch.random.fork_rng(devices=[]):  # the weights that it draws are replaced
+                model = new_model(file.recipe, file.spec)
         with safe_open(path, framework="pt") as opened:
-            model.load_state_dict({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
+            weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        if file.digest not in (None, tensors_digest(weights)):
+            raise ValueError("the weights have changed since they were saved")
+        model.load_state_dict(weights)
     except RequestError:
         raise
     except DAMAGE as error:

@@ -12,6 +12,17 @@ def weights_layout(own_network: bool) -> torch.memory_format:
 
 
 @contextmanager
+def default_float32() -> Iterator[None]:
+    """Make float32 torch's default type of real numbers in the body, also for a user who has chosen another."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
 def training_device(device: torch.device) -> Iterator[None]:
     """On a GPU: use a new stream, as captured steps need, the fastest convolutions, and TF32 for matrix products."""
     if device.type != "cuda":

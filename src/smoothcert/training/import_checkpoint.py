@@ -24,12 +24,13 @@ from smoothcert.io.files import remove_temporaries
 from smoothcert.io.results import alone
 from smoothcert.io.text import named_error
 from smoothcert.models import MODELS
-from smoothcert.training.checkpoint import InputSpec, Run, new_model, read_model_file, save_weights, versions
+from smoothcert.training.checkpoint import InputSpec, Run, new_model, read_model_file, save_weights
 from smoothcert.training.choices import InputLayer
 from smoothcert.training.input_layer import layer_normalization, network_of
 from smoothcert.training.metrics import METRICS
 from smoothcert.training.recipe import ImportRecipe, parse_recipe
 from smoothcert.training.run_folder import MODEL, RECIPE, STATE
+from smoothcert.training.versions import versions
 
 USUAL_DATASET = {"lenet": "mnist", "resnet50": "imagenet"}  # of the other networks: cifar10
 CONTAINERS = ("state_dict", "net", "model_state_dict", "model")

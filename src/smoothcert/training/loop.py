@@ -24,7 +24,7 @@ from smoothcert.objectives import Progress
 from smoothcert.objectives.base import warm_up
 from smoothcert.training.checkpoint import save_weights
 from smoothcert.training.dead_start import LEARNT_BY, at_chance, nothing_learnt, restart_if_dead
-from smoothcert.training.device import training_device
+from smoothcert.training.device import default_float32, training_device
 from smoothcert.training.evaluate import noisy_accuracy, recompute_statistics
 from smoothcert.training.metrics import ACCURACY, METRICS, append_metrics
 from smoothcert.training.recipe import TrainRecipe
@@ -67,6 +67,8 @@ def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Unpack[Opt
     with (
         enough_memory(WorkError(TOO_LITTLE_MEMORY)),
         training_device(device),
+        default_float32(),
+        torch.enable_grad(),
         team(device, TRAINING_SECONDS) as group,
         set_up(recipe, data, folder, group, **options) as run,
     ):

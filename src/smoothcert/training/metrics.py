@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from smoothcert.errors import WorkError, write_error
 from smoothcert.io.compressed import compress, compressed_form, existing_form, exists, read_content
 from smoothcert.io.files import check_inside, write_text_atomically
-from smoothcert.io.results import not_being_written
+from smoothcert.io.results import alone
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +75,7 @@ def compress_metrics(path: Path, epochs: int) -> bool:
     """Compress the metrics of a run that has trained all its `epochs`; return whether this was done."""
     if not path.exists():
         return False
-    with not_being_written(path, "compress it afterwards"):
+    with alone(path, "compress it afterwards"):
         finished = epochs_in(path) >= epochs
         if finished:
             compress(path)

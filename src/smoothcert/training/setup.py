@@ -21,7 +21,7 @@ from smoothcert.models.precision import resolve_precision
 from smoothcert.noise import NOISES
 from smoothcert.objectives import Denoising, Progress, UnloadedObjective, is_built_in
 from smoothcert.training.average import AveragedWeights
-from smoothcert.training.checkpoint import InputSpec, Run, new_model, versions
+from smoothcert.training.checkpoint import InputSpec, Run, new_model
 from smoothcert.training.choices import Compiling
 from smoothcert.training.denoiser import (
     behind_denoiser,
@@ -51,6 +51,7 @@ from smoothcert.training.step import (
     keep_compiled_kernels,
     make_optimizer,
 )
+from smoothcert.training.versions import versions
 
 DEAD_EPOCHS = (1, 2)
 """A start is dead if the output is constant in these epochs (in epoch 0 the mean loss is still changing)."""

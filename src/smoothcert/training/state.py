@@ -5,6 +5,7 @@ It is written before the model, whose file can be made from it, and replaced ato
 
 import io
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,15 @@ def save_state(folder: Path, state: State) -> None:
 
 
 def load_state(folder: Path) -> State | None:
-    """Read the state onto the CPU; None if no epoch has finished. Loading cannot run code."""
+    """Read the state onto the CPU; None if no epoch has finished. Loading cannot run code; a changed bit is refused."""
     path = folder / STATE
     check_regular_file(path)
     if not path.exists():
         return None
     try:
+        with zipfile.ZipFile(path) as archive:  # torch.load does not compare the checksums
+            if (part := archive.testzip()) is not None:
+                raise ValueError(f"checksum of {part}")
         stored = torch.load(path, map_location="cpu", weights_only=True)
         tensors = {name: stored[name] for name in TENSORS if name in stored}
         return State(**tensors, optimizer=stored["optimizer"]["state"], **json.loads(stored["about"]))
