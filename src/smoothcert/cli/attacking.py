@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from smoothcert.cli.certification import run_channels
+from smoothcert.cli.certification import images_of_run
 from smoothcert.cli.options import (
     Denoiser,
     Device,
@@ -96,7 +96,7 @@ def attack(
     trained = None if loaded is None else loaded.recipe
     source_name = str(dataset or (trained and trained.dataset))
     size = trained.image_size if trained is not None and dataset is None else files.image_size
-    images = files.loader()(source_name, "test", size, run_channels(loaded, source_name))
+    images = images_of_run(files, files.loader(), source_name, size, loaded)
     fields = {
         **{"radii": parse_radii(radii), "steps": steps, "num_noise": num_noise, "n": n, "alpha": alpha},
         **{"precision": precision, "seed": seed, "sigma": sigma},

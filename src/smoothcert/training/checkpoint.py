@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from smoothcert import __version__
 from smoothcert.data import Images, Normalization
+from smoothcert.data.class_names import refuse_other_order
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file, replaced_atomically
 from smoothcert.io.text import named_error
@@ -136,7 +137,7 @@ class Run:
             )
 
     def refuse_other_images(self, data: Images) -> None:
-        """Raise a RequestError if `data` does not have the shape and number of classes of the model."""
+        """Raise a RequestError if `data` does not have the shape and the classes of the model, in its order."""
         self.refuse_denoiser()
         if (data.shape, data.num_classes) != (self.spec.shape, self.spec.num_classes):
             fewer = data.shape == self.spec.shape and data.num_classes < self.spec.num_classes
@@ -145,6 +146,7 @@ class Run:
                 f"{data.name} has {data.shape} of {data.num_classes}; give the data that it was trained for"
                 + (", or name the classes of all outputs with certify --classes FILE" if fewer else "")
             )
+        refuse_other_order(data, self.spec.class_names, self.folder)
 
 
 @cache
