@@ -2,8 +2,10 @@
 
 import hashlib
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -37,7 +39,7 @@ def own_model_with_weights(reference: str, num_classes: int | None, init: Path |
 def load_initial_weights(model: nn.Module, path: Path, name: str) -> dict[str, str]:
     """Load the weights in `path` into `model`, called `name`; return the file and its SHA-256 for the provenance.
 
-    Tensors are matched by name, after the prefix of the file (such as `module.`) and after that of our input layer.
+    Tensors are matched by name, after the prefix of the file (such as `module.`) and behind an input layer.
     """
     if path.is_dir():
         check_run_folder(path)
@@ -88,13 +90,45 @@ def _read(path: Path) -> Mapping[str, Tensor]:
 
 
 def _match(weights: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """The tensors of `weights` by the names in `target`, and what is missing or unexpected."""
-    inner = "1." if all(key.startswith(("0.", "1.")) for key in target) and "0.mean" in target else ""
+    """The tensors of `weights` by the names in `target`, and what is missing or unexpected.
+
+    A network behind an input layer (mean and std) also takes the weights of the network alone. An input layer in the
+    file is never left out silently: it must be that of `target`.
+    """
+    matched, used, missing = _by_name(weights, target, "")
+    if missing and (inner := _behind_input_layer(target)):
+        matched, used, missing = _by_name(weights, target, inner)
+    known = [target[key].flatten().cpu() for key in target if key not in matched]
+    unexpected = [
+        key
+        for key in weights
+        if key not in used
+        and not (_is_buffer(key) and any(torch.equal(weights[key].flatten().to(v.dtype), v) for v in known))
+    ]
+    return matched, describe_problems({"missing": missing, "unexpected": unexpected})
+
+
+def _by_name(
+    weights: Mapping[str, Tensor], target: Mapping[str, Tensor], inner: str
+) -> tuple[dict[str, Tensor], set[str], list[str]]:
+    """Match what is behind `inner` in `target`: the tensors, their names in `weights`, and what is missing."""
     names = [key.removeprefix(inner) for key in target if key.startswith(inner)]
     prefix = best_prefix(names, weights)
     matched = {inner + name: weights[prefix + name] for name in names if prefix + name in weights}
     missing = [name for name in names if inner + name not in matched and not name.endswith(COUNTER)]
-    used = {prefix + name for name in names}
-    buffers = {part for pair in INPUT_BUFFERS for part in pair}
-    unexpected = [key for key in weights if key not in used and key.rpartition(".")[2] not in buffers]
-    return matched, describe_problems({"missing": missing, "unexpected": unexpected})
+    return matched, {prefix + name for name in names}, missing
+
+
+def _behind_input_layer(target: Mapping[str, Tensor]) -> str:
+    """The prefix, such as `1.`, of all tensors of a network that has a mean or std before it; otherwise nothing."""
+    body = [key for key in target if not _is_buffer(key)]
+    if not body or len(body) == len(target):
+        return ""
+    first, last = (key.split(".")[:-1] for key in (min(body), max(body)))  # what these share, all share
+    shared = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return "".join(f"{part}." for part, _ in shared)
+
+
+def _is_buffer(name: str) -> bool:
+    """Whether a tensor is called as the mean or standard deviation of an input layer."""
+    return name.rpartition(".")[2] in {part for pair in INPUT_BUFFERS for part in pair}
