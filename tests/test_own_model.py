@@ -14,6 +14,7 @@ import torch
 from tiny import tiny_recipe
 from torch import nn
 
+import smoothcert as sc
 from smoothcert import RequestError
 from smoothcert.certification.attack_file import read_attacks
 from smoothcert.certification.certificates import read_certificates
@@ -214,6 +215,22 @@ def test_plain_callables_and_modules_are_accepted(workplace: Path) -> None:
     assert isinstance(model, nn.Module)
     check_outputs(model, "small", (1, 4, 4), 7)
     assert model.training
+
+
+@pytest.mark.parametrize("change", [lambda x: x.sub_(0.25), lambda x: x.mul_(2)])
+def test_model_that_overwrites_its_input_is_refused(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Its second call would get another image: doctor, the accuracy of certify and some losses would be wrong."""
+
+    def model(images: torch.Tensor) -> torch.Tensor:
+        return change(images).flatten(1)[:, :2]
+
+    images, line = torch.rand(4, 1, 2, 2), "leaves its input unchanged, got one that overwrites it"
+    with pytest.raises(RequestError, match=line):
+        check_outputs(model, "mine", (1, 2, 2), 2)
+    with pytest.raises(RequestError, match=line):
+        sc.SmoothedClassifier(model, sigma=0.5).certify(images, n=10)
+    with pytest.raises(RequestError, match=line):
+        sc.doctor(model, [(images, torch.tensor([0, 1, 0, 1]))])
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from smoothcert.classifier import (
     evaluating,
     logits_of,
     refuse_batch_dependence,
+    refuse_changed_input,
     refuse_nan,
 )
 from smoothcert.errors import RequestError
@@ -174,7 +175,7 @@ def _prepared(
         # Two copies: a classifier that takes the first dimension for channels does not return two rows.
         with torch.no_grad(), evaluating(counter.classifier):
             pair = inputs[:1].expand(2, *shape).contiguous().to(counter.dtype)
-            output = counter.classifier(pair)
+            output = counter.classifier(given := pair.clone())
     except (RequestError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a user's code may fail in any way
@@ -182,6 +183,7 @@ def _prepared(
             f"the classifier fails on a batch of shape [2, {', '.join(map(str, shape))}] ({named_error(error)}); "
             "expected inputs [n, ...] as the classifier takes them"
         ) from error
+    refuse_changed_input(given, pair)
     logits = logits_of(output)
     check_logits(logits, 2, smoothed.num_classes)
     refuse_nan(logits)
