@@ -17,6 +17,7 @@ from smoothcert.cli.options import (
     command_line,
     console,
     count_option,
+    optional,
     parse_radii,
     show_table,
 )
@@ -120,7 +121,8 @@ def attack(
         )
     accuracies = [(f"{r:g}", f"{empirical_accuracy(file.rows, r):.1%}") for r in (0.0, *recipe.radii)]
     show_table(["radius", "accuracy under attack, at most"], accuracies)
-    certify = ("certify", "--model", model, "--dataset", source_name, "--sigma", recipe.sigma, "--out", folder)
+    certify = ["certify", "--model", model, "--dataset", source_name, *optional("--image-size", files.image_size)]
+    certify += [*files.words(), "--sigma", recipe.sigma, "--out", folder]
     onwards = command_line("report", folder) if run is not None or certified else command_line(*certify)
     console.print(f"wrote {path}; next: {onwards}", soft_wrap=True)
     for row in file.contradictions:

@@ -173,7 +173,7 @@ def certify(
             images = images_of_run(files, load, target.dataset, target.image_size, target.first)
             if target.published is not None and files.classes is None:
                 images = with_known_classes(images, target.published.class_names)
-            written.append(certify_target(request, target, images, where, group, files.data))
+            written.append(certify_target(request, target, images, where, group, files))
         if group.leads:
             steps = last_line(written, lambda target: next_step(target.path, target.folder, target.settings.shard))
             request.console.print(steps, soft_wrap=True)
