@@ -93,7 +93,10 @@ def test_a_network_that_fails_under_the_noise_is_reported(run_cli: Cli, run: Pat
     call = ("certify", run, *FEW, "--max-images", 100, "--sigma", 8)
     code, out, _ = run_cli(*call)
     assert code == 0
-    _, warning = (line for line in out.splitlines() if line.startswith("warning"))
+    units, _, warning = (line for line in out.splitlines() if line.startswith("warning"))
+    assert units == (
+        "warning: sigma 8 hides images in [0, 1] completely; if it is meant for pixels in 0..255, give 8/255 = 0.0314"
+    )
     accuracy = read_certificates(run / "certificates" / "test-n50-sigma8.tsv").provenance["accuracy"]
     measured = f"clean accuracy {accuracy['clean']:.0%}, under noise {accuracy['noisy']:.0%} (100 images)"
     assert warning.startswith(f"warning: not trained under this noise: {measured}; choose a smaller --sigma or train")

@@ -33,6 +33,7 @@ from smoothcert.classifier import (
 from smoothcert.errors import RequestError
 from smoothcert.io.text import named_error
 from smoothcert.models.precision import has_batch_norm
+from smoothcert.noise import sigma_warning
 from smoothcert.smoothing.cascade import certify_cascade, last_alpha, stage_alphas
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.smoothing.rules import Rule
@@ -138,6 +139,9 @@ def prepare(
         raise RequestError(
             f"inputs: expected them on {device}, where the classifier is, got {x.device}; use x.to({str(device)!r})"
         )
+    unit = x.ndim == 4 and float(checked.min()) >= 0 and float(checked.max()) <= 1
+    if unit and (text := sigma_warning(smoothed.noise.sigma)) is not None:
+        warnings.warn(text, stacklevel=3)
     try:
         return checked, _prepared(smoothed, checked, options, device, seed, stored, optimize)
     except RequestError as error:

@@ -32,6 +32,7 @@ from smoothcert.io.compressed import compressed_form
 from smoothcert.io.console import leads
 from smoothcert.io.files import check_inside
 from smoothcert.models import HubClassifier, load_hub
+from smoothcert.noise import sigma_warning
 from smoothcert.report.progress import certification_bar, print_data_notes, print_note, print_warning
 from smoothcert.report.summary import default_radii, summarize
 from smoothcert.smoothing.accuracy import NoiseAccuracy
@@ -187,6 +188,7 @@ def print_warnings(request: Request, target: Target, images: Images, files: Imag
         for warning in (
             *(unreachable_radius(settings, radius) for radius in asked),
             missing_classes(images, everything),
+            sigma_warning(float(settings.sigma or 0)),
             *(noise_warning(member, settings, command) for member, command in pairs),
         ):
             if warning is not None:

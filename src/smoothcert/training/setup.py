@@ -18,7 +18,7 @@ from smoothcert.io.results import alone
 from smoothcert.models import check_outputs, is_code
 from smoothcert.models.kernels import kernels_work
 from smoothcert.models.precision import resolve_precision
-from smoothcert.noise import NOISES
+from smoothcert.noise import NOISES, sigma_warning
 from smoothcert.objectives import Denoising, Progress, UnloadedObjective, is_built_in
 from smoothcert.training.average import AveragedWeights
 from smoothcert.training.checkpoint import InputSpec, Run, new_model, versions
@@ -109,6 +109,8 @@ def set_up(
     init = options.get("init")
     source: Mapping[str, str] | None = None if init is None else load_initial_weights(model, init, recipe.model)
     on_note = options.get("on_note", lambda text: None)
+    if (text := sigma_warning(recipe.sigma)) is not None:
+        on_note(text)
     with alone(folder / METRICS, "choose another --out") if group.leads else nullcontext():
         start = open_folder(recipe, data, folder, group, options.get("resume", False), on_note)
         source = check_source(folder, start.state, source)
