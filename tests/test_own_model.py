@@ -135,7 +135,7 @@ def test_attack_own_network_without_a_run_folder(workplace: Path, run_cli: Cli) 
 
 
 @pytest.mark.slow
-def test_train_then_certify_own_network(workplace: Path, run_cli: Cli) -> None:
+def test_train_then_certify_own_network(workplace: Path, run_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     (workplace / "r.yaml").write_text(
         "{dataset: 'npz:grey.npz', model: 'mine_for_test:small', sigma: 0.1,"
         " objective: {name: smoothmix, num_noise: 2}, epochs: 2, batch_size: 4,"
@@ -154,6 +154,12 @@ def test_train_then_certify_own_network(workplace: Path, run_cli: Cli) -> None:
     run = load_run(workplace / "runs/t", "mine_for_test:small")
     assert run.spec.shape == (1, 4, 4)
     assert run.spec.num_classes == 2
+    pytest.importorskip("fastapi")
+    monkeypatch.setattr("smoothcert.certification.serve.server.serve", lambda *arguments: None)
+    code, output, errors = run_cli("serve", "runs/t", *network, "--port", 0, *device)
+    assert (code, "serving t (gaussian noise, sigma 0.1" in output) == (0, True), errors
+    code, _, errors = run_cli("serve", "runs/t", "--port", 0, *device)
+    assert (code, "allow it with --model mine_for_test:small" in errors) == (2, True)
 
 
 def test_training_imports_no_code_that_only_a_file_names(workplace: Path, run_cli: Cli) -> None:
