@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,23 @@ def test_weights_of_a_bare_network_fit_after_the_input_layer(tmp_path: Path) -> 
     save_file(bare.state_dict(), tmp_path / "bare.safetensors")
     load_initial_weights(normalized, tmp_path / "bare.safetensors", "linear")
     assert torch.equal(normalized[1].weight, bare.weight)
+
+
+def test_weights_for_other_labels_are_reported(trained_run: Path, tmp_path: Path, tiny_data: ImageData) -> None:
+    """Fine-tuning would begin with the wrong classes, which the loss shows to nobody."""
+    moved = replace(tiny_data, labels=(tiny_data.labels + 1) % 10)
+    with pytest.warns(UserWarning, match=r"start.* from are at chance \(\d+% of \d+ training images\)"):
+        sc.train(tiny_recipe(**STILL), moved, tmp_path / "moved", init=trained_run, device="cpu")
+
+
+def test_network_that_returns_probabilities_is_reported(tmp_path: Path, tiny_data: ImageData) -> None:
+    """Under a softmax, the losses are those of another model; log-probabilities are logits like others."""
+    for last in (nn.Softmax(1), nn.LogSoftmax(1)):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), last)
+        notes = list[str]()
+        sc.train(tiny_recipe(**STILL), tiny_data, tmp_path / type(last).__name__, model=model, on_note=notes.append)
+        expected = ["the network returns probabilities, but losses expect logits; leave its last softmax out"]
+        assert notes == (expected if isinstance(last, nn.Softmax) else [])
 
 
 class Behind(nn.Module):

@@ -10,10 +10,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from smoothcert.classifier import Classifier
+from smoothcert.classifier import Classifier, device_of, evaluating, logits_of
+from smoothcert.data import Images
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import error_line
 from smoothcert.models import own_model, own_module
+from smoothcert.smoothing.accuracy import at_chance, independent_accuracy
 from smoothcert.training.import_checkpoint import (
     COUNTER,
     INPUT_BUFFERS,
@@ -25,6 +27,9 @@ from smoothcert.training.import_checkpoint import (
 )
 from smoothcert.training.run_folder import MODEL, check_run_folder
 from smoothcert.training.state import State
+
+START_IMAGES = 100
+"""Number of training images, spread over the data, on which a network is tried before it is trained."""
 
 
 def own_model_with_weights(reference: str, num_classes: int | None, init: Path | None) -> Classifier:
@@ -74,6 +79,28 @@ def check_source(folder: Path, state: State | None, source: Mapping[str, str] | 
             f"from another file, {source['file']}; leave --init out, or choose another --out"
         )
     return recorded
+
+
+def start_notes(model: nn.Module, data: Images, *, trained: bool) -> list[str]:
+    """What is wrong with a user's network before it is trained, by its outputs for some images.
+
+    Weights that are `trained` and still at chance do not belong to these labels or this input scale.
+    """
+    count = min(START_IMAGES, len(data))
+    images, labels = data.batch(torch.arange(count) * len(data) // count)
+    device = device_of(model)
+    with torch.no_grad(), evaluating(model), torch.random.fork_rng(devices=[]):
+        logits = torch.cat([logits_of(model(part.to(device))).float().cpu() for part in images.split(10)])
+    notes, classes, labels = [], logits.argmax(1), labels.cpu()
+    if bool((logits >= 0).all()) and bool(((logits.sum(1) - 1).abs() < 1e-3).all()):
+        notes.append("the network returns probabilities, but losses expect logits; leave its last softmax out")
+    share = float((classes == labels).double().mean())
+    if trained and at_chance(share, independent_accuracy(classes, labels, logits.shape[1]), count):
+        notes.append(
+            f"the weights that training starts from are at chance ({share:.0%} of {count} training images); check the "
+            "normalisation and the order of the classes (--classes FILE), for which there is `smoothcert doctor`"
+        )
+    return notes
 
 
 def _read(path: Path) -> Mapping[str, Tensor]:
