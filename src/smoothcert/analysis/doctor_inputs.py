@@ -132,7 +132,8 @@ def check_input(examined: Examined) -> tuple[Finding | None, Tensor]:
         code,
         f"the model expects images {', or '.join(f'{text} (accuracy {share(rights[text])})' for text in similar)}: "
         f"on images in [0, 1], to which the noise is added, its accuracy is {share(before)}",
-        f"make this step its first layer: torch.nn.Sequential(smoothcert.models.Normalize({mean}, {std}), model)",
+        "make this step its first layer, with the mean and std of your own training if you know them: "
+        f"torch.nn.Sequential(smoothcert.models.Normalize({mean}, {std}), model)",
     )
     return finding, normalised(images, best)
 
