@@ -90,7 +90,7 @@ def start_notes(model: nn.Module, data: Images, *, trained: bool) -> list[str]:
     images, labels = data.batch(torch.arange(count) * len(data) // count)
     device = device_of(model)
     with torch.no_grad(), evaluating(model), torch.random.fork_rng(devices=[]):
-        logits = torch.cat([logits_of(model(part.to(device))).float().cpu() for part in images.split(10)])
+        logits = torch.cat([logits_of(model(part.to(device))).float().cpu() for part in torch.split(images, 10)])
     notes, classes, labels = [], logits.argmax(1), labels.cpu()
     if bool((logits >= 0).all()) and bool(((logits.sum(1) - 1).abs() < 1e-3).all()):
         notes.append("the network returns probabilities, but losses expect logits; leave its last softmax out")
