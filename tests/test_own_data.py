@@ -10,7 +10,9 @@ from PIL import Image
 from tiny import tiny_recipe
 
 from smoothcert.certification.certificates import read_certificates
-from smoothcert.data import mnist
+from smoothcert.certification.certify_dataset import certify_dataset
+from smoothcert.data import load_folder, mnist
+from smoothcert.errors import RequestError
 from smoothcert.training.checkpoint import load_run
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -170,6 +172,24 @@ def test_options_of_folders_hold_for_training_certification_and_attacks(
     few = ("--steps", 1, "--num-noise", 1, "--votes", 50, "--max-images", 1, "--radii", 0.5, "--device", "cpu")
     code, _, err = run_cli("attack", tmp_path / "run", *again, *few)
     assert code == 0, err
+
+
+def test_labels_follow_the_class_order_of_the_run(digits: Path, tmp_path: Path, run_cli: Cli) -> None:
+    """A run knows the order of its classes: it need not be given again, and another order is refused."""
+    (tmp_path / "classes.txt").write_text("zero\none\nseven\n")
+    tiny_recipe(dataset=f"folder:{digits}", epochs=1, batch_size=4, learning_rate_drops=()).save(tmp_path / "r.yaml")
+    run, few = tmp_path / "run", ("--n", 10, "--device", "cpu")
+    trained = ("train", "--recipe", tmp_path / "r.yaml", "--out", run, "--device", "cpu")
+    assert run_cli(*trained, "--classes", tmp_path / "classes.txt")[0] == 0
+    assert run_cli("certify", run, *few)[0] == 0
+    certified = read_certificates(run / "certificates/test-n10.tsv")
+    assert [row.label for row in certified.rows] == [1, 1, 1, 2, 2, 2, 0, 0, 0]
+    assert run_cli("certify", run, *few, "--classes", tmp_path / "classes.txt")[0] == 0, "the same file continues"
+    (tmp_path / "classes.txt").write_text("one\nseven\nzero\n")
+    code, _, err = run_cli("certify", run, *few, "--classes", tmp_path / "classes.txt", "--name", "other")
+    assert (code, "class 0 of its model is zero, and one in folder:" in err) == (2, True)
+    with pytest.raises(RequestError, match="class 0 of its model is zero"):
+        certify_dataset(load_run(run), load_folder(digits, "test"), tmp_path / "other.tsv", n=10)
 
 
 @pytest.mark.parametrize("reference", ["torch:zeros", "os:abort", "sys:exit"])

@@ -14,6 +14,7 @@ import torch
 from tiny import tiny_recipe
 from torch import nn
 
+import smoothcert as sc
 from smoothcert import RequestError
 from smoothcert.certification.attack_file import read_attacks
 from smoothcert.certification.certificates import read_certificates
@@ -134,7 +135,7 @@ def test_attack_own_network_without_a_run_folder(workplace: Path, run_cli: Cli) 
 
 
 @pytest.mark.slow
-def test_train_then_certify_own_network(workplace: Path, run_cli: Cli) -> None:
+def test_train_then_certify_own_network(workplace: Path, run_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     (workplace / "r.yaml").write_text(
         "{dataset: 'npz:grey.npz', model: 'mine_for_test:small', sigma: 0.1,"
         " objective: {name: smoothmix, num_noise: 2}, epochs: 2, batch_size: 4,"
@@ -153,6 +154,12 @@ def test_train_then_certify_own_network(workplace: Path, run_cli: Cli) -> None:
     run = load_run(workplace / "runs/t", "mine_for_test:small")
     assert run.spec.shape == (1, 4, 4)
     assert run.spec.num_classes == 2
+    pytest.importorskip("fastapi")
+    monkeypatch.setattr("smoothcert.certification.serve.server.serve", lambda *arguments: None)
+    code, output, errors = run_cli("serve", "runs/t", *network, "--port", 0, *device)
+    assert (code, "serving t (gaussian noise, sigma 0.1" in output) == (0, True), errors
+    code, _, errors = run_cli("serve", "runs/t", "--port", 0, *device)
+    assert (code, "allow it with --model mine_for_test:small" in errors) == (2, True)
 
 
 def test_training_imports_no_code_that_only_a_file_names(workplace: Path, run_cli: Cli) -> None:
@@ -214,6 +221,22 @@ def test_plain_callables_and_modules_are_accepted(workplace: Path) -> None:
     assert isinstance(model, nn.Module)
     check_outputs(model, "small", (1, 4, 4), 7)
     assert model.training
+
+
+@pytest.mark.parametrize("change", [lambda x: x.sub_(0.25), lambda x: x.mul_(2)])
+def test_model_that_overwrites_its_input_is_refused(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Its second call would get another image: doctor, the accuracy of certify and some losses would be wrong."""
+
+    def model(images: torch.Tensor) -> torch.Tensor:
+        return change(images).flatten(1)[:, :2]
+
+    images, line = torch.rand(4, 1, 2, 2), "leaves its input unchanged, got one that overwrites it"
+    with pytest.raises(RequestError, match=line):
+        check_outputs(model, "mine", (1, 2, 2), 2)
+    with pytest.raises(RequestError, match=line):
+        sc.SmoothedClassifier(model, sigma=0.5).certify(images, n=10)
+    with pytest.raises(RequestError, match=line):
+        sc.doctor(model, [(images, torch.tensor([0, 1, 0, 1]))])
 
 
 @pytest.mark.parametrize(

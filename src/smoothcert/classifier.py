@@ -129,6 +129,15 @@ def refuse_nan(logits: Tensor) -> None:
         )
 
 
+def refuse_changed_input(inputs: Tensor, given: Tensor) -> None:
+    """Refuse a classifier that has overwritten its `inputs`, which were `given`: they are used several times."""
+    if not bool((inputs == given).all()):
+        raise RequestError(
+            "model: expected a classifier that leaves its input unchanged, got one that overwrites it; "
+            "write x = (x - mean) / std instead of x.sub_(mean).div_(std) or x -= mean"
+        )
+
+
 def refuse_batch_dependence(classifier: Classifier, pair: Tensor, logits: Tensor) -> None:
     """Refuse a classifier whose logits of an input depend on the other inputs of the batch.
 

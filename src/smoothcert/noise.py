@@ -32,11 +32,23 @@ UNIT_RADII: dict[str, Callable[[float], float]] = {
     "uniform": lambda q: 2 * math.sqrt(3) * (0.5 - q),
 }
 """The certified radius at sigma = 1 that follows from p >= 1 - q with q < 1/2, by the name of the noise."""
+HIDING_SIGMA = 2.0
+"""Noise above this level hides any image in [0, 1]; in units of 0..255 it is almost invisible."""
 VECTOR_MATHEMATICS = platform.machine().lower() in ("x86_64", "amd64")
 """True where numpy computes logarithms, sines and cosines in vector registers: there the Box-Muller method is nearly
 three times as fast as numpy's normal numbers; elsewhere it is slower."""
 BOX_MULLER_CHUNK = 16_384
 """Number of values that stay in the cache of a core while they are computed."""
+
+
+def sigma_warning(sigma: float) -> str | None:
+    """A warning about a sigma that is probably in units of 0..255, for images in [0, 1]; None for other sigmas."""
+    if sigma <= HIDING_SIGMA:
+        return None
+    return (
+        f"sigma {sigma:g} hides images in [0, 1] completely; if it is meant for pixels in 0..255, give "
+        f"{sigma:g}/255 = {sigma / 255:.3g}"
+    )
 
 
 def fill_by_box_muller(out: NDArray[np.float32], bits: np.random.BitGenerator, sigma: float) -> None:

@@ -47,6 +47,14 @@ def test_wrong_options_are_explained(model: nn.Module, images: Tensor, options: 
     assert "\n" not in str(caught.value)
 
 
+def test_sigma_for_bytes_is_reported(model: nn.Module, images: Tensor) -> None:
+    with pytest.warns(UserWarning, match=r"sigma 64 hides images in \[0, 1\] completely.*give 64/255 = 0.251"):
+        sc.SmoothedClassifier(model, sigma=64).certify(images, n=20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        sc.SmoothedClassifier(model, sigma=2).certify(images, n=20)
+
+
 def test_a_single_radius_is_a_list_of_one(model: nn.Module, images: Tensor) -> None:
     smoothed = sc.SmoothedClassifier(model, sigma=0.25)
     several = list(smoothed.certify(images, n=600, radii=[0.1], seed=1))

@@ -93,9 +93,12 @@ def test_a_network_that_fails_under_the_noise_is_reported(run_cli: Cli, run: Pat
     call = ("certify", run, *FEW, "--max-images", 100, "--sigma", 8)
     code, out, _ = run_cli(*call)
     assert code == 0
-    _, warning = (line for line in out.splitlines() if line.startswith("warning"))
+    units, _, warning = (line for line in out.splitlines() if line.startswith("warning"))
+    assert units == (
+        "warning: sigma 8 hides images in [0, 1] completely; if it is meant for pixels in 0..255, give 8/255 = 0.0314"
+    )
     accuracy = read_certificates(run / "certificates" / "test-n50-sigma8.tsv").provenance["accuracy"]
-    measured = f"clean accuracy {accuracy['clean']:.0%}, under noise {accuracy['noisy']:.0%} (first 100 images)"
+    measured = f"clean accuracy {accuracy['clean']:.0%}, under noise {accuracy['noisy']:.0%} (100 images)"
     assert warning.startswith(f"warning: not trained under this noise: {measured}; choose a smaller --sigma or train")
     words = shlex.split(warning.split("next: ")[1])
     assert words[:2] == ["smoothcert", "train"]
@@ -115,6 +118,34 @@ def test_accuracy_at_chance_is_reported(run_cli: Cli, workplace: Path) -> None:
     (warning,) = (line for line in out.splitlines() if line.startswith("warning"))
     assert "accuracy at chance" in warning
     assert "check the normalisation (it belongs inside the model), the input range [0, 1] and the order" in warning
+
+
+def test_accuracy_is_measured_on_all_classes_of_sorted_images(run_cli: Cli, workplace: Path) -> None:
+    """The first hundred images have four of ten classes."""
+    labels = np.repeat(np.arange(10), 30)
+    images = np.zeros((300, 2, 2), np.uint8)
+    np.savez("sorted.npz", images=images, labels=labels, class_names=np.array(list("abcdefghij")))
+    Path("names.txt").write_text("\n".join("abcdefghij"))
+    code, out, _ = run_cli(
+        *("certify", "--model", "nets_for_cli_test:constant", "--dataset", "npz:sorted.npz", "--sigma", 0.25),
+        *("--classes", "names.txt", "--out", "runs/c", "--n", 10, "--n0", 5, "--device", "cpu"),
+    )
+    assert code == 0
+    (warning,) = (line for line in out.splitlines() if line.startswith("warning"))
+    assert "accuracy at chance: clean accuracy 10%, under noise 10% (100 images)" in warning
+    assert "next: smoothcert train" in warning
+    assert "--classes names.txt" in warning, "the next command reads the images in the same way"
+
+
+def test_accuracy_of_a_network_from_elsewhere_is_shown(run_cli: Cli, workplace: Path) -> None:
+    code, out, _ = run_cli(
+        *("certify", "--model", "nets_for_cli_test:small", "--dataset", "npz:grey.npz", "--sigma", 0.25),
+        *("--out", "runs/c", *FEW),
+    )
+    assert code == 0
+    accuracy = read_certificates(workplace / "runs/c/certificates/test-n50.tsv").provenance["accuracy"]
+    shown = f"note: clean accuracy {accuracy['clean']:.0%}, under noise {accuracy['noisy']:.0%} (4 images)"
+    assert shown in out.splitlines()
 
 
 def test_another_model_than_that_of_the_run_is_refused(run_cli: Cli, run: Path) -> None:

@@ -9,7 +9,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 from scipy.stats import beta, norm
 
@@ -40,6 +42,9 @@ def brightness(num_classes):
         above = images.flatten(1).mean(1) - 0.25
         return torch.stack([-above, above, *[above.new_full(above.shape, -9.0)] * (num_classes - 2)], 1)
     return logits
+
+def linear():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
 """
 
 
@@ -91,6 +96,25 @@ def test_the_alternative_certifies_as_many_images_as_fit(seconds_per_vote: float
     assert cheaper[1] == pytest.approx(times[cheaper[0].n, cheaper[0].skip])
 
 
+def test_predict_and_attack_with_weights_in_a_file(run_cli: Cli, place: Path) -> None:
+    """A network whose function does not load its weights: the printed command certifies it with the same weights."""
+    weight = torch.tensor([[-1.0], [1.0]]).expand(2, 64)
+    torch.save({"1.weight": weight.contiguous(), "1.bias": torch.tensor([16.0, -16.0])}, "weights.pt")
+    network = ("--model", "nets.py:linear", "--init", "weights.pt", "--sigma", 0.25, "--device", "cpu")
+    code, out, err = run_cli("predict", *network, "dark.png", "bright.png", "--n", 100, "--format", "json")
+    assert (code, err) == (0, "")
+    assert [row["class"] for row in json.loads(out)["images"]] == [0, 1]
+    images = np.stack([np.zeros((8, 8), np.uint8), np.full((8, 8), 255, np.uint8)])
+    np.savez("two.npz", images=images, labels=np.array([0, 1]), class_names=np.array(["dark", "bright"]))
+    (place / "names.txt").write_text("dark\nbright\n")
+    few = ("--steps", 1, "--num-noise", 1, "--votes", 50, "--radii", 0.5, "--out", "out")
+    code, out, err = run_cli("attack", *network, "--dataset", "npz:two.npz", "--classes", "names.txt", *few)
+    assert (code, err) == (0, "")
+    assert "│ 0.5    │ 100.0% " in out, "the boundary is 2 and 6 away"
+    assert "next: smoothcert certify --model nets.py:linear --init weights.pt --dataset npz:two.npz" in out
+    assert "--classes names.txt" in out
+
+
 def test_predict_with_your_own_network(run_cli: Cli, place: Path) -> None:
     """Its classes are half-spaces: the radius is known. No run folder is needed."""
     (place / "names.txt").write_text("dark\nbright\nneither\n")
@@ -113,6 +137,8 @@ def test_predict_with_your_own_network(run_cli: Cli, place: Path) -> None:
     assert (code, err) == (0, "")
     assert "0 dark" in out
     assert "is the most that n = 1,000 votes can show; it is reached here: raise --n for more" in out
+    code, _, err = run_cli(*asked, "--sigma", 64, "dark.png", "--device", "cpu")
+    assert (code, err.splitlines()[0][:34]) == (0, "warning: sigma 64 hides images in ")
     for wrong, message in (
         (("predict", "dark.png"), "dark.png: expected a run folder, got a file"),
         (("predict", "--model", "nets.py:brightness", "dark.png"), "--sigma: missing"),

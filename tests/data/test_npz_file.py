@@ -56,6 +56,12 @@ def test_npz_with_class_names(tmp_path: Path) -> None:
         load_dataset(f"npz:{path}", "test")
 
 
+def test_labels_that_count_from_one_are_reported(tmp_path: Path) -> None:
+    for labels, notes in ((LABELS, 0), (LABELS + 1, 1)):
+        np.savez(tmp_path / "a.npz", images=GREY, labels=labels)
+        assert len(load_npz(tmp_path / "a.npz", "test").notes) == notes
+
+
 @pytest.mark.parametrize(
     ("arrays", "problem"),
     [

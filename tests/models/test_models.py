@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from smoothcert.errors import RequestError
-from smoothcert.models import MODELS, build_model
+from smoothcert.models import MODELS, Normalize, build_model
 
 
 def conv_bn(channels_in: int, channels: int, kernel: int) -> int:
@@ -101,6 +101,14 @@ def test_cifar_convolutions_start_at_their_published_scale() -> None:
     torch.manual_seed(0)
     weight = build_model("resnet20", (3, 32, 32), 10).layer3[1].conv1.weight.detach()
     assert float(weight.std()) == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
+
+
+def test_normalisation_does_not_repeat_a_grey_channel() -> None:
+    """Broadcasting would give all three channels the same noise, without a word."""
+    layer = Normalize((0.1, 0.2, 0.3), (1.0, 1.0, 1.0))
+    with pytest.raises(RequestError, match=r"expected images with 3 channels.* got \[1, 2, 2\]; .*--channels 3"):
+        layer(torch.rand(4, 1, 2, 2))
+    assert Normalize((0.5,), (1.0,))(torch.rand(4, 3, 2, 2)).shape == (4, 3, 2, 2)
 
 
 def test_normalisation_is_the_first_layer_and_is_saved() -> None:

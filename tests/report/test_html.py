@@ -303,6 +303,22 @@ def test_without_pictures_the_page_lists_the_images_and_the_reason(
     assert cards[0]["label"] == "3"
 
 
+def test_pictures_follow_the_order_of_classes_that_was_certified() -> None:
+    """Folders are read in alphabetical order; `--classes` names another one, which the certificates record."""
+    rows = [image(0, 1, 1, 0.5), image(1, 0, 1, 0.5)]
+
+    def folder(*_: object) -> Pictures:
+        return Pictures({0: b"x", 1: b"y"}, {0: 0, 1: 1}, ("ant", "bee"))
+
+    (run,) = embedded(page(("a", file(rows, classes=["bee", "ant", "cat"])), gallery=folder))["gallery"]["runs"]
+    assert run["note"] is None
+    cards = {card["index"]: card for kind in run["kinds"] for card in kind["images"]}
+    assert [(cards[index]["label"], cards[index]["picture"] is None) for index in (0, 1)] == [
+        ("ant", False),
+        ("bee", False),
+    ]
+
+
 def test_recipe_settings_and_provenance_of_each_run_are_in_the_page(make_run: MakeRun, field_file: Path) -> None:
     run = make_run("a", noise="gaussian", radii=[0.5, 1.2])
     (run / "recipe.yaml").write_text("epochs: 90\nobjective:\n  name: gaussian\n")

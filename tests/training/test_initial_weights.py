@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 import smoothcert as sc
 from smoothcert.data import ImageData
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.models import Normalize
 from smoothcert.training.checkpoint import tensors_digest
 from smoothcert.training.initial_weights import load_initial_weights
 from smoothcert.training.loop import TrainingStatus, train
@@ -50,6 +52,70 @@ def test_weights_of_a_bare_network_fit_after_the_input_layer(tmp_path: Path) -> 
     save_file(bare.state_dict(), tmp_path / "bare.safetensors")
     load_initial_weights(normalized, tmp_path / "bare.safetensors", "linear")
     assert torch.equal(normalized[1].weight, bare.weight)
+
+
+def test_weights_for_other_labels_are_reported(trained_run: Path, tmp_path: Path, tiny_data: ImageData) -> None:
+    """Fine-tuning would begin with the wrong classes, which the loss shows to nobody."""
+    moved = replace(tiny_data, labels=(tiny_data.labels + 1) % 10)
+    with pytest.warns(UserWarning, match=r"start.* from are at chance \(\d+% of \d+ training images\)"):
+        sc.train(tiny_recipe(**STILL), moved, tmp_path / "moved", init=trained_run, device="cpu")
+
+
+def test_network_that_returns_probabilities_is_reported(tmp_path: Path, tiny_data: ImageData) -> None:
+    """Under a softmax, the losses are those of another model; log-probabilities are logits like others."""
+    for last in (nn.Softmax(1), nn.LogSoftmax(1)):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), last)
+        notes = list[str]()
+        sc.train(tiny_recipe(**STILL), tiny_data, tmp_path / type(last).__name__, model=model, on_note=notes.append)
+        expected = ["the network returns probabilities, but losses expect logits; leave its last softmax out"]
+        assert notes == (expected if isinstance(last, nn.Softmax) else [])
+
+
+class Behind(nn.Module):
+    """A network behind an input layer, as attributes of a class."""
+
+    def __init__(self, mean: float) -> None:
+        super().__init__()
+        self.norm = Normalize((mean,), (0.5,))
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.net(self.norm(images))  # type: ignore[no-any-return]
+
+
+def stacked(mean: float) -> nn.Module:
+    parts = Behind(mean)
+    return nn.Sequential(parts.norm, parts.net)
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_mean_and_std_are_loaded_with_the_network(prefix: str, tmp_path: Path) -> None:
+    """The function that builds the network may leave it to the file to set them, with and without a prefix."""
+    torch.manual_seed(0)
+    (source, loaded), path, images = (stacked(mean) for mean in (0.3, 0.0)), tmp_path / "a.pt", torch.rand(5, 1, 2, 2)
+    torch.save({prefix + name: tensor for name, tensor in source.state_dict().items()}, path)
+    load_initial_weights(loaded, path, "mine")
+    assert torch.equal(loaded(images), source(images))
+
+
+def test_weights_fit_behind_an_input_layer_of_any_name(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    source, path, images = Behind(0.3), tmp_path / "a.pt", torch.rand(5, 1, 2, 2)
+    torch.save(source.net.state_dict(), path)
+    loaded = Behind(0.3)
+    load_initial_weights(loaded, path, "mine")
+    assert torch.equal(loaded(images), source(images))
+
+
+def test_an_input_layer_is_not_left_out(tmp_path: Path) -> None:
+    """A file with mean and std does not fit a network without them, or one with others."""
+    path = tmp_path / "a.pt"
+    torch.save(stacked(0.3).state_dict(), path)
+    with pytest.raises(RequestError, match=r"2 unexpected \(0.mean, 0.std\)"):
+        load_initial_weights(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), path, "mine")
+    with pytest.raises(RequestError, match=r"1 unexpected \(0.mean\)"):
+        load_initial_weights(Behind(0.0), path, "mine")
+    load_initial_weights(Behind(0.3), path, "mine")
 
 
 def test_killed_before_the_first_epoch_resumes_from_the_initial_weights(

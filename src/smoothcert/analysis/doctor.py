@@ -24,7 +24,15 @@ from smoothcert.certification.certify_loader import DATASET_BATCH, Batches, inpu
 from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import Subject
-from smoothcert.classifier import Classifier, check_logits, device_of, evaluating, logits_of, refuse_nan
+from smoothcert.classifier import (
+    Classifier,
+    check_logits,
+    device_of,
+    evaluating,
+    logits_of,
+    refuse_changed_input,
+    refuse_nan,
+)
 from smoothcert.data import Images
 from smoothcert.data.images import in_unit_interval
 from smoothcert.distributed import find_device
@@ -209,7 +217,8 @@ def _outputs(examined: Examined, name: str) -> int:
     images, classifier = examined.images[:2], examined.classifier
     try:
         with torch.no_grad(), evaluating(classifier):
-            logits = logits_of(classifier(images))
+            logits = logits_of(classifier(given := images.clone()))
+            refuse_changed_input(given, images)
     except RequestError:
         raise
     except (Exception, SystemExit) as error:  # a user's code may fail in any way

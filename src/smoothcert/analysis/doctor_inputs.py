@@ -10,12 +10,11 @@ from torch.nn import functional
 
 from smoothcert.classifier import Classifier, evaluating, logits_of
 from smoothcert.data import DATASETS, Normalization
+from smoothcert.noise import HIDING_SIGMA
 
 BATCH = 50
 LEVEL = 0.001
 """Significance level of comparisons on the same images."""
-LARGEST_SIGMA = 2.0
-"""Noise above this level hides any image in [0, 1]; in units of 0..255 it is almost invisible."""
 SIMILAR = 0.05
 """Difference of accuracies below which a finding names both kinds of inputs."""
 SMALL_SIZES = (8, 16, 24, 28, 32, 48, 56, 64, 96, 112, 128, 160, 192, 224)
@@ -133,7 +132,8 @@ def check_input(examined: Examined) -> tuple[Finding | None, Tensor]:
         code,
         f"the model expects images {', or '.join(f'{text} (accuracy {share(rights[text])})' for text in similar)}: "
         f"on images in [0, 1], to which the noise is added, its accuracy is {share(before)}",
-        f"make this step its first layer: torch.nn.Sequential(smoothcert.models.Normalize({mean}, {std}), model)",
+        "make this step its first layer, with the mean and std of your own training if you know them: "
+        f"torch.nn.Sequential(smoothcert.models.Normalize({mean}, {std}), model)",
     )
     return finding, normalised(images, best)
 
@@ -202,7 +202,7 @@ def check_width(outputs: int, classes: int | None) -> Finding | None:
 
 def check_sigma(sigma: float, accuracy: Callable[[float], float]) -> Finding | None:
     """A sigma that is meant for pixels in 0..255."""
-    if sigma <= LARGEST_SIGMA or accuracy(sigma / 255) <= accuracy(sigma):
+    if sigma <= HIDING_SIGMA or accuracy(sigma / 255) <= accuracy(sigma):
         return None
     return Finding(
         "sigma-units",

@@ -190,8 +190,9 @@ class Certification:
             join_parts(path, settings, provenance)
 
     def accuracy(self, indices: Sequence[int]) -> NoiseAccuracy:
-        """Return the accuracy on the first of `indices`, with and without noise."""
-        images, labels = self.data.batch(torch.tensor(indices[:ACCURACY_IMAGES]))
+        """Return the accuracy with and without noise on some of `indices`, spread evenly: data may be sorted."""
+        count = min(ACCURACY_IMAGES, len(indices))
+        images, labels = self.data.batch(torch.tensor([indices[i * len(indices) // count] for i in range(count)]))
         return accuracy_under_noise(self.prepared.counter, images.to(self.prepared.device), labels)
 
     def estimate(self, indices: Sequence[int]) -> CertificationEstimate:

@@ -27,11 +27,13 @@ from smoothcert.classifier import (
     evaluating,
     logits_of,
     refuse_batch_dependence,
+    refuse_changed_input,
     refuse_nan,
 )
 from smoothcert.errors import RequestError
 from smoothcert.io.text import named_error
 from smoothcert.models.precision import has_batch_norm
+from smoothcert.noise import sigma_warning
 from smoothcert.smoothing.cascade import certify_cascade, last_alpha, stage_alphas
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.smoothing.rules import Rule
@@ -137,6 +139,9 @@ def prepare(
         raise RequestError(
             f"inputs: expected them on {device}, where the classifier is, got {x.device}; use x.to({str(device)!r})"
         )
+    unit = x.ndim == 4 and float(checked.min()) >= 0 and float(checked.max()) <= 1
+    if unit and (text := sigma_warning(smoothed.noise.sigma)) is not None:
+        warnings.warn(text, stacklevel=3)
     try:
         return checked, _prepared(smoothed, checked, options, device, seed, stored, optimize)
     except RequestError as error:
@@ -174,7 +179,7 @@ def _prepared(
         # Two copies: a classifier that takes the first dimension for channels does not return two rows.
         with torch.no_grad(), evaluating(counter.classifier):
             pair = inputs[:1].expand(2, *shape).contiguous().to(counter.dtype)
-            output = counter.classifier(pair)
+            output = counter.classifier(given := pair.clone())
     except (RequestError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a user's code may fail in any way
@@ -182,6 +187,7 @@ def _prepared(
             f"the classifier fails on a batch of shape [2, {', '.join(map(str, shape))}] ({named_error(error)}); "
             "expected inputs [n, ...] as the classifier takes them"
         ) from error
+    refuse_changed_input(given, pair)
     logits = logits_of(output)
     check_logits(logits, 2, smoothed.num_classes)
     refuse_nan(logits)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smoothcert.cli.options import command_line
+from smoothcert.cli.options import ImageOptions, command_line
 from smoothcert.io.text import duration
 from smoothcert.training.run_folder import RECIPE
 
@@ -44,7 +44,7 @@ def training_command(
     dataset: str,
     image_size: int | None,
     settings: "CertifySettings",
-    data: Path | None,
+    files: ImageOptions,
     init: Path | None = None,
 ) -> str:
     """Return the command that trains the same network under this noise, from its weights `init` if given."""
@@ -58,14 +58,18 @@ def training_command(
     source += ["--model", network] if network is not None else []
     source += ["--init", init] if init is not None else []
     source += ["--set", f"noise={noise}"] if noise != "gaussian" else []
-    source += ["--data", data] if data is not None else []
+    source += files.words()
     out = folder.with_name(f"{folder.name}-{noise}-{sigma:g}")
     return command_line("train", *source, "--sigma", sigma, "--out", out)
 
 
+def measured_accuracy(accuracy: "NoiseAccuracy") -> str:
+    return f"clean accuracy {accuracy.clean:.0%}, under noise {accuracy.noisy:.0%} ({accuracy.images} images)"
+
+
 def accuracy_warning(accuracy: "NoiseAccuracy", retrain: str) -> str | None:
-    """Return what to do if the network is poor on the first images; None for a good one."""
-    measured = f"clean accuracy {accuracy.clean:.0%}, under noise {accuracy.noisy:.0%} (first {accuracy.images} images)"
+    """Return what to do if the network is poor on some images; None for a good one."""
+    measured = measured_accuracy(accuracy)
     if accuracy.fault == "chance":
         return (
             f"accuracy at chance: {measured}; check the normalisation (it belongs inside the model), the input range "

@@ -5,18 +5,21 @@ from typing import Annotated
 
 import typer
 
-from smoothcert.cli.certification import run_channels
+from smoothcert.cli.certification import images_of_run
 from smoothcert.cli.options import (
     Denoiser,
     Device,
     ImageOptions,
     OwnNetwork,
     Precision,
+    Weights,
     check_dataset,
     check_name,
+    check_own_weights,
     command_line,
     console,
     count_option,
+    optional,
     parse_radii,
     show_table,
 )
@@ -49,6 +52,7 @@ def attack(
     seed: Annotated[int | None, typer.Option(help="For tests and replays.", show_default="fresh")] = None,
     name: Annotated[str, typer.Option(help="Name of the attacks file.")] = "pgd",
     model: OwnNetwork = None,
+    init: Weights = None,
     sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="as certified")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the attacks on --model, as in certify.")] = None,
     denoiser: Denoiser = None,
@@ -66,6 +70,7 @@ def attack(
                 f"--out: expected none with a run folder, whose attacks are in it, got {out}; use --name"
             )
         check_run_folder(run)
+    check_own_weights(init, run is None)
     check_dataset(dataset)
     if certificates is not None:
         check_file(certificates, "a certificates file")
@@ -77,10 +82,10 @@ def attack(
     from smoothcert.distributed import find_device
     from smoothcert.io.compressed import result_files
     from smoothcert.io.files import check_inside
-    from smoothcert.models import own_model
     from smoothcert.report.progress import attack_bar
     from smoothcert.training.checkpoint import load_run
     from smoothcert.training.denoiser import load_denoiser
+    from smoothcert.training.initial_weights import own_model_with_weights
 
     check_name(name)
     loaded, where = None if run is None else load_run(run, model), find_device(device)
@@ -96,7 +101,7 @@ def attack(
     trained = None if loaded is None else loaded.recipe
     source_name = str(dataset or (trained and trained.dataset))
     size = trained.image_size if trained is not None and dataset is None else files.image_size
-    images = files.loader()(source_name, "test", size, run_channels(loaded, source_name))
+    images = images_of_run(files, files.loader(), source_name, size, loaded)
     fields = {
         **{"radii": parse_radii(radii), "steps": steps, "num_noise": num_noise, "n": n, "alpha": alpha},
         **{"precision": precision, "seed": seed, "sigma": sigma},
@@ -110,7 +115,7 @@ def attack(
     indices = chosen_images(len(images), skip, max_images)
     if claims is not None:
         indices = sorted(row.index for row in claims.rows)[::skip][:max_images]
-    classifier = own_model(str(model), images.num_classes) if loaded is None else loaded
+    classifier = own_model_with_weights(str(model), images.num_classes, init) if loaded is None else loaded
     with attack_bar(folder.name, len(indices)) as show:
         file = attack_dataset(
             *(classifier, images, indices, recipe, path, where),
@@ -120,7 +125,8 @@ def attack(
         )
     accuracies = [(f"{r:g}", f"{empirical_accuracy(file.rows, r):.1%}") for r in (0.0, *recipe.radii)]
     show_table(["radius", "accuracy under attack, at most"], accuracies)
-    certify = ("certify", "--model", model, "--dataset", source_name, "--sigma", recipe.sigma, "--out", folder)
+    certify = ["certify", "--model", model, *optional("--init", init), "--dataset", source_name]
+    certify += [*optional("--image-size", files.image_size), *files.words(), "--sigma", recipe.sigma, "--out", folder]
     onwards = command_line("report", folder) if run is not None or certified else command_line(*certify)
     console.print(f"wrote {path}; next: {onwards}", soft_wrap=True)
     for row in file.contradictions:

@@ -34,6 +34,8 @@ from smoothcert.io.console import PlainConsole
 from smoothcert.training.run_folder import check_exists, check_file, check_run_folder, recipe_of_certificates
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
+    from smoothcert.cli.options import Load
+    from smoothcert.data import Images
     from smoothcert.training.checkpoint import Run
 
 
@@ -168,18 +170,27 @@ def certify(
     written = []
     with team() as group:
         for target in targets:
-            images = load(target.dataset, "test", target.image_size, run_channels(target.first, target.dataset))
+            images = images_of_run(files, load, target.dataset, target.image_size, target.first)
             if target.published is not None and files.classes is None:
                 images = with_known_classes(images, target.published.class_names)
-            written.append(certify_target(request, target, images, where, group, files.data))
+            written.append(certify_target(request, target, images, where, group, files))
         if group.leads:
             steps = last_line(written, lambda target: next_step(target.path, target.folder, target.settings.shard))
             request.console.print(steps, soft_wrap=True)
 
 
-def run_channels(run: "Run | None", dataset: str) -> int | None:
-    """Return the channels that the network of a run takes, for the files of a folder; None for other data."""
-    return run.spec.shape[0] if run is not None and dataset.startswith("folder:") else None
+def images_of_run(
+    files: ImageOptions, load: "Load", dataset: str, image_size: int | None, run: "Run | None"
+) -> "Images":
+    """Return the test images; for a run with the channels of its network, and with labels in the order of its classes.
+
+    --channels and --classes win.
+    """
+    from smoothcert.data import with_known_classes
+
+    channels = run.spec.shape[0] if run is not None and dataset.startswith("folder:") else None
+    images = load(dataset, "test", image_size, channels)
+    return images if run is None or files.classes is not None else with_known_classes(images, run.spec.class_names)
 
 
 def parse_shard(text: str) -> tuple[int, int]:

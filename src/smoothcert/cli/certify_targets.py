@@ -15,9 +15,16 @@ from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.estimate import CertificationEstimate
 from smoothcert.certification.settings import CertifySettings, unreachable_radius
 from smoothcert.certification.subject import missing_classes
-from smoothcert.cli.advice import accuracy_warning, long_work, noise_warning, spent_votes, training_command
+from smoothcert.cli.advice import (
+    accuracy_warning,
+    long_work,
+    measured_accuracy,
+    noise_warning,
+    spent_votes,
+    training_command,
+)
 from smoothcert.cli.certification import Request
-from smoothcert.cli.options import command_line
+from smoothcert.cli.options import ImageOptions, command_line
 from smoothcert.data import Images
 from smoothcert.distributed import Team
 from smoothcert.errors import RequestError
@@ -25,6 +32,7 @@ from smoothcert.io.compressed import compressed_form
 from smoothcert.io.console import leads
 from smoothcert.io.files import check_inside
 from smoothcert.models import HubClassifier, load_hub
+from smoothcert.noise import sigma_warning
 from smoothcert.report.progress import certification_bar, print_data_notes, print_note, print_warning
 from smoothcert.report.summary import default_radii, summarize
 from smoothcert.smoothing.accuracy import NoiseAccuracy
@@ -115,12 +123,12 @@ def common_folder(kind: str, runs: Sequence[Path]) -> Path:
 
 
 def certify_target(
-    request: Request, target: Target, images: Images, device: torch.device, group: Team, data: Path | None
+    request: Request, target: Target, images: Images, device: torch.device, group: Team, files: ImageOptions
 ) -> Target:
     """Certify the missing images of `target`; print warnings, notes and progress; return it with its final path."""
     console, settings = request.console, target.settings
     indices = settings.selection(len(images)).indices
-    retrain = print_warnings(request, target, images, data)
+    retrain = print_warnings(request, target, images, files)
     known = target.combined or target.first or target.published
     network = (
         known if known is not None else own_model_with_weights(str(request.network), images.num_classes, request.init)
@@ -130,6 +138,8 @@ def certify_target(
         def judge(accuracy: NoiseAccuracy) -> None:
             if (warning := accuracy_warning(accuracy, retrain)) is not None:
                 show.warn(warning)
+            elif not target.members:  # nobody has seen the accuracy of a network that was trained elsewhere
+                show.note(measured_accuracy(accuracy))
 
         def announce(estimate: CertificationEstimate) -> None:
             if estimate.long:
@@ -159,10 +169,10 @@ def certify_target(
     return target
 
 
-def print_warnings(request: Request, target: Target, images: Images, data: Path | None) -> str:
+def print_warnings(request: Request, target: Target, images: Images, files: ImageOptions) -> str:
     """Print what a user should know before votes are drawn; return the command that trains for this noise."""
     settings = target.settings
-    about = (request.network, target.dataset, target.image_size, settings, data, request.init)
+    about = (request.network, target.dataset, target.image_size, settings, files, request.init)
     commands = [training_command(member, member.folder, *about) for member in target.members]
     if leads():
         for member in target.members:
@@ -178,6 +188,7 @@ def print_warnings(request: Request, target: Target, images: Images, data: Path 
         for warning in (
             *(unreachable_radius(settings, radius) for radius in asked),
             missing_classes(images, everything),
+            sigma_warning(float(settings.sigma or 0)),
             *(noise_warning(member, settings, command) for member, command in pairs),
         ):
             if warning is not None:

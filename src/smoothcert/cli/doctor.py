@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from smoothcert.cli.certification import run_channels
+from smoothcert.cli.certification import images_of_run
 from smoothcert.cli.options import (
     Device,
     Hub,
@@ -157,7 +157,7 @@ def load_subject(asked: Request, run: "Run | None", device: str) -> "tuple[Class
     from smoothcert.training.initial_weights import own_model_with_weights
 
     files, name = asked.files, str(asked.dataset)
-    selected = files.loader()(name, "test", files.image_size, run_channels(run, name))
+    selected = images_of_run(files, files.loader(), name, files.image_size, run)
     print_data_notes(console, selected)
     network: Classifier
     if run is not None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,9 @@ from smoothcert.cli.options import (
     NoiseName,
     OwnNetwork,
     Precision,
+    Weights,
     check_dataset,
+    check_own_weights,
     console,
     count_option,
 )
@@ -54,6 +57,7 @@ def predict(
         str | None, typer.Option(help="Data set whose classes and image size --model has.", show_default="the run's")
     ] = None,
     model: OwnNetwork = None,
+    init: Weights = None,
     denoiser: Denoiser = None,
     format_: Annotated[
         Literal["table", "json", "csv"], typer.Option("--format", help="What to print on standard output.")
@@ -76,6 +80,7 @@ def predict(
         check_file(image, "an image file")
     if without_run and sigma is None and denoiser is None:
         raise RequestError(f"--sigma: missing; give the noise level for --model {model}, for instance --sigma 0.25")
+    check_own_weights(init, without_run)
     check_dataset(dataset)
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
     from smoothcert.data import read_class_names
@@ -90,7 +95,7 @@ def predict(
     front = load_denoiser(denoiser, sigma) if denoiser is not None else None
     sigma = front.sigma if front is not None and sigma is None else sigma
     if without_run:
-        network = own_network(str(model), images[0], dataset, image_size, named)
+        network = own_network(str(model), init, images[0], dataset, image_size, named)
         where, trained_noise = find_device(device), "gaussian"
     else:
         if dataset is not None or image_size is not None:
@@ -119,7 +124,11 @@ def predict(
         noise=noise or trained_noise,
         precision=precision,
     ).to(where)
-    certificates = smoothed.certify(batch.to(where), n=n, alpha=alpha, bound=bound)
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always", UserWarning)
+        certificates = smoothed.certify(batch.to(where), n=n, alpha=alpha, bound=bound)
+    for warning in (one for one in raised if issubclass(one.category, UserWarning)):
+        print_warning(PlainConsole(stderr=True), str(warning.message))
     ceiling = smoothed.noise.radius(smallest_error_bound(n, alpha, randomized=bound == "randomized"))
     about = {"n": n, "alpha": alpha, "bound": bound, "sigma": smoothed.noise.sigma, "noise": smoothed.noise.name}
     about |= {"norm": smoothed.noise.norm, "largest_radius": ceiling}
@@ -169,13 +178,18 @@ def with_names(network: Network, named: Sequence[str] | None, source: object) ->
 
 
 def own_network(
-    reference: str, first: Path, dataset: str | None, image_size: int | None, named: Sequence[str] | None
+    reference: str,
+    init: Path | None,
+    first: Path,
+    dataset: str | None,
+    image_size: int | None,
+    named: Sequence[str] | None,
 ) -> Network:
     """Return the user's own network; the size of its images is that of `dataset`, `image_size`, or the first file."""
     from smoothcert.data import DATASETS, load_dataset
     from smoothcert.data.decoding import image_head
-    from smoothcert.models import own_model
     from smoothcert.training.checkpoint import InputSpec
+    from smoothcert.training.initial_weights import own_model_with_weights
 
     names, num_classes = named, None if named is None else len(named)
     if dataset is not None:
@@ -190,7 +204,7 @@ def own_network(
         head = image_head(first)
         width, height = (image_size, image_size) if image_size is not None else head.size
         shape = (1 if head.grey else 3, height, width)
-    network = Network(own_model(reference, num_classes), shape, num_classes, names, dataset)
+    network = Network(own_model_with_weights(reference, num_classes, init), shape, num_classes, names, dataset)
     return with_names(network, named, reference)
 
 

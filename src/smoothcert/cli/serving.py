@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from smoothcert.cli.options import Device, console
+from smoothcert.cli.options import Device, OwnNetwork, console
 from smoothcert.errors import RequestError
 from smoothcert.training.run_folder import MODEL, check_run_folder
 
@@ -17,6 +17,7 @@ def serve(
     runs: Annotated[
         list[Path] | None, typer.Argument(help="Run folders; the page has a slider if sigmas differ.")
     ] = None,
+    model: OwnNetwork = None,
     demo: Annotated[
         bool, typer.Option("--demo", help="Serve the quickstart's model; train it if there is none.")
     ] = False,
@@ -63,14 +64,16 @@ def serve(
     folders = [demo_run(out)] if demo else list(runs or ())
     where = find_device(device)
     limits = Limits(votes=max_votes, milliseconds=1000 * max_seconds, body=max_body << 20, queue=queue)
-    service = Service([ServedModel.load(folder, where, max_batch) for folder in folders], limits, log)
+    service = Service([ServedModel.load(folder, where, max_batch, model) for folder in folders], limits, log)
     service.warm_up()
     if secret is None and not is_local(host):
         print_warning(console, f"anyone who reaches {host} can use this server; give a --token FILE")
 
-    for model in service.models:
-        noise = model.counter.noise
-        console.print(f"serving {model.name} ({noise.name} noise, sigma {noise.sigma:g}, {where.type})", soft_wrap=True)
+    for served in service.models:
+        noise = served.counter.noise
+        console.print(
+            f"serving {served.name} ({noise.name} noise, sigma {noise.sigma:g}, {where.type})", soft_wrap=True
+        )
     url = address(listener)
     console.print(f"open {url} in a browser, or POST images to {url}/v1/predict; Ctrl+C stops", soft_wrap=True)
     serve(service, listener, secret)

@@ -41,10 +41,22 @@ def with_classes(data: ImageData | StreamedImages, names: Sequence[str]) -> Imag
 
 
 def with_known_classes(data: Images, names: Sequence[str] | None) -> Images:
-    """`with_classes` if `names`, which a published model contains, has all classes of `data`; otherwise `data`."""
-    if names is None or data.class_names is None or not set(data.class_names) <= set(names):
+    """`data` with labels in the order of `names`, which a model contains, if these have all classes of `data`."""
+    if names is None or data.class_names in (None, tuple(names)) or not set(data.class_names or ()) <= set(names):
         return data
     return with_classes(data, names) if isinstance(data, ImageData | StreamedImages) else data
+
+
+def refuse_other_order(data: Images, names: Sequence[str] | None, owner: object) -> None:
+    """Raise a RequestError if `data` has the classes `names` of `owner` in another order: labels would be mistaken."""
+    given = data.class_names
+    if names is None or given is None or given == tuple(names) or sorted(given) != sorted(names):
+        return
+    place = next(index for index, (one, other) in enumerate(zip(given, names, strict=True)) if one != other)
+    raise RequestError(
+        f"{owner}: class {place} of its model is {names[place]}, and {given[place]} in {data.name}; give the data the "
+        "order of the model: --classes FILE (Python: load_dataset(..., classes=run.spec.class_names))"
+    )
 
 
 def read_class_names(path: Path | str) -> tuple[str, ...]:

@@ -35,6 +35,8 @@ def load_npz(path: Path | str, split: Split, *, most_bytes: int = NPZ_BYTES) -> 
     images, labels = arrays[f"{prefix}images"], arrays[f"{prefix}labels"]
     names = tuple(str(name) for name in arrays["class_names"].ravel()) if "class_names" in arrays else None
     largest = max(_largest_label(path, name, arrays[name]) for name in arrays if name.endswith("labels"))
+    lowest = int(labels.min()) if len(labels) else 0
+    one_based = f"npz:{path}: no image has a label below {lowest}; if your classes count from {lowest}, subtract it"
     return ImageData(
         images=torch.from_numpy(_channels_first(path, f"{prefix}images", images)),
         labels=torch.from_numpy(labels.astype(np.int64)),
@@ -42,6 +44,7 @@ def load_npz(path: Path | str, split: Split, *, most_bytes: int = NPZ_BYTES) -> 
         name=f"npz:{path}",
         split=split if prefix else UNSPLIT,
         class_names=names,
+        notes=(one_based,) if lowest > 0 and names is None else (),
     )
 
 
@@ -124,7 +127,7 @@ def _channels_first(path: Path, name: str, images: NDArray[Any]) -> NDArray[np.u
     if 0 in shape:
         raise RequestError(f"npz:{path}: expected {name} with at least one image and one pixel, got shape {shape}")
     if images.dtype != np.uint8:
-        raise RequestError(f"npz:{path}: expected {name} of dtype uint8, got {images.dtype}; scale pixels to 0..255")
+        raise RequestError(f"npz:{path}: expected {name} of dtype uint8, got {images.dtype}; convert pixels to 0..255")
     if images.ndim == 3:
         return np.ascontiguousarray(images[:, None])
     return np.ascontiguousarray(images if first else images.transpose(0, 3, 1, 2))

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from smoothcert.errors import RequestError
+
 
 class Normalize(nn.Module):
     """Compute (x - mean) / std per channel for x [n, c, h, w] in [0, 1]. Mean and std are saved with the weights."""
@@ -18,4 +20,9 @@ class Normalize(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
+        if images.shape[1] != self.mean.shape[1] and self.mean.shape[1] > 1:  # torch would repeat one channel
+            raise RequestError(
+                f"model: expected images with {self.mean.shape[1]} channels, as many as its Normalize layer has, got "
+                f"{list(images.shape[1:])}; read them so: --channels {self.mean.shape[1]} (Python: channels=)"
+            )
         return (images - self.mean) / self.std

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smoothcert.classifier import Classifier, device_of, evaluating, in_float32, logits_of
+from smoothcert.classifier import Classifier, device_of, evaluating, in_float32, logits_of, refuse_changed_input
 from smoothcert.errors import RequestError
 from smoothcert.io.files import check_regular_file
 from smoothcert.io.text import did_you_mean, error_line, named_error
@@ -147,11 +147,13 @@ def _is_python(function: Any) -> bool:
 
 
 def check_outputs(model: Classifier, name: str, shape: tuple[int, int, int], num_classes: int) -> None:
-    """Refuse a network that does not return logits [2, num_classes] for two black images of `shape`."""
+    """Refuse a network that does not return logits [2, num_classes] for two grey images of `shape`."""
     refuse_without_weights(model, name)
     try:
         with torch.no_grad(), evaluating(model):
-            logits = logits_of(model(torch.zeros(2, *shape, device=device_of(model))))
+            given = torch.full((2, *shape), 0.5, device=device_of(model))
+            logits = logits_of(model(given))
+            refuse_changed_input(given, torch.full_like(given, 0.5))
     except RequestError:
         raise
     except (Exception, SystemExit) as error:  # a user's code may fail in any way

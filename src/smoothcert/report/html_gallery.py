@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -86,7 +86,7 @@ def gallery_data(summaries: Sequence[Summary], gallery: Gallery | None, labels: 
     outcomes, class_names = [], {}
     for number, ((_, source), members) in enumerate(groups.items()):
         rows = [row for member in members for row in shown[member.name]]
-        answer = _checked(answers[source], rows)
+        answer = _checked(answers[source], rows, members[0].file.settings.get("classes"))
         known, places = (NO_PICTURES, {}) if isinstance(answer, str) else (answer, numbers[source])
         class_names[members[0].dataset or ""] = known.class_names
         outcomes.append(_outcomes(members, sorted({row.index for row in rows}), len(runs), known))
@@ -155,8 +155,13 @@ def _asked(gallery: Gallery | None, source: Source, indices: Sequence[int]) -> P
     return NOT_RECORDED if source is None else gallery(*source, indices)
 
 
-def _checked(answer: Pictures | str, rows: Sequence[CertifiedImage]) -> Pictures | str:
-    """`answer`, or the reason if the labels of the pictures show that other images were certified."""
+def _checked(answer: Pictures | str, rows: Sequence[CertifiedImage], classes: object) -> Pictures | str:
+    """`answer` in the order of the `classes` that the certificates record, if any; or the reason if the labels of the
+    pictures show that other images were certified."""
+    names = [str(name) for name in classes] if isinstance(classes, list) else []
+    if isinstance(answer, Pictures) and answer.class_names and set(answer.class_names) <= set(names):
+        moved = {index: names.index(answer.class_names[label]) for index, label in answer.labels.items()}
+        answer = replace(answer, labels=moved, class_names=tuple(names))
     if isinstance(answer, str) or all(answer.labels.get(row.index, row.label) == row.label for row in rows):
         return answer
     return OTHER_LABELS

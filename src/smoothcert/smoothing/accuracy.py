@@ -49,8 +49,8 @@ class NoiseAccuracy:
         None also if there are too few images to be sure. A poor clean accuracy alone is no fault: networks that are
         trained with much noise may have it.
         """
-        noisy_at_chance = _at_chance(self.noisy, self.noisy_chance, self.images)
-        if noisy_at_chance and _at_chance(self.clean, self.clean_chance, self.images):
+        noisy_at_chance = at_chance(self.noisy, self.noisy_chance, self.images)
+        if noisy_at_chance and at_chance(self.clean, self.clean_chance, self.images):
             return "chance"
         return "noise" if noisy_at_chance or clearly_below(self.noisy, self.clean / 2, self.images) else None
 
@@ -80,7 +80,7 @@ def independent_accuracy(classes: Tensor, labels: Tensor, num_classes: int) -> f
     return min(1.0, float((shares[0] * shares[1]).sum()))
 
 
-def _at_chance(share: float, chance: float, images: int) -> bool:
+def at_chance(share: float, chance: float, images: int) -> bool:
     """Whether the accuracy is not above chance and clearly not that of a usable classifier, by binomial tests.
 
     Copies of an image are not independent, so the number of images is the sample size.

@@ -17,6 +17,7 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
 from smoothcert.data import Images, Normalization
+from smoothcert.data.class_names import refuse_other_order
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file, replaced_atomically
 from smoothcert.io.text import named_error
@@ -131,7 +132,7 @@ class Run:
             )
 
     def refuse_other_images(self, data: Images) -> None:
-        """Raise a RequestError if `data` does not have the shape and number of classes of the model."""
+        """Raise a RequestError if `data` does not have the shape and the classes of the model, in its order."""
         self.refuse_denoiser()
         if (data.shape, data.num_classes) != (self.spec.shape, self.spec.num_classes):
             fewer = data.shape == self.spec.shape and data.num_classes < self.spec.num_classes
@@ -140,6 +141,7 @@ class Run:
                 f"{data.name} has {data.shape} of {data.num_classes}; give the data that it was trained for"
                 + (", or name the classes of all outputs with certify --classes FILE" if fewer else "")
             )
+        refuse_other_order(data, self.spec.class_names, self.folder)
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:

@@ -2,16 +2,20 @@
 
 import hashlib
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from smoothcert.classifier import Classifier
+from smoothcert.classifier import Classifier, device_of, evaluating, logits_of
+from smoothcert.data import Images
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import error_line
 from smoothcert.models import own_model, own_module
+from smoothcert.smoothing.accuracy import at_chance, independent_accuracy
 from smoothcert.training.import_checkpoint import (
     COUNTER,
     INPUT_BUFFERS,
@@ -23,6 +27,9 @@ from smoothcert.training.import_checkpoint import (
 )
 from smoothcert.training.run_folder import MODEL, check_run_folder
 from smoothcert.training.state import State
+
+START_IMAGES = 100
+"""Number of training images, spread over the data, on which a network is tried before it is trained."""
 
 
 def own_model_with_weights(reference: str, num_classes: int | None, init: Path | None) -> Classifier:
@@ -37,7 +44,7 @@ def own_model_with_weights(reference: str, num_classes: int | None, init: Path |
 def load_initial_weights(model: nn.Module, path: Path, name: str) -> dict[str, str]:
     """Load the weights in `path` into `model`, called `name`; return the file and its SHA-256 for the provenance.
 
-    Tensors are matched by name, after the prefix of the file (such as `module.`) and after that of our input layer.
+    Tensors are matched by name, after the prefix of the file (such as `module.`) and behind an input layer.
     """
     if path.is_dir():
         check_run_folder(path)
@@ -74,6 +81,28 @@ def check_source(folder: Path, state: State | None, source: Mapping[str, str] | 
     return recorded
 
 
+def start_notes(model: nn.Module, data: Images, *, trained: bool) -> list[str]:
+    """What is wrong with a user's network before it is trained, by its outputs for some images.
+
+    Weights that are `trained` and still at chance do not belong to these labels or this input scale.
+    """
+    count = min(START_IMAGES, len(data))
+    images, labels = data.batch(torch.arange(count) * len(data) // count)
+    device = device_of(model)
+    with torch.no_grad(), evaluating(model), torch.random.fork_rng(devices=[]):
+        logits = torch.cat([logits_of(model(part.to(device))).float().cpu() for part in torch.split(images, 10)])
+    notes, classes, labels = [], logits.argmax(1), labels.cpu()
+    if bool((logits >= 0).all()) and bool(((logits.sum(1) - 1).abs() < 1e-3).all()):
+        notes.append("the network returns probabilities, but losses expect logits; leave its last softmax out")
+    share = float((classes == labels).double().mean())
+    if trained and at_chance(share, independent_accuracy(classes, labels, logits.shape[1]), count):
+        notes.append(
+            f"the weights that training starts from are at chance ({share:.0%} of {count} training images); check the "
+            "normalisation and the order of the classes (--classes FILE), for which there is `smoothcert doctor`"
+        )
+    return notes
+
+
 def _read(path: Path) -> Mapping[str, Tensor]:
     if path.suffix != ".safetensors":
         return find_state_dict(path, read_checkpoint(path))[1]
@@ -88,13 +117,45 @@ def _read(path: Path) -> Mapping[str, Tensor]:
 
 
 def _match(weights: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """The tensors of `weights` by the names in `target`, and what is missing or unexpected."""
-    inner = "1." if all(key.startswith(("0.", "1.")) for key in target) and "0.mean" in target else ""
+    """The tensors of `weights` by the names in `target`, and what is missing or unexpected.
+
+    A network behind an input layer (mean and std) also takes the weights of the network alone. An input layer in the
+    file is never left out silently: it must be that of `target`.
+    """
+    matched, used, missing = _by_name(weights, target, "")
+    if missing and (inner := _behind_input_layer(target)):
+        matched, used, missing = _by_name(weights, target, inner)
+    known = [target[key].flatten().cpu() for key in target if key not in matched]
+    unexpected = [
+        key
+        for key in weights
+        if key not in used
+        and not (_is_buffer(key) and any(torch.equal(weights[key].flatten().to(v.dtype), v) for v in known))
+    ]
+    return matched, describe_problems({"missing": missing, "unexpected": unexpected})
+
+
+def _by_name(
+    weights: Mapping[str, Tensor], target: Mapping[str, Tensor], inner: str
+) -> tuple[dict[str, Tensor], set[str], list[str]]:
+    """Match what is behind `inner` in `target`: the tensors, their names in `weights`, and what is missing."""
     names = [key.removeprefix(inner) for key in target if key.startswith(inner)]
     prefix = best_prefix(names, weights)
     matched = {inner + name: weights[prefix + name] for name in names if prefix + name in weights}
     missing = [name for name in names if inner + name not in matched and not name.endswith(COUNTER)]
-    used = {prefix + name for name in names}
-    buffers = {part for pair in INPUT_BUFFERS for part in pair}
-    unexpected = [key for key in weights if key not in used and key.rpartition(".")[2] not in buffers]
-    return matched, describe_problems({"missing": missing, "unexpected": unexpected})
+    return matched, {prefix + name for name in names}, missing
+
+
+def _behind_input_layer(target: Mapping[str, Tensor]) -> str:
+    """The prefix, such as `1.`, of all tensors of a network that has a mean or std before it; otherwise nothing."""
+    body = [key for key in target if not _is_buffer(key)]
+    if not body or len(body) == len(target):
+        return ""
+    first, last = (key.split(".")[:-1] for key in (min(body), max(body)))  # what these share, all share
+    shared = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return "".join(f"{part}." for part, _ in shared)
+
+
+def _is_buffer(name: str) -> bool:
+    """Whether a tensor is called as the mean or standard deviation of an input layer."""
+    return name.rpartition(".")[2] in {part for pair in INPUT_BUFFERS for part in pair}

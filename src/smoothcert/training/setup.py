@@ -18,7 +18,7 @@ from smoothcert.io.results import alone
 from smoothcert.models import check_outputs, is_code
 from smoothcert.models.kernels import kernels_work
 from smoothcert.models.precision import resolve_precision
-from smoothcert.noise import NOISES
+from smoothcert.noise import NOISES, sigma_warning
 from smoothcert.objectives import Denoising, Progress, UnloadedObjective, is_built_in
 from smoothcert.training.average import AveragedWeights
 from smoothcert.training.checkpoint import InputSpec, Run, new_model
@@ -30,7 +30,7 @@ from smoothcert.training.denoiser import (
     is_built_in_network,
 )
 from smoothcert.training.device import weights_layout
-from smoothcert.training.initial_weights import check_source, load_initial_weights
+from smoothcert.training.initial_weights import check_source, load_initial_weights, start_notes
 from smoothcert.training.metrics import METRICS, Meter
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.resume import (
@@ -109,14 +109,20 @@ def set_up(
         raise RequestError(f"model: {recipe.model} has no parameters to train; give a network that has some")
     init = options.get("init")
     source: Mapping[str, str] | None = None if init is None else load_initial_weights(model, init, recipe.model)
-    on_note = options.get("on_note", lambda text: None)
+    on_note: Callable[[str], None] = options.get("on_note", lambda text: None)
+    if (text := sigma_warning(recipe.sigma)) is not None:
+        on_note(text)
     with alone(folder / METRICS, "choose another --out") if group.leads else nullcontext():
         start = open_folder(recipe, data, folder, group, options.get("resume", False), on_note)
         source = check_source(folder, start.state, source)
         refuse_other_batch_norm(folder, start, options.get("sync_batch_norm", False))
         run = RunInProgress(recipe, data, folder, group, device, model, start, source, options)
         check_frozen_classifier(folder, start.state, run.frozen)
-        if group.leads and source is not None and start.state is None and start.epoch == 0:
+        fresh = group.leads and start.state is None and start.epoch == 0
+        if fresh and (run.own_network or source is not None) and not isinstance(recipe.objective, Denoising):
+            for note in start_notes(model, data, trained=source is not None):
+                on_note(note)
+        if fresh and source is not None:
             # A killed process must not leave a run that continues from random weights.
             save_state(folder, run.state())
         if group.leads:
@@ -143,7 +149,7 @@ class RunInProgress:
         options: Options,
     ) -> None:
         own_network, classifier = options.get("model") is not None or is_code(recipe.model), options.get("classifier")
-        self.recipe, self.folder, self.group, self.device = recipe, folder, group, device
+        self.recipe, self.folder, self.group, self.device, self.own_network = recipe, folder, group, device, own_network
         self.spec, self.data_digest, self.versions = InputSpec.of(data), start.digest, versions(device)
         self.data = data.to(device)
         self.precision = resolve_precision(recipe.precision, device)

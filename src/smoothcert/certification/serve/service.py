@@ -45,9 +45,11 @@ class ServedModel:
     settings: CertifySettings
 
     @classmethod
-    def load(cls, folder: Path, device: torch.device, max_batch: int | None = None) -> "ServedModel":
-        """Load the run in `folder`; the model is called after the folder."""
-        run = load_run(folder)
+    def load(
+        cls, folder: Path, device: torch.device, max_batch: int | None = None, code: str | None = None
+    ) -> "ServedModel":
+        """Load the run in `folder`, whose network may be the user's `code`; the model is called after the folder."""
+        run = load_run(folder, code)
         shape, recipe = run.spec.shape, run.recipe
         defaults = {"sigma": recipe.sigma, "noise": recipe.noise}
         settings = CertifySettings(batch_size=max_batch).completed({}, device, shape, defaults)
