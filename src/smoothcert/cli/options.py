@@ -186,7 +186,7 @@ class ImageOptions:
 
         @cache
         def load(name: str, split: "Split", image_size: int | None, channels: int | None = None) -> "Images":
-            from smoothcert.data import load_dataset, read_class_names
+            from smoothcert.data import load_dataset, read_class_names, silent
 
             return load_dataset(
                 *(name, split, self.data),
@@ -194,6 +194,7 @@ class ImageOptions:
                 classes=None if self.classes is None else read_class_names(self.classes),
                 channels=self.channels or channels,
                 skip_unreadable=self.skip_unreadable,
+                on_note=silent,
             )
 
         return load

@@ -172,7 +172,7 @@ def own_network(
     reference: str, first: Path, dataset: str | None, image_size: int | None, named: Sequence[str] | None
 ) -> Network:
     """Return the user's own network; the size of its images is that of `dataset`, `image_size`, or the first file."""
-    from smoothcert.data import DATASETS, load_dataset
+    from smoothcert.data import DATASETS, load_dataset, silent
     from smoothcert.data.decoding import image_head
     from smoothcert.models import own_model
     from smoothcert.training.checkpoint import InputSpec
@@ -183,7 +183,7 @@ def own_network(
         spec = (
             InputSpec(known.shape, known.num_classes, known.normalization)
             if known is not None
-            else InputSpec.of(load_dataset(dataset, "test", image_size=image_size))
+            else InputSpec.of(load_dataset(dataset, "test", image_size=image_size, on_note=silent))
         )
         shape, num_classes, names = spec.shape, spec.num_classes, spec.class_names
     else:

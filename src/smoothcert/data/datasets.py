@@ -1,6 +1,7 @@
 """The data sets by name, and where their files are. Nothing here imports torch before a data set is loaded."""
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -108,6 +109,10 @@ def same_data(one: str, other: str) -> bool:
     return kind == other_kind and with_home(path).resolve() == with_home(other_path).resolve()
 
 
+def silent(text: str) -> None:
+    """Report no note: for callers that print the notes of the images themselves, or need only their shape."""
+
+
 def load_dataset(
     name: str,
     split: Split,
@@ -117,17 +122,22 @@ def load_dataset(
     classes: Sequence[str] | None = None,
     channels: int | None = None,
     skip_unreadable: bool = False,
+    on_note: Callable[[str], None] = lambda text: warnings.warn(text, stacklevel=3),
 ) -> "Images":
     """Load the split `split` of the data set `name` on the CPU; `folder` is where its files are or will be stored.
 
     `name` is one of DATASETS, or `folder:PATH` or `npz:PATH` for your own images (see `load_folder`, `load_npz`).
     `image_size`, `channels` and `skip_unreadable` are for `folder:PATH` only: the others have a shape. With `classes`,
     the names of a model's outputs in order, labels are positions in that list (see `with_classes`).
+    `on_note` is called with each note on how the files were read, such as files that were left out; by default it
+    warns.
     """
     if not isinstance(name, str):
         raise RequestError(f"dataset: expected a name, got {type(name).__name__}; see `smoothcert datasets`")
     options = {"image_size": image_size, "channels": channels, "skip_unreadable": skip_unreadable or None}
     data = _load(name, split, folder, {key: value for key, value in options.items() if value is not None})
+    for note in data.notes:
+        on_note(note)
     if classes is None:
         return data
     from smoothcert.data.class_names import with_classes
