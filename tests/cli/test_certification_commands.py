@@ -287,6 +287,12 @@ def test_the_printed_next_steps_run(run_cli: Cli, workplace: Path, network: str)
     assert (code, err) == (0, "")
     certify = printed_next(out)
     assert certify[:2] == ["certify", "my runs/it's"]
+    code, _, err = run_cli("report", "my runs/it's")
+    assert (code, err.count("\n")) == (2, 1)
+    _, *suggested = shlex.split(err.split("`")[1])
+    assert suggested == certify[: certify.index("--data")]
+    assert run_cli(*suggested, *FEW, "--name", "suggested")[0] == 0
+    shutil.rmtree("my runs/it's/certificates")
     code, out, err = run_cli(*certify, *FEW)
     assert (code, err) == (0, "")
     assert run_cli(*printed_next(out))[0] == 0
