@@ -58,7 +58,8 @@ OwnNetwork = Annotated[
     str | None, typer.Option("--model", help="Your own network: package.module:function or FILE.py:function.")
 ]
 Weights = Annotated[
-    Path | None, typer.Option("--init", help="Weights of --model: .safetensors or a PyTorch checkpoint.")
+    Path | None,
+    typer.Option("--init", help="Weights of --model: .safetensors or a PyTorch checkpoint.", rich_help_panel="Network"),
 ]
 NetworkName = Annotated[
     str | None, typer.Option("--model", help="A network, or your own: package.module:function or FILE.py:function.")
