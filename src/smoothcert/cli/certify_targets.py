@@ -15,7 +15,7 @@ from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.estimate import CertificationEstimate
 from smoothcert.certification.settings import CertifySettings, unreachable_radius
 from smoothcert.certification.subject import missing_classes
-from smoothcert.cli.advice import accuracy_warning, long_work, noise_warning, spent_votes, training_command
+from smoothcert.cli.advice import accuracy_warning, long_work, noise_warning, retraining_command, spent_votes
 from smoothcert.cli.certification import Request
 from smoothcert.cli.options import command_line
 from smoothcert.data import Images
@@ -183,7 +183,7 @@ def print_warnings(request: Request, target: Target, images: Images, data: Path 
     """Print what a user should know before votes are drawn; return the command that trains for this noise."""
     settings = target.settings
     about = (request.network, target.dataset, target.image_size, settings, data, request.init)
-    commands = [training_command(member, member.folder, *about) for member in target.members]
+    commands = [retraining_command(member, member.folder, *about) for member in target.members]
     if leads():
         for member in target.members:
             if not member.finished:
@@ -202,7 +202,7 @@ def print_warnings(request: Request, target: Target, images: Images, data: Path 
         ):
             if warning is not None:
                 print_warning(request.warnings, warning)
-    return commands[0] if commands else training_command(None, target.folder, *about)
+    return commands[0] if commands else retraining_command(None, target.folder, *about)
 
 
 def for_machines(target: Target, file: CertificatesFile) -> dict[str, Any]:

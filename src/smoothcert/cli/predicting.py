@@ -78,7 +78,7 @@ def predict(
         raise RequestError(f"--sigma: missing; give the noise level for --model {model}, for instance --sigma 0.25")
     check_dataset(dataset)
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-    from smoothcert.data import read_class_names
+    from smoothcert.data import read_class_names, scaled_side
     from smoothcert.data.image_files import read_image_files
     from smoothcert.distributed import find_device
     from smoothcert.models import Denoised
@@ -111,7 +111,8 @@ def predict(
         front.check(network.shape, float(sigma or 0), noise or trained_noise)
         classifier: Any = network.classifier  # which Denoised checks
         network = replace(network, classifier=Denoised(front.model, classifier))
-    batch, notes = read_image_files(images, network.shape, shorter_side=network.shorter_side if resize else None)
+    side = scaled_side(network.dataset, network.shape) if resize else None
+    batch, notes = read_image_files(images, network.shape, shorter_side=side)
     smoothed = SmoothedClassifier(
         network.classifier,
         sigma=float(sigma or 0),
@@ -145,22 +146,12 @@ class Network:
     names: Sequence[str] | None
     dataset: str | None
 
-    @property
-    def shorter_side(self) -> int:
-        """The side to which --resize scales files before it crops them."""
-        from smoothcert.data import DATASETS
-
-        known = DATASETS.get(self.dataset or "")
-        return (known.shorter_side if known is not None else None) or min(self.shape[1:])
-
 
 def with_names(network: Network, named: Sequence[str] | None, source: object) -> Network:
     """Return `network` with the names of its classes: those of --classes, else those of its data set."""
-    from smoothcert.data import DATASETS
+    from smoothcert.data import known_class_names
 
-    known = DATASETS.get(network.dataset or "")
-    names = named if named is not None else network.names
-    names = known.class_names if names is None and known is not None else names
+    names = named or network.names or known_class_names(network.dataset)
     if names is not None and network.num_classes is not None and len(names) != network.num_classes:
         raise RequestError(
             f"--classes: expected {network.num_classes} names, one per output of {source}, got {len(names)}"

@@ -109,6 +109,18 @@ def same_data(one: str, other: str) -> bool:
     return kind == other_kind and with_home(path).resolve() == with_home(other_path).resolve()
 
 
+def known_class_names(dataset: str | None) -> tuple[str, ...] | None:
+    """The names of the classes of a data set whose names do not depend on its files; None for others."""
+    known = DATASETS.get(dataset or "")
+    return None if known is None else known.class_names
+
+
+def scaled_side(dataset: str | None, shape: tuple[int, int, int]) -> int:
+    """The size of the shorter side of a file before the centre is cut out, for images (c, h, w) of a data set."""
+    known = DATASETS.get(dataset or "")
+    return (None if known is None else known.shorter_side) or min(shape[1:])
+
+
 def silent(text: str) -> None:
     """Report no note: for callers that print the notes of the images themselves, or need only their shape."""
 

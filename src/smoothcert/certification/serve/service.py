@@ -19,7 +19,7 @@ from smoothcert.certification.serve.log import CertificateLog
 from smoothcert.certification.serve.requests import Limits, RefusedError
 from smoothcert.certification.serve.rule import Plan, Question, make_plan
 from smoothcert.certification.settings import CertifySettings, make_counter, unreachable_radius
-from smoothcert.data import DATASETS
+from smoothcert.data import known_class_names, scaled_side
 from smoothcert.data.decoding import Decoder
 from smoothcert.errors import RequestError
 from smoothcert.smoothing.rules import LOOK
@@ -54,12 +54,10 @@ class ServedModel:
         counter, settings = make_counter(run.model.to(device), shape, run.spec.num_classes, settings, device)
         if isinstance(counter.classifier, nn.Module):
             counter.classifier.eval()  # for good: several threads use it
-        dataset = DATASETS.get(recipe.dataset)
-        side = (dataset.shorter_side if dataset is not None else None) or min(shape[1:])
-        names = run.spec.class_names or (dataset.class_names if dataset is not None else None)
+        decoder = Decoder(*shape, scaled_side(recipe.dataset, shape))
+        names = run.spec.class_names or known_class_names(recipe.dataset)
         digest = str(run.about()["weights_sha256"])
-        names = tuple(names) if names else None
-        return cls(folder.resolve().name, digest, counter, Decoder(*shape, side), names, device, settings)
+        return cls(folder.resolve().name, digest, counter, decoder, names, device, settings)
 
     @property
     def key(self) -> str:
