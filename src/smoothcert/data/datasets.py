@@ -163,7 +163,8 @@ def _load(
     kind, _, path = name.partition(":")
     users = kind in ("folder", "npz") and path != ""
     if not users and name not in DATASETS:
-        hint = did_you_mean(name, DATASETS, "choose one of these")
+        kind, own = ("folder", Path(name).is_dir()) if not name.endswith(".npz") else ("npz", Path(name).is_file())
+        hint = did_you_mean(name, DATASETS, "choose one of these", [f"{kind}:{name}"] if own else [])
         known = ", ".join([*DATASETS, *OWN_DATA])
         raise RequestError(f"expected a data set among {known}, got {name!r}; {hint}")
     if split not in get_args(Split):
