@@ -88,7 +88,7 @@ def predict(
 
     named = read_class_names(classes) if classes is not None else None
     front = load_denoiser(denoiser, sigma) if denoiser is not None else None
-    sigma = front.sigma if front is not None and sigma is None else sigma
+    sigma, warning = front.sigma if front is not None and sigma is None else sigma, ""
     if without_run:
         network = own_network(str(model), images[0], dataset, image_size, named)
         where, trained_noise = find_device(device), "gaussian"
@@ -106,7 +106,7 @@ def predict(
         loaded.refuse_denoiser()
         if front is None and (sigma, noise or trained_noise) != (trained_sigma, trained_noise):
             trained = f"{trained_noise} noise at sigma {trained_sigma:g}"
-            print_warning(PlainConsole(stderr=True), f"{paths[0]} was trained with {trained}, not with this noise")
+            warning = f"{paths[0]} was trained with {trained}, not with this noise"
     if front is not None:
         front.check(network.shape, float(sigma or 0), noise or trained_noise)
         classifier: Any = network.classifier  # which Denoised checks
@@ -124,6 +124,8 @@ def predict(
     ceiling = smoothed.noise.radius(smallest_error_bound(n, alpha, randomized=bound == "randomized"))
     about = {"n": n, "alpha": alpha, "bound": bound, "sigma": smoothed.noise.sigma, "noise": smoothed.noise.name}
     about |= {"norm": smoothed.noise.norm, "largest_radius": ceiling}
+    if warning:
+        print_warning(PlainConsole(stderr=True), warning)
     for note in notes:
         print_note(console if format_ == "table" else PlainConsole(stderr=True), note)
     rows = [row_of(path, row, network.names) for path, row in zip(images, certificates, strict=True)]
