@@ -123,6 +123,7 @@ def test_folders_that_certificates_of_a_run_cannot_go_to(run_cli: Cli, trained_r
     for words, expected in (
         ((trained_run, "--out", other), "without files of another classifier than"),
         ((trained_run, "--out", certified.parent), "without files of another classifier than"),
+        ((trained_run, "--out", twin), "without files of another classifier than"),
         ((trained_run, twin, "--out", tmp_path / "new"), "--out: expected runs with different names"),
         ((trained_run, "--out", tmp_path / "new", *wrong_images), "its model takes images (1, 28, 28)"),
     ):
@@ -301,6 +302,12 @@ def test_the_printed_next_steps_run(run_cli: Cli, workplace: Path, network: str)
     )
     assert (code, err) == (0, "")
     assert run_cli(*printed_next(out))[0] == 0
+
+
+def test_attack_refuses_wrong_radii_before_it_reads_a_file(run_cli: Cli, trained_run: Path) -> None:
+    code, _, err = run_cli("attack", trained_run, "--radii", "x", "--certificates", trained_run / "recipe.yaml")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "radii: expected comma-separated numbers >= 0" in err
 
 
 def test_all_next_steps_are_known() -> None:

@@ -32,7 +32,7 @@ from smoothcert.training.checkpoint import Run, load_run
 from smoothcert.training.denoiser import Denoiser
 from smoothcert.training.initial_weights import own_model_with_weights
 from smoothcert.training.recipe import parse_recipe
-from smoothcert.training.run_folder import CERTIFICATES, RECIPE
+from smoothcert.training.run_folder import CERTIFICATES, MODEL, RECIPE
 
 LONGEST_NAME = 150
 """Characters in the name of the folder that is named after several runs."""
@@ -124,7 +124,7 @@ def refuse_other_run(run: Run, folder: Path) -> None:
     """Refuse a folder for the certificates of `run` that holds those of another classifier or another recipe."""
     copy = folder / RECIPE
     same = copy.is_file() and copy.read_text(encoding="utf-8", errors="replace") == run.recipe.to_yaml()
-    if not same and (copy.exists() or result_files(folder / CERTIFICATES)):
+    if (folder / MODEL).exists() or (not same and (copy.exists() or result_files(folder / CERTIFICATES))):
         raise RequestError(
             f"--out: expected a folder without files of another classifier than {run.folder}, got {folder}; "
             "choose another"
