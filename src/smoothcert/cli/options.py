@@ -154,7 +154,9 @@ def parse_radii(text: str | None) -> list[float] | None:
     except ValueError:
         values = [-1.0]
     if min(values) < 0 or not all(map(math.isfinite, values)):
-        raise RequestError(f"radii: expected comma-separated numbers >= 0, such as 0,0.5,1.0, got {text[:60]}")
+        raise RequestError(
+            f"radii: expected comma-separated numbers >= 0, such as 0,0.5,1.0, got {text[:60] or 'nothing'}"
+        )
     return values
 
 

@@ -140,7 +140,10 @@ class Service:
 
     def __init__(self, models: Sequence[ServedModel], limits: Limits = Limits(), log: Path | None = None) -> None:
         if len({model.name for model in models}) < len(models):
-            raise RequestError(f"expected runs with different names, got {', '.join(model.name for model in models)}")
+            raise RequestError(
+                f"expected runs with different names, got {', '.join(model.name for model in models)}; "
+                "name each once, or rename a folder"
+            )
         if len({model.key for model in models}) < len(models):  # which requests and the log name
             raise RequestError("expected runs with different weights, got the same weights twice; name each run once")
         self.models, self.limits, self.metrics = tuple(models), limits, Metrics()
