@@ -165,7 +165,7 @@ def parse_numbers(option: str, text: str | None, kind: type[Number]) -> tuple[Nu
     try:
         return () if text is None else tuple(kind(part) for part in text.split(","))
     except ValueError as error:
-        raise RequestError(f"{option}: expected comma-separated numbers, got {text}") from error
+        raise RequestError(f"{option}: expected comma-separated numbers, got {text or 'nothing'}") from error
 
 
 class Load(Protocol):
