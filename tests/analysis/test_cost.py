@@ -205,6 +205,8 @@ def test_published_columns() -> None:
 def test_wrong_requests(run: Path, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"expected a run folder with recipe.yaml"):
         training_costs([tmp_path / "nothing"])
+    with pytest.raises(RequestError, match="expected a run folder, got a file; give the folder"):
+        training_costs([run / "recipe.yaml"])
     with pytest.raises(RequestError, match="expected each run once"):
         training_costs([run, run])
     (run / MODEL).write_bytes(b"damaged")

@@ -156,13 +156,14 @@ def test_command_line_certifies_a_cascade_and_reports_it(
     assert "cascade over σ 1, 0.5, 0.25" in text
 
 
-def test_command_line_refuses_requests_that_are_unclear(run_cli: Cli, folders: list[Path]) -> None:
+def test_command_line_refuses_requests_that_are_unclear(run_cli: Cli, trained_run: Path, folders: list[Path]) -> None:
     for request, message in (
         (["--cascade", folders[0]], "--cascade: expected at least two run folders, got 1"),
         (["--cascade", "--ensemble", *folders], "give --ensemble or --cascade, not both"),
         (["--cascade", *folders, "--consensus", 2], "--consensus: expected none without --ensemble"),
         (["--cascade", *folders, "--sigma", 0.5], "--sigma: expected none with --cascade"),
         (["--cascade", *folders[::-1]], "expected falling sigmas, got 0.25, 0.5, 1; give the largest sigma first"),
+        (["--cascade", folders[1], trained_run], "cascade: expected runs of at least two sigmas, got 0.5 only"),
         (["--cascade", *folders, "--sound"], "got sound; leave it out"),
     ):
         code, _, err = run_cli("certify", *request, *FEW)

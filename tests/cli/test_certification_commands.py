@@ -1,6 +1,7 @@
 """`certify`, `merge`, `recertify` and `attack` as a user calls them: warnings, refusals and the printed next steps."""
 
 import dataclasses
+import json
 import os
 import shlex
 import shutil
@@ -87,6 +88,49 @@ def test_another_sigma_gets_its_own_file(run_cli: Cli, run: Path) -> None:
         assert run_cli("certify", run, *FEW, *options, "--max-images", 2)[0] == 0
     expected = {"test-n50": 0.5, "test-n50-sigma0.6": 0.6, "test-n50-sigma0.6-shard1of2": 0.6}
     assert {path.stem: read_certificates(path).settings["sigma"] for path in files.glob("*.tsv")} == expected
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_certificates_in_another_folder(run_cli: Cli, trained_run: Path, run: Path, tmp_path: Path) -> None:
+    """Nothing is written into the run, which its fixture checks; the report knows its recipe."""
+    out, few = tmp_path / "certified", (*FEW, "--max-images", 2)
+    code, printed, err = run_cli("certify", trained_run, "--out", out, *few)
+    assert (code, err) == (0, "")
+    assert (out / "recipe.yaml").read_text() == (trained_run / "recipe.yaml").read_text()
+    code, printed, _ = run_cli(*printed_next(printed), "--out", tmp_path / "report", "--format", "md")
+    assert code == 0
+    assert "Gaussian" in printed
+    assert run_cli("certify", trained_run, "--out", out, *FEW, "--max-images", 3)[0] == 0, "the file is continued"
+    code, printed, err = run_cli("certify", trained_run, run, "--out", tmp_path / "all", *few, "--json")
+    assert (code, err) == (0, "")
+    assert [json.loads(line)["run"] for line in printed.splitlines()] == [str(trained_run), str(run)]
+    assert {path.parent.parent.name for path in (tmp_path / "all").rglob("*.tsv")} == {"trained", "run"}
+    recipe = (run / "recipe.yaml").read_bytes()
+    assert run_cli("certify", run, "--out", run, *few)[0] == 0
+    assert (run / "recipe.yaml").read_bytes() == recipe
+
+
+def test_folders_that_certificates_of_a_run_cannot_go_to(run_cli: Cli, trained_run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    tiny_recipe(seed=7).save(other / "recipe.yaml")
+    certified = tmp_path / "ensemble" / "certificates"
+    certified.mkdir(parents=True)
+    (certified / "test-n50.tsv").touch()
+    twin = Path(shutil.copytree(trained_run, tmp_path / "twin" / trained_run.name))
+    wrong_images = ("--dataset", f"npz:{tmp_path / 'two.npz'}")
+    np.savez(tmp_path / "two.npz", images=np.zeros((2, 8, 8, 3), np.uint8), labels=np.arange(2))
+    for words, expected in (
+        ((trained_run, "--out", other), "without files of another classifier than"),
+        ((trained_run, "--out", certified.parent), "without files of another classifier than"),
+        ((trained_run, "--out", twin), "without files of another classifier than"),
+        ((trained_run, twin, "--out", tmp_path / "new"), "--out: expected runs with different names"),
+        ((trained_run, "--out", tmp_path / "new", *wrong_images), "its model takes images (1, 28, 28)"),
+    ):
+        code, _, err = run_cli("certify", *words, *FEW, "--max-images", 2)
+        assert (code, err.count("\n")) == (2, 1)
+        assert expected in err
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_network_that_fails_under_the_noise_is_reported(run_cli: Cli, run: Path) -> None:
@@ -275,6 +319,12 @@ def test_the_printed_next_steps_run(run_cli: Cli, workplace: Path, network: str)
     assert (code, err) == (0, "")
     certify = printed_next(out)
     assert certify[:2] == ["certify", "my runs/it's"]
+    code, _, err = run_cli("report", "my runs/it's")
+    assert (code, err.count("\n")) == (2, 1)
+    _, *suggested = shlex.split(err.split("`")[1])
+    assert suggested == certify[: certify.index("--data")]
+    assert run_cli(*suggested, *FEW, "--name", "suggested")[0] == 0
+    shutil.rmtree("my runs/it's/certificates")
     code, out, err = run_cli(*certify, *FEW)
     assert (code, err) == (0, "")
     assert run_cli(*printed_next(out))[0] == 0
@@ -283,6 +333,12 @@ def test_the_printed_next_steps_run(run_cli: Cli, workplace: Path, network: str)
     )
     assert (code, err) == (0, "")
     assert run_cli(*printed_next(out))[0] == 0
+
+
+def test_attack_refuses_wrong_radii_before_it_reads_a_file(run_cli: Cli, trained_run: Path) -> None:
+    code, _, err = run_cli("attack", trained_run, "--radii", "x", "--certificates", trained_run / "recipe.yaml")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "radii: expected comma-separated numbers >= 0" in err
 
 
 def test_all_next_steps_are_known() -> None:

@@ -207,7 +207,9 @@ def test_help_shows_the_choices(run_cli: Cli, command: str, monkeypatch: pytest.
         (["--radius", "nan"], "--radius: expected a number >= 0, got nan"),
         (["--until-radius", "inf"], "--until-radius: expected a number >= 0, got inf"),
         (["--name", "../../x"], "--name: expected a file's name without folders"),
-        (["--out", "x"], "--out: expected none with a run folder"),
+        (["--dataset", "x"], "npz:PATH, got 'x'; choose one of these"),
+        (["--hub", "hf:x"], "its network is lenet, got --hub hf:x; leave --hub out"),
+        (["--radii", ""], "radii: expected comma-separated numbers >= 0, such as 0,0.5,1.0, got nothing"),
         pytest.param(
             ["--device", "cuda"],
             "torch sees no GPU",

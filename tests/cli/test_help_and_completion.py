@@ -1,6 +1,7 @@
 """What a user sees before a command runs: panels, groups, examples, completion, lists; and how counts are written."""
 
 import json
+import re
 import shlex
 import shutil
 from collections.abc import Callable
@@ -50,11 +51,24 @@ def test_commands_are_in_four_panels(run_cli: Cli) -> None:
 
 def test_options_of_certify_are_in_groups_and_flags_have_no_type(run_cli: Cli) -> None:
     _, out, _ = run_cli("certify", "--help")
-    for group, option in (("Images", "--skip"), ("Noise and votes", "--alpha"), ("Fewer votes", "--radii")):
-        box = out[out.index(f"─ {group} ─") :].partition("╯")[0]
-        assert f"│ {option} " in box
+    groups = {
+        **{"Images": ["skip"], "Noise and votes": ["alpha", "radius"], "Fewer votes": ["until-radius", "radii"]},
+        "Network": ["ensemble", "cascade", "consensus", "model", "init"],
+    }
+    for group, options in groups.items():
+        assert set(options) <= set(options_in(out, group))
     (flag,) = (line for line in out.splitlines() if "--sound" in line)
     assert "<" not in flag
+
+
+def options_in(page: str, group: str) -> list[str]:
+    """The options in the box `group` of a help page."""
+    return re.findall("│ --([a-z-]+) ", page[page.index(f"─ {group} ─") :].partition("╯")[0])
+
+
+def test_the_numbers_of_an_analysis_are_in_one_group(run_cli: Cli) -> None:
+    _, out, _ = run_cli("analyze", "input-dependent-noise", "--help")
+    assert options_in(out, "Options") == ["p", "sigma", "other-sigma", "radius", "max-dimension", "help"]
 
 
 def completed(monkeypatch: pytest.MonkeyPatch, run_cli: Cli, *words: str) -> list[str]:
@@ -160,7 +174,7 @@ def test_several_runs_with_json_and_quiet(run_cli: Cli, trained_run: Path, tmp_p
     code, out, _ = run_cli("certify", *runs[:2], *options)
     command = shlex.split(out.partition("next: smoothcert ")[2])
     assert run_cli(*command, "--out", tmp_path / "report", "--format", "md")[0] == 0
-    for wrong in (["--n", 0], ["--n0", 100, "--out", "x"]):
+    for wrong in (["--n", 0], ["--until-radius", 1, "--radii", 1]):
         before = sorted(tmp_path.rglob("*.tsv"))
         code, _, err = run_cli("certify", *runs[:2], *wrong)
         assert (code, err.count("\n"), sorted(tmp_path.rglob("*.tsv"))) == (2, 1, before)

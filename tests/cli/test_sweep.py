@@ -126,6 +126,7 @@ def test_a_killed_sweep_continues_and_trains_nothing_twice(run_cli: Cli, place: 
         (["--set", "seed=0,1", "--set", "seed=2"], "seed is given twice"),
         (["--set", "seed"], "expected key=value or key=a,b,c"),
         (["--set", "m=2,3"], "batch_size: expected a multiple of objective.num_noise = 3, got 32"),
+        (["--sigma", ""], "sigma: expected comma-separated numbers, got nothing"),
         (["--sigma", "0.5,much"], "sigma: expected comma-separated numbers, got 0.5,much"),
         (["--skip", 0], "skip: expected at least 1"),
         (["--recipe", "x.yaml"], "give --preset or --recipe, not both"),

@@ -180,6 +180,12 @@ def test_unreadable_files_can_be_skipped(tmp_path: Path, in_memory: int) -> None
     (note,) = data.notes
     assert f"{tmp_path}: 2 of 4 files are skipped: ant/cut.png (expected a whole image" in note
     assert "bee/z.png (" in note
+    with pytest.warns(UserWarning, match="2 of 4 files are skipped") as warned:
+        load_dataset(f"folder:{tmp_path}", "test", skip_unreadable=True)
+    assert [(str(warning.message), warning.filename) for warning in warned] == [(note, __file__)]
+    notes: list[str] = []
+    load_dataset(f"folder:{tmp_path}", "test", skip_unreadable=True, on_note=notes.append)
+    assert notes == [note]
     for name in ("ant/a.png", "bee/b.png"):
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(WorkError, match="4 of 4 files cannot be used"):

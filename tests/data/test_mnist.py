@@ -215,11 +215,17 @@ def test_every_data_set_is_described_correctly() -> None:
         assert "\n" not in spec.description
 
 
-def test_unknown_name_lists_the_names_and_the_near_ones() -> None:
+def test_unknown_name_lists_the_names_and_the_near_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestError, match=r"mnist, mnist-sample, .*npz:PATH, got 'mnst'; did you mean mnist"):
         load_dataset("mnst", "test")
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(RequestError, match=r"got 'zebra'; choose one"):
         load_dataset("zebra", "test")
+    (tmp_path / "zebra").mkdir()
+    (tmp_path / "own.npz").touch()
+    for path, meant in (("zebra", "folder:zebra"), ("own.npz", "npz:own.npz")):
+        with pytest.raises(RequestError, match=rf"got '{path}'; did you mean {meant}\?"):
+            load_dataset(path, "test")
 
 
 def test_unknown_split() -> None:

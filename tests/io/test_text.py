@@ -93,7 +93,7 @@ def test_did_you_mean_names_similar_names_else_all() -> None:
     known = ["gaussian", "laplace", "gauss"]
     assert did_you_mean("gausian", known) == "did you mean gaussian, gauss?"
     assert did_you_mean("gausian", known, synonyms=["laplace"]) == "did you mean laplace, gaussian, gauss?"
-    assert did_you_mean("zzz", known) == "did you mean gaussian, laplace, gauss?"
+    assert did_you_mean("zzz", known) == "choose one of gaussian, laplace, gauss"
     assert did_you_mean("zzz", known, "choose one of these") == "choose one of these"
 
 

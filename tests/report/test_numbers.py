@@ -79,12 +79,14 @@ def test_a_class_that_is_never_certified_is_named() -> None:
     run = summary_of(rows)
     assert run.never_certified == [1, 2]
     assert run.worst_class == 1
-    for labels, expected in ((3, "only class 0 is ever certified"), (2, "class 1 is never certified")):
+    for labels, expected in ((3, "Only class 0 is ever certified"), (2, "Class 1 is never certified")):
         few = [image(i, i % labels, 0, 0.4) for i in range(9)]
         (text,) = headlines(comparisons([summary_of(few, "poor")]))
-        assert f"poor: {expected}." in text
+        assert f" {expected} by poor." in text
     many = [summary_of(rows, f"poor{i}") for i in range(6)]
-    assert "2 more runs never certify some class." in headlines(comparisons(many))[0]
+    text = headlines(comparisons(many))[0]
+    named = "Only class 0 is ever certified by poor0, poor1, poor2 and poor3."
+    assert f"{named} 2 more runs never certify some class." in text, "said once, not once per run"
 
 
 @pytest.mark.parametrize(("count", "votes", "n"), [(9, 10, 4), (10, 10, 7), (7, 12, 5), (90, 100, 40), (60, 100, 99)])

@@ -158,6 +158,8 @@ def test_pictures_of_a_folder_that_only_the_certificates_name_are_not_embedded(
     code, _, err = report(run, "--format", "html", "--images", private)
     assert (code, err.count("\n")) == (2, 1)
     assert "images: expected folder:PATH or npz:PATH" in err
+    code, _, err = report(run, "--format", "html", "--images", "folder:nowhere")
+    assert (code, err) == (2, "smoothcert: folder:nowhere: expected a folder, got none; give a path that exists\n")
 
 
 def test_escape_sequences_and_formulas_are_text_in_every_output(

@@ -86,7 +86,7 @@ def test_overrides_change_what_they_name() -> None:
         ("learning_rate_warm_up=1", "before the first drop and the last epoch, at most 0 epochs, got 1"),
         ("optimizer=adam", "optimizer: expected 'sgd' or 'adamw', got 'adam'"),
         ("ema=1", "ema: expected less than 1, got 1"),
-        ("sampler=radius", "sampler: unknown sampler radius; did you mean uniform, radius-weighted"),
+        ("sampler=radius", "sampler: unknown sampler radius; choose one of uniform, radius-weighted"),
         ("sampler={name: [uniform]}", "sampler: unknown sampler ['uniform']"),
         ("sampler=3", "sampler: expected one of uniform, radius-weighted, or a mapping with the key 'name'"),
         ("sampler.start=3", "sampler.start: the sampler uniform has no settings; first set sampler to radius-weighted"),

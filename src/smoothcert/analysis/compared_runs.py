@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from smoothcert.attacks import smoothed_pgd
 from smoothcert.classifier import Classifier, evaluating, probabilities
-from smoothcert.data import Images, load_dataset, with_known_classes
+from smoothcert.data import Images, load_dataset, silent, with_known_classes
 from smoothcert.errors import RequestError
 from smoothcert.io.text import one_line
 from smoothcert.models.precision import at_precision
@@ -144,7 +144,7 @@ def load_subjects(
     first = runs[0].recipe
     level = first.sigma if sigma is None else sigma
     _refuse_length("sigma", level)
-    images = load_dataset(first.dataset, "test", data, image_size=first.image_size)
+    images = load_dataset(first.dataset, "test", data, image_size=first.image_size, on_note=silent)
     images = with_known_classes(images, runs[0].spec.class_names)
     for run in runs:
         run.refuse_other_images(images)

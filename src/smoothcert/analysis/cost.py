@@ -84,6 +84,8 @@ def training_costs(folders: Sequence[Path]) -> list[Cost]:
 
 
 def _cost(name: str, folder: Path) -> Cost:
+    if folder.is_file():
+        raise RequestError(f"{folder}: expected a run folder, got a file; give the folder that holds {RECIPE}")
     if not (folder / RECIPE).exists():
         raise RequestError(
             f"{folder}: expected a run folder with {RECIPE}, got none; `smoothcert train --preset NAME --out {folder}` "

@@ -20,7 +20,7 @@ from smoothcert.analysis.doctor_inputs import (
     check_width,
 )
 from smoothcert.analysis.doctor_modes import check_mode, check_statistics
-from smoothcert.certification.certify_loader import DATASET_BATCH, Batches, inputs_and_labels
+from smoothcert.certification.certify_loader import DATASET_BATCH, Batches, inputs_and_labels, is_loaded
 from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import Subject
@@ -238,7 +238,7 @@ def _outputs(examined: Examined, name: str) -> int:
 
 def _gather(data: Any, count: int) -> tuple[Tensor, Tensor, object]:
     """`count` images float32 [n, ...] and labels int64 [n], and what they are called."""
-    if hasattr(data, "batch") and hasattr(data, "labels") and hasattr(data, "split"):  # images of `load_dataset`
+    if is_loaded(data):
         count = min(count, len(data))
         images, labels = data.batch(torch.arange(count) * len(data) // count)
         return images, labels, data

@@ -47,6 +47,10 @@ class Cascade:
         """
         refuse_different_runs("cascade", runs)
         groups = [list(members) for _, members in groupby(runs, key=lambda run: run.recipe.sigma)]
+        if len(groups) == 1:
+            raise RequestError(
+                f"cascade: expected runs of at least two sigmas, got {runs[0].recipe.sigma:g} only; use an ensemble"
+            )
         return cls([members[0] if len(members) == 1 else RunEnsemble(members) for members in groups])
 
     @property

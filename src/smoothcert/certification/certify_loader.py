@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from typing import TypeGuard
 
 import torch
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
@@ -17,7 +18,7 @@ from smoothcert.certification.prepare import Prepared, RuleOptions, checked_inpu
 from smoothcert.certification.settings import images_at_once
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import DIGEST_IMAGES, Subject
-from smoothcert.data import UNSPLIT
+from smoothcert.data import UNSPLIT, Images
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import plain_while_written
 from smoothcert.io.console import terminal_bar
@@ -48,9 +49,9 @@ class Batches:
             sequential = isinstance(data.sampler, SequentialSampler) and plain
             ordered = sequential or isinstance(data.dataset, IterableDataset)
             return cls(data, type(data.dataset).__name__, inputs=_length(data.dataset), ordered=ordered)
-        if hasattr(data, "batch") and hasattr(data, "labels") and hasattr(data, "split"):  # images of `load_dataset`
-            parts = torch.split(torch.arange(len(data)), DATASET_BATCH)  # type: ignore[arg-type]
-            return cls((data.batch(part) for part in parts), data.name, data.split, _length(data))  # type: ignore[attr-defined]
+        if is_loaded(data):
+            parts = torch.split(torch.arange(len(data)), DATASET_BATCH)
+            return cls((data.batch(part) for part in parts), data.name, data.split, len(data))
         if isinstance(data, Dataset):
             return cls(DataLoader(data, batch_size=DATASET_BATCH), type(data).__name__, inputs=_length(data))
         if isinstance(data, Tensor | str) or not isinstance(data, Iterable):
@@ -59,6 +60,11 @@ class Batches:
                 "use certify for a tensor, and load_dataset for the name of a data set"
             )
         return cls(data, type(data).__name__)
+
+
+def is_loaded(data: object) -> TypeGuard[Images]:
+    """True for images as `load_dataset` returns them."""
+    return all(hasattr(data, name) for name in ("batch", "labels", "split"))
 
 
 def _length(data: object) -> int | None:

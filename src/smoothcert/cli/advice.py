@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smoothcert.cli.options import ImageOptions, command_line
+from smoothcert.cli.options import ImageOptions, command_line, optional
 from smoothcert.io.text import duration
 from smoothcert.training.run_folder import RECIPE
 
@@ -38,6 +38,17 @@ def next_step(path: Path, folder: Path, shard: tuple[int, int]) -> str:
 
 
 def training_command(
+    folder: Path, label: str, sigma: float | None, network: str | None, init: Path | None, *source: object
+) -> str:
+    """Return the command that trains `network` under noise, from the weights `init` if given.
+
+    `source` names the data and the method; the new run is next to `folder`, and its name ends in `label` and sigma.
+    """
+    words = [*source, *optional("--model", network), *optional("--init", init), "--sigma", sigma]
+    return command_line("train", *words, "--out", folder.with_name(f"{folder.name}-{label}-{sigma:g}"))
+
+
+def retraining_command(
     run: "Run | None",
     folder: Path,
     model: str | None,
@@ -47,20 +58,15 @@ def training_command(
     files: ImageOptions,
     init: Path | None = None,
 ) -> str:
-    """Return the command that trains the same network under this noise, from its weights `init` if given."""
-    network = model if run is None else run.recipe.model
-    noise, sigma = settings.noise or "gaussian", settings.sigma
+    """Return the command that trains the network of a certification under its noise."""
+    noise = settings.noise or "gaussian"
     if run is not None and (folder / RECIPE).exists():
         source: list[object] = ["--recipe", folder / RECIPE]
     else:
-        source = ["--dataset", dataset, "--method", "gaussian"]
-        source += ["--image-size", image_size] if image_size is not None else []
-    source += ["--model", network] if network is not None else []
-    source += ["--init", init] if init is not None else []
+        source = ["--dataset", dataset, "--method", "gaussian", *optional("--image-size", image_size)]
     source += ["--set", f"noise={noise}"] if noise != "gaussian" else []
-    source += files.words()
-    out = folder.with_name(f"{folder.name}-{noise}-{sigma:g}")
-    return command_line("train", *source, "--sigma", sigma, "--out", out)
+    network = model if run is None else run.recipe.model
+    return training_command(folder, noise, settings.sigma, network, init, *source, *files.words())
 
 
 def measured_accuracy(accuracy: "NoiseAccuracy") -> str:

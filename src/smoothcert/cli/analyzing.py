@@ -21,6 +21,8 @@ analyze = typer.Typer(
     no_args_is_help=True, help="The papers' analyses: each writes a figure and the numbers behind it (csv)."
 )
 
+OPTIONS = "Options"
+"""The group of options without another one: the numbers of `input-dependent-noise` are together there."""
 Runs = Annotated[list[Path], typer.Argument(help="Run folders, all of one data set.")]
 Out = Annotated[Path, typer.Option(help="Folder for the figure and the csv file.")]
 Formats = Annotated[str, typer.Option("--format", help="Comma-separated picture formats: png, pdf, svg.")]
@@ -186,9 +188,9 @@ def cost(runs: Runs, out: Out = Path("analysis"), format_: Formats = "png", forc
 @command("input-dependent-noise", "--p 0.99 --sigma 0.5 --other-sigma 0.55")
 def input_dependent_noise(
     p: Annotated[float, typer.Option("--p", help="The class's probability at the image.")] = 0.99,
-    sigma: Annotated[float, typer.Option(help="Noise level at the image.")] = 0.5,
+    sigma: Annotated[float, typer.Option(help="Noise level at the image.", rich_help_panel=OPTIONS)] = 0.5,
     other_sigma: Annotated[float, typer.Option(help="Noise level at the other point.")] = 0.55,
-    radius: Annotated[float, typer.Option(help="L2 distance between the two.")] = 0.25,
+    radius: Annotated[float, typer.Option(help="L2 distance between the two.", rich_help_panel=OPTIONS)] = 0.25,
     max_dimension: Annotated[int, typer.Option(min=1, help="Largest dimension.")] = 1_000_000,
     out: Out = Path("analysis"),
     format_: Formats = "png",

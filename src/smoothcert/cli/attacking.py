@@ -72,6 +72,7 @@ def attack(
         check_run_folder(run)
     check_own_weights(init, run is None)
     check_dataset(dataset)
+    attacked_radii = parse_radii(radii)
     if certificates is not None:
         check_file(certificates, "a certificates file")
     from smoothcert.certification.attack import attack_dataset
@@ -103,7 +104,7 @@ def attack(
     size = trained.image_size if trained is not None and dataset is None else files.image_size
     images = images_of_run(files, files.loader(), source_name, size, loaded)
     fields = {
-        **{"radii": parse_radii(radii), "steps": steps, "num_noise": num_noise, "n": n, "alpha": alpha},
+        **{"radii": attacked_radii, "steps": steps, "num_noise": num_noise, "n": n, "alpha": alpha},
         **{"precision": precision, "seed": seed, "sigma": sigma},
     }
     front = None

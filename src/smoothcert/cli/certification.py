@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,7 +57,10 @@ class Request:
     dataset: Annotated[
         str | None, typer.Option(help="Data set: see `smoothcert datasets`.", show_default="the run's")
     ] = None
-    out: Annotated[Path | None, typer.Option(help="Folder for the certificates of other than one run.")] = None
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for certificates; of several runs, one in it for each.", show_default="the run's"),
+    ] = None
     name: Annotated[str | None, typer.Option(help="Name of the file.", show_default="test-nN and the rule")] = None
     compress_: Annotated[bool, typer.Option("--compress", help="Compress the file (.tsv.gz) when it is complete.")] = (
         False
@@ -72,6 +75,13 @@ class Request:
     def kind(self) -> str:
         """How several runs are one classifier: "ensemble", "cascade" or "" for each run alone."""
         return "ensemble" if self.ensemble else "cascade" if self.cascade else ""
+
+    def groups(self, runs: Sequence[Path]) -> "list[tuple[Request, Sequence[Path]]]":
+        """Return the runs of each classifier (none for the user's own), with the folder of its certificates."""
+        if self.kind or len(runs) < 2:
+            return [(self, runs)]
+        folders = [None if self.out is None else self.out / run.resolve().name for run in runs]
+        return [(replace(self, out=folder), [run]) for folder, run in zip(folders, runs, strict=True)]
 
     @property
     def network(self) -> str | None:
@@ -100,6 +110,8 @@ class Request:
             check_run_folder(run)
         if not self.kind and len({run.resolve() for run in runs}) < len(runs):
             raise RequestError("run: expected different run folders, got one of them twice; name each once")
+        if not self.kind and self.out is not None and len({run.resolve().name for run in runs}) < len(runs):
+            raise RequestError("--out: expected runs with different names, got a name twice; certify them one by one")
         check_own_weights(self.init, own_network=not runs and self.hub is None)
         check_dataset(self.dataset)
         if self.name is not None:
@@ -163,9 +175,8 @@ def certify(
         **{"compile": compile_, "batch_size": batch_size, "skip": skip, "max_images": max_images},
         "shard": parse_shard(shard),
     }
-    groups = [[folder] for folder in folders] if folders and not request.kind else [folders]
     # All are checked before the first is certified.
-    targets = [find_target(request, group, fields, front, files.image_size) for group in groups]
+    targets = [find_target(*group, fields, front, files.image_size) for group in request.groups(folders)]
     load = files.loader()
     written = []
     with team() as group:

@@ -20,15 +20,15 @@ from smoothcert.cli.advice import (
     long_work,
     measured_accuracy,
     noise_warning,
+    retraining_command,
     spent_votes,
-    training_command,
 )
 from smoothcert.cli.certification import Request
 from smoothcert.cli.options import ImageOptions, command_line
 from smoothcert.data import Images
 from smoothcert.distributed import Team
 from smoothcert.errors import RequestError
-from smoothcert.io.compressed import compressed_form
+from smoothcert.io.compressed import compressed_form, result_files
 from smoothcert.io.console import leads
 from smoothcert.io.files import check_inside
 from smoothcert.models import HubClassifier, load_hub
@@ -40,6 +40,7 @@ from smoothcert.training.checkpoint import Run, load_run
 from smoothcert.training.denoiser import Denoiser
 from smoothcert.training.initial_weights import own_model_with_weights
 from smoothcert.training.recipe import parse_recipe
+from smoothcert.training.run_folder import CERTIFICATES, MODEL, RECIPE
 
 LONGEST_NAME = 150
 """Characters in the name of the folder that is named after several runs."""
@@ -67,6 +68,12 @@ class Target:
     def trained_on(self) -> str | None:
         return self.first.recipe.dataset if self.first is not None else None
 
+    @property
+    def run_elsewhere(self) -> Run | None:
+        """The run, if it is the only one and its certificates are written to another folder."""
+        alone = self.first if self.combined is None else None
+        return alone if alone is not None and alone.folder.resolve() != self.folder.resolve() else None
+
 
 def find_target(
     request: Request,
@@ -87,15 +94,11 @@ def find_target(
     if first is None and (request.network is None or dataset is None or sigma is None):
         raise RequestError("give a run folder, or --model package.module:function --dataset NAME --sigma S --out DIR")
     published = load_hub(request.hub) if request.hub is not None and first is None else None
-    folder = folders[0] if folders and combined is None else request.out
-    if folder is None and combined is not None:
-        folder = common_folder(request.kind, folders)
+    folder = request.out
+    if folder is None and folders:
+        folder = folders[0] if combined is None else common_folder(request.kind, folders)
     if folder is None:
         raise RequestError("give --out DIR for the certificates of --model")
-    if folders and request.out is not None and combined is None:
-        raise RequestError(
-            f"--out: expected none with a run folder, whose certificates are in it, got {request.out}; use --name"
-        )
     if request.kind == "cascade" and sigma is not None:
         raise RequestError(f"--sigma: expected none with --cascade, which uses those of its runs, got {sigma:g}")
     trained_with = None if first is None else combined.sigma if isinstance(combined, RunEnsemble) else first.sigma
@@ -111,7 +114,10 @@ def find_target(
     path = folder / "certificates" / f"{request.name}.tsv" if request.name else path
     path = compressed_form(path) if request.compress_ else path
     check_inside(path, folder)
-    return Target(members, combined, published, denoiser, folder, path, settings, str(dataset), image_size)
+    target = Target(members, combined, published, denoiser, folder, path, settings, str(dataset), image_size)
+    if target.run_elsewhere is not None:
+        refuse_other_run(target.run_elsewhere, folder)
+    return target
 
 
 def common_folder(kind: str, runs: Sequence[Path]) -> Path:
@@ -120,6 +126,17 @@ def common_folder(kind: str, runs: Sequence[Path]) -> Path:
     if len(name) > LONGEST_NAME:
         raise RequestError(f"--out: expected a folder for the certificates of {len(runs)} runs, got none; give one")
     return runs[0].parent / name
+
+
+def refuse_other_run(run: Run, folder: Path) -> None:
+    """Refuse a folder for the certificates of `run` that holds those of another classifier or another recipe."""
+    copy = folder / RECIPE
+    same = copy.is_file() and copy.read_text(encoding="utf-8", errors="replace") == run.recipe.to_yaml()
+    if (folder / MODEL).exists() or (not same and (copy.exists() or result_files(folder / CERTIFICATES))):
+        raise RequestError(
+            f"--out: expected a folder without files of another classifier than {run.folder}, got {folder}; "
+            "choose another"
+        )
 
 
 def certify_target(
@@ -136,6 +153,9 @@ def certify_target(
     with certification_bar(target.folder.name, len(indices), quiet=console.quiet) as show:
 
         def judge(accuracy: NoiseAccuracy) -> None:
+            # Nothing is refused from here on. Reports read the recipe next to the certificates.
+            if target.run_elsewhere is not None:
+                target.run_elsewhere.recipe.save(target.folder / RECIPE)
             if (warning := accuracy_warning(accuracy, retrain)) is not None:
                 show.warn(warning)
             elif not target.members:  # nobody has seen the accuracy of a network that was trained elsewhere
@@ -173,7 +193,7 @@ def print_warnings(request: Request, target: Target, images: Images, files: Imag
     """Print what a user should know before votes are drawn; return the command that trains for this noise."""
     settings = target.settings
     about = (request.network, target.dataset, target.image_size, settings, files, request.init)
-    commands = [training_command(member, member.folder, *about) for member in target.members]
+    commands = [retraining_command(member, member.folder, *about) for member in target.members]
     if leads():
         for member in target.members:
             if not member.finished:
@@ -193,15 +213,16 @@ def print_warnings(request: Request, target: Target, images: Images, files: Imag
         ):
             if warning is not None:
                 print_warning(request.warnings, warning)
-    return commands[0] if commands else training_command(None, target.folder, *about)
+    return commands[0] if commands else retraining_command(None, target.folder, *about)
 
 
 def for_machines(target: Target, file: CertificatesFile) -> dict[str, Any]:
     """Return the result of a certification for --json; accuracies and shares are in [0, 1]."""
     summary = summarize(file, target.folder.name, default_radii([file]))
     stored = ("sigma", "noise", "n0", "n", "alpha", "bound", "precision", "seed")
+    run = target.members[0].folder if len(target.members) == 1 else target.folder
     return {
-        **{"run": str(target.folder), "certificates": str(target.path), "dataset": target.dataset},
+        **{"run": str(run), "certificates": str(target.path), "dataset": target.dataset},
         **{key: file.settings.get(key) for key in stored},
         **{"images": summary.images, "acr": summary.acr, "acr_standard_error": summary.acr_standard_error},
         "certified_accuracy": {f"{radius:g}": accuracy for radius, accuracy in summary.accuracy_at.items()},

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from smoothcert.cli.advice import training_command
 from smoothcert.cli.certification import images_of_run
 from smoothcert.cli.options import (
     Device,
@@ -123,10 +124,8 @@ class Request:
     def fine_tuning(self, run: "Run | None") -> str:
         """Return the command that trains the network under noise, from its weights, with the default recipe."""
         network = self.model if run is None else run.recipe.model
-        words = [*self._images, "--method", "consistency", *optional("--model", network), *self.files.words()]
-        words += [*optional("--init", self.init or self.run), "--sigma", f"{self.sigma:g}"]
-        out = self._folder.with_name(f"{self._folder.name}-consistency-{self.sigma:g}")
-        return command_line("train", *words, "--out", out)
+        source = [*self._images, "--method", "consistency", *self.files.words()]
+        return training_command(self._folder, "consistency", self.sigma, network, self.init or self.run, *source)
 
     def denoiser(self, run: "Run | None") -> str:
         """Return the command that trains a denoiser, with the network's term if a word names network and weights."""

@@ -25,9 +25,9 @@ GROUPS = {
         *("dataset", "image_size", "classes", "channels", "skip_unreadable", "skip", "max_images", "shard", "index"),
         *("data", "resize"),
     ),
-    "Noise and votes": ("sigma", "noise", "n", "n0", "alpha", "bound", "cascade", "sound", "seed", "num_noise"),
-    "Fewer votes": ("until_radius", "radii", "radius", "radius_loss", "label_aware"),
-    "Network": ("model", "denoiser", "arch", "input_layer", "ensemble", "consensus", "hub"),
+    "Noise and votes": ("sigma", "noise", "n", "n0", "alpha", "bound", "sound", "radius", "seed", "num_noise"),
+    "Fewer votes": ("until_radius", "radii", "radius_loss", "label_aware"),
+    "Network": ("model", "denoiser", "arch", "input_layer", "ensemble", "cascade", "consensus", "hub"),
     "Speed": ("device", "precision", "compile_", "batch_size", "jobs", "capture", "sync_batch_norm"),
     "LaTeX": ("columns", "caption", "label"),
     "Output": (

@@ -58,7 +58,8 @@ OwnNetwork = Annotated[
     str | None, typer.Option("--model", help="Your own network: package.module:function or FILE.py:function.")
 ]
 Weights = Annotated[
-    Path | None, typer.Option("--init", help="Weights of --model: .safetensors or a PyTorch checkpoint.")
+    Path | None,
+    typer.Option("--init", help="Weights of --model: .safetensors or a PyTorch checkpoint.", rich_help_panel="Network"),
 ]
 NetworkName = Annotated[
     str | None, typer.Option("--model", help="A network, or your own: package.module:function or FILE.py:function.")
@@ -153,7 +154,9 @@ def parse_radii(text: str | None) -> list[float] | None:
     except ValueError:
         values = [-1.0]
     if min(values) < 0 or not all(map(math.isfinite, values)):
-        raise RequestError(f"radii: expected comma-separated numbers >= 0, such as 0,0.5,1.0, got {text[:60]}")
+        raise RequestError(
+            f"radii: expected comma-separated numbers >= 0, such as 0,0.5,1.0, got {text[:60] or 'nothing'}"
+        )
     return values
 
 
@@ -162,7 +165,7 @@ def parse_numbers(option: str, text: str | None, kind: type[Number]) -> tuple[Nu
     try:
         return () if text is None else tuple(kind(part) for part in text.split(","))
     except ValueError as error:
-        raise RequestError(f"{option}: expected comma-separated numbers, got {text}") from error
+        raise RequestError(f"{option}: expected comma-separated numbers, got {text or 'nothing'}") from error
 
 
 class Load(Protocol):
@@ -186,7 +189,7 @@ class ImageOptions:
 
         @cache
         def load(name: str, split: "Split", image_size: int | None, channels: int | None = None) -> "Images":
-            from smoothcert.data import load_dataset, read_class_names
+            from smoothcert.data import load_dataset, read_class_names, silent
 
             return load_dataset(
                 *(name, split, self.data),
@@ -194,6 +197,7 @@ class ImageOptions:
                 classes=None if self.classes is None else read_class_names(self.classes),
                 channels=self.channels or channels,
                 skip_unreadable=self.skip_unreadable,
+                on_note=silent,
             )
 
         return load

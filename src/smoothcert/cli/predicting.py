@@ -83,7 +83,7 @@ def predict(
     check_own_weights(init, without_run)
     check_dataset(dataset)
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-    from smoothcert.data import read_class_names
+    from smoothcert.data import read_class_names, scaled_side
     from smoothcert.data.image_files import read_image_files
     from smoothcert.distributed import find_device
     from smoothcert.models import Denoised
@@ -93,7 +93,7 @@ def predict(
 
     named = read_class_names(classes) if classes is not None else None
     front = load_denoiser(denoiser, sigma) if denoiser is not None else None
-    sigma = front.sigma if front is not None and sigma is None else sigma
+    sigma, warning = front.sigma if front is not None and sigma is None else sigma, ""
     if without_run:
         network = own_network(str(model), init, images[0], dataset, image_size, named)
         where, trained_noise = find_device(device), "gaussian"
@@ -111,12 +111,13 @@ def predict(
         loaded.refuse_denoiser()
         if front is None and (sigma, noise or trained_noise) != (trained_sigma, trained_noise):
             trained = f"{trained_noise} noise at sigma {trained_sigma:g}"
-            print_warning(PlainConsole(stderr=True), f"{paths[0]} was trained with {trained}, not with this noise")
+            warning = f"{paths[0]} was trained with {trained}, not with this noise"
     if front is not None:
         front.check(network.shape, float(sigma or 0), noise or trained_noise)
         classifier: Any = network.classifier  # which Denoised checks
         network = replace(network, classifier=Denoised(front.model, classifier))
-    batch, notes = read_image_files(images, network.shape, shorter_side=network.shorter_side if resize else None)
+    side = scaled_side(network.dataset, network.shape) if resize else None
+    batch, notes = read_image_files(images, network.shape, shorter_side=side)
     smoothed = SmoothedClassifier(
         network.classifier,
         sigma=float(sigma or 0),
@@ -127,11 +128,13 @@ def predict(
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always", UserWarning)
         certificates = smoothed.certify(batch.to(where), n=n, alpha=alpha, bound=bound)
-    for warning in (one for one in raised if issubclass(one.category, UserWarning)):
-        print_warning(PlainConsole(stderr=True), str(warning.message))
+    for text in (str(one.message) for one in raised if issubclass(one.category, UserWarning)):
+        print_warning(PlainConsole(stderr=True), text)
     ceiling = smoothed.noise.radius(smallest_error_bound(n, alpha, randomized=bound == "randomized"))
     about = {"n": n, "alpha": alpha, "bound": bound, "sigma": smoothed.noise.sigma, "noise": smoothed.noise.name}
     about |= {"norm": smoothed.noise.norm, "largest_radius": ceiling}
+    if warning:
+        print_warning(PlainConsole(stderr=True), warning)
     for note in notes:
         print_note(console if format_ == "table" else PlainConsole(stderr=True), note)
     rows = [row_of(path, row, network.names) for path, row in zip(images, certificates, strict=True)]
@@ -154,22 +157,12 @@ class Network:
     names: Sequence[str] | None
     dataset: str | None
 
-    @property
-    def shorter_side(self) -> int:
-        """The side to which --resize scales files before it crops them."""
-        from smoothcert.data import DATASETS
-
-        known = DATASETS.get(self.dataset or "")
-        return (known.shorter_side if known is not None else None) or min(self.shape[1:])
-
 
 def with_names(network: Network, named: Sequence[str] | None, source: object) -> Network:
     """Return `network` with the names of its classes: those of --classes, else those of its data set."""
-    from smoothcert.data import DATASETS
+    from smoothcert.data import known_class_names
 
-    known = DATASETS.get(network.dataset or "")
-    names = named if named is not None else network.names
-    names = known.class_names if names is None and known is not None else names
+    names = named or network.names or known_class_names(network.dataset)
     if names is not None and network.num_classes is not None and len(names) != network.num_classes:
         raise RequestError(
             f"--classes: expected {network.num_classes} names, one per output of {source}, got {len(names)}"
@@ -186,7 +179,7 @@ def own_network(
     named: Sequence[str] | None,
 ) -> Network:
     """Return the user's own network; the size of its images is that of `dataset`, `image_size`, or the first file."""
-    from smoothcert.data import DATASETS, load_dataset
+    from smoothcert.data import DATASETS, load_dataset, silent
     from smoothcert.data.decoding import image_head
     from smoothcert.training.checkpoint import InputSpec
     from smoothcert.training.initial_weights import own_model_with_weights
@@ -197,7 +190,7 @@ def own_network(
         spec = (
             InputSpec(known.shape, known.num_classes, known.normalization)
             if known is not None
-            else InputSpec.of(load_dataset(dataset, "test", image_size=image_size))
+            else InputSpec.of(load_dataset(dataset, "test", image_size=image_size, on_note=silent))
         )
         shape, num_classes, names = spec.shape, spec.num_classes, spec.class_names
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from smoothcert.cli.options import Data, Force, console, parse_radii
+from smoothcert.cli.options import Data, Force, check_dataset, console, parse_radii
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import PlainConsole
 from smoothcert.training.run_folder import check_exists
@@ -171,6 +171,7 @@ def _gallery(images: Sequence[str], data: Path | None) -> Any:
     for name in images:
         if not own_images(name):
             raise RequestError(f"images: expected folder:PATH or npz:PATH, got '{name}'; name where your images are")
+        check_dataset(name)
     return partial(pictures, folder=data, named=images)
 
 

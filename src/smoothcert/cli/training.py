@@ -129,7 +129,7 @@ def import_(
     from smoothcert.training.run_folder import check_file
 
     check_file(file, "a checkpoint, such as checkpoint.pth.tar")
-    from smoothcert.data import load_dataset
+    from smoothcert.data import load_dataset, silent
     from smoothcert.training.import_checkpoint import import_checkpoint
     from smoothcert.training.input_layer import input_layer_warning
 
@@ -137,7 +137,7 @@ def import_(
     for note in run.provenance["notes"]:
         console.print(f"note: {note}", soft_wrap=True, highlight=False)
     try:
-        warning = input_layer_warning(run, load_dataset(run.recipe.dataset, "test", data))
+        warning = input_layer_warning(run, load_dataset(run.recipe.dataset, "test", data, on_note=silent))
     except (RequestError, WorkError) as error:
         warning = f"input layer: not checked, the data are not there ({error})"
     if warning:

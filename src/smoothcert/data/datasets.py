@@ -1,6 +1,7 @@
 """The data sets by name, and where their files are. Nothing here imports torch before a data set is loaded."""
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -108,6 +109,22 @@ def same_data(one: str, other: str) -> bool:
     return kind == other_kind and with_home(path).resolve() == with_home(other_path).resolve()
 
 
+def known_class_names(dataset: str | None) -> tuple[str, ...] | None:
+    """The names of the classes of a data set whose names do not depend on its files; None for others."""
+    known = DATASETS.get(dataset or "")
+    return None if known is None else known.class_names
+
+
+def scaled_side(dataset: str | None, shape: tuple[int, int, int]) -> int:
+    """The size of the shorter side of a file before the centre is cut out, for images (c, h, w) of a data set."""
+    known = DATASETS.get(dataset or "")
+    return (None if known is None else known.shorter_side) or min(shape[1:])
+
+
+def silent(text: str) -> None:
+    """Report no note: for callers that print the notes of the images themselves, or need only their shape."""
+
+
 def load_dataset(
     name: str,
     split: Split,
@@ -117,17 +134,22 @@ def load_dataset(
     classes: Sequence[str] | None = None,
     channels: int | None = None,
     skip_unreadable: bool = False,
+    on_note: Callable[[str], None] = lambda text: warnings.warn(text, stacklevel=3),
 ) -> "Images":
     """Load the split `split` of the data set `name` on the CPU; `folder` is where its files are or will be stored.
 
     `name` is one of DATASETS, or `folder:PATH` or `npz:PATH` for your own images (see `load_folder`, `load_npz`).
     `image_size`, `channels` and `skip_unreadable` are for `folder:PATH` only: the others have a shape. With `classes`,
     the names of a model's outputs in order, labels are positions in that list (see `with_classes`).
+    `on_note` is called with each note on how the files were read, such as files that were left out; by default it
+    warns.
     """
     if not isinstance(name, str):
         raise RequestError(f"dataset: expected a name, got {type(name).__name__}; see `smoothcert datasets`")
     options = {"image_size": image_size, "channels": channels, "skip_unreadable": skip_unreadable or None}
     data = _load(name, split, folder, {key: value for key, value in options.items() if value is not None})
+    for note in data.notes:
+        on_note(note)
     if classes is None:
         return data
     from smoothcert.data.class_names import with_classes
@@ -141,7 +163,8 @@ def _load(
     kind, _, path = name.partition(":")
     users = kind in ("folder", "npz") and path != ""
     if not users and name not in DATASETS:
-        hint = did_you_mean(name, DATASETS, "choose one of these")
+        kind, own = ("folder", Path(name).is_dir()) if not name.endswith(".npz") else ("npz", Path(name).is_file())
+        hint = did_you_mean(name, DATASETS, "choose one of these", [f"{kind}:{name}"] if own else [])
         known = ", ".join([*DATASETS, *OWN_DATA])
         raise RequestError(f"expected a data set among {known}, got {name!r}; {hint}")
     if split not in get_args(Split):

@@ -37,13 +37,13 @@ def named_error(error: BaseException) -> str:
 def did_you_mean(name: object, known: Iterable[str], otherwise: str | None = None, synonyms: Iterable[str] = ()) -> str:
     """The hint "did you mean a, b?" with up to three names: `synonyms`, then names of `known` that are similar.
 
-    If there are none, `otherwise`, or all of `known`.
+    If there are none, `otherwise`, or "choose one of" all of `known`.
     """
     known = list(known)
     near = list(dict.fromkeys([*synonyms, *difflib.get_close_matches(str(name), known, n=3)]))[:3]
-    if not near and otherwise is not None:
-        return otherwise
-    return f"did you mean {', '.join(near or known)}?"
+    if near:
+        return f"did you mean {', '.join(near)}?"
+    return f"choose one of {', '.join(known)}" if otherwise is None else otherwise
 
 
 def duration(seconds: float) -> str:

@@ -20,7 +20,9 @@ Digests = dict[str, list[str]]
 
 
 def refuse_foreign_files(folder: Path, names: Iterable[str], force: bool) -> None:
-    """Refuse to replace a file of `folder` that is not as smoothcert wrote it."""
+    """Refuse to replace a file of `folder` that is not as smoothcert wrote it, and a `folder` that is a file."""
+    if folder.exists() and not folder.is_dir():
+        raise RequestError(f"{folder}: expected a folder to write to, got a file; choose another folder")
     written = _written(folder)
     foreign = [name for name in names if not force and _foreign(folder / name, written.get(name, []))]
     if foreign:

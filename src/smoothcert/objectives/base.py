@@ -117,3 +117,10 @@ def cross_entropy_under_noise(noisy_logits: Tensor, labels: Tensor) -> Tensor:
 
     every_label = labels.expand(noisy_logits.shape[0], -1).flatten()
     return torch.nn.functional.cross_entropy(noisy_logits.flatten(0, 1), every_label)
+
+
+def noise_augmentation(classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor) -> LossTerms:
+    """Compute the cross-entropy under noise as the only term of a loss."""
+    noisy_logits = logits_under_noise(classifier, images, noise)
+    loss = cross_entropy_under_noise(noisy_logits, labels)
+    return LossTerms(loss, {"cross_entropy": loss}, noisy_logits)

@@ -7,14 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from smoothcert.objectives.base import (
-    Classifier,
-    LossTerms,
-    Objective,
-    Progress,
-    cross_entropy_under_noise,
-    logits_under_noise,
-)
+from smoothcert.objectives.base import Classifier, LossTerms, Objective, Progress, noise_augmentation
 from smoothcert.objectives.inner_attacks import OptionalNoiseAttack
 
 if TYPE_CHECKING:  # records are read without torch
@@ -33,6 +26,4 @@ class Gaussian(Objective):
     ) -> LossTerms:
         if self.noise_attack is not None:
             noise = self.noise_attack.moved(classifier, images, labels, noise, progress)
-        noisy_logits = logits_under_noise(classifier, images, noise)
-        loss = cross_entropy_under_noise(noisy_logits, labels)
-        return LossTerms(loss, {"cross_entropy": loss}, noisy_logits)
+        return noise_augmentation(classifier, images, labels, noise)

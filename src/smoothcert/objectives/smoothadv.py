@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from smoothcert.objectives.base import (
-    Classifier,
-    LossTerms,
-    Objective,
-    Progress,
-    cross_entropy_under_noise,
-    logits_under_noise,
-)
+from smoothcert.objectives.base import Classifier, LossTerms, Objective, Progress, noise_augmentation
 from smoothcert.objectives.inner_attacks import Adversary
 
 if TYPE_CHECKING:  # records are read without torch
@@ -35,6 +28,4 @@ class SmoothAdv(Objective):
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
     ) -> LossTerms:
         adversarial = self.adversary.around(classifier, images, labels, noise, progress)
-        noisy_logits = logits_under_noise(classifier, adversarial, noise)
-        loss = cross_entropy_under_noise(noisy_logits, labels)
-        return LossTerms(loss, {"cross_entropy": loss}, noisy_logits)
+        return noise_augmentation(classifier, adversarial, labels, noise)

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from smoothcert.errors import RequestError
-from smoothcert.io.written_files import write_files
+from smoothcert.io.written_files import refuse_foreign_files, write_files
 from smoothcert.report.comparison import Published
 from smoothcert.report.contents import Choices, Contents, LatexTable, read_contents
 from smoothcert.report.document import TEXTS, terminal_report
@@ -83,6 +83,7 @@ def write_report(
     if unknown or not formats:
         given = ", ".join(map(repr, unknown)) or "none"
         raise RequestError(f"expected report formats out of {', '.join(FORMATS)}, got {given}; choose from these")
+    refuse_foreign_files(out, (), force)  # a file in place of the folder, before anything is drawn
     formats = list(dict.fromkeys(formats))
     chosen = replace(choices, radii=choices.radii if radii is None else radii, **changes)
     contents = read_contents(paths, chosen)

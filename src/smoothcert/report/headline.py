@@ -99,19 +99,22 @@ def _ranked(comparison: Comparison, radius: float, label: Callable[[str], str], 
 
 
 def _never_certified(comparison: Comparison, label: Callable[[str], str]) -> list[str]:
-    """A sentence on each run that never certifies some class; the runs beyond the first few are counted."""
+    """A sentence on each set of classes that runs never certify; the runs beyond the first few are counted."""
     runs = [run for run in comparison.runs if run.never_certified]
-    sentences = []
+    names: dict[str, list[str]] = {}
     for run in runs[:MOST_RUNS]:
         never = run.never_certified
         certified = [label for label in run.classes if label not in never]
-        if certified and len(certified) < len(never):
-            text = f"only {_classes(certified)} ever certified"
-        else:
-            text = f"{_classes(never)} never certified"
-        sentences.append(f"{label(run.name)}: {text}.")
+        few = certified and len(certified) < len(never)
+        text = f"Only {_classes(certified)} ever certified" if few else f"{_classes(never)} never certified"
+        names.setdefault(text[0].upper() + text[1:], []).append(label(run.name))
+    sentences = [f"{text} by {_listed(by)}." for text, by in names.items()]
     more = len(runs) - MOST_RUNS
     return [*sentences, *([f"{more} more runs never certify some class."] if more > 0 else [])]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _classes(labels: Sequence[int]) -> str:

@@ -1,7 +1,9 @@
 """The certificates files of the paths that a user gives, with distinct names; the recipe and attacks of their runs."""
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +75,19 @@ def _files_of(path: Path) -> tuple[Path, list[Path]]:
         return path.resolve(), files
     if path.name == "certificates" or any((path / name).exists() for name in _RUN_FILES):
         run = path.parent if path.name == "certificates" else path
-        raise RequestError(
-            f"{path}: expected certificates (*.tsv), got none; make them with `smoothcert certify {run}`"
-        )
+        raise RequestError(f"{path}: expected certificates (*.tsv), got none; make them with `{_certify_command(run)}`")
     raise RequestError(
         f"{path}: expected a run folder (certificates/*.tsv) or a folder of *.tsv files, got neither; "
         "give one that was certified with `smoothcert certify RUN`"
     )
+
+
+def _certify_command(run: Path) -> str:
+    """The command that certifies `run`; it names a network that is the user's own code, which is not run otherwise."""
+    network = ""
+    with suppress(WorkError):
+        network = str(read_recipe(run).get("model", ""))
+    return shlex.join(["smoothcert", "certify", str(run), *(["--model", network] if ":" in network else [])])
 
 
 def find_attacks(path: Path) -> list[Path]:

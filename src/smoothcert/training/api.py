@@ -61,10 +61,10 @@ def train(
     if isinstance(data, str):
         recipe = recipe.model_copy(update={"dataset": data})
     folder = None if data_folder is None else Path(data_folder)
-    images = _images(recipe.dataset if data is None else data, "train", folder, recipe.image_size)
+    images = _images(recipe.dataset if data is None else data, "train", folder, recipe.image_size, on_note)
     tested = None
     if evaluate_every or test_data is not None:
-        tested = _images(recipe.dataset if test_data is None else test_data, "test", folder, recipe.image_size)
+        tested = _images(recipe.dataset if test_data is None else test_data, "test", folder, recipe.image_size, on_note)
     if isinstance(images, DatasetImages):
         recipe = recipe.model_copy(update={"dataset": images.name})
     callbacks = [callback for callback in (on_epoch, track and tracker(track)) if callback]
@@ -92,9 +92,15 @@ def train(
     return load(out, code=recipe.model if is_code(recipe.model) and model is None else None, model=model)
 
 
-def _images(data: "Images | Dataset[Any] | str", split: Split, folder: Path | None, image_size: int | None) -> Images:
+def _images(
+    data: "Images | Dataset[Any] | str",
+    split: Split,
+    folder: Path | None,
+    image_size: int | None,
+    on_note: Callable[[str], None],
+) -> Images:
     if isinstance(data, str):
-        return load_dataset(data, split, folder, image_size=image_size)
+        return load_dataset(data, split, folder, image_size=image_size, on_note=on_note)
     if isinstance(data, Dataset):
         return images_from_dataset(data, name=f"torch:{type(data).__name__}", split=split)
     if hasattr(data, "batches"):

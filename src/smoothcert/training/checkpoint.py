@@ -246,7 +246,8 @@ def refuse_code(source: Path, model: str, code: str | None) -> None:
         allow = f'--model {model} (Python: code="{model}")'
         raise RequestError(f"{source}: its network is the code {model}; allow it with {allow}")
     if code not in (None, model):
-        raise RequestError(f"{source}: its network is {model}, got --model {code}; leave --model out")
+        option = "--hub" if is_hub(str(code)) else "--model"
+        raise RequestError(f"{source}: its network is {model}, got {option} {code}; leave {option} out")
 
 
 def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None = None) -> Run:

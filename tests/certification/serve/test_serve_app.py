@@ -246,7 +246,8 @@ def test_wrong_options_of_the_command_cost_one_line(
             ((), "expected run folders or --demo, got neither"),
             ((trained_run, "--demo"), "got both"),
             ((tmp_path / "no",), "no such run folder"),
-            ((trained_run, tmp_path / "copy"), "expected runs with different weights"),
+            ((trained_run, tmp_path / "copy", "--port", 0), "expected runs with different weights"),
+            ((trained_run, trained_run, "--port", 0), "name each once, or rename a folder"),
             ((trained_run, "--port", port), f"cannot listen on 127.0.0.1, port {port}"),
             ((trained_run, "--token", tmp_path / "token"), "at least 16 visible ASCII characters"),
         ):

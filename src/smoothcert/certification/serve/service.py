@@ -19,7 +19,7 @@ from smoothcert.certification.serve.log import CertificateLog
 from smoothcert.certification.serve.requests import Limits, RefusedError
 from smoothcert.certification.serve.rule import Plan, Question, make_plan
 from smoothcert.certification.settings import CertifySettings, make_counter, unreachable_radius
-from smoothcert.data import DATASETS
+from smoothcert.data import known_class_names, scaled_side
 from smoothcert.data.decoding import Decoder
 from smoothcert.errors import RequestError
 from smoothcert.smoothing.rules import LOOK
@@ -56,12 +56,10 @@ class ServedModel:
         counter, settings = make_counter(run.model.to(device), shape, run.spec.num_classes, settings, device)
         if isinstance(counter.classifier, nn.Module):
             counter.classifier.eval()  # for good: several threads use it
-        dataset = DATASETS.get(recipe.dataset)
-        side = (dataset.shorter_side if dataset is not None else None) or min(shape[1:])
-        names = run.spec.class_names or (dataset.class_names if dataset is not None else None)
+        decoder = Decoder(*shape, scaled_side(recipe.dataset, shape))
+        names = run.spec.class_names or known_class_names(recipe.dataset)
         digest = str(run.about()["weights_sha256"])
-        names = tuple(names) if names else None
-        return cls(folder.resolve().name, digest, counter, Decoder(*shape, side), names, device, settings)
+        return cls(folder.resolve().name, digest, counter, decoder, names, device, settings)
 
     @property
     def key(self) -> str:
@@ -144,7 +142,10 @@ class Service:
 
     def __init__(self, models: Sequence[ServedModel], limits: Limits = Limits(), log: Path | None = None) -> None:
         if len({model.name for model in models}) < len(models):
-            raise RequestError(f"expected runs with different names, got {', '.join(model.name for model in models)}")
+            raise RequestError(
+                f"expected runs with different names, got {', '.join(model.name for model in models)}; "
+                "name each once, or rename a folder"
+            )
         if len({model.key for model in models}) < len(models):  # which requests and the log name
             raise RequestError("expected runs with different weights, got the same weights twice; name each run once")
         self.models, self.limits, self.metrics = tuple(models), limits, Metrics()

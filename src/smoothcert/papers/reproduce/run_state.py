@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from smoothcert.certification.certificates import read_certificates
-from smoothcert.data import DATASETS, load_dataset
+from smoothcert.data import DATASETS, load_dataset, silent
 from smoothcert.errors import WorkError
 from smoothcert.io.compressed import existing_form
 from smoothcert.papers.reproduce.estimate import certification_seconds, training_seconds
@@ -109,7 +109,7 @@ def sizes_of(recipe: TrainRecipe, data: Path | None) -> tuple[int, int]:
     """Return the numbers of training and test images; user data are read for them."""
     if recipe.dataset in SIZES and recipe.image_size is None:
         return SIZES[recipe.dataset]
-    load = partial(load_dataset, recipe.dataset, folder=data, image_size=recipe.image_size)
+    load = partial(load_dataset, recipe.dataset, folder=data, image_size=recipe.image_size, on_note=silent)
     return len(load("train")), len(load("test"))
 
 
@@ -121,7 +121,7 @@ def with_estimate(run: R, data: Path | None, device: torch.device) -> R:
     spec = (
         InputSpec(known.shape, known.num_classes, known.normalization)
         if known
-        else InputSpec.of(load_dataset(recipe.dataset, "train", data, image_size=recipe.image_size))
+        else InputSpec.of(load_dataset(recipe.dataset, "train", data, image_size=recipe.image_size, on_note=silent))
     )
     images, _ = sizes_of(recipe, data)
     seconds = training_seconds(recipe, spec, images, recipe.epochs - run.epochs_done, device)

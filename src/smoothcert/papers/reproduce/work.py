@@ -11,7 +11,7 @@ from rich.progress import Progress
 from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.certification.settings import CertifySettings
 from smoothcert.certification.subject import missing_classes
-from smoothcert.data import load_dataset
+from smoothcert.data import load_dataset, silent
 from smoothcert.distributed import find_device
 from smoothcert.io.console import PlainConsole
 from smoothcert.papers.processes import Failures, call_in_processes, reason_of
@@ -39,7 +39,7 @@ def train_runs(planned: Sequence[RunState], resources: Resources, console: Conso
     """
     if resources.jobs == 1:
         return in_turn(planned, lambda run: train_run(run.known_recipe, run.folder, resources.data, resources.device))
-    load = cache(lambda dataset, size: load_dataset(dataset, "train", resources.data, image_size=size))
+    load = cache(lambda dataset, size: load_dataset(dataset, "train", resources.data, image_size=size, on_note=silent))
     recipes = [run.known_recipe for run in planned]
     data = [load(recipe.dataset, recipe.image_size) for recipe in recipes]
     runs = list(zip(recipes, data, (run.folder for run in planned), strict=True))
@@ -57,14 +57,14 @@ def train_runs(planned: Sequence[RunState], resources: Resources, console: Conso
 
 def train_run(recipe: TrainRecipe, folder: Path, data: Path | None = None, device: str = "auto") -> None:
     """Train `recipe` in `folder`, where an earlier call may have begun, with the data sets in `data`."""
-    images = load_dataset(recipe.dataset, "train", data, image_size=recipe.image_size)
+    images = load_dataset(recipe.dataset, "train", data, image_size=recipe.image_size, on_note=silent)
     train_with_bar(recipe, images, folder, resume=(folder / RECIPE).exists(), device=device)
 
 
 def certify(run: RunState, resources: Resources, console: Console) -> None:
     """Certify the images that are missing in the file of `run`."""
     recipe, device = run.known_recipe, find_device(resources.device)
-    data = load_dataset(recipe.dataset, "test", resources.data, image_size=recipe.image_size)
+    data = load_dataset(recipe.dataset, "test", resources.data, image_size=recipe.image_size, on_note=silent)
     settings = CertifySettings(n=run.n, compile=resources.compile, skip=run.skip, max_images=run.max_images)
     indices = settings.selection(len(data)).indices
     if warning := missing_classes(data, indices):
