@@ -127,6 +127,7 @@ def test_papers_lists_every_table_and_prints_one(run_cli: Cli, monkeypatch: pyte
     code, out, _ = run_cli("papers")
     assert code == 0
     assert all(f" {name} " in out for name in paper_table_names())
+    monkeypatch.setattr("smoothcert.cli.listing.console", Console(width=200))
     code, out, _ = run_cli("papers", "smoothmix/table6")
     assert code == 0
     for row in paper_table("smoothmix/table6"):
