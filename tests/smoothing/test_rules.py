@@ -214,3 +214,8 @@ def test_no_boundaries_are_read_from_or_written_to_disk(tmp_path: Path, monkeypa
     recipe = CertifyRecipe(sigma=0.5, n=1000, radii=(0.25,), seed=1)
     make_rule(recipe, (1, 1, 1)).grid(Gaussian(0.5), 500)
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(("sound", "slack"), [(True, 1e-10), (False, 0.0)])
+def test_rule_of_integer_noise_has_its_slack(sound: bool, slack: float) -> None:
+    assert make_rule(CertifyRecipe(sigma=0.5, n=1000, seed=1, sound=sound), (1, 28, 28)).slack == slack

@@ -299,6 +299,15 @@ def test_sequential_tests_and_a_bound_held_back_share_alpha() -> None:
     ) > Fraction(alpha)
 
 
+def test_bound_held_back_is_not_used_before_the_last_look() -> None:
+    """A run that ends early claims what its tests have crossed, although Clopper-Pearson would give more."""
+    run = GridTest([0.5, 0.001], 0.03, 10, 40, half_spent=5).start()
+    run.update(10, 10)
+    assert combined_error_bound(run, 0.07) == run.error_bound == 0.5 > error_upper_bound(10, 10, 0.07)
+    run.update(40, 40)
+    assert combined_error_bound(run, 0.07) == error_upper_bound(40, 40, 0.07) < run.error_bound == 0.5
+
+
 @pytest.mark.parametrize("alpha", [0.001, 0.05, 0.1, 1 / 3])
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.9])
 def test_the_parts_of_alpha_do_not_exceed_it(alpha: float, share: float) -> None:
