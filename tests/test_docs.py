@@ -30,8 +30,9 @@ OPTIONS_OF_OTHER_TOOLS = {
     *("--help", "--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--max-restarts"),
     *("--rdzv-backend", "--rdzv-id", "--rdzv-endpoint", "--rdzv-conf"),
     *("--nodes", "--ntasks-per-node", "--gpus-per-node", "--cpus-per-task", "--requeue"),
+    "--write",
 }
-"""Of torchrun and SLURM."""
+"""Of torchrun, SLURM and tests/objectives/test_traces.py."""
 
 
 def page_name(path: Path) -> str:

@@ -1,5 +1,6 @@
 """The certificates file: exact round trip, resume, torn and damaged files, files of other tools."""
 
+import errno
 import json
 import os
 import re
@@ -272,6 +273,22 @@ def test_recertify_bounds_the_class_that_the_first_votes_chose(tmp_path: Path, s
     assert (first.predict, first.radius, first.count) == (-1, 0.0, 80)
     error = error_upper_bound(115, 200, 0.2) + (1e-10 if sound else 0.0)
     assert (second.predict, second.radius) == (2, NOISES["gaussian"](0.25).radius(error))
+
+
+def test_a_full_disk_names_the_folder_and_the_file_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "a.tsv"
+    write(path, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(WorkError, match=f"{re.escape(str(tmp_path))}: could not be written to"):
+            write(path, 1)
+    write(path, 2)
+    assert [row.index for row in read_certificates(path).rows] in ([0, 2], [0, 1, 2])
 
 
 def test_recertify_names_a_missing_setting(tmp_path: Path) -> None:

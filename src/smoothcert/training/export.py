@@ -8,6 +8,7 @@ from torch import Tensor
 
 from smoothcert.errors import RequestError
 from smoothcert.io.files import remove_temporaries
+from smoothcert.io.results import alone
 from smoothcert.training.checkpoint import (
     MODEL,
     RECIPE,
@@ -46,18 +47,20 @@ def export_run(folder: str | Path, out: str | Path, *, code: str | None = None) 
         "largest_change": change,
         DIGEST: digest,
     }
-    # The recipe is last: without it, the export was interrupted.
-    save_weights(out, stored, run.recipe, run.spec, run.epoch, {**run.provenance, "weights": rounding})
-    run.recipe.save(out / RECIPE)
+    with alone(out / MODEL, "choose another --out"):
+        _refuse_other_files(out, digest)
+        remove_temporaries(out / RECIPE)
+        # The recipe is last: without it, the export was interrupted.
+        save_weights(out, stored, run.recipe, run.spec, run.epoch, {**run.provenance, "weights": rounding})
+        run.recipe.save(out / RECIPE)
     return load_run(out, code)
 
 
 def _refuse_other_files(out: Path, digest: str) -> None:
     """Raise a RequestError if `out` holds anything but the files of an interrupted export of the same weights."""
     if out.is_dir():
-        for name in (MODEL, RECIPE):
-            remove_temporaries(out / name)
-        files = [path.name for path in out.iterdir()]
+        hidden = (f".{MODEL}.", f".{RECIPE}.")  # temporary files, and the lock
+        files = [path.name for path in out.iterdir() if not path.name.startswith(hidden)]
         if not files:
             return
         if files == [MODEL] and read_model_file(out / MODEL).provenance.get("weights", {}).get(DIGEST) == digest:
