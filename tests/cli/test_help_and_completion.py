@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import typer
-from rich.console import Console
 
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.cli import COMMANDS, app
+from smoothcert.cli.listing import console
 from smoothcert.cli.help import FILES, LISTS, PAPERS, START
 from smoothcert.cli.options import parse_count
 from smoothcert.objectives import OBJECTIVES
@@ -127,18 +127,13 @@ def test_papers_lists_every_table_and_prints_one(run_cli: Cli, monkeypatch: pyte
     code, out, _ = run_cli("papers")
     assert code == 0
     assert all(f" {name} " in out for name in paper_table_names())
-
-    def show_in(width: int) -> None:
-        for module in ("listing", "options"):
-            monkeypatch.setattr(f"smoothcert.cli.{module}.console", Console(width=width))
-
-    show_in(200)
+    monkeypatch.setattr(console, "_width", 200)
     code, out, _ = run_cli("papers", "smoothmix/table6")
     assert code == 0
     for row in paper_table("smoothmix/table6"):
         assert any(line.split()[:3] == [row["sigma"], row["eta"], row["acr"]] for line in out.splitlines())
     assert out.splitlines()[0].split() == list(paper_table("smoothmix/table6")[0])  # every radius
-    show_in(80)
+    monkeypatch.setattr(console, "_width", 80)
     _, out, _ = run_cli("papers", "smoothmix/table6")
     assert out.splitlines()[0].split()[2:5] == ["acr", "0.00", "0.50"]
     assert out.splitlines()[-1].startswith("not shown: 0.25, 0.75, 1.25, 1.75, 2.25; a window of 85 columns")
