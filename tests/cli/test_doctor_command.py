@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.models import own_model
@@ -24,6 +25,13 @@ def mean():
     model = bare()
     model[1].weight.data = torch.stack([-torch.ones(64), torch.ones(64)])
     model[1].bias.data = torch.tensor([32.0, -32.0])
+    return model
+
+def normed():
+    model = torch.nn.Sequential(torch.nn.BatchNorm2d(1), *bare())
+    model[2].weight.data = torch.zeros(2, 64)
+    model[2].weight.data[:, 0] = torch.tensor([-10.0, 10.0])
+    model[2].bias.data = torch.tensor([5.0, -5.0])
     return model
 
 def deep():
@@ -92,6 +100,18 @@ def test_the_printed_command_fine_tunes_the_network(workplace: Path, run_cli: Cl
     code, out, err = run_cli("doctor", run.folder, "--model", "net.py:bare", "--device", "cpu")
     assert code == 0, err
     assert (run.folder / "doctor/doctor.png").exists()
+
+
+def test_the_printed_command_adapts_a_network_with_batch_norm(workplace: Path, run_cli: Cli) -> None:
+    words = ("--model", "net.py:normed", "--dataset", "npz:grey.npz", "--sigma", 0.5, "--device", "cpu")
+    code, out, err = run_cli("doctor", *words)
+    assert code == 0, err
+    (command,) = [line for line in out.splitlines() if line.startswith("smoothcert adapt ")]
+    code, out, err = run_cli(*shlex.split(command)[1:], "--device", "cpu")
+    assert code == 0, err
+    variance = float(load_file("adapted.safetensors")["0.running_var"])
+    assert variance == pytest.approx(0.15**2 + 0.25, rel=0.05)  # of two shades, and of the noise
+    assert "smoothcert adapt" not in run_cli("doctor", *ONE_PIXEL, "--sigma", 0.5)[1]
 
 
 def test_fine_tuning_on_few_images_helps_under_noise_and_keeps_the_clean_accuracy(

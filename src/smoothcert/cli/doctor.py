@@ -71,7 +71,8 @@ def doctor(
     measured = [(0.0, diagnosis.clean_accuracy), *diagnosis.accuracy_under_noise]
     written = output.write({"csv": csv_text([("sigma", "accuracy"), *measured])}, diagnosis.plot)
     if any(finding.code == "noise" for finding in diagnosis.findings):
-        show_ways_forward(diagnosis, asked.fine_tuning(loaded), asked.denoiser(loaded), asked.certification())
+        ways = asked.fine_tuning(loaded), asked.denoiser(loaded), asked.certification()
+        show_ways_forward(diagnosis, *ways, asked.adaptation(network))
     console.print(f"wrote {written[-1]}" + ("" if diagnosis.findings else "; nothing was found"), soft_wrap=True)
     if diagnosis.healthy:
         console.print(f"next: {asked.certification()}", soft_wrap=True)
@@ -137,6 +138,17 @@ class Request:
         words = [*self._images, *self.files.words(), "--sigma", f"{self.sigma:g}", *optional("--classifier", named)]
         return command_line("train-denoiser", *words, "--out", "runs/denoiser")
 
+    def adaptation(self, network: "Classifier") -> str | None:
+        """Return the command that gives batch norm the statistics of noisy images; None for a network without it."""
+        from smoothcert.models.precision import has_batch_norm
+
+        if self.is_hub or not has_batch_norm(network):
+            return None
+        words = [*optional(None, self.run), *optional("--model", self.model), *optional("--init", self.init)]
+        words += self._images if self.run is None else []
+        out = "adapted.safetensors" if self.run is None else self.run.with_name(f"{self.run.name}-adapted")
+        return command_line("adapt", *words, *self.files.words(), "--sigma", f"{self.sigma:g}", "--out", out)
+
     def certification(self) -> str:
         """Return the command that certifies the network as it is."""
         words = optional(None, self.run) + optional("--hub" if self.is_hub else "--model", self.model)
@@ -187,11 +199,13 @@ def show(diagnosis: "Diagnosis") -> None:
         console.print(f"what to do: {finding.advice}", soft_wrap=True, markup=False, highlight=False)
 
 
-def show_ways_forward(diagnosis: "Diagnosis", fine_tuning: str, denoiser: str, certification: str) -> None:
+def show_ways_forward(
+    diagnosis: "Diagnosis", fine_tuning: str, denoiser: str, certification: str, adaptation: str | None
+) -> None:
     """Print how to make a network robust to noise, with what each way costs on this device."""
     forward = diagnosis.seconds_per_image
     epoch = 1000 * NOISES_PER_IMAGE * PASSES * forward
-    lines = (
+    lines = [
         "way 1, fine-tune the network under noise; best radii, needs its training data and changes its weights;",
         f"  about {epoch:.2g} s per 1,000 training images and epoch, 20 epochs; votes then cost what they cost now:",
         f"  {fine_tuning}",
@@ -199,6 +213,11 @@ def show_ways_forward(diagnosis: "Diagnosis", fine_tuning: str, denoiser: str, c
         f"  30 epochs of a U-Net; each vote runs both networks, and yours alone takes {1000 * forward:.2g} ms here:",
         f"  {denoiser}",
         f"then: {certification} --denoiser runs/denoiser",
-    )
+    ]
+    if adaptation is not None:
+        lines.append(
+            "way 3, give its batch norm the statistics of noisy images; seconds, without labels, smaller radii:"
+        )
+        lines.append(f"  {adaptation}")
     for line in lines:
         console.print(line, soft_wrap=True, markup=False, highlight=False)
