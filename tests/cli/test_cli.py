@@ -283,11 +283,12 @@ def test_an_interrupt_that_compiled_code_reports_as_damage_is_an_interrupt(
         except KeyboardInterrupt as error:  # as safetensors does
             raise WorkError("model.safetensors: damaged") from error
 
-    before = signal.getsignal(signal.SIGINT)
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     monkeypatch.setattr("smoothcert.training.checkpoint.read_model_file", load)
     code, _, err = run_cli("export", trained_run, "--out", trained_run / "half")
+    restored = signal.signal(signal.SIGINT, inherited)
     assert (code, "interrupted" in err, "damaged" in err) == (130, True, False)
-    assert signal.getsignal(signal.SIGINT) is before
+    assert restored is signal.default_int_handler
 
 
 def test_resume_starts_a_run_that_was_interrupted_before_its_first_file(run_cli: Cli, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from fuzz_runner import call
 from PIL import Image
 from tiny import tiny_recipe
+from torch import nn
 
 from smoothcert.data import load_dataset, mnist
 from smoothcert.models import LeNet
@@ -46,6 +47,11 @@ def make_base(base: Path) -> None:
     (base / "npz").mkdir()
     shutil.copy("digits.npz", base / "npz" / "own.npz")
     (base / "none").mkdir()
+
+
+def normed() -> nn.Module:
+    """A network with batch norm, for commands that need one."""
+    return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(784, 10))
 
 
 def _make_digits(path: Path) -> None:

@@ -210,6 +210,7 @@ OPTION_VALUES = option_values()
 BASE_COMMANDS: dict[str, str] = {
     "train": f"{TRAIN} --recipe case/recipe/recipe.yaml",
     "certify": CERTIFY_RUN,
+    "adapt": "adapt --model fuzz_files:normed --dataset npz:digits.npz --sigma 0.5 --out case/new.safetensors",
     "merge": "merge case/shards/shard1.tsv case/shards/shard2.tsv --out case/new.tsv",
     "recertify": "recertify case/run/certificates/test.tsv --out case/new.tsv",
     "attack": ATTACK,
