@@ -71,6 +71,16 @@ def test_networks_without_statistics_and_single_images_are_refused(tiny_data: Im
         adapt_batch_norm(network(), tiny_data.subset(torch.arange(1)), 0.5)
 
 
+def test_weights_that_are_tied_are_written(run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tied = NETWORK.replace("    return nn.Sequential(", "    layers = nn.Sequential(")
+    Path("tied.py").write_text(f"{tied}    layers[4].bias = layers[3].bias\n    return layers\n")
+    words = ("--model", "tied.py:build", "--dataset", "mnist-sample", "--sigma", 0.5, "--device", "cpu")
+    assert run_cli("adapt", *words, "--out", "a.safetensors")[0] == 0
+    stored = load_file("a.safetensors")
+    assert torch.equal(stored["3.bias"], stored["4.bias"])
+
+
 def test_command_makes_weights_that_certify_takes(
     run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +122,13 @@ def test_command_makes_a_run_with_its_recipe_and_provenance(
     record = adapted.provenance["batch_norm"]
     assert (record["sigma"], record["original_weights_sha256"]) == (0.25, tensors_digest(weights))
     assert tensors_digest(adapted.model.state_dict()) != tensors_digest(weights)
+    Path("adapted/recipe.yaml").unlink()  # as if the process had been killed before it
+    assert run_cli(*words, "--out", "adapted")[0] == 0
+    assert load_run(Path("adapted"), "net.py:build").provenance["batch_norm"] == record
+    code, _, error = run_cli(*words, "--out", "adapted")
+    assert (code, error.count("\n"), "exists already" in error) == (2, 1, True)
+    code, _, error = run_cli(*words, "--sigma", -1, "--out", "none")
+    assert (code, error.count("\n"), "sigma" in error) == (2, 1, True)
     code, _, error = run_cli("adapt", trained_run, "--out", "none")
     assert (code, error.count("\n"), "expected a network with batch norm" in error) == (2, 1, True)
     assert not Path("none").exists()

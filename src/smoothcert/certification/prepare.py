@@ -139,8 +139,8 @@ def prepare(
         raise RequestError(
             f"inputs: expected them on {device}, where the classifier is, got {x.device}; use x.to({str(device)!r})"
         )
-    unit = x.ndim == 4 and float(checked.min()) >= 0 and float(checked.max()) <= 1
-    if unit and (text := sigma_warning(smoothed.noise.sigma)) is not None:
+    text = sigma_warning(smoothed.noise.sigma)
+    if text is not None and x.ndim == 4 and float(checked.min()) >= 0 and float(checked.max()) <= 1:
         warnings.warn(text, stacklevel=3)
     try:
         return checked, _prepared(smoothed, checked, options, device, seed, stored, optimize)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from smoothcert.cli.certification import images_of_run
 from smoothcert.cli.options import (
     DatasetName,
     Device,
@@ -12,6 +13,7 @@ from smoothcert.cli.options import (
     OwnNetwork,
     Weights,
     check_dataset,
+    check_own_weights,
     command_line,
     console,
     optional,
@@ -36,48 +38,45 @@ def adapt(
     """Give a network the batch-norm statistics of noisy images: seconds, without labels; the weights stay."""
     if run is None and (model is None or dataset is None or sigma is None):
         raise RequestError("adapt: expected a run folder, or --model, --dataset and --sigma; give one or the other")
-    if run is not None and init is not None:
-        raise RequestError("--init: expected none with a run folder, which has weights; leave it out")
+    check_own_weights(init, own_network=run is None)
     if run is None and out.suffix != SUFFIX:
         raise RequestError(f"--out: expected a file of weights for --model, such as adapted{SUFFIX}, got {out}")
-    if out.exists():
+    if run is None and out.exists():
         raise RequestError(f"{out}: exists already; choose another --out")
-    if sigma is not None and not 0 < sigma < float("inf"):
-        raise RequestError(f"--sigma: expected a number above 0, got {sigma:g}; it is for pixels in [0, 1]")
     check_dataset(dataset)
     if run is not None:
         check_run_folder(run)
-    from smoothcert.data import with_known_classes
+    from smoothcert.certification.settings import CertifySettings
     from smoothcert.distributed import find_device
     from smoothcert.models import own_module
     from smoothcert.report.progress import print_data_notes
-    from smoothcert.training.batch_norm import adapt_batch_norm, adapt_run
-    from smoothcert.training.checkpoint import load_run, write_tensors
+    from smoothcert.training.batch_norm import CHANGE, adapt_batch_norm, adapt_run
+    from smoothcert.training.checkpoint import load_run, tensors_digest, write_tensors
     from smoothcert.training.initial_weights import load_initial_weights
+    from smoothcert.training.run_copy import refuse_other_files
 
-    where, load = find_device(device), files.loader()
+    CertifySettings(sigma=sigma)  # refuses a wrong noise level before anything is loaded
+    where, loaded = find_device(device), None if run is None else load_run(run, model)
+    if loaded is not None:
+        refuse_other_files(out, CHANGE, tensors_digest(loaded.model.state_dict()))
+    trained = None if loaded is None else loaded.recipe
+    name = str(dataset or (trained and trained.dataset))
+    size = trained.image_size if trained is not None and dataset is None else files.image_size
+    images = images_of_run(files, files.loader(), name, size, loaded, "train")
+    print_data_notes(console, images)
     code: list[object] = ["--model", model] if model is not None else []
-    if run is not None:
-        loaded = load_run(run, model)
-        name = dataset or loaded.recipe.dataset
-        size = files.image_size if dataset is not None else loaded.recipe.image_size
-        images = with_known_classes(load(name, "train", size), loaded.spec.class_names)
-        print_data_notes(console, images)
+    if loaded is not None:
         loaded.model.to(where)
         about = adapt_run(loaded, images.to(where), out, sigma)
         onwards = command_line("certify", out, *code, *optional("--sigma", sigma), *files.words())
     else:
-        assert dataset is not None, "checked above"
         assert sigma is not None, "checked above"
-        images = load(dataset, "train", files.image_size)
-        print_data_notes(console, images)
         network = own_module(str(model), images.num_classes, "--model")
         if init is not None:
             load_initial_weights(network, init, str(model))
         about = adapt_batch_norm(network.to(where), images.to(where), sigma)
-        weights = {key: tensor.detach().cpu().contiguous() for key, tensor in network.state_dict().items()}
-        write_tensors(out, weights, {"batch_norm": dict(about)})
-        words = ["--init", out, "--dataset", dataset, *optional("--image-size", files.image_size), *files.words()]
+        write_tensors(out, network.state_dict(), {CHANGE: dict(about)})
+        words = ["--init", out, "--dataset", name, *optional("--image-size", files.image_size), *files.words()]
         onwards = command_line("certify", *code, *words, "--sigma", sigma, "--out", out.with_suffix(""))
     console.print(f"adapted to {about['images']:,} images at sigma {about['sigma']:g}: {out}", soft_wrap=True)
     console.print(f"it is another network than before; next: {onwards}", soft_wrap=True)

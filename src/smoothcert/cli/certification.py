@@ -35,7 +35,7 @@ from smoothcert.training.run_folder import check_exists, check_file, check_run_f
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
     from smoothcert.cli.options import Load
-    from smoothcert.data import Images
+    from smoothcert.data import Images, Split
     from smoothcert.training.checkpoint import Run
 
 
@@ -191,16 +191,16 @@ def certify(
 
 
 def images_of_run(
-    files: ImageOptions, load: "Load", dataset: str, image_size: int | None, run: "Run | None"
+    files: ImageOptions, load: "Load", dataset: str, image_size: int | None, run: "Run | None", split: "Split" = "test"
 ) -> "Images":
-    """Return the test images; for a run with the channels of its network, and with labels in the order of its classes.
+    """Return the images; for a run with the channels of its network, and with labels in the order of its classes.
 
     --channels and --classes win.
     """
     from smoothcert.data import with_known_classes
 
     channels = run.spec.shape[0] if run is not None and dataset.startswith("folder:") else None
-    images = load(dataset, "test", image_size, channels)
+    images = load(dataset, split, image_size, channels)
     return images if run is None or files.classes is not None else with_known_classes(images, run.spec.class_names)
 
 

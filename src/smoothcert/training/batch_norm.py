@@ -15,14 +15,15 @@ from smoothcert.classifier import evaluating
 from smoothcert.data import Images
 from smoothcert.errors import RequestError
 from smoothcert.noise import NOISES
-from smoothcert.training.checkpoint import Run, save_weights, tensors_digest
+from smoothcert.training.checkpoint import Run, tensors_digest
 from smoothcert.training.choices import NoiseName
-from smoothcert.training.run_folder import RECIPE
+from smoothcert.training.run_copy import ORIGINAL, write_copy
 from smoothcert.training.seeds import derived_seed
 
 MOST_IMAGES = 8192
 """Largest number of images that the statistics are computed on."""
 BATCH = 256
+CHANGE = "batch_norm"
 
 
 class _BatchNormOfOneProcess(nn.modules.batchnorm._BatchNorm):
@@ -83,7 +84,7 @@ def adapt_batch_norm(
     rows = data.batches(order.view(-1, size).to(device), slice(None), None)
     replace_statistics(network, (images + distribution.sample(images.shape, generator) for images, _ in rows))
     about = {"data": data.name, "split": data.split, "images": count, "noise": noise, "sigma": sigma, "seed": seed}
-    return {**about, "original_weights_sha256": original}
+    return {**about, ORIGINAL: original}
 
 
 def adapt_run(run: Run, data: Images, out: Path, sigma: float | None = None) -> Mapping[str, Any]:
@@ -95,7 +96,5 @@ def adapt_run(run: Run, data: Images, out: Path, sigma: float | None = None) -> 
     run.refuse_other_images(data)
     level = run.recipe.sigma if sigma is None else sigma
     about = adapt_batch_norm(run.model, data, level, noise=run.recipe.noise)
-    provenance = {**run.provenance, "batch_norm": about}
-    save_weights(out, run.model.state_dict(), run.recipe, run.spec, run.epoch, provenance)
-    run.recipe.save(out / RECIPE)
+    write_copy(run, out, run.model.state_dict(), CHANGE, about)
     return about

@@ -172,14 +172,14 @@ def save_weights(
 ) -> None:
     """Write `model.safetensors`; on a full disk raise a WorkError and keep the old file."""
     about = {"recipe": recipe.to_mapping(), "input": asdict(spec), "epoch": epoch, "provenance": dict(provenance)}
-    # Copies, because safetensors refuses tensors that share memory, as tied weights do.
-    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in weights.items()}
-    write_tensors(folder / MODEL, tensors, {**about, DIGEST: tensors_digest(tensors)})
+    write_tensors(folder / MODEL, weights, {**about, DIGEST: tensors_digest(weights)})
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], about: Mapping[str, Any]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write a safetensors file with `about` in its metadata, atomically."""
-    content = safetensors_bytes(tensors, metadata={"smoothcert": json.dumps(about)})
+    # Copies, because safetensors refuses tensors that share memory, as tied weights do.
+    copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    content = safetensors_bytes(copies, metadata={"smoothcert": json.dumps(about)})
     with replaced_atomically(path) as temporary:
         temporary.write_bytes(content)
 
