@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from scipy import stats
 from torch import Tensor
 
 from smoothcert import ABSTAIN, SmoothedClassifier
+from smoothcert.attacks import smoothed_pgd
 from smoothcert.certification.attack import Attacker, AttackStatus, Purpose, attack_dataset, noise_key
 from smoothcert.certification.attack_file import (
     HEADER,
@@ -196,6 +198,22 @@ def test_all_predictions_of_an_image_share_one_alpha(monkeypatch: pytest.MonkeyP
     votes = np.array([[k, 1000 - k] for k in (plain, enough - 1, enough)])
     monkeypatch.setattr(VoteCounter, "count", lambda self, images, seeds, stage, n: votes)
     assert attacker.classes(torch.zeros(3, 1, 4, 4), [0, 1, 2], 0.5) == [ABSTAIN, ABSTAIN, 0]
+
+
+def test_steps_reach_the_sphere_and_then_move_along_it(data: ImageData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight steps towards a plane at radius 0.4: three of 2.5 * 0.4 / 8 = 0.125 inside the ball, then its surface."""
+    points: list[Tensor] = []
+
+    def recorded(*arguments: Any, **options: Any) -> list[Tensor]:
+        points.extend(smoothed_pgd(*arguments, **options))
+        return points
+
+    monkeypatch.setattr("smoothcert.certification.attack.smoothed_pgd", recorded)
+    attacker = Attacker(half_space, VoteCounter(half_space, Gaussian(SIGMA), 2), recipe(steps=8, radii=(0.4,)))
+    images, labels = data.batch(torch.tensor([2]))
+    attacker.ascend(images, labels, [2], 0.4)
+    lengths = [float((point[0] - images[0]).norm()) for point in points]
+    assert lengths == pytest.approx([0.125, 0.25, 0.375] + [0.4] * 5, rel=1e-5)
 
 
 def test_order_and_resume_do_not_change_rows(data: ImageData, tmp_path: Path) -> None:
