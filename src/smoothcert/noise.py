@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # certificates are read without torch
     from torch import Tensor
 
 SAFETY = 1e-12
-"""Relative margin of every bound: many times the error of scipy's inverse incomplete beta (a few ulp)."""
+"""Relative margin of bounds and radii: many times the rounding of a few float64 operations."""
 UNIT_RADII: dict[str, Callable[[float], float]] = {
     "gaussian": lambda q: -float(special.ndtri(q)),
     "laplace": lambda q: -math.log(2 * q) / math.sqrt(2),

@@ -5,14 +5,17 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 
 from smoothcert import ABSTAIN, SmoothedClassifier
-from smoothcert.certification.attack import AttackStatus, Purpose, attack_dataset, noise_key
+from smoothcert.attacks import smoothed_pgd
+from smoothcert.certification.attack import Attacker, AttackStatus, Purpose, attack_dataset, noise_key
 from smoothcert.certification.attack_file import (
     HEADER,
     AttackedImage,
@@ -29,7 +32,9 @@ from smoothcert.certification.certificates import CertificatesFile, CertifiedIma
 from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import settings_path
+from smoothcert.noise import Gaussian
 from smoothcert.smoothing.certificate import Certificate
+from smoothcert.smoothing.votes import VoteCounter
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.recipe import parse_recipe
 
@@ -181,6 +186,34 @@ def test_an_abstention_is_not_a_success(data: ImageData, tmp_path: Path) -> None
     (row,) = attack(data, tmp_path / "a.tsv", [0], model=coin, radii=(1e-4,)).rows
     assert row.predict == ABSTAIN
     assert row.withstood
+
+
+def test_all_predictions_of_an_image_share_one_alpha(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With six radii there are seven predictions: votes that would do at alpha must do at a seventh of it."""
+    counter = VoteCounter(half_space, Gaussian(SIGMA), 2)
+    attacker = Attacker(half_space, counter, recipe(n=1000, alpha=0.01))
+    enough = next(k for k in range(500, 1000) if stats.binomtest(k, 1000).pvalue <= 0.01 / 7)
+    plain = next(k for k in range(500, 1000) if stats.binomtest(k, 1000).pvalue <= 0.01)
+    assert plain < enough
+    votes = np.array([[k, 1000 - k] for k in (plain, enough - 1, enough)])
+    monkeypatch.setattr(VoteCounter, "count", lambda self, images, seeds, stage, n: votes)
+    assert attacker.classes(torch.zeros(3, 1, 4, 4), [0, 1, 2], 0.5) == [ABSTAIN, ABSTAIN, 0]
+
+
+def test_steps_reach_the_sphere_and_then_move_along_it(data: ImageData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight steps towards a plane at radius 0.4: three of 2.5 * 0.4 / 8 = 0.125 inside the ball, then its surface."""
+    points: list[Tensor] = []
+
+    def recorded(*arguments: Any, **options: Any) -> list[Tensor]:
+        points.extend(smoothed_pgd(*arguments, **options))
+        return points
+
+    monkeypatch.setattr("smoothcert.certification.attack.smoothed_pgd", recorded)
+    attacker = Attacker(half_space, VoteCounter(half_space, Gaussian(SIGMA), 2), recipe(steps=8, radii=(0.4,)))
+    images, labels = data.batch(torch.tensor([2]))
+    attacker.ascend(images, labels, [2], 0.4)
+    lengths = [float((point[0] - images[0]).norm()) for point in points]
+    assert lengths == pytest.approx([0.125, 0.25, 0.375] + [0.4] * 5, rel=1e-5)
 
 
 def test_order_and_resume_do_not_change_rows(data: ImageData, tmp_path: Path) -> None:

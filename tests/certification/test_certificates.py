@@ -2,9 +2,11 @@
 
 import errno
 import json
+import math
 import os
 import re
 from pathlib import Path
+from statistics import NormalDist
 
 import pytest
 from hypothesis import given
@@ -18,13 +20,13 @@ from smoothcert.certification.certificates import (
     parse_row,
     read_certificates,
 )
-from smoothcert.certification.recertify import recertify
+from smoothcert.certification.recertify import bounded_again, recertify
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import settings_path
 from smoothcert.noise import NOISES
 from smoothcert.smoothing.bounds import error_upper_bound
 from smoothcert.smoothing.certificate import Certificate
-from smoothcert.smoothing.certify import certificate_of_class
+from smoothcert.smoothing.certify import certificate_of_class, sorted_votes
 
 SETTINGS = {"sigma": 0.5, "n": 10, "seed": 1}
 
@@ -273,6 +275,22 @@ def test_recertify_bounds_the_class_that_the_first_votes_chose(tmp_path: Path, s
     assert (first.predict, first.radius, first.count) == (-1, 0.0, 80)
     error = error_upper_bound(115, 200, 0.2) + (1e-10 if sound else 0.0)
     assert (second.predict, second.radius) == (2, NOISES["gaussian"](0.25).radius(error))
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.7, 0.9])
+@pytest.mark.parametrize("n", [2, 4, 10])
+def test_recertified_abstentions_are_wrong_with_probability_at_most_alpha(n: int, alpha: float) -> None:
+    """All counts of two classes, of which the first votes chose class 1, in a file of abstentions. Equal counts do not
+    say which class was chosen, and above alpha 1/2 the other one must not get a certificate."""
+    again: list[Certificate] = []
+    for count in range(n + 1):
+        old = CertifiedImage(0, 1, Certificate(-1, 0.0, 100, n, count, sorted_votes([n - count, count])), 0.5)
+        settings = {"alpha": alpha, "bound": "one-sided"}
+        again.append(bounded_again(old, NOISES["gaussian"](1.0), settings).certificate)
+    for p in (k / 200 for k in range(100, 200)):
+        radii = {0: 0.0, 1: NormalDist().inv_cdf(p)}
+        wrong = [count for count, c in enumerate(again) if c.radius > radii.get(c.predict, 0.0)]
+        assert sum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in wrong) <= alpha
 
 
 def test_a_full_disk_names_the_folder_and_the_file_is_continued(

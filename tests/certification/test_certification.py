@@ -4,11 +4,12 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import IO
+from types import SimpleNamespace
+from typing import IO, Any
 
 import pytest
 import torch
@@ -16,18 +17,22 @@ from processes import CONTEXT, kill_when, print_to, start_process
 
 from smoothcert import SmoothedClassifier
 from smoothcert.certification.certificates import CertifiedImage, read_certificates
-from smoothcert.certification.certify_dataset import CertificationStatus, certify_dataset
+from smoothcert.certification.certify_dataset import Certification, CertificationStatus, certify_dataset
+from smoothcert.certification.prepare import Prepared
 from smoothcert.certification.recertify import recertify
 from smoothcert.certification.settings import CertifyRecipe, CertifySettings, images_at_once, unreachable_radius
 from smoothcert.certification.shards import chosen_images, merge_certificates
 from smoothcert.certification.subject import missing_classes
 from smoothcert.classifier import image_layout
 from smoothcert.data import ImageData
+from smoothcert.distributed import Team
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import alone, stored_settings
 from smoothcert.models.precision import at_precision, has_batch_norm
+from smoothcert.noise import Gaussian
 from smoothcert.smoothing.accuracy import NoiseAccuracy
-from smoothcert.smoothing.votes import BATCH_SIZE, default_batch_size, fitting_batch_size
+from smoothcert.smoothing.certificate import Certificate
+from smoothcert.smoothing.votes import BATCH_SIZE, VoteCounter, default_batch_size, fitting_batch_size
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.recipe import parse_recipe
 
@@ -48,6 +53,30 @@ def certify(
 ) -> dict[int, tuple[object, ...]]:
     certify_dataset(load_run(run), data, path, recipe(**changes), indices=indices, device=CPU)
     return comparable(read_certificates(path).rows)
+
+
+class Recorded(Certification):
+    """Gives a row for each image without votes."""
+
+    def rows(self, indices: Sequence[int]) -> list[CertifiedImage]:
+        return [CertifiedImage(index, 0, Certificate(0, 0.5, 1, 1, 1, ((0, 1),)), 0.0) for index in indices]
+
+
+@pytest.mark.parametrize("processes", [1, 2, 5])
+def test_processes_divide_the_missing_images_evenly(test_data: ImageData, processes: int) -> None:
+    """Each missing image has one process, and the slowest process has at most one image more than another."""
+    counter = VoteCounter(lambda images: images.flatten(1)[:, :2], Gaussian(0.5), 2)
+    prepared, written = Prepared(counter, recipe(), (1, 28, 28), CPU), list[list[int]]()
+    known = Recorded(prepared, test_data).rows([4, 10, 16])
+    for rank in range(processes):
+        rows: list[CertifiedImage] = []
+        writer: Any = SimpleNamespace(append=rows.extend)
+        work = Recorded(prepared, test_data, Team(rank, processes))
+        work.append(range(0, 40, 2), writer, known, lambda status: None)
+        written.append([row.index for row in rows])
+    assert sorted(index for part in written for index in part) == [i for i in range(0, 40, 2) if i not in (4, 10, 16)]
+    sizes = [len(part) for part in written]
+    assert max(sizes) - min(sizes) <= 1
 
 
 def test_rows_equal_smoothed_classifier(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
@@ -217,7 +246,7 @@ def test_a_contradicting_row_is_refused(trained_run: Path, test_data: ImageData,
         certify(trained_run, test_data, tmp_path / f"{name}.tsv", [0])
     path = tmp_path / "b.tsv"
     path.write_text(path.read_text().replace("0\t7\t", "0\t6\t").replace("\t1\t0:", "\t0\t0:"))
-    with pytest.raises(WorkError, match="image 0 has another result"):
+    with pytest.raises(WorkError, match=r"image 0 has another result.* certified first"):
         merge_certificates([tmp_path / "a.tsv", path], tmp_path / "x.tsv")
 
 

@@ -63,6 +63,19 @@ def test_classes_equal_those_of_an_enumeration_for_every_batch(consensus: int | 
     assert classes.tolist() == expected
 
 
+@pytest.mark.parametrize("consensus", [None, 2])
+def test_logits_are_the_mean_over_the_evaluated_members(consensus: int | None) -> None:
+    """A number of members that an average is divided by wrongly changes no class, but every margin."""
+    members = all_members()
+    logits = Ensemble(members, consensus)(torch.arange(27.0).view(27, 1, 1, 1))
+    for i in range(27):
+        rows = [member.logits[i].tolist() for member in members]
+        agreed = consensus is not None and len({row.index(max(row)) for row in rows[:consensus]}) == 1
+        evaluated = rows[:consensus] if agreed else rows
+        mean = [sum(column) / len(evaluated) for column in zip(*evaluated, strict=True)]
+        assert logits[i].tolist() == pytest.approx(mean, rel=1e-6)
+
+
 def test_consensus_is_another_classifier_that_evaluates_fewer_members() -> None:
     members = all_members()
     inputs = torch.arange(27.0).view(27, 1, 1, 1)

@@ -459,6 +459,15 @@ def test_catrs_draws_from_the_binomial_distribution(trials: int) -> None:
         np.testing.assert_allclose(drawn.numpy(), expected, atol=2e-4)
 
 
+def test_catrs_keeps_all_noises_of_a_confident_image_for_every_draw() -> None:
+    """A uniform draw may be exactly 0, or exactly where the distribution jumps: P(K <= k) is the share of draws below.
+    So 0 counts as a draw above every probability that is 0."""
+    uniform = torch.tensor([0.0, 0.25, 0.5, 0.75, 0.999], dtype=torch.float64)
+    assert binomial(torch.ones_like(uniform), 4, uniform).tolist() == [4] * 5
+    assert binomial(torch.zeros_like(uniform), 4, uniform).tolist() == [1] * 5
+    assert binomial(torch.full_like(uniform, 0.5), 2, uniform).tolist() == [1, 1, 1, 2, 2]
+
+
 def test_the_input_gradient_of_the_transcription() -> None:
     """The derivative written by hand in `reference` equals its central differences."""
     step = draw(3)

@@ -1,6 +1,7 @@
 """Clopper-Pearson and PREDICT's test against exact enumeration in rational arithmetic."""
 
 import math
+from decimal import Decimal, localcontext
 from fractions import Fraction
 from itertools import pairwise
 
@@ -13,6 +14,7 @@ from smoothcert.noise import Gaussian
 from smoothcert.smoothing.bounds import (
     error_upper_bound,
     lower_bound,
+    randomized_error_bound,
     smallest_error_bound,
     top_two_p_value,
     votes_needed,
@@ -42,6 +44,29 @@ def test_the_bound_is_one_sided_and_not_looser_than_needed(n: int, alpha: float)
         p = Fraction(lower_bound(count, n, alpha))
         # At the exact bound the tail is alpha: within rounding, never above. A two-sided bound would give alpha / 2.
         assert Fraction(alpha) * (1 - Fraction(1, 10**6)) <= upper_tail(n, p, count) <= Fraction(alpha)
+
+
+def upper_tail_of_many(n: int, q: float, failures: int, coin: float = 1.0) -> Decimal:
+    """P(fewer failures) + coin * P(as many failures) for n votes that fail with probability q, with 60 digits."""
+    with localcontext(prec=60):
+        odds, term = Decimal(q) / (1 - Decimal(q)), (n * (1 - Decimal(q)).ln()).exp()
+        tail = Decimal(0)
+        for j in range(failures):
+            tail, term = tail + term, term * (n - j) / (j + 1) * odds
+        return tail + Decimal(coin) * term
+
+
+MANY = [(10**5, 7), (564_933, 1), (10_029_439, 1), (43_744_162, 24), (318_139_167, 1), (879_275_684, 19), (10**9, 3)]
+"""Numbers of votes and of failures; for most of these the inverse of scipy alone claims too much."""
+
+
+@pytest.mark.parametrize("alpha", [1e-9, 0.001, 0.3])
+@pytest.mark.parametrize(("n", "failures"), MANY)
+def test_the_bound_of_many_votes_is_rounded_to_the_safe_side(n: int, failures: int, alpha: float) -> None:
+    tail = upper_tail_of_many(n, error_upper_bound(n - failures, n, alpha), failures)
+    assert Decimal(alpha) * (1 - Decimal("1e-6")) <= tail <= Decimal(alpha)
+    randomized = upper_tail_of_many(n, randomized_error_bound(n - failures, n, alpha, 0.25), failures, 0.25)
+    assert Decimal(alpha) * (1 - Decimal("1e-6")) <= randomized <= Decimal(alpha)
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])

@@ -174,6 +174,34 @@ def test_votes_belong_to_their_images(tiny_data: ImageData, monkeypatch: pytest.
     assert 0 < int(right.sum()) < 256
 
 
+class BrightCentre(nn.Module):
+    """Class 0 where one pixel is above 1/2: each vote depends on the noise of its own image."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        score = images[:, 0, 14, 14] - 0.5
+        return torch.stack([score, -score], dim=1)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_each_row_has_its_own_noise_whichever_process_counts_it(
+    monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    """Equal images in rows of 48: their votes equal those of a transcription that numbers the rows."""
+    monkeypatch.setattr(evaluate, "PIXELS_AT_ONCE", 1)
+    grey = ImageData(torch.full((120, 1, 28, 28), 128, dtype=torch.uint8), torch.zeros(120).long(), 2, "grey", "train")
+    recipe, counted = weighted_recipe(batch_size=48), torch.zeros(120, dtype=torch.int64)
+    for rank in range(processes):
+        group = SimpleNamespace(rank=rank, size=processes, copy_from_first=list, total=lambda counts: counts)
+        run = run_stub(recipe=recipe, data=grey, model=BrightCentre(), group=group)
+        counted += correct_votes(run, 20, torch.arange(120), 4)
+    expected = []
+    for row in range(3):
+        generator = torch.Generator().manual_seed(derived_seed(0, 4, START + 1, row))
+        noises = torch.stack([torch.randn((48, 1, 28, 28), generator=generator) for _ in range(20)])
+        expected.append((128 / 255 + 0.5 * noises[:, :, 0, 14, 14] > 0.5).sum(0))
+    assert torch.equal(counted, torch.cat(expected)[:120])
+
+
 @pytest.mark.parametrize("interrupted_in", [START, START + 1, START + EVERY])
 def test_resumed_run_equals_uninterrupted_run(
     recorded: tuple[Path, list[dict[str, Any]]],

@@ -15,6 +15,8 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import locked
 from smoothcert.noise import NOISES
 from smoothcert.objectives import CatRs, LossTerms, Objective
+from smoothcert.smoothing.votes import VoteCounter
+from smoothcert.training import teacher
 from smoothcert.training.checkpoint import load_run, read_model_file
 from smoothcert.training.loop import TrainingStatus, train
 from smoothcert.training.recipe import TrainRecipe, parse_recipe, with_overrides
@@ -91,7 +93,7 @@ class Recorder(Objective):
 def test_votes_follow_their_images_through_the_shuffle(trained: Path, images: ImageData) -> None:
     """Each image of each step comes with the shares of the teacher's votes for it, as counted one by one."""
     home, _ = files_of_teacher(trained)
-    teacher = load_run(home)
+    trained_teacher = load_run(home)
     noise = NOISES["gaussian"](0.25).sample((400, *images.shape), torch.Generator().manual_seed(0))
     Recorder.seen.clear()
     train(recipe(objective=Recorder(), epochs=1, learning_rate_drops=()), images, trained / "recorded", device="cpu")
@@ -102,9 +104,24 @@ def test_votes_follow_their_images_through_the_shuffle(trained: Path, images: Im
         assert torch.allclose(targets.sum(1), torch.ones(64))
         for image, shares in list(zip(batch, targets, strict=True))[:8]:
             with torch.no_grad():
-                again = torch.bincount(teacher.model(image + noise).argmax(1), minlength=10) / 400
+                again = torch.bincount(trained_teacher.model(image + noise).argmax(1), minlength=10) / 400
             assert (again - shares).abs().max() < 0.35  # five standard errors of 40 votes and 400 votes
     assert steps[0][1].unique(dim=0).shape[0] > 1
+
+
+def test_every_image_has_its_own_noise(
+    images: ImageData, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of one image in several groups: their votes are those of the library for (seed, position in the data)."""
+    monkeypatch.setattr(teacher, "IMAGES_AT_ONCE", 3)
+    model = load_run(files_of_teacher(trained)[0])
+    copies = images.subset(torch.full((8,), 5))
+    votes = teacher.count_votes(model, copies, 30, torch.device("cpu"))
+    batch, _ = copies.batch(torch.arange(8))
+    counter = VoteCounter(model.model, NOISES["gaussian"](0.25), 10)
+    alone = [counter.count(batch[:1], [(model.recipe.seed, i)], "estimate", 30)[0].tolist() for i in range(8)]
+    assert votes.tolist() == alone
+    assert len(set(map(tuple, alone))) > 4
 
 
 def test_run_waits_while_another_one_trains_its_teacher(images: ImageData, trained: Path, tmp_path: Path) -> None:

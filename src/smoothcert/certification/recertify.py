@@ -71,19 +71,19 @@ def bounded_again(row: CertifiedImage, noise: Noise, settings: dict[str, Any]) -
     old = row.certificate
     if old.n == 0:
         return row
-    # An abstention stores no class: it is the one with the stored count. Two classes with this count both abstain.
-    chosen = next((c for c, k in old.votes if k == old.count), None) if old.predict == ABSTAIN else old.predict
+    # An abstention stores no class: it is the one with the stored count. If several have it, or none, abstain again.
+    fitting = [c for c, k in old.votes if k == old.count] if old.predict == ABSTAIN else [old.predict]
     # The coin that certify would have drawn, unless the file has it.
     drawn = settings["bound"] == RANDOMIZED
     coin = (old.coin or coin_of((settings["seed"], row.index))) if drawn else None
-    if chosen is None:
-        abstention = Certificate(ABSTAIN, 0.0, old.n0, old.n, 0, old.votes, coin=coin)
+    if len(fitting) != 1:
+        abstention = Certificate(ABSTAIN, 0.0, old.n0, old.n, old.count, old.votes, coin=coin)
         return CertifiedImage(row.index, row.label, abstention, row.seconds)
     votes = [0] * (max(c for c, _ in old.votes) + 1)
     for cls, number in old.votes:
         votes[cls] = number
     certificate = certificate_of_class(
-        chosen,
+        fitting[0],
         votes,
         old.n0,
         noise,

@@ -113,7 +113,10 @@ def _united(files: Sequence[CertificatesFile]) -> dict[int, CertifiedImage]:
         for row in file.rows:
             known = rows.setdefault(row.index, row)
             if (known.label, known.certificate) != (row.label, row.certificate):
-                raise WorkError(f"{file.path}: image {row.index} has another result than in an earlier file; keep one")
+                raise WorkError(
+                    f"{file.path}: image {row.index} has another result than in an earlier file; keep the file "
+                    "that was certified first, because a choice by the results would invalidate them"
+                )
     return rows
 
 
