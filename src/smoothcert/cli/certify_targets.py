@@ -13,7 +13,7 @@ from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.estimate import CertificationEstimate
-from smoothcert.certification.settings import CertifySettings, unreachable_radius
+from smoothcert.certification.settings import CertifySettings, make_rule, unreachable_radius
 from smoothcert.certification.subject import missing_classes
 from smoothcert.cli.advice import (
     accuracy_warning,
@@ -32,7 +32,7 @@ from smoothcert.io.compressed import compressed_form, result_files
 from smoothcert.io.console import leads
 from smoothcert.io.files import check_inside
 from smoothcert.models import HubClassifier, load_hub
-from smoothcert.noise import sigma_warning
+from smoothcert.noise import NOISES, sigma_warning
 from smoothcert.report.progress import certification_bar, print_data_notes, print_note, print_warning
 from smoothcert.report.summary import default_radii, summarize
 from smoothcert.smoothing.accuracy import NoiseAccuracy
@@ -145,6 +145,9 @@ def certify_target(
     """Certify the missing images of `target`; print warnings, notes and progress; return it with its final path."""
     console, settings = request.console, target.settings
     indices = settings.selection(len(images)).indices
+    if settings.radii and settings.sigma is not None:  # refuses radii that no n certifies, before there are warnings
+        recipe = settings.completed({}, device, images.shape)
+        make_rule(recipe, images.shape).errors_at_radii(NOISES[recipe.noise](recipe.sigma))
     retrain = print_warnings(request, target, images, files)
     known = target.combined or target.first or target.published
     network = (
