@@ -1,5 +1,6 @@
 """`smoothcert attack`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -82,7 +83,7 @@ def attack(
     from smoothcert.distributed import find_device
     from smoothcert.io.compressed import result_files
     from smoothcert.io.files import check_inside
-    from smoothcert.report.progress import attack_bar
+    from smoothcert.report.progress import attack_bar, print_note
     from smoothcert.training.checkpoint import load_run
     from smoothcert.training.denoiser import load_denoiser
     from smoothcert.training.initial_weights import own_model_with_weights
@@ -121,7 +122,8 @@ def attack(
     indices = chosen_images(len(images), skip, max_images)
     if claims is not None:
         indices = sorted(row.index for row in claims.rows)[::skip][:max_images]
-    classifier = own_model_with_weights(str(model), images.num_classes, init) if loaded is None else loaded
+    note = partial(print_note, console)
+    classifier = loaded or own_model_with_weights(str(model), images.num_classes, init, note)
     with attack_bar(folder.name, len(indices)) as show:
         file = attack_dataset(
             *(classifier, images, indices, recipe, path, where),

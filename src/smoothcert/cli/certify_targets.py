@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from smoothcert.cli.advice import (
 )
 from smoothcert.cli.certification import Request
 from smoothcert.cli.options import ImageOptions, command_line
-from smoothcert.data import Images
+from smoothcert.data import Images, silent
 from smoothcert.distributed import Team
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import compressed_form, result_files
@@ -150,9 +151,10 @@ def certify_target(
         make_rule(recipe, images.shape).errors_at_radii(NOISES[recipe.noise](recipe.sigma))
     retrain = print_warnings(request, target, images, files)
     known = target.combined or target.first or target.published
-    network = (
-        known if known is not None else own_model_with_weights(str(request.network), images.num_classes, request.init)
-    )
+    network: Any = known
+    if known is None:
+        note = partial(print_note, console) if group.leads else silent
+        network = own_model_with_weights(str(request.network), images.num_classes, request.init, note)
     with certification_bar(target.folder.name, len(indices), quiet=console.quiet) as show:
 
         def judge(accuracy: NoiseAccuracy) -> None:
