@@ -14,6 +14,7 @@ import torch
 from tiny import tiny_recipe
 
 from smoothcert import cli
+from smoothcert.certification.attack_file import read_attacks
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.data import DATASETS, ImageData, mnist
 from smoothcert.errors import RequestError
@@ -333,6 +334,31 @@ def test_the_printed_next_steps_run(run_cli: Cli, workplace: Path, network: str)
     )
     assert (code, err) == (0, "")
     assert run_cli(*printed_next(out))[0] == 0
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_attack_writes_to_another_folder_as_certify_does(run_cli: Cli, run: Path, tmp_path: Path) -> None:
+    """The run may be read-only: its certificates are compared, and the printed commands write next to the attacks."""
+    attack = ("attack", run, "--out", tmp_path / "out", "--radii", "0.5", "--steps", 2, "--num-noise", 2, "--n", 50)
+    code, out, err = run_cli(*attack, "--max-images", 1, "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert printed_next(out) == ["certify", str(run), "--out", str(tmp_path / "out")], "there are no certificates yet"
+    assert run_cli("certify", run, *FEW, "--max-images", 2)[0] == 0
+    before = sorted(run.rglob("*"))
+    code, out, err = run_cli(*attack, "--name", "compared", "--device", "cpu")
+    assert (code, err) == (0, "")
+    attacked = read_attacks(tmp_path / "out/attacks/compared.tsv").rows
+    assert [row.certified_radius is None for row in attacked] == [False, False]
+    assert run_cli(*printed_next(out), *FEW, "--max-images", 1)[0] == 0
+    code, out, err = run_cli(*attack, "--name", "own", "--device", "cpu")
+    assert (code, err, printed_next(out)) == (0, "", ["report", str(tmp_path / "out")])
+    assert len(read_attacks(tmp_path / "out/attacks/own.tsv").rows) == 1, "certificates in the same folder come first"
+    assert run_cli(*printed_next(out))[0] == 0
+    assert sorted(run.rglob("*")) == before
+    (tmp_path / "out/recipe.yaml").write_text("of another run")
+    code, _, err = run_cli(*attack)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "expected a folder without files of another classifier" in err
 
 
 def test_attack_refuses_wrong_radii_before_it_reads_a_file(run_cli: Cli, trained_run: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from tiny import digest, tiny_recipe
 
-from smoothcert import RequestError, WorkError, __version__
+from smoothcert import RequestError, WorkError, __version__, cli
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.settings import CertifySettings
 from smoothcert.data import DATASETS, ImageData, Images, mnist
@@ -274,6 +274,22 @@ def test_interrupt_says_how_to_continue(run_cli: Cli, tmp_path: Path, monkeypatc
     assert "--resume" in err
 
 
+def test_sigterm_is_an_interrupt(run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smoothcert.training.loop.train", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    recipe = tmp_path / "r.yaml"
+    tiny_recipe().save(recipe)
+    code, _, err = run_cli("train", "--recipe", recipe, "--out", tmp_path / "run", "--device", "cpu")
+    assert (code, err.count("\n"), "--resume" in err) == (143, 1, True)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_sigterm_ends_a_worker_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that waits for the others handles no signals; torchrun would have to wait until it may kill it."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with cli.noted([]):
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def test_an_interrupt_that_compiled_code_reports_as_damage_is_an_interrupt(
     run_cli: Cli, trained_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,9 +381,10 @@ def test_rules_from_the_command_line(run_cli: Cli, run: Path) -> None:
         (("--until-radius", 0.2, "--radii", "0.1"), "not both"),
         (("--shard", "3/2"), "expected i/k with 1 <= i <= k"),
         (("--shard", "x"), "expected i/k"),
+        (("--until-radius", 99), "99 can never be certified"),
     ):
-        code, _, err = run_cli(*fixed, *options)
-        assert code == 2
+        code, out, err = run_cli(*fixed, *options)
+        assert (code, out) == (2, "")
         assert message in err
 
 

@@ -17,9 +17,9 @@ from smoothcert.data import ImageData
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.models import Normalize
 from smoothcert.training.checkpoint import tensors_digest
-from smoothcert.training.initial_weights import load_initial_weights
+from smoothcert.training.initial_weights import check_source, load_initial_weights
 from smoothcert.training.loop import TrainingStatus, train
-from smoothcert.training.state import load_state
+from smoothcert.training.state import State, load_state
 
 STILL = {"epochs": 1, "learning_rate": 1e-30, "learning_rate_drops": ()}
 """A rate at which float32 weights do not move: the model that is saved has the initial weights."""
@@ -136,7 +136,7 @@ def test_killed_before_the_first_epoch_resumes_from_the_initial_weights(
     assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
     assert resumed.provenance["init"] == whole.provenance["init"]
     other = shutil.copytree(tmp_path / "whole", tmp_path / "other")
-    with pytest.raises(RequestError, match=r"started from model\.safetensors, the request is from another file"):
+    with pytest.raises(RequestError, match=r"started from model\.safetensors, the request is from other weights"):
         train(recipe, tiny_data, tmp_path / "cut", init=other, device="cpu", resume=True)
 
 
@@ -167,3 +167,32 @@ def test_unusable_weights_are_refused_in_one_line(
         train(tiny_recipe(), tiny_data, tmp_path / "run", init=file, device="cpu")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_averaged_weights_in_a_checkpoint_are_reported_and_can_be_chosen(tmp_path: Path) -> None:
+    """As timm saves them (state_dict_ema) and as torchvision does (model_ema, of an AveragedModel)."""
+    plain, averaged, loaded = nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(4, 2)
+    average = torch.optim.swa_utils.AveragedModel(averaged).state_dict()
+    assert "n_averaged" in average
+    for key, other, weights in (("state_dict", "state_dict_ema", averaged.state_dict()), ("model", "model_ema", average)):
+        path = tmp_path / f"{other}.pth"
+        torch.save({key: plain.state_dict(), other: weights, "means": {"x": torch.ones(2)}}, path)
+        notes: list[str] = []
+        source = load_initial_weights(loaded, path, "mine", notes.append)
+        assert notes == [f"weights: those of {key}; {path.name}:{other} gives those of {other}"]
+        assert torch.equal(loaded.weight, plain.weight)
+        chosen = load_initial_weights(loaded, Path(f"{path}:{other}"), "mine", notes.append)
+        assert len(notes) == 1, "who chose the weights knows which they are"
+        assert torch.equal(loaded.weight, averaged.weight)
+        assert chosen == {**source, "key": other}
+    with pytest.raises(RequestError, match="expected weights under ema, got model, model_ema, means; choose one"):
+        load_initial_weights(loaded, Path(f"{path}:ema"), "mine")
+
+
+def test_a_run_that_started_from_other_weights_of_the_same_file_is_not_continued(tmp_path: Path) -> None:
+    recorded = {"file": "a.pth", "sha256": "1", "key": "state_dict_ema"}
+    fields: dict[str, Any] = {"model": {}, "optimizer": {}, "recipe": {}, "data": "", "warm_up": 0, "dead_epochs": 0}
+    state = State(epoch=0, provenance={"init": recorded}, **fields)
+    assert check_source(tmp_path, state, recorded) == recorded
+    with pytest.raises(RequestError, match="started from a.pth, the request is from other weights"):
+        check_source(tmp_path, state, {"file": "a.pth", "sha256": "1"})

@@ -2,6 +2,7 @@
 
 import codecs
 import io
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -81,7 +82,7 @@ def options(
     """Train image classifiers that can be certified by randomized smoothing, certify them, show the result."""
 
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 
 
 def parser_message(error: typer.TyperException) -> str:
@@ -119,22 +120,25 @@ def accept_any_terminal() -> None:
 
 @contextmanager
 def noted(interrupts: list[int]) -> Iterator[None]:
-    """Add each Ctrl-C during the body to `interrupts`; it raises KeyboardInterrupt as usual."""
-    before = signal.getsignal(signal.SIGINT)
+    """Add each Ctrl-C and each SIGTERM, which job schedulers send, to `interrupts`; both raise KeyboardInterrupt."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         interrupts.append(number)
         raise KeyboardInterrupt
 
+    usual: dict[int, object] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        del usual[signal.SIGTERM]  # torchrun ends workers by it, and one that waits for the others handles no signals
     # Other handlers, such as those of programs that ignore Ctrl-C, stay; only the main thread may set one.
-    replaced = before is signal.default_int_handler and current_thread() is main_thread()
-    if replaced:
-        signal.signal(signal.SIGINT, interrupt)
+    before = {number: signal.getsignal(number) for number in usual}
+    replaced = [number for number in usual if before[number] is usual[number] and current_thread() is main_thread()]
+    for number in replaced:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        if replaced:
-            signal.signal(signal.SIGINT, before)
+        for number in replaced:
+            signal.signal(number, before[number])
 
 
 def main() -> None:
@@ -162,7 +166,8 @@ def main() -> None:
     except OSError as error:
         fail(f"{error.filename or 'input/output'}: {error.strerror or error}", 1)
     if code == INTERRUPTED:
-        fail("interrupted; finished work is kept: the same command continues it (train: add --resume)", INTERRUPTED)
+        line = "interrupted; finished work is kept: the same command continues it (train: add --resume)"
+        fail(line, TERMINATED if signal.SIGTERM in interrupts else INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -1,5 +1,6 @@
 """`smoothcert adapt`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -48,11 +49,11 @@ def adapt(
         check_run_folder(run)
     from smoothcert.certification.settings import CertifySettings
     from smoothcert.distributed import find_device
-    from smoothcert.models import own_module
-    from smoothcert.report.progress import print_data_notes
+    from smoothcert.models import as_module
+    from smoothcert.report.progress import print_data_notes, print_note
     from smoothcert.training.batch_norm import CHANGE, adapt_batch_norm, adapt_run
     from smoothcert.training.checkpoint import load_run, tensors_digest, write_tensors
-    from smoothcert.training.initial_weights import load_initial_weights
+    from smoothcert.training.initial_weights import own_model_with_weights
     from smoothcert.training.run_copy import refuse_other_files
 
     CertifySettings(sigma=sigma)  # refuses a wrong noise level before anything is loaded
@@ -71,9 +72,8 @@ def adapt(
         onwards = command_line("certify", out, *code, *optional("--sigma", sigma), *files.words())
     else:
         assert sigma is not None, "checked above"
-        network = own_module(str(model), images.num_classes, "--model")
-        if init is not None:
-            load_initial_weights(network, init, str(model))
+        built = own_model_with_weights(str(model), images.num_classes, init, partial(print_note, console))
+        network = as_module(built, str(model), "--model")
         about = adapt_batch_norm(network.to(where), images.to(where), sigma)
         write_tensors(out, network.state_dict(), {CHANGE: dict(about)})
         words = ["--init", out, "--dataset", name, *optional("--image-size", files.image_size), *files.words()]

@@ -1,5 +1,6 @@
 """`smoothcert attack`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,7 @@ from smoothcert.cli.options import (
     show_table,
 )
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.training.run_folder import CERTIFICATES, check_file, check_run_folder
+from smoothcert.training.run_folder import CERTIFICATES, RECIPE, check_file, check_run_folder
 
 LIKELY_A_BUG = 1e-3
 """Contradictions less likely than this are not attributed to chance."""
@@ -54,21 +55,19 @@ def attack(
     model: OwnNetwork = None,
     init: Weights = None,
     sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="as certified")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the attacks on --model, as in certify.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the attacks, as in certify.", show_default="the run's")
+    ] = None,
     denoiser: Denoiser = None,
     dataset: Annotated[str | None, typer.Option(help="Data set of the certificates.", show_default="the run's")] = None,
     files: ImageOptions,
     device: Device = "auto",
 ) -> None:
     """Attack the smoothed classifier: an upper bound on its robust accuracy, and a check of its certificates."""
-    folder = run if run is not None else out
+    folder = out if out is not None else run
     if folder is None or (run is None and (model is None or dataset is None)):
         raise RequestError("give a run folder, or --model FILE.py:function --dataset NAME --sigma S --out DIR")
     if run is not None:
-        if out is not None:
-            raise RequestError(
-                f"--out: expected none with a run folder, whose attacks are in it, got {out}; use --name"
-            )
         check_run_folder(run)
     check_own_weights(init, run is None)
     check_dataset(dataset)
@@ -80,21 +79,28 @@ def attack(
     from smoothcert.certification.attack_settings import complete_attack_recipe
     from smoothcert.certification.certificates import read_certificates
     from smoothcert.certification.shards import chosen_images
+    from smoothcert.cli.certify_targets import refuse_other_run
     from smoothcert.distributed import find_device
     from smoothcert.io.compressed import result_files
     from smoothcert.io.files import check_inside
-    from smoothcert.report.progress import attack_bar
+    from smoothcert.report.progress import attack_bar, print_note
     from smoothcert.training.checkpoint import load_run
     from smoothcert.training.denoiser import load_denoiser
     from smoothcert.training.initial_weights import own_model_with_weights
 
     check_name(name)
     loaded, where = None if run is None else load_run(run, model), find_device(device)
-    certified = result_files(folder / CERTIFICATES)
+    elsewhere = loaded if loaded is not None and folder.resolve() != loaded.folder.resolve() else None
+    if elsewhere is not None:
+        refuse_other_run(elsewhere, folder)
+    own = result_files(folder / CERTIFICATES)
+    certified = own if own or run is None else result_files(run / CERTIFICATES)
     source = certificates if certificates is not None else certified[0] if len(certified) == 1 else None
     if source is None and certified:
         names = ", ".join(path.name for path in certified)
-        raise RequestError(f"{folder}: has several certificates files ({names}); choose one with --certificates")
+        raise RequestError(
+            f"{certified[0].parent}: has several certificates files ({names}); choose one with --certificates"
+        )
     claims = read_certificates(source) if source is not None else None
     path = folder / "attacks" / f"{name}.tsv"
     check_inside(path, folder)
@@ -116,7 +122,8 @@ def attack(
     indices = chosen_images(len(images), skip, max_images)
     if claims is not None:
         indices = sorted(row.index for row in claims.rows)[::skip][:max_images]
-    classifier = own_model_with_weights(str(model), images.num_classes, init) if loaded is None else loaded
+    note = partial(print_note, console)
+    classifier = loaded or own_model_with_weights(str(model), images.num_classes, init, note)
     with attack_bar(folder.name, len(indices)) as show:
         file = attack_dataset(
             *(classifier, images, indices, recipe, path, where),
@@ -124,11 +131,15 @@ def attack(
             denoiser=front,
             on_progress=show,
         )
+    if elsewhere is not None:
+        elsewhere.recipe.save(folder / RECIPE)  # which reports read
     accuracies = [(f"{r:g}", f"{empirical_accuracy(file.rows, r):.1%}") for r in (0.0, *recipe.radii)]
     show_table(["radius", "accuracy under attack, at most"], accuracies)
-    certify = ["certify", "--model", model, *optional("--init", init), "--dataset", source_name]
-    certify += [*optional("--image-size", files.image_size), *files.words(), "--sigma", recipe.sigma, "--out", folder]
-    onwards = command_line("report", folder) if run is not None or certified else command_line(*certify)
+    words = [*optional(None, run), *optional("--model", model), *optional("--init", init)]
+    words += [*optional("--denoiser", denoiser), *optional("--dataset", dataset)]
+    words += [*optional("--image-size", files.image_size), *files.words()]
+    words += [*optional("--sigma", recipe.sigma if run is None else sigma), *optional("--out", out)]
+    onwards = command_line("report", folder) if own else command_line("certify", *words)
     console.print(f"wrote {path}; next: {onwards}", soft_wrap=True)
     for row in file.contradictions:
         console.print(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.estimate import CertificationEstimate
-from smoothcert.certification.settings import CertifySettings, unreachable_radius
+from smoothcert.certification.settings import CertifySettings, make_rule, unreachable_radius
 from smoothcert.certification.subject import missing_classes
 from smoothcert.cli.advice import (
     accuracy_warning,
@@ -25,14 +26,14 @@ from smoothcert.cli.advice import (
 )
 from smoothcert.cli.certification import Request
 from smoothcert.cli.options import ImageOptions, command_line
-from smoothcert.data import Images
+from smoothcert.data import Images, silent
 from smoothcert.distributed import Team
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import compressed_form, result_files
 from smoothcert.io.console import leads
 from smoothcert.io.files import check_inside
 from smoothcert.models import HubClassifier, load_hub
-from smoothcert.noise import sigma_warning
+from smoothcert.noise import NOISES, sigma_warning
 from smoothcert.report.progress import certification_bar, print_data_notes, print_note, print_warning
 from smoothcert.report.summary import default_radii, summarize
 from smoothcert.smoothing.accuracy import NoiseAccuracy
@@ -145,11 +146,15 @@ def certify_target(
     """Certify the missing images of `target`; print warnings, notes and progress; return it with its final path."""
     console, settings = request.console, target.settings
     indices = settings.selection(len(images)).indices
+    if settings.radii and settings.sigma is not None:  # refuses radii that no n certifies, before there are warnings
+        recipe = settings.completed({}, device, images.shape)
+        make_rule(recipe, images.shape).errors_at_radii(NOISES[recipe.noise](recipe.sigma))
     retrain = print_warnings(request, target, images, files)
     known = target.combined or target.first or target.published
-    network = (
-        known if known is not None else own_model_with_weights(str(request.network), images.num_classes, request.init)
-    )
+    network: Any = known
+    if known is None:
+        note = partial(print_note, console) if group.leads else silent
+        network = own_model_with_weights(str(request.network), images.num_classes, request.init, note)
     with certification_bar(target.folder.name, len(indices), quiet=console.quiet) as show:
 
         def judge(accuracy: NoiseAccuracy) -> None:

@@ -1,5 +1,6 @@
 """`smoothcert train-denoiser`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,6 +29,9 @@ def train_denoiser(
     classifier: Annotated[
         str | None, typer.Option(help="A classifier that adds a term to the loss: a run folder, or your own code.")
     ] = None,
+    classifier_init: Annotated[
+        Path | None, typer.Option(help="Weights of your own --classifier: .safetensors or a PyTorch checkpoint.")
+    ] = None,
     stability_weight: Annotated[
         float | None, typer.Option(help="Weight of that term.", show_default="1 with --classifier")
     ] = None,
@@ -44,7 +48,10 @@ def train_denoiser(
     """Train a denoiser, which makes a classifier that was trained without noise certifiable."""
     if stability_weight is not None and classifier is None:
         raise RequestError(f"--stability-weight: expected --classifier with it, got {stability_weight:g} alone")
+    if classifier_init is not None and classifier is None:
+        raise RequestError(f"--classifier-init: expected --classifier with it, got {classifier_init} alone")
     check_dataset(dataset)
+    from smoothcert.data import silent
     from smoothcert.distributed import meet
     from smoothcert.report.progress import print_data_notes, print_note, train_with_bar
     from smoothcert.training.default_recipe import default_batch_size
@@ -61,7 +68,10 @@ def train_denoiser(
     if len(images) < recipe.batch_size and not any(text.startswith("batch_size=") for text in set_):
         recipe = recipe.model_copy(update={"batch_size": default_batch_size(len(images), recipe.dataset)})
         print_note(console, f"batch_size {recipe.batch_size}, for {len(images)} training images; --set changes it")
-    judge = load_classifier(classifier, images.num_classes) if classifier is not None else None
+    judge = None
+    if classifier is not None:
+        note = partial(print_note, console) if leads() else silent
+        judge = load_classifier(classifier, images.num_classes, classifier_init, note)
     train_with_bar(
         *(recipe, images, out),
         classifier=judge,
@@ -74,7 +84,8 @@ def train_denoiser(
         # A line after "next:" runs as it is; without a classifier there is none.
         subject: list[object] = ["RUN"] if classifier is None else [classifier]
         if classifier is not None and not Path(classifier).is_dir():
-            subject = ["--model", classifier, "--dataset", recipe.dataset, *optional("--image-size", files.image_size)]
+            subject = ["--model", classifier, *optional("--init", classifier_init), "--dataset", recipe.dataset]
+            subject += optional("--image-size", files.image_size)
             subject += ["--out", f"{out}-certified"]
         step = command_line("certify", *subject, "--denoiser", out, *files.words())
         onwards = f"next: {step}" if classifier is not None else f"in front of a classifier RUN: {step}"

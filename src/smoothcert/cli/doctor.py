@@ -1,6 +1,7 @@
 """`smoothcert doctor`: what keeps a classifier from good certificates, and what to do about it."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -129,14 +130,16 @@ class Request:
         return training_command(self._folder, "consistency", self.sigma, network, self.init or self.run, *source)
 
     def denoiser(self, run: "Run | None") -> str:
-        """Return the command that trains a denoiser, with the network's term if a word names network and weights."""
+        """Return the command that trains a denoiser, with the network's term unless it is a run of the user's code."""
         from smoothcert.models import is_code
 
-        named: object = None if self.init is not None else self.model
+        named: object = self.model
         if run is not None:
             named = None if is_code(run.recipe.model) else self.run
         words = [*self._images, *self.files.words(), "--sigma", f"{self.sigma:g}", *optional("--classifier", named)]
-        return command_line("train-denoiser", *words, "--out", "runs/denoiser")
+        return command_line(
+            "train-denoiser", *words, *optional("--classifier-init", self.init), "--out", "runs/denoiser"
+        )
 
     def adaptation(self, network: "Classifier") -> str | None:
         """Return the command that gives batch norm the statistics of noisy images; None for a network without it."""
@@ -164,7 +167,7 @@ def load_subject(asked: Request, run: "Run | None", device: str) -> "tuple[Class
     from smoothcert.data import with_known_classes
     from smoothcert.distributed import find_device
     from smoothcert.models import HubClassifier
-    from smoothcert.report.progress import print_data_notes
+    from smoothcert.report.progress import print_data_notes, print_note
     from smoothcert.training.initial_weights import own_model_with_weights
 
     files, name = asked.files, str(asked.dataset)
@@ -174,7 +177,9 @@ def load_subject(asked: Request, run: "Run | None", device: str) -> "tuple[Class
     if run is not None:
         network = run.model
     else:
-        network = own_model_with_weights(str(asked.model), selected.num_classes, asked.init)
+        network = own_model_with_weights(
+            *(str(asked.model), selected.num_classes, asked.init), on_note=partial(print_note, console)
+        )
     if isinstance(network, HubClassifier) and files.classes is None:
         selected = with_known_classes(selected, network.class_names)
     return network.to(find_device(device)) if isinstance(network, nn.Module) else network, selected

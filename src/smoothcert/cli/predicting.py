@@ -3,8 +3,9 @@
 import json
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -93,9 +94,10 @@ def predict(
 
     named = read_class_names(classes) if classes is not None else None
     front = load_denoiser(denoiser, sigma) if denoiser is not None else None
+    note = partial(print_note, console if format_ == "table" else PlainConsole(stderr=True))
     sigma, warning = front.sigma if front is not None and sigma is None else sigma, ""
     if without_run:
-        network = own_network(str(model), init, images[0], dataset, image_size, named)
+        network = own_network(str(model), init, images[0], dataset, image_size, named, note)
         where, trained_noise = find_device(device), "gaussian"
     else:
         if dataset is not None or image_size is not None:
@@ -135,8 +137,8 @@ def predict(
     about |= {"norm": smoothed.noise.norm, "largest_radius": ceiling}
     if warning:
         print_warning(PlainConsole(stderr=True), warning)
-    for note in notes:
-        print_note(console if format_ == "table" else PlainConsole(stderr=True), note)
+    for text in notes:
+        note(text)
     rows = [row_of(path, row, network.names) for path, row in zip(images, certificates, strict=True)]
     if format_ == "json":
         print(json.dumps({**about, "images": rows}, indent=2))
@@ -177,6 +179,7 @@ def own_network(
     dataset: str | None,
     image_size: int | None,
     named: Sequence[str] | None,
+    on_note: Callable[[str], None],
 ) -> Network:
     """Return the user's own network; the size of its images is that of `dataset`, `image_size`, or the first file."""
     from smoothcert.data import DATASETS, load_dataset, silent
@@ -197,8 +200,8 @@ def own_network(
         head = image_head(first)
         width, height = (image_size, image_size) if image_size is not None else head.size
         shape = (1 if head.grey else 3, height, width)
-    network = Network(own_model_with_weights(reference, num_classes, init), shape, num_classes, names, dataset)
-    return with_names(network, named, reference)
+    classifier = own_model_with_weights(reference, num_classes, init, on_note)
+    return with_names(Network(classifier, shape, num_classes, names, dataset), named, reference)
 
 
 def row_of(path: Path, certificate: "Certificate", names: Sequence[str] | None) -> dict[str, Any]:

@@ -114,7 +114,10 @@ def train(
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(help="A published checkpoint: .pth.tar, .pth or .pt.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="A checkpoint: .pth.tar, .pth or .pt; FILE:KEY names weights in it."),
+    ],
     out: Annotated[Path, typer.Option(help="Run folder to make.")],
     sigma: Annotated[float, typer.Option(help="Noise level that it was trained with.")],
     arch: Annotated[str | None, typer.Option(help="Network: see `smoothcert models`.", show_default="guessed")] = None,
@@ -126,9 +129,9 @@ def import_(
     data: Data = None,
 ) -> None:
     """Make a run folder from a published checkpoint; its pickled code is never run."""
-    from smoothcert.training.run_folder import check_file
+    from smoothcert.training.run_folder import check_file, split_key
 
-    check_file(file, "a checkpoint, such as checkpoint.pth.tar")
+    check_file(split_key(file)[0], "a checkpoint, such as checkpoint.pth.tar")
     from smoothcert.data import load_dataset, silent
     from smoothcert.training.import_checkpoint import import_checkpoint
     from smoothcert.training.input_layer import input_layer_warning

@@ -1,7 +1,7 @@
 """Denoisers: the recipe that trains one, what its training requires, and how a trained one is loaded from a path."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,12 @@ from torch import nn
 
 from smoothcert.data import Images
 from smoothcert.errors import RequestError
-from smoothcert.models import DENOISERS, Denoised, check_outputs, is_code, own_module
+from smoothcert.models import DENOISERS, Denoised, as_module, check_outputs, is_code
 from smoothcert.models.kernels import is_plain
 from smoothcert.objectives import Denoising
 from smoothcert.training.checkpoint import load_run, tensors_digest
 from smoothcert.training.device import weights_layout
+from smoothcert.training.initial_weights import own_model_with_weights
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.run_folder import RECIPE
 from smoothcert.training.sampler_settings import Uniform
@@ -94,10 +95,12 @@ def load_denoiser(path: str | Path, sigma: float | None = None) -> Denoiser:
     return Denoiser(run.model, path, run.recipe.model, run.spec.shape, run.recipe.sigma, run.recipe.noise)
 
 
-def load_classifier(name: str, num_classes: int) -> nn.Module:
-    """Load the classifier of a run folder, or build a user's own from `package.module:function`."""
+def load_classifier(name: str, num_classes: int, init: Path | None, on_note: Callable[[str], None]) -> nn.Module:
+    """Load the classifier of a run folder, or build a user's own (see `own_model_with_weights`)."""
     if not Path(name).is_dir() and is_code(name):
-        return own_module(name, num_classes, "classifier")
+        return as_module(own_model_with_weights(name, num_classes, init, on_note), name, "classifier")
+    if init is not None:
+        raise RequestError(f"--classifier-init: expected none with {name}, which has weights; leave it out")
     run = load_run(Path(name))
     run.refuse_denoiser()
     return run.model

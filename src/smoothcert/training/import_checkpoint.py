@@ -29,7 +29,7 @@ from smoothcert.training.choices import InputLayer
 from smoothcert.training.input_layer import layer_normalization, network_of
 from smoothcert.training.metrics import METRICS
 from smoothcert.training.recipe import ImportRecipe, parse_recipe
-from smoothcert.training.run_folder import MODEL, RECIPE, STATE
+from smoothcert.training.run_folder import MODEL, RECIPE, STATE, split_key
 from smoothcert.training.versions import versions
 
 USUAL_DATASET = {"lenet": "mnist", "resnet50": "imagenet"}  # of the other networks: cifar10
@@ -37,6 +37,8 @@ CONTAINERS = ("state_dict", "net", "model_state_dict", "model")
 INPUT_BUFFERS = (("means", "sds"), ("mean", "std"), ("mu", "sigma"))
 """Names of the mean and standard deviation in input layers that save them."""
 COUNTER = "num_batches_tracked"
+AVERAGE_COUNTER = "n_averaged"
+"""What torch's AveragedModel saves next to the averaged weights."""
 
 # Some files store an accuracy or an epoch as a numpy number. Reading one needs numpy's scalar function (also under its
 # name in numpy 1) and a numeric dtype: a number from bytes, no code. Everything else that a file requests is refused.
@@ -75,21 +77,24 @@ def import_checkpoint(
 
     This requires the input layer of the training: `normalize` (x - mean) / std, `center` x - mean, or `none`. Most
     files do not say which; `provenance["notes"]` lists what was guessed, and `input_layer_warning` tries the others.
-    SmoothAdv's code has both, so its files may need `center`. A refused file leaves nothing behind; after an
-    interruption the same call repeats the import.
+    SmoothAdv's code has both, so its files may need `center`. Of a file with several sets of weights, such as
+    `state_dict` and `state_dict_ema`, FILE:KEY chooses one. A refused file leaves nothing behind; after an interruption
+    the same call repeats the import.
     """
+    file, key = split_key(file)
     if (out / RECIPE).exists():
         raise RequestError(f"{out}: holds a run already; choose another --out")
     if out.exists() and not out.is_dir():
         raise RequestError(f"{out}: expected a folder to make, got a file; choose another --out")
     contents = read_checkpoint(file)
-    layout, state = find_state_dict(file, contents)
+    layout, state, notes = find_state_dict(file, contents, key)
     name, fit = _architecture(file, arch, contents.get("arch"), state)
-    notes = list(fit.notes)
+    notes += fit.notes
     dataset = _dataset(file, dataset, name, fit.num_classes, notes)
     layer, normalization = _input_layer(dataset, input_layer, fit, layout, notes)
     fields = {"dataset": dataset, "model": name, "sigma": sigma, "input_layer": layer}
-    recipe = parse_recipe(ImportRecipe, {**fields, "source": file.name, "method": method}, "import")
+    source = file.name if key is None else f"{file.name}:{key}"
+    recipe = parse_recipe(ImportRecipe, {**fields, "source": source, "method": method}, "import")
     spec = InputSpec(DATASETS[dataset].shape, fit.num_classes, normalization)
     with torch.random.fork_rng(devices=[]):
         model = new_model(recipe, spec)
@@ -158,16 +163,41 @@ def read_checkpoint(file: Path) -> Mapping[Any, Any]:
     return contents
 
 
-def find_state_dict(file: Path, contents: Mapping[Any, Any]) -> tuple[str, dict[str, Tensor]]:
-    """The key of the weights ("" for a bare state dict), and the weights in the order of the file."""
-    for key in (*CONTAINERS, ""):
-        inner = contents.get(key) if key else contents
-        if isinstance(inner, Mapping) and inner and all(map(_is_dense, inner.values())):
-            return key, {str(name): tensor for name, tensor in inner.items()}
+def find_state_dict(
+    file: Path, contents: Mapping[Any, Any], wanted: str | None = None
+) -> tuple[str, dict[str, Tensor], list[str]]:
+    """The key of the weights ("" for a bare state dict), the weights in the order of the file, and what to know.
+
+    Without a `wanted` key, the usual ones are tried; other weights of the same network in the file are reported.
+    """
+    for key in (*CONTAINERS, "") if wanted is None else (wanted,):
+        state = _state_dict(contents.get(key) if key else contents)
+        if state is None:
+            continue
+        others = [str(name) for name in contents if name != key and _same_network(_state_dict(contents[name]), state)]
+        if wanted is not None or not others:
+            return key, state, []
+        return key, state, [f"weights: those of {key}; {file.name}:{others[0]} gives those of {others[0]}"]
+    if wanted is not None:
+        named = ", ".join(str(name) for name in contents if _state_dict(contents[name]) is not None)
+        raise RequestError(f"{file}: expected weights under {wanted}, got {named or 'none'}; choose one of the keys")
     raise RequestError(
         f"{file}: expected weights under {', '.join(CONTAINERS)} or a bare state dict, got a dict with the keys "
         f"{', '.join(map(str, list(contents)[:5])) or 'none'}; give another file"
     )
+
+
+def _state_dict(value: object) -> dict[str, Tensor] | None:
+    """The weights in a part of a file, without the counter of an average; None if it is something else."""
+    if not isinstance(value, Mapping) or not value or not all(map(_is_dense, value.values())):
+        return None
+    return {str(name): tensor for name, tensor in value.items() if name != AVERAGE_COUNTER}
+
+
+def _same_network(other: Mapping[str, Tensor] | None, state: Mapping[str, Tensor]) -> bool:
+    """Whether two sets of weights have matrices and filters of the same shapes; the prefixes of names may differ."""
+    shapes = [sorted(tuple(t.shape) for t in one.values() if t.ndim > 1) for one in (other or {}, state)]
+    return shapes[0] == shapes[1] != []
 
 
 def _is_dense(value: object) -> bool:

@@ -1,7 +1,7 @@
 """Weights that training starts from: of a run, of a `.safetensors` file, or of a PyTorch checkpoint."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from smoothcert.classifier import Classifier, device_of, evaluating, logits_of
 from smoothcert.data import Images
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import error_line
-from smoothcert.models import own_model, own_module
+from smoothcert.models import is_hub, own_model, own_module
 from smoothcert.smoothing.accuracy import at_chance, independent_accuracy
 from smoothcert.training.import_checkpoint import (
     COUNTER,
@@ -25,31 +25,41 @@ from smoothcert.training.import_checkpoint import (
     read_checkpoint,
     refuse_not_finite,
 )
-from smoothcert.training.run_folder import MODEL, check_run_folder
+from smoothcert.training.run_folder import MODEL, check_run_folder, split_key
 from smoothcert.training.state import State
 
 START_IMAGES = 100
 """Number of training images, spread over the data, on which a network is tried before it is trained."""
 
 
-def own_model_with_weights(reference: str, num_classes: int | None, init: Path | None) -> Classifier:
+def own_model_with_weights(
+    reference: str, num_classes: int | None, init: Path | None, on_note: Callable[[str], None]
+) -> Classifier:
     """Build the user's network `package.module:function` (see `own_model`) with the weights in `init`, if given."""
-    if init is None:
-        return own_model(reference, num_classes)
-    network = own_module(reference, num_classes, "--init")
-    load_initial_weights(network, init, reference)
-    return network
+    if init is not None:
+        network = own_module(reference, num_classes, "--init")
+        load_initial_weights(network, init, reference, on_note)
+        return network
+    model = own_model(reference, num_classes)
+    if not is_hub(reference) and (not isinstance(model, nn.Module) or model.state_dict()):
+        # The function may load weights or leave random ones: only its author knows.
+        on_note(f"weights: as {reference} returns them, without --init")
+    return model
 
 
-def load_initial_weights(model: nn.Module, path: Path, name: str) -> dict[str, str]:
+def load_initial_weights(
+    model: nn.Module, path: Path, name: str, on_note: Callable[[str], None] = lambda text: None
+) -> dict[str, str]:
     """Load the weights in `path` into `model`, called `name`; return the file and its SHA-256 for the provenance.
 
-    Tensors are matched by name, after the prefix of the file (such as `module.`) and behind an input layer.
+    Tensors are matched by name, after the prefix of the file (such as `module.`) and behind an input layer. `path` may
+    be FILE:KEY for a checkpoint with several sets of weights.
     """
     if path.is_dir():
         check_run_folder(path)
         path = path / MODEL
-    weights = _read(path)
+    path, key = split_key(path)
+    weights = _read(path, key, on_note)
     target = model.state_dict()
     matched, problems = dict(weights), list[str]()
     if set(weights) != set(target):
@@ -65,7 +75,8 @@ def load_initial_weights(model: nn.Module, path: Path, name: str) -> dict[str, s
     refuse_not_finite(path, matched)
     model.load_state_dict({**target, **matched})
     with path.open("rb") as file:
-        return {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        source = {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    return source if key is None else {**source, "key": key}
 
 
 def check_source(folder: Path, state: State | None, source: Mapping[str, str] | None) -> Mapping[str, str] | None:
@@ -73,10 +84,11 @@ def check_source(folder: Path, state: State | None, source: Mapping[str, str] | 
     if state is None:
         return source
     recorded: Mapping[str, str] | None = state.provenance.get("init")
-    if source is not None and source["sha256"] != (recorded or {}).get("sha256"):
+    known = recorded or {}
+    if source is not None and any(source.get(part) != known.get(part) for part in ("sha256", "key")):
         raise RequestError(
-            f"{folder}: its training started from {(recorded or {}).get('file', 'random weights')}, the request is "
-            f"from another file, {source['file']}; leave --init out, or choose another --out"
+            f"{folder}: its training started from {known.get('file', 'random weights')}, the request is "
+            f"from other weights, {source['file']}; leave --init out, or choose another --out"
         )
     return recorded
 
@@ -104,9 +116,14 @@ def start_notes(model: nn.Module, data: Images, *, trained: bool) -> list[str]:
     return notes
 
 
-def _read(path: Path) -> Mapping[str, Tensor]:
+def _read(path: Path, key: str | None, on_note: Callable[[str], None]) -> Mapping[str, Tensor]:
     if path.suffix != ".safetensors":
-        return find_state_dict(path, read_checkpoint(path))[1]
+        _, weights, notes = find_state_dict(path, read_checkpoint(path), key)
+        for note in notes:
+            on_note(note)
+        return weights
+    if key is not None:
+        raise RequestError(f"{path}: expected no key for a .safetensors file, got {key}; leave :{key} out")
     if not path.is_file():
         raise RequestError(f"{path}: no such file; give a run folder, a .safetensors file or a PyTorch checkpoint")
     try:

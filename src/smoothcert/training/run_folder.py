@@ -66,6 +66,12 @@ def check_file(path: Path, wanted: str) -> None:
         raise RequestError(f"{path}: no such file; give {wanted}")
 
 
+def split_key(path: Path) -> tuple[Path, str | None]:
+    """The file and the key of FILE:KEY, which names one of several sets of weights in a checkpoint; None for FILE."""
+    file, _, key = str(path).rpartition(":")
+    return (Path(file), key) if file and not path.exists() and Path(file).is_file() else (path, None)
+
+
 def refuse_lost_recipe(folder: Path, compared: bool = False) -> None:
     """Raise a RequestError if a folder without a recipe holds other files of a run, which would be overwritten.
 

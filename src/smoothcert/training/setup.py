@@ -108,8 +108,10 @@ def set_up(
     if next(model.parameters(), None) is None:
         raise RequestError(f"model: {recipe.model} has no parameters to train; give a network that has some")
     init = options.get("init")
-    source: Mapping[str, str] | None = None if init is None else load_initial_weights(model, init, recipe.model)
     on_note: Callable[[str], None] = options.get("on_note", lambda text: None)
+    source: Mapping[str, str] | None = None
+    if init is not None:
+        source = load_initial_weights(model, init, recipe.model, on_note if group.leads else lambda text: None)
     if (text := sigma_warning(recipe.sigma)) is not None:
         on_note(text)
     with alone(folder / METRICS, "choose another --out") if group.leads else nullcontext():
