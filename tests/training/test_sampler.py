@@ -174,27 +174,27 @@ def test_votes_belong_to_their_images(tiny_data: ImageData, monkeypatch: pytest.
     assert 0 < int(right.sum()) < 256
 
 
-@pytest.mark.parametrize("interrupted_in", [START, START + 1, START + EVERY])
 def test_resumed_run_equals_uninterrupted_run(
     recorded: tuple[Path, list[dict[str, Any]]],
     tiny_data: ImageData,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    interrupted_in: int,
 ) -> None:
-    """Interrupted in an epoch of an evaluation, or between two of them."""
+    """Interrupted in each epoch of an evaluation, and between the two."""
     whole, _ = recorded
     monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
+    for interrupted_in in (START, START + 1, START + EVERY):
 
-    def interrupt(status: TrainingStatus) -> None:
-        if status.epoch == interrupted_in:
-            raise KeyboardInterrupt
+        def interrupt(status: TrainingStatus, epoch: int = interrupted_in) -> None:
+            if status.epoch == epoch:
+                raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        train(weighted_recipe(), tiny_data, tmp_path / "run", device="cpu", on_progress=interrupt)
-    state = load_state(tmp_path / "run")
-    assert state is not None
-    assert (state.epoch, state.sampler is None) == (interrupted_in, interrupted_in <= START)
+        resume = interrupted_in > START
+        with pytest.raises(KeyboardInterrupt):
+            train(weighted_recipe(), tiny_data, tmp_path / "run", device="cpu", on_progress=interrupt, resume=resume)
+        state = load_state(tmp_path / "run")
+        assert state is not None
+        assert (state.epoch, state.sampler is None) == (interrupted_in, interrupted_in <= START)
     train(weighted_recipe(), tiny_data, tmp_path / "run", device="cpu", resume=True)
     assert digest(tmp_path / "run") == digest(whole)
     assert without_times(metrics(tmp_path / "run")) == without_times(metrics(whole))
