@@ -17,6 +17,8 @@ import torch
 CONTEXT = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
 LOADED = ["pytest", "scipy.stats", "torch._dynamo", "smoothcert.cli", "smoothcert.training.loop"]
 CONTEXT.set_forkserver_preload([*LOADED, "smoothcert.certification.certify_dataset"])
+PATIENCE = 300
+"""Seconds after which a process counts as hung: far more than a busy machine takes."""
 
 
 def free_port() -> int:
@@ -36,7 +38,7 @@ def start_process(function: Callable[..., Any], *arguments: object, **environmen
 
 def kill_when(condition: Callable[[], bool], function: Callable[..., Any], *arguments: object) -> None:
     """Start `function` in a new process, and kill the process as soon as `condition` holds."""
-    victim, deadline = start_process(function, *arguments), time.monotonic() + 120
+    victim, deadline = start_process(function, *arguments), time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline
         assert victim.is_alive()
@@ -59,7 +61,7 @@ def run_together(function: Callable[..., Any], *arguments: object, count: int = 
         ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
         done = [pool.submit(_call, dict(os.environ) | shared | rank, function, arguments) for rank in ranks]
         try:
-            return [each.result(timeout=120) for each in done]
+            return [each.result(timeout=PATIENCE) for each in done]
         except TimeoutError:
             for process in list(pool._processes.values()):
                 process.kill()  # leaving the pool would wait for them forever

@@ -343,26 +343,26 @@ def test_import_then_certify(run_cli: Cli, tmp_path: Path, trained_run: Path, mo
 
 def test_rules_from_the_command_line(run_cli: Cli, run: Path) -> None:
     """Each rule writes a file of its own name; the votes it spent are said."""
-    fixed = ("certify", run, "--n", 1000, "--max-images", 4, "--seed", 1, "--device", "cpu")
-    code, out, _ = run_cli(*fixed, "--until-radius", 0.25)
+    few = ("certify", run, "--max-images", 4, "--seed", 1, "--device", "cpu")
+    code, out, _ = run_cli(*few, "--n", 1000, "--until-radius", 0.25)
     assert code == 0
     assert "times fewer than n each" in out
     rows = read_certificates(run / "certificates" / "test-n1000-radii.tsv").rows
     assert all(row.certificate.radius in (0.0, pytest.approx(0.25)) for row in rows)
     for options, name in (
         (("--radii", "0.1,0.2", "--name", "grid"), "grid"),
-        (("--radius-loss", 0.2), "test-n1000-loss"),
-        (("--label-aware",), "test-n1000-label-aware"),
-        (("--bound", "two-sided"), "test-n1000-two-sided"),
-        (("--sound",), "test-n1000-sound"),
-        (("--noise", "laplace"), "test-n1000-laplace"),
-        (("--shard", "2/2"), "test-n1000-shard2of2"),
+        (("--radius-loss", 0.2), "test-n250-loss"),
+        (("--label-aware",), "test-n250-label-aware"),
+        (("--bound", "two-sided"), "test-n250-two-sided"),
+        (("--sound",), "test-n250-sound"),
+        (("--noise", "laplace"), "test-n250-laplace"),
+        (("--shard", "2/2"), "test-n250-shard2of2"),
     ):
-        code, _, err = run_cli(*fixed, *options)
+        code, _, err = run_cli(*few, "--n", 250, *options)
         assert (code, err) == (0, "")
         assert (run / "certificates" / f"{name}.tsv").exists()
-    assert [r.index for r in read_certificates(run / "certificates/test-n1000-shard2of2.tsv").rows] == [1, 3]
-    names = ("test-n1000-radii", "test-n1000-loss", "test-n1000-label-aware", "test-n1000-sound", "test-n1000-laplace")
+    assert [r.index for r in read_certificates(run / "certificates/test-n250-shard2of2.tsv").rows] == [1, 3]
+    names = ("test-n1000-radii", "test-n250-loss", "test-n250-label-aware", "test-n250-sound", "test-n250-laplace")
     files = (run / "certificates" / f"{name}.tsv" for name in names)
     code, out, _ = run_cli("report", *files, "--out", run / "report", "--format", "md")
     assert code == 0
@@ -383,7 +383,7 @@ def test_rules_from_the_command_line(run_cli: Cli, run: Path) -> None:
         (("--shard", "x"), "expected i/k"),
         (("--until-radius", 99), "99 can never be certified"),
     ):
-        code, out, err = run_cli(*fixed, *options)
+        code, out, err = run_cli(*few, "--n", 250, *options)
         assert (code, out) == (2, "")
         assert message in err
 
@@ -408,7 +408,7 @@ def test_merge_and_recertify_commands(run_cli: Cli, run: Path, tmp_path: Path) -
 
 def test_attack_command(run_cli: Cli, run: Path) -> None:
     run_cli("certify", run, "--n", 200, "--max-images", 3, "--seed", 1, "--device", "cpu")
-    options = ("--radii", "0.5,3", "--steps", 4, "--num-noise", 4, "--n", 200, "--seed", 1, "--device", "cpu")
+    options = ("--radii", "0.5,3", "--steps", 2, "--num-noise", 2, "--n", 200, "--seed", 1, "--device", "cpu")
     code, out, err = run_cli("attack", run, *options)
     assert (code, err) == (0, "")
     assert "accuracy under attack" in out
@@ -420,7 +420,7 @@ def test_attack_command(run_cli: Cli, run: Path) -> None:
     path.write_text("\n".join("\t".join(c) for c in [lines[0], *rows]) + "\n")
     settings = path.with_suffix(".json")
     settings.write_text(settings.read_text().replace('"n": 200,', f'"n": {votes},'))
-    code, out, err = run_cli("attack", run, *options, "--name", "again", "--radii", "2.75", "--steps", 20)
+    code, out, err = run_cli("attack", run, *options, "--name", "again", "--radii", "2.75", "--steps", 10)
     assert code == 1
     assert "CONTRADICTION: image" in out
     assert "the certificates are wrong" in err

@@ -202,27 +202,27 @@ def test_each_row_has_its_own_noise_whichever_process_counts_it(
     assert torch.equal(counted, torch.cat(expected)[:120])
 
 
-@pytest.mark.parametrize("interrupted_in", [START, START + 1, START + EVERY])
 def test_resumed_run_equals_uninterrupted_run(
     recorded: tuple[Path, list[dict[str, Any]]],
     tiny_data: ImageData,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    interrupted_in: int,
 ) -> None:
-    """Interrupted in an epoch of an evaluation, or between two of them."""
+    """Interrupted in each epoch of an evaluation, and between the two."""
     whole, _ = recorded
     monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
+    for interrupted_in in (START, START + 1, START + EVERY):
 
-    def interrupt(status: TrainingStatus) -> None:
-        if status.epoch == interrupted_in:
-            raise KeyboardInterrupt
+        def interrupt(status: TrainingStatus, epoch: int = interrupted_in) -> None:
+            if status.epoch == epoch:
+                raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        train(weighted_recipe(), tiny_data, tmp_path / "run", device="cpu", on_progress=interrupt)
-    state = load_state(tmp_path / "run")
-    assert state is not None
-    assert (state.epoch, state.sampler is None) == (interrupted_in, interrupted_in <= START)
+        resume = interrupted_in > START
+        with pytest.raises(KeyboardInterrupt):
+            train(weighted_recipe(), tiny_data, tmp_path / "run", device="cpu", on_progress=interrupt, resume=resume)
+        state = load_state(tmp_path / "run")
+        assert state is not None
+        assert (state.epoch, state.sampler is None) == (interrupted_in, interrupted_in <= START)
     train(weighted_recipe(), tiny_data, tmp_path / "run", device="cpu", resume=True)
     assert digest(tmp_path / "run") == digest(whole)
     assert without_times(metrics(tmp_path / "run")) == without_times(metrics(whole))
@@ -298,8 +298,8 @@ def test_evaluation_follows_the_epochs_that_detect_a_dead_start() -> None:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_every_objective_can_be_combined_with_the_sampler(tmp_path: Path, tiny_data: ImageData, objective: str) -> None:
     settings = {"name": "radius-weighted", "start": START, "discard_below": 0.1, "discard_votes": 4, "votes": 0}
-    recipe = weighted_recipe(objective=objective, epochs=4, batch_size=16, sampler=settings)
-    train(recipe, tiny_data.subset(torch.arange(16)), tmp_path / "run", device="cpu")
+    recipe = weighted_recipe(objective=objective, epochs=4, batch_size=8, sampler=settings)
+    train(recipe, tiny_data.subset(torch.arange(8)), tmp_path / "run", device="cpu")
     state = load_state(tmp_path / "run")
     assert state is not None
     assert state.sampler is not None

@@ -1,4 +1,5 @@
 // Runs CUDA kernels on a CPU, slowly: a fiber per thread. Warps and blocks wait for each other where a GPU's would.
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
@@ -26,12 +27,12 @@ struct Place { int x, y; };
 struct Meeting { int arrived = 0; long number = 0; };
 struct Warp : Meeting { uint32_t given[32][6]; };
 struct Block : Meeting { std::vector<uint4> shared; Warp warps[16]; };
-struct Fiber { ucontext_t context; int thread, block; bool done = false; std::vector<char> stack; };
+struct Fiber { ucontext_t context; jmp_buf place; int thread, block; bool started = false, done = false; std::vector<char> stack; };
 
 static constexpr int BLOCK = 512;
 static int columns, rows_of_blocks;
 static Fiber* current;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static std::vector<Block>* blocks_of_grid;
 static std::function<void()> kernel;
 
@@ -39,7 +40,14 @@ inline Block& my_block() { return (*blocks_of_grid)[current->block]; }
 inline Warp& my_warp() { return my_block().warps[current->thread / 32]; }
 inline int my_lane() { return current->thread % 32; }
 inline char* shared_memory() { return (char*)my_block().shared.data(); }
-inline void pause() { swapcontext(&current->context, &scheduler); }
+// Fibers are changed by jumps: swapcontext asks the system twice, which would be most of the time.
+inline void pause() { if (!_setjmp(current->place)) _longjmp(scheduler, 1); }
+inline void resume() {
+    if (_setjmp(scheduler)) return;
+    if (current->started) _longjmp(current->place, 1);
+    current->started = true;
+    setcontext(&current->context);
+}
 inline void meet(Meeting& meeting, int members) {
     const long number = meeting.number;
     if (++meeting.arrived == members) meeting.arrived = 0, meeting.number++;
@@ -128,12 +136,18 @@ static void launch(int width, int height, int shared_bytes, std::function<void()
         fiber.thread = i % BLOCK, fiber.block = i / BLOCK, fiber.stack.resize(32768);
         getcontext(&fiber.context);
         fiber.context.uc_stack.ss_sp = fiber.stack.data(), fiber.context.uc_stack.ss_size = fiber.stack.size();
-        fiber.context.uc_link = &scheduler;
+        fiber.context.uc_link = nullptr;
         makecontext(&fiber.context, run_fiber, 0);
     }
     for (bool running = true; running;) {
         running = false;
-        for (Fiber& fiber : fibers)
-            if (!fiber.done) running = true, current = &fiber, swapcontext(&scheduler, &fiber.context);
+        for (size_t first = 0; first < fibers.size(); first += 32) {
+            const long& meetings = blocks[fibers[first].block].warps[fibers[first].thread / 32].number;
+            for (long before = -1; before != meetings;) {  // a warp goes on until it waits for others
+                before = meetings;
+                for (size_t i = first; i < first + 32; i++)
+                    if (!fibers[i].done) running = true, current = &fibers[i], resume();
+            }
+        }
     }
 }
