@@ -14,6 +14,7 @@ from smoothcert import load
 from smoothcert.analysis.cost import cost_csv, cost_markdown, training_costs
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.io.text import duration
+from smoothcert.io.written_files import refuse_foreign_files
 from smoothcert.papers.rows import paper_runs, published_for
 from smoothcert.report import average_certified_radius, contents, find_certificates, style, write_report
 from smoothcert.training.metrics import METRICS, epochs_in
@@ -349,6 +350,14 @@ def test_rows_of_existing_models_are_those_of_their_certificates() -> None:
                 assert cell == f"{100 * right / len(rows):.1f}% ({low:.1f} to {high:.1f})"
                 checked += 1
     assert checked == 2 * 4 * 3
+
+
+@pytest.mark.parametrize("folder", ["mnist", "mnist-ablations/report-consistency-supp-table4"])
+def test_reports_can_be_written_again(folder: str) -> None:
+    """The manifest knows the files as they are; otherwise the commands of the README refuse to replace them."""
+    files = [path.name for path in (RESULTS / folder).glob("*.*") if path.name.startswith(("report.", "curves."))]
+    assert "report.md" in files
+    refuse_foreign_files(RESULTS / folder, files, force=False)
 
 
 def test_results_are_small() -> None:

@@ -20,6 +20,7 @@ from smoothcert.errors import RequestError
 from smoothcert.models import CifarResNet, Denoised, Normalize, UNet
 from smoothcert.models.precision import at_precision
 from smoothcert.objectives import Denoising, Progress
+from smoothcert.training.checkpoint import tensors_digest
 from smoothcert.training.denoiser import denoiser_recipe, is_built_in_network, load_denoiser
 from smoothcert.training.loop import train
 from smoothcert.training.recipe import TrainRecipe
@@ -225,10 +226,18 @@ def test_train_denoiser_makes_a_run_and_prints_the_next_command(
         "def own(num_classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(784, num_classes))\n"
     )
     other = [*words[:-1], tmp_path / "other", "--classifier", f"{tmp_path / 'own_for_denoiser.py'}:own"]
-    status, output, error = run_cli(*other)
+    weights = nn.Sequential(nn.Flatten(), nn.Linear(784, data.num_classes)).state_dict()
+    torch.save(weights, tmp_path / "weights.pt")
+    status, output, error = run_cli(*other, "--classifier-init", tmp_path / "weights.pt")
     assert status == 0, error
-    status, _, error = run_cli(*shlex.split(output.partition("next: smoothcert ")[2]), *few)
+    assert sc.load(tmp_path / "other").provenance["classifier"]["weights_sha256"] == tensors_digest(weights)
+    certify = shlex.split(output.partition("next: smoothcert ")[2])
+    assert certify[certify.index("--init") + 1] == str(tmp_path / "weights.pt")
+    status, _, error = run_cli(*certify, *few)
     assert status == 0, error
+    status, output, error = run_cli(*other[:-3], tmp_path / "third", *other[-2:])
+    assert status == 0, error
+    assert f"note: weights: as {other[-1]} returns them, without --init" in output
     status, output, _ = run_cli(*words[:-1], tmp_path / "alone")
     assert (status, "next: " in output) == (0, False)
     assert f"in front of a classifier RUN: smoothcert certify RUN --denoiser {tmp_path / 'alone'}" in output
@@ -249,6 +258,10 @@ def test_train_denoiser_makes_a_run_and_prints_the_next_command(
         (["train-denoiser", "--dataset", "mnist-sample", "--sigma", 0.5, "--classifier", "DENOISER", "--out", "NONE"],
          "expected a classifier, got the denoiser"),
         (["train-denoiser", "--dataset", "mnist-sample", "--sigma", -1, "--out", "NONE"], "sigma: expected"),
+        (["train-denoiser", "--dataset", "mnist-sample", "--sigma", 0.5, "--classifier-init", "a.pt", "--out", "NONE"],
+         "--classifier-init: expected --classifier with it"),
+        (["train-denoiser", "--dataset", "mnist-sample", "--sigma", 0.5, "--classifier", "RUN", "--classifier-init",
+          "a.pt", "--out", "NONE"], "--classifier-init: expected none with"),
     ],
 )  # fmt: skip
 def test_wrong_requests_cost_one_line(

@@ -174,7 +174,10 @@ def test_averaged_weights_in_a_checkpoint_are_reported_and_can_be_chosen(tmp_pat
     plain, averaged, loaded = nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(4, 2)
     average = torch.optim.swa_utils.AveragedModel(averaged).state_dict()
     assert "n_averaged" in average
-    for key, other, weights in (("state_dict", "state_dict_ema", averaged.state_dict()), ("model", "model_ema", average)):
+    for key, other, weights in (
+        ("state_dict", "state_dict_ema", averaged.state_dict()),
+        ("model", "model_ema", average),
+    ):
         path = tmp_path / f"{other}.pth"
         torch.save({key: plain.state_dict(), other: weights, "means": {"x": torch.ones(2)}}, path)
         notes: list[str] = []
@@ -194,5 +197,5 @@ def test_a_run_that_started_from_other_weights_of_the_same_file_is_not_continued
     fields: dict[str, Any] = {"model": {}, "optimizer": {}, "recipe": {}, "data": "", "warm_up": 0, "dead_epochs": 0}
     state = State(epoch=0, provenance={"init": recorded}, **fields)
     assert check_source(tmp_path, state, recorded) == recorded
-    with pytest.raises(RequestError, match="started from a.pth, the request is from other weights"):
+    with pytest.raises(RequestError, match=r"started from a\.pth, the request is from other weights"):
         check_source(tmp_path, state, {"file": "a.pth", "sha256": "1"})
