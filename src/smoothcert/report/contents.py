@@ -21,8 +21,15 @@ from smoothcert.report.paired import Comparison, comparisons
 from smoothcert.report.panels import labels_of_runs, panels_of
 from smoothcert.report.protocol import in_l1, is_randomized
 from smoothcert.report.seeds import SeedMean, over_seeds
-from smoothcert.report.summary import Summary, default_radii, implied_l_infinity, refuse_without_images, summarize
-from smoothcert.report.tables import by_sigma, layout, seeds_layout
+from smoothcert.report.summary import (
+    Summary,
+    by_sigma,
+    default_radii,
+    implied_l_infinity,
+    refuse_without_images,
+    summarize,
+)
+from smoothcert.report.tables import layout, seeds_layout
 
 MOST_RADII, LARGEST_RADIUS = 1_000, 1e6
 DEEPEST = 50

@@ -13,7 +13,8 @@ from smoothcert.report.headline import STATISTICS
 from smoothcert.report.html import html_page
 from smoothcert.report.latex import latex_document
 from smoothcert.report.layout import comma_separated, markdown, terminal
-from smoothcert.report.tables import CAPTION, RANKED, RANKED_SEEDS, SEEDS_CAPTION, by_sigma, intervals_layout
+from smoothcert.report.summary import by_sigma
+from smoothcert.report.tables import CAPTION, RANKED, RANKED_SEEDS, SEEDS_CAPTION, intervals_layout
 
 PUBLISHED_ROWS = "the published row under each run, and the difference: run minus published, accuracies in points"
 

@@ -28,8 +28,8 @@ from smoothcert.report.layout import Layout, comma_separated
 from smoothcert.report.looks import Look, looks_of
 from smoothcert.report.names import dataset_name, meanings_in, network_name
 from smoothcert.report.panels import panels_of
-from smoothcert.report.summary import Summary
-from smoothcert.report.tables import RANKED, RANKED_SEEDS, by_sigma, intervals_layout, layout
+from smoothcert.report.summary import Summary, by_sigma
+from smoothcert.report.tables import RANKED, RANKED_SEEDS, intervals_layout, layout
 from smoothcert.training.run_folder import recipe_of_certificates
 
 if TYPE_CHECKING:

@@ -7,14 +7,13 @@ significant if it exceeds two standard errors.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 
 import numpy as np
 
 from smoothcert.certification.columns import Flags, Floats
 from smoothcert.errors import RequestError
 from smoothcert.report.outcomes import Outcomes, standard_error
-from smoothcert.report.summary import Summary
+from smoothcert.report.summary import Summary, in_groups
 
 SIGNIFICANT = 2.0
 """A difference of more than this many standard errors is significant."""
@@ -117,8 +116,7 @@ def comparisons(summaries: Sequence[Summary], reference: str | None = None) -> l
     names = [summary.name for summary in summaries]
     if reference is not None and reference not in names:
         raise RequestError(f"reference: expected one of {', '.join(names)}, got {reference}; give the name of a run")
-    groups = groupby(sorted(summaries, key=lambda summary: summary.group), key=lambda summary: summary.group)
-    return [_compared(list(members), reference) for _, members in groups]
+    return [_compared(members, reference) for members in in_groups(summaries)]
 
 
 def obstacles(summaries: Sequence[Summary]) -> list[str]:

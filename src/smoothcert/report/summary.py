@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,16 @@ class Summary:
         """The data set, the norm if it is not L2, and what keeps these radii apart from others."""
         data = self.dataset if self.norm == "L2" else f"{self.dataset or 'radii'} in {self.norm}"
         return f"{data or 'radii'}, {self.apart}" if self.apart else data
+
+
+def by_sigma(summaries: Sequence[Summary]) -> list[Summary]:
+    """Sorted by sigma, unknown ones last, then by data set; otherwise in the given order."""
+    return sorted(summaries, key=lambda summary: summary.group)
+
+
+def in_groups(summaries: Sequence[Summary]) -> list[list[Summary]]:
+    """The runs that can be compared, `by_sigma`."""
+    return [list(members) for _, members in groupby(by_sigma(summaries), key=lambda summary: summary.group)]
 
 
 def average_certified_radius(rows: Sequence[CertifiedImage]) -> float:
