@@ -26,7 +26,6 @@ from smoothcert.report.summary import (
     by_sigma,
     default_radii,
     implied_l_infinity,
-    refuse_without_images,
     summarize,
 )
 from smoothcert.report.tables import layout, seeds_layout
@@ -218,7 +217,6 @@ def cut_to_shared_images(files: Files) -> Files:
     keys = [(*(file.settings.get(key) for key in ("sigma", "dataset", "split")), in_l1(file)) for _, file in files]
     shared: dict[object, set[int]] = {}
     for key, (_, file) in zip(keys, files, strict=True):
-        refuse_without_images(file)
         indices = set(file.columns.index.tolist())
         shared[key] = shared.get(key, indices) & indices
     return [

@@ -10,7 +10,7 @@ import numpy as np
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.certification.columns import Columns, Flags, Floats, Integers
 from smoothcert.io.text import one_line
-from smoothcert.report.html_data import in_steps
+from smoothcert.report.html_data import class_name, in_steps
 from smoothcert.report.summary import Summary
 from smoothcert.smoothing.certificate import ABSTAIN
 
@@ -136,7 +136,7 @@ def _outcomes(
         radii = in_steps(columns.radius[chosen], 1000) / 1000
         cells = (columns.index[chosen], columns.predict[chosen], columns.correct[chosen], radii)
         for index, predict, correct, radius in zip(*(column.tolist() for column in cells), strict=True):
-            name = None if predict == ABSTAIN else _class_name(predict, pictures)
+            name = None if predict == ABSTAIN else class_name(predict, pictures.class_names)
             outcomes[index].append([number, name, correct, radius])
     return outcomes
 
@@ -164,21 +164,16 @@ def _checked(answer: Pictures | str, rows: Sequence[CertifiedImage], classes: ob
     return OTHER_LABELS
 
 
-def _class_name(number: int, pictures: Pictures) -> str:
-    known = 0 <= number < len(pictures.class_names)
-    return one_line(pictures.class_names[number]) if known else str(number)
-
-
 def _card(
     row: CertifiedImage, pictures: Pictures, source: Source, numbers: Mapping[tuple[Source, int], int]
 ) -> dict[str, Any]:
     """One image as the page shows it; its outcome is in the data of its group."""
-    certificate = row.certificate
+    certificate, names = row.certificate, pictures.class_names
     return {
         "index": row.index,
-        "label": _class_name(row.label, pictures),
+        "label": class_name(row.label, names),
         "n": certificate.n,
-        "votes": [[_class_name(k, pictures), count, k == row.label] for k, count in certificate.votes[:_TOP_VOTES]],
+        "votes": [[class_name(k, names), count, k == row.label] for k, count in certificate.votes[:_TOP_VOTES]],
         "picture": numbers.get((source, row.index)) if row.index in pictures.files else None,
     }
 

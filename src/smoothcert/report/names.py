@@ -68,11 +68,8 @@ class NamedRun:
         if self.method is None:
             return None
         adversarial = self.method == "consistency" and self._objective.get("adversary")
-        return f"{'SmoothAdv + ' if adversarial else ''}{METHODS.get(_letters(self.method), one_line(self.method))}"
-
-    @property
-    def ending(self) -> str:
-        return ", one-step" if self._objective.get("one_step") else ""
+        letters = self.method.lower().replace("-", "").replace("_", "")  # others may write "CAT-RS"
+        return f"{'SmoothAdv + ' if adversarial else ''}{METHODS.get(letters, one_line(self.method))}"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -93,12 +90,8 @@ class NamedRun:
         settings = self.settings
         shown = [key for key in dict.fromkeys(("eta", *keys)) if key in settings and key != "one_step"]
         details = ", ".join(setting_text(key, settings[key]) for key in shown)
-        return f"{self.title}{f' ({details})' if details else ''}{self.ending}"
-
-
-def _letters(method: str) -> str:
-    """The name of a method as others may write it, as in "CAT-RS", as a key of METHODS."""
-    return method.lower().replace("-", "").replace("_", "")
+        ending = ", one-step" if settings.get("one_step") else ""
+        return f"{self.title}{f' ({details})' if details else ''}{ending}"
 
 
 def setting_name(key: str) -> str:
@@ -120,11 +113,8 @@ def setting_text(key: str, value: object) -> str:
     name = setting_name(key)
     if value is None or isinstance(value, bool):
         return name if value else f"no {name}"
-    return (
-        f"{name} = {value:g}"
-        if isinstance(value, int | float)
-        else f"{name} = {VALUES.get(str(value), one_line(value))}"
-    )
+    shown = f"{value:g}" if isinstance(value, int | float) else VALUES.get(str(value), one_line(value))
+    return f"{name} = {shown}"
 
 
 def meanings_in(texts: Iterable[str]) -> list[str]:

@@ -198,7 +198,10 @@ def _shared_count(file: CertificatesFile, key: str, counts: set[int]) -> int | N
 
 def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summary:
     """All numbers of `file`, with the certified accuracy at each of `radii`. A file without rows is refused."""
-    refuse_without_images(file)
+    if not file.rows:
+        raise RequestError(
+            f"{file.path}: expected at least one certified image, got none; continue with `smoothcert certify RUN`"
+        )
     columns, settings = file.columns, file.settings
     counted = columns.counted_radii
     radii_of_all = np.concatenate([counted, np.zeros(len(columns) - len(counted))])
@@ -228,13 +231,6 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         protocol=protocol_of(file, n, alpha),
         recipe=run_recipe(file.path),
     )
-
-
-def refuse_without_images(file: CertificatesFile) -> None:
-    if not file.rows:
-        raise RequestError(
-            f"{file.path}: expected at least one certified image, got none; continue with `smoothcert certify RUN`"
-        )
 
 
 def implied_l_infinity(summary: Summary) -> float | None:
