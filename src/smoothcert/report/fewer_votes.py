@@ -30,7 +30,7 @@ def acr_at_fewer_votes(file: CertificatesFile, n: int) -> float | None:
     settings, columns = file.settings, file.columns
     counts = set(columns.n.tolist())
     sigma, alpha = settings.get("sigma"), settings.get("alpha")
-    unusual = any(settings.get(key) for key in ("radii", "radius_loss", "label_aware", "sound"))
+    unusual = any(settings.get(key) for key in ("cascade", "radii", "radius_loss", "label_aware", "sound"))
     if unusual or bound_of(file) != ONE_SIDED or sigma is None or alpha is None or len(counts) != 1:
         return None
     (votes,) = counts

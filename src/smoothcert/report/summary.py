@@ -98,8 +98,11 @@ class Summary:
 
     @property
     def at_ceiling(self) -> float | None:
-        """The share of images whose n votes all go to their label: their radius is `ceiling`, whatever the network."""
-        stored = self.ceiling is not None and self.file.columns.n.any()
+        """The share of images whose n votes all go to their label: their radius is `ceiling`, whatever the network.
+
+        None without votes, and for a cascade, whose later stages have smaller radii.
+        """
+        stored = self.ceiling is not None and self.file.columns.n.any() and not self.file.settings.get("cascade")
         return float(self.outcomes.unanimous.mean()) if stored else None
 
     @property
