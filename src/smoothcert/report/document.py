@@ -27,10 +27,6 @@ def _items(notes: Iterable[tuple[str, Sequence[str]]]) -> str:
     )
 
 
-def _warnings(contents: Contents) -> str:
-    return f"\n{_items(contents.warnings.items())}" if contents.warnings else ""
-
-
 def _comparison(contents: Contents) -> str:
     """The Markdown section on the differences from the paper; empty where nothing is compared."""
     if not contents.published:
@@ -72,6 +68,7 @@ def _paragraphs(sentences: Sequence[str]) -> str:
 
 def markdown_page(contents: Contents) -> str:
     """The report as one Markdown page: the result in words, the table, then the details."""
+    warnings = f"\n{_items(contents.warnings.items())}" if contents.warnings else ""
     return (
         f"# {escape_markdown(contents.title)}\n\n"
         f"{_paragraphs(contents.headlines)}"
@@ -80,7 +77,7 @@ def markdown_page(contents: Contents) -> str:
         "radius of at least that (at 0: correctly, without abstaining); a dash for radii that n votes cannot show. "
         f"ACR: average certified radius, 0 where wrong or abstained. Bold: {RANKED}.\n\n"
         f"{_paragraphs(constant_sentences(contents.comparisons))}{STATISTICS}\n"
-        f"{_warnings(contents)}{_comparison(contents)}{_seeds(contents)}{_figures(contents.pictures)}\n"
+        f"{warnings}{_comparison(contents)}{_seeds(contents)}{_figures(contents.pictures)}\n"
         "## How each run was certified\n\n"
         f"{_items((s.in_words, [s.name]) for s in by_sigma(contents.summaries))}\n"
         "## 95% confidence intervals\n\n"

@@ -8,7 +8,6 @@ from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar
 
-from smoothcert.errors import RequestError
 from smoothcert.report.comparison import Published, minus, published_below
 from smoothcert.report.further_tables import csv_columns
 from smoothcert.report.layout import UNKNOWN, Column, Layout, Row, Value, decimals_needed
@@ -234,9 +233,6 @@ def layout(
     `comparisons` say which runs are significantly the best; without them no cell is marked. `labels` are the names that
     the methods of runs have in figures.
     """
-    if not summaries:
-        raise RequestError("expected at least one run to tabulate, got none; give run folders or certificates files")
-
     published = {s.name: published[s.name] for s in summaries if s.name in published}
     published_of = (lambda summary: published.get(summary.name)) if published else None
     best = {(b.name, b.radius) for c in comparisons for b in c.best if b.significant}
