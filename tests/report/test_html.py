@@ -82,7 +82,8 @@ def file(rows: Sequence[CertifiedImage] | None = None, **settings: object) -> Ce
 
 
 def page(*runs: tuple[str, CertificatesFile], title: str = "Title", gallery: Gallery | None = None, **more: Any) -> str:
-    return html_page(Contents(title, [summarize(run, name, RADII) for name, run in runs], gallery=gallery, **more))
+    summaries = [summarize(run, name, RADII) for name, run in runs]
+    return html_page(Contents(title, summaries, gallery=gallery, comparisons=comparisons(summaries), **more))
 
 
 def embedded(text: str) -> dict[str, Any]:
@@ -346,7 +347,7 @@ def test_lone_surrogates_are_escaped(tmp_path: Path) -> None:
 def test_the_page_says_what_it_is_about_and_its_result_in_words() -> None:
     runs = [("a", file(model="lenet")), ("b", file(model="lenet", objective="smoothmix"))]
     summaries = [summarize(run, name, RADII) for name, run in runs]
-    text = html_page(Contents("Title", summaries), datetime.date(2026, 3, 5))
+    text = html_page(Contents("Title", summaries, comparisons=comparisons(summaries)), datetime.date(2026, 3, 5))
     (about,) = re.findall(r'<p class="about">(.*?)</p>', text)
     assert re.findall("<span>(.*?)</span>", about) == [
         *("MNIST", "LeNet", "L2 radii", "10 images", "n = 1,000 votes", "α = 0.001", "5 March 2026")
@@ -359,7 +360,8 @@ def test_the_page_says_what_it_is_about_and_its_result_in_words() -> None:
 
 def test_the_csv_file_can_be_downloaded() -> None:
     summaries = [summarize(file(), "a", RADII)]
-    (link,) = [a for _, a in Seen(html_page(Contents("t", summaries))).elements if a.get("download")]
+    text = html_page(Contents("t", summaries, comparisons=comparisons(summaries)))
+    (link,) = [a for _, a in Seen(text).elements if a.get("download")]
     content = base64.b64decode((link["href"] or "").removeprefix("data:text/csv;base64,")).decode()
     assert content == comma_separated(layout(summaries, {}, comparisons(summaries)))
 

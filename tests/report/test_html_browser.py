@@ -13,6 +13,7 @@ from smoothcert.report import Contents, average_certified_radius, certified_accu
 from smoothcert.report.comparison import Published
 from smoothcert.report.html import html_page
 from smoothcert.report.html_gallery import Pictures
+from smoothcert.report.paired import comparisons
 
 from .browser import PROGRAM, Browser
 from .conftest import SETTINGS, image, images
@@ -56,7 +57,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     summaries = [summarize(file, name, (0.0, 0.5)) for name, file in files]
     published = {"run 9": Published("t/1", "C", 0.4, {}, ())}
     path = tmp_path_factory.mktemp("page") / "report.html"
-    contents = Contents("Report", summaries, published=published, gallery=gallery)
+    contents = Contents("Report", summaries, published=published, gallery=gallery, comparisons=comparisons(summaries))
     path.write_text(html_page(contents), encoding="utf-8")
     return path
 

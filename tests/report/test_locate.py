@@ -43,12 +43,16 @@ def test_a_folder_of_runs_is_all_that_are_certified(make_run: MakeRun, field_fil
     assert find_certificates([b, a.parent]) == expected[::-1], "named once"
 
 
-def test_a_report_among_runs_is_skipped_and_alone_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_report_among_runs_is_skipped_and_reports_alone_are_refused(make_run: MakeRun, tmp_path: Path) -> None:
     run, report = make_run("run"), tmp_path / "report"
     write_files(report, {"report.md": b"text"})
     assert [name for name, _ in find_certificates([report, run])] == ["run"]
     with pytest.raises(RequestError, match="expected a run folder"):
         find_certificates([report])
+    other = tmp_path / "other"
+    write_files(other, {"report.md": b"text"})
+    with pytest.raises(RequestError, match="expected a run folder"):
+        find_certificates([report, other])
 
 
 def test_a_file_next_to_runs_does_not_hide_them(make_run: MakeRun) -> None:

@@ -182,6 +182,18 @@ def test_the_best_run_needs_a_significant_lead_over_every_other() -> None:
     assert (best.name, best.second, best.significant) == ("high", "same", False)
 
 
+def test_a_cascade_has_neither_acr_at_fewer_votes_nor_a_share_at_the_ceiling() -> None:
+    """The second image was answered by the stage of the smaller sigma: all its votes agree, at a smaller radius."""
+    first = image(0, 1, 1, 2.4)
+    later = Certificate(2, 0.6, 10, 1000, 1000, ((2, 1000),), (((1, 500), (2, 500)),))
+    run = summary_of([first, CertifiedImage(1, 2, later, 0.5)], sigma=1.0, cascade=[1.0, 0.25])
+    assert run.ceiling is not None
+    assert run.ceiling > 0.6
+    assert run.at_ceiling is None
+    assert not run.limited_by_n
+    assert run.acr_at == {1_000: None, 10_000: None}
+
+
 def test_only_images_whose_votes_all_go_to_their_label_are_at_the_ceiling() -> None:
     """One tenth of the images is enough to say that n limits the result."""
     counts = [1000, *[999] * 8]

@@ -238,11 +238,6 @@ def test_decimals_needed(numbers: list[float], expected: int) -> None:
     assert decimals_needed(numbers) == expected
 
 
-def test_nothing_to_tabulate() -> None:
-    with pytest.raises(RequestError, match="at least one run"):
-        layout([])
-
-
 def test_csv_of_a_report_against_the_certificates(make_run: MakeRun, field_file: Path, tmp_path: Path) -> None:
     many = [image(i, i % 3, i % 2, (i * 37 % 100) / 90) for i in range(97)]
     runs = [make_run("late", many, sigma=1.0), make_run("early", objective=None), field_file]

@@ -148,15 +148,12 @@ def load_subjects(
     images = with_known_classes(images, runs[0].spec.class_names)
     for run in runs:
         run.refuse_other_images(images)
-    names = distinct_names(folders)
-    recipes = {name: run.recipe.model_dump(mode="json") for name, run in zip(names, runs, strict=True)}
-    named = [
-        NamedRun(name, run.recipe.method, recipes[name], (level, "")) for name, run in zip(names, runs, strict=True)
-    ]
-    labels = labels_of(named)
+    named = dict(zip(distinct_names(folders), runs, strict=True))
+    recipes = {name: run.recipe.model_dump(mode="json") for name, run in named.items()}
+    labels = labels_of([NamedRun(name, run.recipe.method, recipes[name], (level, "")) for name, run in named.items()])
     ready = tuple(
         Subject(name, at_precision(run.model, "fp32", device, run.spec.shape), labels[name])
-        for name, run in zip(names, runs, strict=True)
+        for name, run in named.items()
     )
     return Subjects(ready, images, NOISES[first.noise](level), device, shared_network(recipes.values()))
 

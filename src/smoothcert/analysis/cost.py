@@ -18,6 +18,7 @@ from smoothcert.objectives import Adversary, NoiseAttack
 from smoothcert.papers.presets import preset
 from smoothcert.papers.tables import paper_table
 from smoothcert.report.layout import UNKNOWN
+from smoothcert.report.summary import average_certified_radius
 from smoothcert.training.metrics import METRICS, read_epochs
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe
 from smoothcert.training.run_folder import CERTIFICATES, RECIPE, runs_in
@@ -157,8 +158,9 @@ def _certified(folder: Path, sigma: float) -> tuple[float | None, int | None]:
         and not file.settings.get("label_aware")
     ]
     plainest = max(plain_files, key=lambda file: (len(file.rows), -len(stem(file.path))), default=None)
-    rows = () if plainest is None else plainest.rows
-    return (sum(row.radius_if_correct for row in rows) / len(rows), len(rows)) if rows else (None, None)
+    if plainest is None or not plainest.rows:
+        return None, None
+    return average_certified_radius(plainest.rows), len(plainest.rows)
 
 
 def _published(recipe: TrainRecipe) -> dict[str, str] | None:

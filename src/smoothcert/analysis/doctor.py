@@ -134,10 +134,12 @@ def doctor(
         raise RequestError(f"images: expected at least 1, got {images}")
     inputs, labels, about = _gather(data, images)
     device = device_of(classifier) or find_device(device)
-    examined = Examined(classifier, inputs.to(device), labels.to(device), 0)
-    examined = replace(
-        examined,
-        outputs=_outputs(examined, subject.name),
+    inputs, labels = inputs.to(device), labels.to(device)
+    examined = Examined(
+        classifier,
+        inputs,
+        labels,
+        outputs=_outputs(classifier, inputs[:2], labels, subject.name),
         class_names=getattr(about, "class_names", None),
         num_classes=getattr(about, "num_classes", None),
         normalization=getattr(about, "normalization", None),
@@ -212,9 +214,8 @@ def _noisy_classes(examined: Examined, sigma: float, seed: int) -> dict[float, T
     return {level: examined.logits(examined.images + level * noise).argmax(1) for level in levels}
 
 
-def _outputs(examined: Examined, name: str) -> int:
+def _outputs(classifier: Classifier, images: Tensor, labels: Tensor, name: str) -> int:
     """The number of outputs; a model that fails on the images, or that has fewer outputs than labels, is refused."""
-    images, classifier = examined.images[:2], examined.classifier
     try:
         with torch.no_grad(), evaluating(classifier):
             logits = logits_of(classifier(given := images.clone()))
@@ -228,8 +229,8 @@ def _outputs(examined: Examined, name: str) -> int:
         ) from error
     check_logits(logits, len(images))
     refuse_nan(logits)
-    outputs, highest = int(logits.shape[1]), int(examined.labels.max())
-    if highest >= outputs or int(examined.labels.min()) < 0:
+    outputs, highest = int(logits.shape[1]), int(labels.max())
+    if highest >= outputs or int(labels.min()) < 0:
         raise RequestError(
             f"model: {name} has {outputs} outputs, but there are labels up to {highest}; give data of its classes"
         )

@@ -141,7 +141,11 @@ def check_input(examined: Examined) -> tuple[Finding | None, Tensor]:
 def right_in_best_order(examined: Examined, inputs: Tensor) -> Tensor:
     """Whether each input gets its label, bool [n], if the classes were in the order that fits best."""
     classes, labels = examined.logits(inputs).argmax(1).cpu(), examined.labels.cpu()
-    order = best_order(labels, classes, examined.outputs)
+    return right_in_order(best_order(labels, classes, examined.outputs), labels, classes)
+
+
+def right_in_order(order: dict[int, int], labels: Tensor, classes: Tensor) -> Tensor:
+    """Whether each of `classes` is the output of its label in `order`, bool [n]."""
     return classes == torch.tensor([order.get(label, -1) for label in labels.tolist()], dtype=torch.int64)
 
 
@@ -156,8 +160,7 @@ def check_labels_order(examined: Examined, inputs: Tensor) -> Finding | None:
     right = torch.zeros(len(labels), dtype=torch.bool)
     for fitted, tested in (halves, halves[::-1]):
         order = best_order(labels[fitted], classes[fitted], examined.outputs)
-        expected = torch.tensor([order.get(label, -1) for label in labels[tested].tolist()], dtype=torch.int64)
-        right[tested] = classes[tested] == expected
+        right[tested] = right_in_order(order, labels[tested], classes[tested])
     # A network that is not trained also fits some order better than the given one, but none of them well.
     if not clearly_better(right, classes == labels, 0.2) or right.float().mean() < 0.5:
         return None

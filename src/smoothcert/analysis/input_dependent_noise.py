@@ -11,14 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from scipy import special, stats
 
+from smoothcert.certification.columns import Floats
 from smoothcert.errors import RequestError
 from smoothcert.io.text import csv_text
 from smoothcert.report.style import FIRST, GREY, SECOND, legend_below, one_panel
 
-Floats = NDArray[np.float64]
 SMALLEST_SHOWN = 1e-12
 """The lower end of the figure's axis; the CSV file has every digit."""
 LARGEST_DIMENSION = 10**9

@@ -1,14 +1,14 @@
 """The straight line from an image to its unrestricted adversarial example (figure 2 of
 https://arxiv.org/abs/2111.09277): the confidence of the smoothed classifier on the way, and the images."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from torch import Tensor
 
 from smoothcert.analysis.compared_runs import (
@@ -19,6 +19,7 @@ from smoothcert.analysis.compared_runs import (
     refuse_wrong_count,
     smoothed,
 )
+from smoothcert.certification.columns import Floats
 from smoothcert.io.text import csv_text
 from smoothcert.report.style import (
     AXIS_SIZE,
@@ -33,9 +34,6 @@ from smoothcert.report.style import (
     quiet_axes,
 )
 
-Style = str | tuple[float, Sequence[float]]
-
-Floats = NDArray[np.float64]
 SHOWN = 9
 """Images in the strip."""
 
@@ -219,7 +217,7 @@ def _draw_curves(axes: Axes, whole: Interpolation, line: Line, votes: bool) -> N
     axes.set_title(plain(line.label), fontsize=TITLE_SIZE, loc="left")
 
 
-def _draw_class(axes: Axes, whole: Interpolation, line: Line, c: int, name: str, colour: str, style: Style) -> None:
+def _draw_class(axes: Axes, whole: Interpolation, line: Line, c: int, name: str, colour: str, style: Any) -> None:
     """The confidence of a class, labelled at the end at which it is higher."""
     values = line.confidence[:, c]
     axes.plot(whole.ratios, values, color=colour, linestyle=style, linewidth=1.7)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from torch import Tensor
 
 from smoothcert.analysis.compared_runs import Subjects, refuse_wrong_count, refuse_wrong_seed
+from smoothcert.certification.columns import Floats
 from smoothcert.classifier import evaluating
 from smoothcert.io.text import csv_text
 from smoothcert.report.looks import looks_of
@@ -28,7 +28,7 @@ class Margins:
     index: int
     label: int
     sigma: float
-    values: dict[str, NDArray[np.float64]]
+    values: dict[str, Floats]
     """Run -> one margin per noise, float64 [n]; the i-th noise is the same for all runs."""
     labels: Mapping[str, str]
     """Run -> its label in the figure."""

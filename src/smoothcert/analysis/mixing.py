@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from torch import Tensor
 
 from smoothcert.analysis.compared_runs import (
@@ -18,12 +17,12 @@ from smoothcert.analysis.compared_runs import (
     refuse_wrong_count,
     smoothed,
 )
+from smoothcert.certification.columns import Floats
 from smoothcert.errors import RequestError
 from smoothcert.io.text import csv_text
 from smoothcert.report.looks import looks_of
 from smoothcert.report.style import draw_steps, legend_below, one_panel, plain
 
-Floats = NDArray[np.float64]
 GRID = 20
 """Steps of the first search from 0 to 1."""
 HALVINGS = 6

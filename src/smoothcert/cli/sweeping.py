@@ -75,7 +75,7 @@ def sweep(
     from smoothcert.distributed import find_device
     from smoothcert.objectives import is_built_in
     from smoothcert.papers.reproduce.run_state import Resources, with_estimate
-    from smoothcert.papers.reproduce.work import finish_runs
+    from smoothcert.papers.reproduce.work import failures_in_words, finish_runs
 
     where = find_device(device)
     runs = [with_estimate(run, data, where) for run in plan_runs(recipes, out, (n, skip, max_images), load)]
@@ -90,12 +90,10 @@ def sweep(
     if at_once > 1 and where.type == "cpu" and not all(is_built_in(chosen.objective) for chosen in recipes.values()):
         raise RequestError(f"--jobs: expected 1 on a CPU with an objective of your own, got {at_once}; leave it out")
     resources = Resources(data=data, device=device, jobs=at_once)
-    failed = {run.folder: run.problem for run in runs if run.problem is not None}
-    failed |= finish_runs([run for run in runs if run.folder not in failed], resources, console)
+    failed = finish_runs(runs, resources, console)
     show_report([run for run in runs if run.folder not in failed], out / "report", data)
     if failed:
-        reasons = "; ".join(f"{folder.name}: {reason}" for folder, reason in failed.items())
-        raise WorkError(f"{len(failed)} of {len(runs)} runs failed, the same command tries them again ({reasons})")
+        raise WorkError(failures_in_words(failed, len(runs)))
 
 
 def parse_grid(overrides: Sequence[str]) -> dict[str, list[str]]:

@@ -1,12 +1,12 @@
 """Tables, figures and pages from certificates files. Reads only those: no model, no checkpoint, no forward pass."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smoothcert.errors import RequestError
 from smoothcert.io.written_files import refuse_foreign_files, write_files
@@ -17,9 +17,6 @@ from smoothcert.report.figures import PICTURE_FORMATS, STORED_AS, digest_of, dig
 from smoothcert.report.locate import find_certificates
 from smoothcert.report.notebook import report
 from smoothcert.report.summary import Summary, average_certified_radius, certified_accuracy, summarize
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = [
     "FORMATS",
@@ -57,7 +54,6 @@ def write_report(
     paths: Sequence[Path],
     out: Path,
     formats: Sequence[str] = ("md", "csv", "tex", "png"),
-    radii: Sequence[float] | None = None,
     *,
     choices: Choices = Choices(),
     force: bool = False,
@@ -85,8 +81,7 @@ def write_report(
         raise RequestError(f"expected report formats out of {', '.join(FORMATS)}, got {given}; choose from these")
     refuse_foreign_files(out, (), force)  # a file in place of the folder, before anything is drawn
     formats = list(dict.fromkeys(formats))
-    chosen = replace(choices, radii=choices.radii if radii is None else radii, **changes)
-    contents = read_contents(paths, chosen)
+    contents = read_contents(paths, replace(choices, **changes))
     pictures, digests = _drawn(contents, [kind for kind in formats if kind in PICTURE_FORMATS])
     contents = replace(contents, pictures={name: file for name, file in pictures.items() if file is not None})
     texts = {name: text for kind in formats if kind in TEXTS for name, text in TEXTS[kind](contents).items()}
@@ -106,14 +101,11 @@ def _drawn(contents: Contents, kinds: Sequence[str]) -> tuple[dict[str, bytes | 
 
     pictures: dict[str, bytes | None] = {}
     digests: dict[str, str] = {}
-
-    def noted(name: str, draw: Callable[[], "Figure | None"]) -> "Figure | None":
-        figure = draw()
-        digests.update({} if figure is None else {name: digest_of(figure)})
-        return figure
-
     for name, draw in figures_of(contents).items():
-        pictures |= pictures_of(name, partial(noted, name, draw), kinds)
+        draw_once = cache(draw)
+        pictures |= pictures_of(name, draw_once, kinds)
+        if (figure := draw_once()) is not None:
+            digests[name] = digest_of(figure)
     return pictures, digests
 
 

@@ -85,19 +85,14 @@ def _picture_differences(folder: Path, contents: Contents, files: Sequence[str])
 
     Reports of earlier versions do not record what their figures show; of these only changes of the files are found.
     """
-    shown = digests_stored_in(folder)
+    shown, names = digests_stored_in(folder), {file: file.rpartition(".")[0] for file in files}
     draw = figures_of(contents) if files else {}
-    digests = {}
-    for file in files:
-        name = file.rpartition(".")[0]
+    figures = {name: draw[name]() for name in dict.fromkeys(names.values()) if name in shown}
+    digests = {name: None if figure is None else digest_of(figure) for name, figure in figures.items()}
+    for file, name in names.items():
         if not is_as_written(folder, file):
             yield f"{file}: is not the file that smoothcert wrote"
-        if name not in shown:
-            continue
-        if name not in digests:
-            figure = draw[name]()
-            digests[name] = None if figure is None else digest_of(figure)
-        if digests[name] != shown[name]:
+        if name in shown and digests[name] != shown[name]:
             yield f"{file}: shows other numbers than the certificates give"
 
 

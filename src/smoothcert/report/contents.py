@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from smoothcert.certification.certificates import CertificatesFile, read_certificates
@@ -13,15 +14,21 @@ from smoothcert.report.described import Description, describe
 from smoothcert.report.headline import headlines
 from smoothcert.report.html_gallery import Gallery
 from smoothcert.report.hyperparameters import Sweep, sweeps, with_hyperparameters
-from smoothcert.report.layout import MOST_DECIMALS
+from smoothcert.report.layout import MOST_DECIMALS, Layout
 from smoothcert.report.locate import find_certificates
 from smoothcert.report.metrics import TrainedRun, read_run, training_runs
 from smoothcert.report.paired import Comparison, comparisons
 from smoothcert.report.panels import labels_of_runs, panels_of
 from smoothcert.report.protocol import in_l1, is_randomized
 from smoothcert.report.seeds import SeedMean, over_seeds
-from smoothcert.report.summary import Summary, default_radii, implied_l_infinity, refuse_without_images, summarize
-from smoothcert.report.tables import by_sigma
+from smoothcert.report.summary import (
+    Summary,
+    by_sigma,
+    default_radii,
+    implied_l_infinity,
+    summarize,
+)
+from smoothcert.report.tables import layout, seeds_layout
 
 MOST_RADII, LARGEST_RADIUS = 1_000, 1e6
 DEEPEST = 50
@@ -86,10 +93,30 @@ class Contents:
         """The paper's table that runs are compared with."""
         return ", ".join(dict.fromkeys(row.table for row in self.published.values()))
 
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """Name of a run -> its label in figures."""
+        return labels_of_runs(panels_of(self.summaries))
+
     @property
     def headlines(self) -> list[str]:
         """The result in words, one paragraph per comparison, with the names of runs that figures have."""
-        return headlines(self.comparisons, labels_of_runs(panels_of(self.summaries)))
+        return headlines(self.comparisons, self.labels)
+
+    @cached_property
+    def table(self) -> Layout:
+        """The table of the runs."""
+        return layout(self.summaries, self.published, self.comparisons)
+
+    @cached_property
+    def seeds_table(self) -> Layout | None:
+        """The table of the means over seeds; None without any."""
+        return seeds_layout(self.seeds, self.published) if self.seeds else None
+
+    @property
+    def hyperparameters(self) -> set[str]:
+        """The keys of the hyper-parameters that the table has columns for."""
+        return {key for summary in self.summaries for key in summary.hyperparameters}
 
 
 def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
@@ -190,7 +217,6 @@ def cut_to_shared_images(files: Files) -> Files:
     keys = [(*(file.settings.get(key) for key in ("sigma", "dataset", "split")), in_l1(file)) for _, file in files]
     shared: dict[object, set[int]] = {}
     for key, (_, file) in zip(keys, files, strict=True):
-        refuse_without_images(file)
         indices = set(file.columns.index.tolist())
         shared[key] = shared.get(key, indices) & indices
     return [

@@ -19,16 +19,14 @@ _COUNTS = ("n", "n0")
 
 def parse_description(text: str) -> dict[str, str]:
     """`name=CAT-RS,sigma=0.5` as a mapping; unknown keys and missing values are a RequestError."""
-    pairs = [part.partition("=") for part in text.split(",")]
-    wrong = [
-        part for part, (key, sign, value) in zip(text.split(","), pairs, strict=True) if not (key and sign and value)
-    ]
-    if wrong:
-        raise RequestError(f'--as: expected KEY=VALUE,... such as "name=CAT-RS,sigma=0.5", got "{wrong[0][:60]}"')
-    given = {key.strip(): value.strip() for key, _, value in pairs}
-    for key in given:
+    given: dict[str, str] = {}
+    for part in text.split(","):
+        key, _, value = (piece.strip() for piece in part.partition("="))
+        if not key or not value:
+            raise RequestError(f'--as: expected KEY=VALUE,... such as "name=CAT-RS,sigma=0.5", got "{part[:60]}"')
         if key not in KEYS:
             raise RequestError(f"--as: expected keys out of {', '.join(KEYS)}, got '{key}'; {did_you_mean(key, KEYS)}")
+        given[key] = value
     return given
 
 
@@ -79,9 +77,7 @@ def _place(files: Sequence[Named], free: Sequence[int], description: Description
 
 def _settings(description: Description) -> dict[str, Any]:
     settings: dict[str, Any] = {key: description[key] for key in KEYS[2:] if key in description}
-    for key in (*_NUMBERS, *_COUNTS):
-        if key in settings:
-            settings[key] = _number(key, settings[key])
+    settings |= {key: _number(key, settings[key]) for key in (*_NUMBERS, *_COUNTS) if key in settings}
     if "method" in settings:
         settings["objective"] = settings.pop("method")
     return settings

@@ -22,6 +22,7 @@ from scipy.special import ndtri
 from smoothcert.certification.columns import Floats
 from smoothcert.report.looks import Look, looks_of
 from smoothcert.report.panels import panels_of, scope_text
+from smoothcert.report.protocol import noise_of
 from smoothcert.report.style import GREY, LABEL_SIZE, NOTE_SIZE, PALE, draw_steps, legend_below, panel_grid, plain
 from smoothcert.report.summary import Summary
 
@@ -63,14 +64,10 @@ def distribution_of(summary: Summary) -> Distribution | None:
         # An unbiased estimate of p where n was fixed.
         shares = columns.votes_for(columns.label) / columns.n
         return Distribution(np.sort(ndtri(shares)), bounded=False)
-    if not sigma or not _gaussian(summary):
+    if not sigma or noise_of(summary.file) != "gaussian":
         return None
     probits = np.where(columns.correct, columns.radius / sigma, -math.inf)
     return Distribution(np.sort(probits), bounded=True)
-
-
-def _gaussian(summary: Summary) -> bool:
-    return str(summary.file.settings.get("noise") or "gaussian").lower() == "gaussian"
 
 
 def _last_probit(panel: Panel) -> float:
@@ -123,7 +120,7 @@ def _draw_panel(axes: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:
     note = axes.text(0.02, 0.97, text, transform=axes.transAxes, va="top", color=GREY, fontsize=NOTE_SIZE)
     note.set(zorder=1.5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # above the grid, below the curves
     sigma = panel[0][1].sigma
-    if sigma and all(_gaussian(summary) for _, summary, _ in panel):
+    if sigma and all(noise_of(summary.file) == "gaussian" for _, summary, _ in panel):
         _radius_axis(axes, sigma, last)
 
 

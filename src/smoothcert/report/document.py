@@ -13,16 +13,8 @@ from smoothcert.report.headline import STATISTICS
 from smoothcert.report.html import html_page
 from smoothcert.report.latex import latex_document
 from smoothcert.report.layout import comma_separated, markdown, terminal
-from smoothcert.report.tables import (
-    CAPTION,
-    RANKED,
-    RANKED_SEEDS,
-    SEEDS_CAPTION,
-    by_sigma,
-    intervals_layout,
-    layout,
-    seeds_layout,
-)
+from smoothcert.report.summary import by_sigma
+from smoothcert.report.tables import CAPTION, RANKED, RANKED_SEEDS, SEEDS_CAPTION, intervals_layout
 
 PUBLISHED_ROWS = "the published row under each run, and the difference: run minus published, accuracies in points"
 
@@ -35,10 +27,6 @@ def _items(notes: Iterable[tuple[str, Sequence[str]]]) -> str:
     )
 
 
-def _warnings(contents: Contents) -> str:
-    return f"\n{_items(contents.warnings.items())}" if contents.warnings else ""
-
-
 def _comparison(contents: Contents) -> str:
     """The Markdown section on the differences from the paper; empty where nothing is compared."""
     if not contents.published:
@@ -48,10 +36,10 @@ def _comparison(contents: Contents) -> str:
 
 
 def _seeds(contents: Contents) -> str:
-    if not contents.seeds:
+    if contents.seeds_table is None:
         return ""
     return (
-        f"\n## Mean ± sd over seeds\n\n{markdown(seeds_layout(contents.seeds, contents.published))}\n"
+        f"\n## Mean ± sd over seeds\n\n{markdown(contents.seeds_table)}\n"
         "Runs that differ by their training seed only, certified alike on the same images; "
         f"sd: sample standard deviation. Bold: {RANKED_SEEDS}.\n"
     )
@@ -80,15 +68,16 @@ def _paragraphs(sentences: Sequence[str]) -> str:
 
 def markdown_page(contents: Contents) -> str:
     """The report as one Markdown page: the result in words, the table, then the details."""
+    warnings = f"\n{_items(contents.warnings.items())}" if contents.warnings else ""
     return (
         f"# {escape_markdown(contents.title)}\n\n"
         f"{_paragraphs(contents.headlines)}"
-        f"{markdown(layout(contents.summaries, contents.published, contents.comparisons))}\n"
+        f"{markdown(contents.table)}\n"
         "Certified accuracy in % at each radius: the share of images that are classified correctly with a certified "
         "radius of at least that (at 0: correctly, without abstaining); a dash for radii that n votes cannot show. "
         f"ACR: average certified radius, 0 where wrong or abstained. Bold: {RANKED}.\n\n"
         f"{_paragraphs(constant_sentences(contents.comparisons))}{STATISTICS}\n"
-        f"{_warnings(contents)}{_comparison(contents)}{_seeds(contents)}{_figures(contents.pictures)}\n"
+        f"{warnings}{_comparison(contents)}{_seeds(contents)}{_figures(contents.pictures)}\n"
         "## How each run was certified\n\n"
         f"{_items((s.in_words, [s.name]) for s in by_sigma(contents.summaries))}\n"
         "## 95% confidence intervals\n\n"
@@ -99,9 +88,11 @@ def markdown_page(contents: Contents) -> str:
 
 
 def csv_files(contents: Contents) -> dict[str, str | None]:
-    seeds = comma_separated(seeds_layout(contents.seeds, contents.published)) if contents.seeds else None
-    runs = comma_separated(layout(contents.summaries, contents.published, contents.comparisons))
-    return {"report.csv": runs, "report-seeds.csv": seeds}
+    seeds = contents.seeds_table
+    return {
+        "report.csv": comma_separated(contents.table),
+        "report-seeds.csv": None if seeds is None else comma_separated(seeds),
+    }
 
 
 TEXTS: Mapping[str, Callable[[Contents], Mapping[str, str | None]]] = {
@@ -115,11 +106,10 @@ TEXTS: Mapping[str, Callable[[Contents], Mapping[str, str | None]]] = {
 
 def terminal_report(contents: Contents, width: int) -> list[RenderableType]:
     """The result in words, the tables and the notes to print on a terminal of `width` columns."""
-    runs = layout(contents.summaries, contents.published, contents.comparisons).for_reading()
+    runs = contents.table.for_reading()
     shown: list[RenderableType] = [Text(one_line(sentence), style="bold") for sentence in contents.headlines]
     if runs.fitting(width).printed_width > width:
-        settings = {key for summary in contents.summaries for key in summary.hyperparameters}
-        runs = runs.only([i for i, column in enumerate(runs.columns) if column.key not in settings])
+        runs = runs.without(contents.hyperparameters)
     shown.append(terminal(runs, width, CAPTION))
     if contents.published:
         shown.append(Text(f"next to {contents.tables}: {PUBLISHED_ROWS}", style="italic"))
@@ -127,6 +117,6 @@ def terminal_report(contents: Contents, width: int) -> list[RenderableType]:
     shown += [
         Text(one_line(f"note: {', '.join(names)}: {note}"), style="yellow") for note, names in contents.warnings.items()
     ]
-    if contents.seeds:
-        shown.append(terminal(seeds_layout(contents.seeds, contents.published), width, SEEDS_CAPTION))
+    if contents.seeds_table is not None:
+        shown.append(terminal(contents.seeds_table, width, SEEDS_CAPTION))
     return shown

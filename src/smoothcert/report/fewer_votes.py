@@ -8,9 +8,10 @@ from scipy import special
 from scipy.interpolate import CubicSpline
 
 from smoothcert.certification.certificates import CertificatesFile
-from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED
+from smoothcert.certification.checks import ONE_SIDED
 from smoothcert.certification.columns import Floats, Integers
 from smoothcert.noise import UNIT_RADII
+from smoothcert.report.protocol import bound_of, noise_of
 
 MOST_STORED_VOTES = 10**7
 """Logarithms of factorials are tabulated up to this number."""
@@ -29,17 +30,15 @@ def acr_at_fewer_votes(file: CertificatesFile, n: int) -> float | None:
     settings, columns = file.settings, file.columns
     counts = set(columns.n.tolist())
     sigma, alpha = settings.get("sigma"), settings.get("alpha")
-    plain = settings.get("bound") in (None, ONE_SIDED, EARLY_NAME) and not any(
-        settings.get(key) for key in ("radii", "radius_loss", "label_aware", "sound")
-    )
-    if not plain or sigma is None or alpha is None or len(counts) != 1:
+    unusual = any(settings.get(key) for key in ("cascade", "radii", "radius_loss", "label_aware", "sound"))
+    if unusual or bound_of(file) != ONE_SIDED or sigma is None or alpha is None or len(counts) != 1:
         return None
     (votes,) = counts
     if not n <= votes <= MOST_STORED_VOTES:
         return None
     right = columns.count[columns.chosen == columns.label]
     distinct, repeats = np.unique(right, return_counts=True)
-    noise = settings.get("noise") or "gaussian"
+    noise = noise_of(file)
     if votes >= _SMOOTH * n and len(distinct) > _EXACT:
         radii = _curve(votes, n, alpha, noise)(np.log(votes - distinct + 1))
     else:

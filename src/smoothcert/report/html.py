@@ -21,16 +21,15 @@ from smoothcert.io.text import flattened, one_line, printable
 from smoothcert.report.contents import Contents
 from smoothcert.report.figures import FIGURES
 from smoothcert.report.further_tables import constant_sentences, further_tables
-from smoothcert.report.headline import STATISTICS, headlines
+from smoothcert.report.headline import STATISTICS
 from smoothcert.report.html_data import class_maps, curve_data
 from smoothcert.report.html_gallery import gallery_data
 from smoothcert.report.layout import Layout, comma_separated
 from smoothcert.report.looks import Look, looks_of
 from smoothcert.report.names import dataset_name, meanings_in, network_name
-from smoothcert.report.paired import Comparison, comparisons
-from smoothcert.report.panels import labels_of_runs, panels_of
-from smoothcert.report.summary import Summary
-from smoothcert.report.tables import RANKED, RANKED_SEEDS, by_sigma, intervals_layout, layout, seeds_layout
+from smoothcert.report.panels import panels_of
+from smoothcert.report.summary import Summary, by_sigma
+from smoothcert.report.tables import RANKED, RANKED_SEEDS, intervals_layout, layout
 from smoothcert.training.run_folder import recipe_of_certificates
 
 if TYPE_CHECKING:
@@ -48,31 +47,27 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
     """
     from markupsafe import Markup  # comes with Jinja2; both are needed only here
 
-    panels = panels_of(contents.summaries)
-    labels = labels_of_runs(panels)
+    labels, compared, settings = contents.labels, contents.comparisons, contents.hyperparameters
     looks = looks_of(labels.values())
     numbers = {label: number for number, label in enumerate(looks)}
     look_of = {name: numbers[label] for name, label in labels.items()}
     ordered = by_sigma(contents.summaries)
-    compared = contents.comparisons or comparisons(contents.summaries)
     gallery = gallery_data(ordered, contents.gallery, labels)
     script = "\n".join(map(_page_file, _SCRIPTS))
     table = layout(contents.summaries, contents.published, compared, labels)
-    csv = comma_separated(layout(contents.summaries, contents.published, compared))
-    settings = {key for summary in contents.summaries for key in summary.hyperparameters}
     letters = [f"{column.title.split()[0]} = " for column in table.columns if column.key in settings]
     return _template().render(
         title=contents.title,
         about=_about(contents.summaries, written or datetime.date.today()),
-        csv=base64.b64encode(csv.encode("utf-8", "backslashreplace")).decode(),
-        headlines=headlines(compared, labels),
+        csv=base64.b64encode(comma_separated(contents.table).encode("utf-8", "backslashreplace")).decode(),
+        headlines=contents.headlines,
         meanings=f"{'; '.join(meanings_in(['σ = ', *letters, *labels.values()]))}.",
         bold=RANKED,
         statistics=[STATISTICS, *constant_sentences(compared)],
         looks=look_of,
         table=_shown(_settings_last(table, settings)),
         notes={**contents.warnings, **contents.notes},
-        further=[(heading, caption, _shown(content)) for heading, caption, content in _further(contents, compared)],
+        further=[(heading, caption, _shown(content)) for heading, caption, content in _further(contents)],
         maps=class_maps(compared, labels, gallery["class_names"]),
         figures=_figures(contents),
         runs=list(map(_provenance, ordered)),
@@ -80,7 +75,9 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
         script=Markup(script),
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         style=Markup(_page_file("style.css") + _look_rules(list(looks.values()))),
-        data=Markup(_embedded({"panels": curve_data(panels, look_of, looks), "gallery": gallery})),
+        data=Markup(
+            _embedded({"panels": curve_data(panels_of(contents.summaries), look_of, looks), "gallery": gallery})
+        ),
     )
 
 
@@ -128,12 +125,12 @@ def _about(summaries: Sequence[Summary], written: datetime.date) -> list[str]:
     ]
 
 
-def _further(contents: Contents, compared: Sequence[Comparison]) -> list[tuple[str, str, Layout]]:
+def _further(contents: Contents) -> list[tuple[str, str, Layout]]:
     """Title, caption and content of the tables after the main one."""
-    seeds = seeds_layout(contents.seeds, contents.published) if contents.seeds else None
+    seeds = contents.seeds_table
     return [
         *([] if seeds is None else [("Mean ± sd over seeds", f"Bold: {RANKED_SEEDS}.", seeds)]),
-        *((t.title, t.caption, t.layout) for t in further_tables(compared) if t.title != _AS_HEAT_MAP),
+        *((t.title, t.caption, t.layout) for t in further_tables(contents.comparisons) if t.title != _AS_HEAT_MAP),
         ("95% confidence intervals", "", intervals_layout(contents.summaries)),
     ]
 

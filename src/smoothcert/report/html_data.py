@@ -71,6 +71,11 @@ def in_steps(radii: ArrayLike, per_unit: int = STEPS_PER_UNIT) -> NDArray[np.int
     return steps.astype(np.int64)
 
 
+def class_name(label: int, names: Sequence[str]) -> str:
+    """The name of a class among `names`; its number if they do not have it."""
+    return one_line(names[label]) if 0 <= label < len(names) else str(label)
+
+
 def class_maps(
     comparisons: Sequence[Comparison], labels: Mapping[str, str], class_names: Mapping[str, Sequence[str]]
 ) -> list[dict[str, Any]]:
@@ -97,7 +102,7 @@ def _map(comparison: Comparison, labels: Mapping[str, str], names: Sequence[str]
     ]
     return {
         "title": _title(comparison, radius, len(shown), len(every)),
-        "classes": [one_line(names[label]) if 0 <= label < len(names) else str(label) for label in shown],
+        "classes": [class_name(label, names) for label in shown],
         "runs": runs,
     }
 

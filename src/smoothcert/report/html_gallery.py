@@ -10,7 +10,7 @@ import numpy as np
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.certification.columns import Columns, Flags, Floats, Integers
 from smoothcert.io.text import one_line
-from smoothcert.report.html_data import in_steps
+from smoothcert.report.html_data import class_name, in_steps
 from smoothcert.report.summary import Summary
 from smoothcert.smoothing.certificate import ABSTAIN
 
@@ -76,28 +76,25 @@ def gallery_data(summaries: Sequence[Summary], gallery: Gallery | None, labels: 
     for summary in summaries:
         wanted.setdefault(_source(summary.file), set()).update(row.index for row in shown[summary.name])
     answers = {source: _asked(gallery, source, sorted(indices)) for source, indices in wanted.items()}
-    pictures: list[str] = []
-    numbers: dict[Source, dict[int, int]] = {}
-    for source, answer in answers.items():
-        files = {} if isinstance(answer, str) else answer.files
-        numbers[source] = {index: len(pictures) + i for i, index in enumerate(files)}
-        pictures += map(_data_uri, files.values())
+    found = [(source, answer.files) for source, answer in answers.items() if isinstance(answer, Pictures)]
+    pictures = {(source, index): _data_uri(file) for source, files in found for index, file in files.items()}
+    numbers = {place: number for number, place in enumerate(pictures)}
     runs: list[dict[str, Any]] = []
     outcomes, class_names = [], {}
     for number, ((_, source), members) in enumerate(groups.items()):
         rows = [row for member in members for row in shown[member.name]]
         answer = _checked(answers[source], rows, members[0].file.settings.get("classes"))
-        known, places = (NO_PICTURES, {}) if isinstance(answer, str) else (answer, numbers[source])
+        known, reason = (NO_PICTURES, one_line(answer)) if isinstance(answer, str) else (answer, None)
         class_names[members[0].dataset or ""] = known.class_names
         outcomes.append(_outcomes(members, sorted({row.index for row in rows}), len(runs), known))
         for member in members:
             lists = [
-                {"title": kind, "total": total, "images": [_card(row, known, places) for row in own]}
+                {"title": kind, "total": total, "images": [_card(row, known, source, numbers) for row in own]}
                 for kind, (own, total) in kinds[member.name].items()
             ]
             run = {"name": one_line(member.name), "label": labels[member.name], "group": number, "kinds": lists}
-            runs.append({**run, "note": one_line(answer) if isinstance(answer, str) else None})
-    return {"runs": runs, "groups": outcomes, "pictures": pictures, "class_names": class_names}
+            runs.append({**run, "note": reason})
+    return {"runs": runs, "groups": outcomes, "pictures": list(pictures.values()), "class_names": class_names}
 
 
 def _kinds_of_runs(summaries: Sequence[Summary], most: int) -> dict[str, dict[str, tuple[list[CertifiedImage], int]]]:
@@ -139,7 +136,7 @@ def _outcomes(
         radii = in_steps(columns.radius[chosen], 1000) / 1000
         cells = (columns.index[chosen], columns.predict[chosen], columns.correct[chosen], radii)
         for index, predict, correct, radius in zip(*(column.tolist() for column in cells), strict=True):
-            name = None if predict == ABSTAIN else _class_name(predict, pictures)
+            name = None if predict == ABSTAIN else class_name(predict, pictures.class_names)
             outcomes[index].append([number, name, correct, radius])
     return outcomes
 
@@ -167,20 +164,17 @@ def _checked(answer: Pictures | str, rows: Sequence[CertifiedImage], classes: ob
     return OTHER_LABELS
 
 
-def _class_name(number: int, pictures: Pictures) -> str:
-    known = 0 <= number < len(pictures.class_names)
-    return one_line(pictures.class_names[number]) if known else str(number)
-
-
-def _card(row: CertifiedImage, pictures: Pictures, places: Mapping[int, int]) -> dict[str, Any]:
+def _card(
+    row: CertifiedImage, pictures: Pictures, source: Source, numbers: Mapping[tuple[Source, int], int]
+) -> dict[str, Any]:
     """One image as the page shows it; its outcome is in the data of its group."""
-    certificate = row.certificate
+    certificate, names = row.certificate, pictures.class_names
     return {
         "index": row.index,
-        "label": _class_name(row.label, pictures),
+        "label": class_name(row.label, names),
         "n": certificate.n,
-        "votes": [[_class_name(k, pictures), count, k == row.label] for k, count in certificate.votes[:_TOP_VOTES]],
-        "picture": places.get(row.index),
+        "votes": [[class_name(k, names), count, k == row.label] for k, count in certificate.votes[:_TOP_VOTES]],
+        "picture": numbers.get((source, row.index)) if row.index in pictures.files else None,
     }
 
 

@@ -8,7 +8,6 @@ from smoothcert.io.text import did_you_mean, one_line
 from smoothcert.report.contents import Contents
 from smoothcert.report.layout import Cell, Layout, escape_latex
 from smoothcert.report.names import dataset_name
-from smoothcert.report.tables import layout, seeds_layout
 
 # What papers leave out of a table of results.
 _NOT_USUAL = ("abstention", "images", "votes")
@@ -17,16 +16,15 @@ BELOW = "Below each run: the published row, and run minus published (accuracies 
 
 def latex_document(contents: Contents) -> str:
     """The table of the runs, what differs from the paper below it, then the table over seeds, for `booktabs`."""
-    runs = _chosen(layout(contents.summaries, contents.published, contents.comparisons), contents.latex.columns)
+    runs = _chosen(contents.table, contents.latex.columns)
     caption = contents.latex.caption or _caption(contents)
     parts = [table(runs, caption, contents.latex.label or "tab:certified")]
     lines = [f"{', '.join(names)}: {note}." for note, names in {**contents.warnings, **contents.notes}.items()]
     if lines:
         notes = "\n\n".join(escape_latex(line) for line in lines)
         parts.append(f"{{\\footnotesize\n{notes}\n\\par}}\n")
-    if contents.seeds:
-        over_seeds = seeds_layout(contents.seeds, contents.published).for_reading()
-        means = over_seeds.only([i for i, c in enumerate(over_seeds.columns) if c.key not in _NOT_USUAL])
+    if contents.seeds_table is not None:
+        means = _chosen(contents.seeds_table)
         parts.append(table(means, "Mean ± sample standard deviation over training seeds.", "tab:certified-seeds"))
     return "\n".join(parts)
 
@@ -47,12 +45,11 @@ def _caption(contents: Contents) -> str:
     return f"ACR and certified accuracy (%) at each radius; {shared}. {bold}{below}"
 
 
-def _chosen(content: Layout, keys: Sequence[str]) -> Layout:
+def _chosen(content: Layout, keys: Sequence[str] = ()) -> Layout:
     """`content` with the columns `keys`, or the usual ones without keys; sigma always comes first, and the name of the
     run follows unless `keys` place it or the method."""
     if not keys:
-        shown = content.for_reading()
-        return shown.only([i for i, column in enumerate(shown.columns) if column.key not in _NOT_USUAL])
+        return content.for_reading().without(_NOT_USUAL)
     known = [column.key for column in content.columns]
     for key in keys:
         if key not in known:

@@ -1,6 +1,6 @@
 """What every table consists of, columns and groups of rows of cells, and its text in each format."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -89,6 +89,10 @@ class Layout:
         """The columns with these numbers."""
         groups = tuple(tuple(tuple(row[i] for i in kept) for row in group) for group in self.groups)
         return Layout(tuple(self.columns[i] for i in kept), groups)
+
+    def without(self, keys: Collection[str]) -> "Layout":
+        """All columns but those with these keys."""
+        return self.only([i for i, column in enumerate(self.columns) if column.key not in keys])
 
     def for_reading(self) -> "Layout":
         """Without the columns that only programs need."""

@@ -120,7 +120,7 @@ def run_recipe(path: Path) -> Mapping[str, Any]:
     return {} if run is None else read_recipe(run)
 
 
-def _distinct(names: list[str], owners: list[Path]) -> list[str]:
+def _distinct(names: Sequence[str], owners: Sequence[Path]) -> list[str]:
     """Names that occur twice get their parent folder's name in front, then, if that does not help, a number."""
     counts = Counter(names)
     parents = [owner.resolve().parent.name for owner in owners]
@@ -139,23 +139,23 @@ def find_certificates(paths: Sequence[Path]) -> list[tuple[str, Path]]:
 
     A path is a run folder (it holds `certificates/*.tsv`), a folder of such folders (those in it that have none are
     skipped, `*.tsv` files in it count too), a folder of `*.tsv` files (or, without these, of other files that begin
-    like a table of certificates), or a file of any name. Among several paths, one with only a report is skipped.
+    like a table of certificates), or a file of any name. A path with only a report is skipped, if there are others.
     A file of a run is named after the run's folder, with `/<stem>` if there are several files of that run; any other
     file after itself. A file that is given twice is listed once.
     """
     if not paths:
         raise RequestError("expected at least one run folder or certificates file, got none; give one to report on")
-    owners: dict[Path, Path] = {}
-    files: dict[Path, Path] = {}
-    given = [path for path in map(Path, paths) if len(paths) == 1 or not _is_report(path)]
-    for path in [run for named in given for run in _with_runs_in(named)]:
+    found: dict[Path, tuple[Path, Path]] = {}  # by its real path: the file as it was given, and its owner
+    paths = [Path(path) for path in paths]
+    certified = [path for path in paths if not _is_report(path)] or paths
+    for path in [run for named in certified for run in _with_runs_in(named)]:
         owner, files_of_path = _files_of(path)
         for file in files_of_path:
-            files.setdefault(file.resolve(), file)
-            owners.setdefault(file.resolve(), owner)
-    counts = Counter(owners.values())
+            found.setdefault(file.resolve(), (file, owner))
+    files, owners = zip(*found.values(), strict=True)
+    counts = Counter(owners)
     names = []
-    for key, owner in owners.items():
-        stem = _stem(files[key])
-        names.append(stem if owner == files[key] else f"{owner.name}/{stem}" if counts[owner] > 1 else owner.name)
-    return list(zip(_distinct(names, list(owners.values())), files.values(), strict=True))
+    for file, owner in found.values():
+        stem = _stem(file)
+        names.append(stem if owner == file else f"{owner.name}/{stem}" if counts[owner] > 1 else owner.name)
+    return list(zip(_distinct(names, owners), files, strict=True))

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,27 @@ _NOT_TERMS = (*_MEASUREMENTS, "loss", "noisy_accuracy", "test_noisy_accuracy", "
 
 @dataclass(frozen=True, slots=True)
 class TrainedRun:
-    """One run with its metrics, one entry per epoch; `sigma`, `dataset` and `method` if its recipe has them."""
+    """One run with its recipe and its metrics, one entry per epoch."""
 
     name: str
     metrics: Metrics
-    sigma: float | None
-    dataset: str | None
-    method: str | None
-    recipe: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Mapping[str, Any]
+
+    @property
+    def sigma(self) -> float | None:
+        sigma = self.recipe.get("sigma")
+        return float(sigma) if isinstance(sigma, int | float) else None
+
+    @property
+    def dataset(self) -> str | None:
+        dataset = self.recipe.get("dataset")
+        return None if dataset is None else str(dataset)
+
+    @property
+    def method(self) -> str | None:
+        objective = self.recipe.get("objective")
+        method = objective.get("name") if isinstance(objective, dict) else objective
+        return None if method is None else str(method)
 
     @property
     def group(self) -> tuple[float, str]:
@@ -63,17 +76,7 @@ def training_runs(summaries: Sequence[Summary]) -> list[tuple[str, Path]]:
 
 def read_run(name: str, folder: Path) -> TrainedRun:
     """The run in `folder`, called `name`."""
-    recipe = read_recipe(folder)
-    objective, sigma, dataset = recipe.get("objective"), recipe.get("sigma"), recipe.get("dataset")
-    method = objective.get("name") if isinstance(objective, dict) else objective
-    return TrainedRun(
-        name,
-        read_metrics(folder),
-        float(sigma) if isinstance(sigma, int | float) else None,
-        None if dataset is None else str(dataset),
-        None if method is None else str(method),
-        recipe,
-    )
+    return TrainedRun(name, read_metrics(folder), read_recipe(folder))
 
 
 def learning_rate_drops(metrics: Metrics) -> list[int]:

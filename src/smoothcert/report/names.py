@@ -68,11 +68,8 @@ class NamedRun:
         if self.method is None:
             return None
         adversarial = self.method == "consistency" and self._objective.get("adversary")
-        return f"{'SmoothAdv + ' if adversarial else ''}{METHODS.get(_letters(self.method), one_line(self.method))}"
-
-    @property
-    def ending(self) -> str:
-        return ", one-step" if self._objective.get("one_step") else ""
+        letters = self.method.lower().replace("-", "").replace("_", "")  # others may write "CAT-RS"
+        return f"{'SmoothAdv + ' if adversarial else ''}{METHODS.get(letters, one_line(self.method))}"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -93,12 +90,8 @@ class NamedRun:
         settings = self.settings
         shown = [key for key in dict.fromkeys(("eta", *keys)) if key in settings and key != "one_step"]
         details = ", ".join(setting_text(key, settings[key]) for key in shown)
-        return f"{self.title}{f' ({details})' if details else ''}{self.ending}"
-
-
-def _letters(method: str) -> str:
-    """The name of a method as others may write it, as in "CAT-RS", as a key of METHODS."""
-    return method.lower().replace("-", "").replace("_", "")
+        ending = ", one-step" if settings.get("one_step") else ""
+        return f"{self.title}{f' ({details})' if details else ''}{ending}"
 
 
 def setting_name(key: str) -> str:
@@ -120,11 +113,8 @@ def setting_text(key: str, value: object) -> str:
     name = setting_name(key)
     if value is None or isinstance(value, bool):
         return name if value else f"no {name}"
-    return (
-        f"{name} = {value:g}"
-        if isinstance(value, int | float)
-        else f"{name} = {VALUES.get(str(value), one_line(value))}"
-    )
+    shown = f"{value:g}" if isinstance(value, int | float) else VALUES.get(str(value), one_line(value))
+    return f"{name} = {shown}"
 
 
 def meanings_in(texts: Iterable[str]) -> list[str]:
@@ -142,19 +132,17 @@ def labels_of(runs: Sequence[NamedRun]) -> dict[str, str]:
     """
     if len({run.name for run in runs}) < len(runs):
         raise RequestError("expected a different name for each curve, got one name twice; rename one of them")
-    labels: dict[str, str | None] = {run.name: run.label() for run in runs}
     families: dict[str | None, list[NamedRun]] = {}
     for run in runs:
-        families.setdefault(labels[run.name], []).append(run)
-    for family in families.values():
-        labels |= {run.name: run.label(_differing(family)) for run in family}
-    steps: tuple[Callable[[NamedRun], str], ...] = (_without_sigma, lambda run: run.name)
-    chosen = {name: label for name, label in labels.items() if label is not None}
-    for step in steps:
-        chosen |= {run.name: step(run) for run in runs if run.name not in chosen}
-        while repeated := _repeated(runs, chosen, {run.name: step(run) for run in runs}):
-            chosen |= repeated
-    return {run.name: chosen[run.name] for run in runs}
+        families.setdefault(run.label(), []).append(run)
+    differing = {label: _differing(family) for label, family in families.items()}
+    labels = {run.name: run.label(differing[run.label()]) or _without_sigma(run) for run in runs}
+    fallbacks: tuple[Callable[[NamedRun], str], ...] = (_without_sigma, lambda run: run.name)
+    for fallback in fallbacks:
+        # A name may repeat a label that was distinct before.
+        while twice := [run for run in _repeated(runs, labels) if labels[run.name] != fallback(run)]:
+            labels |= {run.name: fallback(run) for run in twice}
+    return labels
 
 
 def _differing(runs: Sequence[NamedRun]) -> list[str]:
@@ -166,20 +154,14 @@ def _differing(runs: Sequence[NamedRun]) -> list[str]:
     keys = dict.fromkeys(key for settings in panels.values() for one in settings for key in one)
     differ = [key for key in keys if any(len({repr(one.get(key)) for one in panel}) > 1 for panel in panels.values())]
     own = [key for key in differ if key in objective]
-
-    def apart(chosen: Sequence[str]) -> bool:
-        return all(
-            len({repr([one.get(key) for key in chosen]) for one in panel}) == len(panel) for panel in panels.values()
-        )
-
-    return own if apart(own) else differ
+    apart = all(len({repr([one.get(key) for key in own]) for one in panel}) == len(panel) for panel in panels.values())
+    return own if apart else differ
 
 
-def _repeated(runs: Sequence[NamedRun], labels: Mapping[str, str], replacements: Mapping[str, str]) -> dict[str, str]:
-    """Replacements for the labels that occur twice in a panel, where they change anything."""
+def _repeated(runs: Sequence[NamedRun], labels: Mapping[str, str]) -> list[NamedRun]:
+    """The runs whose label occurs twice in their panel."""
     counts = Counter((run.group, labels[run.name]) for run in runs)
-    twice = [run.name for run in runs if counts[run.group, labels[run.name]] > 1]
-    return {name: replacements[name] for name in twice if labels[name] != replacements[name]}
+    return [run for run in runs if counts[run.group, labels[run.name]] > 1]
 
 
 def _without_sigma(run: NamedRun) -> str:

@@ -7,14 +7,13 @@ significant if it exceeds two standard errors.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 
 import numpy as np
 
-from smoothcert.certification.columns import Flags, Floats
+from smoothcert.certification.columns import Floats
 from smoothcert.errors import RequestError
-from smoothcert.report.outcomes import Outcomes, standard_error
-from smoothcert.report.summary import Summary
+from smoothcert.report.outcomes import standard_error
+from smoothcert.report.summary import Summary, in_groups
 
 SIGNIFICANT = 2.0
 """A difference of more than this many standard errors is significant."""
@@ -117,8 +116,7 @@ def comparisons(summaries: Sequence[Summary], reference: str | None = None) -> l
     names = [summary.name for summary in summaries]
     if reference is not None and reference not in names:
         raise RequestError(f"reference: expected one of {', '.join(names)}, got {reference}; give the name of a run")
-    groups = groupby(sorted(summaries, key=lambda summary: summary.group), key=lambda summary: summary.group)
-    return [_compared(list(members), reference) for _, members in groups]
+    return [_compared(members, reference) for members in in_groups(summaries)]
 
 
 def obstacles(summaries: Sequence[Summary]) -> list[str]:
@@ -147,29 +145,15 @@ def _shown(value: object) -> str:
     return f"{value:,g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
-def _compared(group: Sequence[Summary], reference: str | None) -> Comparison:
-    reasons = obstacles(group)
-    chosen = _reference(group, reference) if not reasons and len(group) > 1 else None
-    easy = None if chosen is None else _easy(chosen.outcomes)
-    return Comparison(
-        runs=tuple(group),
-        obstacles=tuple(reasons),
-        reference=None if chosen is None else chosen.name,
-        paired=() if chosen is None else tuple(_paired(s, chosen, easy) for s in group if s is not chosen),
-        best=() if chosen is None else tuple(_bests(group)),
-        constant=_constant(group),
-    )
-
-
-def _reference(group: Sequence[Summary], name: str | None) -> Summary:
-    named = [summary for summary in group if summary.name == name]
+def _compared(group: list[Summary], reference: str | None) -> Comparison:
+    reasons = tuple(obstacles(group))
+    if reasons or len(group) < 2:
+        return Comparison(tuple(group), reasons, None, (), (), _constant(group))
+    named = [summary for summary in group if summary.name == reference]
     gaussian = [summary for summary in group if summary.method == "gaussian"]
-    return (named or gaussian or list(group))[0]
-
-
-def _easy(outcomes: Outcomes) -> Flags | None:
-    easy = outcomes.radius >= np.median(outcomes.radius)
-    return None if easy.all() else easy
+    chosen = (named or gaussian or group)[0]
+    paired = tuple(_paired(summary, chosen) for summary in group if summary is not chosen)
+    return Comparison(tuple(group), reasons, chosen.name, paired, tuple(_bests(group)), _constant(group))
 
 
 def difference_of(values: Floats) -> Difference:
@@ -177,7 +161,7 @@ def difference_of(values: Floats) -> Difference:
     return Difference(float(values.mean()), standard_error(values))
 
 
-def _paired(run: Summary, reference: Summary, easy: Flags | None) -> PairedRun:
+def _paired(run: Summary, reference: Summary) -> PairedRun:
     ours, theirs = run.outcomes, reference.outcomes
     radius = ours.radius - theirs.radius
     accuracy = {
@@ -185,7 +169,8 @@ def _paired(run: Summary, reference: Summary, easy: Flags | None) -> PairedRun:
         for r in run.accuracy_at
         if run.reaches(r) and reference.reaches(r)
     }
-    parts = (None, None) if easy is None else (difference_of(radius[easy]), difference_of(radius[~easy]))
+    easy = theirs.radius >= np.median(theirs.radius)
+    parts = (None, None) if easy.all() else (difference_of(radius[easy]), difference_of(radius[~easy]))
     return PairedRun(run.name, difference_of(radius), accuracy, *parts)
 
 

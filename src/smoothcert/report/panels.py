@@ -2,14 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 from smoothcert.io.text import one_line
 from smoothcert.report.layout import decimals_needed
 from smoothcert.report.names import NamedRun, dataset_name, labels_of, network_name
-from smoothcert.report.summary import Summary
-from smoothcert.report.tables import by_sigma
+from smoothcert.report.summary import Summary, in_groups
 
 _MOST_LETTERS = 55
 """Of a note above a panel."""
@@ -26,8 +24,7 @@ class Member:
 def panels_of(summaries: Sequence[Summary]) -> list[list[Member]]:
     """One list per panel, by sigma (and data set, if there are several), runs in the given order."""
     labels = labels_of([NamedRun(s.name, s.method, s.recipe, s.group) for s in summaries])
-    groups = groupby(by_sigma(summaries), key=lambda summary: summary.group)
-    return [[Member(labels[s.name], s) for s in members] for _, members in groups]
+    return [[Member(labels[s.name], s) for s in members] for members in in_groups(summaries)]
 
 
 def labels_of_runs(panels: Sequence[Sequence[Member]]) -> dict[str, str]:

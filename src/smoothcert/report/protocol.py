@@ -1,12 +1,9 @@
 """How the images of a certificates file were certified, as its settings record it: bound, noise, limits, rule."""
 
-import math
-
 import numpy as np
 
 from smoothcert.certification.certificates import CertificatesFile
-from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED, RANDOMIZED, TWO_SIDED
-from smoothcert.errors import WorkError
+from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED, RANDOMIZED
 from smoothcert.noise import NOISES, Gaussian
 from smoothcert.smoothing.bounds import smallest_error_bound
 from smoothcert.smoothing.cascade import stage_error
@@ -15,43 +12,25 @@ MANY_IMAGES = 20
 """This many images of one class, and no other, are not a coincidence."""
 
 
-def number_of(file: CertificatesFile, key: str) -> float | None:
-    """The setting `key` as a number; None if it is not recorded, a WorkError if it is no number."""
-    value = file.settings.get(key)
-    if value is None:
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if isinstance(value, bool) or not math.isfinite(number):
-        raise WorkError(
-            f"{file.path}: the settings next to it are damaged: expected a number for '{key}', got {value!r}"
-        )
-    return number
-
-
-def text_of(file: CertificatesFile, key: str) -> str | None:
-    """The setting `key` as text; None if it is empty or not recorded."""
-    value = file.settings.get(key)
-    return None if value is None or value == "" else str(value)
-
-
 def bound_of(file: CertificatesFile) -> str:
     """The name of the confidence bound; the first files have a longer one, files of other tools none."""
-    bound = text_of(file, "bound") or ONE_SIDED
-    return ONE_SIDED if bound == EARLY_NAME else bound
+    bound = file.settings.get("bound")
+    return ONE_SIDED if bound in (None, EARLY_NAME) else str(bound)
+
+
+def noise_of(file: CertificatesFile) -> str:
+    """The name of the noise; files of other tools may not say which, and are taken to be Gaussian."""
+    return str(file.settings.get("noise") or "gaussian")
 
 
 def is_randomized(file: CertificatesFile) -> bool:
     """Whether the radii depend on coins, by a randomized bound."""
-    return file.settings.get("bound") == "randomized"
+    return bool(file.settings.get("bound") == RANDOMIZED)
 
 
 def in_l1(file: CertificatesFile) -> bool:
-    """Whether the noise certifies in L1; files of other tools may not say which noise, and are in L2."""
-    kind = NOISES.get(str(file.settings.get("noise")))
-    return kind is not None and kind.norm == "L1"
+    """Whether the noise certifies in L1."""
+    return NOISES[noise_of(file)].norm == "L1"
 
 
 def kept_apart(file: CertificatesFile) -> str:
@@ -61,10 +40,7 @@ def kept_apart(file: CertificatesFile) -> str:
 
 def ceiling_of(file: CertificatesFile, sigma: float | None, n: int | None, alpha: float | None) -> float | None:
     """The radius of an image whose n votes all agree; None if it is not known."""
-    gaussian = (text_of(file, "noise") or "gaussian").lower() == "gaussian"
-    # Other bounds may show more than alpha^(1/n).
-    known = gaussian and bound_of(file) in (ONE_SIDED, TWO_SIDED, RANDOMIZED)
-    if not known or sigma is None or n is None or alpha is None or n < 1 or not 0 < alpha < 1:
+    if noise_of(file) != "gaussian" or sigma is None or n is None or alpha is None:
         return None
     if sigmas := file.settings.get("cascade"):
         errors = [stage_error(n, n, stage, len(sigmas), alpha) for stage in range(len(sigmas))]
@@ -77,12 +53,12 @@ def protocol_of(file: CertificatesFile, n: int | None, alpha: float | None) -> d
     settings = file.settings
     adaptive = bool(settings.get("radii") or settings.get("radius_loss"))  # the rule chooses n for each image
     return {
-        "n": number_of(file, "n") if n is None or adaptive else n,
+        "n": settings.get("n") if n is None or adaptive else n,
         "alpha": alpha,
         "bound": bound_of(file),
-        "noise": text_of(file, "noise") or "gaussian",
+        "noise": noise_of(file),
         "radii": str(settings.get("radii") or ""),
-        "radius loss": text_of(file, "radius_loss"),
+        "radius loss": settings.get("radius_loss"),
         "label-aware": bool(settings.get("label_aware")),
         "sound": bool(settings.get("sound")),
     }
@@ -90,17 +66,15 @@ def protocol_of(file: CertificatesFile, n: int | None, alpha: float | None) -> d
 
 def remarks_on(file: CertificatesFile) -> tuple[str, ...]:
     """What is unusual; usual are n votes for each image of several classes, under Gaussian noise in floats."""
-    settings, columns, n = file.settings, file.columns, number_of(file, "n")
-    radii = settings.get("radii") or ()
-    radii = ", ".join(map(str, radii)) if isinstance(radii, list | tuple) else str(radii)
+    settings, columns, n = file.settings, file.columns, file.settings.get("n")
+    radii = ", ".join(map(str, settings.get("radii") or ()))
     cascade = settings.get("cascade") or ()
     of_one_class = len(columns) >= MANY_IMAGES and len(np.unique(columns.label)) == 1
     spent = int(columns.spent.sum())
     most = int(columns.n0.sum()) + (n * len(columns) if n else int(columns.n.sum()))
     remarks = {
         f"sampled until radius {radii} was decided": bool(radii),
-        f"two-stage, about {settings.get('radius_loss')} sigma of radius given up": settings.get("radius_loss")
-        is not None,
+        f"two-stage, about {settings.get('radius_loss')} sigma of radius given up": bool(settings.get("radius_loss")),
         "label-aware: wrong images were not sampled, for benchmarks only": bool(settings.get("label_aware")),
         f"{bound_of(file)} bound": bound_of(file) not in (ONE_SIDED, RANDOMIZED),
         "randomized bound: each radius depends on a coin that the file stores": is_randomized(file),

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from smoothcert.errors import RequestError
 from smoothcert.report.fewer_votes import acr_at_fewer_votes
 from smoothcert.report.locate import run_recipe
 from smoothcert.report.outcomes import NORMAL_95, Outcomes, outcomes_of, standard_error, wilson_interval
-from smoothcert.report.protocol import ceiling_of, in_l1, kept_apart, number_of, protocol_of, remarks_on, text_of
+from smoothcert.report.protocol import ceiling_of, in_l1, kept_apart, protocol_of, remarks_on
 from smoothcert.smoothing.certificate import ABSTAIN
 
 MAX_RADII = 12
@@ -97,8 +98,11 @@ class Summary:
 
     @property
     def at_ceiling(self) -> float | None:
-        """The share of images whose n votes all go to their label: their radius is `ceiling`, whatever the network."""
-        stored = self.ceiling is not None and self.file.columns.n.any()
+        """The share of images whose n votes all go to their label: their radius is `ceiling`, whatever the network.
+
+        None without votes, and for a cascade, whose later stages have smaller radii.
+        """
+        stored = self.ceiling is not None and self.file.columns.n.any() and not self.file.settings.get("cascade")
         return float(self.outcomes.unanimous.mean()) if stored else None
 
     @property
@@ -157,6 +161,16 @@ class Summary:
         return f"{data or 'radii'}, {self.apart}" if self.apart else data
 
 
+def by_sigma(summaries: Sequence[Summary]) -> list[Summary]:
+    """Sorted by sigma, unknown ones last, then by data set; otherwise in the given order."""
+    return sorted(summaries, key=lambda summary: summary.group)
+
+
+def in_groups(summaries: Sequence[Summary]) -> list[list[Summary]]:
+    """The runs that can be compared, `by_sigma`."""
+    return [list(members) for _, members in groupby(by_sigma(summaries), key=lambda summary: summary.group)]
+
+
 def average_certified_radius(rows: Sequence[CertifiedImage]) -> float:
     """ACR (Zhai et al. 2020): the mean over all images of the radius, taken as 0 where wrong or abstained."""
     return math.fsum(columns_of(rows).counted_radii.tolist()) / _count(rows)
@@ -181,18 +195,20 @@ def _count(rows: Sequence[CertifiedImage]) -> int:
 def _shared_count(file: CertificatesFile, key: str, counts: set[int]) -> int | None:
     """The one value of n or n0 that all rows have; the settings give it where rows have no votes."""
     if counts == {0}:
-        stored = number_of(file, key)
-        return None if stored is None else int(stored)
+        return file.settings.get(key)
     return counts.pop() if len(counts) == 1 else None
 
 
 def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summary:
     """All numbers of `file`, with the certified accuracy at each of `radii`. A file without rows is refused."""
-    refuse_without_images(file)
-    columns = file.columns
+    if not file.rows:
+        raise RequestError(
+            f"{file.path}: expected at least one certified image, got none; continue with `smoothcert certify RUN`"
+        )
+    columns, settings = file.columns, file.settings
     counted = columns.counted_radii
     radii_of_all = np.concatenate([counted, np.zeros(len(columns) - len(counted))])
-    sigma, alpha = number_of(file, "sigma"), number_of(file, "alpha")
+    sigma, alpha = settings.get("sigma"), settings.get("alpha")
     n = _shared_count(file, "n", set(columns.n.tolist()))
     return Summary(
         name=name,
@@ -201,16 +217,16 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         images=len(columns),
         n=n,
         alpha=alpha,
-        acr=math.fsum(counted.tolist()) / len(columns),
+        acr=average_certified_radius(file.rows),
         acr_standard_error=standard_error(radii_of_all),
-        accuracy_at={r: float((counted >= r).sum()) / len(columns) for r in sorted(set(radii))},
+        accuracy_at={r: certified_accuracy(file.rows, r) for r in sorted(set(radii))},
         abstention=int((columns.predict == ABSTAIN).sum()) / len(columns),
         votes=int(columns.spent.sum()),
-        dataset=text_of(file, "dataset"),
-        split=text_of(file, "split"),
-        method=text_of(file, "objective"),
+        dataset=settings.get("dataset") or None,
+        split=settings.get("split") or None,
+        method=settings.get("objective") or None,
         n0=_shared_count(file, "n0", set(columns.n0.tolist())),
-        precision=text_of(file, "precision"),
+        precision=settings.get("precision") or None,
         ceiling=ceiling_of(file, sigma, n, alpha),
         remarks=remarks_on(file),
         norm="L1" if in_l1(file) else "L2",
@@ -218,13 +234,6 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         protocol=protocol_of(file, n, alpha),
         recipe=run_recipe(file.path),
     )
-
-
-def refuse_without_images(file: CertificatesFile) -> None:
-    if not file.rows:
-        raise RequestError(
-            f"{file.path}: expected at least one certified image, got none; continue with `smoothcert certify RUN`"
-        )
 
 
 def implied_l_infinity(summary: Summary) -> float | None:

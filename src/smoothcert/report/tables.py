@@ -8,7 +8,6 @@ from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar
 
-from smoothcert.errors import RequestError
 from smoothcert.report.comparison import Published, minus, published_below
 from smoothcert.report.further_tables import csv_columns
 from smoothcert.report.layout import UNKNOWN, Column, Layout, Row, Value, decimals_needed
@@ -27,16 +26,12 @@ RANKED = (
 """What bold means in the table of runs."""
 RANKED_SEEDS = "the best mean of each σ, where it exceeds every other by more than two standard errors over seeds"
 """What bold means in the table over seeds."""
+NAME = Column("name", "run", lambda subject: subject.name)
 NOTHING: Mapping[str, Published] = {}
 NO_LABELS: Mapping[str, str] = {}
 PublishedOf = Callable[[Any], Published | None]
 """From the subject of a row (a run, a mean over seeds) to its published row; None if the table has none."""
 Subject = TypeVar("Subject", bound=Summary | SeedMean)
-
-
-def by_sigma(summaries: Sequence[Summary]) -> list[Summary]:
-    """Sorted by sigma, unknown ones last, then by data set; otherwise in the given order."""
-    return sorted(summaries, key=lambda summary: summary.group)
 
 
 def compact(count: int) -> str:
@@ -101,13 +96,13 @@ def _spread_columns(column: Column) -> list[Column]:
     ]
 
 
-def _heading(summaries: Sequence[Summary]) -> tuple[Column, Column, Column]:
+def _heading(summaries: Sequence[Summary], of: Callable[[Any], Summary] = lambda s: s) -> tuple[Column, Column]:
+    """The columns before the name; `of` gives the run of a row."""
     sigma_decimals = decimals_needed([s.sigma for s in summaries if s.sigma is not None])
     one_dataset = len({s.dataset for s in summaries} - {None}) < 2
     return (
-        Column("sigma", "σ", lambda s: s.sigma, decimals=sigma_decimals),
-        Column("dataset", "data set", lambda s: s.dataset, csv_only=one_dataset),
-        Column("name", "run", lambda s: s.name),
+        Column("sigma", "σ", lambda row: of(row).sigma, decimals=sigma_decimals),
+        Column("dataset", "data set", lambda row: of(row).dataset, csv_only=one_dataset),
     )
 
 
@@ -165,6 +160,7 @@ def _columns(
 
     return (
         *_heading(summaries),
+        NAME,
         Column("method", "method", method, csv_only=no_method, text=method_text),
         *_hyperparameter_columns(summaries),
         acr,
@@ -237,9 +233,6 @@ def layout(
     `comparisons` say which runs are significantly the best; without them no cell is marked. `labels` are the names that
     the methods of runs have in figures.
     """
-    if not summaries:
-        raise RequestError("expected at least one run to tabulate, got none; give run folders or certificates files")
-
     published = {s.name: published[s.name] for s in summaries if s.name in published}
     published_of = (lambda summary: published.get(summary.name)) if published else None
     best = {(b.name, b.radius) for c in comparisons for b in c.best if b.significant}
@@ -253,7 +246,7 @@ def layout(
 
 def intervals_layout(summaries: Sequence[Summary]) -> Layout:
     """The 95% confidence intervals over images, for reading: ACR and each accuracy as `low–high`."""
-    columns = (*_heading(summaries), *map(_interval_column, _numbers(summaries)))
+    columns = (*_heading(summaries), NAME, *map(_interval_column, _numbers(summaries)))
     return _arranged(columns, summaries)
 
 
@@ -269,18 +262,17 @@ def seeds_layout(means: Sequence[SeedMean], published: Mapping[str, Published] =
         row = published_of(mean)
         return _method_name(mean.members[0]) if row is None else row.label
 
+    def first(mean: SeedMean) -> Summary:
+        return mean.members[0]
+
     members = [summary for mean in means for summary in mean.members]
-    sigmas = [summary.sigma for summary in members if summary.sigma is not None]
-    one_dataset = len({summary.dataset for summary in members}) < 2
-    numbers = [spread for column in _numbers(members) for spread in _spread_columns(column)]
     columns = (
-        Column("sigma", "σ", lambda m: m.members[0].sigma, decimals_needed(sigmas)),
-        Column("dataset", "data set", lambda m: m.members[0].dataset, csv_only=one_dataset),
+        *_heading(members, first),
         Column("name", "runs", lambda m: m.name),
         Column("method", "method", lambda m: m.members[0].method, text=method),
-        *_hyperparameter_columns(members, lambda m: m.members[0]),
+        *_hyperparameter_columns(members, first),
         Column("seeds", "seeds", lambda m: len(m.members), decimals=0),
-        *numbers,
+        *(spread for column in _numbers(members) for spread in _spread_columns(column)),
         Column("images", "images", lambda m: m.members[0].images, decimals=0),
     )
     return _arranged(columns, means, published_of if published else None, _best_mean)

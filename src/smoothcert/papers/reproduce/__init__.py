@@ -17,7 +17,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import duration, escape_markdown, markdown_table
 from smoothcert.io.written_files import write_files
 from smoothcert.papers.reproduce.planning import PlannedRun, Request, plan, share_runs
-from smoothcert.papers.reproduce.work import finish_runs
+from smoothcert.papers.reproduce.work import failures_in_words, finish_runs
 from smoothcert.papers.rows import PaperRun, paper_runs, published
 from smoothcert.report import Published, terminal_report, write_report
 from smoothcert.report.thumbnails import pictures
@@ -56,12 +56,8 @@ def reproduce(plans: Sequence[tuple[Request, Sequence[PlannedRun]]], console: Co
     at the end, after all others are finished.
     """
     runs = {run.folder: run for _, planned in plans for run in planned if run.recipe is not None}
-    failed = {run.folder: run.problem for run in runs.values() if run.problem is not None}
-    failed |= finish_runs([run for run in runs.values() if run.folder not in failed], plans[0][0], console)
-    problems: list[str] = []
-    if failed:
-        reasons = "; ".join(f"{folder.name}: {reason}" for folder, reason in failed.items())
-        problems.append(f"{len(failed)} of {len(runs)} runs failed, the same command tries them again ({reasons})")
+    failed = finish_runs(list(runs.values()), plans[0][0], console)
+    problems = [failures_in_words(failed, len(runs))] if failed else []
     for request, planned in plans:
         finished = [run for run in planned if run.recipe is not None and run.folder not in failed]
         try:

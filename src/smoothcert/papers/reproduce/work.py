@@ -24,12 +24,20 @@ from smoothcert.training.several_runs import train_together
 
 
 def finish_runs(planned: Sequence[RunState], resources: Resources, console: Console) -> Failures:
-    """Train and certify what is missing of each run; a run that fails does not stop the others."""
+    """Train and certify what is missing of each run; one that fails, or is damaged, does not stop the others."""
+    failed = {run.folder: run.problem for run in planned if run.problem is not None}
+    planned = [run for run in planned if run.problem is None and not run.done]
     if resources.jobs > 1 and find_device(resources.device).type == "cpu":
-        return finish_in_processes([run for run in planned if not run.done], resources, console)
-    failed = train_runs([run for run in planned if not run.trained], resources, console)
-    rest = [run for run in planned if not run.done and run.folder not in failed]
+        return failed | finish_in_processes(planned, resources, console)
+    failed |= train_runs([run for run in planned if not run.trained], resources, console)
+    rest = [run for run in planned if run.folder not in failed]
     return failed | in_turn(rest, lambda run: certify(run, resources, console))
+
+
+def failures_in_words(failed: Failures, runs: int) -> str:
+    """How many of the `runs` failed, and why."""
+    reasons = "; ".join(f"{folder.name}: {reason}" for folder, reason in failed.items())
+    return f"{len(failed)} of {runs} runs failed, the same command tries them again ({reasons})"
 
 
 def train_runs(planned: Sequence[RunState], resources: Resources, console: Console) -> Failures:
