@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from smoothcert.cli.certification import images_of_run
+from smoothcert.cli.certification import chosen_or_trained_images
 from smoothcert.cli.options import (
     DatasetName,
     Device,
@@ -54,16 +54,13 @@ def adapt(
     from smoothcert.training.batch_norm import CHANGE, adapt_batch_norm, adapt_run
     from smoothcert.training.checkpoint import load_run, tensors_digest, write_tensors
     from smoothcert.training.initial_weights import own_model_with_weights
-    from smoothcert.training.run_copy import refuse_other_files
+    from smoothcert.training.new_run import is_copy, refuse_other_files
 
     CertifySettings(sigma=sigma)  # refuses a wrong noise level before anything is loaded
     where, loaded = find_device(device), None if run is None else load_run(run, model)
     if loaded is not None:
-        refuse_other_files(out, CHANGE, tensors_digest(loaded.model.state_dict()))
-    trained = None if loaded is None else loaded.recipe
-    name = str(dataset or (trained and trained.dataset))
-    size = trained.image_size if trained is not None and dataset is None else files.image_size
-    images = images_of_run(files, files.loader(), name, size, loaded, "train")
+        refuse_other_files(out, is_copy(CHANGE, tensors_digest(loaded.model.state_dict())))
+    images = chosen_or_trained_images(files, dataset, loaded, "train")
     print_data_notes(console, images)
     code: list[object] = ["--model", model] if model is not None else []
     if loaded is not None:
@@ -76,7 +73,7 @@ def adapt(
         network = as_module(built, str(model), "--model")
         about = adapt_batch_norm(network.to(where), images.to(where), sigma)
         write_tensors(out, network.state_dict(), {CHANGE: dict(about)})
-        words = ["--init", out, "--dataset", name, *optional("--image-size", files.image_size), *files.words()]
+        words = ["--init", out, "--dataset", dataset, *optional("--image-size", files.image_size), *files.words()]
         onwards = command_line("certify", *code, *words, "--sigma", sigma, "--out", out.with_suffix(""))
     console.print(f"adapted to {about['images']:,} images at sigma {about['sigma']:g}: {out}", soft_wrap=True)
     console.print(f"it is another network than before; next: {onwards}", soft_wrap=True)

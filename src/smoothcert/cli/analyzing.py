@@ -27,26 +27,18 @@ Runs = Annotated[list[Path], typer.Argument(help="Run folders, all of one data s
 Out = Annotated[Path, typer.Option(help="Folder for the figure and the csv file.")]
 Formats = Annotated[str, typer.Option("--format", help="Comma-separated picture formats: png, pdf, svg.")]
 Index = Annotated[int, typer.Option(help="Which test image, from 0.")]
-Sigma = Annotated[float | None, typer.Option(help="Noise level.", show_default="the runs' own")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the noise.")]
-Model = Annotated[str | None, typer.Option(help="The runs' own network, package.module:function.")]
-Steps = Annotated[int | None, typer.Option(help="Attack steps (T).", show_default="SmoothMix's for the data")]
-StepSize = Annotated[
-    float | None, typer.Option(help="L2 length of an attack step (alpha).", show_default="SmoothMix's for the data")
-]
-AttackNoise = Annotated[int, typer.Option(help="Noises that the attack averages over.")]
 
 
 @dataclass(frozen=True)
 class Comparison:
     """The options of analyses that load networks."""
 
-    sigma: Sigma = None
+    sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the runs' own")] = None
     out: Out = Path("analysis")
     format_: Formats = "png"
     force: Force = False
-    seed: Seed = 0
-    model: Model = None
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0
+    model: Annotated[str | None, typer.Option(help="The runs' own network, package.module:function.")] = None
     data: Data = None
     device: Device = "auto"
 
@@ -66,9 +58,11 @@ class Comparison:
 class Attack:
     """The options of analyses that attack images."""
 
-    steps: Steps = None
-    step_size: StepSize = None
-    num_noise: AttackNoise = 32
+    steps: Annotated[int | None, typer.Option(help="Attack steps (T).", show_default="SmoothMix's for the data")] = None
+    step_size: Annotated[
+        float | None, typer.Option(help="L2 length of an attack step (alpha).", show_default="SmoothMix's for the data")
+    ] = None
+    num_noise: Annotated[int, typer.Option(help="Noises that the attack averages over.")] = 32
 
     def on(self, subjects: "Subjects") -> "UnrestrictedAttack":
         from smoothcert.analysis.compared_runs import UnrestrictedAttack, default_attack

@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from smoothcert.cli.certification import images_of_run
+from smoothcert.cli.certification import chosen_or_trained_images
 from smoothcert.cli.options import (
     Denoiser,
     Device,
     ImageOptions,
     OwnNetwork,
     Precision,
+    Seed,
     Weights,
     check_dataset,
     check_name,
@@ -50,7 +51,7 @@ def attack(
     precision: Annotated[
         Precision | None, typer.Option(help="Precision of the network.", show_default="as certified")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="For tests and replays.", show_default="fresh")] = None,
+    seed: Seed = None,
     name: Annotated[str, typer.Option(help="Name of the attacks file.")] = "pgd",
     model: OwnNetwork = None,
     init: Weights = None,
@@ -105,10 +106,7 @@ def attack(
     path = folder / "attacks" / f"{name}.tsv"
     check_inside(path, folder)
     # Not the name in the certificates: data of this name need not be those that were certified. It is compared later.
-    trained = None if loaded is None else loaded.recipe
-    source_name = str(dataset or (trained and trained.dataset))
-    size = trained.image_size if trained is not None and dataset is None else files.image_size
-    images = images_of_run(files, files.loader(), source_name, size, loaded)
+    images = chosen_or_trained_images(files, dataset, loaded)
     fields = {
         **{"radii": attacked_radii, "steps": steps, "num_noise": num_noise, "n": n, "alpha": alpha},
         **{"precision": precision, "seed": seed, "sigma": sigma},
@@ -117,7 +115,7 @@ def attack(
     if denoiser is not None:
         front = load_denoiser(denoiser, sigma if claims is None else claims.settings.get("sigma"))
         fields["sigma"] = front.sigma
-    trained_sigma = None if trained is None else trained.sigma
+    trained_sigma = None if loaded is None else loaded.recipe.sigma
     recipe = complete_attack_recipe(fields, path, where, images.shape, claims, trained_sigma)
     indices = chosen_images(len(images), skip, max_images)
     if claims is not None:

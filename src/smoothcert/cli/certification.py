@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from smoothcert.cli.advice import next_step
 from smoothcert.cli.options import (
     Bound,
+    BoundName,
     Denoiser,
     Device,
     Hub,
     ImageOptions,
+    MaxImages,
     NoiseName,
     OwnNetwork,
     Precision,
+    Seed,
+    Skip,
+    Votes,
     Weights,
     check_dataset,
     check_name,
@@ -125,13 +129,13 @@ def certify(
     ] = None,
     request: Request,
     files: ImageOptions,
-    n: Annotated[int, count_option("--n", "--votes", help="Votes that bound the class's probability.")] = 100_000,
+    n: Votes = 100_000,
     n0: Annotated[int, count_option(help="Votes that choose the class.")] = 100,
     alpha: Annotated[float, typer.Option(help="Probability that a certificate is wrong, at most.")] = 0.001,
     sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the run's")] = None,
     noise: Annotated[NoiseName | None, typer.Option(help="Kind of noise.", show_default="the run's")] = None,
-    skip: Annotated[int, count_option(help="Certify every SKIP-th image.")] = 1,
-    max_images: Annotated[int | None, count_option(help="Certify at most this many images.")] = None,
+    skip: Skip = 1,
+    max_images: MaxImages = None,
     shard: Annotated[
         str, typer.Option(help="i/k: the i-th of k shares of the images; see `smoothcert merge`.")
     ] = "1/1",
@@ -141,14 +145,12 @@ def certify(
     ] = None,
     radius_loss: Annotated[float | None, typer.Option(help="Radius, in sigmas, to give up for fewer votes.")] = None,
     label_aware: Annotated[bool, typer.Option("--label-aware", help="Benchmarks only: skip wrong images.")] = False,
-    bound: Annotated[
-        Bound, typer.Option(help="Two-sided bounds the runner-up too; randomized draws a coin.")
-    ] = "one-sided",
+    bound: BoundName = "one-sided",
     sound: Annotated[bool, typer.Option("--sound", help="Integer noise: sound in floating point.")] = False,
     precision: Annotated[Precision, typer.Option(help="Precision of the network.")] = "auto",
     compile_: Annotated[bool, typer.Option("--compile", help="torch.compile the network.")] = False,
     batch_size: Annotated[int | None, count_option(help="Noisy images in a forward pass.")] = None,
-    seed: Annotated[int | None, typer.Option(help="For tests and replays.", show_default="fresh")] = None,
+    seed: Seed = None,
     device: Device = "auto",
 ) -> None:
     """Certify test images of runs, several runs as one classifier or your own model; a file is continued."""
@@ -186,8 +188,7 @@ def certify(
                 images = with_known_classes(images, target.published.class_names)
             written.append(certify_target(request, target, images, where, group, files))
         if group.leads:
-            steps = last_line(written, lambda target: next_step(target.path, target.folder, target.settings.shard))
-            request.console.print(steps, soft_wrap=True)
+            request.console.print(last_line(written), soft_wrap=True)
 
 
 def images_of_run(
@@ -202,6 +203,15 @@ def images_of_run(
     channels = run.spec.shape[0] if run is not None and dataset.startswith("folder:") else None
     images = load(dataset, split, image_size, channels)
     return images if run is None or files.classes is not None else with_known_classes(images, run.spec.class_names)
+
+
+def chosen_or_trained_images(
+    files: ImageOptions, dataset: str | None, run: "Run | None", split: "Split" = "test"
+) -> "Images":
+    """Return the images of `dataset`; without it, those of the data set and the size that `run` was trained with."""
+    if dataset is not None or run is None:
+        return images_of_run(files, files.loader(), str(dataset), files.image_size, run, split)
+    return images_of_run(files, files.loader(), run.recipe.dataset, run.recipe.image_size, run, split)
 
 
 def parse_shard(text: str) -> tuple[int, int]:

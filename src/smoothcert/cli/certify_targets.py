@@ -1,7 +1,7 @@
 """What `smoothcert certify` does with each classifier: a run, several runs as one, or the user's own model."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from smoothcert.cli.advice import (
     accuracy_warning,
     long_work,
     measured_accuracy,
+    next_step,
     noise_warning,
     retraining_command,
     spent_votes,
@@ -236,9 +237,10 @@ def for_machines(target: Target, file: CertificatesFile) -> dict[str, Any]:
     }
 
 
-def last_line(targets: Sequence[Target], next_step: Callable[[Target], str]) -> str:
+def last_line(targets: Sequence[Target]) -> str:
     """Return what was written and the command to continue with."""
     written = ", ".join(str(target.path) for target in targets)
     if len(targets) == 1:
-        return f"wrote {written}; {next_step(targets[0])}"
+        target = targets[0]
+        return f"wrote {written}; {next_step(target.path, target.folder, target.settings.shard)}"
     return f"wrote {written}; next: {command_line('report', *(target.path for target in targets))}"

@@ -7,10 +7,12 @@ from typing import Annotated, Literal
 import typer
 
 from smoothcert.cli.options import (
-    Compiling,
+    CompileTraining,
     Device,
     Epochs,
     ImageOptions,
+    Overrides,
+    Resume,
     check_dataset,
     command_line,
     console,
@@ -38,11 +40,9 @@ def train_denoiser(
     init: Annotated[Path | None, typer.Option(help="Denoiser to start from: a run folder.")] = None,
     epochs: Epochs = None,
     files: ImageOptions,
-    set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of the recipe.")] = [],  # noqa: B006
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
-    compile_: Annotated[
-        Compiling, typer.Option("--compile", help="torch.compile on a GPU; auto: if it pays.")
-    ] = "auto",
+    set_: Overrides = [],  # noqa: B006
+    resume: Resume = False,
+    compile_: CompileTraining = "auto",
     device: Device = "auto",
 ) -> None:
     """Train a denoiser, which makes a classifier that was trained without noise certifiable."""

@@ -35,12 +35,6 @@ Classes = Annotated[
     Path | None,
     typer.Option("--classes", help="Text file: one class name per line, in the order of the model's outputs."),
 ]
-Channels = Annotated[
-    int | None, typer.Option("--channels", help="For folder:PATH: 1 (grey) or 3 (RGB).", show_default="as the files")
-]
-SkipUnreadable = Annotated[
-    bool, typer.Option("--skip-unreadable", help="For folder:PATH: leave out files that cannot be read.")
-]
 Hub = Annotated[
     str | None,
     typer.Option("--hub", help="A published classifier: hf:NAME, timm:NAME, hf:FOLDER or timm:FOLDER, from its cache."),
@@ -49,7 +43,6 @@ Denoiser = Annotated[
     Path | None,
     typer.Option("--denoiser", help="Denoiser in front: a folder of train-denoiser, or of a diffusers UNet2DModel."),
 ]
-Preset = Annotated[str | None, typer.Option("--preset", help="A published run: see `smoothcert presets`.")]
 DatasetName = Annotated[
     str | None, typer.Option("--dataset", help="Data set: see `smoothcert datasets`.", show_default="the recipe's")
 ]
@@ -61,15 +54,13 @@ Weights = Annotated[
     Path | None,
     typer.Option("--init", help="Weights of --model: .safetensors or a PyTorch checkpoint.", rich_help_panel="Network"),
 ]
-NetworkName = Annotated[
-    str | None, typer.Option("--model", help="A network, or your own: package.module:function or FILE.py:function.")
-]
-Method = Annotated[
-    str | None,
-    typer.Option("--method", "--objective", help="A method, or your own: package.module:Class or FILE.py:Class."),
-]
 Force = Annotated[bool, typer.Option("--force", help="Replace files in the folder that smoothcert did not write.")]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Overrides = Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of the recipe.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
+CompileTraining = Annotated[Compiling, typer.Option("--compile", help="torch.compile on a GPU; auto: if it pays.")]
+BoundName = Annotated[Bound, typer.Option(help="Two-sided bounds the runner-up too; randomized draws a coin.")]
+Seed = Annotated[int | None, typer.Option(help="For tests and replays.", show_default="fresh")]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute.")]
 
 
@@ -91,6 +82,9 @@ def count_option(*names: str, **settings: Any) -> Any:
 Epochs = Annotated[
     int | None, count_option("--epochs", help="Passes over the training images.", show_default="the recipe's")
 ]
+Votes = Annotated[int, count_option("--n", "--votes", help="Votes that bound the class's probability.")]
+Skip = Annotated[int, count_option(help="Certify every SKIP-th image.")]
+MaxImages = Annotated[int | None, count_option(help="Certify at most this many images.")]
 
 
 def show_table(titles: Sequence[str | Column], rows: Iterable[Iterable[str]], **options: Any) -> None:
@@ -179,9 +173,13 @@ class ImageOptions:
     """The options that say how images are read."""
 
     image_size: ImageSize = None
-    channels: Channels = None
+    channels: Annotated[
+        int | None, typer.Option(help="For folder:PATH: 1 (grey) or 3 (RGB).", show_default="as the files")
+    ] = None
     classes: Classes = None
-    skip_unreadable: SkipUnreadable = False
+    skip_unreadable: Annotated[
+        bool, typer.Option("--skip-unreadable", help="For folder:PATH: leave out files that cannot be read.")
+    ] = False
     data: Data = None
 
     def loader(self) -> Load:

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from smoothcert.cli.options import (
-    Bound,
+    BoundName,
     Classes,
     Denoiser,
     Device,
@@ -45,9 +45,7 @@ def predict(
     alpha: Annotated[float, typer.Option(help="Probability that a line is wrong, at most.")] = 0.001,
     sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the run's")] = None,
     noise: Annotated[NoiseName | None, typer.Option(help="Kind of noise.", show_default="the run's")] = None,
-    bound: Annotated[
-        Bound, typer.Option(help="Two-sided bounds the runner-up too; randomized draws a coin.")
-    ] = "one-sided",
+    bound: BoundName = "one-sided",
     precision: Annotated[Precision, typer.Option(help="Precision of the network.")] = "auto",
     resize: Annotated[bool, typer.Option("--resize", help="Scale and crop images that have another size.")] = False,
     image_size: Annotated[

@@ -6,13 +6,11 @@ import torch
 
 from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.certification.settings import CertifySettings
-from smoothcert.cli.reporting import ReportRequest, print_report
+from smoothcert.cli.reporting import report_runs
 from smoothcert.data import Images, load_dataset
 from smoothcert.io.console import PlainConsole
 from smoothcert.papers.presets import preset
-from smoothcert.report import write_report
 from smoothcert.report.progress import certification_bar, train_with_bar
-from smoothcert.report.thumbnails import pictures
 from smoothcert.training.checkpoint import RECIPE, load_run
 from smoothcert.training.recipe import TrainRecipe, with_overrides
 
@@ -55,8 +53,6 @@ def run_quickstart(out: Path) -> None:
         path = folder / "certificates" / f"test-n{VOTES}.tsv"
         with certification_bar(folder.name, images) as show:
             certify_dataset(load_run(folder), test_data, path, settings, device=device, on_progress=show)
-    request = ReportRequest(list(map(str, folders))).to_store(out / "report")
-    report = write_report(folders, out / "report", ("md", "html", "png"), gallery=pictures, request=request)
-    print_report(report, console)
+    report_runs(folders, out / "report", ("md", "html", "png"))
     console.print(f"{images} test images, n = {VOTES:,} votes: a small budget for a first look.", soft_wrap=True)
     console.print(f"Full runs: smoothcert train --preset {METHODS[-1]} --sigma {SIGMA} --out runs/a", soft_wrap=True)

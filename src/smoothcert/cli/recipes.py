@@ -4,9 +4,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from smoothcert.cli.options import Load, check_dataset, console
+import typer
+
+from smoothcert.cli.options import DatasetName, Epochs, Load, check_dataset, console
 from smoothcert.errors import RequestError
 from smoothcert.io.console import leads
 
@@ -16,62 +18,73 @@ if TYPE_CHECKING:  # commands import torch only when they need it
 
 @dataclass(frozen=True)
 class RecipeOptions:
-    """The options that choose a recipe, as on the command line."""
+    """The options of `train` and `sweep` that choose a recipe."""
 
-    preset: str | None
-    file: Path | None
-    dataset: str | None
-    image_size: int | None
-    objective: str | None
-    model: str | None
-    epochs: int | None
-    set_: Sequence[str]
-    trained: bool = False
-    """Whether training starts from trained weights."""
-    continued: bool = False
-    """Whether `file` is the recipe of a run that is continued, perhaps of an earlier version."""
+    preset: Annotated[str | None, typer.Option(help="A published run: see `smoothcert presets`.")] = None
+    recipe: Annotated[
+        Path | None, typer.Option(help="Instead of a preset a recipe in YAML, or that of a run's model.safetensors.")
+    ] = None
+    dataset: DatasetName = None
+    model: Annotated[
+        str | None, typer.Option(help="A network, or your own: package.module:function or FILE.py:function.")
+    ] = None
+    objective: Annotated[
+        str | None,
+        typer.Option("--method", "--objective", help="A method, or your own: package.module:Class or FILE.py:Class."),
+    ] = None
+    epochs: Epochs = None
 
     def name(self, sigma: float | None) -> str | None:
         """Return a name for the run folder; None if nothing is chosen."""
         if self.preset is not None:
             return self.preset.replace("/", "-") + ("" if sigma is None else f"-{sigma:g}")
-        if self.file is not None:
-            return self.file.parent.name if self.file.name == "recipe.yaml" else self.file.stem
+        if self.recipe is not None:
+            return self.recipe.parent.name if self.recipe.name == "recipe.yaml" else self.recipe.stem
         if self.dataset is None or self.objective is None or sigma is None:
             return None
         kind, _, path = self.dataset.partition(":")
         return f"{Path(path).stem if path else kind}-{self.objective.rpartition(':')[2]}-{sigma:g}"
 
 
-def choose_recipe(options: RecipeOptions, sigma: float | None, load: Load) -> "TrainRecipe":
-    """Return the recipe that `options` name, at the noise level `sigma`, with all overrides.
+def choose_recipe(
+    options: RecipeOptions,
+    sigma: float | None,
+    image_size: int | None,
+    changes: Sequence[str],
+    load: Load,
+    *,
+    trained: bool = False,
+    continued: bool = False,
+) -> "TrainRecipe":
+    """Return the recipe that `options` name, at the noise level `sigma`, with the `changes` of --set.
 
-    Code that only a file names is refused: the user has to name it as well. `load` is called
-    if the recipe depends on the images.
+    Code that only a file names is refused: the user has to name it as well. `load` is called if the recipe depends on
+    the images, and on whether training starts from `trained` weights. A recipe of a run that is `continued` may be of
+    an earlier version.
     """
     from smoothcert.papers.presets import preset as find_preset
     from smoothcert.training.recipe import load_run_recipe, load_train_recipe, with_overrides
     from smoothcert.training.run_folder import MODEL
     from smoothcert.training.user_objective import load_objective, refuse_objective_code
 
-    file = options.file
+    file = options.recipe
     if options.preset is not None and file is not None:
         raise RequestError("give --preset or --recipe, not both")
-    named = {"objective": options.objective, "dataset": options.dataset, "image_size": options.image_size}
+    named = {"objective": options.objective, "dataset": options.dataset, "image_size": image_size}
     named |= {"epochs": options.epochs, "model": options.model}
     if options.preset is not None:
         chosen = find_preset(options.preset, sigma)
     elif file is None:
-        chosen, named = recipe_for_data(options, sigma, load), {}
+        chosen, named = recipe_for_data(options, sigma, image_size, load, trained), {}
     elif file.suffix == Path(MODEL).suffix and file.is_file():
         from smoothcert.training.checkpoint import recipe_of_model
 
         chosen = recipe_of_model(file)
     else:
-        chosen = load_run_recipe(file) if options.continued else load_train_recipe(file)
+        chosen = load_run_recipe(file) if continued else load_train_recipe(file)
     given = {key: value for key, value in named.items() if value is not None and key != "model"}
     overrides = [f"{key}={json.dumps(value)}" for key, value in given.items()]  # JSON is YAML: a path may contain " #"
-    overrides += options.set_ if sigma is None or options.preset is not None else [f"sigma={sigma}", *options.set_]
+    overrides += changes if sigma is None or options.preset is not None else [f"sigma={sigma}", *changes]
     overrides += [f"model={options.model}"] if named.get("model") is not None else []
     final = with_overrides(chosen, overrides)
     check_dataset(final.dataset)
@@ -85,7 +98,9 @@ def choose_recipe(options: RecipeOptions, sigma: float | None, load: Load) -> "T
     return load_objective(final)
 
 
-def recipe_for_data(options: RecipeOptions, sigma: float | None, load: Load) -> "TrainRecipe":
+def recipe_for_data(
+    options: RecipeOptions, sigma: float | None, image_size: int | None, load: Load, trained: bool
+) -> "TrainRecipe":
     """Return the default recipe for the data set and the method of a request; print what it chooses."""
     if options.dataset is None:
         raise RequestError(
@@ -99,13 +114,13 @@ def recipe_for_data(options: RecipeOptions, sigma: float | None, load: Load) -> 
     from smoothcert.report.progress import print_note
     from smoothcert.training.default_recipe import default_recipe, describe_choices
 
-    images = load(options.dataset, "train", options.image_size)
+    images = load(options.dataset, "train", image_size)
     recipe = default_recipe(
         *(images, options.dataset, sigma, str(options.objective)),  # type: ignore[arg-type]
-        image_size=options.image_size,
+        image_size=image_size,
         model=options.model,
         epochs=options.epochs,
-        trained=options.trained,
+        trained=trained,
     )
     if leads():
         print_note(console, f"without a preset: {describe_choices(recipe)}; --set changes them")

@@ -10,7 +10,6 @@ import typer
 
 from smoothcert.cli.options import Data, Force, check_dataset, console, parse_radii
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.console import PlainConsole
 from smoothcert.training.run_folder import check_exists
 
 if TYPE_CHECKING:
@@ -149,10 +148,10 @@ def report(
     choices = replace(request.choices(), gallery=_gallery(images or (), data) if "html" in formats else None)
     stored = request.to_store(out)
     written = write_report(request.paths, out, formats, choices=choices, force=force, request=stored)
-    print_report(written, console)
+    print_report(written)
 
 
-def print_report(written: "Report", console: PlainConsole) -> None:
+def print_report(written: "Report") -> None:
     """Print the table of a report and its files."""
     from smoothcert.report import terminal_report
 
@@ -160,6 +159,17 @@ def print_report(written: "Report", console: PlainConsole) -> None:
         console.print(shown)
     for path in written.written:
         console.print(f"wrote {path}", soft_wrap=True)
+
+
+def report_runs(runs: Sequence[Path], out: Path, formats: Sequence[str], data: Path | None = None) -> None:
+    """Write a report of finished runs or certificates files with pictures of their images, and print its table."""
+    from functools import partial
+
+    from smoothcert.report import write_report
+    from smoothcert.report.thumbnails import pictures
+
+    request = ReportRequest(list(map(str, runs))).to_store(out)
+    print_report(write_report(runs, out, formats, gallery=partial(pictures, folder=data), request=request))
 
 
 def _gallery(images: Sequence[str], data: Path | None) -> Any:

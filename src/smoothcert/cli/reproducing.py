@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from smoothcert.cli.options import Data, Device, console, count_option, parse_numbers
+from smoothcert.cli.options import Data, Device, MaxImages, console, count_option, parse_numbers
 from smoothcert.errors import RequestError
 
 
@@ -25,7 +25,7 @@ def reproduce(
         int | None, count_option("--n", "--votes", help="Votes per image.", show_default="the paper's")
     ] = None,
     skip: Annotated[int | None, count_option(help="Every SKIP-th image.", show_default="the paper's")] = None,
-    max_images: Annotated[int | None, count_option(help="Certify at most this many images.")] = None,
+    max_images: MaxImages = None,
     set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of every recipe.")] = [],  # noqa: B006
     compile_: Annotated[bool, typer.Option("--compile", help="torch.compile the votes.")] = False,
     data: Data = None,

@@ -11,20 +11,18 @@ from rich.table import Column, Table
 
 from smoothcert.cli.options import (
     Data,
-    DatasetName,
     Device,
-    Epochs,
     ImageOptions,
     ImageSize,
     Load,
-    Method,
-    NetworkName,
-    Preset,
+    MaxImages,
+    Skip,
+    Votes,
     console,
-    count_option,
     parse_numbers,
 )
-from smoothcert.cli.reporting import ReportRequest, print_report
+from smoothcert.cli.recipes import RecipeOptions, choose_recipe
+from smoothcert.cli.reporting import report_runs
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import duration
 
@@ -44,32 +42,28 @@ def sweep(
         list[str], typer.Option("--set", help="key=a,b,c: one run per value, and per combination with other keys.")
     ] = [],  # noqa: B006
     out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("runs/sweep"),
-    preset: Preset = None,
-    recipe: Annotated[Path | None, typer.Option(help="Instead of a preset a recipe in YAML.")] = None,
-    dataset: DatasetName = None,
+    *,
+    options: RecipeOptions,
     image_size: ImageSize = None,
     sigma: Annotated[str | None, typer.Option(help="Comma-separated noise levels.")] = None,
-    model: NetworkName = None,
-    objective: Method = None,
-    epochs: Epochs = None,
-    n: Annotated[int, count_option("--n", "--votes", help="Votes that bound the class's probability.")] = 100_000,
-    skip: Annotated[int, count_option(help="Certify every SKIP-th image.")] = 1,
-    max_images: Annotated[int | None, count_option(help="Certify at most this many images.")] = None,
+    n: Votes = 100_000,
+    skip: Skip = 1,
+    max_images: MaxImages = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once.", show_default="1; on a GPU up to 8")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and the estimate only.")] = False,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
     """Train, certify and report one run per combination of values; repeated, it finishes what is missing."""
-    from smoothcert.cli.recipes import RecipeOptions, choose_recipe
-
     load = ImageOptions(data=data).loader()
     grid = parse_grid(set_)
     fixed = [f"{key}={values[0]}" for key, values in grid.items() if len(values) == 1]
     varied = {key: values for key, values in grid.items() if len(values) > 1}
     sigmas = parse_numbers("sigma", sigma, float) or (None,)
-    options = RecipeOptions(preset, recipe, dataset, image_size, objective, model, epochs, fixed)
-    bases = {f"sigma{value:g}" if len(sigmas) > 1 else "": choose_recipe(options, value, load) for value in sigmas}
+    bases = {
+        f"sigma{value:g}" if len(sigmas) > 1 else "": choose_recipe(options, value, image_size, fixed, load)
+        for value in sigmas
+    }
     recipes = all_recipes(bases, varied)
     from smoothcert.certification.estimate import LONG
     from smoothcert.distributed import find_device
@@ -91,7 +85,8 @@ def sweep(
         raise RequestError(f"--jobs: expected 1 on a CPU with an objective of your own, got {at_once}; leave it out")
     resources = Resources(data=data, device=device, jobs=at_once)
     failed = finish_runs(runs, resources, console)
-    show_report([run for run in runs if run.folder not in failed], out / "report", data)
+    if finished := [run.certificates for run in runs if run.folder not in failed]:
+        report_runs(finished, out / "report", FORMATS, data)
     if failed:
         raise WorkError(failures_in_words(failed, len(runs)))
 
@@ -165,18 +160,3 @@ def plan_table(runs: "Sequence[RunState]") -> Table:
     for run in runs:
         table.add_row(run.folder.name, run.state, duration(run.seconds) if run.seconds else "-")
     return table
-
-
-def show_report(runs: "Sequence[RunState]", out: Path, data: Path | None) -> None:
-    """Write the report of finished runs and print its table."""
-    from functools import partial
-
-    from smoothcert.report import write_report
-    from smoothcert.report.thumbnails import pictures
-
-    if not runs:
-        return
-    files = [run.certificates for run in runs]
-    request = ReportRequest(list(map(str, files))).to_store(out)
-    written = write_report(files, out, FORMATS, gallery=partial(pictures, folder=data), request=request)
-    print_report(written, console)

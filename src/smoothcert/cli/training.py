@@ -7,24 +7,22 @@ from typing import Annotated
 import typer
 
 from smoothcert.cli.options import (
-    Compiling,
+    CompileTraining,
     Data,
-    DatasetName,
     Device,
-    Epochs,
     ImageOptions,
     InputLayer,
-    Method,
-    NetworkName,
-    Preset,
+    Overrides,
+    Resume,
     command_line,
     console,
     optional,
 )
+from smoothcert.cli.recipes import RecipeOptions, choose_recipe
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import leads
 from smoothcert.training.choices import Tracker
-from smoothcert.training.run_folder import check_run_folder
+from smoothcert.training.run_folder import RECIPE, check_file, check_run_folder, refuse_lost_recipe, split_key
 
 
 def train(
@@ -32,16 +30,9 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Run folder to make.", show_default="runs/ and a name for the recipe")
     ] = None,
-    preset: Preset = None,
-    recipe: Annotated[
-        Path | None, typer.Option(help="Instead of a preset a recipe in YAML, or that of a run's model.safetensors.")
-    ] = None,
-    dataset: DatasetName = None,
+    options: RecipeOptions,
     sigma: Annotated[float | None, typer.Option(help="Noise level.")] = None,
-    model: NetworkName = None,
-    objective: Method = None,
-    epochs: Epochs = None,
-    set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of the recipe.")] = [],  # noqa: B006
+    set_: Overrides = [],  # noqa: B006
     init: Annotated[
         Path | None, typer.Option(help="Weights to start from: a run folder, .safetensors or a PyTorch checkpoint.")
     ] = None,
@@ -49,10 +40,8 @@ def train(
         int, typer.Option(min=0, help="Measure the test accuracy under noise every N epochs.", show_default="never")
     ] = 0,
     track: Annotated[Tracker | None, typer.Option(help="Also write the metrics for this tool.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
-    compile_: Annotated[
-        Compiling, typer.Option("--compile", help="torch.compile on a GPU; auto: if it pays.")
-    ] = "auto",
+    resume: Resume = False,
+    compile_: CompileTraining = "auto",
     capture: Annotated[
         bool | None, typer.Option(help="Steps as CUDA graphs; on a GPU.", show_default="not for your own code")
     ] = None,
@@ -63,17 +52,13 @@ def train(
     device: Device = "auto",
 ) -> None:
     """Train a model into a run folder: from a preset, a recipe, or a data set and a method."""
-    from smoothcert.cli.recipes import RecipeOptions, choose_recipe
-    from smoothcert.training.run_folder import RECIPE, refuse_lost_recipe
-
-    chosen = (preset, recipe, dataset, files.image_size, objective, model, epochs, set_)
-    options = RecipeOptions(*chosen, trained=init is not None)
-    name = options.name(sigma)
+    name, continued = options.name(sigma), False
     if out is None:
         out = Path("runs") / name if name is not None else None
-    if out is not None and preset is None and recipe is None and resume:
-        if (out / RECIPE).exists():
-            options = replace(options, file=out / RECIPE, continued=True)
+    if out is not None and options.preset is None and options.recipe is None and resume:
+        continued = (out / RECIPE).exists()
+        if continued:
+            options = replace(options, recipe=out / RECIPE)
         else:
             refuse_lost_recipe(out)
             if name is None:  # a whole request, of a process that ended before it made the folder, starts again
@@ -81,7 +66,8 @@ def train(
                     f"{out}: holds no run to continue; name its run by --out, or give --preset NAME for a new one"
                 )
     load = files.loader()
-    final = choose_recipe(options, sigma, load)
+    trained = init is not None
+    final = choose_recipe(options, sigma, files.image_size, set_, load, trained=trained, continued=continued)
     from smoothcert.data import UNSPLIT
     from smoothcert.distributed import meet
     from smoothcert.models import is_code
@@ -129,8 +115,6 @@ def import_(
     data: Data = None,
 ) -> None:
     """Make a run folder from a published checkpoint; its pickled code is never run."""
-    from smoothcert.training.run_folder import check_file, split_key
-
     check_file(split_key(file)[0], "a checkpoint, such as checkpoint.pth.tar")
     from smoothcert.data import load_dataset, silent
     from smoothcert.training.import_checkpoint import import_checkpoint

@@ -1,15 +1,26 @@
 """Turn the validation errors of pydantic into one line for the user."""
 
 import inspect
-from typing import Any, get_args
+from collections.abc import Mapping
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from smoothcert.errors import RequestError
 from smoothcert.io.text import did_you_mean, printable
 
 MOST_SHOWN = 120
 LETTERS = {"lambda": "weight", "m": "num_noise", "lr": "learning_rate"}
 """What papers call a hyper-parameter -> its field."""
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validated(kind: type[Model], fields: Mapping[str, Any], prefix: str = "") -> Model:
+    """Make a `kind` from its fields; wrong ones, whose names begin with `prefix`, are a RequestError of one line."""
+    try:
+        return kind.model_validate(dict(fields))
+    except ValidationError as error:
+        raise RequestError(describe_errors(kind, error, prefix)) from error
 
 
 def describe_errors(kind: type[BaseModel], error: ValidationError, prefix: str = "") -> str:

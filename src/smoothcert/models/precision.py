@@ -1,7 +1,7 @@
 """How the base classifier is evaluated: precision and memory layout are part of f, so a certificate records them."""
 
 import copy
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +28,10 @@ def resolve_precision(precision: str, device: torch.device) -> Precision:
     """Turn `auto` into the fast precision of `device`, and refuse unknown names."""
     if precision == "auto":
         return fast_precision(device)
-    for name in get_args(Precision):
+    for name in DTYPES:
         if precision == name:
-            chosen: Precision = name
-            return chosen
-    raise RequestError(f"precision: expected one of auto, {', '.join(get_args(Precision))}, got {precision}")
+            return name
+    raise RequestError(f"precision: expected one of auto, {', '.join(DTYPES)}, got {precision}")
 
 
 def has_batch_norm(model: object) -> bool:

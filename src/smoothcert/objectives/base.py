@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from smoothcert.classifier import Classifier as Classifier
 from smoothcert.classifier import logits_under_noise as logits_under_noise
 from smoothcert.errors import RequestError
-from smoothcert.io.field_errors import describe_errors
+from smoothcert.io.field_errors import validated
 
 if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor
@@ -75,10 +75,7 @@ class Objective(BaseModel, ABC):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Copy with changed hyper-parameters, which are validated: pydantic's own method accepts any name and value."""
         fields = {name: getattr(self, name) for name in self.model_fields_set}
-        try:
-            return self.model_validate({**fields, **(update or {})})
-        except ValidationError as error:
-            raise RequestError(describe_errors(type(self), error, "objective.")) from error
+        return validated(type(self), {**fields, **(update or {})}, "objective.")
 
     @abstractmethod
     def loss(

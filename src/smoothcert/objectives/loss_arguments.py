@@ -3,25 +3,11 @@
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from smoothcert.errors import RequestError
-from smoothcert.io.field_errors import describe_errors
-from smoothcert.objectives.base import Objective
-
-Kind = TypeVar("Kind", bound=Objective)
-
-
-def make_objective(kind: type[Kind], fields: Mapping[str, Any]) -> Kind:
-    """Make an objective of `kind`, or raise a RequestError of one line about wrong hyper-parameters."""
-    try:
-        return kind.model_validate(dict(fields))
-    except ValidationError as error:
-        raise RequestError(describe_errors(kind, error)) from error
 
 
 def check_batch(model: object, inputs: Tensor, labels: Tensor, targets: Tensor | None) -> None:

@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from smoothcert import objectives
 from smoothcert.errors import RequestError
+from smoothcert.io.field_errors import validated
 from smoothcert.objectives.base import Classifier, Objective, Progress, cross_entropy_under_noise, warm_up
 from smoothcert.objectives.consistency import Form
 from smoothcert.objectives.inner_attacks import Adversary as Adversary
@@ -37,7 +38,6 @@ from smoothcert.objectives.loss_arguments import (
     check_draws,
     check_logits,
     explained_labels,
-    make_objective,
     warn_about_clipping,
 )
 from smoothcert.objectives.loss_settings import (
@@ -204,7 +204,7 @@ def stability(clean_logits: Tensor, noisy_logits: Tensor, labels: Tensor, *, wei
         raise RequestError(
             f"clean_logits: expected the shape {list(noisy_logits.shape[1:])}, got {list(clean_logits.shape)}"
         )
-    record = make_objective(objectives.Stability, {"num_noise": len(noisy_logits), "weight": weight})
+    record = validated(objectives.Stability, {"num_noise": len(noisy_logits), "weight": weight})
     return record.from_logits(clean_logits, noisy_logits, labels.long()).loss
 
 
@@ -219,7 +219,7 @@ def macer(
 ) -> Tensor:
     """Compute the loss of MACER from logits under noise [num_noise, batch, classes]."""
     check_logits(noisy_logits, labels)
-    record = make_objective(objectives.Macer, {"weight": weight, "gamma": gamma, "beta": beta})
+    record = validated(objectives.Macer, {"weight": weight, "gamma": gamma, "beta": beta})
     return record.from_logits(noisy_logits, labels.long(), sigma).loss
 
 
@@ -234,7 +234,7 @@ def consistency(
     """Compute the loss of Consistency from logits under noise [num_noise, batch, classes], num_noise >= 2."""
     check_logits(noisy_logits, labels)
     fields = {"num_noise": len(noisy_logits), "weight": weight, "entropy_weight": entropy_weight, "form": form}
-    return make_objective(objectives.Consistency, fields).from_logits(noisy_logits, labels.long()).loss
+    return validated(objectives.Consistency, fields).from_logits(noisy_logits, labels.long()).loss
 
 
 def smoothadv(
@@ -286,4 +286,4 @@ def _arguments(kind: type[Objective], settings: Mapping[str, Any]) -> dict[str, 
     """Divide the settings of a module into its objective and the arguments of `Loss`."""
     given = {"sigma": None, "generator": None, **settings}
     arguments = {name: given.pop(name) for name in ("sigma", "generator")}
-    return {"objective": make_objective(kind, given), **arguments}
+    return {"objective": validated(kind, given), **arguments}

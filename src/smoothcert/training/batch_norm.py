@@ -5,6 +5,7 @@ describe the noisy images it gets when it is certified.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from smoothcert.errors import RequestError
 from smoothcert.noise import NOISES
 from smoothcert.training.checkpoint import Run, tensors_digest
 from smoothcert.training.choices import NoiseName
-from smoothcert.training.run_copy import ORIGINAL, write_copy
+from smoothcert.training.new_run import ORIGINAL, is_copy, write_new_run
 from smoothcert.training.seeds import derived_seed
 
 MOST_IMAGES = 8192
@@ -96,5 +97,6 @@ def adapt_run(run: Run, data: Images, out: Path, sigma: float | None = None) -> 
     run.refuse_other_images(data)
     level = run.recipe.sigma if sigma is None else sigma
     about = adapt_batch_norm(run.model, data, level, noise=run.recipe.noise)
-    write_copy(run, out, run.model.state_dict(), CHANGE, about)
+    adapted = replace(run, folder=out, provenance={**run.provenance, CHANGE: dict(about)})
+    write_new_run(adapted, run.model.state_dict(), is_copy(CHANGE, about[ORIGINAL]))
     return about

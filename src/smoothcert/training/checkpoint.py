@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
@@ -202,11 +203,8 @@ def read_model_file(path: Path) -> ModelFile:
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["smoothcert"])
-        recipe: TrainRecipe | ImportRecipe
-        if "objective" in about["recipe"]:
-            recipe = parse_recipe(TrainRecipe, about["recipe"], str(path))
-        else:
-            recipe = parse_recipe(ImportRecipe, about["recipe"], str(path))
+        kind: type[TrainRecipe | ImportRecipe] = TrainRecipe if "objective" in about["recipe"] else ImportRecipe
+        recipe = parse_recipe(kind, about["recipe"], str(path))
         spec, epoch, provenance = InputSpec.from_mapping(about["input"]), about["epoch"], about["provenance"]
         most = recipe.epochs if isinstance(recipe, TrainRecipe) else math.inf
         if type(epoch) is not int or not 0 <= epoch <= most or not isinstance(provenance, dict):
@@ -264,8 +262,7 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
         if model is None:
             with torch.random.fork_rng(devices=[]):  # the weights that it draws are replaced
                 model = new_model(file.recipe, file.spec)
-        with safe_open(path, framework="pt") as opened:
-            weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        weights = load_file(path)
         if file.digest not in (None, tensors_digest(weights)):
             raise ValueError("the weights have changed since they were saved")
         model.load_state_dict(weights)

@@ -1,5 +1,6 @@
 """Export the model of a run with weights in float16: half the size, for publishing. Loading casts them to float32."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from smoothcert.errors import RequestError
 from smoothcert.training.checkpoint import Run, load_run, tensors_digest
-from smoothcert.training.run_copy import ORIGINAL, refuse_other_files, write_copy
+from smoothcert.training.new_run import ORIGINAL, is_copy, refuse_other_files, write_new_run
 
 CHANGE = "weights"
 
@@ -27,7 +28,7 @@ def export_run(folder: str | Path, out: str | Path, *, code: str | None = None) 
     run, out = load_run(Path(folder), code), Path(out)
     weights = run.model.state_dict()
     digest = tensors_digest(weights)
-    refuse_other_files(out, CHANGE, digest)
+    refuse_other_files(out, is_copy(CHANGE, digest))
     stored = {name: stored_in_half(tensor) for name, tensor in weights.items()}
     if too_large := [name for name, tensor in stored.items() if not bool(tensor.isfinite().all())]:
         raise RequestError(f"{folder}: expected weights that float16 can hold, got larger ones in {too_large[0]}")
@@ -37,5 +38,6 @@ def export_run(folder: str | Path, out: str | Path, *, code: str | None = None) 
         "largest_change": change,
         ORIGINAL: digest,
     }
-    write_copy(run, out, stored, CHANGE, rounding)
+    exported = replace(run, folder=out, provenance={**run.provenance, CHANGE: rounding})
+    write_new_run(exported, stored, is_copy(CHANGE, digest))
     return load_run(out, code)

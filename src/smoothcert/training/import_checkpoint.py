@@ -20,16 +20,14 @@ from torch import Tensor
 
 from smoothcert.data import DATASETS, Normalization
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.files import remove_temporaries
-from smoothcert.io.results import alone
 from smoothcert.io.text import named_error
 from smoothcert.models import MODELS
-from smoothcert.training.checkpoint import InputSpec, Run, new_model, read_model_file, save_weights
+from smoothcert.training.checkpoint import InputSpec, ModelFile, Run, new_model
 from smoothcert.training.choices import InputLayer
 from smoothcert.training.input_layer import layer_normalization, network_of
-from smoothcert.training.metrics import METRICS
+from smoothcert.training.new_run import write_new_run
 from smoothcert.training.recipe import ImportRecipe, parse_recipe
-from smoothcert.training.run_folder import MODEL, RECIPE, STATE, split_key
+from smoothcert.training.run_folder import split_key
 from smoothcert.training.versions import versions
 
 USUAL_DATASET = {"lenet": "mnist", "resnet50": "imagenet"}  # of the other networks: cifar10
@@ -82,10 +80,6 @@ def import_checkpoint(
     the same call repeats the import.
     """
     file, key = split_key(file)
-    if (out / RECIPE).exists():
-        raise RequestError(f"{out}: holds a run already; choose another --out")
-    if out.exists() and not out.is_dir():
-        raise RequestError(f"{out}: expected a folder to make, got a file; choose another --out")
     contents = read_checkpoint(file)
     layout, state, notes = find_state_dict(file, contents, key)
     name, fit = _architecture(file, arch, contents.get("arch"), state)
@@ -105,14 +99,13 @@ def import_checkpoint(
     with file.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
     about = {"versions": versions(torch.device("cpu")), "source_sha256": digest, "notes": notes}
-    with alone(out / METRICS, "choose another --out"):
-        _refuse_other_files(out, recipe, digest)
-        for name in (MODEL, RECIPE):
-            remove_temporaries(out / name)
-        # The recipe is last: without it, the same command repeats the import.
-        save_weights(out, model.state_dict(), recipe, spec, epoch, about)
-        recipe.save(out / RECIPE)
-    return Run(out, recipe, spec, model.eval(), epoch, about)
+    run = Run(out, recipe, spec, model.eval(), epoch, about)
+
+    def interrupted(stored: ModelFile) -> bool:
+        return stored.recipe == recipe and stored.provenance.get("source_sha256") == digest
+
+    write_new_run(run, model.state_dict(), interrupted)
+    return run
 
 
 def refuse_not_finite(file: Path, weights: Mapping[str, Tensor]) -> None:
@@ -123,17 +116,6 @@ def refuse_not_finite(file: Path, weights: Mapping[str, Tensor]) -> None:
                 f"{file}: expected finite weights, got NaN or infinite ones in {name}; download the file again or give "
                 "a checkpoint of an earlier epoch"
             )
-
-
-def _refuse_other_files(out: Path, recipe: ImportRecipe, digest: str) -> None:
-    """Raise a RequestError if `out` holds files other than those of an interrupted import of the same file."""
-    files = [name for name in (RECIPE, MODEL, STATE, METRICS) if (out / name).exists()]
-    if files == [MODEL]:
-        stored = read_model_file(out / MODEL)
-        if stored.recipe == recipe and stored.provenance.get("source_sha256") == digest:
-            return
-    if files:
-        raise RequestError(f"{out}: holds a run already ({', '.join(files)}); choose another --out")
 
 
 def read_checkpoint(file: Path) -> Mapping[Any, Any]:

@@ -1,4 +1,4 @@
-"""The training loop: `train`, and the three parts of an epoch below it, in the order in which they run.
+"""The training loop: `training_steps`, and the three parts of an epoch below it, in the order in which they run.
 
 Everything random in epoch e comes from a generator seeded with (seed, e). A resumed run therefore needs no generator
 state: from an epoch boundary it continues exactly as the uninterrupted run. Several processes draw the same order and
@@ -9,7 +9,8 @@ sees one share only.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothcert.data import Images
-from smoothcert.distributed import TRAINING_SECONDS, enough_memory, find_device, team
+from smoothcert.distributed import TRAINING_SECONDS, Team, enough_memory, find_device, team
 from smoothcert.errors import WorkError
 from smoothcert.objectives import Progress
 from smoothcert.objectives.base import warm_up
@@ -70,12 +71,22 @@ def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Unpack[Opt
         default_float32(),
         torch.enable_grad(),
         team(device, TRAINING_SECONDS) as group,
-        set_up(recipe, data, folder, group, **options) as run,
+        closing(training_steps(recipe, data, folder, group, **options)) as steps,
     ):
+        for _ in steps:
+            pass
+
+
+def training_steps(
+    recipe: TrainRecipe, data: Images, folder: Path, group: Team, **options: Unpack[Options]
+) -> Generator[None, None, None]:
+    """Train step by step; between two steps, other runs may take their turns (see `training/several_runs.py`)."""
+    with set_up(recipe, data, folder, group, **options) as run:
         use_teacher(run, options)
         while run.epoch < recipe.epochs:
             for images, labels in start_epoch(run):
                 run.train_step(images, labels)
+                yield
                 report_progress(run)
             finish_epoch(run)
 
@@ -158,9 +169,8 @@ def finish_epoch(run: RunInProgress) -> None:
     line |= run.sampler.metrics()
     if run.group.leads:
         recompute_statistics(run)
-    if run.group.leads and run.test_data is not None and (run.epoch + 1) % run.evaluate_every == 0:
-        line["test_noisy_accuracy"] = noisy_accuracy(run, run.test_data)
-    if run.group.leads:
+        if run.test_data is not None and (run.epoch + 1) % run.evaluate_every == 0:
+            line["test_noisy_accuracy"] = noisy_accuracy(run, run.test_data)
         append_metrics(run.folder / METRICS, line)
         accuracy = metrics.get(ACCURACY)
         if run.epoch + 1 == LEARNT_BY and accuracy is not None and at_chance(accuracy, run.data.labels):
@@ -168,11 +178,10 @@ def finish_epoch(run: RunInProgress) -> None:
     if restart_if_dead(run, metrics):
         return
     run.epoch += 1
-    save_seconds = SAVE_SECONDS * run.runs_at_once  # all runs wait while one is saved
-    due = run.epoch == run.recipe.epochs or time.perf_counter() - run.last_save > save_seconds
-    if run.group.leads and due:
-        save(run)
     if run.group.leads:
+        save_seconds = SAVE_SECONDS * run.runs_at_once  # all runs wait while one is saved
+        if run.epoch == run.recipe.epochs or time.perf_counter() - run.last_save > save_seconds:
+            save(run)
         run.on_epoch(run.as_run(), line)
     run.group.wait()
 

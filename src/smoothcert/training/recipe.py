@@ -1,7 +1,7 @@
 """Validated recipes for training, imports and certification; reading, writing, and `key=value` overrides."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
 from smoothcert.errors import RequestError
-from smoothcert.io.field_errors import LETTERS, describe_errors, shown
+from smoothcert.io.field_errors import LETTERS, describe_errors, shown, validated
 from smoothcert.io.files import write_text_atomically
 from smoothcert.io.text import did_you_mean, flattened
 from smoothcert.io.yaml_file import parse_yaml, read_yaml
@@ -18,29 +18,28 @@ from smoothcert.objectives import BUILT_IN, OBJECTIVES, Objective, UnloadedObjec
 from smoothcert.objectives.base import LATER_FIELDS as LATER_FIELDS_OF_OBJECTIVES
 from smoothcert.training.choices import InputLayer, NoiseName
 from smoothcert.training.run_folder import stored_fields
-from smoothcert.training.sampler_settings import SAMPLERS, AnySampler, RadiusWeighted, Uniform, sampler_to_fields
+from smoothcert.training.sampler_settings import SAMPLERS, RadiusWeighted, Uniform
+
+
+def _named(value: Any, field: str, names: Iterable[str]) -> tuple[Any, dict[str, Any]]:
+    """The name and the other fields of an objective or a sampler, from its name or from a mapping with a `name`."""
+    fields = {"name": value} if isinstance(value, str) else value
+    if not isinstance(fields, Mapping) or "name" not in fields:
+        raise ValueError(f"{field}: expected one of {', '.join(names)}, or a mapping with the key 'name'")
+    return fields["name"], {key: value for key, value in fields.items() if key != "name"}
 
 
 def _objective_from(value: Any) -> Any:
-    """Make an objective from its name, or from a mapping with a `name` and its hyper-parameters.
-
-    `package.module:Class` is not imported here: see `training/user_objective.py`.
-    """
+    """Make an objective; `package.module:Class` is not imported here: see `training/user_objective.py`."""
     if isinstance(value, Objective):
         return value
-    fields = {"name": value} if isinstance(value, str) else value
-    if not isinstance(fields, Mapping) or "name" not in fields:
-        raise ValueError(f"objective: expected a mapping with the key 'name', one of {', '.join(OBJECTIVES)}")
-    name = fields["name"]
-    outside = _is_reference(name)
-    if not outside and (not isinstance(name, str) or name not in BUILT_IN):
+    name, fields = _named(value, "objective", OBJECTIVES)
+    if _is_reference(name):
+        return validated(UnloadedObjective, {"name": name, **fields}, "objective.")
+    if not isinstance(name, str) or name not in BUILT_IN:
         otherwise = f"expected one of {', '.join(OBJECTIVES)}, or your own as FILE.py:Class"
         raise ValueError(f"objective: unknown method {name}; {did_you_mean(name, OBJECTIVES, otherwise)}")
-    kind = UnloadedObjective if outside else BUILT_IN[name]
-    try:
-        return kind.model_validate({k: v for k, v in fields.items() if k != "name" or outside})
-    except ValidationError as error:
-        raise ValueError(describe_errors(kind, error, "objective.")) from error
+    return validated(BUILT_IN[name], fields, "objective.")
 
 
 def _is_reference(name: object) -> bool:
@@ -56,7 +55,26 @@ def _objective_to(objective: Objective) -> dict[str, Any]:
     return {"name": name_in_recipes(objective), **{name: fields[name] for name in fields if name not in absent}}
 
 
+def _sampler_from(value: Any) -> Any:
+    if isinstance(value, Uniform):
+        return value
+    name, settings = _named(value, "sampler", SAMPLERS)
+    if not isinstance(name, str) or name not in SAMPLERS:
+        raise ValueError(f"sampler: unknown sampler {shown(str(name))}; {did_you_mean(name, SAMPLERS)}")
+    if settings and not SAMPLERS[name].model_fields:
+        raise ValueError(
+            f"sampler.{shown(str(next(iter(settings))))}: the sampler {name} has no settings; "
+            f"first set sampler to {RadiusWeighted.name}"
+        )
+    return validated(SAMPLERS[name], settings, "sampler.")
+
+
+def _sampler_to(sampler: Uniform) -> dict[str, Any]:
+    return {"name": sampler.name, **sampler.model_dump(mode="json")}
+
+
 AnyObjective = Annotated[Objective, BeforeValidator(_objective_from), PlainSerializer(_objective_to)]
+AnySampler = Annotated[Uniform, BeforeValidator(_sampler_from), PlainSerializer(_sampler_to)]
 
 
 LARGEST = 1e30
@@ -252,7 +270,7 @@ def with_overrides(recipe: TrainRecipe, overrides: Sequence[str]) -> TrainRecipe
 
     `objective.eta=5`, or shorter `eta=5`, changes a field of the objective.
     """
-    fields = {"sampler": sampler_to_fields(recipe.sampler), **recipe.to_mapping()}
+    fields = {"sampler": _sampler_to(recipe.sampler), **recipe.to_mapping()}
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:
@@ -294,7 +312,7 @@ def _set(fields: dict[str, Any], keys: list[str], value: Any, override: str) -> 
         fields["objective"] = _objective_to(BUILT_IN[value]()) if known else value
         return
     if keys in (["sampler"], ["sampler", "name"]) and isinstance(value, str) and value in SAMPLERS:
-        fields["sampler"] = sampler_to_fields(SAMPLERS[value]())
+        fields["sampler"] = _sampler_to(SAMPLERS[value]())
         return
     *parents, last = keys
     for parent in parents:

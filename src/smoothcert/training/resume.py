@@ -12,6 +12,7 @@ from smoothcert.distributed import Team, claim_run, restarts_run
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import exists
 from smoothcert.io.files import remove_temporaries
+from smoothcert.io.results import differing_settings
 from smoothcert.io.text import error_line
 from smoothcert.training.average import AveragedWeights
 from smoothcert.training.checkpoint import InputSpec, ModelFile, load_run, read_model_file, save_weights
@@ -164,13 +165,8 @@ def refuse_other_recipe(
     stored: TrainRecipe, wanted: TrainRecipe, folder: Path, file: str = RECIPE, harmless: Collection[str] = ()
 ) -> None:
     """Raise a RequestError if the recipe in `file` differs from `wanted` in fields that are not `harmless`."""
-    before, now = stored.model_dump(mode="json"), wanted.model_dump(mode="json")
-    differing = [
-        f"{key}: the run has {before[key]}, the request {now[key]}"
-        for key in now
-        if before[key] != now[key] and key not in harmless
-    ]
-    if differing:
+    before, now = (recipe.model_dump(mode="json", exclude=set(harmless)) for recipe in (stored, wanted))
+    if differing := differing_settings(before, now, ("the run", "the request")):
         source = "" if file == RECIPE else f"{file} says that it "
         raise RequestError(
             f"{folder}: {source}holds a run of another recipe ({'; '.join(differing)}); choose another --out"

@@ -1,12 +1,8 @@
 """The samplers of recipes and their settings: `training/sampler.py` draws the images."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
-
-from smoothcert.io.field_errors import describe_errors, shown
-from smoothcert.io.text import did_you_mean
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 FEWEST_VOTES = 4
 """The fewest votes from which a positive radius follows: with 3 the lower bound of three agreeing votes is 0.46."""
@@ -45,33 +41,3 @@ class RadiusWeighted(Uniform):
 
 
 SAMPLERS: dict[str, type[Uniform]] = {kind.name: kind for kind in (Uniform, RadiusWeighted)}
-
-
-def _sampler_from(value: Any) -> Any:
-    """Make a sampler from its name, or from a mapping with a `name` and its settings."""
-    if isinstance(value, Uniform):
-        return value
-    fields = {"name": value} if isinstance(value, str) else value
-    if not isinstance(fields, Mapping) or "name" not in fields:
-        raise ValueError(f"sampler: expected one of {', '.join(SAMPLERS)}, or a mapping with the key 'name'")
-    name, settings = fields["name"], {key: value for key, value in fields.items() if key != "name"}
-    if not isinstance(name, str) or name not in SAMPLERS:
-        raise ValueError(f"sampler: unknown sampler {shown(str(name))}; {did_you_mean(name, SAMPLERS)}")
-    kind = SAMPLERS[name]
-    if settings and not kind.model_fields:
-        raise ValueError(
-            f"sampler.{shown(str(next(iter(settings))))}: the sampler {name} has no settings; "
-            f"first set sampler to {RadiusWeighted.name}"
-        )
-    try:
-        return kind.model_validate(settings)
-    except ValidationError as error:
-        raise ValueError(describe_errors(kind, error, "sampler.")) from error
-
-
-def sampler_to_fields(sampler: Uniform) -> dict[str, Any]:
-    """The name and the settings of `sampler`, as recipes contain them."""
-    return {"name": sampler.name, **sampler.model_dump(mode="json")}
-
-
-AnySampler = Annotated[Uniform, BeforeValidator(_sampler_from), PlainSerializer(sampler_to_fields)]

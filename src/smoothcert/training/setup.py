@@ -90,34 +90,43 @@ class Options(TypedDict, total=False):
     """How many of them are being trained at the moment."""
 
 
+DEFAULTS: Options = {
+    **{"model": None, "init": None, "classifier": None, "test_data": None, "evaluate_every": 1, "resume": False},
+    **{"device": "auto", "capture": None, "compiling": "auto", "sync_batch_norm": False, "runs_at_once": 1},
+    "on_progress": lambda status: None,
+    "on_epoch": lambda run, metrics: None,
+    "on_note": lambda text: None,
+    "running": lambda: 1,
+}
+
+
 @contextmanager
 def set_up(
-    recipe: TrainRecipe, data: Images, folder: Path, group: Team, **options: Unpack[Options]
+    recipe: TrainRecipe, data: Images, folder: Path, group: Team, **given: Unpack[Options]
 ) -> Iterator["RunInProgress"]:
     """Build the network, open the folder, which is locked while the context lasts, and restore what it holds."""
-    device, model = find_device(options.get("device", "auto")), options.get("model")
-    if options.get("sync_batch_norm", False) and device.type != "cuda":
+    options: Options = {**DEFAULTS, **given}
+    device, model, init, on_note = find_device(options["device"]), options["model"], options["init"], options["on_note"]
+    if options["sync_batch_norm"] and device.type != "cuda":
         raise RequestError(f"sync_batch_norm: expected GPUs, got {device.type}, for which torch has none; leave it out")
     if model is not None:
         check_outputs(model, recipe.model, data.shape, data.num_classes)
     check_request(recipe, data, folder, group)
-    check_denoiser_request(recipe, data, options.get("classifier"), options.get("test_data") is not None)
+    check_denoiser_request(recipe, data, options["classifier"], options["test_data"] is not None)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(derived_seed(recipe.seed, 0))
         model = new_model(recipe, InputSpec.of(data)) if model is None else model
     if next(model.parameters(), None) is None:
         raise RequestError(f"model: {recipe.model} has no parameters to train; give a network that has some")
-    init = options.get("init")
-    on_note: Callable[[str], None] = options.get("on_note", lambda text: None)
     source: Mapping[str, str] | None = None
     if init is not None:
         source = load_initial_weights(model, init, recipe.model, on_note if group.leads else lambda text: None)
     if (text := sigma_warning(recipe.sigma)) is not None:
         on_note(text)
     with alone(folder / METRICS, "choose another --out") if group.leads else nullcontext():
-        start = open_folder(recipe, data, folder, group, options.get("resume", False), on_note)
+        start = open_folder(recipe, data, folder, group, options["resume"], on_note)
         source = check_source(folder, start.state, source)
-        refuse_other_batch_norm(folder, start, options.get("sync_batch_norm", False))
+        refuse_other_batch_norm(folder, start, options["sync_batch_norm"])
         run = RunInProgress(recipe, data, folder, group, device, model, start, source, options)
         check_frozen_classifier(folder, start.state, run.frozen)
         fresh = group.leads and start.state is None and start.epoch == 0
@@ -150,13 +159,13 @@ class RunInProgress:
         source: Mapping[str, str] | None,
         options: Options,
     ) -> None:
-        own_network, classifier = options.get("model") is not None or is_code(recipe.model), options.get("classifier")
+        own_network, classifier = options["model"] is not None or is_code(recipe.model), options["classifier"]
         self.recipe, self.folder, self.group, self.device, self.own_network = recipe, folder, group, device, own_network
         self.spec, self.data_digest, self.versions = InputSpec.of(data), start.digest, versions(device)
         self.data = data.to(device)
         self.precision = resolve_precision(recipe.precision, device)
         self.model: nn.Module = model.to(device, memory_format=weights_layout(own_network))  # type: ignore[call-overload]
-        self.sync_batch_norm = options.get("sync_batch_norm", False)
+        self.sync_batch_norm = options["sync_batch_norm"]
         if self.sync_batch_norm and group.size > 1:  # our own kernels leave such layers to torch
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)  # type: ignore[no-untyped-call]
         self.optimizer = make_optimizer(self.model, recipe, device)
@@ -171,14 +180,10 @@ class RunInProgress:
         restore(self.model, self.optimizer, self.average, start, folder)
         self.sampler = make_sampler(recipe.sampler, len(data), start.state, folder)
 
-        self.on_progress: Callable[..., None] = options.get("on_progress", lambda status: None)
-        self.on_epoch: Callable[[Run, dict[str, Any]], None] = options.get("on_epoch", lambda run, metrics: None)
-        self.on_note: Callable[[str], None] = options.get("on_note", lambda text: None)
-        self.runs_at_once = options.get("runs_at_once", 1)
-        test_data = options.get("test_data")
-        self.test_data = None if test_data is None else test_data.to(device)
-        self.evaluate_every = options.get("evaluate_every", 1)
-        self.running: Callable[[], int] = options.get("running", lambda: 1)
+        self.on_progress, self.on_epoch, self.on_note = options["on_progress"], options["on_epoch"], options["on_note"]
+        self.test_data = None if options["test_data"] is None else options["test_data"].to(device)
+        self.evaluate_every = options["evaluate_every"]
+        self.runs_at_once, self.running = options["runs_at_once"], options["running"]
         self.active_runs = 1  # the largest number of runs side by side in this epoch
 
         self.epoch = self.first_epoch = start.epoch
@@ -208,14 +213,14 @@ class RunInProgress:
         self.loss = loss
         self.plain_step = TrainingStep(step_module, self.optimizer, self.progress, self.meter, *draws)
         self.step: TrainingStep | CapturedStep = self.plain_step
-        capture = options.get("capture")
+        capture = options["capture"]
         if capture is None:
             known = classifier is None or is_built_in_network(classifier)
             capture = not own_network and is_built_in(recipe.objective) and known
         if capture and device.type == "cuda" and group.size == 1:
             keep_compiled_kernels()
             kernels = self.precision == "bf16" and kernels_work(device.index or 0)
-            pays = compile_pays(network, options.get("compiling", "auto"), by_kernels=kernels)
+            pays = compile_pays(network, options["compiling"], by_kernels=kernels)
             steps_left = (recipe.epochs - start.epoch) * self.steps
             self.step = CapturedStep(self.plain_step, loss, steps_left, pays, self.on_note)
 
@@ -251,8 +256,8 @@ class RunInProgress:
 
     def provenance(self) -> dict[str, Any]:
         """How the weights were computed, for the file of the model."""
-        origin = {"init": None if self.source is None else dict(self.source), "teacher": self.teacher}
-        origin["classifier"] = self.frozen
+        source = None if self.source is None else dict(self.source)
+        origin = {"init": source, "teacher": self.teacher, "classifier": self.frozen}
         return {
             "versions": self.versions,
             "processes": self.group.size,

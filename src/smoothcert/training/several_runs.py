@@ -7,18 +7,16 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Unpack
 
 import torch
 
 from smoothcert.data import Images
-from smoothcert.distributed import TRAINING_SECONDS, Team, find_device, team
+from smoothcert.distributed import TRAINING_SECONDS, find_device, team
 from smoothcert.errors import RequestError
 from smoothcert.training.device import new_stream, training_device
-from smoothcert.training.loop import TrainingStatus, finish_epoch, report_progress, start_epoch, use_teacher
+from smoothcert.training.loop import TrainingStatus, training_steps
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.run_folder import RECIPE
-from smoothcert.training.setup import Options, set_up
 
 STEPS_AHEAD = 8
 """Steps of a run that may wait on the GPU: enough to keep it busy, few enough that the other runs need not wait."""
@@ -51,7 +49,7 @@ def train_together(
         while waiting or active:
             while waiting and len(active) < at_once:
                 recipe, data, folder = waiting.pop(0)
-                steps = _steps(
+                steps = training_steps(
                     *(recipe, data, folder, group),
                     resume=(folder / RECIPE).exists(),
                     device=device,
@@ -79,20 +77,6 @@ def train_together(
                     failures[folder] = error.with_traceback(None)
                     active.remove(run)
     return failures
-
-
-def _steps(
-    recipe: TrainRecipe, data: Images, folder: Path, group: Team, **options: Unpack[Options]
-) -> Generator[None, None, None]:
-    """The loop of `train` with a pause after each step, in which the other runs take their turns."""
-    with set_up(recipe, data, folder, group, **options) as run:
-        use_teacher(run, options)
-        while run.epoch < recipe.epochs:
-            for images, labels in start_epoch(run):
-                run.train_step(images, labels)
-                yield
-                report_progress(run)
-            finish_epoch(run)
 
 
 class Pace:

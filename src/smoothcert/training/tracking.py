@@ -17,23 +17,21 @@ def tracker(tool: Tracker) -> Callable[[Run, dict[str, Any]], None]:
         raise RequestError(f"track: expected one of {', '.join(get_args(Tracker))}, got {tool}; choose one of these")
     if find_spec(tool) is None:
         raise RequestError(f"track: expected the package {tool}, got none; install it with `pip install {tool}`")
-    return _TensorBoard() if tool == "tensorboard" else _WeightsAndBiases()
+    return _write_for_tensorboard if tool == "tensorboard" else _WeightsAndBiases()
 
 
-class _TensorBoard:
-    """Writes one scalar per metric and epoch; a resumed run replaces the epochs that it trains again."""
+def _write_for_tensorboard(run: Run, metrics: dict[str, Any]) -> None:
+    """Write one scalar per metric and epoch; a resumed run replaces the epochs that it trains again."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __call__(self, run: Run, metrics: dict[str, Any]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        epoch = int(metrics["epoch"])
-        # Opened for each epoch: an interrupted run leaves complete files.
-        with SummaryWriter(str(run.folder / FOLDER), purge_step=epoch) as writer:
-            if epoch == 0:
-                writer.add_text("recipe", f"```\n{run.recipe.to_yaml()}```", 0)
-            for name, value in metrics.items():
-                if isinstance(value, int | float) and name != "epoch":
-                    writer.add_scalar(name, value, epoch)
+    epoch = int(metrics["epoch"])
+    # Opened for each epoch: an interrupted run leaves complete files.
+    with SummaryWriter(str(run.folder / FOLDER), purge_step=epoch) as writer:
+        if epoch == 0:
+            writer.add_text("recipe", f"```\n{run.recipe.to_yaml()}```", 0)
+        for name, value in metrics.items():
+            if isinstance(value, int | float) and name != "epoch":
+                writer.add_scalar(name, value, epoch)
 
 
 class _WeightsAndBiases:

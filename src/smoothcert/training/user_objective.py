@@ -3,10 +3,8 @@
 import inspect
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from smoothcert.errors import RequestError
-from smoothcert.io.field_errors import describe_errors
+from smoothcert.io.field_errors import validated
 from smoothcert.io.text import named_error
 from smoothcert.objectives import REFERENCES, Objective, UnloadedObjective
 from smoothcert.training.recipe import TrainRecipe, parse_recipe
@@ -40,9 +38,9 @@ def load_objective(recipe: TrainRecipe) -> TrainRecipe:
     kind, fields = import_objective(objective.reference), recipe.to_mapping()
     del fields["objective"]["name"]
     try:
-        loaded = kind.model_validate(fields["objective"])
-    except ValidationError as error:
-        raise RequestError(describe_errors(kind, error, "objective.")) from error
+        loaded = validated(kind, fields["objective"], "objective.")
+    except RequestError:
+        raise
     except Exception as error:  # a user's code may fail in any way
         raise RequestError(f"objective: {objective.reference} failed ({named_error(error)})") from error
     return parse_recipe(TrainRecipe, fields | {"objective": loaded}, objective.reference)
