@@ -36,7 +36,7 @@ import numpy as np
 
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.bounds import error_upper_bound, runner_up_upper_bound
-from smoothcert.smoothing.certificate import Certificate
+from smoothcert.smoothing.certificate import Certificate, Votes
 from smoothcert.smoothing.certify import certificate_from_bound, sorted_votes
 
 if TYPE_CHECKING:  # certificates files are checked without torch
@@ -46,7 +46,6 @@ if TYPE_CHECKING:  # certificates files are checked without torch
 
 LOWER_SHARE = 0.9
 """Share of the alpha of a stage for its lower bound."""
-Votes = tuple[tuple[int, int], ...]
 
 
 def stage_alphas(alpha: float, stages: int) -> tuple[float, float]:
