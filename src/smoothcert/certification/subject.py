@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, SequentialSampler, default_collate
 
 from smoothcert.certification.cascade import Cascade
-from smoothcert.certification.ensemble import RunEnsemble, names_of
+from smoothcert.certification.ensemble import RunEnsemble, names_of, training_of
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.classifier import device_of, evaluating, in_float32, logits_of, refuse_batch_dependence
 from smoothcert.data import DATASETS, UNSPLIT, ImageFiles, Images, images_from_dataset
@@ -124,10 +124,7 @@ class Subject:
     def training(self) -> dict[str, Any]:
         """Return how the classifier was trained, or all members of an ensemble or stages; {} if it is not a run."""
         if self.stages:
-            names = [
-                {"run": s.run.folder.name, "epoch": s.run.epoch} if isinstance(s.run, Run) else {} for s in self.stages
-            ]
-            return {"members": [{**name, **s.training()} for name, s in zip(names, self.stages, strict=True)]}
+            return {"members": [training_of(s.run) if isinstance(s.run, Run) else s.training() for s in self.stages]}
         if isinstance(self.run, RunEnsemble):
             return {"members": self.run.provenance}
         return {} if self.run is None else {"model": dict(self.run.provenance)}

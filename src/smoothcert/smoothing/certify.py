@@ -28,10 +28,10 @@ def certificate_of_class(
     Two-sided (Gaussian only) bounds the runner-up as well, which helps with many classes. A `coin`, uniform on (0, 1]
     and independent of all votes, makes the bound randomized.
     """
-    n, count = int(np.sum(votes)), int(votes[cls])
-    other = max((int(k) for c, k in enumerate(votes) if c != cls), default=0)
+    n, count, pairs = int(np.sum(votes)), int(votes[cls]), sorted_votes(votes)
+    other = largest_other(pairs, cls)
     radius = certified_radius(count, other, n, noise, alpha, two_sided=two_sided, coin=coin, slack=slack)
-    return certificate_from_bound(cls, radius, n0, count, sorted_votes(votes), coin=coin)
+    return certificate_from_bound(cls, radius, n0, count, pairs, coin=coin)
 
 
 def certified_radius(
@@ -72,6 +72,11 @@ def certificate_from_bound(
     """The certificate of `cls` with `radius`; it abstains if the radius is 0."""
     predict, radius = (cls, radius) if radius > 0 else (ABSTAIN, 0.0)
     return Certificate(predict, radius, n0, sum(number for _, number in votes), count, votes, earlier, coin)
+
+
+def largest_other(votes: Votes, cls: int) -> int:
+    """The largest count of another class than `cls`."""
+    return max((number for c, number in votes if c != cls), default=0)
 
 
 def class_from_votes(votes: Sequence[int], alpha: float) -> int:
