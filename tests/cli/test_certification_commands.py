@@ -354,7 +354,7 @@ def test_attack_writes_to_another_folder_as_certify_does(run_cli: Cli, run: Path
     code, out, err = run_cli(*attack, "--name", "own", "--device", "cpu")
     assert (code, err, printed_next(out)) == (0, "", ["report", str(tmp_path / "out")])
     assert len(read_attacks(tmp_path / "out/attacks/own.tsv").rows) == 1, "certificates in the same folder come first"
-    assert run_cli(*printed_next(out))[0] == 0
+    assert run_cli(*printed_next(out), "--out", tmp_path / "report")[0] == 0
     assert sorted(run.rglob("*")) == before
     (tmp_path / "out/recipe.yaml").write_text("of another run")
     code, _, err = run_cli(*attack)

@@ -20,7 +20,7 @@ from smoothcert.analysis.doctor_inputs import (
     check_width,
 )
 from smoothcert.analysis.doctor_modes import check_mode, check_statistics
-from smoothcert.certification.certify_loader import DATASET_BATCH, Batches, inputs_and_labels, is_loaded
+from smoothcert.certification.certify_loader import DATASET_BATCH, Batches, inputs_and_labels
 from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import Subject
@@ -34,7 +34,7 @@ from smoothcert.classifier import (
     refuse_nan,
 )
 from smoothcert.data import Images
-from smoothcert.data.images import in_unit_interval
+from smoothcert.data.images import in_unit_interval, spread
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError
 from smoothcert.io.text import error_line
@@ -239,10 +239,8 @@ def _outputs(classifier: Classifier, images: Tensor, labels: Tensor, name: str) 
 
 def _gather(data: Any, count: int) -> tuple[Tensor, Tensor, object]:
     """`count` images float32 [n, ...] and labels int64 [n], and what they are called."""
-    if is_loaded(data):
-        count = min(count, len(data))
-        images, labels = data.batch(torch.arange(count) * len(data) // count)
-        return images, labels, data
+    if isinstance(data, Images):
+        return *data.batch(spread(len(data), count)), data
     source = Batches.of(_spread(data, count))
     images_, labels_ = [], []
     for batch in source.batches:
@@ -264,8 +262,6 @@ def _spread(data: Any, count: int) -> Any:
     dataset = data.dataset if isinstance(data, DataLoader) else data
     if not isinstance(dataset, Dataset) or isinstance(dataset, IterableDataset):
         return data
-    total = len(dataset)  # type: ignore[arg-type]
-    count = min(count, total)
-    chosen = Subset(dataset, [index * total // count for index in range(count)])
+    chosen = Subset(dataset, spread(len(dataset), count).tolist())  # type: ignore[arg-type]
     collate = data.collate_fn if isinstance(data, DataLoader) else None
     return DataLoader(chosen, batch_size=DATASET_BATCH, collate_fn=collate)

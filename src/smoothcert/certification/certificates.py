@@ -31,7 +31,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import COMPRESSED, PLAIN, read_content, write_content
 from smoothcert.io.results import ResultWriter, read_settings, settings_path, write_settings
 from smoothcert.io.text import one_line
-from smoothcert.smoothing.certificate import ABSTAIN, Certificate
+from smoothcert.smoothing.certificate import ABSTAIN, Certificate, Votes
 
 FIELD_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time")
 COLUMNS = (*FIELD_COLUMNS, "n0", "n", "count", "votes")
@@ -101,8 +101,8 @@ def _layout(settings: Mapping[str, Any]) -> tuple[str, Callable[[CertifiedImage]
     return "\t".join(COLUMNS_WITH_COIN if with_coin else COLUMNS) + "\n", partial(format_row, with_coin=with_coin)
 
 
-def parse_row(line: str) -> CertifiedImage:
-    """Invert `format_row`; six columns are enough. Raise ValueError if the line is not a row."""
+def parse_row(line: str, limits: RowLimits | None = None) -> CertifiedImage:
+    """Invert `format_row`; six columns are enough. Raise ValueError if the line is not a row or exceeds `limits`."""
     cells = line.rstrip("\r\n").split("\t")
     if len(cells) not in map(len, HEADERS):
         raise ValueError(f"expected {', '.join(str(len(header)) for header in HEADERS)} columns, got {len(cells)}")
@@ -114,8 +114,17 @@ def parse_row(line: str) -> CertifiedImage:
         raise ValueError(f"expected a time, got {cells[5]}")
     if int(cells[4]) != int(predict == label):
         raise ValueError(f"column 'correct' is {cells[4]} for label {label} and prediction {predict}")
-    if len(cells) == len(FIELD_COLUMNS):
-        return CertifiedImage(index, label, Certificate(predict, radius, 0, 0, 0, ()), seconds)
+    certificate = Certificate(predict, radius, 0, 0, 0, ())
+    if len(cells) > len(FIELD_COLUMNS):
+        certificate = _with_votes(certificate, cells)
+    if limits is not None:
+        limits.check(label, certificate)
+    return CertifiedImage(index, label, certificate, seconds)
+
+
+def _with_votes(claim: Certificate, cells: Sequence[str]) -> Certificate:
+    """Return the `claim` with the votes in the further columns. Raise ValueError if these contradict it."""
+    predict, radius = claim.predict, claim.radius
     n0, n, count = _integer(cells[6], "n0", 1), _integer(cells[7], "n"), _integer(cells[8], "count")
     stages = [_parse_votes(stage) for stage in cells[9].split("|")]
     if any(sum(number for _, number in votes) != n for votes in stages):
@@ -132,12 +141,11 @@ def parse_row(line: str) -> CertifiedImage:
     coin = float(cells[10]) if cells[10:] not in ([], [""]) else None
     if coin is not None and not 0 < coin <= 1:
         raise ValueError(f"expected a coin above 0 and at most 1, got {cells[10]}")
-    certificate = Certificate(predict, radius, n0, n, count, votes, tuple(earlier), coin)
-    return CertifiedImage(index, label, certificate, seconds)
+    return Certificate(predict, radius, n0, n, count, votes, tuple(earlier), coin)
 
 
-def _parse_votes(text: str) -> tuple[tuple[int, int], ...]:
-    """Return the (class, count) pairs of one stage."""
+def _parse_votes(text: str) -> Votes:
+    """Return the votes of one stage."""
     pairs = [pair.split(":") for pair in text.split(",") if pair]
     return tuple((_class(cls, "votes"), _integer(number, "votes")) for cls, number in pairs)
 
@@ -210,17 +218,6 @@ def parse_rows(
     return list(rows.values()), len(content) - len(torn)
 
 
-def _checked_row(limits: RowLimits) -> Callable[[str], CertifiedImage]:
-    """Return `parse_row` for a file with these limits: a row that is impossible under them is a ValueError."""
-
-    def parse(line: str) -> CertifiedImage:
-        row = parse_row(line)
-        limits.check(row.label, row.certificate)
-        return row
-
-    return parse
-
-
 def read_certificates(path: str | Path) -> CertificatesFile:
     """Read a file of smoothcert or of another tool (see `with_six_columns`). An incomplete last row is left out.
 
@@ -237,7 +234,7 @@ def read_certificates(path: str | Path) -> CertificatesFile:
     rows: Sequence[CertifiedImage] | None = _parse_at_once(content, limits) if ours else None
     size = content.rfind(b"\n") + 1
     if rows is None:
-        single, size = parse_rows(content, path, HEADERS, _checked_row(limits), drop_torn_line=ours)
+        single, size = parse_rows(content, path, HEADERS, partial(parse_row, limits=limits), drop_torn_line=ours)
         rows = tuple(single)
     return CertificatesFile(path, rows, stored["settings"], stored["provenance"], torn=size < len(content))
 
@@ -255,9 +252,10 @@ def certificates_writer(
     path: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]
 ) -> ResultWriter[CertifiedImage]:
     """Open or resume the certificates file `path`."""
+    limits = RowLimits(settings)
 
     def parse(path: Path) -> tuple[list[CertifiedImage], int]:
-        return parse_rows(read_content(path, KIND), path, HEADERS, _checked_row(RowLimits(settings)))
+        return parse_rows(read_content(path, KIND), path, HEADERS, partial(parse_row, limits=limits))
 
     header, formatted = _layout(settings)
     return ResultWriter(path, settings, provenance, header=header, parse=parse, format_row=formatted)

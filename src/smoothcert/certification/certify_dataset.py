@@ -25,6 +25,7 @@ from smoothcert.certification.prepare import Prepared, checked_indices
 from smoothcert.certification.settings import CertifySettings, images_at_once, make_counter, with_until_radius
 from smoothcert.certification.subject import Certifiable, Data, Subject, as_images, data_settings
 from smoothcert.data import Images
+from smoothcert.data.images import spread
 from smoothcert.distributed import Team, find_device
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import PLAIN, existing_form, exists, plain_form, plain_while_written, stem
@@ -190,9 +191,8 @@ class Certification:
             join_parts(path, settings, provenance)
 
     def accuracy(self, indices: Sequence[int]) -> NoiseAccuracy:
-        """Return the accuracy with and without noise on some of `indices`, spread evenly: data may be sorted."""
-        count = min(ACCURACY_IMAGES, len(indices))
-        images, labels = self.data.batch(torch.tensor([indices[i * len(indices) // count] for i in range(count)]))
+        """Return the accuracy with and without noise on some of `indices`, spread evenly."""
+        images, labels = self.data.batch(torch.tensor(indices)[spread(len(indices), ACCURACY_IMAGES)])
         return accuracy_under_noise(self.prepared.counter, images.to(self.prepared.device), labels)
 
     def estimate(self, indices: Sequence[int]) -> CertificationEstimate:

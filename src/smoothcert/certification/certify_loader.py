@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TypeGuard
 
 import torch
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
@@ -49,7 +48,7 @@ class Batches:
             sequential = isinstance(data.sampler, SequentialSampler) and plain
             ordered = sequential or isinstance(data.dataset, IterableDataset)
             return cls(data, type(data.dataset).__name__, inputs=_length(data.dataset), ordered=ordered)
-        if is_loaded(data):
+        if isinstance(data, Images):
             parts = torch.split(torch.arange(len(data)), DATASET_BATCH)
             return cls((data.batch(part) for part in parts), data.name, data.split, len(data))
         if isinstance(data, Dataset):
@@ -60,11 +59,6 @@ class Batches:
                 "use certify for a tensor, and load_dataset for the name of a data set"
             )
         return cls(data, type(data).__name__)
-
-
-def is_loaded(data: object) -> TypeGuard[Images]:
-    """True for images as `load_dataset` returns them."""
-    return all(hasattr(data, name) for name in ("batch", "labels", "split"))
 
 
 def _length(data: object) -> int | None:

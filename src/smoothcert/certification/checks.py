@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -13,15 +13,11 @@ from scipy import special
 
 from smoothcert.errors import WorkError
 from smoothcert.io.results import settings_path
-from smoothcert.noise import UNIT_RADII
-from smoothcert.smoothing.bounds import (
-    error_upper_bound,
-    randomized_error_bound,
-    smallest_error_bound,
-    two_sided_bounds,
-)
+from smoothcert.noise import NOISES
+from smoothcert.smoothing.bounds import error_upper_bound, smallest_error_bound
 from smoothcert.smoothing.cascade import cascade_radius
 from smoothcert.smoothing.certificate import MOST_VOTES, Certificate
+from smoothcert.smoothing.certify import certified_radius, largest_other
 from smoothcert.training.choices import Bound
 
 if TYPE_CHECKING:
@@ -64,7 +60,7 @@ SETTINGS: Mapping[str, _Check] = {
     **dict.fromkeys(("model", "objective", "dataset", "split", "precision", "device"), _TEXT),
     **dict.fromkeys(("hold_back", "label_aware", "sound"), _FLAG),
     "alpha": ("a number between 0 and 1", lambda v: _is_number(v) and 0 < v < 1),
-    "noise": (f"one of {', '.join(UNIT_RADII)}", lambda v: isinstance(v, str) and v in UNIT_RADII),
+    "noise": (f"one of {', '.join(NOISES)}", lambda v: isinstance(v, str) and v in NOISES),
     "bound": (f"one of {', '.join(BOUNDS)}", lambda v: v in (*BOUNDS, EARLY_NAME)),
     "radii": ("a list of numbers", lambda v: isinstance(v, list) and all(_is_number(r) and r > 0 for r in v)),
     "radius_loss": ("a number above 0", lambda v: _is_number(v) and v > 0),
@@ -160,25 +156,14 @@ class RowLimits:
             return math.inf if certificate.n0 == 0 else 0.0
         if sigmas := self._get("cascade", ()):
             return cascade_radius(certificate.predict, count, n, certificate.earlier, sigmas, alpha)
-        radii, bound = self._get("radii", ()), self._get("bound", ONE_SIDED)
-        if radii:
+        noise = NOISES[self._get("noise", "gaussian")](self.settings["sigma"])
+        if radii := self._get("radii", ()):
             # A sequential test may have claimed at an earlier look, when all votes agreed.
-            at_most = max(radii)
-            if self._get("hold_back", False):
-                at_most = max(at_most, self._certified(_error_bound(count, n, alpha)))
-            return float(min(at_most, self._certified(smallest_error_bound(n, alpha))))
-        if certificate.coin is not None:
-            return self._certified(randomized_error_bound(count, n, alpha, certificate.coin))
-        if bound == TWO_SIDED:
-            other = max((k for cls, k in certificate.votes if cls != certificate.predict), default=0)
-            q, runner_up = two_sided_bounds(count, other, n, alpha)
-            gap = UNIT_RADII["gaussian"](q) + UNIT_RADII["gaussian"](runner_up)
-            return float(max(0.0, self.settings["sigma"] / 2 * gap))
-        return self._certified(_error_bound(count, n, alpha))
-
-    def _certified(self, q: float) -> float:
-        radius = UNIT_RADII[self._get("noise", "gaussian")](q) if q < 0.5 else 0.0
-        return float(self.settings["sigma"] * radius)
+            held_back = noise.radius(error_upper_bound(count, n, alpha)) if self._get("hold_back", False) else 0.0
+            return float(min(max(*radii, held_back), noise.radius(smallest_error_bound(n, alpha))))
+        other = largest_other(certificate.votes, certificate.predict)
+        two_sided = self._get("bound", ONE_SIDED) == TWO_SIDED
+        return certified_radius(count, other, n, noise, alpha, two_sided=two_sided, coin=certificate.coin)
 
     @cached_property
     def _limited(self) -> bool:
@@ -187,8 +172,3 @@ class RowLimits:
     def _get(self, key: str, default: Any) -> Any:
         value = self.settings.get(key)
         return default if value is None else value
-
-
-@lru_cache(maxsize=100_000)
-def _error_bound(count: int, n: int, alpha: float) -> float:
-    return error_upper_bound(count, n, alpha)

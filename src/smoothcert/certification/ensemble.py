@@ -81,11 +81,16 @@ class RunEnsemble:
     @property
     def provenance(self) -> list[dict[str, Any]]:
         """The name of each run and how it was trained."""
-        return [{"run": run.folder.name, "epoch": run.epoch, "model": dict(run.provenance)} for run in self.runs]
+        return list(map(training_of, self.runs))
 
     def refuse_other_images(self, data: Images) -> None:
         """Raise a RequestError if `data` does not have the shape and number of classes of the members."""
         self.runs[0].refuse_other_images(data)
+
+
+def training_of(run: Run) -> dict[str, Any]:
+    """The name of a member of an ensemble or cascade, and how it was trained."""
+    return {"run": run.folder.name, "epoch": run.epoch, "model": dict(run.provenance)}
 
 
 def names_of(members: Sequence[Mapping[str, Any]], key: str) -> str:

@@ -1,21 +1,21 @@
 """Recompute a certificates file for another alpha or bound from its stored votes."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from smoothcert.certification.certificates import CertifiedImage, read_certificates, write_certificates
 from smoothcert.certification.checks import BOUNDS, EARLY_NAME, ONE_SIDED, RANDOMIZED, TWO_SIDED
+from smoothcert.certification.serve.log import HEADER, format_answer, read_log, unlabelled
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import read_content
-from smoothcert.io.results import alone, refuse_existing, settings_path
+from smoothcert.io.files import write_text_atomically
+from smoothcert.io.results import alone, refuse_existing, settings_path, write_settings
 from smoothcert.noise import NOISES, Noise
-from smoothcert.smoothing.certificate import ABSTAIN, Certificate
-from smoothcert.smoothing.certify import certificate_of_class
+from smoothcert.smoothing.certificate import ABSTAIN
+from smoothcert.smoothing.certify import certificate_from_bound, certified_radius, largest_other
 from smoothcert.smoothing.integer_noise import SLACK
 from smoothcert.smoothing.votes import coin_of
-
-BEGIN_OF_LOGS = b"idx\tat\tmodel\t"
-"""How the logs of `smoothcert serve` begin."""
 
 
 def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, bound: str | None = None) -> int:
@@ -27,10 +27,10 @@ def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, 
     answers of the fixed rule are recomputed.
     """
     path, out = Path(path), Path(out)
-    if read_content(path, "a certificates file").startswith(BEGIN_OF_LOGS):
-        from smoothcert.certification.serve.log import recertify_log  # which imports this module
-
-        return recertify_log(path, out, alpha=alpha, bound=bound)
+    if alpha is not None and not 0 < alpha < 1:
+        raise RequestError(f"alpha: expected 0 < alpha < 1, got {alpha}")
+    if read_content(path, "a certificates file").startswith(HEADER.encode()):
+        return _recertify_log(path, out, alpha, bound)
     file = read_certificates(path)
     settings = dict(file.settings)
     if any(row.certificate.n == 0 and not settings.get("label_aware") for row in file.rows):
@@ -52,8 +52,6 @@ def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, 
         )
     settings["alpha"] = settings["alpha"] if alpha is None else alpha
     settings["bound"] = bound or settings["bound"].replace(EARLY_NAME, ONE_SIDED)
-    if not 0 < settings["alpha"] < 1:
-        raise RequestError(f"alpha: expected 0 < alpha < 1, got {settings['alpha']}")
     if settings["bound"] not in BOUNDS:
         raise RequestError(f"bound: expected one of {', '.join(BOUNDS)}, got {settings['bound']}")
     if settings["bound"] == RANDOMIZED != file.settings["bound"] and settings.get("seed") is None:
@@ -76,20 +74,36 @@ def bounded_again(row: CertifiedImage, noise: Noise, settings: dict[str, Any]) -
     # The coin that certify would have drawn, unless the file has it.
     drawn = settings["bound"] == RANDOMIZED
     coin = (old.coin or coin_of((settings["seed"], row.index))) if drawn else None
-    if len(fitting) != 1:
-        abstention = Certificate(ABSTAIN, 0.0, old.n0, old.n, old.count, old.votes, coin=coin)
-        return CertifiedImage(row.index, row.label, abstention, row.seconds)
-    votes = [0] * (max(c for c, _ in old.votes) + 1)
-    for cls, number in old.votes:
-        votes[cls] = number
-    certificate = certificate_of_class(
-        fitting[0],
-        votes,
-        old.n0,
-        noise,
-        settings["alpha"],
-        two_sided=settings["bound"] == TWO_SIDED,
-        coin=coin,
-        slack=SLACK if settings.get("sound") else 0.0,
-    )
-    return CertifiedImage(row.index, row.label, certificate, row.seconds)
+    chosen, radius = ABSTAIN, 0.0
+    if len(fitting) == 1:
+        chosen, other = fitting[0], largest_other(old.votes, fitting[0])
+        options = {"two_sided": settings["bound"] == TWO_SIDED, "slack": SLACK if settings.get("sound") else 0.0}
+        radius = certified_radius(old.count, other, old.n, noise, settings["alpha"], coin=coin, **options)
+    return replace(row, certificate=certificate_from_bound(chosen, radius, old.n0, old.count, old.votes, coin=coin))
+
+
+def _recertify_log(path: Path, out: Path, alpha: float | None, bound: str | None) -> int:
+    """Write the answers of the fixed rule at another `alpha`, or checked and unchanged, to the log `out`.
+
+    Answers of the sequential rule are left out: the number of their votes depends on the votes.
+    """
+    rows, settings, _ = read_log(path)
+    if bound is not None:
+        raise RequestError(f"{path}: bound: expected none for a log of `smoothcert serve`, got {bound}; leave it out")
+    fixed = [row for row in rows if row.question.rule == "fixed" and row.certificate.n == row.question.votes]
+    if not fixed:
+        raise RequestError(
+            f"{path}: expected answers of the fixed rule, got none among {len(rows)}; the votes of the others were "
+            "stopped by a sequential test: ask with rule=fixed for answers that can be recomputed"
+        )
+    refuse_existing(out)
+    lines = []
+    for row in fixed:
+        model = settings["models"][row.model]
+        question = replace(row.question, alpha=alpha or row.question.alpha)
+        noise = NOISES[model["noise"]](model["sigma"])
+        image = bounded_again(unlabelled(row), noise, {"alpha": question.alpha, "bound": ONE_SIDED})
+        lines.append(format_answer(replace(row, question=question, certificate=image.certificate)))
+    write_settings(out, settings, {"recertified_from": path.name})
+    write_text_atomically(out, HEADER + "".join(lines))
+    return len(lines)

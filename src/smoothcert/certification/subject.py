@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, SequentialSampler, default_collate
 
 from smoothcert.certification.cascade import Cascade
-from smoothcert.certification.ensemble import RunEnsemble, names_of
+from smoothcert.certification.ensemble import RunEnsemble, names_of, training_of
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.classifier import device_of, evaluating, in_float32, logits_of, refuse_batch_dependence
-from smoothcert.data import DATASETS, UNSPLIT, ImageFiles, Images
+from smoothcert.data import DATASETS, UNSPLIT, ImageFiles, Images, images_from_dataset
+from smoothcert.data.images import spread
 from smoothcert.errors import RequestError
 from smoothcert.models import Denoised, check_outputs, is_code
 from smoothcert.smoothing.votes import Classifier
@@ -123,10 +124,7 @@ class Subject:
     def training(self) -> dict[str, Any]:
         """Return how the classifier was trained, or all members of an ensemble or stages; {} if it is not a run."""
         if self.stages:
-            names = [
-                {"run": s.run.folder.name, "epoch": s.run.epoch} if isinstance(s.run, Run) else {} for s in self.stages
-            ]
-            return {"members": [{**name, **s.training()} for name, s in zip(names, self.stages, strict=True)]}
+            return {"members": [training_of(s.run) if isinstance(s.run, Run) else s.training() for s in self.stages]}
         if isinstance(self.run, RunEnsemble):
             return {"members": self.run.provenance}
         return {} if self.run is None else {"model": dict(self.run.provenance)}
@@ -152,24 +150,19 @@ def _name_of(model: object) -> str:
 
 def as_images(data: Data, subject: Subject, device: torch.device) -> Images:
     """Return `data` as images; torch data get as many classes as the classifier has outputs."""
-    items: Any = data
     if isinstance(data, DataLoader):
         if not isinstance(data.sampler, SequentialSampler) or data.collate_fn is not default_collate:
             raise RequestError(
                 "data: expected a DataLoader in the order of its dataset (shuffle=False, no sampler) with the default "
                 "collate_fn, got another; give the dataset itself, with items (image, label)"
             )
-        items = data.dataset
-    if hasattr(items, "batch") and hasattr(items, "num_classes"):
-        images: Images = items
-        return images
-    from smoothcert.data.torch_dataset import images_from_dataset
-
-    converted: Any = images_from_dataset(items, split=UNSPLIT)
+        data = data.dataset
+    if isinstance(data, Images):
+        return data
+    images = images_from_dataset(data, split=UNSPLIT)
     run, classifier = subject.run, subject.classifier
-    outputs = run.spec.num_classes if run is not None else _outputs(classifier, converted, device)
-    images = replace(converted, num_classes=outputs)
-    return images
+    outputs = run.spec.num_classes if run is not None else _outputs(classifier, images, device)
+    return replace(images, num_classes=outputs)
 
 
 def _outputs(model: Classifier, data: Images, device: torch.device) -> int:
@@ -214,10 +207,7 @@ def _images_digest(data: Images) -> str:
 
 def _some_images(data: Images | Tensor) -> Tensor:
     """Return float32 [n, c, h, w], spread over the data; a tensor as it is."""
-    if isinstance(data, Tensor):
-        return data
-    count = min(DIGEST_IMAGES, len(data))
-    return data.batch(torch.arange(count) * len(data) // max(count, 1))[0]
+    return data if isinstance(data, Tensor) else data.batch(spread(len(data), DIGEST_IMAGES))[0]
 
 
 def missing_classes(data: Images, indices: Sequence[int]) -> str | None:

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from smoothcert.data.class_names import with_known_classes as with_known_classes
     from smoothcert.data.image_files import ImageFiles as ImageFiles
     from smoothcert.data.images import ImageData as ImageData
-    from smoothcert.data.images import Images as Images
     from smoothcert.data.npz_file import load_npz as load_npz
+    from smoothcert.data.streamed_images import Images as Images
     from smoothcert.data.torch_dataset import images_from_dataset as images_from_dataset
 
 _MODULES = {
     "ImageData": "images",
     "ImageFiles": "image_files",
-    "Images": "images",
+    "Images": "streamed_images",
     "images_from_dataset": "torch_dataset",
     "load_folder": "class_folders",
     "load_npz": "npz_file",

@@ -8,15 +8,14 @@ from pathlib import Path
 import torch
 
 from smoothcert.data.datasets import with_home
-from smoothcert.data.images import ImageData, Images
-from smoothcert.data.streamed_images import StreamedImages
+from smoothcert.data.streamed_images import Images
 from smoothcert.errors import RequestError
 from smoothcert.io.files import check_regular_file
 
 MOST_CHARACTERS = 10_000_000
 
 
-def with_classes(data: ImageData | StreamedImages, names: Sequence[str]) -> ImageData | StreamedImages:
+def with_classes(data: Images, names: Sequence[str]) -> Images:
     """`data` with labels that are positions in `names`, matched by name; `names` may have classes without images.
 
     Data without class names keep their labels, which must be positions in `names` already.
@@ -44,7 +43,7 @@ def with_known_classes(data: Images, names: Sequence[str] | None) -> Images:
     """`data` with labels in the order of `names`, which a model contains, if these have all classes of `data`."""
     if names is None or data.class_names in (None, tuple(names)) or not set(data.class_names or ()) <= set(names):
         return data
-    return with_classes(data, names) if isinstance(data, ImageData | StreamedImages) else data
+    return with_classes(data, names)
 
 
 def refuse_other_order(data: Images, names: Sequence[str] | None, owner: object) -> None:

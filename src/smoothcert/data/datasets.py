@@ -12,8 +12,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.text import did_you_mean
 
 if TYPE_CHECKING:
-    from smoothcert.data.images import ImageData, Images
-    from smoothcert.data.streamed_images import StreamedImages
+    from smoothcert.data.streamed_images import Images
 
 Split = Literal["train", "test"]
 """The splits that can be requested."""
@@ -36,7 +35,7 @@ class DatasetSpec:
     description: str
     shape: tuple[int, int, int]
     num_classes: int
-    load: "Callable[[Split, Path], ImageData | StreamedImages]"
+    load: "Callable[[Split, Path], Images]"
     normalization: Normalization | None = None
     class_names: tuple[str, ...] | None = None
     """The names of the classes, if they do not depend on the files."""
@@ -157,9 +156,7 @@ def load_dataset(
     return with_classes(data, classes)
 
 
-def _load(
-    name: str, split: Split, folder: Path | str | None, options: Mapping[str, Any]
-) -> "ImageData | StreamedImages":
+def _load(name: str, split: Split, folder: Path | str | None, options: Mapping[str, Any]) -> "Images":
     kind, _, path = name.partition(":")
     users = kind in ("folder", "npz") and path != ""
     if not users and name not in DATASETS:

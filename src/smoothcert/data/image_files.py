@@ -1,9 +1,8 @@
 """Images in files, decoded when they are needed."""
 
-import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from smoothcert.data.decoding import Decoder, image_head
-from smoothcert.data.images import in_unit_interval
+from smoothcert.data.decoding import Decoder, ImageBytes, Pixels, image_head
+from smoothcert.data.images import in_unit_interval, labels_digest
 from smoothcert.data.streamed_images import StreamedImages
 from smoothcert.errors import RequestError
+
+COMPOSITED = "composited on black where transparent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,7 @@ class ImageFiles(StreamedImages):
 
     def digest(self) -> str:
         """SHA-256 of shape and labels, and of names and sizes of the files, in order: pixels would take an epoch."""
-        digest = hashlib.sha256(f"{list(self.shape)} {self.num_classes}\n".encode())
-        digest.update(self.labels.contiguous().numpy().data)
+        digest = labels_digest(self.shape, self.num_classes, self.labels)
         for index, name in enumerate(self.files.names):
             path = self.files[index]
             digest.update(b"%d %s\n" % (path.stat().st_size if path.is_file() else -1, bytes(name)))
@@ -78,37 +78,43 @@ def read_image_files(
 
     With `shorter_side`, files of another size are scaled and cropped by `Decoder.centre`; without it they are refused.
     """
-    channels, height, width = shape
-    exact, scaling = (Decoder(channels, height, width, side) for side in (None, shorter_side))
-    pixels: list[NDArray[np.uint8]] = []
-    resized: list[Path] = []
-    coloured: list[Path] = []
-    transparent: list[Path] = []
+    decoder = Decoder(*shape, shorter_side)
+    pixels: list[Pixels] = []
+    changed: dict[str, list[Path]] = {}
     for path in map(Path, paths):
         if not path.exists():
             raise RequestError(f"{path}: no such file; give an image file")
-        head = image_head(path)
-        fits = head.size == (width, height)
-        if not fits and shorter_side is None:
-            raise RequestError(
-                f"{path}: expected an image of {width}x{height} pixels, got {head.size[0]}x{head.size[1]}; "
-                "scale it, or pass --resize"
-            )
-        pixels.append((exact if fits else scaling).centre(path))
-        resized += [] if fits else [path]
-        coloured += [path] if channels == 1 and not head.grey else []
-        transparent += [path] if head.transparent else []
-    notes = (
-        *_note(resized, f"scaled and cropped to {width}x{height} pixels: the radius is about the result"),
-        *_note(coloured, "converted to grey: the radius is about the result"),
-        *transparency_note(transparent),
-    )
-    return in_unit_interval(torch.from_numpy(np.stack(pixels))), list(notes)
+        image, changes = read_image(path, decoder, "pass --resize")
+        pixels.append(image)
+        for change in changes:
+            changed.setdefault(change, []).append(path)
+    notes = [note for change, files in changed.items() for note in _note(files, change)]
+    return in_unit_interval(torch.from_numpy(np.stack(pixels))), notes
+
+
+def read_image(file: Path | ImageBytes, decoder: Decoder, otherwise: str) -> tuple[Pixels, list[str]]:
+    """The centre of one image, and what was changed in it.
+
+    A file of another size is refused if the decoder has no `shorter_side`; the message ends in `otherwise`.
+    """
+    size, head = (decoder.width, decoder.height), image_head(file)
+    if head.size != size and decoder.shorter_side is None:
+        raise RequestError(
+            f"{file}: expected an image of {size[0]}x{size[1]} pixels, got {head.size[0]}x{head.size[1]}; "
+            f"scale it, or {otherwise}"
+        )
+    changes = {
+        f"scaled and cropped to {size[0]}x{size[1]} pixels: the radius is about the result": head.size != size,
+        "converted to grey: the radius is about the result": decoder.channels == 1 and not head.grey,
+        COMPOSITED: head.transparent,
+    }
+    pixels = (decoder if head.size != size else replace(decoder, shorter_side=None)).centre(file)
+    return pixels, [change for change, made in changes.items() if made]
 
 
 def transparency_note(paths: Sequence[Path]) -> list[str]:
     """A note about files with transparent pixels, if there are any."""
-    return _note(paths, "composited on black where transparent")
+    return _note(paths, COMPOSITED)
 
 
 def _note(paths: Sequence[Path], change: str) -> list[str]:

@@ -1,10 +1,9 @@
-"""Images and labels of one split, as tensors on one device, and the protocol of all data."""
+"""Images and labels of one split, as tensors on one device, and what all kinds of data share."""
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,58 +16,6 @@ Augment = Callable[[Tensor, Tensor], Tensor]
 
 STEPS_AT_ONCE, PIXELS_AT_ONCE = 16, 2**23
 """Most batches and pixels that are prepared at once: a GPU would wait for the host if small batches came singly."""
-
-
-class Images(Protocol):
-    """One split of a data set, as training and certification see it: on a device, or read when needed."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def split(self) -> str: ...
-    @property
-    def num_classes(self) -> int: ...
-    @property
-    def shape(self) -> tuple[int, int, int]: ...
-    @property
-    def normalization(self) -> Normalization | None: ...
-    @property
-    def class_names(self) -> tuple[str, ...] | None: ...
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes for the user about how the files were read, one line each."""
-        ...
-
-    @property
-    def relabelled(self) -> bool:
-        """Whether labels are positions in a list of classes that a user gave (see `with_classes`)."""
-        ...
-
-    @property
-    def labels(self) -> Tensor:
-        """int64 [n]."""
-        ...
-
-    def __len__(self) -> int: ...
-    def to(self, device: torch.device | str) -> "Images":
-        """The same data, whose batches are on `device`."""
-        ...
-
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images float32 [b, c, h, w] in [0, 1] without augmentation, and labels int64 [b], on the device."""
-        ...
-
-    def batches(self, order: Tensor, share: slice, seed: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each row of `order` (int64 [steps, b]) the images `row[share]`, augmented if the split is, and labels.
-
-        Augmentation depends on (seed, order) and not on `share`: several processes with a share each see the same
-        images as one process. With None as seed nothing is augmented.
-        """
-        ...
-
-    def digest(self) -> str:
-        """SHA-256 of labels and pixels, or of names and sizes of files that are decoded later."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # eq=False: comparing tensors gives tensors, not a truth value
@@ -87,7 +34,9 @@ class ImageData:
     augment: Augment | None = field(default=None, repr=False)
     class_names: tuple[str, ...] | None = field(default=None, repr=False)
     notes: tuple[str, ...] = field(default=(), repr=False)
+    """Notes for the user about how the files were read, one line each."""
     relabelled: bool = field(default=False, repr=False)
+    """Whether labels are positions in a list of classes that a user gave (see `with_classes`)."""
 
     def __post_init__(self) -> None:
         title = f"data set {self.name!r}, split {self.split!r}"
@@ -127,7 +76,11 @@ class ImageData:
         return images, self.labels.index_select(0, indices)
 
     def batches(self, order: Tensor, share: slice, seed: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """See `Images.batches`. Random numbers are drawn for whole rows, so that a share changes nothing."""
+        """For each row of `order` (int64 [steps, b]) the images `row[share]`, augmented if the split is, and labels.
+
+        Augmentation depends on (seed, order) and not on `share`: several processes with a share each see the same
+        images as one process. With None as seed nothing is augmented.
+        """
         generator = torch.Generator(self.images.device).manual_seed(seed or 0)
         row = order.shape[1]
         together = max(1, min(STEPS_AT_ONCE, PIXELS_AT_ONCE // (row * math.prod(self.shape))))
@@ -147,9 +100,8 @@ class ImageData:
 
     def digest(self) -> str:
         """SHA-256 of shape, labels and pixels, in order."""
-        digest = hashlib.sha256(f"{list(self.images.shape)} {self.num_classes}\n".encode())
-        for tensor in (self.labels, self.images):
-            digest.update(tensor.cpu().contiguous().numpy().data)
+        digest = labels_digest(self.images.shape, self.num_classes, self.labels)
+        digest.update(self.images.cpu().contiguous().numpy().data)
         return digest.hexdigest()
 
     def _with(self, images: Tensor, labels: Tensor) -> "ImageData":
@@ -184,6 +136,19 @@ def check_labels(title: str, labels: Tensor, num_images: int, num_classes: int) 
             f"{title}: expected labels in 0..{num_classes - 1}, got labels in {lowest}..{highest}; "
             "correct the labels or num_classes"
         )
+
+
+def labels_digest(shape: Sequence[int], num_classes: int, labels: Tensor) -> "hashlib._Hash":
+    """The SHA-256 of shape and labels, which is continued with what identifies the images."""
+    digest = hashlib.sha256(f"{list(shape)} {num_classes}\n".encode())
+    digest.update(labels.cpu().contiguous().numpy().data)
+    return digest
+
+
+def spread(total: int, most: int) -> Tensor:
+    """At most `most` of the indices 0..total - 1, int64, in even steps: data may be sorted."""
+    count = min(most, total)
+    return torch.arange(count) * total // max(count, 1)
 
 
 def describe(tensor: Tensor) -> str:

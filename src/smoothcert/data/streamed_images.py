@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from smoothcert.data.datasets import Normalization
-from smoothcert.data.images import check_labels, in_unit_interval
+from smoothcert.data.images import ImageData, check_labels, in_unit_interval
 from smoothcert.errors import RequestError, WorkError
 
 MOST_WORKERS = 16
@@ -32,7 +32,7 @@ def default_workers() -> int:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StreamedImages(ABC):
-    """One split of a data set whose images are read when they are needed: implements `Images`.
+    """One split of a data set whose images are read when they are needed, with the methods of `ImageData`.
 
     `labels` is int64 [n] on the CPU, with classes in [0, num_classes). `workers` processes read ahead (None:
     `default_workers()`, 0: this process reads).
@@ -62,7 +62,8 @@ class StreamedImages(ABC):
     def shape(self) -> tuple[int, int, int]: ...
 
     @abstractmethod
-    def digest(self) -> str: ...
+    def digest(self) -> str:
+        """SHA-256 of labels and of what identifies the images."""
 
     @abstractmethod
     def read(self, index: int, seed: int | None) -> Tensor:
@@ -77,12 +78,12 @@ class StreamedImages(ABC):
         return replace(self, device=torch.device(device))
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Images.batch`; read in this process: certification asks for few images at a time."""
+        """See `ImageData.batch`; read in this process: certification asks for few images at a time."""
         indices = indices.cpu()
         return self._on_device(_Batches(self, indices.numpy()[None], None)[0], indices)
 
     def batches(self, order: Tensor, share: slice, seed: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """See `Images.batches`."""
+        """See `ImageData.batches`."""
         rows = order[:, share].cpu()
         workers = default_workers() if self.workers is None else self.workers
         loader = DataLoader(
@@ -104,6 +105,10 @@ class StreamedImages(ABC):
         labels = self.labels.index_select(0, indices).to(self.device, non_blocking=True)
         images = pixels.to(self.device, non_blocking=True)  # bytes, where they are bytes: a quarter of the traffic
         return (in_unit_interval(images) if images.dtype == torch.uint8 else images), labels
+
+
+Images = ImageData | StreamedImages
+"""One split of a data set, as training and certification see it: on a device, or read when needed."""
 
 
 class _Batches(Dataset[Pixels]):

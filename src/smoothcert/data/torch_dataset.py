@@ -1,6 +1,5 @@
 """Turn a torch `Dataset` of (image, label) pairs into `Images`, as training and certification need them."""
 
-import hashlib
 import random
 from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from smoothcert.data.datasets import Normalization
-from smoothcert.data.images import Images, describe
+from smoothcert.data.images import describe, labels_digest, spread
 from smoothcert.data.streamed_images import StreamedImages
 from smoothcert.errors import RequestError
 
@@ -29,7 +28,7 @@ def images_from_dataset(
     num_classes: int | None = None,
     normalization: Normalization | None = None,
     workers: int = 0,
-) -> Images:
+) -> "DatasetImages":
     """Make `Images` from a map-style `dataset` whose items are (image, label).
 
     An image is a tensor [c, h, w], either uint8, which is divided by 255, or floating-point with values in [0, 1],
@@ -98,11 +97,9 @@ class DatasetImages(StreamedImages):
 
     def digest(self) -> str:
         """SHA-256 of shape and labels, and of some images, spread over the data set."""
-        digest = hashlib.sha256(f"{list(self.shape)} {self.num_classes}\n".encode())
-        digest.update(self.labels.contiguous().numpy().data)
-        count = min(DIGEST_IMAGES, len(self))
-        for number in range(count):
-            digest.update(self.read(number * len(self) // count, None).contiguous().numpy().data)
+        digest = labels_digest(self.shape, self.num_classes, self.labels)
+        for index in spread(len(self), DIGEST_IMAGES).tolist():
+            digest.update(self.read(index, None).contiguous().numpy().data)
         return digest.hexdigest()
 
 

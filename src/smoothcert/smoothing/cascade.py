@@ -36,8 +36,8 @@ import numpy as np
 
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.bounds import error_upper_bound, runner_up_upper_bound
-from smoothcert.smoothing.certificate import Certificate
-from smoothcert.smoothing.certify import certificate_from_bound, sorted_votes
+from smoothcert.smoothing.certificate import Certificate, Votes
+from smoothcert.smoothing.certify import certificate_from_bound, largest_other, sorted_votes
 
 if TYPE_CHECKING:  # certificates files are checked without torch
     from torch import Tensor
@@ -46,7 +46,6 @@ if TYPE_CHECKING:  # certificates files are checked without torch
 
 LOWER_SHARE = 0.9
 """Share of the alpha of a stage for its lower bound."""
-Votes = tuple[tuple[int, int], ...]
 
 
 def stage_alphas(alpha: float, stages: int) -> tuple[float, float]:
@@ -75,9 +74,8 @@ def cascade_radius(
     radius = Gaussian(sigmas[stage]).radius(stage_error(count, n, stage, stages, alpha))
     _, upper = stage_alphas(alpha, stages)
     for sigma, votes in zip(sigmas, earlier, strict=False):
-        other = max((k for c, k in votes if c != cls), default=0)
         # The radius at an error of u is -sigma Phi^-1(u), rounded toward zero.
-        radius = min(radius, Gaussian(sigma).radius(runner_up_upper_bound(other, n, upper)))
+        radius = min(radius, Gaussian(sigma).radius(runner_up_upper_bound(largest_other(votes, cls), n, upper)))
     return radius
 
 

@@ -7,13 +7,16 @@ ABSTAIN = -1
 MOST_VOTES = 10**9
 """The largest number of votes per image that a request may ask for."""
 
+Votes = tuple[tuple[int, int], ...]
+"""(class, count) of all classes with votes, largest count first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
     """With probability at least 1 - alpha over the sampling, g(x') = predict for all ||x' - x|| < radius.
 
     `predict` is ABSTAIN and `radius` 0 when nothing could be proved. `count` of the `n` fresh votes went to the class
-    that the first `n0` votes had chosen; `votes` are all n votes as (class, count), largest count first.
+    that the first `n0` votes had chosen; `votes` are all n votes.
     """
 
     predict: int
@@ -21,8 +24,8 @@ class Certificate:
     n0: int
     n: int
     count: int
-    votes: tuple[tuple[int, int], ...]
-    earlier: tuple[tuple[tuple[int, int], ...], ...] = ()
+    votes: Votes
+    earlier: tuple[Votes, ...] = ()
     """The votes of the stages of a cascade before the one that `votes` belong to."""
     coin: float | None = None
     """The coin of a randomized bound, on which the radius depends; None for the other bounds."""

@@ -1,14 +1,13 @@
 """CERTIFY and PREDICT of Cohen et al. 2019 (https://arxiv.org/abs/1902.02918): from votes to a certificate or class."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from smoothcert.errors import RequestError
 from smoothcert.noise import Gaussian, Noise
 from smoothcert.smoothing.bounds import error_upper_bound, randomized_error_bound, top_two_p_value, two_sided_bounds
-from smoothcert.smoothing.certificate import ABSTAIN, Certificate
+from smoothcert.smoothing.certificate import ABSTAIN, Certificate, Votes
 
 
 def certificate_of_class(
@@ -29,19 +28,35 @@ def certificate_of_class(
     Two-sided (Gaussian only) bounds the runner-up as well, which helps with many classes. A `coin`, uniform on (0, 1]
     and independent of all votes, makes the bound randomized.
     """
-    n, count = int(np.sum(votes)), int(votes[cls])
+    n, count, pairs = int(np.sum(votes)), int(votes[cls]), sorted_votes(votes)
+    other = largest_other(pairs, cls)
+    radius = certified_radius(count, other, n, noise, alpha, two_sided=two_sided, coin=coin, slack=slack)
+    return certificate_from_bound(cls, radius, n0, count, pairs, coin=coin)
+
+
+def certified_radius(
+    count: int,
+    other: int,
+    n: int,
+    noise: Noise,
+    alpha: float,
+    *,
+    two_sided: bool = False,
+    coin: float | None = None,
+    slack: float = 0.0,
+) -> float:
+    """The radius of a class with `count` of n votes, if no other class has more than `other`; 0 if there is none.
+
+    See `certificate_of_class` for the guarantee and the options.
+    """
     if coin is not None:
-        radius = noise.radius(min(1.0, randomized_error_bound(count, n, alpha, coin) + slack))
-    elif not two_sided:
-        radius = noise.radius(min(1.0, error_upper_bound(count, n, alpha) + slack))
-    elif isinstance(noise, Gaussian):
-        other = max((int(k) for c, k in enumerate(votes) if c != cls), default=0)
-        q, runner_up = two_sided_bounds(count, other, n, alpha)
-        radius = noise.radius_between(min(1.0, q + slack), min(1.0, runner_up + slack))
-    else:
+        return noise.radius(min(1.0, randomized_error_bound(count, n, alpha, coin) + slack))
+    if not two_sided:
+        return noise.radius(min(1.0, error_upper_bound(count, n, alpha) + slack))
+    if not isinstance(noise, Gaussian):
         raise RequestError(f"bound: two-sided is known for gaussian noise, got {noise.name}; use one-sided")
-    certificate = certificate_from_bound(cls, radius, n0, count, sorted_votes(votes))
-    return certificate if coin is None else replace(certificate, coin=coin)
+    q, runner_up = two_sided_bounds(count, other, n, alpha)
+    return noise.radius_between(min(1.0, q + slack), min(1.0, runner_up + slack))
 
 
 def certificate_from_bound(
@@ -49,15 +64,19 @@ def certificate_from_bound(
     radius: float,
     n0: int,
     count: int,
-    votes: tuple[tuple[int, int], ...],
+    votes: Votes,
     *,
-    earlier: tuple[tuple[tuple[int, int], ...], ...] = (),
+    earlier: tuple[Votes, ...] = (),
+    coin: float | None = None,
 ) -> Certificate:
     """The certificate of `cls` with `radius`; it abstains if the radius is 0."""
-    n = sum(number for _, number in votes)
-    if radius <= 0:
-        return Certificate(ABSTAIN, 0.0, n0, n, count, votes, earlier)
-    return Certificate(cls, radius, n0, n, count, votes, earlier)
+    predict, radius = (cls, radius) if radius > 0 else (ABSTAIN, 0.0)
+    return Certificate(predict, radius, n0, sum(number for _, number in votes), count, votes, earlier, coin)
+
+
+def largest_other(votes: Votes, cls: int) -> int:
+    """The largest count of another class than `cls`."""
+    return max((number for c, number in votes if c != cls), default=0)
 
 
 def class_from_votes(votes: Sequence[int], alpha: float) -> int:
@@ -67,7 +86,7 @@ def class_from_votes(votes: Sequence[int], alpha: float) -> int:
     return int(order[0]) if top_two_p_value(count1, count2) <= alpha else ABSTAIN
 
 
-def sorted_votes(votes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def sorted_votes(votes: Sequence[int]) -> Votes:
     """(class, count) of all classes with votes, largest count first."""
     order = sorted((c for c, k in enumerate(votes) if k), key=lambda c: -votes[c])
     return tuple((c, int(votes[c])) for c in order)

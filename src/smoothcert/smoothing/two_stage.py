@@ -5,6 +5,8 @@ probability at least 1 - alpha, whatever the first stage chose. Counting the fir
 n would depend on the votes that are then bounded.
 """
 
+from bisect import bisect_left
+
 from scipy import special
 
 OUTSIDE = 0.1
@@ -22,14 +24,7 @@ def _predicted_radius(q: float, n: int, alpha: float) -> float:
 def _votes_for(q: float, minimum: int, n_max: int, alpha: float, radius_loss: float) -> int:
     """The least n in [minimum, n_max] whose radius is within `radius_loss` of that of n_max votes."""
     target = _predicted_radius(q, n_max, alpha) - radius_loss
-    low, high = minimum, n_max
-    while low < high:
-        middle = (low + high) // 2
-        if _predicted_radius(q, middle, alpha) >= target:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return bisect_left(range(n_max), True, lo=minimum, key=lambda n: _predicted_radius(q, n, alpha) >= target)
 
 
 def second_stage_votes(

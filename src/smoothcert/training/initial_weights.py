@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from smoothcert.classifier import Classifier, device_of, evaluating, logits_of
 from smoothcert.data import Images
+from smoothcert.data.images import spread
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import error_line
 from smoothcert.models import is_hub, own_model, own_module
@@ -98,8 +99,7 @@ def start_notes(model: nn.Module, data: Images, *, trained: bool) -> list[str]:
 
     Weights that are `trained` and still at chance do not belong to these labels or this input scale.
     """
-    count = min(START_IMAGES, len(data))
-    images, labels = data.batch(torch.arange(count) * len(data) // count)
+    images, labels = data.batch(spread(len(data), START_IMAGES))
     device = device_of(model)
     with torch.no_grad(), evaluating(model), torch.random.fork_rng(devices=[]):
         logits = torch.cat([logits_of(model(part.to(device))).float().cpu() for part in torch.split(images, 10)])
@@ -108,10 +108,11 @@ def start_notes(model: nn.Module, data: Images, *, trained: bool) -> list[str]:
     if not one_hot and bool((logits >= 0).all()) and bool(((logits.sum(1) - 1).abs() < 1e-3).all()):
         notes.append("the network returns probabilities, but losses expect logits; leave its last softmax out")
     share = float((classes == labels).double().mean())
-    if trained and at_chance(share, independent_accuracy(classes, labels, logits.shape[1]), count):
+    if trained and at_chance(share, independent_accuracy(classes, labels, logits.shape[1]), len(labels)):
         notes.append(
-            f"the weights that training starts from are at chance ({share:.0%} of {count} training images); check the "
-            "normalisation and the order of the classes (--classes FILE), for which there is `smoothcert doctor`"
+            f"the weights that training starts from are at chance ({share:.0%} of {len(labels)} training images); "
+            "check the normalisation and the order of the classes (--classes FILE), for which there is `smoothcert "
+            "doctor`"
         )
     return notes
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from smoothcert.classifier import evaluating
 from smoothcert.data import DATASETS, Images, Normalization
+from smoothcert.data.images import spread
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import one_line
 from smoothcert.models import Normalize
@@ -45,7 +46,7 @@ def check_accuracy(run: Run, images: Images, count: int = 200) -> float:
     noise, generator = Gaussian(run.recipe.sigma), torch.Generator().manual_seed(0)
     correct = 0
     with evaluating(run.model):
-        for indices in torch.split(torch.arange(total) * len(images) // total, BATCH):
+        for indices in torch.split(spread(len(images), total), BATCH):
             pixels, labels = (part.to(device) for part in images.batch(indices))
             noisy = pixels + noise.sample(pixels.shape, generator).to(device)
             correct += int((run.model(noisy).argmax(1) == labels).sum())

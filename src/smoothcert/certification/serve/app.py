@@ -182,41 +182,32 @@ async def answer_request(service: Service, request: Request) -> Response:
             raise RequestError(f"expected one image for a stream of events, got {len(images)}")
         events = await start_stream(service, ask, model, plan, images[0], notes[0])
         return StreamingResponse(events, media_type="text/event-stream")
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    left = len(images)
-
-    def one_ended() -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            ended.set()
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Queue[Job] = asyncio.Queue()
 
     def notify(job: Job) -> None:
         if job.ending is not None:
             with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(one_ended)
+                loop.call_soon_threadsafe(ended.put_nowait, job)
 
     jobs = service.submit(model, images, plan, ask.milliseconds, notify)
-    await ended_or_left(request, ended, jobs)
+    watch = asyncio.create_task(cancel_when_left(request, jobs))
+    try:
+        for _ in jobs:
+            await ended.get()
+    finally:
+        watch.cancel()
     answers = [answer(job, model, notes[k]) for k, job in enumerate(jobs)]
     failed = all(job.ending == "failed" for job in jobs)
     return JSONResponse({"answers": answers, **context(plan, model)}, 500 if failed else 200)
 
 
-async def ended_or_left(request: Request, ended: asyncio.Event, jobs: Sequence[Job]) -> None:
-    """Wait until all jobs have ended; if the client leaves first, the jobs end at their next look."""
-
-    async def left() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        for job in jobs:
-            job.cancelled = True
-
-    watch = asyncio.create_task(left())
-    try:
-        await ended.wait()
-    finally:
-        watch.cancel()
+async def cancel_when_left(request: Request, jobs: Sequence[Job]) -> None:
+    """Let the jobs end at their next look once the client has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    for job in jobs:
+        job.cancelled = True
 
 
 def event(kind: str, content: Any) -> str:

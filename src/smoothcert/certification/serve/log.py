@@ -11,7 +11,7 @@ off is removed when the next server opens the file. Reading checks each row agai
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,11 @@ from smoothcert.certification.certificates import (
     parse_rows,
 )
 from smoothcert.certification.checks import RowLimits, check_settings
-from smoothcert.certification.recertify import bounded_again
 from smoothcert.certification.serve.rule import Question, RuleName, grid_radii
-from smoothcert.errors import RequestError, WorkError, write_error
+from smoothcert.errors import WorkError, write_error
 from smoothcert.io.compressed import read_content
 from smoothcert.io.files import write_text_atomically
-from smoothcert.io.results import alone, read_settings, refuse_existing, settings_path, write_settings
+from smoothcert.io.results import alone, read_settings, settings_path, write_settings
 from smoothcert.noise import NOISES
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 
@@ -61,12 +60,12 @@ def format_answer(row: LoggedAnswer) -> str:
     """One line of the log, with its newline: the question, then the columns of a certificates file but the label."""
     q = row.question
     asked = "" if q.radius is None else repr(q.radius)
-    index, _, predict, radius, _, *rest = format_row(_unlabelled(row)).rstrip("\n").split("\t")
+    index, _, predict, radius, _, *rest = format_row(unlabelled(row)).rstrip("\n").split("\t")
     cells = (index, row.at, row.model, q.rule, repr(q.alpha), asked, str(q.votes), row.ended, predict, radius, *rest)
     return "\t".join(cells) + "\n"
 
 
-def _unlabelled(row: LoggedAnswer) -> CertifiedImage:
+def unlabelled(row: LoggedAnswer) -> CertifiedImage:
     """The row as one of a certificates file; a service knows no labels, so the label is 0."""
     return CertifiedImage(row.index, 0, row.certificate, row.seconds)
 
@@ -123,36 +122,6 @@ def read_log(path: Path) -> tuple[list[LoggedAnswer], Mapping[str, Any], int]:
             raise WorkError(f"{settings_path(path)}: damaged, expected '{missing[0]}' of each model; restore it")
     rows, size = parse_rows(read_content(path, KIND), path, (COLUMNS,), parser(models), KIND)
     return rows, settings, size
-
-
-def recertify_log(path: Path, out: Path, *, alpha: float | None, bound: str | None) -> int:
-    """Write the answers of the fixed rule at another `alpha`, or checked and unchanged, to the log `out`.
-
-    Answers of the sequential rule are left out: the number of their votes depends on the votes.
-    """
-    rows, settings, _ = read_log(path)
-    if bound is not None:
-        raise RequestError(f"{path}: bound: expected none for a log of `smoothcert serve`, got {bound}; leave it out")
-    if alpha is not None and not 0 < alpha < 1:
-        raise RequestError(f"alpha: expected 0 < alpha < 1, got {alpha}")
-    fixed = [row for row in rows if row.question.rule == "fixed" and row.certificate.n == row.question.votes]
-    if not fixed:
-        raise RequestError(
-            f"{path}: expected answers of the fixed rule, got none among {len(rows)}; the votes of the others were "
-            "stopped by a sequential test: ask with rule=fixed for answers that can be recomputed"
-        )
-    refuse_existing(out)
-    lines = []
-    for row in fixed:
-        model = settings["models"][row.model]
-        level = row.question.alpha if alpha is None else alpha
-        noise = NOISES[model["noise"]](model["sigma"])
-        image = bounded_again(_unlabelled(row), noise, {"alpha": level, "bound": "one-sided"})
-        question = replace(row.question, alpha=level)
-        lines.append(format_answer(replace(row, question=question, certificate=image.certificate)))
-    write_settings(out, settings, {"recertified_from": path.name})
-    write_text_atomically(out, HEADER + "".join(lines))
-    return len(lines)
 
 
 def _number(path: Path) -> str:

@@ -9,7 +9,7 @@ import binascii
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from smoothcert.certification.serve.rule import Question, RuleName
-from smoothcert.data.decoding import Decoder, ImageBytes, image_head, opened_image
+from smoothcert.data.decoding import Decoder, ImageBytes, opened_image
+from smoothcert.data.image_files import read_image
 from smoothcert.data.images import in_unit_interval
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.field_errors import describe_errors
@@ -118,7 +119,7 @@ def decode_file(
         raise RequestError(
             f"{name}: expected a PNG or JPEG file, got {len(content)} bytes that are neither; send another"
         )
-    file, (channels, height, width) = ImageBytes(name, content), decoder.shape
+    file = ImageBytes(name, content)
     try:
         with opened_image(file) as image:
             size = image.size
@@ -126,23 +127,12 @@ def decode_file(
             raise RefusedError(
                 413, f"{name}: expected at most {limits.pixels:,} pixels, got {size[0]}x{size[1]}; send a smaller image"
             )
-        head = image_head(file)
-        fits = head.size == (width, height)
-        if not fits and not resize:
-            raise RequestError(
-                f"{name}: expected an image of {width}x{height} pixels, got {head.size[0]}x{head.size[1]}; scale it, "
-                "or add resize=true"
-            )
-        exact = Decoder(channels, height, width, None)
-        pixels = (exact if fits else decoder).centre(file)
+        pixels, changes = read_image(
+            file, decoder if resize else replace(decoder, shorter_side=None), "add resize=true"
+        )
     except WorkError as error:
         raise RequestError(str(error)) from None
-    notes = [
-        *([] if fits else [f"scaled and cropped to {width}x{height} pixels: the radius is about the result"]),
-        *(["converted to grey: the radius is about the result"] if channels == 1 and not head.grey else []),
-        *(["composited on black where transparent"] if head.transparent else []),
-    ]
-    return in_unit_interval(torch.from_numpy(pixels)), notes
+    return in_unit_interval(torch.from_numpy(pixels)), changes
 
 
 def decode_raw(body: bytes, ask: Ask, shape: tuple[int, int, int], limits: Limits) -> Tensor:
