@@ -233,6 +233,7 @@ CIFAR10_ROWS = {
 }
 CIFAR10_ROWS_1 = {
     "`cifar10/consistency` = `cifar10/best`": "cifar10/consistency-1.0",
+    "`cifar10/smoothmix-one-step`": "cifar10/smoothmix-one-step-1.0",
     "the schedule above": "beyond/cifar10-cosine-1.0",
     "`cifar10/gaussian`": "cifar10/gaussian-1.0",
 }
