@@ -192,6 +192,12 @@ def all_options(command: Any) -> Iterator[str]:
         yield from all_options(inner)
 
 
+def test_lists_in_command_lines_are_quoted() -> None:
+    """zsh, the shell of macOS, takes brackets for a pattern of file names and refuses the whole line."""
+    texts = {page_name(path): path.read_text(encoding="utf-8") for path in LINKED}
+    assert [name for name, text in texts.items() if re.search(r"--set\s+[\w.]+=\[", text)] == []
+
+
 def test_pages_have_command_lines() -> None:
     assert sum(len(command_lines(page)) for page in PAGES) > 30
 
