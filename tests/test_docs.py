@@ -17,6 +17,7 @@ import typer
 import yaml
 from scipy.stats import beta, norm
 
+from smoothcert import read_certificates
 from smoothcert.cli import app
 from smoothcert.data import ImageData
 from smoothcert.objectives import OBJECTIVES
@@ -56,11 +57,12 @@ def test_the_guide_to_an_objective_runs_in_a_project_of_its_own(
     np.savez(tmp_path / "small.npz", images=tiny_data.images[:, 0].numpy(), labels=tiny_data.labels.numpy())
     monkeypatch.chdir(tmp_path)
     for line in command_lines(page):
-        words = shlex.split(line.replace("mnist-sample", "npz:small.npz"))
-        needs_code = words[0] in ("objectives", "train")
+        words = shlex.split(line.replace("mnist-sample", "npz:small.npz").replace("--skip 20", "--max-images 2"))
+        needs_code = words[0] in ("objectives", "train", "sweep")
         if not needs_code:
             file.rename(tmp_path / "away.py")
-        code, output, errors = run_cli(*words, *(["--device", "cpu"] if words[0] in ("train", "certify") else []))
+        computes = words[0] in ("train", "certify", "sweep")
+        code, output, errors = run_cli(*words, *(["--device", "cpu"] if computes else []))
         assert code == 0, errors
         if not needs_code:
             (tmp_path / "away.py").rename(file)
@@ -190,6 +192,12 @@ def all_options(command: Any) -> Iterator[str]:
         yield from all_options(inner)
 
 
+def test_lists_in_command_lines_are_quoted() -> None:
+    """zsh, the shell of macOS, takes brackets for a pattern of file names and refuses the whole line."""
+    texts = {page_name(path): path.read_text(encoding="utf-8") for path in LINKED}
+    assert [name for name, text in texts.items() if re.search(r"--set\s+[\w.]+=\[", text)] == []
+
+
 def test_pages_have_command_lines() -> None:
     assert sum(len(command_lines(page)) for page in PAGES) > 30
 
@@ -223,6 +231,19 @@ def test_snippets_of_the_certificate_page_print_what_is_shown(
         assert capsys.readouterr().out == shown
 
 
+def test_python_of_the_results_page_computes_the_numbers_of_the_tables(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the page shows is what the blocks print; the first numbers are those of the CIFAR-10 page."""
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "results/README.md").read_text(encoding="utf-8")
+    for source in python_blocks(ROOT / "results/README.md"):
+        exec(compile(source, "results/README.md", "exec"), {})
+    assert capsys.readouterr().out == "".join(re.findall(r"```text\n(.*?)```", page, flags=re.DOTALL))
+    table = (ROOT / "results/cifar10/README.md").read_text(encoding="utf-8")
+    assert "| Consistency | 0.5 | 0.695 |" in table
+
+
 def test_row_of_the_certificate_page_is_in_the_results() -> None:
     text = (ROOT / "docs/reading-a-certificate.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```text\n(idx.*?)```", text, flags=re.DOTALL)
@@ -239,7 +260,7 @@ def test_user_model_of_the_guide_gets_true_certificates(tmp_path: Path, monkeypa
     probability from above, their sum from below, and no radius beyond the nearest boundary may be certified. The seed
     is given, since fresh votes may fail with probability alpha each.
     """
-    module, script, save = python_blocks(ROOT / "docs/your-own-model.md")
+    module, script, loop, save = python_blocks(ROOT / "docs/your-own-model.md")
     (tmp_path / "nearest_mean.py").write_text(module, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -247,6 +268,10 @@ def test_user_model_of_the_guide_gets_true_certificates(tmp_path: Path, monkeypa
     names: dict[str, Any] = {}
     exec(compile(script.replace("n=10_000", "n=1_000, seed=0"), "your-own-model.md", "exec"), names)
     monkeypatch.delitem(sys.modules, "nearest_mean")
+    few = loop.replace('"test")', '"test").subset(torch.arange(50))').replace("n=1_000", "n=200, seed=0")
+    exec(compile(few, "your-own-model.md", "exec"), names)
+    assert (names["total"], len(read_certificates(tmp_path / "mine.tsv").rows)) == (50, 50)
+    assert 20 < names["right"] < 45
     certificates: list[Certificate] = names["certificates"]
     normalize, linear = names["build"]()
     weight = linear.weight.detach() / normalize.std.item()  # as a function of the image in [0, 1]

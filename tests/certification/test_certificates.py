@@ -336,6 +336,16 @@ def test_a_writer_that_fails_before_its_first_row_leaves_nothing(tmp_path: Path)
     assert read_certificates(tmp_path / "a.tsv").rows == ()
 
 
+def test_a_folder_is_refused_and_a_file_in_it_named(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="got a folder; give a certificates file"):
+        read_certificates(tmp_path)
+    run = Path(__file__).parents[2] / "results/cifar10/consistency-0.5"
+    with pytest.raises(RequestError, match=r"got a folder; .* such as certificates/test-n100000\.tsv\.gz$"):
+        read_certificates(run)
+    with pytest.raises(RequestError, match=r"such as test-n100000\.tsv\.gz$"):
+        read_certificates(run / "certificates")
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_named_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.tsv")

@@ -453,6 +453,26 @@ def test_a_file_is_written_and_resumed(tmp_path: Path) -> None:
     assert row["images"] == 3
 
 
+def test_a_file_that_nobody_iterates_for_is_a_warning(tmp_path: Path) -> None:
+    data, path = TensorDataset(IMAGES, LABELS), tmp_path / "mine.tsv"
+    with pytest.warns(UserWarning, match="not written.*for batch in") as caught:
+        smoothed().certify_loader(data, n=50, out=path)
+    assert Path(caught[0].filename) == Path(__file__), "the warning names the line of the call"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(smoothed().certify_loader(data, n=50, out=path))
+        smoothed().certify_loader(data, n=50)  # nothing was asked to be kept
+    assert path.exists()
+
+
+def test_a_loader_of_our_data_has_their_name_in_the_file(tmp_path: Path) -> None:
+    pixels = torch.randint(256, (4, 1, 2, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    data = ImageData(pixels, torch.arange(4) % 2, 2, "made", "test")
+    list(smoothed().certify_loader(DataLoader(data, batch_size=3), n=50, out=tmp_path / "a.tsv"))
+    settings = sc.read_certificates(tmp_path / "a.tsv").settings
+    assert (settings["dataset"], settings["split"]) == ("made", "test")
+
+
 def test_a_file_is_resumed_with_another_batch_size(tmp_path: Path) -> None:
     """Data of `load_dataset`: the file has its name and split, as on the command line."""
     pixels = torch.randint(256, (40, 1, 2, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
-from smoothcert.data import ImageData
+from smoothcert.data import ImageData, images_from_dataset
 from smoothcert.errors import RequestError
 
 
@@ -39,6 +40,21 @@ def test_batch_reaches_both_ends_of_the_unit_interval() -> None:
     data = make(torch.tensor([0, 255], dtype=torch.uint8).reshape(2, 1, 1, 1), torch.tensor([0, 1]))
     images, _ = data.batch(torch.tensor([0, 1]))
     assert images.flatten().tolist() == [0.0, 1.0]
+
+
+def test_a_loader_takes_the_data_as_they_are() -> None:
+    """Also data that are read when they are needed; iterating ends after the last image."""
+    data = make()
+    pixels, labels = data.batch(torch.arange(6))
+    streamed = images_from_dataset(torch.utils.data.TensorDataset(data.images, data.labels))
+    for source in (data, streamed):
+        images, numbers = zip(*DataLoader(source, batch_size=4), strict=True)
+        assert torch.equal(torch.cat(images), pixels)
+        assert torch.equal(torch.cat(numbers), labels)
+        assert [label for _, label in source] == labels.tolist()
+        assert torch.equal(source[-1][0], pixels[5])
+        with pytest.raises(IndexError):
+            source[6]
 
 
 def test_batch_does_not_change_the_data() -> None:

@@ -119,6 +119,11 @@ def test_noise_is_drawn_as_in_the_training_loop(name: str) -> None:
     assert_equal(list(model.parameters()), list(expected.parameters()))
 
 
+def test_a_module_prints_as_the_call_that_makes_it() -> None:
+    criterion = sc.losses.Stability(sigma=0.5, num_noise=1, weight=3.0)
+    assert repr(criterion) == "Stability(sigma=0.5, num_noise=1, weight=3.0)"
+
+
 def test_without_a_generator_each_call_draws_other_noise() -> None:
     images, labels, *_ = batch(1)
     model, criterion = network(), sc.losses.Gaussian(sigma=SIGMA)

@@ -133,6 +133,18 @@ def test_files_without_a_seed_are_left_out(make_run: MakeRun, field_file: Path, 
     assert names(plain, tmp_path / "out") == []
 
 
+def test_the_words_compare_means_over_seeds_and_not_only_the_best_seed(make_run: MakeRun, tmp_path: Path) -> None:
+    """Radii are scale/20 to scale: at 0.5 the scales 1, 1.2 and 0.8 certify 11, 12 and 8 of 20 images."""
+    scales = {"a-seed0": 1.0, "a-seed1": 1.2, "a-seed2": 0.8}
+    runs = [seeded(make_run, name, i, scale) for i, (name, scale) in enumerate(scales.items())]
+    counts = [sum(scale * (i + 1) / 20 >= 0.5 for i in range(20)) for scale in scales.values()]
+    (words,) = write_report(runs, tmp_path / "out", ["md"], radii=[0.5]).contents.headlines
+    expected = f"a-seed* {np.mean(counts):.1f} ± {np.std(counts, ddof=1):.1f} of 20 images."
+    assert f"compare the mean ± sd over seeds: {expected}" in words
+    (alone,) = write_report(runs[:1], tmp_path / "one", ["md"], radii=[0.5]).contents.headlines
+    assert "seeds" not in alone
+
+
 def test_a_table_over_seeds_does_not_outlive_its_report(make_run: MakeRun, tmp_path: Path) -> None:
     runs, out = [seeded(make_run, "a", 0), seeded(make_run, "b", 1)], tmp_path / "out"
     write_report(runs, out, ["csv"])

@@ -243,3 +243,9 @@ def test_presets_are_recipes() -> None:
     recipe = sc.preset("mnist/consistency", sigma=0.5)
     assert isinstance(recipe, sc.TrainRecipe)
     assert (recipe.sigma, recipe.method) == (0.5, "consistency")
+
+
+def test_a_folder_of_results_without_weights_says_what_can_be_read() -> None:
+    results = Path(__file__).parents[2] / "results/cifar10/consistency-0.5"
+    with pytest.raises(RequestError, match=r"holds no model\.safetensors.*read_certificates, `smoothcert report`"):
+        sc.load(results)

@@ -28,7 +28,7 @@ from smoothcert.certification.columns import (
 )
 from smoothcert.certification.other_tools import with_six_columns
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.compressed import COMPRESSED, PLAIN, read_content, write_content
+from smoothcert.io.compressed import COMPRESSED, PLAIN, read_content, result_files, write_content
 from smoothcert.io.results import ResultWriter, read_settings, settings_path, write_settings
 from smoothcert.io.text import one_line
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate, Votes
@@ -224,6 +224,10 @@ def read_certificates(path: str | Path) -> CertificatesFile:
     Rows are checked against the settings next to the file: a row that claims more than its votes can show is refused.
     """
     path = Path(path)
+    if path.is_dir():
+        names = [file.relative_to(path).as_posix() for file in result_files(path) + result_files(path / "certificates")]
+        given = f"give one of its files, such as {names[0]}" if names else f"give {KIND}"
+        raise RequestError(f"{path}: expected a certificates file, got a folder; {given}")
     # Other tools may end a finished file without a newline; files with settings next to them never end so.
     ours = settings_path(path).exists()
     content = read_content(path, KIND)

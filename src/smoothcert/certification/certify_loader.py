@@ -1,11 +1,14 @@
 """Certify the batches of a loader one after the other, with progress and into a file that can be resumed."""
 
 import time
+import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from threading import Event
 
 import torch
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
@@ -46,8 +49,11 @@ class Batches:
         if isinstance(data, DataLoader):
             plain = data.batch_sampler is None or type(data.batch_sampler) is BatchSampler
             sequential = isinstance(data.sampler, SequentialSampler) and plain
-            ordered = sequential or isinstance(data.dataset, IterableDataset)
-            return cls(data, type(data.dataset).__name__, inputs=_length(data.dataset), ordered=ordered)
+            dataset = data.dataset
+            ordered = sequential or isinstance(dataset, IterableDataset)
+            if isinstance(dataset, Images):
+                return cls(data, dataset.name, dataset.split, len(dataset), ordered)
+            return cls(data, type(dataset).__name__, inputs=_length(dataset), ordered=ordered)
         if isinstance(data, Images):
             parts = torch.split(torch.arange(len(data)), DATASET_BATCH)
             return cls((data.batch(part) for part in parts), data.name, data.split, len(data))
@@ -105,7 +111,21 @@ def certify_loader(
     source, path = Batches.of(data), None if out is None else certificates_path(out)
     if path is not None and not source.ordered:
         raise RequestError("data: expected a loader in the order of its data set for a file; use shuffle=False")
-    return _stream(smoothed, source, options, seed, path, name, progress)
+    begun = Event()
+    stream = _stream(smoothed, source, options, seed, path, name, progress, begun)
+    if path is not None:
+        weakref.finalize(stream, _warn_unless_begun, path, begun)
+    return stream
+
+
+def _warn_unless_begun(path: Path, begun: Event) -> None:
+    """A call whose result nobody iterates over looks as if it wrote the file."""
+    if not begun.is_set():
+        warnings.warn(
+            f"{path}: not written, because certify_loader certifies a batch when you ask for it; use "
+            "`for batch in smoothed.certify_loader(...)`, or certify_dataset, which writes the whole file",
+            stacklevel=3,
+        )
 
 
 def _stream(
@@ -116,7 +136,9 @@ def _stream(
     path: Path | None,
     name: str | None,
     progress: bool,
+    begun: Event,
 ) -> Iterator[CertificateBatch]:
+    begun.set()
     batches = map(inputs_and_labels, source.batches)
     first = list(islice(batches, 1))
     if not first:

@@ -142,6 +142,7 @@ class SmoothedClassifier(nn.Module):
     ) -> Iterator[CertificateBatch]:
         """Certify all batches of a DataLoader, a torch Dataset or data of `load_dataset`, one result per batch.
 
+        A batch is certified when you ask for it: iterate over the result.
         Batches are (inputs, labels) or inputs; they are moved to the device of the classifier. `options` are those of
         `certify`. With `out`, a path that ends in .tsv, rows are written to a certificates file as soon as they are
         computed, the classifier is called `name` in it, and inputs that the file already has are read from it. A file

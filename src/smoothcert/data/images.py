@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from smoothcert.data.datasets import Normalization
 from smoothcert.errors import RequestError
@@ -19,7 +20,7 @@ STEPS_AT_ONCE, PIXELS_AT_ONCE = 16, 2**23
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # eq=False: comparing tensors gives tensors, not a truth value
-class ImageData:
+class ImageData(Dataset[tuple[Tensor, int]]):
     """One split of a data set: `images` uint8 [n, c, h, w], `labels` int64 [n], on the same device.
 
     Every label is in [0, num_classes). Wrong tensors are a RequestError when the object is created.
@@ -55,6 +56,10 @@ class ImageData:
     def __len__(self) -> int:
         """The number of images."""
         return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """Image `index`, float32 [c, h, w] in [0, 1], and its label, so that a torch `DataLoader` takes the data."""
+        return in_unit_interval(self.images[index]), int(self.labels[index])
 
     @property
     def shape(self) -> tuple[int, int, int]:

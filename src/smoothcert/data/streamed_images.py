@@ -31,7 +31,7 @@ def default_workers() -> int:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class StreamedImages(ABC):
+class StreamedImages(Dataset[tuple[Tensor, int]], ABC):
     """One split of a data set whose images are read when they are needed, with the methods of `ImageData`.
 
     `labels` is int64 [n] on the CPU, with classes in [0, num_classes). `workers` processes read ahead (None:
@@ -56,6 +56,11 @@ class StreamedImages(ABC):
 
     @abstractmethod
     def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """See `ImageData.__getitem__`."""
+        images, labels = self.batch(torch.tensor([range(len(self))[index]]))  # range refuses an index beyond the end
+        return images[0], int(labels[0])
 
     @property
     @abstractmethod

@@ -133,7 +133,7 @@ class Loss(nn.Module):
         return result.loss
 
     def extra_repr(self) -> str:
-        return f"sigma={self.sigma}, {self.objective}"
+        return ", ".join(f"{name}={value!r}" for name, value in [("sigma", self.sigma), *self.objective])
 
 
 class Gaussian(Loss):

@@ -101,7 +101,7 @@ class Contents:
     @property
     def headlines(self) -> list[str]:
         """The result in words, one paragraph per comparison, with the names of runs that figures have."""
-        return headlines(self.comparisons, self.labels)
+        return headlines(self.comparisons, self.labels, self.seeds)
 
     @cached_property
     def table(self) -> Layout:

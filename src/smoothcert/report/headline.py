@@ -1,11 +1,13 @@
 """The result of a report in words: one short paragraph per sigma and data set."""
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from smoothcert.report.names import images_text
 from smoothcert.report.outcomes import wilson_interval
 from smoothcert.report.paired import Comparison
+from smoothcert.report.seeds import SeedMean
 from smoothcert.report.summary import Summary
 
 MOST_RUNS = 4
@@ -18,16 +20,20 @@ STATISTICS = (
 """What the words and signs on a page mean; a page prints it once."""
 
 
-def headlines(comparisons: Sequence[Comparison], labels: Mapping[str, str] | None = None) -> list[str]:
+def headlines(
+    comparisons: Sequence[Comparison], labels: Mapping[str, str] | None = None, seeds: Sequence[SeedMean] = ()
+) -> list[str]:
     """Sentences on each comparison, in order; `labels` gives the names to print for runs (default: their own)."""
     shown = (labels or {}).get
     return [
-        " ".join(_sentences(comparison, lambda name: shown(name) or name, len(comparisons) > 1))
+        " ".join(_sentences(comparison, lambda name: shown(name) or name, len(comparisons) > 1, seeds))
         for comparison in comparisons
     ]
 
 
-def _sentences(comparison: Comparison, label: Callable[[str], str], several: bool) -> list[str]:
+def _sentences(
+    comparison: Comparison, label: Callable[[str], str], several: bool, seeds: Sequence[SeedMean]
+) -> list[str]:
     radius = comparison.headline_radius
     start = _where(comparison) if several or comparison.first.apart else ""
     if radius is None:
@@ -36,6 +42,8 @@ def _sentences(comparison: Comparison, label: Callable[[str], str], several: boo
         text = [_ranked(comparison, radius, label, start)]
     else:
         text = [f"{start}{_unranked(comparison, radius, label)}"]
+    if radius is not None:
+        text.append(_over_seeds(comparison, radius, seeds))
     if comparison.obstacles:
         text.append(f"These runs are not ranked: {'; '.join(comparison.obstacles)}.")
     sentences = [*text, *_never_certified(comparison, label), _limit(comparison)]
@@ -96,6 +104,23 @@ def _ranked(comparison: Comparison, radius: float, label: Callable[[str], str], 
         for name, lead in others.items()
     ]
     return f"{start}{_claim(comparison, runs[best.name], radius, label)}. {'; '.join(words)}."
+
+
+def _over_seeds(comparison: Comparison, radius: float, seeds: Sequence[SeedMean]) -> str:
+    """The means over seeds at `radius`: the sentences before are about single runs, the best of which are lucky."""
+    names = {run.name for run in comparison.runs}
+    means = [mean for mean in seeds if names.issuperset(run.name for run in mean.members)]
+    if not means:
+        return ""
+    words = []
+    for mean in means[:MOST_RUNS]:
+        counts = [_count(run, radius) for run in mean.members]
+        words.append(f"{mean.name} {statistics.fmean(counts):.1f} ± {statistics.stdev(counts):.1f}")
+    more = f"; {len(means) - MOST_RUNS} more are in the table" if len(means) > MOST_RUNS else ""
+    return (
+        "These are single runs, and the best of several seeds is partly luck; compare the mean ± sd over seeds: "
+        f"{', '.join(words)} of {means[0].members[0].images:,} images{more}."
+    )
 
 
 def _never_certified(comparison: Comparison, label: Callable[[str], str]) -> list[str]:

@@ -101,10 +101,10 @@ def _images(
 ) -> Images:
     if isinstance(data, str):
         return load_dataset(data, split, folder, image_size=image_size, on_note=on_note)
+    if isinstance(data, Images):
+        return data
     if isinstance(data, Dataset):
         return images_from_dataset(data, name=f"torch:{type(data).__name__}", split=split)
-    if hasattr(data, "batches"):
-        return data
     raise RequestError(
         f"data: expected a torch Dataset, images, or the name of a data set, got {type(data).__name__}; a DataLoader "
         "has its data set in `.dataset`"

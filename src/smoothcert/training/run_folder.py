@@ -48,7 +48,8 @@ def check_run_folder(folder: Path) -> None:
         raise RequestError(f"{folder}: expected a run folder, got one without {RECIPE} and {MODEL}; give another")
     if not (folder / MODEL).exists():
         raise RequestError(
-            f"{folder}: holds no {MODEL}: no epoch has finished, or it was left out; train it with --resume"
+            f"{folder}: holds no {MODEL}: no epoch has finished, or it was left out; train it with --resume, or use "
+            "only its certificates (read_certificates, `smoothcert report`)"
         )
 
 
