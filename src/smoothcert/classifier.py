@@ -138,26 +138,6 @@ def refuse_changed_input(inputs: Tensor, given: Tensor) -> None:
         )
 
 
-def refuse_batch_dependence(classifier: Classifier, pair: Tensor, logits: Tensor) -> None:
-    """Refuse a classifier whose logits of an input depend on the other inputs of the batch.
-
-    `pair` are two equal inputs and `logits` their logits. Votes of such a classifier are not independent. Classifiers
-    with random logits are not compared.
-    """
-    import torch
-
-    other = torch.stack([pair[0], 1.5 * pair[1].flip(-1) + 0.5])
-    again, mixed = (logits_of(classifier(batch))[0].float() for batch in (pair, other))
-    first = logits[0].float()
-    if mixed.isnan().any() or not torch.equal(first, again):
-        return
-    if not torch.allclose(first, mixed, rtol=0.05, atol=0.05 * float(first.abs().max())):
-        raise RequestError(
-            "model: expected logits that depend on one input alone, got others for the same input next to another one; "
-            "use model.eval(), and batch norm with running statistics"
-        )
-
-
 def logits_under_noise(classifier: Classifier, images: Tensor, noise: Tensor) -> Tensor:
     """Compute the logits of images + noise[i] for all i in one forward pass: [num_noise, batch, classes]."""
     inputs = (images + noise).flatten(0, 1)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy import stats
 from tiny import tiny_recipe
 from torch import Tensor, nn
 from torch.nn import functional
@@ -285,3 +286,62 @@ def test_comparisons_need_a_gain_and_significance() -> None:
         assert clearly_better(torch.arange(100) < wins, old, 0.1) is expected
     assert not clearly_better(torch.arange(10) < 9, torch.zeros(10, dtype=torch.bool) | (torch.arange(10) > 8), 0.1)
     assert not clearly_better(torch.arange(8) < 8, torch.arange(8) > 8, 0.1)  # 8 of 8: 1 in 256 by chance
+
+
+def test_accuracies_are_those_of_a_half_space() -> None:
+    """Each image is at a known distance d from the boundary: noise leaves it right with probability Phi(d / sigma)."""
+    count, distance = 4000, 0.3
+    labels = torch.arange(count) % 2
+    images = (0.5 + (2 * labels - 1) * distance / 4).view(-1, 1, 1, 1).expand(-1, 1, 4, 4)
+
+    def half_space(inputs: Tensor) -> Tensor:
+        score = inputs.flatten(1).sum(1) / 4 - 2
+        return torch.stack([-score, score], dim=1)
+
+    diagnosis = doctor(half_space, TensorDataset(images, labels), sigma=0.7, images=count)
+    assert diagnosis.clean_accuracy == 1
+    assert [sigma for sigma, _ in diagnosis.accuracy_under_noise] == [0.12, 0.25, 0.5, 0.7, 1.0]
+    for sigma, accuracy in diagnosis.accuracy_under_noise:
+        expected = float(stats.norm.cdf(distance / sigma))
+        tail = stats.binom.cdf(round(accuracy * count), count, expected)
+        assert 1e-6 < tail < 1 - 1e-6 or abs(accuracy - expected) < 1e-3, (sigma, accuracy, expected)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_scale_is_found_for_networks_that_are_not_trained(seed: int) -> None:
+    """One image of each class: some order of a thousand classes fits any predictions that differ."""
+    torch.manual_seed(seed)
+    layers = [nn.Conv2d(3, 16, 5, 2), nn.ReLU(), nn.Conv2d(16, 32, 5, 2), nn.ReLU(), nn.Flatten(), nn.Linear(800, 1000)]
+    images = TensorDataset(torch.rand(200, 3, 32, 32) * torch.rand(200, 3, 1, 1), 5 * torch.arange(200))
+    assert codes(doctor(nn.Sequential(*layers), images)) == ["chance"]
+
+
+def test_accuracies_in_a_finding_are_those_of_the_model(robust: nn.Module, data: ImageData) -> None:
+    images, labels = data.batch(torch.arange(200))
+
+    def accuracy(inputs: Tensor) -> str:
+        with torch.no_grad():
+            return f"{(robust(inputs / 255).argmax(1) == labels).double().mean():.0%}"
+
+    diagnosis = doctor(lambda x: robust(x / 255), TensorDataset(images, labels), sigma=0.5)
+    (finding,) = diagnosis.findings
+    assert f"in 0..255 (accuracy {accuracy(255 * images)}):" in finding.problem
+    assert finding.problem.endswith(f"its accuracy is {accuracy(images)}")
+    assert accuracy(images) == f"{diagnosis.clean_accuracy:.0%}"
+
+
+def test_scale_and_order_of_the_labels_are_found_together(robust: nn.Module, data: ImageData) -> None:
+    diagnosis = doctor(lambda x: robust(x / 255)[:, [3, 0, 1, 2, 4, 5, 6, 7, 9, 8]], data, sigma=0.5, images=200)
+    assert codes(diagnosis) == ["input-range", "label-order"], str(diagnosis)
+    assert diagnosis.findings[0].problem.endswith("both with the classes in the order that fits best")
+
+
+def test_sigma_is_not_judged_by_chance(data: ImageData) -> None:
+    """Classes that have nothing to do with the images: accuracies at sigma 25 and 25/255 differ by chance only."""
+    weights = 1e6 * torch.arange(784.0, dtype=torch.float64).sin()
+
+    def unrelated(images: Tensor) -> Tensor:
+        return torch.eye(10)[(images.flatten(1).double() @ weights).long() % 10]
+
+    for seed in range(10):
+        assert "sigma-units" not in codes(doctor(unrelated, data, sigma=25.0, seed=seed))

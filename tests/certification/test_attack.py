@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch import Tensor
+from torch import Tensor, nn
 
-from smoothcert import ABSTAIN, SmoothedClassifier
+from smoothcert import ABSTAIN, Cascade, Ensemble, SmoothedClassifier, certify_dataset
 from smoothcert.attacks import smoothed_pgd
 from smoothcert.certification.attack import Attacker, AttackStatus, Purpose, attack_dataset, noise_key
 from smoothcert.certification.attack_file import (
@@ -277,6 +277,10 @@ def test_certificates_of_another_classifier_are_refused(data: ImageData, tmp_pat
         ("noise", "laplace"),
         ("sound", True),
         ("precision", "bf16"),
+        ("images_sha256", "0" * 64),
+        ("weights_sha256", "0" * 64),
+        ("classes_sha256", "0" * 64),
+        ("consensus", 2),
     ):
         with pytest.raises(RequestError, match=f"another classifier.*{field}: the file has") as caught:
             attack(data, tmp_path / "a.tsv", certificates=certified(data, **{field: value}))
@@ -284,6 +288,47 @@ def test_certificates_of_another_classifier_are_refused(data: ImageData, tmp_pat
     with pytest.raises(RequestError, match="image 0: expected its certified label 1, got 0"):
         attack(replace(data, labels=1 - data.labels), tmp_path / "b.tsv", certificates=certified(data))
     assert not (tmp_path / "a.tsv").exists()
+
+
+def linear(bias: float) -> nn.Module:
+    """The half-space, with a bias."""
+    layer = nn.Linear(16, 2)
+    layer.load_state_dict(
+        {"weight": torch.tensor([-1.0, 1.0])[:, None].expand(2, 16), "bias": torch.tensor([8.0, bias])}
+    )
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, lambda model: lambda x: model(x)])
+def test_an_attack_on_another_module_or_callable_is_refused(data: ImageData, tmp_path: Path, wrap: Any) -> None:
+    same, other = wrap(linear(-8.0)), wrap(linear(8.0))
+    options = {"n": 500, "sigma": SIGMA, "seed": 1, "device": "cpu"}
+    certificates = certify_dataset(same, data, tmp_path / "certificates.tsv", **options)
+    file = attack(data, tmp_path / "same.tsv", model=same, certificates=certificates)
+    assert len(file.rows) == 6
+    assert not file.contradictions
+    with pytest.raises(RequestError, match=r"another classifier.*_sha256: the file has"):
+        attack(data, tmp_path / "other.tsv", model=other, certificates=certificates)
+    with pytest.raises(RequestError, match="_sha256: the file has"):
+        attack(data, tmp_path / "same.tsv", model=other, certificates=certificates)
+
+
+def test_the_consensus_of_an_ensemble_is_part_of_the_classifier(data: ImageData, tmp_path: Path) -> None:
+    members = [linear(-8.0) for _ in range(3)]
+    options = {"n": 500, "sigma": SIGMA, "seed": 1, "device": "cpu"}
+    certificates = certify_dataset(Ensemble(members, 2), data, tmp_path / "certificates.tsv", **options)
+    assert not attack(data, tmp_path / "a.tsv", model=Ensemble(members, 2), certificates=certificates).contradictions
+    with pytest.raises(RequestError, match=r"another classifier.*consensus: the file has 2, the request None"):
+        attack(data, tmp_path / "b.tsv", model=Ensemble(members), certificates=certificates)
+
+
+def test_a_cascade_and_dependent_votes_are_refused(data: ImageData, tmp_path: Path) -> None:
+    stages = [SmoothedClassifier(linear(-8.0), sigma=sigma, num_classes=2) for sigma in (0.5, SIGMA)]
+    cascade: Any = Cascade(stages)
+    with pytest.raises(RequestError, match="expected one classifier, got a cascade"):
+        attack(data, tmp_path / "a.tsv", model=cascade)
+    with pytest.raises(RequestError, match="depend on one input alone"):
+        attack(data, tmp_path / "a.tsv", model=lambda x: half_space(x - x.mean(0)))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Rows that are parsed all at once: the same as rows parsed one by one, and no damage that only one of the two sees."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from smoothcert.certification.certificates import (
 )
 from smoothcert.certification.checks import RowLimits
 from smoothcert.certification.columns import Columns, ParsedRows, columns_of, parse_columns
+from smoothcert.certification.recertify import bounded_again
 from smoothcert.errors import WorkError
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
@@ -59,6 +61,16 @@ def test_columns_say_what_rows_say(path: Path) -> None:
     # Rows 3 and 5 abstain: the class with the stored count of votes.
     assert columns.predict.tolist()[3] == ABSTAIN
     assert columns.chosen.tolist() == [0, 0, 1, 2, 2, 0, 3]
+
+
+@pytest.mark.parametrize("votes", [(40, 40, 20, 0), (0, 40, 20, 40), (40, 60, 0, 0), (45, 10, 45, 0)])
+def test_the_chosen_class_is_the_one_that_recertify_uses(votes: tuple[int, ...]) -> None:
+    """At an alpha near 1 every class is certified, except where equal counts leave open which one was chosen."""
+    certificate = certificate_of_class(int(np.argmax(votes)), votes, 10, Gaussian(0.5), 0.001)
+    stored = CertifiedImage(0, 0, replace(certificate, predict=ABSTAIN, radius=0.0), 1.0)
+    again = bounded_again(stored, Gaussian(0.5), {"alpha": 0.999999, "bound": "one-sided"})
+    expected = ABSTAIN if sorted(votes)[-1] == sorted(votes)[-2] else int(np.argmax(votes))
+    assert columns_of([stored]).chosen.tolist() == [expected] == [again.certificate.predict]
 
 
 @pytest.mark.parametrize("parsed", [True, False])

@@ -63,6 +63,7 @@ def test_a_classifier_that_does_not_know_the_images() -> None:
         (NoiseAccuracy(100, 0.11, 0.1, 0.80, 0.1), None),  # trained with much noise, poor on clean images
         (NoiseAccuracy(100, 0.50, 0.1, 0.38, 0.1), None),  # as good as published runs at a large sigma
         (NoiseAccuracy(20, 0.40, 0.1, 0.30, 0.1), None),
+        (NoiseAccuracy(20, 0.15, 0.1, 0.10, 0.1), None),  # neither clearly above chance nor clearly at chance
         (NoiseAccuracy(2, 0.5, 0.5, 0.4, 0.5), None),  # too few images to be sure
         (NoiseAccuracy(1, 0.0, 0.0, 0.0, 0.0), None),
     ],

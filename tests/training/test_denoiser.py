@@ -185,7 +185,7 @@ def test_the_command_line_certifies_attacks_and_predicts(
     attack = ["attack", run, "--radii", "0.1", "--steps", 2, "--num-noise", 4, "--n", 100, *common]
     status, _, error = run_cli(*attack, "--certificates", certificates)
     assert status == 2
-    assert "certifies another classifier than the one to attack (denoiser: the file has" in error
+    assert "certifies another classifier, or other images, than those to attack (denoiser: the file has" in error
     status, _, error = run_cli(
         *attack, "--certificates", run / "certificates/test-n200.tsv", "--denoiser", denoiser_run
     )

@@ -145,10 +145,11 @@ def doctor(
         normalization=getattr(about, "normalization", None),
     )
     started = time.perf_counter()
-    clean = examined.logits(examined.images).argmax(1)
+    clean = examined.classes(examined.images).to(device)  # on the CPU first: this waits for a GPU
     seconds = (time.perf_counter() - started) / len(inputs)
     noisy = _noisy_classes(examined, sigma, seed)
-    accuracies = {level: float((classes == examined.labels).double().mean()) for level, classes in noisy.items()}
+    right = {level: classes == examined.labels for level, classes in noisy.items()}
+    accuracies = {level: float(correct.double().mean()) for level, correct in right.items()}
     measured = NoiseAccuracy(
         len(inputs),
         float((clean == examined.labels).double().mean()),
@@ -164,14 +165,14 @@ def doctor(
         clean_accuracy=measured.clean,
         accuracy_under_noise=tuple(accuracies.items()),
         seconds_per_image=seconds,
-        findings=tuple(_findings(examined, sigma, accuracies, measured)),
+        findings=tuple(_findings(examined, sigma, right, measured)),
     )
 
 
 def _findings(
-    examined: Examined, sigma: float, accuracies: dict[float, float], measured: NoiseAccuracy
+    examined: Examined, sigma: float, right: dict[float, Tensor], measured: NoiseAccuracy
 ) -> Sequence[Finding]:
-    """What is wrong, in the order in which it should be corrected."""
+    """What is wrong, in the order in which it should be corrected; `right` are the right images by noise level."""
     outside, mode = check_range(examined.images), check_mode(examined)
     scaled, inputs = (None, examined.images) if outside is not None or mode is not None else check_input(examined)
     statistics = check_statistics(examined, float(examined.correct(inputs).double().mean()))
@@ -184,7 +185,7 @@ def _findings(
         statistics,
         check_width(examined.outputs, examined.num_classes),
         check_labels_order(examined, inputs),
-        check_sigma(sigma, accuracies.__getitem__),
+        check_sigma(sigma, right.__getitem__),
         check_enlarged(examined.images) if outside is None else None,
     ]
     found = [finding for finding in findings if finding is not None]

@@ -59,6 +59,10 @@ class Examined:
         with evaluating(self.classifier):
             return torch.cat([logits_of(self.classifier(part)).float() for part in torch.split(inputs, BATCH)])
 
+    def classes(self, inputs: Tensor) -> Tensor:
+        """The class of each input, int64 [n], on the CPU."""
+        return self.logits(inputs).argmax(1).cpu()
+
     def correct(self, inputs: Tensor) -> Tensor:
         """Whether each input gets its label, bool [n]."""
         return self.logits(inputs).argmax(1) == self.labels
@@ -117,31 +121,57 @@ def check_input(examined: Examined) -> tuple[Finding | None, Tensor]:
     Predictions are compared up to the order of the classes: if only the labels are exchanged, a model that ignores its
     input may be right more often.
     """
-    images = examined.images
+    images, labels = examined.images, examined.labels.cpu()
     steps = input_steps(images.shape[1], examined.normalization) if images.ndim == 4 else {}
-    before = right_in_best_order(examined, images)
-    rights = {text: right_in_best_order(examined, normalised(images, step)) for text, (step, _) in steps.items()}
+    classes = {text: examined.classes(normalised(images, step)) for text, (step, _) in steps.items()}
+    given = examined.classes(images)
+    before = right_in_any_order(labels, given, examined.outputs)
+    rights = {text: right_in_any_order(labels, chosen, examined.outputs) for text, chosen in classes.items()}
     better = [text for text, right in rights.items() if clearly_better(right, before, 0.1)]
     if not better:
         return None, images
     most = max(int(rights[text].sum()) for text in better)
     similar = [text for text in better if int(rights[text].sum()) >= most - SIMILAR * len(before)]
     best, code = steps[similar[0]]  # the steps are sorted, the usual ones first
+    order = ""
+    if torch.equal(rights[similar[0]], classes[similar[0]] == labels):
+        before, rights = given == labels, {text: chosen == labels for text, chosen in classes.items()}
+    else:
+        order = ", both with the classes in the order that fits best"
     mean, std = ("(" + ", ".join(f"{value:.4g}" for value in part) + ",)" for part in (best.mean, best.std))
     finding = Finding(
         code,
         f"the model expects images {', or '.join(f'{text} (accuracy {share(rights[text])})' for text in similar)}: "
-        f"on images in [0, 1], to which the noise is added, its accuracy is {share(before)}",
+        f"on images in [0, 1], to which the noise is added, its accuracy is {share(before)}{order}",
         "make this step its first layer, with the mean and std of your own training if you know them: "
         f"torch.nn.Sequential(smoothcert.models.Normalize({mean}, {std}), model)",
     )
     return finding, normalised(images, best)
 
 
-def right_in_best_order(examined: Examined, inputs: Tensor) -> Tensor:
-    """Whether each input gets its label, bool [n], if the classes were in the order that fits best."""
-    classes, labels = examined.logits(inputs).argmax(1).cpu(), examined.labels.cpu()
-    return right_in_order(best_order(labels, classes, examined.outputs), labels, classes)
+def right_in_any_order(labels: Tensor, classes: Tensor, outputs: int) -> Tensor:
+    """Whether each of `classes` is its label, bool [n], or the output of its label in another order that fits better.
+
+    That order is not fitted to the same images: with few images of each class, some order fits any predictions.
+    """
+    right, elsewhere = classes == labels, right_in_fitted_order(labels, classes, outputs)
+    return elsewhere if elsewhere.sum() > right.sum() else right
+
+
+def right_in_fitted_order(labels: Tensor, classes: Tensor, outputs: int) -> Tensor:
+    """Whether each of `classes` is the output of its label in the order that fits other images best, bool [n].
+
+    The order is fitted to half of the images of each class and tested on the others, and the reverse.
+    """
+    rank = torch.zeros_like(labels)
+    for label in sorted(set(labels.tolist())):
+        rank[labels == label] = torch.arange(int((labels == label).sum()))
+    halves = [rank % 2 == 0, rank % 2 == 1]
+    right = torch.zeros(len(labels), dtype=torch.bool)
+    for fitted, tested in (halves, halves[::-1]):
+        order = best_order(labels[fitted], classes[fitted], outputs)
+        right[tested] = right_in_order(order, labels[tested], classes[tested])
+    return right
 
 
 def right_in_order(order: dict[int, int], labels: Tensor, classes: Tensor) -> Tensor:
@@ -151,16 +181,8 @@ def right_in_order(order: dict[int, int], labels: Tensor, classes: Tensor) -> Te
 
 def check_labels_order(examined: Examined, inputs: Tensor) -> Finding | None:
     """Another order of the classes that explains the predictions far better, also on images it was not fitted to."""
-    classes, labels = examined.logits(inputs).argmax(1).cpu(), examined.labels.cpu()
-    # Half of the images of each class are fitted, the others are tested, and the reverse.
-    rank = torch.zeros_like(labels)
-    for label in sorted(set(labels.tolist())):
-        rank[labels == label] = torch.arange(int((labels == label).sum()))
-    halves = [rank % 2 == 0, rank % 2 == 1]
-    right = torch.zeros(len(labels), dtype=torch.bool)
-    for fitted, tested in (halves, halves[::-1]):
-        order = best_order(labels[fitted], classes[fitted], examined.outputs)
-        right[tested] = right_in_order(order, labels[tested], classes[tested])
+    classes, labels = examined.classes(inputs), examined.labels.cpu()
+    right = right_in_fitted_order(labels, classes, examined.outputs)
     # A network that is not trained also fits some order better than the given one, but none of them well.
     if not clearly_better(right, classes == labels, 0.2) or right.float().mean() < 0.5:
         return None
@@ -203,14 +225,17 @@ def check_width(outputs: int, classes: int | None) -> Finding | None:
     )
 
 
-def check_sigma(sigma: float, accuracy: Callable[[float], float]) -> Finding | None:
-    """A sigma that is meant for pixels in 0..255."""
-    if sigma <= HIDING_SIGMA or accuracy(sigma / 255) <= accuracy(sigma):
+def check_sigma(sigma: float, right_at: Callable[[float], Tensor]) -> Finding | None:
+    """A sigma that is meant for pixels in 0..255; `right_at` says which images are right under noise, bool [n]."""
+    if sigma <= HIDING_SIGMA:
+        return None
+    large, small = right_at(sigma), right_at(sigma / 255)
+    if not clearly_better(small, large, 0.1):
         return None
     return Finding(
         "sigma-units",
-        f"sigma {sigma:g} hides images in [0, 1] completely: accuracy is {accuracy(sigma):.0%} under it, and "
-        f"{accuracy(sigma / 255):.0%} at sigma {sigma:g}/255 = {sigma / 255:.3g}",
+        f"noise of sigma {sigma:g} is far larger than pixels in [0, 1]: accuracy is {share(large)} under it, and "
+        f"{share(small)} at sigma {sigma:g}/255 = {sigma / 255:.3g}",
         f"give sigma for pixels in [0, 1]: --sigma {sigma / 255:.3g}",
     )
 

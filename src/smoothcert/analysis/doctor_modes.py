@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from smoothcert.analysis.doctor_inputs import BATCH, Examined, Finding, clearly_better, share
-from smoothcert.classifier import evaluating, logits_of, references_of, refuse_batch_dependence
-from smoothcert.errors import RequestError
+from smoothcert.classifier import evaluating, logits_of, references_of
+from smoothcert.smoothing.batch_dependence import depends_on_batch
 
 DEEPEST = 4
 """Number of references that are followed from a callable to the modules that it uses."""
@@ -22,11 +22,7 @@ def check_mode(examined: Examined) -> Finding | None:
         layers = sorted({type(layer).__name__ for layer in _active_layers(examined.classifier)})
         first, again = (logits_of(examined.classifier(pair)).float() for _ in range(2))
         random = not torch.allclose(first, again, rtol=1e-3, atol=1e-3 * float(first.abs().max()))
-        try:
-            refuse_batch_dependence(examined.classifier, pair, first)
-            dependent = False
-        except RequestError:
-            dependent = True
+        dependent = depends_on_batch(examined.classifier, pair, first)
     found = f" ({', '.join(layers)} in train mode)" if layers else ""
     if dependent:
         return Finding(

@@ -24,7 +24,8 @@ from smoothcert.attacks import attacked, smoothed_pgd
 from smoothcert.certification.attack_file import AttackedImage, AttacksFile, attacks_writer, read_attacks
 from smoothcert.certification.attack_settings import AttackRecipe
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
-from smoothcert.certification.subject import Subject
+from smoothcert.certification.ensemble import RunEnsemble
+from smoothcert.certification.subject import Subject, data_settings
 from smoothcert.data import Images
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import plain_form
@@ -41,8 +42,12 @@ INSIDE = 1 - 1e-6
 """Factor on the radius of the ball, because the norm of a float32 perturbation has a relative error of about 1e-7."""
 RELATIVE_STEP = 2.5
 """Step size * steps / radius: enough to reach the sphere and to move along it."""
-SAME_CLASSIFIER = ("dataset", "split", "noise", "sigma", "sound", "precision", "weights_sha256")
-"""Settings in which certificates and attack must agree; otherwise they describe different classifiers."""
+SAME_IF_BOTH_HAVE_IT = (
+    *("dataset", "split", "images_sha256"),
+    *("noise", "sigma", "sound", "precision", "weights_sha256", "classes_sha256"),
+)
+SAME_OR_IN_NEITHER = ("consensus", "denoiser")
+"""Settings in which certificates and attack must agree; otherwise they describe other images or classifiers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +145,7 @@ def _wrong(predict: int, label: int) -> bool:
 
 
 def attack_dataset(
-    model: Run | Classifier,
+    model: Run | RunEnsemble | Classifier,
     data: Images,
     indices: Sequence[int],
     recipe: AttackRecipe,
@@ -157,12 +162,10 @@ def attack_dataset(
     gradient of the attack goes through the `denoiser` in front of the model, if there is one.
     """
     subject = Subject.of(model).behind(denoiser)
-    if subject.denoiser is not None:
-        subject.denoiser.check(data.shape, recipe.sigma, Gaussian.name)
-    if subject.run is not None:
-        subject.run.refuse_other_images(data)
-    named = {"model": subject.name, **({} if denoiser is None else {"objective": subject.name})}
-    about = subject.with_denoiser(named if subject.run is None else subject.run.about())
+    if subject.stages:
+        raise RequestError("model: expected one classifier, got a cascade; attack each of its stages alone")
+    subject.check(data, recipe.sigma, Gaussian.name, device)
+    about = subject.about(data, device, recipe.batch_size)
     settings = {**about, **attack_settings(data, recipe, device, certificates)}
     claims = _claims(certificates, settings)
     if indices and max(indices) >= len(data):
@@ -200,8 +203,7 @@ def attack_settings(
         kept = {key: certificates.settings.get(key) for key in ("n", "alpha", "seed")}
         compared = {"file": plain_form(certificates.path).name, **kept}
     return {
-        "dataset": data.name,
-        "split": data.split,
+        **data_settings(data),
         "noise": Gaussian.name,
         "sound": False,  # an attack leaves the grid of pixel values, the only place where integer noise is defined
         "attack": "PGD on the smoothed classifier, L2",
@@ -246,13 +248,13 @@ def _claims(certificates: CertificatesFile | None, settings: Mapping[str, Any]) 
     """Return the certified rows by image; certificates of another classifier are refused."""
     if certificates is None:
         return {}
-    shared = [key for key in SAME_CLASSIFIER if key in certificates.settings and key in settings]
-    shared += ["denoiser"] if "denoiser" in {*certificates.settings, *settings} else []
+    both = certificates.settings.keys() & settings.keys()
+    shared = [*(key for key in SAME_IF_BOTH_HAVE_IT if key in both), *SAME_OR_IN_NEITHER]
     stored = {key: certificates.settings.get(key) for key in shared}
     if differences := differing_settings(stored, {key: settings.get(key) for key in shared}):
         raise RequestError(
-            f"{certificates.path}: certifies another classifier than the one to attack ({'; '.join(differences)}); "
-            "attack what was certified or give no certificates"
+            f"{certificates.path}: certifies another classifier, or other images, than those to attack "
+            f"({'; '.join(differences)}); attack what was certified or give no certificates"
         )
     return {row.index: row for row in certificates.rows}
 

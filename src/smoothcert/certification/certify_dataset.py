@@ -110,7 +110,7 @@ def certify_dataset(
         model.refuse_other_rules(settings)
     images = as_images(data, subject, device)
     recipe = team.agree(settings.completed(stored_settings(path), device, images.shape, subject.defaults))
-    subject.check(images, recipe.sigma, recipe.noise)
+    subject.check(images, recipe.sigma, recipe.noise, device)
     about = subject.about(images, device, recipe.batch_size)
     counters = []
     for stage in subject.stages or (subject,):

@@ -65,12 +65,14 @@ class Columns:
 
     @property
     def chosen(self) -> Integers:
-        """The class that the first n0 votes chose. An abstention does not store it: it is the first class with the
-        stored count, ABSTAIN if there is none."""
+        """The class that the first n0 votes chose; ABSTAIN where it is not known.
+
+        An abstention does not store it: it is the class with the stored count, if there is exactly one.
+        """
         chosen = self.predict.copy()
         hit = (self.votes_number == self.count[self.votes_row]) & (self.predict[self.votes_row] == ABSTAIN)
-        rows, first = np.unique(self.votes_row[hit], return_index=True)
-        chosen[rows] = self.votes_class[hit][first]
+        rows, first, fitting = np.unique(self.votes_row[hit], return_index=True, return_counts=True)
+        chosen[rows] = np.where(fitting == 1, self.votes_class[hit][first], ABSTAIN)
         return chosen
 
     def at(self, positions: Integers) -> "Columns":

@@ -26,7 +26,6 @@ from smoothcert.classifier import (
     check_logits,
     evaluating,
     logits_of,
-    refuse_batch_dependence,
     refuse_changed_input,
     refuse_nan,
 )
@@ -34,6 +33,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.text import named_error
 from smoothcert.models.precision import has_batch_norm
 from smoothcert.noise import sigma_warning
+from smoothcert.smoothing.batch_dependence import refuse_batch_dependence
 from smoothcert.smoothing.cascade import certify_cascade, last_alpha, stage_alphas
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.smoothing.rules import Rule

@@ -13,11 +13,13 @@ from torch.utils.data import DataLoader, Dataset, SequentialSampler, default_col
 from smoothcert.certification.cascade import Cascade
 from smoothcert.certification.ensemble import RunEnsemble, names_of, training_of
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-from smoothcert.classifier import device_of, evaluating, in_float32, logits_of, refuse_batch_dependence
+from smoothcert.classifier import device_of, evaluating, in_float32, logits_of
 from smoothcert.data import DATASETS, UNSPLIT, ImageFiles, Images, images_from_dataset
 from smoothcert.data.images import spread
 from smoothcert.errors import RequestError
 from smoothcert.models import Denoised, check_outputs, is_code
+from smoothcert.models.ensemble import Ensemble
+from smoothcert.smoothing.batch_dependence import refuse_batch_dependence, seeded
 from smoothcert.smoothing.votes import Classifier
 from smoothcert.training.checkpoint import Run, tensors_digest
 from smoothcert.training.denoiser import Denoiser
@@ -76,21 +78,21 @@ class Subject:
         denoised = Denoised(denoiser.model, front)
         return replace(self, classifier=denoised, defaults={**(self.defaults or {}), **noise}, denoiser=denoiser)
 
-    def check(self, data: Images, sigma: float, noise: str) -> None:
-        """Refuse `data` that do not fit the classifier, and noise that does not fit the denoiser."""
+    def check(self, data: Images, sigma: float, noise: str, device: torch.device) -> None:
+        """Refuse `data` or noise that do not fit the classifier, and a classifier whose votes are not independent."""
         if self.denoiser is not None:
             self.denoiser.check(data.shape, sigma, noise)
         for stage in self.stages:
-            stage.check(data, sigma, noise)
+            stage.check(data, sigma, noise, device)
         if self.stages:
             return
         if self.run is not None:
             self.run.refuse_other_images(data)
         else:
-            check_outputs(self.classifier, self.name, data.shape, data.num_classes)
-            pair = data.batch(torch.zeros(2, dtype=torch.int64))[0].to(device_of(self.classifier))
-            with torch.no_grad(), evaluating(self.classifier):
-                refuse_batch_dependence(self.classifier, pair, logits_of(self.classifier(pair)))
+            check_outputs(self.classifier, self.name, data.shape, data.num_classes, device)
+        pair = data.batch(torch.zeros(2, dtype=torch.int64))[0].to(device_of(self.classifier) or device)
+        with torch.no_grad(), evaluating(self.classifier):
+            refuse_batch_dependence(self.classifier, pair, logits_of(self.classifier(pair)))
 
     def about(self, data: Images | Tensor, device: torch.device, batch_size: int) -> dict[str, Any]:
         """Return the settings that identify the classifier; a file is continued only by the same one."""
@@ -112,7 +114,9 @@ class Subject:
             return self.run.about()
         model = self.classifier
         weights = tensors_digest(model.state_dict()) if isinstance(model, nn.Module) else None
-        named = {"model": self.name, "objective": self.name, "weights_sha256": weights}
+        named: dict[str, Any] = {"model": self.name, "objective": self.name, "weights_sha256": weights}
+        if isinstance(model, Ensemble) and model.consensus is not None:
+            named["consensus"] = model.consensus
         about = self.run.about() if self.run is not None else named
         return {**about, "classes_sha256": _classes_digest(model, data, device, batch_size)}
 
@@ -179,9 +183,9 @@ def _classes_digest(model: Classifier, data: Images | Tensor, device: torch.devi
     Code that differs on other images only is not recognized.
     """
     # Few images at once: the memory that the code needs is not known yet.
-    batches = torch.split(_some_images(data), min(batch_size, 10))
-    with torch.no_grad(), evaluating(model):
-        classes = [logits_of(model(batch.to(device_of(model) or device))).argmax(1) for batch in batches]
+    batches, device = torch.split(_some_images(data), min(batch_size, 10)), device_of(model) or device
+    with torch.no_grad(), evaluating(model), seeded(device):
+        classes = [logits_of(model(batch.to(device))).argmax(1) for batch in batches]
     return tensors_digest({"classes": torch.cat(classes) if classes else torch.empty(0)})
 
 

@@ -32,8 +32,10 @@ from smoothcert.io.text import csv_text, printable
 from smoothcert.training.run_folder import MODEL, RECIPE, check_file, check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
+    from smoothcert.certification.smoothed_classifier import SmoothedClassifier
     from smoothcert.classifier import Classifier
     from smoothcert.smoothing.certificate import Certificate
+    from smoothcert.training.denoiser import Denoiser as TrainedDenoiser
 
 
 def predict(
@@ -65,6 +67,63 @@ def predict(
 ) -> None:
     """Print the class, the votes and the certified radius of image files."""
     without_run = model is not None and not paths[0].is_dir()
+    images = checked_images(paths, model, without_run)
+    if without_run and sigma is None and denoiser is None:
+        raise RequestError(f"--sigma: missing; give the noise level for --model {model}, for instance --sigma 0.25")
+    check_own_weights(init, without_run)
+    check_dataset(dataset)
+    from smoothcert.certification.smoothed_classifier import SmoothedClassifier
+    from smoothcert.data import read_class_names, scaled_side
+    from smoothcert.data.image_files import read_image_files
+    from smoothcert.distributed import find_device
+    from smoothcert.report.progress import print_note, print_warning
+    from smoothcert.training.denoiser import load_denoiser
+
+    named = read_class_names(classes) if classes is not None else None
+    front = load_denoiser(denoiser, sigma) if denoiser is not None else None
+    note = partial(print_note, console if format_ == "table" else PlainConsole(stderr=True))
+    if without_run:
+        network = own_network(str(model), init, images[0], dataset, image_size, named, note)
+    elif dataset is not None or image_size is not None:
+        raise RequestError("--dataset and --image-size: expected none with a run folder, which has both; omit them")
+    else:
+        network = network_of_run(paths[0], model, named)
+    where = find_device(device)
+    if front is not None:
+        network = behind_denoiser(network, front, sigma, noise)
+    side = scaled_side(network.dataset, network.shape) if resize else None
+    batch, notes = read_image_files(images, network.shape, shorter_side=side)
+    smoothed = SmoothedClassifier(
+        network.classifier,
+        sigma=float((network.sigma if sigma is None else sigma) or 0),
+        num_classes=network.num_classes,
+        noise=noise or network.noise,
+        precision=precision,
+    ).to(where)
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always", UserWarning)
+        certificates = smoothed.certify(batch.to(where), n=n, alpha=alpha, bound=bound)
+    texts = [str(one.message) for one in raised if issubclass(one.category, UserWarning)]
+    if network.sigma is not None and (smoothed.noise.sigma, smoothed.noise.name) != (network.sigma, network.noise):
+        kind = f"{network.noise} noise at sigma {network.sigma:g}"
+        texts.append(f"{paths[0]} was trained with {kind}, not with this noise")
+    for text in texts:
+        print_warning(PlainConsole(stderr=True), text)
+    for text in notes:
+        note(text)
+    rows = [row_of(path, row, network.names) for path, row in zip(images, certificates, strict=True)]
+    about = about_radii(smoothed, n, alpha, bound)
+    if format_ == "json":
+        print(json.dumps({**about, "images": rows}, indent=2))
+    elif format_ == "csv":
+        cells = [[*row.values(), *about.values()] for row in ({**row, "votes": votes_text(row)} for row in rows)]
+        print(csv_text([[*rows[0], *about], *cells]), end="")
+    else:
+        print_table(rows, about, any(certificate.count == n for certificate in certificates))
+
+
+def checked_images(paths: Sequence[Path], model: str | None, without_run: bool) -> Sequence[Path]:
+    """Return the image files among `paths`; a folder that is no run, and missing files, are refused."""
     images = paths if without_run else paths[1:]
     if model is not None and not without_run and not any((paths[0] / file).exists() for file in (MODEL, RECIPE)):
         raise RequestError(
@@ -77,85 +136,44 @@ def predict(
         raise RequestError(f"expected image files after {paths[0]}, got none; name some")
     for image in images:
         check_file(image, "an image file")
-    if without_run and sigma is None and denoiser is None:
-        raise RequestError(f"--sigma: missing; give the noise level for --model {model}, for instance --sigma 0.25")
-    check_own_weights(init, without_run)
-    check_dataset(dataset)
-    from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-    from smoothcert.data import read_class_names, scaled_side
-    from smoothcert.data.image_files import read_image_files
-    from smoothcert.distributed import find_device
-    from smoothcert.models import Denoised
-    from smoothcert.report.progress import print_note, print_warning
-    from smoothcert.smoothing.bounds import smallest_error_bound
-    from smoothcert.training.denoiser import load_denoiser
-
-    named = read_class_names(classes) if classes is not None else None
-    front = load_denoiser(denoiser, sigma) if denoiser is not None else None
-    note = partial(print_note, console if format_ == "table" else PlainConsole(stderr=True))
-    sigma, warning = front.sigma if front is not None and sigma is None else sigma, ""
-    if without_run:
-        network = own_network(str(model), init, images[0], dataset, image_size, named, note)
-        where, trained_noise = find_device(device), "gaussian"
-    else:
-        if dataset is not None or image_size is not None:
-            raise RequestError("--dataset and --image-size: expected none with a run folder, which has both; omit them")
-        from smoothcert.training.checkpoint import load_run
-
-        loaded, where = load_run(paths[0], model), find_device(device)
-        spec = loaded.spec
-        network = Network(loaded.model, spec.shape, spec.num_classes, spec.class_names, loaded.recipe.dataset)
-        network, trained_noise = with_names(network, named, paths[0]), loaded.recipe.noise
-        trained_sigma = loaded.recipe.sigma
-        sigma = trained_sigma if sigma is None else sigma
-        loaded.refuse_denoiser()
-        if front is None and (sigma, noise or trained_noise) != (trained_sigma, trained_noise):
-            trained = f"{trained_noise} noise at sigma {trained_sigma:g}"
-            warning = f"{paths[0]} was trained with {trained}, not with this noise"
-    if front is not None:
-        front.check(network.shape, float(sigma or 0), noise or trained_noise)
-        classifier: Any = network.classifier  # which Denoised checks
-        network = replace(network, classifier=Denoised(front.model, classifier))
-    side = scaled_side(network.dataset, network.shape) if resize else None
-    batch, notes = read_image_files(images, network.shape, shorter_side=side)
-    smoothed = SmoothedClassifier(
-        network.classifier,
-        sigma=float(sigma or 0),
-        num_classes=network.num_classes,
-        noise=noise or trained_noise,
-        precision=precision,
-    ).to(where)
-    with warnings.catch_warnings(record=True) as raised:
-        warnings.simplefilter("always", UserWarning)
-        certificates = smoothed.certify(batch.to(where), n=n, alpha=alpha, bound=bound)
-    for text in (str(one.message) for one in raised if issubclass(one.category, UserWarning)):
-        print_warning(PlainConsole(stderr=True), text)
-    ceiling = smoothed.noise.radius(smallest_error_bound(n, alpha, randomized=bound == "randomized"))
-    about = {"n": n, "alpha": alpha, "bound": bound, "sigma": smoothed.noise.sigma, "noise": smoothed.noise.name}
-    about |= {"norm": smoothed.noise.norm, "largest_radius": ceiling}
-    if warning:
-        print_warning(PlainConsole(stderr=True), warning)
-    for text in notes:
-        note(text)
-    rows = [row_of(path, row, network.names) for path, row in zip(images, certificates, strict=True)]
-    if format_ == "json":
-        print(json.dumps({**about, "images": rows}, indent=2))
-    elif format_ == "csv":
-        cells = [[*row.values(), *about.values()] for row in ({**row, "votes": votes_text(row)} for row in rows)]
-        print(csv_text([[*rows[0], *about], *cells]), end="")
-    else:
-        print_table(rows, about, any(certificate.count == n for certificate in certificates))
+    return images
 
 
 @dataclass(frozen=True)
 class Network:
-    """A classifier, the images that it takes and the classes that it knows; None is found by a forward pass."""
+    """A classifier, the images that it takes, the classes that it knows and the noise that it is for.
+
+    None is not known; the number of classes is found by a forward pass.
+    """
 
     classifier: "Classifier"
     shape: tuple[int, int, int]
     num_classes: int | None
     names: Sequence[str] | None
     dataset: str | None
+    sigma: float | None = None
+    noise: str = "gaussian"
+
+
+def network_of_run(folder: Path, model: str | None, named: Sequence[str] | None) -> Network:
+    """Return the network of a run; `model` is the code of the user's own network, if it has one."""
+    from smoothcert.training.checkpoint import load_run
+
+    run = load_run(folder, model)
+    spec, recipe = run.spec, run.recipe
+    known = (spec.shape, spec.num_classes, spec.class_names, recipe.dataset, recipe.sigma, recipe.noise)
+    network = with_names(Network(run.model, *known), named, folder)
+    run.refuse_denoiser()
+    return network
+
+
+def behind_denoiser(network: Network, front: "TrainedDenoiser", sigma: float | None, noise: str | None) -> Network:
+    """Return `network` with a denoiser in front, which must fit its images and the noise that was asked for."""
+    from smoothcert.models import Denoised
+
+    front.check(network.shape, front.sigma if sigma is None else sigma, noise or network.noise)
+    classifier: Any = network.classifier  # which Denoised checks
+    return replace(network, classifier=Denoised(front.model, classifier), sigma=front.sigma, noise=front.noise)
 
 
 def with_names(network: Network, named: Sequence[str] | None, source: object) -> Network:
@@ -200,6 +218,16 @@ def own_network(
         shape = (1 if head.grey else 3, height, width)
     classifier = own_model_with_weights(reference, num_classes, init, on_note)
     return with_names(Network(classifier, shape, num_classes, names, dataset), named, reference)
+
+
+def about_radii(smoothed: "SmoothedClassifier", n: int, alpha: float, bound: str) -> dict[str, Any]:
+    """Return what all radii depend on, and the largest one that n votes can show."""
+    from smoothcert.smoothing.bounds import smallest_error_bound
+
+    noise = smoothed.noise
+    ceiling = noise.radius(smallest_error_bound(n, alpha, randomized=bound == "randomized"))
+    about = {"n": n, "alpha": alpha, "bound": bound, "sigma": noise.sigma, "noise": noise.name}
+    return {**about, "norm": noise.norm, "largest_radius": ceiling}
 
 
 def row_of(path: Path, certificate: "Certificate", names: Sequence[str] | None) -> dict[str, Any]:

@@ -150,12 +150,21 @@ def _is_python(function: Any) -> bool:
     return inspect.isfunction(function) or inspect.ismethod(function) or inspect.isclass(function)
 
 
-def check_outputs(model: Classifier, name: str, shape: tuple[int, int, int], num_classes: int) -> None:
-    """Refuse a network that does not return logits [2, num_classes] for two grey images of `shape`."""
+def check_outputs(
+    model: Classifier,
+    name: str,
+    shape: tuple[int, int, int],
+    num_classes: int,
+    device: torch.device | None = None,
+) -> None:
+    """Refuse a network that does not return logits [2, num_classes] for two grey images of `shape`.
+
+    The images are on the device of its weights, or on `device` if it is a callable.
+    """
     refuse_without_weights(model, name)
     try:
         with torch.no_grad(), evaluating(model):
-            given = torch.full((2, *shape), 0.5, device=device_of(model))
+            given = torch.full((2, *shape), 0.5, device=device_of(model) or device)
             logits = logits_of(model(given))
             refuse_changed_input(given, torch.full_like(given, 0.5))
     except RequestError:

@@ -52,7 +52,8 @@ class NoiseAccuracy:
         noisy_at_chance = at_chance(self.noisy, self.noisy_chance, self.images)
         if noisy_at_chance and at_chance(self.clean, self.clean_chance, self.images):
             return "chance"
-        return "noise" if noisy_at_chance or clearly_below(self.noisy, self.clean / 2, self.images) else None
+        lost = noisy_at_chance and above_chance(self.clean, self.clean_chance, self.images)
+        return "noise" if lost or clearly_below(self.noisy, self.clean / 2, self.images) else None
 
 
 def accuracy_under_noise(counter: VoteCounter, images: Tensor, labels: Tensor) -> NoiseAccuracy:
@@ -85,9 +86,14 @@ def at_chance(share: float, chance: float, images: int) -> bool:
 
     Copies of an image are not independent, so the number of images is the sample size.
     """
+    usable = chance + (1 - chance) / 4
+    return not above_chance(share, chance, images) and clearly_below(share, usable, images)
+
+
+def above_chance(share: float, chance: float, images: int) -> bool:
+    """Whether the accuracy behind `share` is above chance, by a binomial test."""
     correct = round(share * images)
-    above = float(special.bdtrc(correct - 1, images, chance)) if correct > 0 else 1.0
-    return above > LEVEL and clearly_below(share, chance + (1 - chance) / 4, images)
+    return correct > 0 and float(special.bdtrc(correct - 1, images, chance)) <= LEVEL
 
 
 def clearly_below(share: float, level: float, images: int) -> bool:

@@ -159,7 +159,7 @@ class RunInProgress:
         source: Mapping[str, str] | None,
         options: Options,
     ) -> None:
-        own_network, classifier = options["model"] is not None or is_code(recipe.model), options["classifier"]
+        own_network = options["model"] is not None or is_code(recipe.model)
         self.recipe, self.folder, self.group, self.device, self.own_network = recipe, folder, group, device, own_network
         self.spec, self.data_digest, self.versions = InputSpec.of(data), start.digest, versions(device)
         self.data = data.to(device)
@@ -202,27 +202,38 @@ class RunInProgress:
         self.teacher: dict[str, Any] | None = None  # where they come from
         self.progress = Progress(recipe.sigma, zero, zero.clone(), torch.empty(0), zero.clone())
         self.noise = NOISES[recipe.noise](recipe.sigma)
-        draws = (self.noise, recipe.objective.num_noise, per_step, self.share, torch.Generator(device))
         network, self.frozen = self.model, None
         if isinstance(recipe.objective, Denoising):
-            network, self.frozen = behind_denoiser(self.model, classifier, device)
-        loss = Step(network, recipe.objective, device_type=device.type, bf16=self.precision == "bf16")
-        step_module: nn.Module = loss
-        if group.size > 1:  # a user's network may have parameters that the loss does not use
-            step_module = DistributedDataParallel(loss, find_unused_parameters=own_network)
-        self.loss = loss
-        self.plain_step = TrainingStep(step_module, self.optimizer, self.progress, self.meter, *draws)
+            network, self.frozen = behind_denoiser(self.model, options["classifier"], device)
+        self.loss = Step(network, recipe.objective, device_type=device.type, bf16=self.precision == "bf16")
+        self.plain_step = self._plain_step()
         self.step: TrainingStep | CapturedStep = self.plain_step
-        capture = options["capture"]
+        if self._captures(options):
+            self.step = self._captured_step(network, options["compiling"])
+
+    def _plain_step(self) -> TrainingStep:
+        """A step without capture; in several processes their gradients are averaged."""
+        recipe = self.recipe
+        module: nn.Module = self.loss
+        if self.group.size > 1:  # a user's network may have parameters that the loss does not use
+            module = DistributedDataParallel(self.loss, find_unused_parameters=self.own_network)
+        draws = (self.noise, recipe.objective.num_noise, recipe.images_per_step, self.share)
+        return TrainingStep(*(module, self.optimizer, self.progress, self.meter), *draws, torch.Generator(self.device))
+
+    def _captures(self, options: Options) -> bool:
+        """Whether steps are captured as CUDA graphs: see `Options`."""
+        capture, classifier = options["capture"], options["classifier"]
         if capture is None:
             known = classifier is None or is_built_in_network(classifier)
-            capture = not own_network and is_built_in(recipe.objective) and known
-        if capture and device.type == "cuda" and group.size == 1:
-            keep_compiled_kernels()
-            kernels = self.precision == "bf16" and kernels_work(device.index or 0)
-            pays = compile_pays(network, options["compiling"], by_kernels=kernels)
-            steps_left = (recipe.epochs - start.epoch) * self.steps
-            self.step = CapturedStep(self.plain_step, loss, steps_left, pays, self.on_note)
+            capture = not self.own_network and is_built_in(self.recipe.objective) and known
+        return capture and self.device.type == "cuda" and self.group.size == 1
+
+    def _captured_step(self, network: nn.Module, compiling: Compiling) -> CapturedStep:
+        keep_compiled_kernels()
+        kernels = self.precision == "bf16" and kernels_work(self.device.index or 0)
+        pays = compile_pays(network, compiling, by_kernels=kernels)
+        steps_left = (self.recipe.epochs - self.first_epoch) * self.steps
+        return CapturedStep(self.plain_step, self.loss, steps_left, pays, self.on_note)
 
     def train_step(self, images: Tensor, labels: Tensor) -> None:
         """Train on one batch."""

@@ -1,0 +1,160 @@
+"""Refuse classifiers whose votes are not independent: logits that depend on the other inputs of the batch."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from smoothcert.classifier import Classifier, logits_of
+from smoothcert.errors import RequestError
+
+SAME = 0.05
+"""Largest difference of equal logits, as a share of the largest one: rounding may depend on the batch."""
+JITTER = 1e-3
+"""Largest difference, as a share of the largest logit, that is attributed to the order of additions on a GPU."""
+SEEDS, STEPS, FEW_CALLS = 3, 8, 8
+DRAWS = 64
+"""Largest number of random logits of each batch in a test."""
+LEVEL = 1e-6
+"""Significance level of the tests on random logits."""
+
+
+def refuse_batch_dependence(classifier: Classifier, pair: Tensor, logits: Tensor) -> None:
+    """Refuse a classifier whose votes are seen not to be independent of the other votes of a batch.
+
+    `pair` are two equal inputs [2, ...] and `logits` their logits. Random logits are accepted if each input has draws
+    of its own, whatever their number and order. The random generators of torch are left as they were.
+    """
+    again = _pass(classifier, pair, 0)
+    if depends_on_batch(classifier, pair, logits, again):
+        raise RequestError(
+            "model: expected logits that depend on one input alone, got others for the same input next to another one; "
+            "use model.eval(), and batch norm with running statistics"
+        )
+    if _is_random(again, logits) and _draws_are_shared(classifier, pair):
+        raise RequestError(
+            "model: expected random numbers of its own for each input, got the same ones for all inputs of a batch; "
+            "draw them for each input, or not at all"
+        )
+
+
+def depends_on_batch(classifier: Classifier, pair: Tensor, logits: Tensor, again: "_Pass | None" = None) -> bool:
+    """Whether the logits of an input, or their distribution if they are random, depend on the inputs next to it."""
+    different = 1.5 * pair[1].flip(-1) + 0.5
+    again = again or _pass(classifier, pair, 0)
+    mixed = _pass(classifier, torch.stack([pair[0], different]), 0)
+    if mixed.first.isnan().any():
+        return False
+    if not _is_random(again, logits):
+        return not _same(again.first, mixed.first)
+    return _random_logits_depend(classifier, pair[0], different)
+
+
+def _random_logits_depend(classifier: Classifier, image: Tensor, different: Tensor) -> bool:
+    """Whether random logits of `image` depend on the other inputs, which are equal to it or `different`.
+
+    At equal seeds, and in the same place of the batch, `image` has the same draws as a rule, and then equal logits are
+    enough. Unequal ones prove nothing yet: the draws that it gets may depend on the other inputs, for instance on how
+    many of them take another path. But then its logits change in jumps: if one other input changes little by little,
+    and with it the logits every time, they depend on it. Draws that cannot be repeated, or whose number changes, are
+    compared by their distribution.
+    """
+    four = torch.stack([image] * 4)
+    # Four inputs: batch norm over two of them gives -1 and 1, whatever they are.
+    others = [torch.stack([image, different, image, different.flip(-1) * (1 + 0.01 * step)]) for step in range(STEPS)]
+    repeatable = True
+    for seed in range(SEEDS):
+        alone, mixed = (_pass(classifier, batch, seed) for batch in (four, others[0]))
+        if _same(alone.first, mixed.first):
+            continue
+        steps = [_pass(classifier, batch, seed) for batch in others]
+        repeatable &= torch.equal(steps[0].first, mixed.first)
+        repeatable &= all(
+            torch.equal(one, two) for step in steps for one, two in zip(step.ends, alone.ends, strict=True)
+        )
+        if repeatable and all(not torch.equal(one.first, two.first) for one, two in pairwise(steps)):
+            return True
+    return not repeatable and _distributions_differ(classifier, four, others[0])
+
+
+def _distributions_differ(classifier: Classifier, one: Tensor, two: Tensor) -> bool:
+    """Whether the logits of the first input of two batches have different distributions.
+
+    A Kolmogorov-Smirnov test for each class on independent draws: it is valid for any classifier, and wrong with
+    probability `LEVEL` at most.
+    """
+    from scipy import stats
+
+    samples = (
+        torch.stack([_pass(classifier, batch, 2 * draw + odd).first for draw in range(DRAWS)]).T.cpu().numpy()
+        for odd, batch in enumerate((one, two))
+    )
+    values = [float(stats.ks_2samp(*of_class).pvalue) for of_class in zip(*samples, strict=True)]
+    return min(values) * len(values) <= LEVEL
+
+
+def _draws_are_shared(classifier: Classifier, pair: Tensor) -> bool:
+    """Whether random logits of two equal inputs are closer to each other in one call than in two, every time.
+
+    If all draws are independent, either difference is the larger one with the same probability. So k calls without a
+    counterexample have a probability of 2^-k, and the result is wrong with probability `LEVEL` at most. As a rule the
+    first or second call is a counterexample.
+    """
+    closer = 0
+    for draw in range(DRAWS):
+        (first, second), (elsewhere, _) = (_pass(classifier, pair, 2 * draw + odd).logits for odd in (0, 1))
+        within, between = (float((first - row).abs().max()) for row in (second, elsewhere))
+        closer += between - within > JITTER * float(first.abs().max())
+        if not within <= between or (closer == 0 and draw == FEW_CALLS):
+            return False
+        if 0.5**closer <= LEVEL:
+            return True
+    return False
+
+
+@contextmanager
+def seeded(device: torch.device, seed: int = 0) -> Iterator[None]:
+    """Let code on the CPU and on `device` draw the same random numbers each time, and restore the generators."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would change the generators of other GPUs, too
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+@dataclass(frozen=True, eq=False)
+class _Pass:
+    """The logits [n, classes] of a batch, and the states of the generators before and after it."""
+
+    logits: Tensor
+    starts: list[Tensor]
+    ends: list[Tensor]
+
+    @property
+    def first(self) -> Tensor:
+        return self.logits[0]
+
+
+def _pass(classifier: Classifier, batch: Tensor, seed: int) -> _Pass:
+    with seeded(batch.device, seed), torch.no_grad():
+        starts = _generator_states(batch.device)
+        logits = logits_of(classifier(batch)).float()
+        return _Pass(logits, starts, _generator_states(batch.device))
+
+
+def _generator_states(device: torch.device) -> list[Tensor]:
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def _is_random(again: _Pass, logits: Tensor) -> bool:
+    """Whether the same inputs got other logits than `logits`, or random numbers were drawn for them."""
+    drawn = any(not torch.equal(start, end) for start, end in zip(again.starts, again.ends, strict=True))
+    return drawn or not torch.equal(again.first, logits[0].float())
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    return torch.allclose(first, second, rtol=SAME, atol=SAME * float(first.abs().max()))

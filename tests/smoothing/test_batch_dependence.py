@@ -1,0 +1,155 @@
+"""Votes must be independent: which classifiers are refused, and which random ones are not."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from smoothcert import SmoothedClassifier
+from smoothcert.errors import RequestError
+from smoothcert.smoothing.batch_dependence import refuse_batch_dependence
+
+Function = Callable[[Tensor], Tensor]
+ROWS = "depend on one input alone"
+DRAWS = "random numbers of its own for each input"
+
+
+def hidden(*layers: nn.Module) -> Function:
+    """The layers in train mode, in a list where eval() does not reach them."""
+    kept = [layer.train() for layer in layers]
+
+    def classify(images: Tensor) -> Tensor:
+        for layer in kept:
+            images = layer(images)
+        return images
+
+    return classify
+
+
+def linear() -> Function:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def centred(classify: Function, noise: float) -> Function:
+    """Minus the mean over the batch, after random numbers for each input."""
+
+    def with_noise(images: Tensor) -> Tensor:
+        logits = classify(images)
+        logits = logits + noise * torch.randn_like(logits)
+        return logits - logits.mean(0)
+
+    return with_noise
+
+
+DEPENDENT: dict[str, tuple[Callable[[], Function], str]] = {
+    "batch norm": (lambda: hidden(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Linear(32, 10)), ROWS),
+    "batch norm, dropout": (
+        lambda: hidden(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Dropout(), nn.Linear(32, 10)),
+        ROWS,
+    ),
+    "dropout, batch norm": (
+        lambda: hidden(nn.Flatten(), nn.Dropout(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Linear(32, 10)),
+        ROWS,
+    ),
+    "strong dropout": (
+        lambda: hidden(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Dropout(0.9), nn.Linear(288, 10)),
+        ROWS,
+    ),
+    "centred logits": (lambda: centred(linear(), 1.0), ROWS),
+    "one noise for all": (lambda: (lambda f: lambda x: f(x + torch.randn_like(x[:1])))(linear()), DRAWS),
+    "one shift for all": (lambda: (lambda f: lambda x: f(x.roll(int(torch.randint(8, ())), -1)))(linear()), DRAWS),
+    "one coin for all": (
+        lambda: lambda x: functional.one_hot((torch.rand(1) < 0.5).long(), 10).float().expand(len(x), -1),
+        DRAWS,
+    ),
+}
+
+
+def own_generator() -> Function:
+    """Draws that no seed of torch repeats."""
+    generator, classify = torch.Generator().manual_seed(3), linear()
+    return lambda x: classify(x + torch.randn(x.shape, generator=generator))
+
+
+def experts() -> Function:
+    """Three networks with dropout; the image decides which, and so the order of all draws."""
+    networks = [nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, 10)).train() for _ in range(3)]
+
+    def classify(images: Tensor) -> Tensor:
+        logits, chosen = torch.zeros(len(images), 10), (3 * images[:, 0, 0].sum(1)).long() % 3
+        for number, network in reversed(list(enumerate(networks))):
+            if (mine := chosen == number).any():
+                logits[mine] = network(images[mine])
+        return logits
+
+    return classify
+
+
+def draws_by_content() -> Function:
+    """The last image first, with a number of draws that depends on its pixels."""
+    classify = linear()
+
+    def one(image: Tensor) -> Tensor:
+        return classify((image + torch.randn(1 + int(10 * image.sum()) % 7, *image.shape)).mean(0, keepdim=True))[0]
+
+    return lambda images: torch.stack([one(image) for image in images.flip(0)]).flip(0)
+
+
+def shuffled_draws() -> Function:
+    classify = linear()
+    return lambda x: classify(x + torch.randn_like(x)[torch.randperm(len(x))])
+
+
+INDEPENDENT: dict[str, Callable[[], Function]] = {
+    "no randomness": linear,
+    "dropout": lambda: hidden(nn.Flatten(), nn.Dropout(), nn.Linear(64, 10)),
+    "own noise": lambda: (lambda f: lambda x: f(x + torch.randn_like(x)))(linear()),
+    "own generator": own_generator,
+    "experts": experts,
+    "draws by content": draws_by_content,
+    "shuffled draws": shuffled_draws,
+    "draws without effect": lambda: (lambda f: lambda x: f(x) + 0 * torch.rand(1))(linear()),
+    "coin": lambda: lambda x: functional.one_hot((torch.rand(len(x)) < 0.5).long(), 10).float(),
+    "rare coin": lambda: lambda x: functional.one_hot((torch.rand(len(x)) < 0.05).long(), 10).float(),
+    "random NaN": lambda: lambda x: torch.randn(len(x), 10).log(),
+}
+
+
+def examine(classify: Function, seed: int) -> None:
+    pair = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(seed)).repeat(2, 1, 1, 1)
+    with torch.no_grad():
+        refuse_batch_dependence(classify, pair, classify(pair))
+
+
+@pytest.mark.parametrize("name", DEPENDENT)
+def test_dependent_votes_are_refused(name: str) -> None:
+    make, message = DEPENDENT[name]
+    for seed in range(5):
+        torch.manual_seed(seed)
+        with pytest.raises(RequestError, match=message):
+            examine(make(), seed)
+
+
+@pytest.mark.parametrize("name", INDEPENDENT)
+def test_independent_votes_are_accepted(name: str) -> None:
+    for seed in range(10):
+        torch.manual_seed(seed)
+        examine(INDEPENDENT[name](), seed)
+
+
+def test_the_generator_of_the_user_is_left_alone() -> None:
+    for make in (INDEPENDENT["dropout"], INDEPENDENT["experts"]):
+        classify = make()
+        pair = torch.rand(1, 1, 8, 8).repeat(2, 1, 1, 1)
+        logits, state = classify(pair), torch.get_rng_state()
+        refuse_batch_dependence(classify, pair, logits)
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_hidden_batch_norm_with_dropout_is_not_certified() -> None:
+    torch.manual_seed(0)
+    smoothed = SmoothedClassifier(DEPENDENT["batch norm, dropout"][0](), sigma=0.5, num_classes=10)
+    with pytest.raises(RequestError, match=ROWS):
+        smoothed.certify(torch.rand(2, 1, 8, 8), n=100)
