@@ -75,6 +75,18 @@ def test_a_progress_bar_shows_hostile_names_as_they_are(capsys: pytest.CaptureFi
     assert "\x1b[2J" not in out
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_an_error_before_the_first_progress_leaves_no_bar(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR" if terminal else "NO_COLOR", "1")
+    with pytest.raises(ValueError, match="refused"), certification_bar("run", 1):
+        raise ValueError("refused")
+    out = capsys.readouterr().out
+    erase_line = "\x1b[2K"
+    assert out.endswith(erase_line) if terminal else out == ""
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(1.26, "1.3 s"), (42.4, "42 s"), (59.7, "1 min 0 s"), (260, "4 min 20 s"), (31_320, "8 h 42 min")],
