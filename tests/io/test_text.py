@@ -19,7 +19,7 @@ from smoothcert.io.text import (
     one_line,
     printable,
 )
-from smoothcert.report.progress import certification_bar
+from smoothcert.report.progress import certification_bar, counting_bar
 
 
 @pytest.mark.parametrize(
@@ -68,10 +68,11 @@ def test_the_console_shows_hostile_text_as_it_is(capsys: pytest.CaptureFixture[s
 
 
 def test_a_progress_bar_shows_hostile_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    with certification_bar("run\x1b[2J[red]", 1):
-        pass
+    name = "run\x1b[2J[red]"
+    with counting_bar({name: 1}) as show:
+        show(name, 1)
     out = capsys.readouterr().out
-    assert r"certify run\x1b[2J[red]" in out
+    assert r"run\x1b[2J[red]" in out
     assert "\x1b[2J" not in out
 
 

@@ -24,20 +24,19 @@ if TYPE_CHECKING:  # each command loads what it needs: certifying starts without
 def _bar(quiet: bool = False) -> Iterator[Progress]:
     """A bar that is updated on a terminal; elsewhere its last state is printed once, by one of several processes.
 
-    An error before the first progress leaves no bar.
+    Work that ends before the first progress, such as a refused request, leaves no bar.
     """
     columns = (PlainColumn("{task.description}"), BarColumn(bar_width=10), PlainColumn("{task.fields[now]}"))
     bar = Progress(*columns, console=PlainConsole(quiet=quiet), disable=not leads())
-    stop = bar.stop
     bar.start()
     try:
         yield bar
-    except BaseException:
-        if not any(task.completed for task in bar.tasks):
-            bar.live.transient, stop = True, bar.live.stop  # bar.stop would end the line of a bar, which is not there
-        raise
     finally:
-        stop()
+        if any(task.completed for task in bar.tasks):
+            bar.stop()
+        else:
+            bar.live.transient = True
+            bar.live.stop()  # bar.stop would end the line of a bar, which is not there
 
 
 def print_note(console: Console, text: str) -> None:
