@@ -56,6 +56,7 @@ def test_certify_warns_before_sampling_when_n_is_too_small(run_cli: Cli, run: Pa
     code, out, _ = run_cli("certify", run, "--n", 100, "--max-images", 1, "--radius", 1.5, "--device", "cpu")
     assert code == 0
     assert "cannot certify radius 1.5" in out
+    assert " votes for 1 image\n" in out
     assert out.index("cannot certify") < out.index("wrote")
 
 
