@@ -112,7 +112,7 @@ def test_restarted_process_continues_only_the_run_of_its_job(
         train(recipe, tiny_data, tmp_path / "own", device="cpu")
     monkeypatch.setattr(distributed, "_TOKEN", "the token of a process that torchrun has started later")
     train(recipe, tiny_data, tmp_path / "own", device="cpu", on_note=notes.append)
-    assert [note.partition(": ")[2] for note in notes] == ["all 1 epochs are trained already"]
+    assert [note.partition(": ")[2] for note in notes] == ["trained already, 1 of 1 epochs"]
     before = (tmp_path / "foreign" / "state.pt").stat().st_mtime_ns
     with pytest.raises(RequestError, match="holds a run already"):
         train(recipe, tiny_data, tmp_path / "foreign", device="cpu")

@@ -66,7 +66,7 @@ def test_the_guide_to_an_objective_runs_in_a_project_of_its_own(
         assert code == 0, errors
         if not needs_code:
             (tmp_path / "away.py").rename(file)
-    assert "all 1 epochs are trained already" in output
+    assert "trained already, 1 of 1 epochs" in output
     run = load_run(tmp_path / "runs/mine")
     assert (run.recipe.method, run.recipe.to_mapping()["objective"]["smoothing"]) == ("SmoothLabels", 0.2)
     (recipe,) = re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)

@@ -1,6 +1,7 @@
 """The committed tables of results/ are what `smoothcert report` makes of the committed certificates."""
 
 import gc
+import json
 from collections.abc import Iterator
 from functools import cache
 from itertools import takewhile
@@ -14,7 +15,7 @@ from smoothcert import load
 from smoothcert.analysis.cost import cost_csv, cost_markdown, training_costs
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.io.text import duration
-from smoothcert.io.written_files import refuse_foreign_files
+from smoothcert.io.written_files import MANIFEST, refuse_foreign_files
 from smoothcert.papers.rows import paper_runs, published_for
 from smoothcert.report import average_certified_radius, contents, find_certificates, style, write_report
 from smoothcert.training.metrics import METRICS, epochs_in
@@ -353,12 +354,13 @@ def test_rows_of_existing_models_are_those_of_their_certificates() -> None:
     assert checked == 2 * 4 * 3
 
 
-@pytest.mark.parametrize("folder", ["mnist", "mnist-ablations/report-consistency-supp-table4"])
-def test_reports_can_be_written_again(folder: str) -> None:
+@pytest.mark.parametrize("manifest", sorted(RESULTS.rglob(MANIFEST)), ids=lambda path: path.parent.name)
+def test_reports_can_be_written_again(manifest: Path) -> None:
     """The manifest knows the files as they are; otherwise the commands of the README refuse to replace them."""
-    files = [path.name for path in (RESULTS / folder).glob("*.*") if path.name.startswith(("report.", "curves."))]
-    assert "report.md" in files
-    refuse_foreign_files(RESULTS / folder, files, force=False)
+    files = list(json.loads(manifest.read_text())["files"])
+    assert {"report.md", "cost.md"}.intersection(files)
+    assert all((manifest.parent / name).is_file() for name in files)
+    refuse_foreign_files(manifest.parent, files, force=False)
 
 
 def test_results_are_small() -> None:

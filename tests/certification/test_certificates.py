@@ -139,7 +139,7 @@ def test_damaged_settings_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     write(path, 0)
     settings_path(path).write_text("{")
-    with pytest.raises(WorkError, match=r"a\.json: damaged"):
+    with pytest.raises(WorkError, match=r"a\.json: damaged.*; restore it$"):
         write(path, 1)
 
 

@@ -36,6 +36,7 @@ def test_certify_then_report(run_cli: Cli, run: Path, tmp_path: Path) -> None:
     rows = read_certificates(run / "certificates" / "test-n200.tsv").rows
     assert [row.index for row in rows] == [0, 3, 6, 9, 12]
     assert "test-n200.tsv" in out
+    assert " votes for 5 images\n" in out
     code, out, _ = run_cli("report", run, "--out", tmp_path / "report", "--format", "md,csv,tex,png")
     assert code == 0
     acr = sum(row.radius_if_correct for row in rows) / 5
@@ -55,6 +56,7 @@ def test_certify_warns_before_sampling_when_n_is_too_small(run_cli: Cli, run: Pa
     code, out, _ = run_cli("certify", run, "--n", 100, "--max-images", 1, "--radius", 1.5, "--device", "cpu")
     assert code == 0
     assert "cannot certify radius 1.5" in out
+    assert " votes for 1 image\n" in out
     assert out.index("cannot certify") < out.index("wrote")
 
 
@@ -138,6 +140,7 @@ def test_preset_and_objective_are_shown_in_full(run_cli: Cli) -> None:
             "'maybe' is not one of 'auto', 'always', 'never'",
         ),
         (["train"], "give --preset NAME, --recipe FILE, or --dataset"),
+        (["train", *SAMPLE, "--set", "=3"], "--set =3: expected key=value"),
         (["train", *SAMPLE, "--set", "objective.lambd=3"], "objective.lambd: unknown key"),
         (["certfy", "x"], "No such command 'certfy'"),
         (["report", "nowhere"], "nowhere"),
@@ -157,6 +160,59 @@ def test_wrong_request_prints_one_line(
     assert err.count("\n") == 1
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["train --preset mnist/gaussian", "train-denoiser --dataset mnist --sigma 0.5"])
+def test_a_folder_that_cannot_be_trained_into_is_refused_before_data_are_read(
+    run_cli: Cli, run: Path, tmp_path: Path, command: str
+) -> None:
+    """The folder of the data is a file, which is what a request that reads them would be refused for."""
+    (tmp_path / "file").touch()
+    asked = [*command.split(), "--data", tmp_path / "file", "--out"]
+    message = f"{run}: holds a run already; continue it with --resume or choose another --out"
+    assert run_cli(*asked, run)[::2] == (2, f"smoothcert: {message}\n")
+    code, _, err = run_cli(*asked, tmp_path / "file")
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"{tmp_path / 'file'}: expected a folder to write to, got a file; choose another --out" in err
+
+
+def test_reproduce_refuses_a_file_as_its_folder_before_it_starts(run_cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, out, err = run_cli("reproduce", "smoothmix/table2", "--quick", "--out", tmp_path / "file")
+    message = f"{tmp_path / 'file'}: expected a folder to write to, got a file; choose another --out"
+    assert (code, out, err) == (2, "", f"smoothcert: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def build(:\n", "mine.py failed (SyntaxError: invalid syntax (mine.py, line 1)); correct it"),
+        ("import no_such_module\n", "No module named 'no_such_module'); run where Python finds the module"),
+    ],
+)
+def test_your_own_file_that_cannot_be_read_is_named_with_the_reason(
+    run_cli: Cli, tmp_path: Path, code: str, message: str
+) -> None:
+    (tmp_path / "mine.py").write_text(code)
+    asked = ["--dataset", "mnist-sample", "--sigma", 0.5, "--out", tmp_path / "out"]
+    result, _, err = run_cli("certify", "--model", f"{tmp_path / 'mine.py'}:build", *asked)
+    assert (result, err.count("\n")) == (2, 1)
+    assert message in err
+
+
+def test_one_class_is_not_trained(run_cli: Cli, tmp_path: Path, tiny_data: ImageData) -> None:
+    np.savez(tmp_path / "one.npz", images=tiny_data.images[:64, 0].numpy(), labels=np.zeros(64, int))
+    asked = ["train", "--dataset", f"npz:{tmp_path / 'one.npz'}", "--method", "gaussian", "--sigma", 0.5]
+    code, _, err = run_cli(*asked, "--out", tmp_path / "run", "--device", "cpu")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "expected images of at least two classes, got one" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_given_as_a_file_is_named_as_one(run_cli: Cli, run: Path, tmp_path: Path) -> None:
+    message = f"smoothcert: {tmp_path}: expected a file, got a folder; give another path\n"
+    for command in (["predict", run], ["import", "--sigma", 1, "--out", tmp_path / "new"], ["recertify"]):
+        assert run_cli(*command, tmp_path)[::2] == (2, message)
 
 
 CHOICES = {

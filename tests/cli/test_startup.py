@@ -130,6 +130,21 @@ main()
     assert (process.returncode, errors) == (130, "smoothcert: interrupted\n")
 
 
+def test_an_interrupt_while_the_program_exits_prints_nothing(tmp_path: Path) -> None:
+    """An impatient user presses Ctrl-C twice; the second one comes while Python ends."""
+    script = """
+import atexit, signal
+from smoothcert.__main__ import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+atexit.register(signal.raise_signal, signal.SIGINT)
+main()
+"""
+    command = [sys.executable, "-P", "-c", script, "certify", "nowhere"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("smoothcert: nowhere: no such run folder")
+
+
 @pytest.mark.parametrize(
     ("command", "encoding", "errors"),
     [

@@ -129,6 +129,7 @@ def test_a_killed_sweep_continues_and_trains_nothing_twice(run_cli: Cli, place: 
         (["--sigma", ""], "sigma: expected comma-separated numbers, got nothing"),
         (["--sigma", "0.5,much"], "sigma: expected comma-separated numbers, got 0.5,much"),
         (["--skip", 0], "skip: expected at least 1"),
+        (["--out", "few.npz"], "few.npz: expected a folder to write to, got a file; choose another --out"),
         (["--recipe", "x.yaml"], "give --preset or --recipe, not both"),
     ],
 )

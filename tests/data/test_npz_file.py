@@ -74,7 +74,10 @@ def test_labels_that_count_from_one_are_reported(tmp_path: Path) -> None:
         ({"images": COLOUR[..., :2], "labels": LABELS}, "got shape [6, 5, 7, 2]; reorder"),
         ({"images": COLOUR[:, :3], "labels": LABELS}, "got shape [6, 3, 7, 3]; reorder"),
         ({"images": GREY, "labels": LABELS[:4]}, "6 images and 4 labels"),
-        ({"images": GREY, "labels": LABELS.astype(np.int64) - 1}, "got labels in -1..2"),
+        (
+            {"images": GREY, "labels": LABELS.astype(np.int64) - 1},
+            "expected labels >= 0, got -1; number the classes from 0",
+        ),
         ({"images": GREY, "labels": LABELS / 1}, "expected labels as integers [n], got float64 [6]"),
         ({"images": GREY, "labels": LABELS[:, None]}, "got uint8 [6, 1]"),
         ({"images": np.uint8(3), "labels": LABELS}, "got shape []"),

@@ -19,7 +19,7 @@ from smoothcert.io.text import (
     one_line,
     printable,
 )
-from smoothcert.report.progress import certification_bar
+from smoothcert.report.progress import certification_bar, counting_bar
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,24 @@ def test_the_console_shows_hostile_text_as_it_is(capsys: pytest.CaptureFixture[s
 
 
 def test_a_progress_bar_shows_hostile_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    with certification_bar("run\x1b[2J[red]", 1):
-        pass
+    name = "run\x1b[2J[red]"
+    with counting_bar({name: 1}) as show:
+        show(name, 1)
     out = capsys.readouterr().out
-    assert r"certify run\x1b[2J[red]" in out
+    assert r"run\x1b[2J[red]" in out
     assert "\x1b[2J" not in out
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_an_error_before_the_first_progress_leaves_no_bar(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR" if terminal else "NO_COLOR", "1")
+    with pytest.raises(ValueError, match="refused"), certification_bar("run", 1):
+        raise ValueError("refused")
+    out = capsys.readouterr().out
+    erase_line = "\x1b[2K"
+    assert out.endswith(erase_line) if terminal else out == ""
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_allowed_code_keeps_the_hyper_parameters_of_the_file(project: Path, run_
     assert recipe.to_mapping()["objective"] == {"name": REFERENCE, "num_noise": 2, "scale": 0.5}
     code, output, errors = run_cli("train", "--resume", "--out", "run", *allow)
     assert code == 0, errors
-    assert "all 1 epochs are trained already" in output
+    assert "trained already, 1 of 1 epochs" in output
 
 
 def test_an_interrupted_run_continues_exactly(project: Path, tiny_data: ImageData) -> None:

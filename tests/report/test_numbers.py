@@ -87,6 +87,17 @@ def test_a_class_that_is_never_certified_is_named() -> None:
     text = headlines(comparisons(many))[0]
     named = "Only class 0 is ever certified by poor0, poor1, poor2 and poor3."
     assert f"{named} 2 more runs never certify some class." in text, "said once, not once per run"
+    assert f"{named} 1 more run never certifies some class." in headlines(comparisons(many[:5]))[0]
+
+
+@pytest.mark.parametrize(
+    ("runs", "rest"), [(5, "; 1 more run is in the tables."), (6, "; 2 more runs are in the tables.")]
+)
+def test_unranked_runs_beyond_the_first_are_counted(runs: int, rest: str) -> None:
+    summaries = [summary_of([image(i, 1, 1, 0.5) for i in range(9)], f"r{k}", alpha=0.1 / (k + 1)) for k in range(runs)]
+    (text,) = headlines(comparisons(summaries))
+    assert rest in text
+    assert ": 100% of the images have the largest radius" in text, "equal shares are one number"
 
 
 @pytest.mark.parametrize(("count", "votes", "n"), [(9, 10, 4), (10, 10, 7), (7, 12, 5), (90, 100, 40), (60, 100, 99)])

@@ -299,7 +299,7 @@ def test_files_that_are_not_checkpoints_are_refused(tmp_path: Path) -> None:
     (tmp_path / "page.pth").write_text("<html>404: no such page</html>\n")
     refused(tmp_path / "page.pth", tmp_path / "run", WorkError, "not a PyTorch checkpoint")
     refused(tmp_path / "absent.pth", tmp_path / "run", RequestError, "no such file")
-    refused(tmp_path, tmp_path / "run", RequestError, "no such file")
+    refused(tmp_path, tmp_path / "run", RequestError, "expected a file, got a folder")
     refused(saved([1, 2], tmp_path / "list.pth"), tmp_path / "run", RequestError, "got a list")
     refused(saved({}, tmp_path / "empty.pth"), tmp_path / "run", RequestError, "the keys none")
     contents = {"epoch": 3, "optimizer": {"lr": 0.1}}

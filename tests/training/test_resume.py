@@ -146,7 +146,7 @@ def test_finished_run_without_state_is_not_trained_again(finished: Path, tiny_da
     before, notes, module = contents(finished), list[str](), LeNet(10)
     train(tiny_recipe(), tiny_data, finished, resume=True, device="cpu", on_note=notes.append, model=module)
     assert contents(finished) == before
-    assert notes == [f"{finished}: all 2 epochs are trained already"]
+    assert notes == [f"{finished}: trained already, 2 of 2 epochs"]
     assert tensors_digest(module.state_dict()) == digest(finished)
 
 

@@ -106,6 +106,6 @@ def spent_votes(rows: "Sequence[CertifiedImage]", n: int) -> str:
     """Return how many votes the images took, compared with n for each."""
     spent = sum(row.certificate.spent for row in rows)
     most = sum(row.certificate.n0 + n for row in rows)
-    return f"{spent:,} votes for {len(rows)} images" + (
+    return f"{spent:,} votes for {len(rows)} image{'' if len(rows) == 1 else 's'}" + (
         f", {most / spent:.1f} times fewer than n each" if most > spent else ""
     )

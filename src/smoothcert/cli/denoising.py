@@ -18,6 +18,7 @@ from smoothcert.cli.options import (
     console,
     optional,
 )
+from smoothcert.cli.training import refuse_used_folder
 from smoothcert.errors import RequestError
 from smoothcert.io.console import leads
 
@@ -51,6 +52,7 @@ def train_denoiser(
     if classifier_init is not None and classifier is None:
         raise RequestError(f"--classifier-init: expected --classifier with it, got {classifier_init} alone")
     check_dataset(dataset)
+    refuse_used_folder(out, resume)
     from smoothcert.data import silent
     from smoothcert.distributed import meet
     from smoothcert.report.progress import print_data_notes, print_note, train_with_bar

@@ -8,6 +8,7 @@ import typer
 
 from smoothcert.cli.options import Data, Device, MaxImages, console, count_option, parse_numbers
 from smoothcert.errors import RequestError
+from smoothcert.training.run_folder import refuse_file
 
 
 def reproduce(
@@ -40,6 +41,8 @@ def reproduce(
     from smoothcert.papers.reproduce import reproduce as reproduce_tables
 
     names = {table: table.replace("/", "-") for table in tables}
+    if out is not None:
+        refuse_file(out)
     if out is None and len(names) > 1:
         raise RequestError(f"give --out DIR for the runs that {len(names)} tables share")
     first = Request(

@@ -25,6 +25,7 @@ from smoothcert.cli.recipes import RecipeOptions, choose_recipe
 from smoothcert.cli.reporting import report_runs
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import duration
+from smoothcert.training.run_folder import refuse_file
 
 if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.papers.reproduce.run_state import RunState
@@ -55,6 +56,7 @@ def sweep(
     device: Device = "auto",
 ) -> None:
     """Train, certify and report one run per combination of values; repeated, it finishes what is missing."""
+    refuse_file(out)
     load = ImageOptions(data=data).loader()
     grid = parse_grid(set_)
     fixed = [f"{key}={values[0]}" for key, values in grid.items() if len(values) == 1]

@@ -1,5 +1,6 @@
 """`smoothcert train`, `import` and `export`: commands that make run folders."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +23,14 @@ from smoothcert.cli.recipes import RecipeOptions, choose_recipe
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import leads
 from smoothcert.training.choices import Tracker
-from smoothcert.training.run_folder import RECIPE, check_file, check_run_folder, refuse_lost_recipe, split_key
+from smoothcert.training.run_folder import (
+    RECIPE,
+    check_file,
+    check_run_folder,
+    refuse_existing_run,
+    refuse_lost_recipe,
+    split_key,
+)
 
 
 def train(
@@ -65,6 +73,7 @@ def train(
                 raise RequestError(
                     f"{out}: holds no run to continue; name its run by --out, or give --preset NAME for a new one"
                 )
+    refuse_used_folder(out, resume)
     load = files.loader()
     trained = init is not None
     final = choose_recipe(options, sigma, files.image_size, set_, load, trained=trained, continued=continued)
@@ -77,6 +86,11 @@ def train(
     assert out is not None, "a recipe has a name"
     meet()
     images = load(final.dataset, "train", final.image_size)
+    if images.num_classes < 2:
+        raise RequestError(
+            f"{images.name}: expected images of at least two classes, got one; every network is right about it: "
+            "give data with a label or a folder for each class"
+        )
     print_data_notes(console, images)
     if images.split == UNSPLIT and leads():
         print_note(console, f"{images.name} has no split: all {len(images):,} images are trained on; certify others")
@@ -97,6 +111,15 @@ def train(
     again: list[object] = ["--model", final.model] if is_code(final.model) else []
     onwards = command_line("certify", out, *again, *replace(files, channels=None).words())
     console.print(f"trained {out}; next: {onwards}", soft_wrap=True)
+
+
+def refuse_used_folder(out: Path | None, resume: bool) -> None:
+    """Refuse a folder that training would refuse, before data are downloaded or read.
+
+    Processes that torchrun restarts may continue their run, which training finds out.
+    """
+    if out is not None and not resume and "TORCHELASTIC_RUN_ID" not in os.environ:
+        refuse_existing_run(out)
 
 
 def import_(

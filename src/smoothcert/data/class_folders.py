@@ -86,7 +86,8 @@ def load_folder(
 def _split_folder(path: Path, split: Split) -> tuple[Path, list[str]]:
     """The folder with the class folders of `split`, and all classes."""
     if not path.is_dir():
-        raise RequestError(f"folder:{path}: expected a folder, got {'a file' if path.exists() else 'nothing'} there")
+        found = "a file" if path.exists() else "nothing"
+        raise RequestError(f"folder:{path}: expected a folder, got {found} there; give one with a folder per class")
     # A folder called train is a split only if it contains folders: it may be the class of railway trains.
     splits = {name: subfolders(path / name) for names in SPLIT_FOLDERS.values() for name in names}
     if not any(splits.values()):

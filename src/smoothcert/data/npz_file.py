@@ -106,6 +106,11 @@ def _largest_label(path: Path, name: str, labels: NDArray[Any]) -> int:
             f"npz:{path}: expected {name} as integers [n], got {labels.dtype} {list(labels.shape)}; "
             "give one class index for each image"
         )
+    if len(labels) and labels.min() < 0:
+        raise RequestError(
+            f"npz:{path}: expected {name} >= 0, got {labels.min()}; number the classes from 0, and leave images "
+            "without a class out"
+        )
     largest = int(labels.max(initial=0)) if len(labels) else -1
     if largest >= MOST_CLASSES:
         raise RequestError(

@@ -11,6 +11,7 @@ from typing import IO, Any, Generic, TypeVar
 from smoothcert.errors import RequestError, WorkError, write_error
 from smoothcert.io.compressed import compressed_form, exists, plain_form, stem
 from smoothcert.io.files import LockedError, check_regular_file, locked, remove_temporaries, write_text_atomically
+from smoothcert.io.text import error_line
 
 Row = TypeVar("Row")
 
@@ -36,7 +37,9 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
             "restore that file, or move this one and choose another --name"
         ) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise WorkError(f"{json_path}: damaged, expected JSON with 'settings' and 'provenance' ({error})") from error
+        raise WorkError(
+            f"{json_path}: damaged, expected JSON with 'settings' and 'provenance' ({error_line(error)}); restore it"
+        ) from error
 
 
 def _refuse_constant(name: str) -> None:

@@ -102,6 +102,8 @@ def import_code(reference: str, field: str, kind: str) -> Any:
     except (KeyboardInterrupt, RequestError):
         raise
     except BaseException as error:  # the module is a user's code, which may fail in any way
+        if name.endswith(".py") and not isinstance(error, ImportError):
+            raise RequestError(f"{field}: {name} failed ({named_error(error)}); correct it") from error
         raise RequestError(
             f"{field}: expected package.module:{kind} or FILE.py:{kind}, got {reference} ({named_error(error)}); "
             "run where Python finds the module, or set PYTHONPATH"

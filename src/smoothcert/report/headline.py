@@ -85,7 +85,8 @@ def _unranked(comparison: Comparison, radius: float, label: Callable[[str], str]
         ),
     ]
     more = len(comparison.runs) - MOST_RUNS
-    return "; ".join([*words, *([f"{more} more runs are in the tables"] if more > 0 else [])]) + "."
+    counted = "1 more run is" if more == 1 else f"{more} more runs are"
+    return "; ".join([*words, *([f"{counted} in the tables"] if more > 0 else [])]) + "."
 
 
 def _ranked(comparison: Comparison, radius: float, label: Callable[[str], str], start: str) -> str:
@@ -135,7 +136,8 @@ def _never_certified(comparison: Comparison, label: Callable[[str], str]) -> lis
         names.setdefault(text[0].upper() + text[1:], []).append(label(run.name))
     sentences = [f"{text} by {_listed(by)}." for text, by in names.items()]
     more = len(runs) - MOST_RUNS
-    return [*sentences, *([f"{more} more runs never certify some class."] if more > 0 else [])]
+    counted = "1 more run never certifies" if more == 1 else f"{more} more runs never certify"
+    return [*sentences, *([f"{counted} some class."] if more > 0 else [])]
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -151,8 +153,8 @@ def _limit(comparison: Comparison) -> str:
     limited = [run for run in comparison.runs if run.limited_by_n]
     if not limited:
         return ""
-    shares = sorted(100 * (run.at_ceiling or 0.0) for run in limited)
-    share = f"{shares[0]:.0f}%" if len(shares) == 1 else f"{shares[0]:.0f} to {shares[-1]:.0f}%"
+    shares = sorted({round(100 * (run.at_ceiling or 0.0)) for run in limited})
+    share = f"{shares[0]}%" if len(shares) == 1 else f"{shares[0]} to {shares[-1]}%"
     which = "" if len(limited) == len(comparison.runs) else f" of {len(limited)} of the {len(comparison.runs)} runs"
     ceilings = {f"{math.floor(1000 * run.ceiling) / 1000:.3f}" for run in limited if run.ceiling is not None}
     radius = f", {ceilings.pop()}" if len(ceilings) == 1 else ""

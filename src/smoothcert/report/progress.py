@@ -22,10 +22,21 @@ if TYPE_CHECKING:  # each command loads what it needs: certifying starts without
 
 @contextmanager
 def _bar(quiet: bool = False) -> Iterator[Progress]:
-    """A bar that is updated on a terminal; elsewhere its last state is printed once, by one of several processes."""
+    """A bar that is updated on a terminal; elsewhere its last state is printed once, by one of several processes.
+
+    Work that ends before the first progress, such as a refused request, leaves no bar.
+    """
     columns = (PlainColumn("{task.description}"), BarColumn(bar_width=10), PlainColumn("{task.fields[now]}"))
-    with Progress(*columns, console=PlainConsole(quiet=quiet), disable=not leads()) as bar:
+    bar = Progress(*columns, console=PlainConsole(quiet=quiet), disable=not leads())
+    bar.start()
+    try:
         yield bar
+    finally:
+        if any(task.completed for task in bar.tasks):
+            bar.stop()
+        else:
+            bar.live.transient = True
+            bar.live.stop()  # bar.stop would end the line of a bar, which is not there
 
 
 def print_note(console: Console, text: str) -> None:

@@ -73,7 +73,10 @@ def adapt_batch_norm(
     single image, is a RequestError.
     """
     if not layers_with_statistics(network):
-        raise RequestError("adapt: expected a network with batch norm, got one without running statistics to change")
+        raise RequestError(
+            "adapt: expected a network with batch norm, got one without running statistics to change; "
+            "`smoothcert train --init` trains it for the noise"
+        )
     if len(data) < 2:
         raise RequestError(f"adapt: expected at least 2 images, got {len(data)}; give more")
     device = next(network.parameters()).device

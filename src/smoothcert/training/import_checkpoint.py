@@ -27,7 +27,7 @@ from smoothcert.training.choices import InputLayer
 from smoothcert.training.input_layer import layer_normalization, network_of
 from smoothcert.training.new_run import write_new_run
 from smoothcert.training.recipe import ImportRecipe, parse_recipe
-from smoothcert.training.run_folder import split_key
+from smoothcert.training.run_folder import check_file, split_key
 from smoothcert.training.versions import versions
 
 USUAL_DATASET = {"lenet": "mnist", "resnet50": "imagenet"}  # of the other networks: cifar10
@@ -120,8 +120,7 @@ def refuse_not_finite(file: Path, weights: Mapping[str, Tensor]) -> None:
 
 def read_checkpoint(file: Path) -> Mapping[Any, Any]:
     """Read the mapping in `file` onto the CPU. Only tensors, containers and numbers are read; code is refused."""
-    if not file.is_file():
-        raise RequestError(f"{file}: no such file; give a checkpoint, such as checkpoint.pth.tar")
+    check_file(file, "a checkpoint, such as checkpoint.pth.tar")
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals(_NUMBERS):
             warnings.simplefilter("ignore")  # about old formats

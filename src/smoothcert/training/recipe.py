@@ -273,7 +273,7 @@ def with_overrides(recipe: TrainRecipe, overrides: Sequence[str]) -> TrainRecipe
     fields = {"sampler": _sampler_to(recipe.sampler), **recipe.to_mapping()}
     for override in overrides:
         key, equals, text = override.partition("=")
-        if not equals:
+        if not equals or not key:
             raise RequestError(f"--set {shown(override)}: expected key=value, for instance --set epochs=3")
         try:
             override.encode()

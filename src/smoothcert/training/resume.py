@@ -18,7 +18,7 @@ from smoothcert.training.average import AveragedWeights
 from smoothcert.training.checkpoint import InputSpec, ModelFile, load_run, read_model_file, save_weights
 from smoothcert.training.metrics import METRICS, epochs_in, keep_metrics_before
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe, parse_recipe
-from smoothcert.training.run_folder import MODEL, RECIPE, STATE, refuse_lost_recipe
+from smoothcert.training.run_folder import MODEL, RECIPE, STATE, refuse_existing_run, refuse_lost_recipe
 from smoothcert.training.state import State, load_state
 
 
@@ -49,8 +49,8 @@ def open_folder(
             "file system that all machines share"
         )
     resume = resume or group.agree(group.leads and restarts_run(folder))
-    if exists and not resume:
-        raise RequestError(f"{folder}: holds a run already; continue it with --resume or choose another --out")
+    if not resume:
+        refuse_existing_run(folder)
     if not exists:
         refuse_lost_recipe(folder, compared=resume)
     else:
@@ -83,7 +83,7 @@ def open_folder(
         if epoch and not (folder / METRICS).exists():
             on_note(f"{folder}: its {METRICS} is gone; that of epochs 0 to {epoch - 1} is lost")
         if epoch == recipe.epochs:
-            on_note(f"{folder}: all {epoch} epochs are trained already")
+            on_note(f"{folder}: trained already, {epoch} of {epoch} epochs")
     group.wait()
     return Start(epoch, state, digest, model)
 

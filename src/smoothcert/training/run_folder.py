@@ -7,6 +7,7 @@ from typing import Any
 
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import exists
+from smoothcert.io.files import check_regular_file
 from smoothcert.training.metrics import METRICS
 
 MODEL, RECIPE, STATE = "model.safetensors", "recipe.yaml", "state.pt"
@@ -62,9 +63,23 @@ def check_exists(path: Path) -> None:
 
 
 def check_file(path: Path, wanted: str) -> None:
-    """Refuse the path of an input file that does not exist; `wanted` says what to give instead."""
+    """Refuse the path of an input file that does not exist or is a folder; `wanted` says what to give instead."""
     if not path.exists():
         raise RequestError(f"{path}: no such file; give {wanted}")
+    check_regular_file(path)
+
+
+def refuse_file(folder: Path) -> None:
+    """Refuse a folder to write to that is a file."""
+    if folder.exists() and not folder.is_dir():
+        raise RequestError(f"{folder}: expected a folder to write to, got a file; choose another --out")
+
+
+def refuse_existing_run(folder: Path) -> None:
+    """Refuse a folder for a new run that is a file or holds a run."""
+    refuse_file(folder)
+    if (folder / RECIPE).exists():
+        raise RequestError(f"{folder}: holds a run already; continue it with --resume or choose another --out")
 
 
 def split_key(path: Path) -> tuple[Path, str | None]:
