@@ -2,12 +2,14 @@
 
 import shlex
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import exists
 from smoothcert.io.files import check_regular_file
+from smoothcert.io.text import did_you_mean
 from smoothcert.training.metrics import METRICS
 
 MODEL, RECIPE, STATE = "model.safetensors", "recipe.yaml", "state.pt"
@@ -44,7 +46,9 @@ def check_run_folder(folder: Path) -> None:
     if folder.is_file():
         raise RequestError(f"{folder}: expected a run folder, got a file; give the folder that holds {MODEL}")
     if not folder.is_dir():
-        raise RequestError(f"{folder}: no such run folder; `smoothcert train --preset NAME --out {folder}` makes one")
+        how_to_make = f"`smoothcert train --preset NAME --out {folder}` makes one"
+        hint = did_you_mean(folder.name, (), how_to_make, _runs_with_similar_names(folder))
+        raise RequestError(f"{folder}: no such run folder; {hint}")
     if not (folder / MODEL).exists() and not (folder / RECIPE).exists():
         raise RequestError(f"{folder}: expected a run folder, got one without {RECIPE} and {MODEL}; give another")
     if not (folder / MODEL).exists():
@@ -52,6 +56,13 @@ def check_run_folder(folder: Path) -> None:
             f"{folder}: holds no {MODEL}: no epoch has finished, or it was left out; train it with --resume, or use "
             "only its certificates (read_certificates, `smoothcert report`)"
         )
+
+
+def _runs_with_similar_names(folder: Path) -> list[str]:
+    """Runs next to `folder`, or in folders next to it, whose names are similar to its name."""
+    nearby = folder.parent if folder.parent.is_dir() else folder.parent.parent
+    runs = {file.parent.name: file.parent for depth in ("*", "*/*") for file in sorted(nearby.glob(f"{depth}/{MODEL}"))}
+    return [str(runs[name]) for name in get_close_matches(folder.name, runs)]
 
 
 def check_exists(path: Path) -> None:
