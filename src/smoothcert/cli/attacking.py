@@ -80,7 +80,7 @@ def attack(
     from smoothcert.certification.attack_settings import complete_attack_recipe
     from smoothcert.certification.certificates import read_certificates
     from smoothcert.certification.shards import chosen_images
-    from smoothcert.cli.certify_targets import refuse_other_run
+    from smoothcert.cli.certify_targets import if_elsewhere, refuse_other_run
     from smoothcert.distributed import find_device
     from smoothcert.io.compressed import result_files
     from smoothcert.io.files import check_inside
@@ -91,7 +91,7 @@ def attack(
 
     check_name(name)
     loaded, where = None if run is None else load_run(run, model), find_device(device)
-    elsewhere = loaded if loaded is not None and folder.resolve() != loaded.folder.resolve() else None
+    elsewhere = if_elsewhere(loaded, folder)
     if elsewhere is not None:
         refuse_other_run(elsewhere, folder)
     own = result_files(folder / CERTIFICATES)

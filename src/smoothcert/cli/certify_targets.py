@@ -74,7 +74,7 @@ class Target:
     def run_elsewhere(self) -> Run | None:
         """The run, if it is the only one and its certificates are written to another folder."""
         alone = self.first if self.combined is None else None
-        return alone if alone is not None and alone.folder.resolve() != self.folder.resolve() else None
+        return if_elsewhere(alone, self.folder)
 
 
 def find_target(
@@ -128,6 +128,11 @@ def common_folder(kind: str, runs: Sequence[Path]) -> Path:
     if len(name) > LONGEST_NAME:
         raise RequestError(f"--out: expected a folder for the certificates of {len(runs)} runs, got none; give one")
     return runs[0].parent / name
+
+
+def if_elsewhere(run: Run | None, folder: Path) -> Run | None:
+    """Return `run` if `folder`, for its results, is not its own folder; None otherwise."""
+    return run if run is not None and run.folder.resolve() != folder.resolve() else None
 
 
 def refuse_other_run(run: Run, folder: Path) -> None:

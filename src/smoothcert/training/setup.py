@@ -91,8 +91,17 @@ class Options(TypedDict, total=False):
 
 
 DEFAULTS: Options = {
-    **{"model": None, "init": None, "classifier": None, "test_data": None, "evaluate_every": 1, "resume": False},
-    **{"device": "auto", "capture": None, "compiling": "auto", "sync_batch_norm": False, "runs_at_once": 1},
+    "model": None,
+    "init": None,
+    "classifier": None,
+    "test_data": None,
+    "evaluate_every": 1,
+    "resume": False,
+    "device": "auto",
+    "capture": None,
+    "compiling": "auto",
+    "sync_batch_norm": False,
+    "runs_at_once": 1,
     "on_progress": lambda status: None,
     "on_epoch": lambda run, metrics: None,
     "on_note": lambda text: None,
