@@ -415,10 +415,11 @@ def test_noise_attack(attack: NoiseAttack) -> None:
 
 def test_noise_attack_waits_for_its_first_epoch() -> None:
     step = draw(3, seed=2)
+    attack = NoiseAttack(first_epoch=step.epoch + 1)
+    attacking = Gaussian(num_noise=3, noise_attack=attack)
+    assert attacking.in_epoch(step.epoch + 1) == attacking
     assert_same(
-        Gaussian(num_noise=3, noise_attack=NoiseAttack(first_epoch=step.epoch + 1)),
-        step,
-        lambda network: reference.gaussian(network, step.x, step.y, step.noise),
+        attacking.in_epoch(step.epoch), step, lambda network: reference.gaussian(network, step.x, step.y, step.noise)
     )
 
 

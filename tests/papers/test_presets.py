@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from smoothcert.data import DATASETS, ImageData
-from smoothcert.objectives import CatRs, Consistency, Gaussian, Macer, SmoothAdv, SmoothMix
+from smoothcert.objectives import CatRs, Consistency, Gaussian, Macer, NoiseAttack, SmoothAdv, SmoothMix
 from smoothcert.papers.presets import PRESETS, preset
 from smoothcert.papers.tables import paper_table
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import train
 from smoothcert.training.recipe import load_train_recipe, with_overrides
+from smoothcert.training.sampler_settings import RadiusWeighted
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -88,6 +89,25 @@ def test_gaussian_m4_has_four_times_the_steps_of_gaussian(dataset: str) -> None:
     assert published == ([0.487, 0.571, 0.543] if dataset == "cifar10" else [None] * 3)
 
 
+def test_sun2024_as_published() -> None:
+    for sigma, start, share, steps, size in [(0.25, 60, 0.5, 3, 0.25), (0.5, 70, 0.4, 6, 0.25), (1.0, 60, 0.4, 4, 0.5)]:
+        recipe = preset("cifar10/sun2024", sigma)
+        attack = NoiseAttack(steps=steps, step_size=size, first_epoch=start)
+        assert recipe.objective == Gaussian(num_noise=4, noise_attack=attack)
+        assert recipe.sampler == RadiusWeighted(start=start, discard_below=share, discard_votes=100, every=10, votes=16)
+        plain = preset("cifar10/gaussian", sigma)
+        assert recipe.model_copy(update={"objective": plain.objective, "sampler": plain.sampler}) == plain
+    assert [PRESETS["cifar10/sun2024"].published_acr(sigma) for sigma in (0.25, 0.5, 1.0)] == [0.564, 0.76, 0.844]
+
+
+def test_catrs_on_cifar10_as_published() -> None:
+    for sigma, weight in [(0.25, 0.5), (0.5, 1.0), (1.0, 2.0)]:
+        recipe, plain = preset("cifar10/catrs", sigma), preset("cifar10/gaussian", sigma)
+        assert recipe.objective == CatRs(num_noise=4, steps=4, epsilon=1.0, weight=weight)
+        assert recipe.teacher == preset("cifar10/gaussian", 0.25)
+        assert recipe.model_copy(update={"objective": plain.objective, "teacher": None}) == plain
+
+
 def test_catrs_as_published() -> None:
     """One teacher, Gaussian at sigma 0.25, for every sigma."""
     recipes = [preset("mnist/catrs", sigma) for sigma in (0.25, 0.5, 1.0)]
@@ -157,6 +177,9 @@ def test_preset_trains_two_steps(name: str, tmp_path: Path) -> None:
     recipe = preset(name)
     size = recipe.objective.num_noise * 2 if recipe.objective.chunked else 2
     changes = [f"batch_size={size}", "epochs=1", "learning_rate_warm_up=0"]
+    if name == "cifar10/sun2024":
+        changes += ["epochs=5", "sampler.start=3", "sampler.discard_below=0", "learning_rate_drops=[]"]
+        changes += ["objective.noise_attack.first_epoch=3", "objective.noise_attack.steps=2"]
     changes += ["model=resnet20"] if recipe.model != "lenet" and name != "imagenet/gaussian" else []
     if adversary := getattr(recipe.objective, "adversary", None):
         changes.append(f"objective.adversary.steps={min(adversary.steps, 2)}")

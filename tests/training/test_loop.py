@@ -15,7 +15,7 @@ from smoothcert.distributed import Team
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.models import LeNet
 from smoothcert.noise import Gaussian as Noise
-from smoothcert.objectives import Gaussian, LossTerms, Progress, SmoothAdv, SmoothMix
+from smoothcert.objectives import Gaussian, LossTerms, NoiseAttack, Progress, SmoothAdv, SmoothMix
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import TrainingStatus, fill_progress, learning_rate, train
 from smoothcert.training.metrics import Meter
@@ -313,3 +313,24 @@ def test_refused_requests_write_nothing(tmp_path: Path, tiny_data: ImageData) ->
         train(tiny_recipe(model="lenett"), tiny_data, tmp_path / "run", device="cpu")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_an_attack_on_the_noise_starts_in_its_epoch_also_after_a_resume(tmp_path: Path, tiny_data: ImageData) -> None:
+    def attacked_from(epoch: int) -> dict[str, object]:
+        return {"epochs": 3, "objective": Gaussian(noise_attack=NoiseAttack(steps=2, step_size=2.0, first_epoch=epoch))}
+
+    def interrupt(status: TrainingStatus) -> None:
+        if status.epoch == 2:
+            raise KeyboardInterrupt
+
+    train(tiny_recipe(epochs=3), tiny_data, tmp_path / "never", device="cpu")
+    train(tiny_recipe(**attacked_from(2)), tiny_data, tmp_path / "late", device="cpu")
+    train(tiny_recipe(**attacked_from(0)), tiny_data, tmp_path / "always", device="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_recipe(**attacked_from(2)), tiny_data, tmp_path / "cut", device="cpu", on_progress=interrupt)
+    train(tiny_recipe(**attacked_from(2)), tiny_data, tmp_path / "cut", device="cpu", resume=True)
+    never, late, always = ([line["loss"] for line in metrics(tmp_path / name)] for name in ("never", "late", "always"))
+    assert late[:2] == never[:2]
+    assert late[2] > never[2] + 0.01, "attacked noises have a larger loss"
+    assert always[0] != never[0]
+    assert digest(tmp_path / "cut") == digest(tmp_path / "late")

@@ -19,6 +19,7 @@ from smoothcert.objectives import (
     Denoising,
     Gaussian,
     Macer,
+    NoiseAttack,
     Objective,
     SmoothAdv,
     SmoothMix,
@@ -41,6 +42,7 @@ OBJECTIVES = [
     SmoothAdv(num_noise=2, adversary=Adversary(steps=2)),
     SmoothAdv(num_noise=2, adversary=Adversary(steps=2, attack="ddn")),
     SmoothMix(num_noise=2, steps=2),
+    Gaussian(num_noise=2, noise_attack=NoiseAttack(steps=2, step_size=1.0, first_epoch=6)),
     SmoothMix(num_noise=2, steps=2, one_step=True),
 ]
 

@@ -90,6 +90,10 @@ def test_overrides_change_what_they_name() -> None:
         ("sampler={name: [uniform]}", "sampler: unknown sampler ['uniform']"),
         ("sampler=3", "sampler: expected one of uniform, radius-weighted, or a mapping with the key 'name'"),
         ("sampler.start=3", "sampler.start: the sampler uniform has no settings; first set sampler to radius-weighted"),
+        (
+            "objective.noise_attack.first_epoch=2",
+            "objective.noise_attack.first_epoch: expected an epoch before the end of training, at most 1, got 2",
+        ),
         ("sampler=radius-weighted", "sampler.start: expected an epoch before the end of training, at most 1, got 70"),
         ("sampler={name: radius-weighted, start: 2}", "sampler.start: expected greater than or equal to 3, got 2"),
         ("sampler={name: radius-weighted, votes: 3}", "sampler.votes: expected 0 or at least 4, got 3"),

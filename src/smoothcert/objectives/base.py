@@ -77,6 +77,13 @@ class Objective(BaseModel, ABC):
         fields = {name: getattr(self, name) for name in self.model_fields_set}
         return validated(type(self), {**fields, **(update or {})}, "objective.")
 
+    def in_epoch(self, epoch: float) -> Self:
+        """Return the objective whose loss the steps of this epoch compute: itself, unless a part of it starts later.
+
+        A step that was captured or compiled is made again when this changes.
+        """
+        return self
+
     @abstractmethod
     def loss(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress

@@ -16,12 +16,11 @@ from smoothcert.classifier import divergence_from_logits, log_probability, proba
 from smoothcert.objectives.base import (
     Classifier,
     LossTerms,
-    Objective,
     Progress,
     cross_entropy_under_noise,
     logits_under_noise,
 )
-from smoothcert.objectives.inner_attacks import Adversary, OptionalNoiseAttack
+from smoothcert.objectives.inner_attacks import Adversary, MovesNoise
 
 if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor
@@ -29,7 +28,7 @@ if TYPE_CHECKING:  # records are read without torch
 Form = Literal["kl_entropy", "xent", "kl", "mse"]
 
 
-class Consistency(Objective):
+class Consistency(MovesNoise):
     """Predictions for an image under different noises should agree: cheap, and strong at large radii."""
 
     name: ClassVar[str] = "consistency"
@@ -48,7 +47,6 @@ class Consistency(Objective):
     adversary: Adversary | None = Field(
         default=None, description="noisy copies of an attacked image: .attack .steps .epsilon"
     )
-    noise_attack: OptionalNoiseAttack = None
 
     @model_validator(mode="after")
     def _mse_compares_two(self) -> Consistency:
@@ -59,8 +57,7 @@ class Consistency(Objective):
     def loss(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
     ) -> LossTerms:
-        if self.noise_attack is not None:
-            noise = self.noise_attack.moved(classifier, images, labels, noise, progress)
+        noise = self.noises(classifier, images, labels, noise)
         if self.adversary is not None:
             images = self.adversary.around(classifier, images, labels, noise, progress)
         return self.from_logits(logits_under_noise(classifier, images, noise), labels)

@@ -7,23 +7,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from smoothcert.objectives.base import Classifier, LossTerms, Objective, Progress, noise_augmentation
-from smoothcert.objectives.inner_attacks import OptionalNoiseAttack
+from smoothcert.objectives.base import Classifier, LossTerms, Progress, noise_augmentation
+from smoothcert.objectives.inner_attacks import MovesNoise
 
 if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor
 
 
-class Gaussian(Objective):
+class Gaussian(MovesNoise):
     """Noise augmentation: the baseline that every other method builds on."""
 
     name: ClassVar[str] = "gaussian"
 
-    noise_attack: OptionalNoiseAttack = None
-
     def loss(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
     ) -> LossTerms:
-        if self.noise_attack is not None:
-            noise = self.noise_attack.moved(classifier, images, labels, noise, progress)
-        return noise_augmentation(classifier, images, labels, noise)
+        return noise_augmentation(classifier, images, labels, self.noises(classifier, images, labels, noise))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from smoothcert.objectives.base import Classifier, Progress
+from smoothcert.objectives.base import Classifier, Objective, Progress
 
 if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor
@@ -55,21 +55,24 @@ class NoiseAttack(BaseModel):
     step_size: float = Field(default=0.5, gt=0, description="L2 length of an attack step (eps)")
     first_epoch: int = Field(default=0, ge=0, description="the noises are not attacked before this epoch (E)")
 
-    def moved(
-        self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
-    ) -> Tensor:
+    def moved(self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
         """Return the noises [num_noise, batch, ...] that the loss uses in place of `noise`."""
-        import torch
-
         from smoothcert.attacks import sphere_attack
 
-        attacked = sphere_attack(classifier, images, labels, noise, steps=self.steps, step_size=self.step_size)
-        if self.first_epoch == 0 or progress.epoch is None:
-            return attacked
-        # A captured step computes the attack in every epoch.
-        return torch.where(progress.epoch >= self.first_epoch, attacked, noise)
+        return sphere_attack(classifier, images, labels, noise, steps=self.steps, step_size=self.step_size)
 
 
-OptionalNoiseAttack = Annotated[
-    NoiseAttack | None, Field(description="move the noises on their spheres first: .steps .step_size .first_epoch")
-]
+class MovesNoise(Objective):
+    """An objective that may attack its noises before it uses them."""
+
+    noise_attack: NoiseAttack | None = Field(
+        default=None, description="move the noises on their spheres first: .steps .step_size .first_epoch"
+    )
+
+    def in_epoch(self, epoch: float) -> Self:
+        waits = self.noise_attack is not None and epoch < self.noise_attack.first_epoch
+        return self.model_copy(update={"noise_attack": None}) if waits else self
+
+    def noises(self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
+        """Return `noise` [num_noise, batch, ...], moved if there is an attack."""
+        return noise if self.noise_attack is None else self.noise_attack.moved(classifier, images, labels, noise)

@@ -128,7 +128,7 @@ class Loss(nn.Module):
         if isinstance(model, DistributedDataParallel):
             model = OneSynchronizedPass(model)
         with explained_labels(labels):
-            result = self.objective.loss(model, inputs, labels.long(), noise, progress)
+            result = self.objective.in_epoch(epoch).loss(model, inputs, labels.long(), noise, progress)
         self.terms = {name: term.detach() for name, term in result.terms.items()}
         return result.loss
 

@@ -19,18 +19,17 @@ from smoothcert.classifier import divergence_from_logits, probabilities
 from smoothcert.objectives.base import (
     Classifier,
     LossTerms,
-    Objective,
     Progress,
     cross_entropy_under_noise,
     logits_under_noise,
 )
-from smoothcert.objectives.inner_attacks import OptionalNoiseAttack
+from smoothcert.objectives.inner_attacks import MovesNoise
 
 if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor
 
 
-class SmoothMix(Objective):
+class SmoothMix(MovesNoise):
     """Mix each image with an unrestricted adversarial example and train for uncertainty in between."""
 
     name: ClassVar[str] = "smoothmix"
@@ -46,7 +45,6 @@ class SmoothMix(Objective):
     max_norm: float | None = Field(
         default=None, gt=0, description="limit the attack to an L2 ball; by default no limit"
     )
-    noise_attack: OptionalNoiseAttack = None
 
     @model_validator(mode="after")
     def _radius_needs_one_step(self) -> SmoothMix:
@@ -59,8 +57,7 @@ class SmoothMix(Objective):
     ) -> LossTerms:
         from smoothcert.attacks import project
 
-        if self.noise_attack is not None:
-            noise = self.noise_attack.moved(classifier, images, labels, noise, progress)
+        noise = self.noises(classifier, images, labels, noise)
         first, adversarial = self._attack(classifier, images, labels, noise)
         clean = images
         if self.one_step:

@@ -35,6 +35,7 @@ METHODS = {
     "Gaussian + Consistency": "consistency",
     "SmoothAdv + Consistency": "smoothadv-consistency",
     "CAT-RS": "catrs",
+    "Sun et al. 2024": "sun2024",
     "SmoothMix": "smoothmix",
     "SmoothMix + one-step adversary": "smoothmix-one-step",
     "SmoothMix (eta=1)": "smoothmix-eta1",

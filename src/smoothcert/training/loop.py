@@ -117,6 +117,7 @@ def start_epoch(run: RunInProgress) -> Iterator[tuple[Tensor, Tensor]]:
             group["lr"].fill_(run.learning_rate)
         else:
             group["lr"] = run.learning_rate
+    run.set_objective(recipe.objective.in_epoch(epoch))
     fill_progress(run.progress, recipe, epoch)
 
     generator = run.plain_step.generator.manual_seed(derived_seed(recipe.seed, 1, epoch))

@@ -16,6 +16,7 @@ from smoothcert.io.text import did_you_mean, flattened
 from smoothcert.io.yaml_file import parse_yaml, read_yaml
 from smoothcert.objectives import BUILT_IN, OBJECTIVES, Objective, UnloadedObjective, name_in_recipes
 from smoothcert.objectives.base import LATER_FIELDS as LATER_FIELDS_OF_OBJECTIVES
+from smoothcert.objectives.inner_attacks import MovesNoise
 from smoothcert.training.choices import InputLayer, NoiseName
 from smoothcert.training.run_folder import stored_fields
 from smoothcert.training.sampler_settings import SAMPLERS, RadiusWeighted, Uniform
@@ -213,11 +214,14 @@ class TrainRecipe(Recipe):
                 f"learning_rate_warm_up: expected to end before the first drop and the last epoch, at most "
                 f"{end - 1} epochs, got {self.learning_rate_warm_up}"
             )
-        if isinstance(self.sampler, RadiusWeighted) and self.sampler.start >= self.epochs:
-            raise ValueError(
-                f"sampler.start: expected an epoch before the end of training, at most {self.epochs - 1}, "
-                f"got {self.sampler.start}"
-            )
+        starts = {"sampler.start": self.sampler.start} if isinstance(self.sampler, RadiusWeighted) else {}
+        if isinstance(self.objective, MovesNoise) and self.objective.noise_attack is not None:
+            starts["objective.noise_attack.first_epoch"] = self.objective.noise_attack.first_epoch
+        for name, start in starts.items():
+            if start >= self.epochs:
+                raise ValueError(
+                    f"{name}: expected an epoch before the end of training, at most {self.epochs - 1}, got {start}"
+                )
         return self
 
 

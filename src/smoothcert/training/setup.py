@@ -19,7 +19,7 @@ from smoothcert.models import check_outputs, is_code
 from smoothcert.models.kernels import kernels_work
 from smoothcert.models.precision import resolve_precision
 from smoothcert.noise import NOISES, sigma_warning
-from smoothcert.objectives import Denoising, Progress, UnloadedObjective, is_built_in
+from smoothcert.objectives import Denoising, Objective, Progress, UnloadedObjective, is_built_in
 from smoothcert.training.average import AveragedWeights
 from smoothcert.training.checkpoint import InputSpec, Run, new_model
 from smoothcert.training.choices import Compiling
@@ -243,6 +243,14 @@ class RunInProgress:
         pays = compile_pays(network, compiling, by_kernels=kernels)
         steps_left = (self.recipe.epochs - self.first_epoch) * self.steps
         return CapturedStep(self.plain_step, self.loss, steps_left, pays, self.on_note)
+
+    def set_objective(self, objective: Objective) -> None:
+        """Train by this objective from the next step on."""
+        if objective == self.loss.objective:
+            return
+        self.loss.set_objective(objective)
+        if isinstance(self.step, CapturedStep):
+            self.step.capture_again()
 
     def train_step(self, images: Tensor, labels: Tensor) -> None:
         """Train on one batch."""

@@ -41,9 +41,14 @@ class Step(nn.Module):
         self.bf16 = bf16
         self.set_compiled(False)
 
+    def set_objective(self, objective: Objective) -> None:
+        """Compute the loss of another objective from now on."""
+        self.objective = objective
+        self.set_compiled(self.compiled)
+
     def set_compiled(self, compiled: bool) -> None:
         """Choose whether torch.compile compiles the loss."""
-        self.loss = self.objective.loss
+        self.loss, self.compiled = self.objective.loss, compiled
         if compiled:
             # The runs of one process share the compiler, which compiles each kind of run separately.
             torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
@@ -121,6 +126,11 @@ class CapturedStep:
         if self.warm_up == 0:
             self._capture(images, labels)
 
+    def capture_again(self) -> None:
+        """Capture a step anew, because the loss has changed; what could not be captured is not tried again."""
+        if self.graph is not None:
+            self.graph, self.warm_up = None, WARM_UP_STEPS
+
     def _run_plain(self, images: Tensor, labels: Tensor) -> None:
         if not self.compiled:
             self.plain(images, labels)
@@ -172,7 +182,7 @@ class CapturedStep:
         self.compiled = self.compile_pays(step * self.steps_left)
         if self.compiled:
             self.loss.set_compiled(True)
-            self.graph, self.warm_up = None, WARM_UP_STEPS
+            self.capture_again()
 
 
 def _recorded(call: Callable[[], object], generator: torch.Generator) -> torch.cuda.CUDAGraph:
