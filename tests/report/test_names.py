@@ -52,6 +52,15 @@ def test_methods_have_the_names_that_people_use() -> None:
     ]
 
 
+def test_attacked_noise_and_a_sampler_are_part_of_the_label() -> None:
+    recipe = {"objective": {"name": "gaussian", "noise_attack": {"steps": 6}}, "sampler": {"name": "radius-weighted"}}
+    uniform = recipe | {"sampler": {"name": "uniform"}}
+    runs = [run("plain", "gaussian"), NamedRun("a", "gaussian", uniform, LOW), NamedRun("b", "gaussian", recipe, LOW)]
+    attacked = "Gaussian + attacked noise"
+    assert list(labels_of(runs).values()) == ["Gaussian", attacked, f"{attacked} + weighted images"]
+    assert list(setting_titles(["sampler.name", "sampler.votes"]).values()) == ["sampler", "sampler votes"]
+
+
 def test_labels_of_one_method_have_what_differs() -> None:
     weights = [run(f"c{w}", "consistency", weight=w, num_noise=2) for w in (5.0, 10.0)]
     other_sigma = run("c", "consistency", HIGH, weight=20.0, num_noise=2)

@@ -69,7 +69,11 @@ class NamedRun:
             return None
         adversarial = self.method == "consistency" and self._objective.get("adversary")
         letters = self.method.lower().replace("-", "").replace("_", "")  # others may write "CAT-RS"
-        return f"{'SmoothAdv + ' if adversarial else ''}{METHODS.get(letters, one_line(self.method))}"
+        parts = ["SmoothAdv"] if adversarial else []
+        parts.append(METHODS.get(letters, one_line(self.method)))
+        parts += ["attacked noise"] if self._objective.get("noise_attack") else []
+        parts += ["weighted images"] if self.settings.get("sampler.name") == "radius-weighted" else []
+        return " + ".join(parts)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -96,7 +100,9 @@ class NamedRun:
 
 def setting_name(key: str) -> str:
     """The name of a field of a recipe, such as `objective.weight`, in the papers."""
-    last = key.rpartition(".")[2]
+    outer, _, last = key.rpartition(".")
+    if outer == "sampler":
+        return outer if last == "name" else f"{outer} {last.replace('_', ' ')}"
     return SYMBOLS.get(last, last.replace("_", " "))
 
 
