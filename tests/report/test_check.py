@@ -59,6 +59,18 @@ def test_a_changed_number_is_named(report: Report, file: str, old: str, new: str
     assert "differ from the certificates; report again" in err
 
 
+def test_the_last_of_ten_digits_may_differ(report: Report) -> None:
+    """It depends on the processor."""
+    path = Path("out/report.csv")
+    text = path.read_text()
+    number = next(cell for cell in text.splitlines()[1].split(",") if len(cell.partition(".")[2].lstrip("0")) == 10)
+    for factor, code in ((1 + 7e-10, 0), (1 + 1e-7, 1)):
+        changed = f"{float(number) * factor:.10g}"
+        assert changed != number
+        path.write_text(text.replace(number, changed, 1))
+        assert report("--check", "out")[0] == code
+
+
 def test_a_changed_certificate_changes_the_numbers(report: Report) -> None:
     path = Path("a/certificates/test.tsv")
     path.write_text(path.read_text().replace("\t0.5\t", "\t0.45\t", 1))
