@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from itertools import takewhile
@@ -28,6 +29,7 @@ GAUSSIAN, CONSISTENCY, SMOOTHMIX = "mnist/gaussian-1.0", "mnist/consistency-1.0"
 ABLATIONS = {
     "smoothmix/table6": [GAUSSIAN, SMOOTHMIX, "mnist-ablations/smoothmix-eta*"],
     "smoothmix/table7": [SMOOTHMIX, "mnist-ablations/smoothmix-alpha-x-t*"],
+    "smoothmix/table8": [SMOOTHMIX, "mnist-ablations/smoothmix-epsilon*"],
     "smoothmix/table9": [SMOOTHMIX, "mnist-ablations/smoothmix-m*"],
     "consistency/supp-table6": [GAUSSIAN, CONSISTENCY, "mnist-ablations/consistency-lambda*"],
     "consistency/supp-table4": [
@@ -39,8 +41,9 @@ ABLATIONS = {
     ],
     "consistency/supp-table5": [CONSISTENCY, "mnist-ablations/consistency-m*"],
 }
-NOT_TRAINED = {"smoothmix-m2-1.0", "smoothmix-m8-1.0"}
+NOT_TRAINED = {"smoothmix-m8-1.0"}
 """Rows of these tables that the README names as missing."""
+WITHOUT_FIGURES = ("smoothmix/table8", "smoothmix/table9", "consistency/supp-table4")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,8 +75,9 @@ def runs_of(globs: list[str]) -> list[Path]:
         ("cifar10", ["cifar10"], "smoothmix/table1", ("md", "csv"), False),
         ("cifar10-n10000", ["cifar10-n10000"], "smoothmix/table1", ("md", "csv"), False),
         *(
-            (f"mnist-ablations/report-{table.replace('/', '-')}", runs, table, ("md", "csv", "png"), True)
+            (f"mnist-ablations/report-{table.replace('/', '-')}", runs, table, formats, True)
             for table, runs in ABLATIONS.items()
+            for formats in [("md", "csv") if table in WITHOUT_FIGURES else ("md", "csv", "png")]
         ),
     ],
 )
@@ -88,7 +92,13 @@ def test_tables_equal_a_new_report_of_the_certificates(
         if path.suffix == ".png":  # the drawing library's version shows in the pixels
             assert committed.exists()
         else:
-            assert path.read_text(encoding="utf-8") == committed.read_text(encoding="utf-8"), path.name
+            new, old = (with_eight_digits(each.read_text(encoding="utf-8")) for each in (path, committed))
+            assert new == old, path.name
+
+
+def with_eight_digits(text: str) -> str:
+    """The tenth digit depends on the processor."""
+    return re.sub(r"\d+\.\d{6,}", lambda number: f"{float(number[0]):.8g}", text)
 
 
 @pytest.mark.parametrize("table", ["smoothmix/table2", "consistency/supp-table2"])
@@ -112,9 +122,9 @@ def test_results_have_all_rows_in_the_published_order(table: str, tmp_path: Path
         ("mnist", 30),
         ("mnist-published-recipe", 4),
         ("cifar10", 11),
-        ("cifar10-n10000", 9),
-        ("mnist-ablations", 25),
-        ("beyond", 7),
+        ("cifar10-n10000", 11),
+        ("mnist-ablations", 30),
+        ("beyond", 8),
     ],
 )
 def test_each_result_has_its_recipe_and_provenance(name: str, runs: int) -> None:
@@ -228,6 +238,7 @@ def test_cost_table_equals_the_runs() -> None:
 
 
 CIFAR10_ROWS = {
+    "`cifar10/sun2024`": "beyond/cifar10-sun2024-0.5",
     "`cifar10/best`": "beyond/cifar10-best-0.5",
     "`cifar10/consistency`": "cifar10/consistency-0.5",
     "`cifar10/gaussian`": "cifar10/gaussian-0.5",
