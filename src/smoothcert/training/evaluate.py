@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 BATCH = 500
 STATISTICS_SEED = 7
-PIXELS_AT_ONCE = 2**22
-"""Pixels of noisy images that are classified at once for votes, if they are more than `batch_size` images."""
+PIXELS_AT_ONCE, PIXELS_AT_ONCE_ON_GPU = 2**22, 2**25
+"""Pixels of noisy images that are classified at once for votes, if they are more than `batch_size` images. On a GPU,
+with few images at once, launching the kernels of a deep network takes longer than computing them."""
 
 
 @torch.no_grad()
@@ -47,7 +48,8 @@ def correct_votes(run: "RunInProgress", votes: int, indices: Tensor, purpose: in
     Noise depends on (seed, purpose, epoch) and the position in `indices` alone: processes, which divide the images
     among themselves, count the same as one process with the same weights.
     """
-    row = min(len(indices), max(run.recipe.batch_size, PIXELS_AT_ONCE // math.prod(run.data.shape)))
+    pixels = PIXELS_AT_ONCE_ON_GPU if run.device.type == "cuda" else PIXELS_AT_ONCE
+    row = min(len(indices), max(run.recipe.batch_size, pixels // math.prod(run.data.shape)))
     padding = indices[-1:].expand(-len(indices) % row)
     rows = torch.cat([indices, padding]).view(-1, row)  # all of one shape
     counts = torch.zeros(rows.shape, dtype=torch.int64, device=run.device)
