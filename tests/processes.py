@@ -6,7 +6,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -55,17 +55,22 @@ def print_to(path: Path) -> None:
 
 
 def run_together(function: Callable[..., Any], *arguments: object, count: int = 2) -> list[Any]:
-    """What `function` returns in each of `count` processes; it must be at the top of its module."""
+    """What `function` returns in each of `count` processes; it must be at the top of its module.
+
+    As under torchrun, the first process that fails ends the others, which may wait for it.
+    """
     shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
     with ProcessPoolExecutor(count, CONTEXT) as pool:
         ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
-        done = [pool.submit(_call, dict(os.environ) | shared | rank, function, arguments) for rank in ranks]
-        try:
-            return [each.result(timeout=PATIENCE) for each in done]
-        except TimeoutError:
+        tasks = [pool.submit(_call, dict(os.environ) | shared | rank, function, arguments) for rank in ranks]
+        done, running = wait(tasks, PATIENCE, FIRST_EXCEPTION)
+        if running:
             for process in list(pool._processes.values()):
                 process.kill()  # leaving the pool would wait for them forever
-            raise
+    for task in done:
+        task.result()
+    assert not running, f"{len(running)} of {count} processes have not answered within {PATIENCE} s"
+    return [task.result() for task in tasks]
 
 
 def _call(environment: dict[str, str], function: Callable[..., Any], arguments: tuple[object, ...]) -> Any:

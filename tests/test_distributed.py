@@ -6,7 +6,9 @@ import secrets
 import signal
 import sys
 import time
+import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,23 @@ def test_single_process_starts_no_process_group(set_environment: Callable[..., N
         assert (group.rank, group.size, group.leads) == (0, 1, True)
         assert group.mean(torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]
         assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_group_of_the_caller_outlives_an_error(
+    fails: bool, set_environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A DistributedDataParallel in the traceback must not be the last to hold its group: that can block the process."""
+    set_environment(WORLD_SIZE=2, RANK=0, LOCAL_RANK=0, MASTER_ADDR="localhost", MASTER_PORT=1)
+    monkeypatch.setattr(distributed, "_stores", ["the processes have met"])
+    monkeypatch.setattr(distributed, "_failed_groups", [])  # released after this test
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    group = weakref.ref(torch.distributed.group.WORLD)
+    with pytest.raises(ValueError, match="an error") if fails else nullcontext(), distributed.team():
+        if fails:
+            raise ValueError("an error")
+    torch.distributed.destroy_process_group()
+    assert (group() is not None) == fails
 
 
 def test_restarted_process_continues_only_the_run_of_its_job(

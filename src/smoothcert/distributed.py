@@ -194,7 +194,11 @@ def team(device: torch.device = torch.device("cpu"), seconds: int = CERTIFICATIO
     if size == 1:
         yield Team()
     elif dist.is_initialized():
-        yield Team(dist.get_rank(), dist.get_world_size())
+        try:
+            yield Team(dist.get_rank(), dist.get_world_size())
+        except BaseException:
+            _failed_groups.append(dist.group.WORLD)
+            raise
     else:
         # NCCL refuses two processes on one GPU; gloo takes longer, but works.
         rank, on_this_machine = environment_number("RANK", 0), environment_number("LOCAL_WORLD_SIZE", size, 1)
