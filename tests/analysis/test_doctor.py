@@ -93,6 +93,11 @@ FAULTS: dict[str, tuple[Callable[[nn.Module], Any], str, str]] = {
     "bytes": (lambda f: lambda x: f(x / 255), "input-range", r"expects images in 0\.\.255 \(accuracy [78]\d%"),
     "dark": (lambda f: lambda x: f((x + 1) / 2), "normalisation", r"in \[-1, 1\] \(accuracy [78]\d%"),
     "random": (lambda f: lambda x: f(x) + 3 * torch.randn(len(x), 10), "random", "draws random numbers"),
+    "seeded": (
+        lambda f: lambda x: f(x) + 3 * torch.randn(len(x), 10, generator=torch.Generator().manual_seed(3)),
+        "random",
+        "in another place of its batch",
+    ),
     "functional dropout": (lambda f: lambda x: f(functional.dropout(x, 0.5)), "random", "draws random numbers"),
     "order": (
         lambda f: lambda x: f(x)[:, [3, 0, 1, 2, 4, 5, 6, 7, 9, 8]],
