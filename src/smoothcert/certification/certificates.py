@@ -185,19 +185,21 @@ def parse_rows(
     dropped where `drop_torn_line` allows that.
     """
     command = "attack" if "attack" in kind else "certify"
+    # A file with settings next to it was a result file: it is damaged. Any other is a wrong request.
+    error_type = WorkError if settings_path(path).exists() else RequestError
     lines = content.split(b"\n")
     torn = lines.pop()
     if not lines:
         if drop_torn_line and "\t".join(columns[-1]).encode().startswith(torn):
             return [], 0
-        raise WorkError(
+        raise error_type(
             f"{path}: not {kind}: it has no header line, expected '{' '.join(columns[0])}'; "
             f"give a file that `smoothcert {command}` wrote"
         )
     header = lines[0].decode("utf-8", "replace").rstrip("\r").split("\t")
     if tuple(header) not in columns:
         shown = one_line(" ".join(header))[:80]
-        raise WorkError(
+        raise error_type(
             f"{path}: not {kind}: expected the columns '{' '.join(columns[0])}', got '{shown}'; "
             f"give a file that `smoothcert {command}` wrote"
         )
