@@ -133,7 +133,8 @@ def test_certificates_of_a_run_are_a_table(certified: sc.Run, tmp_path: Path) ->
     table = certified.certificates
     radii = [row.certificate.radius if row.certificate.predict == row.label else 0.0 for row in table]
     assert len(table) == 12
-    assert table.acr == pytest.approx(sum(radii) / 12)
+    assert table.acr == pytest.approx(sum(radii) / 12) == sc.read_certificates(table.path).acr
+    assert repr(table) == f"CertificatesFile({table.path}: 12 images, ACR {table.acr:.3f}, one-sided bound)"
     for radius in (0.25, 0.5):
         assert table.certified_accuracy(radius) == sum(r >= radius for r in radii) / 12
     lines = table.plot(tmp_path / "curve.png").axes[0].get_lines()
