@@ -106,6 +106,10 @@ def test_own_network_receives_the_trained_weights(tmp_path: Path, tiny_data: Ima
         ),
         (TensorDataset(torch.zeros(64, 1, 28, 28), torch.full((64,), -1)), "expected a label of at least 0, got -1"),
         (TensorDataset(torch.zeros(0, 1, 28, 28), torch.zeros(0)), "expected at least one item, got none"),
+        (
+            TensorDataset(torch.zeros(64, 1, 28, 28), torch.zeros(64).long()),
+            "expected images of at least two classes, got",
+        ),
         (Stream(), "expected a map-style torch Dataset .* got Stream"),
         (DataLoader(TensorDataset(torch.zeros(1))), "got DataLoader; a DataLoader has its data set in"),
         (3, "got int"),
