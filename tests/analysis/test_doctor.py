@@ -154,6 +154,18 @@ def test_normalisation_of_imagenet_outside_the_model(robust: nn.Module, data: Im
     assert "not in [0, 1]" in outside.findings[0].problem
 
 
+def test_channels_in_another_order(robust: nn.Module, data: ImageData) -> None:
+    """Red digits on green and blue noise; the second network was trained with blue first."""
+    images, labels = data.batch(torch.arange(200))
+    others = torch.rand(200, 2, 28, 28, generator=torch.Generator().manual_seed(0))
+    red = TensorDataset(torch.cat([images, others], 1), labels)
+    assert codes(doctor(lambda x: robust(x[:, :1]), red, sigma=0.5)) == []
+    diagnosis = doctor(lambda x: robust(x[:, 2:]), red, sigma=0.5)
+    assert codes(diagnosis) == ["channel-order"], str(diagnosis)
+    right = float((robust(images).argmax(1) == labels).double().mean())
+    assert f"and {right:.0%} with the channels reversed" in diagnosis.findings[0].problem
+
+
 def test_two_faults_at_once(robust: nn.Module, data: ImageData) -> None:
     """Exchanged outputs hide that the model expects other inputs, unless predictions are compared in the best order."""
     diagnosis = doctor(lambda x: robust(x / 255).flip(1), data, sigma=0.5)
