@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from smoothcert.analysis.output import Output, parse_formats
 from smoothcert.cli.analyzing import analyze
+from smoothcert.cli.options import console
 from smoothcert.errors import RequestError, WorkError
 
 
@@ -58,11 +59,15 @@ def test_mixing(two_runs: list[Path], tmp_path: Path) -> None:
     assert [(row["run"], row["index"]) for row in rows] == [("run0", "0"), ("run0", "3"), ("run1", "0"), ("run1", "3")]
 
 
-def test_cost(two_runs: list[Path], tmp_path: Path) -> None:
+def test_cost(two_runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "_width", 50)
     text = call("cost", *two_runs, "--out", tmp_path / "out")
     assert [row["seconds"] for row in check(tmp_path / "out", "cost")] == ["3", "3"]
-    assert "1.0 s" in text
-    assert "peak memory" not in text
+    table = text.split("wrote")[0]
+    assert "1.0 s" in table
+    assert "run0" in table
+    assert "…" not in table  # a narrow terminal has fewer columns, not shorter names
+    assert "peak memory" not in table
     assert (tmp_path / "out" / "cost.md").read_text().startswith("# Training cost\n\n| run |")
 
 

@@ -93,6 +93,11 @@ FAULTS: dict[str, tuple[Callable[[nn.Module], Any], str, str]] = {
     "bytes": (lambda f: lambda x: f(x / 255), "input-range", r"expects images in 0\.\.255 \(accuracy [78]\d%"),
     "dark": (lambda f: lambda x: f((x + 1) / 2), "normalisation", r"in \[-1, 1\] \(accuracy [78]\d%"),
     "random": (lambda f: lambda x: f(x) + 3 * torch.randn(len(x), 10), "random", "draws random numbers"),
+    "seeded": (
+        lambda f: lambda x: f(x) + 3 * torch.randn(len(x), 10, generator=torch.Generator().manual_seed(3)),
+        "random",
+        "in another place of its batch",
+    ),
     "functional dropout": (lambda f: lambda x: f(functional.dropout(x, 0.5)), "random", "draws random numbers"),
     "order": (
         lambda f: lambda x: f(x)[:, [3, 0, 1, 2, 4, 5, 6, 7, 9, 8]],
@@ -147,6 +152,18 @@ def test_normalisation_of_imagenet_outside_the_model(robust: nn.Module, data: Im
     outside = doctor(lambda x: robust((x * std + mean).mean(1, keepdim=True)), TensorDataset(images, labels), sigma=0.5)
     assert codes(outside) == ["images-normalised"]
     assert "not in [0, 1]" in outside.findings[0].problem
+
+
+def test_channels_in_another_order(robust: nn.Module, data: ImageData) -> None:
+    """Red digits on green and blue noise; the second network was trained with blue first."""
+    images, labels = data.batch(torch.arange(200))
+    others = torch.rand(200, 2, 28, 28, generator=torch.Generator().manual_seed(0))
+    red = TensorDataset(torch.cat([images, others], 1), labels)
+    assert codes(doctor(lambda x: robust(x[:, :1]), red, sigma=0.5)) == []
+    diagnosis = doctor(lambda x: robust(x[:, 2:]), red, sigma=0.5)
+    assert codes(diagnosis) == ["channel-order"], str(diagnosis)
+    right = float((robust(images).argmax(1) == labels).double().mean())
+    assert f"and {right:.0%} with the channels reversed" in diagnosis.findings[0].problem
 
 
 def test_two_faults_at_once(robust: nn.Module, data: ImageData) -> None:

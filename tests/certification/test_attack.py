@@ -418,7 +418,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="cannot be read"):
         read_attacks(path)
     path.write_text("idx\tlabel\n")
-    with pytest.raises(WorkError, match="not an attacks file"):
+    with pytest.raises(RequestError, match="not an attacks file"):
         read_attacks(path)
     row = "1\t1\t0\t0.5\t\t0\t0.5\t0.0\n"
     path.write_text(HEADER + row + row)

@@ -350,8 +350,8 @@ def test_the_noise_of_an_input_does_not_depend_on_its_place() -> None:
     # Different inputs have different noise, also from that of any index.
     same = torch.full((2, 1, 1, 1), 0.5)
     same[1] += 1e-7
-    content = smoothed().certify(same, n=1000, seed=3)
-    by_index = smoothed().certify(same, n=1000, seed=3, indices=[0, 1])
+    ten = smoothed(lambda x: -(x.flatten(1) - torch.linspace(0, 1, 10)).abs())  # equal votes by chance: next to never
+    content, by_index = ten.certify(same, n=1000, seed=3), ten.certify(same, n=1000, seed=3, indices=[0, 1])
     assert len({record.votes for record in (*content, *by_index)}) == 4
 
 
@@ -448,7 +448,7 @@ def test_a_file_is_written_and_resumed(tmp_path: Path) -> None:
     before = len(calls)
     again = list(smoothed(counting).certify_loader(loader, n=300, out=path, name="mine"))
     assert [list(batch) for batch in again] == [list(batch) for batch in done]
-    assert len(calls) - before < 5, "only the checks of the classifier"
+    assert sum(calls[before:]) < 100, "only the checks of the classifier"
     (row,) = sc.report([path])
     assert row["images"] == 3
 

@@ -38,3 +38,12 @@ def test_a_result_in_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> 
     refused = pytest.raises(RequestError, match=r"file: expected a folder to write to, got .*; choose another")
     with refused, alone(tmp_path / "file" / "a.tsv"):
         pass
+
+
+def test_work_that_fails_leaves_no_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="fails"), alone(tmp_path / "runs/a/certificates/one.tsv"):
+        raise ValueError("fails")
+    assert not list(tmp_path.iterdir())
+    with alone(path := tmp_path / "runs/b/one.tsv"):
+        path.touch()
+    assert path.exists()

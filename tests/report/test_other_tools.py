@@ -64,7 +64,7 @@ def test_variants_of_the_six_columns(text: str, tmp_path: Path) -> None:
 def test_files_that_are_not_such_tables_are_refused_with_the_line(tmp_path: Path) -> None:
     path = tmp_path / "theirs.txt"
     path.write_text("idx\tlabel\tradius\n1\t2\t0.5\n")
-    with pytest.raises(WorkError, match=r"theirs\.txt: not a certificates file: expected the columns 'idx label"):
+    with pytest.raises(RequestError, match=r"theirs\.txt: not a certificates file: expected the columns 'idx label"):
         read_certificates(path)
     path.write_text(table(extra="1").replace("3\t6\t6\t0.250\t2\t0:00:12\t1", "3\t6\t6"))
     with pytest.raises(WorkError, match=r"theirs\.txt, line 5: damaged"):

@@ -59,7 +59,7 @@ def test_wrong_requests_are_one_line_and_write_nothing(report: Report, make_run:
     for arguments, code, expected in (
         ([run, trained], 2, f"{trained}: expected certificates (*.tsv), got none; make them with `smoothcert certify"),
         ([run, tmp_path / "nowhere"], 2, f"{tmp_path / 'nowhere'}: no such file or folder; give a run folder"),
-        ([run, other], 1, f"{other}: not a certificates file: expected the columns"),
+        ([run, other], 2, f"{other}: not a certificates file: expected the columns"),
         ([run, "--paper", "smoothmix/table22"], 2, "expected the name of a paper's table, got 'smoothmix/table22'"),
         ([run, "--paper", "smoothmix/table6"], 2, "mine: expected a run that the paper's table has"),
         ([run, "--format", "docx"], 2, "expected report formats out of md, csv, tex"),

@@ -15,7 +15,7 @@ from rich.table import Table
 from scipy.stats import binomtest, norm
 
 from smoothcert.certification.certificates import CertificatesFile, read_certificates
-from smoothcert.errors import RequestError, WorkError
+from smoothcert.errors import RequestError
 from smoothcert.io.text import escape_markdown
 from smoothcert.report import Contents, Summary, write_report
 from smoothcert.report.curves import draw_curves
@@ -318,7 +318,7 @@ def test_wrong_requests_write_nothing(make_run: MakeRun, tmp_path: Path) -> None
 def test_a_file_that_holds_no_certificates(content: str, make_run: MakeRun, tmp_path: Path) -> None:
     path = tmp_path / "other.tsv"
     path.write_text(content)
-    with pytest.raises(WorkError, match=r"other\.tsv: not a certificates file"):
+    with pytest.raises(RequestError, match=r"other\.tsv: not a certificates file"):
         write_report([make_run("a"), path], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

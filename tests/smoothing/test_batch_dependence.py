@@ -14,6 +14,7 @@ from smoothcert.smoothing.batch_dependence import refuse_batch_dependence
 Function = Callable[[Tensor], Tensor]
 ROWS = "depend on one input alone"
 DRAWS = "random numbers of its own for each input"
+PLACE = "in another place of the batch"
 
 
 def hidden(*layers: nn.Module) -> Function:
@@ -43,6 +44,16 @@ def centred(classify: Function, noise: float) -> Function:
     return with_noise
 
 
+def seeded(classify: Function) -> Function:
+    """The same random numbers in each call: the place of an input in its batch decides which ones it gets."""
+
+    def with_seed(images: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        return classify(images)
+
+    return with_seed
+
+
 DEPENDENT: dict[str, tuple[Callable[[], Function], str]] = {
     "batch norm": (lambda: hidden(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Linear(32, 10)), ROWS),
     "batch norm, dropout": (
@@ -64,12 +75,15 @@ DEPENDENT: dict[str, tuple[Callable[[], Function], str]] = {
         lambda: lambda x: functional.one_hot((torch.rand(1) < 0.5).long(), 10).float().expand(len(x), -1),
         DRAWS,
     ),
+    "seeded coin": (lambda: seeded(INDEPENDENT["coin"]()), PLACE),
+    "seeded dropout": (lambda: seeded(hidden(nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, 10))), PLACE),
+    "own generator, seeded": (lambda: (lambda f: lambda x: own_generator(f)(x))(linear()), PLACE),
 }
 
 
-def own_generator() -> Function:
+def own_generator(classify: Function | None = None) -> Function:
     """Draws that no seed of torch repeats."""
-    generator, classify = torch.Generator().manual_seed(3), linear()
+    generator, classify = torch.Generator().manual_seed(3), classify or linear()
     return lambda x: classify(x + torch.randn(x.shape, generator=generator))
 
 
@@ -104,6 +118,7 @@ def shuffled_draws() -> Function:
 
 INDEPENDENT: dict[str, Callable[[], Function]] = {
     "no randomness": linear,
+    "one seeded noise for all": lambda: seeded((lambda f: lambda x: f(x + torch.randn_like(x[:1])))(linear())),
     "dropout": lambda: hidden(nn.Flatten(), nn.Dropout(), nn.Linear(64, 10)),
     "own noise": lambda: (lambda f: lambda x: f(x + torch.randn_like(x)))(linear()),
     "own generator": own_generator,

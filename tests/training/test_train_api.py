@@ -106,6 +106,10 @@ def test_own_network_receives_the_trained_weights(tmp_path: Path, tiny_data: Ima
         ),
         (TensorDataset(torch.zeros(64, 1, 28, 28), torch.full((64,), -1)), "expected a label of at least 0, got -1"),
         (TensorDataset(torch.zeros(0, 1, 28, 28), torch.zeros(0)), "expected at least one item, got none"),
+        (
+            TensorDataset(torch.zeros(64, 1, 28, 28), torch.zeros(64).long()),
+            "expected images of at least two classes, got",
+        ),
         (Stream(), "expected a map-style torch Dataset .* got Stream"),
         (DataLoader(TensorDataset(torch.zeros(1))), "got DataLoader; a DataLoader has its data set in"),
         (3, "got int"),
@@ -133,7 +137,8 @@ def test_certificates_of_a_run_are_a_table(certified: sc.Run, tmp_path: Path) ->
     table = certified.certificates
     radii = [row.certificate.radius if row.certificate.predict == row.label else 0.0 for row in table]
     assert len(table) == 12
-    assert table.acr == pytest.approx(sum(radii) / 12)
+    assert table.acr == pytest.approx(sum(radii) / 12) == sc.read_certificates(table.path).acr
+    assert repr(table) == f"CertificatesFile({table.path}: 12 images, ACR {table.acr:.3f}, one-sided bound)"
     for radius in (0.25, 0.5):
         assert table.certified_accuracy(radius) == sum(r >= radius for r in radii) / 12
     lines = table.plot(tmp_path / "curve.png").axes[0].get_lines()

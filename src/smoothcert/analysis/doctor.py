@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 from smoothcert.analysis.doctor_inputs import (
     Examined,
     Finding,
+    check_channel_order,
     check_enlarged,
     check_input,
     check_labels_order,
@@ -49,7 +50,10 @@ SIGMAS = (0.12, 0.25, 0.5, 1.0)
 """Noise levels of the table, besides the requested one."""
 KEPT = 0.75
 """Share of the clean accuracy that a network trained under noise keeps at least."""
-EXPLAINED = ("images-range", "images-normalised", "input-range", "normalisation", "label-order", "sigma-units")
+EXPLAINED = (
+    *("images-range", "images-normalised", "input-range", "normalisation"),
+    *("channel-order", "label-order", "sigma-units"),
+)
 """Findings that make the accuracy under noise meaningless until they are corrected."""
 
 
@@ -183,6 +187,7 @@ def _findings(
         mode,
         scaled,
         statistics,
+        check_channel_order(examined, inputs) if outside is None and mode is None else None,
         check_width(examined.outputs, examined.num_classes),
         check_labels_order(examined, inputs),
         check_sigma(sigma, right.__getitem__),

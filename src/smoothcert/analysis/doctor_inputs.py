@@ -1,4 +1,4 @@
-"""Checks of `doctor` for faults between a classifier and its images: scale, labels, sigma, enlarged images."""
+"""Checks of `doctor` for faults between a classifier and its images: scale, channels, labels, sigma, size."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from torch.nn import functional
 from smoothcert.classifier import Classifier, evaluating, logits_of
 from smoothcert.data import DATASETS, Normalization
 from smoothcert.noise import HIDING_SIGMA
+from smoothcert.smoothing.accuracy import independent_accuracy
 
 BATCH = 50
 LEVEL = 0.001
@@ -147,6 +148,26 @@ def check_input(examined: Examined) -> tuple[Finding | None, Tensor]:
         f"torch.nn.Sequential(smoothcert.models.Normalize({mean}, {std}), model)",
     )
     return finding, normalised(images, best)
+
+
+def check_channel_order(examined: Examined, inputs: Tensor) -> Finding | None:
+    """A model that does clearly better, and better than chance, on images whose channels are reversed.
+
+    A network that is not trained may assign its constant class to more images by chance.
+    """
+    if inputs.ndim != 4 or inputs.shape[1] != 3:
+        return None
+    labels, classes = examined.labels.cpu(), examined.classes(inputs.flip(1))
+    before, right = examined.classes(inputs) == labels, classes == labels
+    chance = independent_accuracy(classes, labels, examined.outputs)
+    if not clearly_better(right, before, 0.05) or float(right.double().mean()) < chance + (1 - chance) / 4:
+        return None
+    return Finding(
+        "channel-order",
+        f"the model expects blue, green, red: accuracy is {share(before)} on images in red, green, blue, and "
+        f"{share(right)} with the channels reversed",
+        "reverse the channels inside the model, before its other layers: images.flip(1)",
+    )
 
 
 def right_in_any_order(labels: Tensor, classes: Tensor, outputs: int) -> Tensor:

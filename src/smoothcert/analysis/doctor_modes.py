@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from smoothcert.analysis.doctor_inputs import BATCH, Examined, Finding, clearly_better, share
 from smoothcert.classifier import evaluating, logits_of, references_of
-from smoothcert.smoothing.batch_dependence import depends_on_batch
+from smoothcert.smoothing.batch_dependence import depends_on_batch, depends_on_place
 
 DEEPEST = 4
 """Number of references that are followed from a callable to the modules that it uses."""
@@ -23,6 +23,7 @@ def check_mode(examined: Examined) -> Finding | None:
         first, again = (logits_of(examined.classifier(pair)).float() for _ in range(2))
         random = not torch.allclose(first, again, rtol=1e-3, atol=1e-3 * float(first.abs().max()))
         dependent = depends_on_batch(examined.classifier, pair, first)
+        seeded = depends_on_place(examined.classifier, pair[0])
     found = f" ({', '.join(layers)} in train mode)" if layers else ""
     if dependent:
         return Finding(
@@ -36,10 +37,11 @@ def check_mode(examined: Examined) -> Finding | None:
             f"the same image gets other logits in each call{found}",
             "call model.eval() on every module that the model uses",
         )
-    if random:
+    if random or seeded:
+        where = "in another place of its batch" if seeded else "in each call"
         return Finding(
             "random",
-            "the same image gets other logits in each call: the model draws random numbers",
+            f"the same image gets other logits {where}: the model draws random numbers",
             "remove them (dropout with training=True, random crops, its own noise), or seed them from the input",
         )
     return None

@@ -7,12 +7,12 @@ certified and how. Votes are stored, so any bound, alpha or table can be recompu
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from smoothcert.io.compressed import COMPRESSED, PLAIN, read_content, result_fil
 from smoothcert.io.results import ResultWriter, read_settings, settings_path, write_settings
 from smoothcert.io.text import one_line
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate, Votes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FIELD_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time")
 COLUMNS = (*FIELD_COLUMNS, "n0", "n", "count", "votes")
@@ -60,9 +63,12 @@ class CertifiedImage:
         return self.certificate.radius if self.correct else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CertificatesFile:
-    """All rows of a file, in file order, and the settings next to it ({} if there is no JSON file)."""
+    """All rows of a file, in file order, and the settings next to it ({} if there is no JSON file).
+
+    It iterates as `CertifiedImage`, one per image.
+    """
 
     path: Path
     rows: Sequence[CertifiedImage]
@@ -70,6 +76,46 @@ class CertificatesFile:
     provenance: Mapping[str, Any]
     torn: bool = False
     """Whether an incomplete last row was left out."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[CertifiedImage]:
+        return iter(self.rows)
+
+    def __repr__(self) -> str:
+        acr = f", ACR {self.acr:.3f}, {self.settings.get('bound', 'unknown')} bound" if self.rows else ""
+        return f"CertificatesFile({self.path}: {len(self)} images{acr})"
+
+    @property
+    def acr(self) -> float:
+        """The average certified radius; wrong and abstained images count as 0."""
+        return self.columns.acr
+
+    def certified_accuracy(self, radius: float = 0.0) -> float:
+        """The share of images, in [0, 1], that are certified for their label with a radius of at least `radius`."""
+        return self.columns.certified_accuracy(radius)
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame with one row per image."""
+        try:
+            import pandas
+        except ImportError:
+            raise RequestError("to_pandas: expected pandas, got none; install it with `pip install pandas`") from None
+        coin = ("coin",) if self.settings.get("bound") == RANDOMIZED else ()
+        rows = [
+            {"index": row.index, "label": row.label, "correct": row.correct, "seconds": row.seconds}
+            | {name: getattr(row.certificate, name) for name in ("predict", "radius", "n0", "n", "count", *coin)}
+            for row in self.rows
+        ]
+        return pandas.DataFrame(rows).set_index("index")
+
+    def plot(self, path: str | Path | None = None) -> "Figure":
+        """Draw the curve of `smoothcert report`; also write the figure to `path` (PNG, PDF or SVG) if one is given."""
+        # An import from a higher layer: figures belong to reports, and users expect this one here.
+        from smoothcert.report.notebook import plot_certificates
+
+        return plot_certificates(self, path)
 
     @cached_property
     def columns(self) -> Columns:
@@ -185,19 +231,21 @@ def parse_rows(
     dropped where `drop_torn_line` allows that.
     """
     command = "attack" if "attack" in kind else "certify"
+    # A file with settings next to it was a result file: it is damaged. Any other is a wrong request.
+    error_type = WorkError if settings_path(path).exists() else RequestError
     lines = content.split(b"\n")
     torn = lines.pop()
     if not lines:
         if drop_torn_line and "\t".join(columns[-1]).encode().startswith(torn):
             return [], 0
-        raise WorkError(
+        raise error_type(
             f"{path}: not {kind}: it has no header line, expected '{' '.join(columns[0])}'; "
             f"give a file that `smoothcert {command}` wrote"
         )
     header = lines[0].decode("utf-8", "replace").rstrip("\r").split("\t")
     if tuple(header) not in columns:
         shown = one_line(" ".join(header))[:80]
-        raise WorkError(
+        raise error_type(
             f"{path}: not {kind}: expected the columns '{' '.join(columns[0])}', got '{shown}'; "
             f"give a file that `smoothcert {command}` wrote"
         )

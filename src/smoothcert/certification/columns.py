@@ -1,5 +1,6 @@
 """The rows of a certificates file as arrays, parsed and checked all at once."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smoothcert.certification.checks import RowLimits
+from smoothcert.errors import RequestError
 from smoothcert.smoothing.certificate import ABSTAIN
 
 if TYPE_CHECKING:
@@ -56,6 +58,26 @@ class Columns:
     def counted_radii(self) -> Floats:
         """The radii of the images certified for their label, in row order; wrong and abstained images are left out."""
         return self.radius[self.correct]
+
+    @property
+    def acr(self) -> float:
+        """ACR (Zhai et al. 2020): the mean over all images of the radius, taken as 0 where wrong or abstained."""
+        return math.fsum(self.counted_radii.tolist()) / self._images
+
+    def certified_accuracy(self, radius: float) -> float:
+        """The fraction in [0, 1] of images that are certified for their label with a radius of at least `radius`.
+
+        This is what the published tables count. An abstention never counts, not even at radius 0.
+        """
+        return int((self.counted_radii >= radius).sum()) / self._images
+
+    @property
+    def _images(self) -> int:
+        if not len(self):
+            raise RequestError(
+                "expected at least one certified image, got none; certify some with `smoothcert certify RUN`"
+            )
+        return len(self)
 
     def votes_for(self, classes: Integers) -> Integers:
         """The votes of each row for its entry of `classes`."""

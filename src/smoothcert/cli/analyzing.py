@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Column
 
 from smoothcert.cli.help import add_command
 from smoothcert.cli.options import Data, Device, Force, console, count_option, show_table
@@ -70,6 +71,10 @@ class Attack:
         usual_steps, usual_size = default_attack(subjects.data, subjects.noise.sigma)
         steps = usual_steps if self.steps is None else self.steps
         return UnrestrictedAttack(steps, usual_size if self.step_size is None else self.step_size, self.num_noise)
+
+
+SIDE_COLUMNS = ("hyper-parameters", "device", "published memory", "published time", "method", "peak memory", "epochs")
+"""What a narrow terminal leaves out of the table of costs, in this order; the files have all columns."""
 
 
 def command(name: str, example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -172,10 +177,14 @@ def cost(runs: Runs, out: Out = Path("analysis"), format_: Formats = "png", forc
     output = _output(out, "cost", format_, force, ("csv", "md"))
     costs = training_costs(runs)
     titles, rows = cost_cells(costs)
-    # The files have all columns; a terminal is narrow.
-    known = [any(row[i] != UNKNOWN for row in rows) for i in range(len(titles))]
-    narrow = [i for i, title in enumerate(titles) if known[i] and title not in ("hyper-parameters", "device")]
-    show_table([titles[i] for i in narrow], [[row[i] for i in narrow] for row in rows])
+    cells = dict(zip(titles, zip(*rows, strict=True), strict=True))
+    shown = [title for title in titles if set(cells[title]) != {UNKNOWN}]
+    for side in SIDE_COLUMNS:
+        if sum(max(map(len, (title, *cells[title]))) + 3 for title in shown) >= console.width:
+            shown = [title for title in shown if title != side]
+    show_table(
+        [Column(title, overflow="fold") for title in shown], zip(*(cells[title] for title in shown), strict=True)
+    )
     _write(output, {"csv": cost_csv(costs), "md": cost_markdown(costs)}, lambda: draw_cost(costs))
 
 

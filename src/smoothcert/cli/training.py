@@ -86,11 +86,6 @@ def train(
     assert out is not None, "a recipe has a name"
     meet()
     images = load(final.dataset, "train", final.image_size)
-    if images.num_classes < 2:
-        raise RequestError(
-            f"{images.name}: expected images of at least two classes, got one; every network is right about it: "
-            "give data with a label or a folder for each class"
-        )
     print_data_notes(console, images)
     if images.split == UNSPLIT and leads():
         print_note(console, f"{images.name} has no split: all {len(images):,} images are trained on; certify others")

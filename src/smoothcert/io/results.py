@@ -79,9 +79,12 @@ def _lock(path: Path) -> Path:
 def alone(path: Path, otherwise: str = "choose another --name") -> Iterator[None]:
     """Refuse a second process that would write the file `path` at the same time; the message ends in `otherwise`.
 
-    Temporary files that killed processes left of it, of its compressed form and of its settings are removed.
+    Temporary files that killed processes left of it, of its compressed form and of its settings are removed, and so are
+    new folders in which nothing was written.
     """
     with ExitStack() as stack:
+        new = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
+        stack.callback(_remove_empty, new)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(_lock(path), wait=False))
@@ -92,6 +95,13 @@ def alone(path: Path, otherwise: str = "choose another --name") -> Iterator[None
         for file in (plain_form(path), compressed_form(path), settings_path(path)):
             remove_temporaries(file)
         yield
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    """Remove `folders`, the innermost first, up to one that is not empty."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 @contextmanager

@@ -1,18 +1,16 @@
 """For notebooks: the table of certified runs (`smoothcert.report`), and the certificates of one run."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, read_certificates
+from smoothcert.certification.certificates import CertificatesFile, read_certificates
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import stem
 from smoothcert.report.contents import Choices, read_contents
 from smoothcert.report.locate import find_certificates
 from smoothcert.report.paired import Difference
-from smoothcert.report.protocol import is_randomized
-from smoothcert.report.summary import Summary, average_certified_radius, certified_accuracy, summarize
+from smoothcert.report.summary import Summary, summarize
 
 if TYPE_CHECKING:  # tables are made without torch and matplotlib
     from matplotlib.figure import Figure
@@ -74,56 +72,17 @@ def _row(summary: Summary, reference: str | None, difference: Difference | None)
     }
 
 
-@dataclass(frozen=True, repr=False)
-class CertificatesTable:
-    """The rows of a certificates file, one per image; iterates as `CertifiedImage`."""
+def plot_certificates(file: CertificatesFile, path: str | Path | None) -> "Figure":
+    """Draw the curve of one file; also write the figure to `path` if one is given."""
+    from smoothcert.report.curves import draw_curves
 
-    file: CertificatesFile
-
-    def __len__(self) -> int:
-        return len(self.file.rows)
-
-    def __iter__(self) -> Iterator[CertifiedImage]:
-        return iter(self.file.rows)
-
-    def __repr__(self) -> str:
-        apart = summarize(self.file, "", ()).apart
-        return f"CertificatesTable({self.file.path}: {len(self)} images, ACR {self.acr:.3f}{', ' * bool(apart)}{apart})"
-
-    @property
-    def acr(self) -> float:
-        """The average certified radius; wrong and abstained images count as 0."""
-        return average_certified_radius(self.file.rows)
-
-    def certified_accuracy(self, radius: float = 0.0) -> float:
-        """The share of images, in [0, 1], that are certified for their label with a radius of at least `radius`."""
-        return certified_accuracy(self.file.rows, radius)
-
-    def to_pandas(self) -> Any:
-        """A pandas DataFrame with one row per image."""
-        try:
-            import pandas
-        except ImportError:
-            raise RequestError("to_pandas: expected pandas, got none; install it with `pip install pandas`") from None
-        columns = ("predict", "radius", "n0", "n", "count", *(("coin",) if is_randomized(self.file) else ()))
-        rows = [
-            {"index": row.index, "label": row.label, "correct": row.correct, "seconds": row.seconds}
-            | {name: getattr(row.certificate, name) for name in columns}
-            for row in self.file.rows
-        ]
-        return pandas.DataFrame(rows).set_index("index")
-
-    def plot(self, path: str | Path | None = None) -> "Figure":
-        """Draw the curve of `smoothcert report`; also write the figure to `path` (PNG, PDF or SVG) if one is given."""
-        from smoothcert.report.curves import draw_curves
-
-        figure = draw_curves([summarize(self.file, stem(self.file.path), ())])
-        if path is not None:
-            figure.savefig(path)
-        return figure
+    figure = draw_curves([summarize(file, stem(file.path), ())])
+    if path is not None:
+        figure.savefig(path)
+    return figure
 
 
-def certificates_of_run(folder: Path, name: str | None) -> CertificatesTable:
+def certificates_of_run(folder: Path, name: str | None) -> CertificatesFile:
     """The only certificates file of the run, or the one called `name`."""
     files = dict(find_certificates([folder]))
     by_stem = {stem(path): path for path in files.values()}
@@ -134,4 +93,4 @@ def certificates_of_run(folder: Path, name: str | None) -> CertificatesTable:
             f"{folder}: expected one certificates file, got {', '.join(by_stem)}; choose one with "
             f"read_certificates({next(iter(by_stem))!r})"
         )
-    return CertificatesTable(read_certificates(by_stem[name] if name is not None else next(iter(by_stem.values()))))
+    return read_certificates(by_stem[name] if name is not None else next(iter(by_stem.values())))

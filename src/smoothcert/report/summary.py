@@ -172,24 +172,13 @@ def in_groups(summaries: Sequence[Summary]) -> list[list[Summary]]:
 
 
 def average_certified_radius(rows: Sequence[CertifiedImage]) -> float:
-    """ACR (Zhai et al. 2020): the mean over all images of the radius, taken as 0 where wrong or abstained."""
-    return math.fsum(columns_of(rows).counted_radii.tolist()) / _count(rows)
+    """The ACR of some rows of a file; see `Columns`."""
+    return columns_of(rows).acr
 
 
 def certified_accuracy(rows: Sequence[CertifiedImage], radius: float) -> float:
-    """The fraction in [0, 1] of images that are certified for their label with a radius of at least `radius`.
-
-    This is what the published tables count. An abstention never counts, not even at radius 0.
-    """
-    return int((columns_of(rows).counted_radii >= radius).sum()) / _count(rows)
-
-
-def _count(rows: Sequence[CertifiedImage]) -> int:
-    if not rows:
-        raise RequestError(
-            "expected at least one certified image, got none; certify some with `smoothcert certify RUN`"
-        )
-    return len(rows)
+    """The certified accuracy, in [0, 1], of some rows of a file; see `Columns`."""
+    return columns_of(rows).certified_accuracy(radius)
 
 
 def _shared_count(file: CertificatesFile, key: str, counts: set[int]) -> int | None:
@@ -217,9 +206,9 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         images=len(columns),
         n=n,
         alpha=alpha,
-        acr=average_certified_radius(file.rows),
+        acr=columns.acr,
         acr_standard_error=standard_error(radii_of_all),
-        accuracy_at={r: certified_accuracy(file.rows, r) for r in sorted(set(radii))},
+        accuracy_at={r: columns.certified_accuracy(r) for r in sorted(set(radii))},
         abstention=int((columns.predict == ABSTAIN).sum()) / len(columns),
         votes=int(columns.spent.sum()),
         dataset=settings.get("dataset") or None,

@@ -20,6 +20,8 @@ DRAWS = 64
 """Largest number of random logits of each batch in a test."""
 LEVEL = 1e-6
 """Significance level of the tests on random logits."""
+EQUAL_CALLS, PLACES = 10, 8
+"""Number of calls that must repeat a difference of equal inputs (4^-10 is below `LEVEL`), and of these inputs."""
 
 
 def refuse_batch_dependence(classifier: Classifier, pair: Tensor, logits: Tensor) -> None:
@@ -39,6 +41,11 @@ def refuse_batch_dependence(classifier: Classifier, pair: Tensor, logits: Tensor
             "model: expected random numbers of its own for each input, got the same ones for all inputs of a batch; "
             "draw them for each input, or not at all"
         )
+    if depends_on_place(classifier, pair[0]):
+        raise RequestError(
+            "model: expected logits that depend on one input alone, got others for the same input in another place of "
+            "the batch, the same in each call; remove seeds that are set in each call, such as torch.manual_seed(0)"
+        )
 
 
 def depends_on_batch(classifier: Classifier, pair: Tensor, logits: Tensor, again: "_Pass | None" = None) -> bool:
@@ -51,6 +58,22 @@ def depends_on_batch(classifier: Classifier, pair: Tensor, logits: Tensor, again
     if not _is_random(again, logits):
         return not _same(again.first, mixed.first)
     return _random_logits_depend(classifier, pair[0], different)
+
+
+def depends_on_place(classifier: Classifier, image: Tensor) -> bool:
+    """Whether copies of `image` in a batch get different logits, and the same ones in each call.
+
+    Random numbers whose seed is set in each call give this: the votes of one place in the batch repeat its draws, so
+    they are not independent. If all draws are independent, a call repeats two different logits with probability 1/4 at
+    most.
+    """
+    copies = torch.stack([image] * PLACES)
+    logits = _pass(classifier, copies, 0).logits
+    if logits.isnan().any() or _same(logits[:1].expand_as(logits), logits):
+        return False
+    jitter = JITTER * float(logits.abs().max())
+    others = (_pass(classifier, copies, seed).logits for seed in range(1, EQUAL_CALLS + 1))
+    return all(torch.allclose(logits, other, rtol=0, atol=jitter) for other in others)
 
 
 def _random_logits_depend(classifier: Classifier, image: Tensor, different: Tensor) -> bool:

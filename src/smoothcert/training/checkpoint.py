@@ -31,8 +31,8 @@ from smoothcert.training.run_folder import RECIPE as RECIPE
 from smoothcert.training.run_folder import check_run_folder
 
 if TYPE_CHECKING:
+    from smoothcert.certification.certificates import CertificatesFile
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-    from smoothcert.report.notebook import CertificatesTable
 
 DIGEST = "weights_sha256"
 MOST = 100_000
@@ -96,11 +96,11 @@ class Run:
         return read_epochs(self.folder / METRICS, dict)
 
     @property
-    def certificates(self) -> "CertificatesTable":
+    def certificates(self) -> "CertificatesFile":
         """The certificates of the run; if it has several files, choose one with `read_certificates`."""
         return self.read_certificates()
 
-    def read_certificates(self, name: str | None = None) -> "CertificatesTable":
+    def read_certificates(self, name: str | None = None) -> "CertificatesFile":
         """The certificates file called `name`, such as "test-n100000"; by default the only one."""
         # The one import from a higher layer: tables and figures belong to reports, and users expect them here.
         from smoothcert.report.notebook import certificates_of_run

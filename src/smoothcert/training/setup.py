@@ -118,9 +118,9 @@ def set_up(
     device, model, init, on_note = find_device(options["device"]), options["model"], options["init"], options["on_note"]
     if options["sync_batch_norm"] and device.type != "cuda":
         raise RequestError(f"sync_batch_norm: expected GPUs, got {device.type}, for which torch has none; leave it out")
+    check_request(recipe, data, folder, group)
     if model is not None:
         check_outputs(model, recipe.model, data.shape, data.num_classes)
-    check_request(recipe, data, folder, group)
     check_denoiser_request(recipe, data, options["classifier"], options["test_data"] is not None)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(derived_seed(recipe.seed, 0))
@@ -321,6 +321,11 @@ def check_request(recipe: TrainRecipe, data: Images, folder: Path, group: Team) 
     """Refuse what cannot be trained before anything is written."""
     if isinstance(recipe.objective, UnloadedObjective):
         recipe.objective.refuse()
+    if data.num_classes < 2 and not isinstance(recipe.objective, Denoising):
+        raise RequestError(
+            f"{data.name}: expected images of at least two classes, got one; every network is right about it: "
+            "give data with a label or a folder for each class"
+        )
     if len(data) < recipe.batch_size:
         raise RequestError(
             f"batch_size: expected at most the {len(data)} training images, got {recipe.batch_size}; "
