@@ -31,6 +31,7 @@ from smoothcert.cli.options import (
     command_line,
     console,
     count_option,
+    no_network,
     parse_radii,
 )
 from smoothcert.errors import RequestError
@@ -101,11 +102,15 @@ class Request:
     def warnings(self) -> PlainConsole:
         return PlainConsole(stderr=self.quiet or self.json_)
 
-    def check(self, runs: Sequence[Path]) -> None:
+    def check(self, runs: Sequence[Path], sigma: float | None) -> None:
         """Refuse what does not fit together, before torch is imported, which takes seconds."""
         if self.ensemble and self.cascade:
             raise RequestError("give --ensemble or --cascade, not both; runs of one sigma are one stage of a cascade")
-        _ = self.network
+        level = sigma if sigma is not None else self.denoiser  # which has a noise level
+        own = {"--model FILE.py:function": self.network, "--dataset NAME": self.dataset, "--sigma S": level}
+        own["--out DIR"] = self.out
+        if not runs and not self.kind and None in own.values():
+            raise no_network(own)
         if self.kind and len(runs) < 2:
             raise RequestError(f"--{self.kind}: expected at least two run folders, got {len(runs)}; name its members")
         if self.consensus is not None and not self.ensemble:
@@ -155,7 +160,7 @@ def certify(
 ) -> None:
     """Certify test images of runs, several runs as one classifier or your own model; a file is continued."""
     folders = runs or []
-    request.check(folders)
+    request.check(folders, sigma)
     from smoothcert.cli.certify_targets import certify_target, find_target, last_line
     from smoothcert.data import with_known_classes
     from smoothcert.distributed import find_device, meet, team

@@ -24,6 +24,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import leads
 from smoothcert.training.choices import Tracker
 from smoothcert.training.run_folder import (
+    MODEL,
     RECIPE,
     check_file,
     check_run_folder,
@@ -138,6 +139,8 @@ def import_(
     data: Data = None,
 ) -> None:
     """Make a run folder from a published checkpoint; its pickled code is never run."""
+    if (file / MODEL).exists():
+        raise RequestError(f"{file}: expected a checkpoint, got a run folder; use it as it is, without import")
     check_file(split_key(file)[0], "a checkpoint, such as checkpoint.pth.tar")
     from smoothcert.data import load_dataset, silent
     from smoothcert.training.import_checkpoint import import_checkpoint
