@@ -37,7 +37,7 @@ def adapt(
     files: ImageOptions,
     device: Device = "auto",
 ) -> None:
-    """Give a network the batch-norm statistics of noisy images: seconds, without labels; the weights stay."""
+    """Adapt batch norm to noisy images: it takes seconds, needs no labels and changes no weight."""
     if run is None and (model is None or dataset is None or sigma is None):
         raise no_network({"--model FILE.py:function": model, "--dataset NAME": dataset, "--sigma S": sigma})
     check_own_weights(init, own_network=run is None)

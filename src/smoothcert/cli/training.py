@@ -164,7 +164,7 @@ def export(
     out: Annotated[Path, typer.Option(help="Folder to make.")],
     model: Annotated[str | None, typer.Option(help="The run's own network, package.module:function.")] = None,
 ) -> None:
-    """Make a copy of a run for publishing: recipe and weights, rounded to float16, half the size."""
+    """Copy a run for publishing: its recipe, and its weights rounded to float16 (half the size)."""
     check_run_folder(run)
     from smoothcert.training.export import export_run
 
