@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import CellType, FunctionType
@@ -22,8 +23,10 @@ Classifier = Callable[["Tensor"], "Tensor"]
 def evaluating(classifier: Classifier) -> Iterator[None]:
     """Put a module into eval mode (fixed batch statistics) and restore the mode of each submodule afterwards.
 
-    The same applies to the modules that another callable uses, as far as they can be found.
+    The same applies to the modules that another callable uses, as far as they can be found. Several threads may
+    evaluate a module at once: its mode is restored after the last of them.
     """
+    import torch
     from torch import nn
 
     if isinstance(classifier, nn.Module):  # compiled code depends on this list alone, not on the module's address
@@ -31,14 +34,46 @@ def evaluating(classifier: Classifier) -> Iterator[None]:
     else:
         modules = list({id(module): module for root in _modules_of(classifier) for module in root.modules()}.values())
     modules = [module for module in modules if hasattr(module, "training")]  # a frozen TorchScript module has no mode
-    modes = [module.training for module in modules]
+    if torch.compiler.is_compiling():  # a training step: one thread, and a lock cannot be compiled
+        modes = [module.training for module in modules]
+        try:
+            for module in modules:
+                module.training = False
+            yield
+        finally:
+            for module, training in zip(modules, modes, strict=True):
+                module.training = training
+        return
+    _start_evaluation(modules)
     try:
-        for module in modules:
-            module.training = False
         yield
     finally:
-        for module, training in zip(modules, modes, strict=True):
-            module.training = training
+        _end_evaluation(modules)
+
+
+_EVALUATED: dict[int, tuple[int, bool]] = {}
+"""id of a module in evaluation -> the number of calls that evaluate it, and its mode before the first of them."""
+_SWITCHING = threading.Lock()
+
+
+def _start_evaluation(modules: Sequence[nn.Module]) -> None:
+    """Put modules into eval mode for a call; threads may evaluate the same modules at once."""
+    with _SWITCHING:
+        for module in modules:
+            calls, training = _EVALUATED.get(id(module), (0, module.training))
+            _EVALUATED[id(module)] = (calls + 1, training)
+            module.training = False
+
+
+def _end_evaluation(modules: Sequence[nn.Module]) -> None:
+    """Restore the mode of each module that no other call evaluates."""
+    with _SWITCHING:
+        for module in modules:
+            calls, training = _EVALUATED.pop(id(module))
+            if calls > 1:
+                _EVALUATED[id(module)] = (calls - 1, training)
+            else:
+                module.training = training
 
 
 def _modules_of(classifier: object) -> list[nn.Module]:

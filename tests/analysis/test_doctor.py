@@ -362,3 +362,20 @@ def test_sigma_is_not_judged_by_chance(data: ImageData) -> None:
 
     for seed in range(10):
         assert "sigma-units" not in codes(doctor(unrelated, data, sigma=25.0, seed=seed))
+
+
+def test_a_scale_that_is_worse_under_noise_is_not_advised() -> None:
+    """In 0..255 the model looks at one pixel: right on clean images, and right with probability Phi(0.03 / sigma)."""
+    labels = torch.arange(200) % 2
+    bright = torch.where(torch.arange(200) % 10 < 3, 1 - labels, labels)  # the mean of 30% of the images misleads
+    images = (0.3 + 0.4 * bright)[:, None, None, None].expand(-1, 1, 8, 8).clone()
+    images[:, 0, 0, 0] = 0.47 + 0.06 * labels
+
+    def model(x: Tensor) -> Tensor:
+        one = x[:, 0, 0, 0] - 127.5
+        score = torch.where(x.flatten(1).abs().amax(1) > 20, one, x.flatten(1).mean(1) - 0.5)
+        return torch.stack([-score, score], 1)
+
+    loader = DataLoader(TensorDataset(images, labels), batch_size=50)
+    assert codes(doctor(model, loader, sigma=0.5)) == []
+    assert codes(doctor(model, loader, sigma=0.02)) == ["input-range"], "there, one pixel is better under noise too"

@@ -2,6 +2,7 @@
 
 import doctest
 import shutil
+import threading
 import warnings
 from collections import OrderedDict
 from functools import partial
@@ -13,11 +14,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.utils.data import DataLoader, TensorDataset
 
 import smoothcert as sc
 import smoothcert.certification.smoothed_classifier as module
 from smoothcert import ABSTAIN, Certificate, CertificateBatch, RequestError, SmoothedClassifier
+from smoothcert.classifier import evaluating
 from smoothcert.data import ImageData
 from smoothcert.models import Normalize
 from smoothcert.noise import Gaussian
@@ -531,3 +534,30 @@ def test_the_command_line_gives_the_same_certificates(
 def test_the_batch_type_is_public() -> None:
     assert isinstance(smoothed().predict(IMAGES), CertificateBatch)
     assert ABSTAIN == -1
+
+
+def test_a_module_stays_in_eval_mode_until_the_last_call_that_evaluates_it_ends() -> None:
+    network = cnn().train()
+    first, second = evaluating(network), evaluating(lambda x: network(x))  # as in two threads of a service
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not any(part.training for part in network.modules())
+    second.__exit__(None, None, None)
+    assert all(part.training for part in network.modules())
+
+
+def test_other_threads_compute_while_a_network_is_prepared_for_its_votes() -> None:
+    images, other = torch.rand(2, 3, 8, 8), cnn().eval()
+    expected, meanwhile = other(images), []
+
+    class Watched(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            if isinstance(x, Proxy):  # the network is being traced
+                thread = threading.Thread(target=lambda: meanwhile.append(other(images)))
+                thread.start()
+                thread.join()
+            return super().forward(x)
+
+    assert len(smoothed(Watched(*cnn().eval())).certify(images, n=100)) == 2
+    assert [torch.equal(logits, expected) for logits in meanwhile] == [True]

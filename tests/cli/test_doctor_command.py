@@ -206,8 +206,10 @@ def test_names_of_outputs_correct_the_order_of_folders(workplace: Path, run_cli:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "give a run folder, or --model package.module:function (or --hub hf:NAME) and --dataset NAME"),
-        ("--model net.py:mean", "give a run folder, or --model"),
+        ("", "give a run folder, or --model FILE.py:function (or --hub hf:NAME) --dataset NAME\n"),
+        ("--model net.py:mean", "--dataset NAME; missing: --dataset NAME\n"),
+        ("net.py", "net.py: expected a run folder, got a file; give the folder that holds model.safetensors"),
+        ("weights.pt", "give weights of your own network as --model FILE.py:function --init weights.pt"),
         ("runs/nope", "runs/nope"),
         ("--model net.py:mean --hub hf:a --dataset npz:grey.npz", "give --model or --hub, not both"),
         ("--hub vit --dataset npz:grey.npz", "--hub: expected hf:NAME, timm:NAME"),

@@ -1,6 +1,7 @@
 """Labels of runs in figures and pages, and the colours and styles that belong to them."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,6 +60,23 @@ def test_attacked_noise_and_a_sampler_are_part_of_the_label() -> None:
     attacked = "Gaussian + attacked noise"
     assert list(labels_of(runs).values()) == ["Gaussian", attacked, f"{attacked} + weighted images"]
     assert list(setting_titles(["sampler.name", "sampler.votes"]).values()) == ["sampler", "sampler votes"]
+
+
+def test_networks_other_than_the_most_common_one_are_named() -> None:
+    def with_model(named: NamedRun, model: str) -> NamedRun:
+        return replace(named, recipe={**named.recipe, "model": model})
+
+    mine = [with_model(run(f"mine{g[0]}", "consistency", g, weight=10.0), "net.py:Wide") for g in (LOW, HIGH)]
+    ours = [with_model(run(f"ours{w}", "consistency", weight=w), "lenet") for w in (5.0, 10.0)]
+    gaussian = with_model(run("g", "gaussian"), "lenet")
+    labels = labels_of([*mine, *ours, gaussian, run("other tool", "gaussian", HIGH)])
+    assert list(labels.values()) == [
+        *["Consistency, Wide"] * 2,
+        *["Consistency (λ = 5)", "Consistency (λ = 10)"],
+        *["Gaussian"] * 2,
+    ]
+    assert list(labels_of([mine[0], gaussian]).values()) == ["Consistency, Wide", "Gaussian, LeNet"]
+    assert list(labels_of([mine[1], gaussian]).values()) == ["Consistency", "Gaussian"], "the panels differ"
 
 
 def test_labels_of_one_method_have_what_differs() -> None:

@@ -151,7 +151,9 @@ def doctor(
     started = time.perf_counter()
     clean = examined.classes(examined.images).to(device)  # on the CPU first: this waits for a GPU
     seconds = (time.perf_counter() - started) / len(inputs)
-    noisy = _noisy_classes(examined, sigma, seed)
+    generator = torch.Generator(device).manual_seed(seed)
+    noise = torch.empty_like(inputs).normal_(generator=generator)
+    noisy = _noisy_classes(examined, sigma, noise)
     right = {level: classes == examined.labels for level, classes in noisy.items()}
     accuracies = {level: float(correct.double().mean()) for level, correct in right.items()}
     measured = NoiseAccuracy(
@@ -169,16 +171,18 @@ def doctor(
         clean_accuracy=measured.clean,
         accuracy_under_noise=tuple(accuracies.items()),
         seconds_per_image=seconds,
-        findings=tuple(_findings(examined, sigma, right, measured)),
+        findings=tuple(_findings(examined, sigma, noise, right, measured)),
     )
 
 
 def _findings(
-    examined: Examined, sigma: float, right: dict[float, Tensor], measured: NoiseAccuracy
+    examined: Examined, sigma: float, noise: Tensor, right: dict[float, Tensor], measured: NoiseAccuracy
 ) -> Sequence[Finding]:
     """What is wrong, in the order in which it should be corrected; `right` are the right images by noise level."""
     outside, mode = check_range(examined.images), check_mode(examined)
-    scaled, inputs = (None, examined.images) if outside is not None or mode is not None else check_input(examined)
+    scaled, inputs = None, examined.images
+    if outside is None and mode is None:
+        scaled, inputs = check_input(examined, examined.images + sigma * noise)
     statistics = check_statistics(examined, float(examined.correct(inputs).double().mean()))
     if statistics is not None:
         scaled, inputs = None, examined.images
@@ -211,12 +215,10 @@ def _findings(
     return found
 
 
-def _noisy_classes(examined: Examined, sigma: float, seed: int) -> dict[float, Tensor]:
+def _noisy_classes(examined: Examined, sigma: float, noise: Tensor) -> dict[float, Tensor]:
     """Sigma -> the classes of one noisy copy of each image; sigma in units of 0..255 if it is large."""
     NOISES["gaussian"](sigma)  # refuses what is no noise level
     levels = sorted({*SIGMAS, sigma, *([sigma / 255] if sigma > 2 else [])})
-    generator = torch.Generator(examined.images.device).manual_seed(seed)
-    noise = torch.empty_like(examined.images).normal_(generator=generator)
     return {level: examined.logits(examined.images + level * noise).argmax(1) for level in levels}
 
 

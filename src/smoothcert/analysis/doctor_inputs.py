@@ -17,7 +17,7 @@ BATCH = 50
 LEVEL = 0.001
 """Significance level of comparisons on the same images."""
 SIMILAR = 0.05
-"""Difference of accuracies below which a finding names both kinds of inputs."""
+"""Difference of accuracies below which two kinds of inputs are equally good."""
 SMALL_SIZES = (8, 16, 24, 28, 32, 48, 56, 64, 96, 112, 128, 160, 192, 224)
 """Sizes from which images may have been enlarged."""
 INTERPOLATIONS = (("nearest", False), ("bilinear", False), ("bicubic", False), ("bicubic", True))
@@ -69,12 +69,12 @@ class Examined:
         return self.logits(inputs).argmax(1) == self.labels
 
 
-def clearly_better(new: Tensor, old: Tensor, gain: float) -> bool:
+def clearly_better(new: Tensor, old: Tensor, gain: float, level: float = LEVEL) -> bool:
     """Whether `new` (bool [n]) is true more often than `old` by at least `gain`, and not by chance (a sign test)."""
     wins, losses = int((new & ~old).sum()), int((old & ~new).sum())
     if (wins - losses) / len(new) < gain:
         return False
-    return float(special.bdtrc(wins - 1, wins + losses, 0.5)) <= LEVEL
+    return float(special.bdtrc(wins - 1, wins + losses, 0.5)) <= level
 
 
 def check_range(images: Tensor) -> Finding | None:
@@ -116,9 +116,10 @@ def normalised(images: Tensor, step: Normalization) -> Tensor:
     return (images - mean) / std
 
 
-def check_input(examined: Examined) -> tuple[Finding | None, Tensor]:
+def check_input(examined: Examined, noisy: Tensor) -> tuple[Finding | None, Tensor]:
     """Another scale or a normalisation with which the model does clearly better; and the images as it wants them.
 
+    It must not do clearly worse on `noisy` images: a network with the batch-norm statistics of noisy images may.
     Predictions are compared up to the order of the classes: if only the labels are exchanged, a model that ignores its
     input may be right more often.
     """
@@ -129,6 +130,12 @@ def check_input(examined: Examined) -> tuple[Finding | None, Tensor]:
     before = right_in_any_order(labels, given, examined.outputs)
     rights = {text: right_in_any_order(labels, chosen, examined.outputs) for text, chosen in classes.items()}
     better = [text for text, right in rights.items() if clearly_better(right, before, 0.1)]
+    under_noise = right_in_any_order(labels, examined.classes(noisy), examined.outputs)
+    for text in tuple(better):
+        classes_under_noise = examined.classes(normalised(noisy, steps[text][0]))
+        scaled = right_in_any_order(labels, classes_under_noise, examined.outputs)
+        if clearly_better(under_noise, scaled, SIMILAR, level=0.01):
+            better.remove(text)
     if not better:
         return None, images
     most = max(int(rights[text].sum()) for text in better)

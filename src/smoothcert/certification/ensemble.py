@@ -110,6 +110,9 @@ FITTING: Mapping[str, Callable[[Run], object]] = {
 
 def refuse_different_runs(kind: str, runs: Sequence[Run]) -> None:
     """Raise a RequestError if a run is given twice, or the first that differs from the others in what they share."""
+    for run in runs:
+        if not isinstance(run, Run):
+            raise RequestError(f"{kind}: expected runs, got {type(run).__name__}; load each with load(FOLDER)")
     folders = [run.folder.resolve() for run in runs]
     if len(set(folders)) < len(folders):
         raise RequestError(f"{kind}: expected different runs, got one of them twice; name each run once")

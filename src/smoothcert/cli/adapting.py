@@ -17,6 +17,7 @@ from smoothcert.cli.options import (
     check_own_weights,
     command_line,
     console,
+    no_network,
     optional,
 )
 from smoothcert.errors import RequestError
@@ -36,9 +37,9 @@ def adapt(
     files: ImageOptions,
     device: Device = "auto",
 ) -> None:
-    """Give a network the batch-norm statistics of noisy images: seconds, without labels; the weights stay."""
+    """Adapt batch norm to noisy images: it takes seconds, needs no labels and changes no weight."""
     if run is None and (model is None or dataset is None or sigma is None):
-        raise RequestError("adapt: expected a run folder, or --model, --dataset and --sigma; give one or the other")
+        raise no_network({"--model FILE.py:function": model, "--dataset NAME": dataset, "--sigma S": sigma})
     check_own_weights(init, own_network=run is None)
     if run is None and out.suffix != SUFFIX:
         raise RequestError(f"--out: expected a file of weights for --model, such as adapted{SUFFIX}, got {out}")

@@ -60,13 +60,15 @@ def retraining_command(
 ) -> str:
     """Return the command that trains the network of a certification under its noise."""
     noise = settings.noise or "gaussian"
+    label: str = noise
     if run is not None and (folder / RECIPE).exists():
         source: list[object] = ["--recipe", folder / RECIPE]
     else:
-        source = ["--dataset", dataset, "--method", "gaussian", *optional("--image-size", image_size)]
+        source = ["--dataset", dataset, "--method", "consistency", *optional("--image-size", image_size)]
+        label = "consistency" if noise == "gaussian" else f"consistency-{noise}"
     source += ["--set", f"noise={noise}"] if noise != "gaussian" else []
     network = model if run is None else run.recipe.model
-    return training_command(folder, noise, settings.sigma, network, init, *source, *files.words())
+    return training_command(folder, label, settings.sigma, network, init, *source, *files.words())
 
 
 def measured_accuracy(accuracy: "NoiseAccuracy") -> str:

@@ -21,6 +21,7 @@ from smoothcert.cli.options import (
     command_line,
     console,
     count_option,
+    no_network,
     optional,
     parse_radii,
     show_table,
@@ -67,7 +68,10 @@ def attack(
     """Attack the smoothed classifier: an upper bound on its robust accuracy, and a check of its certificates."""
     folder = out if out is not None else run
     if folder is None or (run is None and (model is None or dataset is None)):
-        raise RequestError("give a run folder, or --model FILE.py:function --dataset NAME --sigma S --out DIR")
+        given = sigma if sigma is not None else "as certified"
+        raise no_network(
+            {"--model FILE.py:function": model, "--dataset NAME": dataset, "--sigma S": given, "--out DIR": out}
+        )
     if run is not None:
         check_run_folder(run)
     check_own_weights(init, run is None)

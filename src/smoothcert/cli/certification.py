@@ -31,6 +31,7 @@ from smoothcert.cli.options import (
     command_line,
     console,
     count_option,
+    no_network,
     parse_radii,
 )
 from smoothcert.errors import RequestError
@@ -63,7 +64,9 @@ class Request:
     ] = None
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for certificates; of several runs, one in it for each.", show_default="the run's"),
+        typer.Option(
+            help="Folder for certificates; each of several runs gets a folder in it.", show_default="the run's"
+        ),
     ] = None
     name: Annotated[str | None, typer.Option(help="Name of the file.", show_default="test-nN and the rule")] = None
     compress_: Annotated[bool, typer.Option("--compress", help="Compress the file (.tsv.gz) when it is complete.")] = (
@@ -101,11 +104,15 @@ class Request:
     def warnings(self) -> PlainConsole:
         return PlainConsole(stderr=self.quiet or self.json_)
 
-    def check(self, runs: Sequence[Path]) -> None:
+    def check(self, runs: Sequence[Path], sigma: float | None) -> None:
         """Refuse what does not fit together, before torch is imported, which takes seconds."""
         if self.ensemble and self.cascade:
             raise RequestError("give --ensemble or --cascade, not both; runs of one sigma are one stage of a cascade")
-        _ = self.network
+        level = sigma if sigma is not None else self.denoiser  # which has a noise level
+        own = {"--model FILE.py:function": self.network, "--dataset NAME": self.dataset, "--sigma S": level}
+        own["--out DIR"] = self.out
+        if not runs and not self.kind and None in own.values():
+            raise no_network(own)
         if self.kind and len(runs) < 2:
             raise RequestError(f"--{self.kind}: expected at least two run folders, got {len(runs)}; name its members")
         if self.consensus is not None and not self.ensemble:
@@ -131,7 +138,7 @@ def certify(
     files: ImageOptions,
     n: Votes = 100_000,
     n0: Annotated[int, count_option(help="Votes that choose the class.")] = 100,
-    alpha: Annotated[float, typer.Option(help="Probability that a certificate is wrong, at most.")] = 0.001,
+    alpha: Annotated[float, typer.Option(help="Largest probability that a certificate is wrong.")] = 0.001,
     sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the run's")] = None,
     noise: Annotated[NoiseName | None, typer.Option(help="Kind of noise.", show_default="the run's")] = None,
     skip: Skip = 1,
@@ -146,16 +153,18 @@ def certify(
     radius_loss: Annotated[float | None, typer.Option(help="Radius, in sigmas, to give up for fewer votes.")] = None,
     label_aware: Annotated[bool, typer.Option("--label-aware", help="Benchmarks only: skip wrong images.")] = False,
     bound: BoundName = "one-sided",
-    sound: Annotated[bool, typer.Option("--sound", help="Integer noise: sound in floating point.")] = False,
+    sound: Annotated[
+        bool, typer.Option("--sound", help="Integer noise: the certificate accounts for rounding.")
+    ] = False,
     precision: Annotated[Precision, typer.Option(help="Precision of the network.")] = "auto",
     compile_: Annotated[bool, typer.Option("--compile", help="torch.compile the network.")] = False,
     batch_size: Annotated[int | None, count_option(help="Noisy images in a forward pass.")] = None,
     seed: Seed = None,
     device: Device = "auto",
 ) -> None:
-    """Certify test images of runs, several runs as one classifier or your own model; a file is continued."""
+    """Certify test images with trained runs, an ensemble of them or your own model; continues an unfinished file."""
     folders = runs or []
-    request.check(folders)
+    request.check(folders, sigma)
     from smoothcert.cli.certify_targets import certify_target, find_target, last_line
     from smoothcert.data import with_known_classes
     from smoothcert.distributed import find_device, meet, team

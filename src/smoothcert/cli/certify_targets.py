@@ -93,14 +93,10 @@ def find_target(
         combined = Cascade.of_runs(members)
     first = members[0].recipe if members else None
     sigma, noise, dataset = fields["sigma"], fields["noise"], request.dataset
-    if first is None and (request.network is None or dataset is None or sigma is None):
-        raise RequestError("give a run folder, or --model package.module:function --dataset NAME --sigma S --out DIR")
     published = load_hub(request.hub) if request.hub is not None and first is None else None
     folder = request.out
-    if folder is None and folders:
-        folder = folders[0] if combined is None else common_folder(request.kind, folders)
     if folder is None:
-        raise RequestError("give --out DIR for the certificates of --model")
+        folder = folders[0] if combined is None else common_folder(request.kind, folders)
     if request.kind == "cascade" and sigma is not None:
         raise RequestError(f"--sigma: expected none with --cascade, which uses those of its runs, got {sigma:g}")
     trained_with = None if first is None else combined.sigma if isinstance(combined, RunEnsemble) else first.sigma

@@ -20,10 +20,10 @@ from smoothcert.cli.options import (
     chosen_model,
     command_line,
     console,
+    no_network,
     optional,
     show_table,
 )
-from smoothcert.errors import RequestError
 from smoothcert.training.run_folder import check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it
@@ -97,8 +97,8 @@ class Request:
         if self.run is not None:
             check_run_folder(self.run)
         elif self.model is None or self.dataset is None:
-            raise RequestError(
-                "give a run folder, or --model package.module:function (or --hub hf:NAME) and --dataset NAME"
+            raise no_network(
+                {"--model FILE.py:function (or --hub hf:NAME)": self.model, "--dataset NAME": self.dataset}
             )
         check_own_weights(self.init, own_network=self.run is None and not self.is_hub)
         check_dataset(self.dataset)

@@ -3,7 +3,7 @@
 import math
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -60,7 +60,7 @@ Overrides = Annotated[list[str], typer.Option("--set", help="key=value: override
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
 CompileTraining = Annotated[Compiling, typer.Option("--compile", help="torch.compile on a GPU; auto: if it pays.")]
 BoundName = Annotated[Bound, typer.Option(help="Two-sided bounds the runner-up too; randomized draws a coin.")]
-Seed = Annotated[int | None, typer.Option(help="For tests and replays.", show_default="fresh")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the noise, for tests and replays.", show_default="fresh")]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute.")]
 
 
@@ -152,6 +152,13 @@ def parse_radii(text: str | None) -> list[float] | None:
             f"radii: expected comma-separated numbers >= 0, such as 0,0.5,1.0, got {text[:60] or 'nothing'}"
         )
     return values
+
+
+def no_network(options: Mapping[str, object]) -> RequestError:
+    """Return the error of a request without a run folder and without some of `options`, such as {"--sigma S": None}."""
+    missing = [option for option, value in options.items() if value is None]
+    named = f"; missing: {', '.join(missing)}" if len(missing) < len(options) else ""
+    return RequestError(f"give a run folder, or {' '.join(options)}{named}")
 
 
 def parse_numbers(option: str, text: str | None, kind: type[Number]) -> tuple[Number, ...]:

@@ -44,7 +44,7 @@ def predict(
         typer.Argument(help="A run folder and image files; with --model and --sigma, image files alone."),
     ],
     n: Annotated[int, count_option(help="Votes that bound the class's probability.")] = 10_000,
-    alpha: Annotated[float, typer.Option(help="Probability that a line is wrong, at most.")] = 0.001,
+    alpha: Annotated[float, typer.Option(help="Largest probability that a line is wrong.")] = 0.001,
     sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the run's")] = None,
     noise: Annotated[NoiseName | None, typer.Option(help="Kind of noise.", show_default="the run's")] = None,
     bound: BoundName = "one-sided",

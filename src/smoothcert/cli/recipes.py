@@ -22,7 +22,7 @@ class RecipeOptions:
 
     preset: Annotated[str | None, typer.Option(help="A published run: see `smoothcert presets`.")] = None
     recipe: Annotated[
-        Path | None, typer.Option(help="Instead of a preset a recipe in YAML, or that of a run's model.safetensors.")
+        Path | None, typer.Option(help="A recipe file (YAML) or a run's model.safetensors, instead of a preset.")
     ] = None
     dataset: DatasetName = None
     model: Annotated[

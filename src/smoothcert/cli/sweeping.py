@@ -55,7 +55,7 @@ def sweep(
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Train, certify and report one run per combination of values; repeated, it finishes what is missing."""
+    """Train, certify and report one run per combination of values; the same command again finishes the rest."""
     refuse_file(out)
     load = ImageOptions(data=data).loader()
     grid = parse_grid(set_)

@@ -24,6 +24,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import leads
 from smoothcert.training.choices import Tracker
 from smoothcert.training.run_folder import (
+    MODEL,
     RECIPE,
     check_file,
     check_run_folder,
@@ -133,6 +134,8 @@ def import_(
     data: Data = None,
 ) -> None:
     """Make a run folder from a published checkpoint; its pickled code is never run."""
+    if (file / MODEL).exists():
+        raise RequestError(f"{file}: expected a checkpoint, got a run folder; use it as it is, without import")
     check_file(split_key(file)[0], "a checkpoint, such as checkpoint.pth.tar")
     from smoothcert.data import load_dataset, silent
     from smoothcert.training.import_checkpoint import import_checkpoint
@@ -156,7 +159,7 @@ def export(
     out: Annotated[Path, typer.Option(help="Folder to make.")],
     model: Annotated[str | None, typer.Option(help="The run's own network, package.module:function.")] = None,
 ) -> None:
-    """Make a copy of a run for publishing: recipe and weights, rounded to float16, half the size."""
+    """Copy a run for publishing: its recipe, and its weights rounded to float16 (half the size)."""
     check_run_folder(run)
     from smoothcert.training.export import export_run
 

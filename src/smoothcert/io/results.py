@@ -57,16 +57,22 @@ def stored_settings(path: Path) -> dict[str, Any]:
     return read_settings(path)["settings"] if settings_path(path).exists() else {}
 
 
+DIGEST = "_sha256"
+"""Ending of the names of settings that identify weights, images or classes."""
+
+
 def differing_settings(
     stored: Mapping[str, Any], wanted: Mapping[str, Any], names: tuple[str, str] = ("the file", "the request")
 ) -> list[str]:
-    """`field: the file has X, the request Y` for each field that differs; `names` are the words for the two sides."""
+    """`field: the file has X, the request Y` for each field that differs; `names` are the words for the two sides.
+
+    Digests are last, and shortened to twelve characters.
+    """
     normal = json.loads(json.dumps(dict(wanted)))
-    keys = [*stored, *(k for k in normal if k not in stored)]
+    keys = sorted([*stored, *(k for k in normal if k not in stored)], key=lambda key: key.endswith(DIGEST))
+    texts = {k: [repr(v[:12] if k.endswith(DIGEST) and v else v) for v in (stored.get(k), normal.get(k))] for k in keys}
     return [
-        f"{k}: {names[0]} has {stored.get(k)!r}, {names[1]} {normal.get(k)!r}"
-        for k in keys
-        if stored.get(k) != normal.get(k)
+        f"{k}: {names[0]} has {texts[k][0]}, {names[1]} {texts[k][1]}" for k in keys if stored.get(k) != normal.get(k)
     ]
 
 

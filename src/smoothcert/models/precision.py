@@ -1,10 +1,13 @@
 """How the base classifier is evaluated: precision and memory layout are part of f, so a certificate records them."""
 
 import copy
-from typing import Literal
+import threading
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule, Tracer
 
 from smoothcert.classifier import image_layout, logits_of
 from smoothcert.errors import RequestError
@@ -41,6 +44,26 @@ def has_batch_norm(model: object) -> bool:
     )
 
 
+_TRACING = threading.Lock()
+"""Held while a model is traced: torch.fx replaces nn.Module.__call__ in the whole process for this time."""
+
+
+class _OwnThreadTracer(Tracer):
+    """Traces what its own thread computes; modules that other threads call meanwhile compute as usual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        own = threading.get_ident() == self.thread
+        return super().call_module(m, forward, args, kwargs) if own else forward(*args, **kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: Any) -> Any:
+        own = threading.get_ident() == self.thread
+        return super().getattr(attr, attr_val, parameter_proxy_cache) if own else attr_val
+
+
 def fold_batch_norm(model: nn.Module) -> nn.Module:
     """Fold batch norm into convolutions: a faster `model` (in eval mode) with the same outputs up to rounding.
 
@@ -48,19 +71,19 @@ def fold_batch_norm(model: nn.Module) -> nn.Module:
     """
     if not has_batch_norm(model) or not all(is_plain(module) for module in model.modules()):
         return model
-    # Imported here because the import is slow and few models need it.
-    from torch.fx import symbolic_trace
-    from torch.fx.experimental.optimization import fuse
+    from torch.fx.experimental.optimization import fuse  # a slow import, which few models need
 
     try:
-        calls = [node.target for node in symbolic_trace(model).graph.nodes if node.op == "call_module"]
-        if len(calls) != len(set(calls)):  # two batch norms would be folded into the weight of one module
-            return model
-        folded = fuse(model)
+        with _TRACING:
+            graph = _OwnThreadTracer().trace(model)
+            calls = [node.target for node in graph.nodes if node.op == "call_module"]
+            if len(calls) != len(set(calls)):  # two batch norms would be folded into the weight of one module
+                return model
+            folded = fuse(GraphModule(model, graph), no_trace=True)
+            # A traced module has a class of its own, which prints a traceback before it raises what the caller handles.
+            type.__setattr__(type(folded), "__call__", nn.Module.__call__)
     except Exception:  # tracing a user's forward may fail in any way, and the model works as it is
         return model
-    # A traced module has a class of its own, which prints a traceback before it raises what the caller handles.
-    type.__setattr__(type(folded), "__call__", nn.Module.__call__)
     return folded
 
 

@@ -17,6 +17,8 @@ from smoothcert.report.summary import by_sigma
 from smoothcert.report.tables import CAPTION, RANKED, RANKED_SEEDS, SEEDS_CAPTION, intervals_layout
 
 PUBLISHED_ROWS = "the published row under each run, and the difference: run minus published, accuracies in points"
+MOST_NAMES = 4
+"""Runs that a note on a terminal names; of more it names the first three."""
 
 
 def _items(notes: Iterable[tuple[str, Sequence[str]]]) -> str:
@@ -104,6 +106,13 @@ TEXTS: Mapping[str, Callable[[Contents], Mapping[str, str | None]]] = {
 """Format -> the function that writes it: file name -> text, or None for a file of an earlier report to remove."""
 
 
+def _listed(names: Sequence[str], runs: Sequence[str]) -> str:
+    """The runs of a note on a terminal: the first few of many; the files of the report name all."""
+    if len(runs) > 1 and set(names) == set(runs):
+        return "all runs"
+    return ", ".join(names if len(names) <= MOST_NAMES else [*names[:3], f"{len(names) - 3} more"])
+
+
 def terminal_report(contents: Contents, width: int) -> list[RenderableType]:
     """The result in words, the tables and the notes to print on a terminal of `width` columns."""
     runs = contents.table.for_reading()
@@ -113,9 +122,11 @@ def terminal_report(contents: Contents, width: int) -> list[RenderableType]:
     shown.append(terminal(runs, width, CAPTION))
     if contents.published:
         shown.append(Text(f"next to {contents.tables}: {PUBLISHED_ROWS}", style="italic"))
-    shown += [Text(one_line(f"{', '.join(names)}: {note}")) for note, names in contents.notes.items()]
+    runs_here = [summary.name for summary in contents.summaries]
+    shown += [Text(one_line(f"{_listed(names, runs_here)}: {note}")) for note, names in contents.notes.items()]
     shown += [
-        Text(one_line(f"note: {', '.join(names)}: {note}"), style="yellow") for note, names in contents.warnings.items()
+        Text(one_line(f"note: {_listed(names, runs_here)}: {note}"), style="yellow")
+        for note, names in contents.warnings.items()
     ]
     if contents.seeds_table is not None:
         shown.append(terminal(contents.seeds_table, width, SEEDS_CAPTION))

@@ -167,7 +167,8 @@ def terminal(content: Layout, width: int, caption: str) -> Table:
     Names are shown as they are, never read as rich markup.
     """
     fit = content.for_reading().fitting(width)
-    table = Table(caption=caption)
+    radii = [sum(column.radius is not None for column in part.columns) for part in (fit, content)]
+    table = Table(caption=caption if radii[0] == radii[1] else f"{caption}; a wider terminal shows more radii")
     for column in fit.columns:
         table.add_column(Text(column.title), justify="right" if column.numeric else "left", no_wrap=True)
     for group in fit.groups:

@@ -134,15 +134,21 @@ def labels_of(runs: Sequence[NamedRun]) -> dict[str, str]:
 
     Runs that differ only in sigma share a label, and so look the same in all panels. The label is the method; where a
     panel has several runs of a method, with the hyper-parameters that differ; where these do not differ, or the method
-    is not known, the name of the run without the sigma at its end.
+    is not known, the name of the run without the sigma at its end. In a panel with several networks, the networks
+    other than the most common one are named as well.
     """
     if len({run.name for run in runs}) < len(runs):
         raise RequestError("expected a different name for each curve, got one name twice; rename one of them")
-    families: dict[str | None, list[NamedRun]] = {}
+    families: dict[tuple[str | None, str], list[NamedRun]] = {}
+    networks = _named_networks(runs)
     for run in runs:
-        families.setdefault(run.label(), []).append(run)
-    differing = {label: _differing(family) for label, family in families.items()}
-    labels = {run.name: run.label(differing[run.label()]) or _without_sigma(run) for run in runs}
+        families.setdefault((run.label(), networks[run.name]), []).append(run)
+    differing = {run.name: _differing(family) for family in families.values() for run in family}
+    methods = {run.name: run.label(differing[run.name]) for run in runs}
+    labels = {
+        run.name: _without_sigma(run) if methods[run.name] is None else f"{methods[run.name]}{networks[run.name]}"
+        for run in runs
+    }
     fallbacks: tuple[Callable[[NamedRun], str], ...] = (_without_sigma, lambda run: run.name)
     for fallback in fallbacks:
         # A name may repeat a label that was distinct before.
@@ -162,6 +168,19 @@ def _differing(runs: Sequence[NamedRun]) -> list[str]:
     own = [key for key in differ if key in objective]
     apart = all(len({repr([one.get(key) for key in own]) for one in panel}) == len(panel) for panel in panels.values())
     return own if apart else differ
+
+
+def _named_networks(runs: Sequence[NamedRun]) -> dict[str, str]:
+    """Name of a run -> ", " and its network, if it shares a panel with others and is not the most common one."""
+    panels: dict[tuple[float, str], set[str]] = {}
+    models = {run.name: str(run.recipe["model"]) for run in runs if run.recipe.get("model")}
+    for run in runs:
+        panels.setdefault(run.group, set()).update([models[run.name]] if run.name in models else [])
+    mixed = {model for panel in panels.values() if len(panel) > 1 for model in panel}
+    counts = Counter(model for model in models.values() if model in mixed).most_common(2)
+    if len(counts) == 2 and counts[0][1] > counts[1][1]:
+        mixed.discard(counts[0][0])
+    return {run.name: f", {network_name(models[run.name])}" if models.get(run.name) in mixed else "" for run in runs}
 
 
 def _repeated(runs: Sequence[NamedRun], labels: Mapping[str, str]) -> list[NamedRun]:

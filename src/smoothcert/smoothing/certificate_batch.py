@@ -96,10 +96,11 @@ class CertificateBatch(Sequence[Certificate]):
         )
 
     def __repr__(self) -> str:
+        radii = [f", radius {r.radius:.3f}" if r.n0 else "" for r in self.records]  # `predict` draws no n0 votes
         shown = [
-            f"  {'abstained' if r.predict == ABSTAIN else f'class {r.predict}, radius {r.radius:.3f}'}, "
+            f"  {'abstained' if r.predict == ABSTAIN else f'class {r.predict}{radius}'}, "
             f"{r.count:,} of {r.n:,} votes{'' if r.coin is None else f', randomized bound with coin {r.coin:.3f}'}"
-            for r in self.records[:10]
+            for r, radius in zip(self.records[:10], radii, strict=False)
         ]
         rest = [f"  ... and {len(self) - 10} more"] if len(self) > 10 else []
         return "\n".join([f"CertificateBatch of {len(self)}:", *shown, *rest])

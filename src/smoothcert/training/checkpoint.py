@@ -69,7 +69,7 @@ class InputSpec:
         return cls((channels, height, width), num_classes, normalization, tuple(map(str, names)) if names else None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A run folder: its recipe, its model in eval mode, its metrics and its certificates."""
 
@@ -80,6 +80,14 @@ class Run:
     epoch: int
     """Number of trained epochs."""
     provenance: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        """One line for notebooks; `recipe` and `model` print the rest."""
+        recipe = self.recipe
+        network = (
+            f"{recipe.model} on {recipe.dataset}, method {recipe.method}, {recipe.noise} noise, sigma {recipe.sigma:g}"
+        )
+        return f"Run({self.folder}: {network}, epoch {self.epoch})"
 
     @property
     def finished(self) -> bool:

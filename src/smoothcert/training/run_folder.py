@@ -14,6 +14,8 @@ from smoothcert.training.metrics import METRICS
 
 MODEL, RECIPE, STATE = "model.safetensors", "recipe.yaml", "state.pt"
 CERTIFICATES = "certificates"
+WEIGHTS = (".pt", ".pth", ".tar", ".safetensors", ".bin", ".ckpt")
+"""Endings of files in which people keep weights."""
 
 
 def stored_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,13 +46,20 @@ def recipe_of_certificates(path: Path) -> Path | None:
 def check_run_folder(folder: Path) -> None:
     """Refuse a path that is not a run folder with a model."""
     if folder.is_file():
-        raise RequestError(f"{folder}: expected a run folder, got a file; give the folder that holds {MODEL}")
+        weights = folder.name != MODEL and folder.suffix in WEIGHTS
+        own = f"give weights of your own network as --model FILE.py:function --init {folder}"
+        hint = own if weights else f"give the folder that holds {MODEL}"
+        raise RequestError(f"{folder}: expected a run folder, got a file; {hint}")
     if not folder.is_dir():
         how_to_make = f"`smoothcert train --preset NAME --out {folder}` makes one"
         hint = did_you_mean(folder.name, (), how_to_make, _runs_with_similar_names(folder))
         raise RequestError(f"{folder}: no such run folder; {hint}")
     if not (folder / MODEL).exists() and not (folder / RECIPE).exists():
-        raise RequestError(f"{folder}: expected a run folder, got one without {RECIPE} and {MODEL}; give another")
+        runs = [run.name for run in runs_in(folder, lambda run: (run / MODEL).exists()) if run != folder]
+        hint = (
+            f"give one of the runs in it: {', '.join(runs[:3])}{', ...' * (len(runs) > 3)}" if runs else "give another"
+        )
+        raise RequestError(f"{folder}: expected a run folder, got one without {RECIPE} and {MODEL}; {hint}")
     if not (folder / MODEL).exists():
         raise RequestError(
             f"{folder}: holds no {MODEL}: no epoch has finished, or it was left out; train it with --resume, or use "

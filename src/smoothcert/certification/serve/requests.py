@@ -89,7 +89,10 @@ def parse_ask(fields: Mapping[str, Any]) -> Ask:
 def split_body(media_type: str, query: Mapping[str, str], body: bytes, limits: Limits) -> tuple[Ask, list[bytes]]:
     """The question, and the images as files or, for application/octet-stream, as one block of numbers."""
     if media_type not in MEDIA_TYPES:
-        raise RefusedError(415, f"expected the content type {', '.join(MEDIA_TYPES)}, got '{media_type[:80]}'")
+        expected = ", ".join(MEDIA_TYPES)
+        raise RefusedError(
+            415, f"expected the content type {expected}, got '{media_type[:80]}'; send the file itself as the body"
+        )
     if media_type != "application/json":
         return parse_ask(query), [body]
     if query:

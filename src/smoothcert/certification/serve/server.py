@@ -44,7 +44,10 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, OverflowError) as error:
-        raise RequestError(f"cannot listen on {host}, port {port} ({error}); choose another --port or --host") from None
+        reason = str(error).partition(" (while")[0]  # the address follows
+        raise RequestError(
+            f"cannot listen on {host}, port {port} ({reason}); choose another --port or --host"
+        ) from None
 
 
 def address(listener: socket.socket) -> str:
