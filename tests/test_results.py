@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from itertools import takewhile
@@ -88,7 +89,12 @@ def test_tables_equal_a_new_report_of_the_certificates(
         if path.suffix == ".png":  # the drawing library's version shows in the pixels
             assert committed.exists()
         else:
-            assert path.read_text(encoding="utf-8") == committed.read_text(encoding="utf-8"), path.name
+            assert rounded(path) == rounded(committed), path.name
+
+
+def rounded(path: Path) -> str:
+    """The text of a table; the tenth digit of a number depends on the processor."""
+    return re.sub(r"\d+\.\d{8,}", lambda number: f"{float(number[0]):.7f}", path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("table", ["smoothmix/table2", "consistency/supp-table2"])
