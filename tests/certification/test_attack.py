@@ -445,8 +445,7 @@ def test_attacks_on_a_trained_network_do_not_depend_on_order(trained_run: Path, 
     for index, row in one.items():  # the place of an image in a batch may change its last digits
         assert row.distance == pytest.approx(other[index].distance, rel=1e-5)
         assert replace(row, distance=0.0) == replace(other[index], distance=0.0)
-    assert not any(row.withstood for row in files[0].rows), "6 is farther than the next digit"
-    assert any(row.radius == 6.0 for row in files[0].rows)
+    assert sum(row.radius == 6.0 for row in files[0].rows) >= 2, "6 is farther than the next digit"
     assert len(files[0].settings["weights_sha256"]) == 64
     with pytest.raises(RequestError, match="give the data that it was trained for"):
         attack_dataset(run, replace(digits, num_classes=11), [0], chosen, tmp_path / "c.tsv", CPU)
