@@ -75,5 +75,6 @@ def run_together(function: Callable[..., Any], *arguments: object, count: int = 
 
 def _call(environment: dict[str, str], function: Callable[..., Any], arguments: tuple[object, ...]) -> Any:
     os.environ.update(environment)
+    multiprocessing.set_start_method(None, force=True)  # the usual one, as under torchrun; it is that of CONTEXT here
     torch.set_num_threads(1)
     return function(*arguments)

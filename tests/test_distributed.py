@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.run as torchrun
-from processes import free_port, print_to, start_process
+from processes import PATIENCE, free_port, print_to, start_process
 from tiny import metrics, tiny_recipe
 from torch import nn
 from torch.distributed.launcher.api import elastic_launch
@@ -177,7 +177,7 @@ def answer_once(folder: Path) -> None:
             if group.leads:
                 group.wait()
             else:
-                time.sleep(60)
+                time.sleep(PATIENCE)
 
     cli.app = work  # type: ignore[assignment]
     cli.main()
@@ -188,7 +188,7 @@ def test_silent_peer_ends_the_process_after_the_timeout(tmp_path: Path) -> None:
     """One line and exit code 1."""
     shared = {"WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port(), "SMOOTHCERT_WAIT_SECONDS": 2}
     leader, silent = (start_process(answer_once, tmp_path, RANK=rank, LOCAL_RANK=rank, **shared) for rank in (0, 1))
-    leader.join(120)
+    leader.join(PATIENCE)
     for process in (leader, silent):
         process.kill()
         process.join()
@@ -238,8 +238,9 @@ def train_and_certify(folder: Path, recipe: Path, run: Path, options: list[str])
 
 def launch(node: int, port: int, *arguments: object) -> None:
     """What `torchrun` does on one of two machines, with workers that need not import everything."""
+    method = "fork" if sys.platform == "linux" else "forkserver"  # elsewhere, copies of a working process may crash
     options = ["--nnodes", "2", "--max-restarts", "3", "--master-addr", "localhost", "--master-port", str(port)]
-    options += ["--node-rank", str(node), "--start-method", "forkserver", "a script"]
+    options += ["--node-rank", str(node), "--start-method", method, "a script"]
     config, _, _ = torchrun.config_from_args(torchrun.parse_args(options))
     elastic_launch(config, train_and_certify)(*arguments)
 
@@ -258,7 +259,7 @@ def test_two_machines_with_killed_workers_write_the_files_of_one_process(tmp_pat
     arguments = (free_port(), tmp_path, tmp_path / "recipe.yaml", tmp_path / "two", options)
     agents = [start_process(launch, node, *arguments) for node in (0, 1)]
     for agent in agents:
-        agent.join(200)
+        agent.join(PATIENCE)
         agent.terminate()
     outputs = [(tmp_path / f"{rank}{end}").read_text() for rank in (0, 1) for end in (".out", ".err")]
     assert [agent.exitcode for agent in agents] == [0, 0], outputs

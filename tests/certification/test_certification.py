@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import pytest
 import torch
-from processes import CONTEXT, kill_when, print_to, start_process
+from processes import CONTEXT, PATIENCE, kill_when, print_to, start_process
 
 from smoothcert import SmoothedClassifier
 from smoothcert.certification.certificates import CertifiedImage, read_certificates
@@ -501,7 +501,7 @@ def test_only_one_of_three_processes_writes_a_file(tmp_path: Path) -> None:
     path, barrier = tmp_path / "a.tsv", CONTEXT.Barrier(3)
     processes = [start_process(write_alone, path, number, barrier) for number in range(3)]
     for process in processes:
-        process.join(60)
+        process.join(PATIENCE)
     said = sorted(file.read_text() for file in tmp_path.glob("*.out"))
     assert said == [f"{path}: another process is writing it; wait for it, or choose another --name\n"] * 2 + ["wrote\n"]
     assert not list(tmp_path.glob("*a.tsv*"))
@@ -514,7 +514,7 @@ def end_within(path: Path) -> None:
 
 def test_a_lock_of_a_killed_process_does_not_block(tmp_path: Path) -> None:
     process = start_process(end_within, tmp_path / "a.tsv")
-    process.join(60)
+    process.join(PATIENCE)
     assert process.exitcode == 9
     assert [path.name for path in tmp_path.iterdir()] == [".a.tsv.lock"]
     with alone(tmp_path / "a.tsv"):
