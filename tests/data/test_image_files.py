@@ -197,7 +197,7 @@ def test_every_kind_of_image_becomes_rgb(tmp_path: Path, name: str, mode: str) -
 def test_sixteen_bits_are_refused_not_clipped(tmp_path: Path) -> None:
     path = tmp_path / "deep.png"
     Image.fromarray(np.full((30, 30), 40_000, dtype=np.uint16)).save(path)
-    with pytest.raises(WorkError, match=r"deep\.png: expected 8 bits per channel, found Pillow mode I;16"):
+    with pytest.raises(WorkError, match=r"deep\.png: expected 8 bits per channel, got more \(Pillow mode I;16\)"):
         DECODER.centre(path)
 
 

@@ -40,7 +40,10 @@ def serve(
     """Answer prediction requests with certificates over HTTP, with a page that shows the votes."""
     if demo == bool(runs):
         raise RequestError(
-            "expected run folders or --demo, got " + ("both" if demo else "neither") + "; give one of them"
+            "expected run folders or --demo, got "
+            + ("both" if demo else "neither")
+            + "; give one of them"
+            + ("" if model is None else "; `smoothcert train --init WEIGHTS` makes a run of your own network")
         )
     for run in runs or ():
         check_run_folder(run)

@@ -200,9 +200,7 @@ def opened_image(path: Path | ImageBytes) -> Iterator[Image.Image]:
             warnings.simplefilter("ignore")  # about unusual metadata and large images
             with Image.open(path if isinstance(path, Path) else BytesIO(path.content), formats=FORMATS) as image:
                 if (depth := _more_than_8_bits(image)) is not None:
-                    raise WorkError(
-                        f"{path}: expected 8 bits per channel, found {depth}; convert the file to 8 bits per channel"
-                    )
+                    raise WorkError(f"{path}: expected 8 bits per channel, got more ({depth}); convert the file")
                 if image.format == "TIFF":
                     image.load()  # which makes its size the upright one
                 yield image
@@ -212,6 +210,9 @@ def opened_image(path: Path | ImageBytes) -> Iterator[Image.Image]:
         raise WorkError(str(error)) from None
     except FileNotFoundError:
         raise WorkError(f"{path}: expected an image file, found none; restore it or read the folder again") from None
+    except Image.DecompressionBombError:
+        most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        raise WorkError(f"{path}: expected an image of at most {most:,} pixels, got more; scale it") from None
     except Exception as error:  # a damaged file can make Pillow fail in nearly any way
         size = _length(path)
         problem = one_line(str(error).replace(f"{str(path)!r}", "the file")) or type(error).__name__
