@@ -36,7 +36,7 @@ def small_recipe(**changes: Any) -> TrainRecipe:
 @pytest.fixture(scope="module")
 def denoiser_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "denoiser"
-    train(small_recipe(), mnist.load_sample("train").subset(torch.arange(2048)), folder, device="cpu")
+    train(small_recipe(batch_size=32), mnist.load_sample("train").subset(torch.arange(1024)), folder, device="cpu")
     return folder
 
 
