@@ -42,9 +42,9 @@ def test_data() -> ImageData:
 
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A LeNet after two short epochs: good enough to certify some images. Tests that write copy it first."""
+    """A network after two short epochs: good enough to certify some images. Tests that write copy it first."""
     folder = tmp_path_factory.mktemp("runs") / "trained"
-    data = mnist.load_sample("train").subset(torch.arange(2048))
+    data = mnist.load_sample("train").subset(torch.arange(3072))
     train(tiny_recipe(), data, folder, device="cpu")
     before = sorted(folder.rglob("*"))
     yield folder

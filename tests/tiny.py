@@ -1,25 +1,50 @@
-"""A small recipe for tests, and what tests read from run folders."""
+"""A small network and a small recipe for tests, and what tests read from run folders."""
 
 import json
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
+from smoothcert.models import MODELS, ModelSpec
 from smoothcert.objectives import Gaussian
 from smoothcert.training.checkpoint import Run, load_run, save_weights, tensors_digest
 from smoothcert.training.metrics import METRICS
 from smoothcert.training.recipe import TrainRecipe
 
 
+class TinyNet(nn.Module):
+    """[n, 1, 28, 28] -> logits [n, num_classes], in a twentieth of the time of LeNet.
+
+    With the layers that the library treats in its own ways: a convolution, and names as LeNet has them.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 8, 7, stride=3)
+        self.fc1 = nn.Linear(8 * 8 * 8, 64)
+        self.fc2 = nn.Linear(64, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = functional.relu(self.conv1(images)).flatten(1)
+        logits: Tensor = self.fc2(functional.relu(self.fc1(hidden)))
+        return logits
+
+
+# A name of its own among the models: every process that imports this module can train and load it.
+MODELS["tiny"] = ModelSpec("the network of the tests", (1, 28, 28), TinyNet)
+
+
 def tiny_recipe(**changes: object) -> TrainRecipe:
     fields = {
         "dataset": "mnist-sample",
-        "model": "lenet",
+        "model": "tiny",
         "sigma": 0.5,
         "objective": Gaussian(),
         "epochs": 2,
         "batch_size": 64,
-        "learning_rate": 0.05,
+        "learning_rate": 0.1,
         "learning_rate_drops": (1,),
         "precision": "fp32",
     }

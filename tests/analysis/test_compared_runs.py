@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 def test_runs_are_loaded_with_their_noise_and_names(two_runs: list[Path]) -> None:
     subjects = load_subjects(two_runs, CPU)
     assert [run.name for run in subjects.runs] == ["run0", "run1"]
-    assert subjects.title == "MNIST sample, LeNet"
+    assert subjects.title == "MNIST sample, tiny"
     assert (subjects.noise.sigma, subjects.data.name, subjects.data.split) == (0.5, "mnist-sample", "test")
     assert load_subjects(two_runs, CPU, sigma=0.25).noise.sigma == 0.25
     first, second = (run.classifier(torch.zeros(1, 1, 28, 28)) for run in subjects.runs)

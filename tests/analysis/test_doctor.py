@@ -34,7 +34,7 @@ def data() -> ImageData:
 
 @pytest.fixture(scope="module")
 def robust(trained_run: Path) -> nn.Module:
-    """A LeNet that was trained under noise of sigma 0.5."""
+    """A network that was trained under noise of sigma 0.5."""
     return load_run(trained_run).model
 
 

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.synchronize import Barrier
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 from typing import IO, Any
 
 import pytest
+import tiny  # noqa: F401 - processes that load the trained run need its network
 import torch
 from processes import CONTEXT, PATIENCE, kill_when, print_to, start_process
 
@@ -139,7 +141,8 @@ KILLED = {"n": 500, "max_images": 12, "seed": 3, "batch_size": 100}
 
 
 def certify_some(run: Path, path: Path, data: ImageData) -> None:
-    certify_dataset(load_run(run), data, path, device=CPU, **KILLED)
+    # So slowly that it is killed in the middle.
+    certify_dataset(load_run(run), data, path, device=CPU, **KILLED, on_progress=lambda status: time.sleep(0.1))
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from smoothcert.certification.attack_file import read_attacks
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.data import DATASETS, ImageData, mnist
 from smoothcert.errors import RequestError
-from smoothcert.training.checkpoint import load_run
+from smoothcert.models import LeNet
 from smoothcert.training.metrics import METRICS, append_metrics
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -198,8 +198,8 @@ def test_another_model_than_that_of_the_run_is_refused(run_cli: Cli, run: Path) 
     for command in (("certify", run), ("attack", run)):
         code, _, err = run_cli(*command, "--model", "some.module:function")
         assert (code, err.count("\n")) == (2, 1)
-        assert "its network is lenet, got --model some.module:function; leave --model out" in err
-    assert run_cli("certify", run, "--model", "lenet", *FEW, "--max-images", 1)[0] == 0
+        assert "its network is tiny, got --model some.module:function; leave --model out" in err
+    assert run_cli("certify", run, "--model", "tiny", *FEW, "--max-images", 1)[0] == 0
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "-x", "a/b", "a\x1b[2J", "a\nb"])
@@ -386,7 +386,7 @@ def test_next_steps_of_other_commands_run(
     (tmp_path / "nets_for_cli_test.py").write_text(MODULE)
     few = mnist.load_sample("train").subset(torch.arange(40))
     np.savez(tmp_path / "few.npz", images=few.images[:, 0].numpy(), labels=few.labels.numpy())
-    weights = {f"module.{name}": tensor for name, tensor in load_run(run).model.state_dict().items()}
+    weights = {f"module.{name}": tensor for name, tensor in LeNet(10).state_dict().items()}
     torch.save({"arch": "lenet", "epoch": 90, "state_dict": weights}, tmp_path / "checkpoint.pth.tar")
     own = ("--model", "nets_for_cli_test.py:constant", "--dataset", "npz:few.npz", "--out", "runs/own")
     commands: list[tuple[object, ...]] = [

@@ -17,6 +17,7 @@ from smoothcert import RequestError, WorkError, __version__, cli
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.settings import CertifySettings
 from smoothcert.data import DATASETS, ImageData, Images, mnist
+from smoothcert.models import LeNet
 from smoothcert.models.precision import Precision
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.choices import Compiling, InputLayer, NoiseName
@@ -279,7 +280,7 @@ def test_help_shows_the_choices(run_cli: Cli, command: str, monkeypatch: pytest.
         (["--until-radius", "inf"], "--until-radius: expected a number >= 0, got inf"),
         (["--name", "../../x"], "--name: expected a file's name without folders"),
         (["--dataset", "x"], "npz:PATH, got 'x'; choose one of these"),
-        (["--hub", "hf:x"], "its network is lenet, got --hub hf:x; leave --hub out"),
+        (["--hub", "hf:x"], "its network is tiny, got --hub hf:x; leave --hub out"),
         (["--radii", ""], "radii: expected comma-separated numbers >= 0, such as 0,0.5,1.0, got nothing"),
         pytest.param(
             ["--device", "cuda"],
@@ -388,7 +389,7 @@ def test_resume_starts_a_run_that_was_interrupted_before_its_first_file(run_cli:
     assert digest(tmp_path / "run") == digest(tmp_path / "whole")
 
 
-def test_import_then_certify(run_cli: Cli, tmp_path: Path, trained_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_then_certify(run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A LeNet saved the way the field does gives the certificates that the original gives."""
 
     def absent(split: str, folder: Path) -> Images:
@@ -396,7 +397,7 @@ def test_import_then_certify(run_cli: Cli, tmp_path: Path, trained_run: Path, mo
 
     # Without MNIST the check of the input layer is skipped, and said to be.
     monkeypatch.setitem(DATASETS, "mnist", dataclasses.replace(DATASETS["mnist"], load=absent))
-    original = load_run(trained_run).model
+    original = LeNet(10).eval()
     state = {f"module.{name}": tensor for name, tensor in original.state_dict().items()}
     torch.save({"arch": "lenet", "epoch": 90, "state_dict": state}, tmp_path / "checkpoint.pth.tar")
     arguments = ("import", tmp_path / "checkpoint.pth.tar", "--sigma", 0.5, "--out", tmp_path / "imported")
@@ -491,7 +492,9 @@ def test_attack_command(run_cli: Cli, run: Path) -> None:
     path.write_text("\n".join("\t".join(c) for c in [lines[0], *rows]) + "\n")
     settings = path.with_suffix(".json")
     settings.write_text(settings.read_text().replace('"n": 200,', f'"n": {votes},'))
-    code, out, err = run_cli("attack", run, *options, "--name", "again", "--radii", "2.75", "--steps", 10)
+    code, out, err = run_cli(
+        "attack", run, *options, "--name", "again", "--radii", "2.75", "--steps", 30, "--num-noise", 8
+    )
     assert code == 1
     assert "CONTRADICTION: image" in out
     assert "the certificates are wrong" in err

@@ -2,7 +2,6 @@
 
 import importlib
 import io
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,11 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import tiny_recipe
 
 from smoothcert import cli
 from smoothcert.certification.certificates import read_certificates
+from smoothcert.data import ImageData
 from smoothcert.models import kernels
 from smoothcert.models.kernels import kernels_work
+from smoothcert.training.loop import train
 
 COMPILER = ("torch._dynamo", "torch._inductor", "sympy")
 
@@ -28,9 +30,11 @@ def run_python(script: str, *arguments: object, cwd: Path) -> str:
     return done.stdout
 
 
-def test_certify_and_python_interface_need_no_posix_locks_and_no_compiler(trained_run: Path, tmp_path: Path) -> None:
+def test_certify_and_python_interface_need_no_posix_locks_and_no_compiler(tiny_data: ImageData, tmp_path: Path) -> None:
     """Windows has no fcntl."""
-    run = Path(shutil.copytree(trained_run, tmp_path / "run"))
+    few = tiny_data.subset(torch.arange(64))
+    run = tmp_path / "run"
+    train(tiny_recipe(model="lenet", epochs=1), few, run, device="cpu")  # a network that the other process knows
     script = f"""
 import sys
 sys.modules["fcntl"] = None

@@ -162,8 +162,8 @@ def test_a_run_is_certified_behind_a_diffusion_model(
     out = tmp_path / "certificates"
     code = tmp_path / "own.py"
     code.write_text(f"from smoothcert import load\ndef build():\n    return load({str(trained_run)!r}).model\n")
-    words = ["certify", "--model", f"{code}:build", "--dataset", "mnist-sample", "--out", out, "--n", 50, "--n0", 20]
-    words += ["--max-images", 1, "--denoiser", tmp_path / "flat", "--device", "cpu", "--seed", 1]
+    words = ["certify", "--model", f"{code}:build", "--dataset", "mnist-sample", "--out", out, "--n", 8, "--n0", 4]
+    words += ["--max-images", 1, "--batch-size", 4, "--denoiser", tmp_path / "flat", "--device", "cpu", "--seed", 1]
     status, _, error = run_cli(*words)
     assert (status, "expected a number above 0 for the diffusion model" in error) == (2, True)
     status, _, error = run_cli(*words, "--sigma", 0.3, "--precision", "bf16")

@@ -39,7 +39,7 @@ EXPECTED_PARAMETERS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "tiny"])
 def test_parameter_count(name: str) -> None:
     with torch.device("meta"):
         model = MODELS[name].build(10)

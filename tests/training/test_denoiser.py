@@ -36,7 +36,7 @@ def small_recipe(**changes: Any) -> TrainRecipe:
 @pytest.fixture(scope="module")
 def denoiser_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "denoiser"
-    train(small_recipe(), mnist.load_sample("train").subset(torch.arange(2048)), folder, device="cpu")
+    train(small_recipe(batch_size=32), mnist.load_sample("train").subset(torch.arange(1024)), folder, device="cpu")
     return folder
 
 
@@ -104,7 +104,7 @@ def test_a_resumed_denoiser_equals_an_uninterrupted_one(
     train(recipe, images, whole, device="cpu", classifier=classifier)
     with pytest.raises(Killed):
         train(recipe, images, parts, device="cpu", classifier=classifier, on_epoch=kill)
-    with pytest.raises(RequestError, match=r"expected the classifier that its training started with \(LeNet"):
+    with pytest.raises(RequestError, match=r"expected the classifier that its training started with \(TinyNet"):
         train(
             recipe,
             images,
@@ -118,7 +118,7 @@ def test_a_resumed_denoiser_equals_an_uninterrupted_one(
     assert without_times(metrics(whole)) == without_times(metrics(parts))
     assert {"squared_error", "stability", "noisy_accuracy"} <= set(metrics(whole)[0])
     assert all(torch.equal(before[name], tensor) for name, tensor in classifier.state_dict().items())
-    assert sc.load(whole).provenance["classifier"]["model"] == "LeNet"
+    assert sc.load(whole).provenance["classifier"]["model"] == "TinyNet"
     assert "noisy_accuracy" not in metrics(denoiser_run)[0]
 
 
@@ -247,7 +247,7 @@ def test_train_denoiser_makes_a_run_and_prints_the_next_command(
     ("words", "message"),
     [
         (["certify", "DENOISER"], "expected a classifier, got the denoiser unet-small; put it in front of"),
-        (["certify", "RUN", "--denoiser", "RUN"], "expected a denoiser, got the classifier lenet"),
+        (["certify", "RUN", "--denoiser", "RUN"], "expected a denoiser, got the classifier tiny"),
         (["certify", "RUN", "--denoiser", "NONE"], "expected the folder of a denoiser, got none"),
         (["certify", "RUN", "--denoiser", "DENOISER", "--sigma", 0.25], "expected gaussian noise at sigma 0.5"),
         (["predict", "DENOISER", "IMAGE"], "expected a classifier, got the denoiser"),

@@ -3,6 +3,7 @@
 import json
 import resource
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,11 +14,10 @@ import torch
 from processes import kill_when
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tiny import digest, metrics, tiny_recipe, without_times
+from tiny import TinyNet, digest, metrics, tiny_recipe, without_times
 
 from smoothcert.data import ImageData
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.models import LeNet
 from smoothcert.training.checkpoint import load_run, tensors_digest
 from smoothcert.training.loop import TrainingStatus, train
 from smoothcert.training.metrics import METRICS
@@ -110,7 +110,8 @@ EPOCHS = 6
 
 
 def train_epochs(data: ImageData, folder: Path) -> None:
-    train(tiny_recipe(epochs=EPOCHS), data, folder, device="cpu")
+    """So slowly that it is killed in the middle."""
+    train(tiny_recipe(epochs=EPOCHS), data, folder, device="cpu", on_progress=lambda status: time.sleep(0.2))
 
 
 @pytest.mark.slow
@@ -143,7 +144,7 @@ def test_damaged_model_is_refused(finished: Path) -> None:
 
 def test_finished_run_without_state_is_not_trained_again(finished: Path, tiny_data: ImageData) -> None:
     (finished / STATE).unlink()
-    before, notes, module = contents(finished), list[str](), LeNet(10)
+    before, notes, module = contents(finished), list[str](), TinyNet(10)
     train(tiny_recipe(), tiny_data, finished, resume=True, device="cpu", on_note=notes.append, model=module)
     assert contents(finished) == before
     assert notes == [f"{finished}: trained already, 2 of 2 epochs"]
@@ -351,7 +352,7 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 def test_full_disk_keeps_the_last_saved_epoch(half: Path, finished: Path, tiny_data: ImageData) -> None:
     before = contents(half)
-    for size in (100_000, 3_000_000):
+    for size in (50_000, 200_000):
         with (
             file_size_limit(size),
             pytest.raises(WorkError, match=r"could not be written to .*File too large") as caught,

@@ -10,13 +10,12 @@ import pytest
 import torch
 from processes import run_together
 from scipy import stats
-from tiny import digest, metrics, tiny_recipe, without_times
+from tiny import TinyNet, digest, metrics, tiny_recipe, without_times
 from torch import Tensor, nn
 
 from smoothcert.data import ImageData, mnist
 from smoothcert.distributed import Team
 from smoothcert.errors import WorkError
-from smoothcert.models import LeNet
 from smoothcert.noise import NOISES
 from smoothcert.objectives import OBJECTIVES
 from smoothcert.training import evaluate, loop
@@ -93,7 +92,7 @@ def transcribed_votes(
     network: dict[str, Tensor], data: ImageData, chosen: list[int], votes: int, purpose: int, epoch: int
 ) -> dict[int, int]:
     """The correct votes of each chosen image, one copy at a time."""
-    model = LeNet(10).eval()
+    model = TinyNet(10).eval()
     model.load_state_dict(network)
     generator = torch.Generator().manual_seed(derived_seed(0, purpose, epoch, 0))
     images, counts = data.images[chosen].float() / 255, dict.fromkeys(chosen, 0)
@@ -161,7 +160,7 @@ def test_votes_belong_to_their_images(tiny_data: ImageData, monkeypatch: pytest.
     """With almost no noise all votes agree with the prediction, for every division into rows, augmented data too."""
     monkeypatch.setattr(evaluate, "PIXELS_AT_ONCE", 1)
     torch.manual_seed(0)
-    network, indices = LeNet(10), torch.arange(255, 5, -1)
+    network, indices = TinyNet(10), torch.arange(255, 5, -1)
     model = nn.Sequential(network, nn.Dropout(0.9)).train()  # votes are cast in eval mode
     with torch.no_grad():
         right = network(tiny_data.images.float() / 255).argmax(1) == tiny_data.labels

@@ -146,7 +146,8 @@ class RowLimits:
         radius = np.zeros(len(count))
         np.maximum.at(radius, same, columns.radius[claiming])
         error = special.ndtr(-radius / (self.settings["sigma"] * (1 + TOLERANCE)))
-        tail = special.betaincc(n - count + 1, np.maximum(count, 1), error)
+        # betaincc(n - count + 1, count, error), of which scipy computes this form two hundred times as fast.
+        tail = special.betainc(np.maximum(count, 1), n - count + 1, 1 - error)
         return bool(((count > 0) & (tail <= self.settings["alpha"])).all())
 
     def radius(self, certificate: Certificate) -> float:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import tiny  # noqa: F401 - processes that load the trained run need its network
 import torch
 from processes import PATIENCE, print_to, start_process
 
