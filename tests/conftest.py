@@ -30,6 +30,13 @@ def small_forward_passes() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def same_rounding() -> Iterator[None]:
+    """After a step in bf16 on a CPU without it, torch computes float32 by another library until the process ends."""
+    yield
+    torch.backends.mkldnn.set_flags(True)
+
+
 @pytest.fixture(scope="session")
 def tiny_data() -> ImageData:
     return mnist.load_sample("train").subset(torch.arange(256))
