@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from smoothcert.report.check import _differences
+
 from .conftest import MakeRun, image, images
 
 Report = Callable[..., tuple[int, str, str]]
@@ -69,6 +71,7 @@ def test_the_last_of_ten_digits_may_differ(report: Report) -> None:
         assert changed != number
         path.write_text(text.replace(number, changed, 1))
         assert report("--check", "out")[0] == code
+    assert list(_differences({"votes": "1001000000"}, {"votes": "1001000001"}, "report.csv")), "counts are exact"
 
 
 def test_a_changed_certificate_changes_the_numbers(report: Report) -> None:

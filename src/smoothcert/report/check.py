@@ -166,10 +166,13 @@ def _differences(written: object, expected: object, place: str) -> Iterator[str]
 
 
 def _same(written: str, expected: str) -> bool:
-    """Whether two texts are equal, or numbers that differ only in the last of ten digits, as between processors."""
+    """Whether two texts are equal, or numbers that differ only in the last of ten digits, as between processors.
+
+    Whole numbers are counts, which are exact.
+    """
     if written == expected:
         return True
-    if not (_NUMBER.fullmatch(written) and _NUMBER.fullmatch(expected)):
+    if "." not in written + expected or not (_NUMBER.fullmatch(written) and _NUMBER.fullmatch(expected)):
         return False
     theirs, ours = (float(text.replace(",", "").replace("−", "-")) for text in (written, expected))
     return math.isclose(theirs, ours, rel_tol=1e-9)
