@@ -96,12 +96,12 @@ class CertificateBatch(Sequence[Certificate]):
         )
 
     def __repr__(self) -> str:
-        radii = [f", radius {r.radius:.3f}" if r.n0 else "" for r in self.records]  # `predict` draws no n0 votes
-        shown = [
-            f"  {'abstained' if r.predict == ABSTAIN else f'class {r.predict}{radius}'}, "
-            f"{r.count:,} of {r.n:,} votes{'' if r.coin is None else f', randomized bound with coin {r.coin:.3f}'}"
-            for r, radius in zip(self.records[:10], radii, strict=False)
-        ]
+        shown = []
+        for r in self.records[:10]:
+            radius = f", radius {r.radius:.3f}" if r.n0 else ""  # `predict` draws no n0 votes
+            answer = "abstained" if r.predict == ABSTAIN else f"class {r.predict}{radius}"
+            coin = "" if r.coin is None else f", randomized bound with coin {r.coin:.3f}"
+            shown.append(f"  {answer}, {r.count:,} of {r.n:,} votes{coin}")
         rest = [f"  ... and {len(self) - 10} more"] if len(self) > 10 else []
         return "\n".join([f"CertificateBatch of {len(self)}:", *shown, *rest])
 
