@@ -212,7 +212,7 @@ def opened_image(path: Path | ImageBytes) -> Iterator[Image.Image]:
         raise WorkError(f"{path}: expected an image file, found none; restore it or read the folder again") from None
     except Image.DecompressionBombError:
         most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
-        raise WorkError(f"{path}: expected an image of at most {most:,} pixels, got more; scale it") from None
+        raise WorkError(f"{path}: expected an image of at most {most:,} pixels, got more; make it smaller") from None
     except Exception as error:  # a damaged file can make Pillow fail in nearly any way
         size = _length(path)
         problem = one_line(str(error).replace(f"{str(path)!r}", "the file")) or type(error).__name__
