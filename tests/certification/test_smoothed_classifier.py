@@ -561,3 +561,19 @@ def test_other_threads_compute_while_a_network_is_prepared_for_its_votes() -> No
 
     assert len(smoothed(Watched(*cnn().eval())).certify(images, n=100)) == 2
     assert [torch.equal(logits, expected) for logits in meanwhile] == [True]
+
+
+def test_a_network_may_certify_while_it_is_prepared_for_its_votes() -> None:
+    images, certificates = torch.rand(2, 3, 8, 8), []
+
+    class Nested(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            if isinstance(x, Proxy):  # the network is being traced
+                smoothed(cnn().eval()).predict(images, n=10)
+            return super().forward(x)
+
+    network = smoothed(Nested(*cnn().eval()))
+    thread = threading.Thread(target=lambda: certificates.extend(network.certify(images, n=100)), daemon=True)
+    thread.start()
+    thread.join(60)  # it would wait for itself
+    assert len(certificates) == 2

@@ -44,8 +44,9 @@ def has_batch_norm(model: object) -> bool:
     )
 
 
-_TRACING = threading.Lock()
-"""Held while a model is traced: torch.fx replaces nn.Module.__call__ in the whole process for this time."""
+_TRACING = threading.RLock()
+"""Held while a model is traced: torch.fx replaces nn.Module.__call__ in the whole process for this time. The code of
+the model, which runs then, may itself certify: a thread may hold it twice."""
 
 
 class _OwnThreadTracer(Tracer):
