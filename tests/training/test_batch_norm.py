@@ -103,7 +103,7 @@ def test_command_makes_weights_that_certify_takes(
         code, _, error = run_cli("adapt", *words, *wrong)
         assert (code, error.count("\n"), said in error) == (2, 1, True)
     code, _, error = run_cli("adapt", "--model", "net.py:build", "--out", "b.safetensors")
-    assert (code, error.count("\n"), "expected a run folder, or --model" in error) == (2, 1, True)
+    assert (code, error.count("\n"), "missing: --dataset NAME, --sigma S" in error) == (2, 1, True)
 
 
 def test_command_makes_a_run_with_its_recipe_and_provenance(

@@ -220,7 +220,8 @@ class TrainRecipe(Recipe):
         for name, start in starts.items():
             if start >= self.epochs:
                 raise ValueError(
-                    f"{name}: expected an epoch before the end of training, at most {self.epochs - 1}, got {start}"
+                    f"{name}: expected an epoch before the end of training, at most {self.epochs - 1}, got {start}; "
+                    f"choose an earlier one with --set {name}=N"
                 )
         return self
 
