@@ -25,6 +25,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import compress
 from smoothcert.objectives import Adversary, Consistency, Gaussian, Macer, Objective, SmoothAdv, SmoothMix, Stability
 from smoothcert.papers import reproduce as reproduction
+from smoothcert.papers.presets import preset
 from smoothcert.papers.reproduce import (
     PlannedRun,
     Request,
@@ -157,6 +158,13 @@ def test_estimate_is_inputs_times_seconds(tmp_path: Path) -> None:
     assert run.seconds == 90 * (60_000 - 96) * 2 + 1000 * 10 * (400 + 100)
     shown = str(plan_table(request(), [replace(run, seconds=9_350), replace(run, seconds=9_350)]).caption)
     assert shown == "estimate for all, one after the other: 5 h 11 min"
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_estimate_has_an_attack_only_in_the_epochs_that_compute_it() -> None:
+    recipe, spec = preset("cifar10/sun2024", 0.5), InputSpec((3, 32, 32), 10)
+    seconds = estimates.training_seconds(recipe, spec, 2560, 100, CPU)
+    assert seconds == 2560 * (20 * 4 + 80 * (4 + 6 * 4)), "six attack steps from epoch 70 of 150 on"
 
 
 class Viewing(nn.Module):

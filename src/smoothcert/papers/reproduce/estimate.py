@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +25,10 @@ REPLAYS = 64
 
 
 def training_seconds(recipe: TrainRecipe, spec: InputSpec, images: int, epochs: int, device: torch.device) -> float:
-    """Return an estimate for `epochs` epochs of `images` training images."""
+    """Return an estimate for the last `epochs` epochs of `images` training images."""
     used = images // recipe.batch_size * recipe.batch_size
-    inputs = epochs * used * inputs_per_image(recipe.objective)
+    by_epoch = map(recipe.objective.in_epoch, range(recipe.epochs - epochs, recipe.epochs))
+    inputs = used * sum(inputs_per_image(objective) * len(list(equal)) for objective, equal in groupby(by_epoch))
     at_once = recipe.images_per_step * recipe.objective.num_noise
     bf16 = resolve_precision(recipe.precision, device) == "bf16"
     return inputs * _seconds_per_trained_input(recipe.model, spec, at_once, bf16, device)
