@@ -111,7 +111,7 @@ def test_certify_from_a_module_through_the_command_line(workplace: Path, run_cli
 def test_attack_own_network_without_a_run_folder(workplace: Path, run_cli: Cli) -> None:
     """All images are nearer than 1.5 to the boundary and farther than 1 from it: attacks of 1.6 succeed, of 0.9 not."""
     own = ("--model", "mine_for_test.py:brightness", "--dataset", "npz:grey.npz", "--sigma", 0.5, "--device", "cpu")
-    attack = ("attack", *own, "--out", "runs/c", "--radii", "0.9,1.6", "--steps", 10, "--num-noise", 4, "--n", 500)
+    attack = ("attack", *own, "--out", "runs/c", "--radii", "0.9,1.6", "--steps", 10, "--num-noise", 4, "--n", 2000)
     code, out, err = run_cli(*attack)
     assert (code, err) == (0, "")
     attacks = read_attacks(workplace / "runs/c/attacks/pgd.tsv")
