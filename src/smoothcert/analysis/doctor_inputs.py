@@ -130,12 +130,13 @@ def check_input(examined: Examined, noisy: Tensor) -> tuple[Finding | None, Tens
     before = right_in_any_order(labels, given, examined.outputs)
     rights = {text: right_in_any_order(labels, chosen, examined.outputs) for text, chosen in classes.items()}
     better = [text for text, right in rights.items() if clearly_better(right, before, 0.1)]
-    under_noise = right_in_any_order(labels, examined.classes(noisy), examined.outputs)
-    for text in tuple(better):
-        classes_under_noise = examined.classes(normalised(noisy, steps[text][0]))
-        scaled = right_in_any_order(labels, classes_under_noise, examined.outputs)
-        if clearly_better(under_noise, scaled, SIMILAR, level=0.01):
-            better.remove(text)
+    if better:
+        under_noise = right_in_any_order(labels, examined.classes(noisy), examined.outputs)
+        for text in tuple(better):
+            classes_under_noise = examined.classes(normalised(noisy, steps[text][0]))
+            scaled = right_in_any_order(labels, classes_under_noise, examined.outputs)
+            if clearly_better(under_noise, scaled, SIMILAR, level=0.01):
+                better.remove(text)
     if not better:
         return None, images
     most = max(int(rights[text].sum()) for text in better)

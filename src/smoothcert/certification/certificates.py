@@ -88,6 +88,11 @@ class CertificatesFile:
         return f"CertificatesFile({self.path}: {len(self)} images{acr})"
 
     @property
+    def is_randomized(self) -> bool:
+        """Whether the radii depend on coins, by a randomized bound."""
+        return bool(self.settings.get("bound") == RANDOMIZED)
+
+    @property
     def acr(self) -> float:
         """The average certified radius; wrong and abstained images count as 0."""
         return self.columns.acr
@@ -102,7 +107,7 @@ class CertificatesFile:
             import pandas
         except ImportError:
             raise RequestError("to_pandas: expected pandas, got none; install it with `pip install pandas`") from None
-        coin = ("coin",) if self.settings.get("bound") == RANDOMIZED else ()
+        coin = ("coin",) if self.is_randomized else ()
         rows = [
             {"index": row.index, "label": row.label, "correct": row.correct, "seconds": row.seconds}
             | {name: getattr(row.certificate, name) for name in ("predict", "radius", "n0", "n", "count", *coin)}

@@ -8,7 +8,6 @@ from pathlib import Path
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.errors import RequestError
 from smoothcert.report.layout import UNKNOWN, Cell, Column, Row, Value
-from smoothcert.report.protocol import is_randomized
 from smoothcert.report.summary import Summary
 
 
@@ -59,7 +58,7 @@ def published_rows(
             "hyper-parameters of a row; choose another table or leave --paper out"
         )
     for name, file in files:
-        if name in rows and is_randomized(file):
+        if name in rows and file.is_randomized:
             raise RequestError(
                 f"{file.path}: expected the one-sided bound to compare with {rows[name].table}, got randomized; "
                 "use `smoothcert recertify --bound one-sided`, or leave this file out"

@@ -19,7 +19,7 @@ from smoothcert.report.locate import find_certificates
 from smoothcert.report.metrics import TrainedRun, read_run, training_runs
 from smoothcert.report.paired import Comparison, comparisons
 from smoothcert.report.panels import labels_of_runs, panels_of
-from smoothcert.report.protocol import in_l1, is_randomized
+from smoothcert.report.protocol import in_l1
 from smoothcert.report.seeds import SeedMean, over_seeds
 from smoothcert.report.summary import (
     Summary,
@@ -172,7 +172,7 @@ def _marked(name: str, file: CertificatesFile) -> tuple[str, CertificatesFile]:
         "label-aware": bool(file.settings.get("label_aware")),
         "L1": in_l1(file),
         "cascade": bool(file.settings.get("cascade")),
-        "randomized bound": is_randomized(file),
+        "randomized bound": file.is_randomized,
     }
     return " ".join([name, *(f"({mark})" for mark, holds in marks.items() if holds)]), file
 

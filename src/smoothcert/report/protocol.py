@@ -23,11 +23,6 @@ def noise_of(file: CertificatesFile) -> str:
     return str(file.settings.get("noise") or "gaussian")
 
 
-def is_randomized(file: CertificatesFile) -> bool:
-    """Whether the radii depend on coins, by a randomized bound."""
-    return bool(file.settings.get("bound") == RANDOMIZED)
-
-
 def in_l1(file: CertificatesFile) -> bool:
     """Whether the noise certifies in L1."""
     return NOISES[noise_of(file)].norm == "L1"
@@ -35,7 +30,7 @@ def in_l1(file: CertificatesFile) -> bool:
 
 def kept_apart(file: CertificatesFile) -> str:
     """Why the radii cannot be compared with those of plain certificates; "" if they can."""
-    return "cascade" if file.settings.get("cascade") else "randomized bound" if is_randomized(file) else ""
+    return "cascade" if file.settings.get("cascade") else "randomized bound" if file.is_randomized else ""
 
 
 def ceiling_of(file: CertificatesFile, sigma: float | None, n: int | None, alpha: float | None) -> float | None:
@@ -45,7 +40,7 @@ def ceiling_of(file: CertificatesFile, sigma: float | None, n: int | None, alpha
     if sigmas := file.settings.get("cascade"):
         errors = [stage_error(n, n, stage, len(sigmas), alpha) for stage in range(len(sigmas))]
         return max(Gaussian(s).radius(error) for s, error in zip(sigmas, errors, strict=True))
-    return Gaussian(sigma).radius(smallest_error_bound(n, alpha, randomized=is_randomized(file)))
+    return Gaussian(sigma).radius(smallest_error_bound(n, alpha, randomized=file.is_randomized))
 
 
 def protocol_of(file: CertificatesFile, n: int | None, alpha: float | None) -> dict[str, object]:
@@ -77,7 +72,7 @@ def remarks_on(file: CertificatesFile) -> tuple[str, ...]:
         f"two-stage, about {settings.get('radius_loss')} sigma of radius given up": bool(settings.get("radius_loss")),
         "label-aware: wrong images were not sampled, for benchmarks only": bool(settings.get("label_aware")),
         f"{bound_of(file)} bound": bound_of(file) not in (ONE_SIDED, RANDOMIZED),
-        "randomized bound: each radius depends on a coin that the file stores": is_randomized(file),
+        "randomized bound: each radius depends on a coin that the file stores": file.is_randomized,
         f"cascade over σ {', '.join(f'{sigma:g}' for sigma in cascade)}": bool(cascade),
         "sound integer noise": bool(settings.get("sound")),
         f"{settings.get('noise')} noise, radii in L1": in_l1(file),
