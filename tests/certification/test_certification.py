@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import random
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -378,6 +379,19 @@ def test_folding_skips_shared_layers_hooks_and_parametrized_weights() -> None:
         images = torch.rand(4, 1, 8, 8)
         expected = network.eval()(images)
         assert torch.allclose(at_precision(network, "fp32", CPU, (1, 8, 8))(images), expected, atol=1e-4)
+
+
+def test_folding_does_not_freeze_the_random_numbers_of_a_network() -> None:
+    """A trace has one shift for ever; the network draws one for each batch, which makes its votes dependent."""
+
+    class Shifted(torch.nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.roll(random.randint(0, 7), -1))
+
+    torch.manual_seed(0)
+    network = Shifted(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.Flatten())
+    with pytest.raises(RequestError, match=r"random numbers of its own|depend on one input alone"):
+        SmoothedClassifier(network, sigma=0.5).certify(torch.rand(1, 1, 8, 8), n=10)
 
 
 def test_two_processes_cannot_write_one_file(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:

@@ -279,6 +279,15 @@ def test_runs_on_other_images_or_with_other_labels_are_not_ranked() -> None:
     for other, reason in ((moved, "the images differ"), (relabelled, "the labels of the same images differ")):
         (comparison,) = comparisons([summary_of(rows, "a"), summary_of(other, "b")])
         assert any(obstacle.startswith(reason) for obstacle in comparison.obstacles)
+    for key in ("split", "images_sha256"):  # as of images with the same labels, clean and with added blur
+        (comparison,) = comparisons([summary_of(rows, name, **{key: name}) for name in ("a", "b")])
+        assert comparison.obstacles == ("split or images_sha256 differ, so these may be different images",)
+
+
+def test_the_headline_of_radii_below_those_of_the_table() -> None:
+    for radius, words in ((0.2, "The largest certified radius is 0.2; "), (0.0, "No radius above 0 is certified.")):
+        file = summary_of([image(0, 1, 1 if radius else -1, radius)], "a").file
+        assert headlines(comparisons([summarize(file, "a", [0.0])]))[0].startswith(words)
 
 
 def test_the_headline_in_words() -> None:

@@ -22,8 +22,8 @@ def check_mode(examined: Examined) -> Finding | None:
         layers = sorted({type(layer).__name__ for layer in _active_layers(examined.classifier)})
         first, again = (logits_of(examined.classifier(pair)).float() for _ in range(2))
         random = not torch.allclose(first, again, rtol=1e-3, atol=1e-3 * float(first.abs().max()))
-        dependent = depends_on_batch(examined.classifier, pair, first)
         seeded = depends_on_place(examined.classifier, pair[0])
+        dependent = not seeded and depends_on_batch(examined.classifier, pair, first)
     found = f" ({', '.join(layers)} in train mode)" if layers else ""
     if dependent:
         return Finding(

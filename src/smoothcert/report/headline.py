@@ -37,7 +37,7 @@ def _sentences(
     radius = comparison.headline_radius
     start = _where(comparison) if several or comparison.first.apart else ""
     if radius is None:
-        text = [f"{start}No radius above 0 is certified."]
+        text = [f"{start}{_without_radius(comparison)}"]
     elif comparison.ranked:
         text = [_ranked(comparison, radius, label, start)]
     else:
@@ -48,6 +48,16 @@ def _sentences(
         text.append(f"These runs are not ranked: {'; '.join(comparison.obstacles)}.")
     sentences = [*text, *_never_certified(comparison, label), _limit(comparison)]
     return [sentence for sentence in sentences if sentence]
+
+
+def _without_radius(comparison: Comparison) -> str:
+    """The sentence for a table without a radius above 0 that all runs can show."""
+    largest = max(float(run.outcomes.radius.max()) for run in comparison.runs)
+    if largest == 0:
+        return "No radius above 0 is certified."
+    return (
+        f"The largest certified radius is {math.floor(1000 * largest) / 1000:g}; choose radii up to it for the table."
+    )
 
 
 def _where(comparison: Comparison) -> str:

@@ -136,6 +136,8 @@ def obstacles(summaries: Sequence[Summary]) -> list[str]:
         reasons.append("the images differ")
     elif any(not np.array_equal(first.label, other.label) for other in others):
         reasons.append("the labels of the same images differ, so these are different data")
+    elif any(len({s.file.settings.get(key) for s in summaries} - {None}) > 1 for key in ("split", "images_sha256")):
+        reasons.append("split or images_sha256 differ, so these may be different images")
     return reasons
 
 

@@ -15,11 +15,14 @@ import numpy as np
 import pytest
 import torch
 from starlette.testclient import TestClient
+from tiny import TinyNet
 
 from smoothcert.certification.serve import app as app_module
 from smoothcert.certification.serve.app import authorized, make_app
 from smoothcert.certification.serve.log import read_log
 from smoothcert.certification.serve.service import ServedModel, Service
+from smoothcert.errors import RequestError
+from smoothcert.models import MODELS, ModelSpec
 from smoothcert.smoothing.bounds import error_upper_bound
 
 from .conftest import png
@@ -233,6 +236,16 @@ def test_model_metrics_and_log_agree(
     page = client.get("/")
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "http" not in page.text.replace("http-equiv", "")
+
+
+def test_a_network_with_dependent_votes_is_not_served(trained_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Centred(TinyNet):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return super().forward(images - images.mean(0))
+
+    monkeypatch.setitem(MODELS, "tiny", ModelSpec("of the other images in the batch", (1, 28, 28), Centred))
+    with pytest.raises(RequestError, match="depend on one input alone"):
+        ServedModel.load(trained_run, torch.device("cpu"))
 
 
 def test_wrong_options_of_the_command_cost_one_line(

@@ -19,9 +19,11 @@ from smoothcert.certification.serve.log import CertificateLog
 from smoothcert.certification.serve.requests import Limits, RefusedError
 from smoothcert.certification.serve.rule import Plan, Question, make_plan
 from smoothcert.certification.settings import CertifySettings, make_counter, unreachable_radius
+from smoothcert.classifier import logits_of
 from smoothcert.data import known_class_names, scaled_side
 from smoothcert.data.decoding import Decoder
 from smoothcert.errors import RequestError
+from smoothcert.smoothing.batch_dependence import refuse_batch_dependence
 from smoothcert.smoothing.rules import LOOK
 from smoothcert.smoothing.votes import VoteCounter, noise_block
 from smoothcert.training.checkpoint import load_run
@@ -48,7 +50,10 @@ class ServedModel:
     def load(
         cls, folder: Path, device: torch.device, max_batch: int | None = None, code: str | None = None
     ) -> "ServedModel":
-        """Load the run in `folder`, whose network may be the user's `code`; the model is called after the folder."""
+        """Load the run in `folder`, whose network may be the user's `code`; the model is called after the folder.
+
+        A network whose votes are not independent is refused, as `certify` refuses it.
+        """
         run = load_run(folder, code)
         shape, recipe = run.spec.shape, run.recipe
         defaults = {"sigma": recipe.sigma, "noise": recipe.noise}
@@ -56,6 +61,9 @@ class ServedModel:
         counter, settings = make_counter(run.model.to(device), shape, run.spec.num_classes, settings, device)
         if isinstance(counter.classifier, nn.Module):
             counter.classifier.eval()  # for good: several threads use it
+        pair = torch.full((2, *shape), 0.5, device=device, dtype=counter.dtype)
+        with torch.no_grad():
+            refuse_batch_dependence(counter.classifier, pair, logits_of(counter.classifier(pair)))
         decoder = Decoder(*shape, scaled_side(recipe.dataset, shape))
         names = run.spec.class_names or known_class_names(recipe.dataset)
         digest = str(run.about()["weights_sha256"])
