@@ -10,7 +10,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.text import did_you_mean, printable
 
 MOST_SHOWN = 120
-LETTERS = {"lambda": "weight", "m": "num_noise", "lr": "learning_rate"}
+LETTERS = {"lambda": "weight", "lambda_": "weight", "lbd": "weight", "m": "num_noise", "lr": "learning_rate"}
 """What papers call a hyper-parameter -> its field."""
 Model = TypeVar("Model", bound=BaseModel)
 
