@@ -236,6 +236,8 @@ def test_labels_follow_the_names_of_outputs(tmp_path: Path) -> None:
     assert load_dataset(f"npz:{tmp_path / 'own.npz'}", "test", classes=names).labels.tolist() == [0, 3, 1, 2]
     with pytest.raises(RequestError, match="expected at least the 4 classes"):
         load_dataset(f"npz:{tmp_path / 'own.npz'}", "test", classes=names[:3])
+    numbers = ("2", "3", "0", "1", "none")
+    assert load_dataset(f"npz:{tmp_path / 'own.npz'}", "test", classes=numbers).labels.tolist() == [2, 1, 3, 0]
     for content, problem in (("", "got none"), ("a\nb\na\n", "got a twice")):
         (tmp_path / "classes.txt").write_text(content)
         with pytest.raises(RequestError, match=problem):

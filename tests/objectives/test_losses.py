@@ -295,6 +295,7 @@ def test_wrong_input_is_refused_in_one_line(arguments: dict[str, Any], message: 
         (lambda: sc.losses.Gaussian(), "sigma: expected a number > 0, got None"),
         (lambda: sc.losses.Gaussian(sigma=-1), "sigma: expected a number > 0, got -1"),
         (lambda: sc.losses.Consistency(sigma=1, weigth=3), "weigth: unknown key; did you mean weight"),
+        (lambda: sc.losses.Consistency(sigma=1, lambda_=3), "lambda_: unknown key; did you mean weight"),
         (lambda: sc.losses.Consistency(sigma=1, weight=-3), "weight: expected greater than or equal to 0, got -3"),
         (lambda: sc.losses.Consistency(sigma=1, form="mse", num_noise=3), "expected 2 for form mse, got 3"),
         (lambda: sc.losses.SmoothAdv(sigma=1, adversary={"steps": 0}), r"adversary\.steps: expected .* got 0"),

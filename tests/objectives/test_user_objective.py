@@ -49,6 +49,26 @@ class Fails(Gaussian):
 
 number = 5
 """
+LOSSES = """
+from smoothcert.objectives import Gaussian
+
+def method(change):
+    def loss(self, classifier, images, labels, noise, progress):
+        terms = Gaussian.loss(self, classifier, images, labels, noise, progress)
+        return change(terms)
+    return type("Method", (Gaussian,), {"loss": loss, "__module__": __name__})
+
+Nothing = method(lambda terms: None)
+Bare = method(lambda terms: terms.loss)
+Unreduced = method(lambda terms: terms._replace(loss=terms.loss.expand(3)))
+Detached = method(lambda terms: terms._replace(loss=terms.loss.detach()))
+Numbers = method(lambda terms: terms._replace(terms={"penalty": 0.5}))
+Flat = method(lambda terms: terms._replace(noisy_logits=terms.noisy_logits.flatten(0, 1)))
+Fails = method(lambda terms: terms.los)
+class Set(Gaussian):
+    def __init__(self, scale=1.0):
+        self.scale = scale
+"""
 REFERENCE = "mine_objective.py:Mine"
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -207,3 +227,32 @@ def test_losses_take_any_objective() -> None:
     batch = (lambda rows: rows @ weight, torch.rand(5, 3), torch.arange(5) % 4)
     single, double = losses.Gaussian(sigma=1.0), losses.Loss(Doubled(), sigma=1.0)
     assert double(*batch, noise=noise) == 2 * single(*batch, noise=noise)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Nothing", "to return LossTerms(loss, terms, noisy_logits), got NoneType"),
+        ("Bare", "got Tensor"),
+        ("Unreduced", "to return a loss of shape [], got [3]; take its mean"),
+        ("Detached", "a loss with a gradient, got one without"),
+        ("Numbers", "tensors of shape [] as terms, got float for 'penalty'"),
+        ("Flat", "noisy_logits of shape [num_noise, 64, 10] or None, got [64, 10]"),
+        (
+            "Fails",
+            "losses.py:Fails.loss() failed in line 16 (AttributeError: 'LossTerms' object has no attribute 'los'",
+        ),
+        ("Set", "scale: expected a field of the class, such as `scale: float = 1.0`"),
+    ],
+)
+def test_a_wrong_loss_is_refused_before_anything_is_written(
+    project: Path, run_cli: Cli, name: str, message: str
+) -> None:
+    (project / "losses.py").write_text(LOSSES)
+    code, _, errors = run_cli(
+        "train", "--recipe", "recipe.yaml", "--objective", f"losses.py:{name}", "--out", "run", "--device", "cpu"
+    )
+    assert code == 2
+    assert message in errors
+    assert len(errors.splitlines()) == 1
+    assert not (project / "run").exists()

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 from scipy.special import ndtri
 
-from smoothcert import ABSTAIN
+from smoothcert import ABSTAIN, SmoothedClassifier
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.bounds import lower_bound
 from smoothcert.smoothing.certificate_batch import rounded_down
@@ -82,3 +82,9 @@ def test_radii_in_float32_are_rounded_down() -> None:
     assert single.dtype == torch.float32
     assert (single.double() <= radii).all()
     assert (single.nextafter(torch.tensor(math.inf)).double() > radii).all()
+
+
+def test_printed_radii_are_rounded_down() -> None:
+    """All of 1,000 votes prove 0.5 * Phi^-1(0.001^(1/1000)) = 1.23163 and not 1.232."""
+    one_class = SmoothedClassifier(lambda x: torch.eye(2)[0].expand(len(x), 2), sigma=0.5)
+    assert "class 0, radius 1.231, 1,000 of 1,000 votes" in repr(one_class.certify(torch.zeros(1, 3), n=1000))

@@ -227,8 +227,8 @@ def check_labels_order(examined: Examined, inputs: Tensor) -> Finding | None:
         "label-order",
         f"the labels do not match the model's outputs: accuracy is {share(classes == labels)}, and {share(right)} if "
         f"class {', class '.join(pairs[:5])}{more}",
-        "write the class names into a file, one per line, in the order of the outputs, and pass --classes FILE "
-        "(Python: load_dataset(..., classes=names))",
+        f"write the class {'names' if named else 'numbers'} into a file, one per line, in the order of the outputs, "
+        "and pass --classes FILE (Python: load_dataset(..., classes=names))",
     )
 
 

@@ -98,7 +98,8 @@ def objectives(
         from smoothcert.training.user_objective import import_objective
 
         fields = import_objective(name).model_fields
-    show_registry({f"objective.{key}": f"{f.description} (default {f.default})" for key, f in fields.items()})
+    texts = {f"objective.{key}": f"{f.description or ''} (default {f.default})".lstrip() for key, f in fields.items()}
+    show_registry(texts)
 
 
 def show_registry(entries: "dict[str, str]") -> None:

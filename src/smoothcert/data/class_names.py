@@ -18,23 +18,26 @@ MOST_CHARACTERS = 10_000_000
 def with_classes(data: Images, names: Sequence[str]) -> Images:
     """`data` with labels that are positions in `names`, matched by name; `names` may have classes without images.
 
-    Data without class names keep their labels, which must be positions in `names` already.
+    Data without class names keep their labels, which must be positions in `names` already, unless `names` contains
+    the numbers of all labels: then these are their names.
     """
-    labels = data.labels
-    if data.class_names is None:
+    labels, given, numbers = data.labels, data.class_names, tuple(map(str, range(data.num_classes)))
+    if given is None and set(numbers) <= set(names):
+        given = numbers
+    if given is None:
         if data.num_classes > len(names):
             raise RequestError(
                 f"classes: expected at least the {data.num_classes} classes of {data.name}, got {len(names)} names"
             )
     else:
         position = {name: index for index, name in enumerate(names)}
-        if unknown := [name for name in data.class_names if name not in position]:
+        if unknown := [name for name in given if name not in position]:
             some = ", ".join(unknown[:10]) + (f" and {len(unknown) - 10} more" if len(unknown) > 10 else "")
             raise RequestError(
                 f"classes: expected the names of all classes of {data.name}, got a list without {some}; "
                 "add them, or remove those images"
             )
-        moved = torch.tensor([position[name] for name in data.class_names], dtype=torch.int64)
+        moved = torch.tensor([position[name] for name in given], dtype=torch.int64)
         labels = moved[labels.cpu()].to(labels.device)
     return replace(data, labels=labels, num_classes=len(names), class_names=tuple(names), relabelled=True)
 

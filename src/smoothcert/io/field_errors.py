@@ -10,7 +10,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.text import did_you_mean, printable
 
 MOST_SHOWN = 120
-LETTERS = {"lambda": "weight", "m": "num_noise", "lr": "learning_rate"}
+LETTERS = {"lambda": "weight", "lambda_": "weight", "lbd": "weight", "m": "num_noise", "lr": "learning_rate"}
 """What papers call a hyper-parameter -> its field."""
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -72,6 +72,10 @@ def _describe(kind: type[BaseModel], error: Any, prefix: str) -> str:
     if error["type"] == "value_error":
         # Our own validators name the field, the value and what is allowed.
         return str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "frozen_instance":
+        return (
+            f"{field}: expected a field of the class, such as `{error['loc'][-1]}: float = 1.0`, got one that code sets"
+        )
     expected = str(error["msg"]).removeprefix("Input should be ").replace("a valid tuple", "a list, such as [30, 60]")
     return f"{field}: expected {expected}, got {shown(repr(error['input']))}"
 

@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import os
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -103,7 +104,8 @@ def import_code(reference: str, field: str, kind: str) -> Any:
         raise
     except BaseException as error:  # the module is a user's code, which may fail in any way
         if name.endswith(".py") and not isinstance(error, ImportError):
-            raise RequestError(f"{field}: {name} failed ({named_error(error)}); correct it") from error
+            place = line_in(str(Path(name).expanduser().resolve()), error)
+            raise RequestError(f"{field}: {name} failed{place} ({named_error(error)}); correct it") from error
         raise RequestError(
             f"{field}: expected package.module:{kind} or FILE.py:{kind}, got {reference} ({named_error(error)}); "
             "run where Python finds the module, or set PYTHONPATH"
@@ -113,6 +115,12 @@ def import_code(reference: str, field: str, kind: str) -> Any:
         hint = did_you_mean(attribute, sorted(names), "correct the name")
         raise RequestError(f"{field}: expected a {kind.lower()} {attribute} in {name}, got none; {hint}")
     return found
+
+
+def line_in(file: str, error: BaseException) -> str:
+    """Where in a user's `file` the error was raised, as " in line 5"; empty if it was elsewhere."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f" in line {lines[-1]}" if lines else ""
 
 
 def _import(name: str) -> ModuleType:

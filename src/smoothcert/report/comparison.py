@@ -55,7 +55,7 @@ def published_rows(
         names = ", ".join(name for name, _ in files)
         raise RequestError(
             f"{names}: expected a run that the paper's table has, got none with the data set, method, sigma and "
-            "hyper-parameters of a row; choose another table or leave --paper out"
+            "hyper-parameters of a row; add a run of the table, choose another table or leave --paper out"
         )
     for name, file in files:
         if name in rows and file.is_randomized:

@@ -1,5 +1,6 @@
 """Certificates of a batch of inputs, as tensors and as records."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
@@ -98,7 +99,8 @@ class CertificateBatch(Sequence[Certificate]):
     def __repr__(self) -> str:
         shown = []
         for r in self.records[:10]:
-            radius = f", radius {r.radius:.3f}" if r.n0 else ""  # `predict` draws no n0 votes
+            # Rounded down: nothing beyond the radius is proved. `predict` draws no n0 votes.
+            radius = f", radius {math.floor(r.radius * 1000) / 1000:.3f}" if r.n0 else ""
             answer = "abstained" if r.predict == ABSTAIN else f"class {r.predict}{radius}"
             coin = "" if r.coin is None else f", randomized bound with coin {r.coin:.3f}"
             shown.append(f"  {answer}, {r.count:,} of {r.n:,} votes{coin}")

@@ -211,8 +211,8 @@ def stop_if_weights_diverged(model: nn.Module, epoch: int, folder: Path) -> None
     largest = torch.stack([parameter.detach().abs().max() for parameter in model.parameters()]).max()
     if not float(largest) < WEIGHTS_DIVERGED:
         raise WorkError(
-            f"{folder}: the weights diverged in epoch {epoch} (one is {float(largest):.3g}); the last saved epoch is "
-            "kept; lower learning_rate"
+            f"{folder}: the weights diverged in epoch {epoch} (one is {float(largest):.3g}); saved epochs are kept; "
+            "train again into another --out with a lower learning_rate"
         )
 
 

@@ -161,8 +161,8 @@ class Meter:
         step = bad_steps[0]
         terms = ", ".join(f"{n} {v:.4g}" for n, v in zip(self.names, values[step].tolist(), strict=True))
         raise WorkError(
-            f"{folder}: the loss diverged in epoch {epoch}, step {step} ({terms}); the last saved epoch is kept; "
-            "lower learning_rate or the weight of the largest term"
+            f"{folder}: the loss diverged in epoch {epoch}, step {step} ({terms}); saved epochs are kept; train again "
+            "into another --out with a lower learning_rate, or a lower weight of the largest term"
         )
 
     def running_means(self) -> tuple[float, float | None]:

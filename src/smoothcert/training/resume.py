@@ -13,7 +13,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import exists
 from smoothcert.io.files import remove_temporaries
 from smoothcert.io.results import differing_settings
-from smoothcert.io.text import error_line
+from smoothcert.io.text import error_line, flattened
 from smoothcert.training.average import AveragedWeights
 from smoothcert.training.checkpoint import InputSpec, ModelFile, load_run, read_model_file, save_weights
 from smoothcert.training.metrics import METRICS, epochs_in, keep_metrics_before
@@ -165,7 +165,7 @@ def refuse_other_recipe(
     stored: TrainRecipe, wanted: TrainRecipe, folder: Path, file: str = RECIPE, harmless: Collection[str] = ()
 ) -> None:
     """Raise a RequestError if the recipe in `file` differs from `wanted` in fields that are not `harmless`."""
-    before, now = (recipe.model_dump(mode="json", exclude=set(harmless)) for recipe in (stored, wanted))
+    before, now = (flattened(recipe.model_dump(mode="json", exclude=set(harmless))) for recipe in (stored, wanted))
     if differing := differing_settings(before, now, ("the run", "the request")):
         source = "" if file == RECIPE else f"{file} says that it "
         raise RequestError(

@@ -30,6 +30,7 @@ from smoothcert.training.denoiser import (
     is_built_in_network,
 )
 from smoothcert.training.device import weights_layout
+from smoothcert.training.first_loss import try_loss
 from smoothcert.training.initial_weights import check_source, load_initial_weights, start_notes
 from smoothcert.training.metrics import METRICS, Meter
 from smoothcert.training.recipe import TrainRecipe
@@ -132,6 +133,8 @@ def set_up(
         source = load_initial_weights(model, init, recipe.model, on_note if group.leads else lambda text: None)
     if (text := sigma_warning(recipe.sigma)) is not None:
         on_note(text)
+    if not is_built_in(recipe.objective):
+        try_loss(recipe, data, model.to(device), recipe.images_per_step // group.size)
     with alone(folder / METRICS, "choose another --out") if group.leads else nullcontext():
         start = open_folder(recipe, data, folder, group, options["resume"], on_note)
         source = check_source(folder, start.state, source)

@@ -1,0 +1,68 @@
+"""A user's own objective is tried on one step before the run folder is made: mistakes in it leave nothing behind."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from smoothcert.data import Images
+from smoothcert.errors import RequestError
+from smoothcert.io.text import named_error
+from smoothcert.models.user_code import line_in
+from smoothcert.noise import NOISES
+from smoothcert.objectives import LossTerms, Progress, name_in_recipes
+from smoothcert.training.recipe import TrainRecipe
+
+
+def try_loss(recipe: TrainRecipe, data: Images, network: nn.Module, images: int) -> None:
+    """Compute the loss of the first `images` images and its gradients; refuse what breaks a rule of `Objective.loss`.
+
+    The weights, the buffers and the mode of `network`, and the global random numbers, are as before.
+    """
+    name, device = name_in_recipes(recipe.objective), next(network.parameters()).device
+    x, y = (part.to(device) for part in data.batch(torch.arange(images)))
+    shape = (recipe.objective.num_noise, *x.shape)
+    noise = NOISES[recipe.noise](recipe.sigma).sample(shape, torch.Generator(device).manual_seed(0))
+    zero = torch.zeros((), device=device)
+    targets = None if recipe.teacher is None else torch.full((images, data.num_classes), 1 / data.num_classes).to(x)
+    progress = Progress(recipe.sigma, zero, zero, torch.full((images,), 0.5, device=device), zero, targets)
+    training, before = network.training, {key: value.clone() for key, value in network.state_dict().items()}
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            result: Any = recipe.objective.in_epoch(0).loss(network.train(), x, y, noise, progress)
+            if (fault := broken_rule(result, images, data.num_classes)) is not None:
+                raise RequestError(f"objective: expected {name}.loss() to return {fault}")
+            result.loss.backward()
+        except (RequestError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # a user's code may fail in any way
+            place = line_in(inspect.getfile(type(recipe.objective)), error)
+            raise RequestError(f"objective: {name}.loss() failed{place} ({named_error(error)}); correct it") from error
+        finally:
+            network.zero_grad()
+            network.load_state_dict(before)
+            network.train(training)
+
+
+def broken_rule(result: Any, images: int, classes: int) -> str | None:
+    """What a loss should have returned and what it did return, or None if nothing is wrong with it."""
+    if not isinstance(result, LossTerms):
+        return f"LossTerms(loss, terms, noisy_logits), got {type(result).__name__}"
+    loss, terms, logits = result
+    if not isinstance(loss, Tensor) or loss.ndim:
+        return f"a loss of shape [], got {described(loss)}; take its mean"
+    if not loss.requires_grad:
+        return "a loss with a gradient, got one without; do not detach it, nor compute it under torch.no_grad()"
+    if not isinstance(terms, dict):
+        return f"terms as a dict of tensors, got {type(terms).__name__}"
+    for key, term in terms.items():
+        if not isinstance(term, Tensor) or term.ndim:
+            return f"tensors of shape [] as terms, got {described(term)} for {key!r}"
+    if logits is not None and not (isinstance(logits, Tensor) and logits.shape[1:] == (images, classes)):
+        return f"noisy_logits of shape [num_noise, {images}, {classes}] or None, got {described(logits)}"
+    return None
+
+
+def described(value: object) -> str:
+    return str(list(value.shape)) if isinstance(value, Tensor) else type(value).__name__
