@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import CellType, FunctionType
@@ -23,57 +23,43 @@ Classifier = Callable[["Tensor"], "Tensor"]
 def evaluating(classifier: Classifier) -> Iterator[None]:
     """Put a module into eval mode (fixed batch statistics) and restore the mode of each submodule afterwards.
 
-    The same applies to the modules that another callable uses, as far as they can be found. Several threads may
-    evaluate a module at once: its mode is restored after the last of them.
+    The same applies to the modules that another callable uses, as far as they can be found. A module stays in eval mode
+    while any call evaluates it, in this thread or another. A call restores the mode before it; if a later call has not
+    ended yet, that call restores this mode instead.
     """
-    import torch
-    from torch import nn
-
-    if isinstance(classifier, nn.Module):  # compiled code depends on this list alone, not on the module's address
-        modules = list(classifier.modules())
-    else:
-        modules = list({id(module): module for root in _modules_of(classifier) for module in root.modules()}.values())
-    modules = [module for module in modules if hasattr(module, "training")]  # a frozen TorchScript module has no mode
-    if torch.compiler.is_compiling():  # a training step: one thread, and a lock cannot be compiled
-        modes = [module.training for module in modules]
-        try:
-            for module in modules:
-                module.training = False
-            yield
-        finally:
-            for module, training in zip(modules, modes, strict=True):
-                module.training = training
-        return
-    _start_evaluation(modules)
+    modules, call = modules_with_mode(classifier), object()
+    with _SWITCHING:
+        for module in modules:
+            _MODES.setdefault(id(module), {})[call] = module.training
+            module.training = False
     try:
         yield
     finally:
-        _end_evaluation(modules)
+        with _SWITCHING:
+            for module in modules:
+                calls = _MODES[id(module)]
+                later = list(calls)[list(calls).index(call) + 1 :]
+                mode = calls.pop(call)
+                if later:
+                    calls[later[0]] = mode
+                else:
+                    module.training = mode
+                if not calls:
+                    del _MODES[id(module)]
 
 
-_EVALUATED: dict[int, tuple[int, bool]] = {}
-"""id of a module in evaluation -> the number of calls that evaluate it, and its mode before the first of them."""
+_MODES: dict[int, dict[object, bool]] = {}
+"""id of a module -> for each call that evaluates it, in their order, the mode that the call restores."""
 _SWITCHING = threading.Lock()
 
 
-def _start_evaluation(modules: Sequence[nn.Module]) -> None:
-    """Put modules into eval mode for a call; threads may evaluate the same modules at once."""
-    with _SWITCHING:
-        for module in modules:
-            calls, training = _EVALUATED.get(id(module), (0, module.training))
-            _EVALUATED[id(module)] = (calls + 1, training)
-            module.training = False
-
-
-def _end_evaluation(modules: Sequence[nn.Module]) -> None:
-    """Restore the mode of each module that no other call evaluates."""
-    with _SWITCHING:
-        for module in modules:
-            calls, training = _EVALUATED.pop(id(module))
-            if calls > 1:
-                _EVALUATED[id(module)] = (calls - 1, training)
-            else:
-                module.training = training
+def modules_with_mode(classifier: Classifier) -> list[nn.Module]:
+    """Return a module and its submodules, or those that another callable uses; a frozen TorchScript one has no mode."""
+    roots = _modules_of(classifier)
+    modules = [module for root in roots for module in root.modules()]
+    if len(roots) > 1:  # which may share modules
+        modules = list({id(module): module for module in modules}.values())
+    return [module for module in modules if hasattr(module, "training")]
 
 
 def _modules_of(classifier: object) -> list[nn.Module]:

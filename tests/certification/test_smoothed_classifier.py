@@ -547,6 +547,17 @@ def test_a_module_stays_in_eval_mode_until_the_last_call_that_evaluates_it_ends(
     assert all(part.training for part in network.modules())
 
 
+def test_a_nested_evaluation_restores_the_mode_before_it() -> None:
+    network = cnn().train()
+    with evaluating(network):
+        network[0].train()
+        with evaluating(network):
+            assert not network[0].training
+        assert network[0].training
+        assert not network.training
+    assert all(part.training for part in network.modules())
+
+
 def test_other_threads_compute_while_a_network_is_prepared_for_its_votes() -> None:
     images, other = torch.rand(2, 3, 8, 8), cnn().eval()
     expected, meanwhile = other(images), []
