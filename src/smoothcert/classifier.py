@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import CellType, FunctionType
 from typing import TYPE_CHECKING
 
 from smoothcert.errors import RequestError
+from smoothcert.io.text import named_error
 
 if TYPE_CHECKING:  # records are read without torch
     import torch
@@ -127,6 +128,36 @@ def logits_of(output: object) -> Tensor:
     )
 
 
+@contextmanager
+def failures_reported(name: str, shape: Sequence[int]) -> Iterator[None]:
+    """Turn what the code of a classifier, called `name`, raises for inputs of `shape` into a RequestError."""
+    import torch
+
+    try:
+        yield
+    except (RequestError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except (Exception, SystemExit) as error:  # a user's code may fail in any way
+        raise RequestError(
+            f"model: {name} fails on inputs of shape {list(shape)} ({named_error(error)}); correct it, or give inputs "
+            "that it takes"
+        ) from error
+
+
+def first_logits(classifier: Classifier, inputs: Tensor, name: str) -> Tensor:
+    """Return the logits of `inputs` [n, ...]; refuse a classifier that fails or overwrites them."""
+    import torch
+
+    with failures_reported(name, inputs.shape[1:]), torch.no_grad(), evaluating(classifier):
+        logits = logits_of(classifier(given := inputs.clone()))
+    if not torch.equal(given, inputs):
+        raise RequestError(
+            "model: expected a classifier that leaves its input unchanged, got one that overwrites it; "
+            "write x = (x - mean) / std instead of x.sub_(mean).div_(std) or x -= mean"
+        )
+    return logits
+
+
 def check_logits(logits: Tensor, inputs: int, num_classes: int | None = None) -> None:
     """Refuse logits of another shape than [inputs, num_classes]; None stands for any number of classes above 1."""
     given = tuple(logits.shape)
@@ -147,15 +178,6 @@ def refuse_nan(logits: Tensor) -> None:
         raise RequestError(
             "the classifier returned NaN for an input without noise, expected numbers; check its weights, or try "
             "precision fp32"
-        )
-
-
-def refuse_changed_input(inputs: Tensor, given: Tensor) -> None:
-    """Refuse a classifier that has overwritten its `inputs`, which were `given`: they are used several times."""
-    if not bool((inputs == given).all()):
-        raise RequestError(
-            "model: expected a classifier that leaves its input unchanged, got one that overwrites it; "
-            "write x = (x - mean) / std instead of x.sub_(mean).div_(std) or x -= mean"
         )
 
 

@@ -21,16 +21,8 @@ from smoothcert.certification.settings import (
     make_rule,
     with_until_radius,
 )
-from smoothcert.classifier import (
-    Classifier,
-    check_logits,
-    evaluating,
-    logits_of,
-    refuse_changed_input,
-    refuse_nan,
-)
+from smoothcert.classifier import Classifier, check_logits, evaluating, failures_reported, first_logits, refuse_nan
 from smoothcert.errors import RequestError
-from smoothcert.io.text import named_error
 from smoothcert.models.precision import has_batch_norm
 from smoothcert.noise import sigma_warning
 from smoothcert.smoothing.batch_dependence import refuse_batch_dependence
@@ -171,27 +163,17 @@ def _prepared(
     recipe = parse_recipe(CertifySettings, fields, "certify").completed(stored, device, shape)
     single = all(parameter.dtype == torch.float32 for parameter in smoothed.parameters())
     as_is = not optimize and recipe.precision == "fp32" and single and not smoothed.compiled
-    try:
-        if as_is:
-            counter = VoteCounter(smoothed.classifier, smoothed.noise, 2, recipe.batch_size)
-        else:
+    if as_is:
+        counter = VoteCounter(smoothed.classifier, smoothed.noise, 2, recipe.batch_size)
+    else:
+        with failures_reported("the classifier", shape):  # it may be run to optimize it
             counter, recipe = make_counter(smoothed.classifier, shape, 2, recipe, device, stored=bool(stored))
-        # Two copies: a classifier that takes the first dimension for channels does not return two rows.
-        with torch.no_grad(), evaluating(counter.classifier):
-            pair = inputs[:1].expand(2, *shape).contiguous().to(counter.dtype)
-            output = counter.classifier(given := pair.clone())
-    except (RequestError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # a user's code may fail in any way
-        raise RequestError(
-            f"the classifier fails on a batch of shape [2, {', '.join(map(str, shape))}] ({named_error(error)}); "
-            "expected inputs [n, ...] as the classifier takes them"
-        ) from error
-    refuse_changed_input(given, pair)
-    logits = logits_of(output)
+    # Two copies: a classifier that takes the first dimension for channels does not return two rows.
+    pair = inputs[:1].expand(2, *shape).contiguous().to(counter.dtype)
+    logits = first_logits(counter.classifier, pair, "the classifier")
     check_logits(logits, 2, smoothed.num_classes)
     refuse_nan(logits)
-    with torch.no_grad(), evaluating(counter.classifier):
+    with evaluating(counter.classifier):
         refuse_batch_dependence(counter.classifier, pair, logits)
     smoothed.num_classes = logits.shape[1]
     prepared = Prepared(replace(counter, num_classes=smoothed.num_classes), recipe, shape, device)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, SequentialSampler, default_col
 from smoothcert.certification.cascade import Cascade
 from smoothcert.certification.ensemble import RunEnsemble, names_of, training_of
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-from smoothcert.classifier import device_of, evaluating, in_float32, logits_of, refuse_nan
+from smoothcert.classifier import device_of, evaluating, first_logits, in_float32, logits_of, refuse_nan
 from smoothcert.data import DATASETS, UNSPLIT, ImageFiles, Images, images_from_dataset
 from smoothcert.data.images import spread
 from smoothcert.errors import RequestError
@@ -91,8 +91,8 @@ class Subject:
         else:
             check_outputs(self.classifier, self.name, data.shape, data.num_classes, device)
         pair = data.batch(torch.zeros(2, dtype=torch.int64))[0].to(device_of(self.classifier) or device)
-        with torch.no_grad(), evaluating(self.classifier):
-            refuse_nan(logits := logits_of(self.classifier(pair)))
+        refuse_nan(logits := first_logits(self.classifier, pair, self.name))
+        with evaluating(self.classifier):
             refuse_batch_dependence(self.classifier, pair, logits)
 
     def about(self, data: Images | Tensor, device: torch.device, batch_size: int) -> dict[str, Any]:
