@@ -19,8 +19,7 @@ from smoothcert.certification.columns import Columns, ParsedRows, columns_of, pa
 from smoothcert.certification.recertify import bounded_again
 from smoothcert.errors import WorkError
 from smoothcert.noise import Gaussian
-from smoothcert.smoothing.certificate import ABSTAIN, Certificate
-from smoothcert.smoothing.certify import certificate_of_class
+from smoothcert.smoothing.certificate import ABSTAIN, Certificate, certificate_of_class
 
 SETTINGS = {"sigma": 0.5, "n": 100, "n0": 10, "alpha": 0.001, "bound": "one-sided", "num_classes": 4}
 VOTES = ((90, 5, 5, 0), (100, 0, 0, 0), (0, 99, 0, 1), (25, 25, 26, 24), (10, 0, 85, 5), (60, 40, 0, 0), (0, 0, 0, 100))

@@ -32,8 +32,7 @@ from smoothcert.io.compressed import plain_form
 from smoothcert.io.results import alone, differing_settings
 from smoothcert.models.precision import DTYPES, at_precision
 from smoothcert.noise import Gaussian
-from smoothcert.smoothing.certificate import ABSTAIN
-from smoothcert.smoothing.certify import class_from_votes
+from smoothcert.smoothing.certificate import ABSTAIN, class_from_votes
 from smoothcert.smoothing.votes import Classifier, VoteCounter, noise_block
 from smoothcert.training.checkpoint import Run
 from smoothcert.training.denoiser import Denoiser

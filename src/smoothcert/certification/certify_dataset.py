@@ -4,7 +4,7 @@ import glob
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +173,8 @@ class Certification:
             known = {row.index for row in existing_rows(path)}
             missing = [index for index in indices if index not in known]
             if missing and not self.prepared.later:  # of a cascade, no stage alone needs to be accurate
-                accuracy = stored_accuracy(path) or self.accuracy(indices)
-                provenance = {**provenance, "accuracy": accuracy.to_mapping()}
+                accuracy = self.accuracy(indices)
+                provenance = {**provenance, "accuracy": asdict(accuracy)}
                 on_accuracy(accuracy)
                 if self.on_estimate is not None:
                     self.on_estimate(self.estimate(missing))
@@ -252,11 +252,6 @@ def wait_for_settings(path: Path, team: Team, seconds: float = SHARED_SECONDS) -
 def existing_rows(path: Path) -> tuple[CertifiedImage, ...]:
     """Return the rows of a file, none if there is no file yet."""
     return tuple(read_certificates(path).rows) if path.exists() else ()
-
-
-def stored_accuracy(path: Path) -> NoiseAccuracy | None:
-    """Return what an earlier call on the same file measured."""
-    return NoiseAccuracy.from_mapping(read_settings(path)["provenance"].get("accuracy")) if path.exists() else None
 
 
 def update_provenance(path: Path, provenance: Mapping[str, Any]) -> None:

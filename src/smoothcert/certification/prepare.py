@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -30,26 +30,12 @@ from smoothcert.smoothing.cascade import certify_cascade, last_alpha, stage_alph
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.votes import VoteCounter, fitting_into_memory, noise_block
-from smoothcert.training.choices import Bound
 from smoothcert.training.recipe import parse_recipe
 
 if TYPE_CHECKING:
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 
 Seeds = list[tuple[int, int]]
-
-
-class RuleOptions(TypedDict, total=False):
-    """The options of `SmoothedClassifier.certify` that decide how votes are drawn and what they prove."""
-
-    n: int
-    n0: int
-    alpha: float
-    radii: Sequence[float] | float
-    until_radius: float | None
-    radius_loss: float | None
-    bound: Bound
-    sound: bool
 
 
 @dataclass(frozen=True)
@@ -116,7 +102,7 @@ class Prepared:
 def prepare(
     smoothed: "SmoothedClassifier",
     x: Tensor,
-    options: RuleOptions,
+    options: Mapping[str, Any],
     *,
     seed: int | None = None,
     stored: Mapping[str, Any] = MappingProxyType({}),
@@ -150,7 +136,7 @@ def prepare(
 def _prepared(
     smoothed: "SmoothedClassifier",
     inputs: Tensor,
-    options: RuleOptions,
+    options: Mapping[str, Any],
     device: torch.device,
     seed: int | None,
     stored: Mapping[str, Any],
