@@ -76,7 +76,7 @@ def train(
                     f"{out}: holds no run to continue; name its run by --out, or give --preset NAME for a new one"
                 )
     refuse_used_folder(out, resume)
-    load = files.loader()
+    load = files.load
     chosen = {"trained": init is not None, "continued": continued}
     try:
         final = choose_recipe(options, sigma, files.image_size, set_, load, **chosen)
