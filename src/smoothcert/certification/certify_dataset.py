@@ -22,7 +22,7 @@ from smoothcert.certification.certificates import (
 )
 from smoothcert.certification.estimate import CertificationEstimate, seconds_per_vote
 from smoothcert.certification.prepare import Prepared, checked_indices
-from smoothcert.certification.settings import CertifySettings, images_at_once, make_counter, with_until_radius
+from smoothcert.certification.settings import CertifySettings, images_at_once, make_counter
 from smoothcert.certification.subject import Certifiable, Data, Subject, as_images, data_settings
 from smoothcert.data import Images
 from smoothcert.data.images import spread
@@ -103,7 +103,7 @@ def certify_dataset(
     images take at most, and calls `on_estimate` with the result.
     """
     path, device = certificates_path(out), find_device(device)
-    given = {**(settings.model_dump() if settings else {}), **with_until_radius(fields)}
+    given = {**(settings.model_dump() if settings else {}), **fields}
     settings = parse_recipe(CertifySettings, given, "certify")
     subject = Subject.of(model, name).behind(denoiser)
     if isinstance(model, Cascade):

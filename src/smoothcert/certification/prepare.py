@@ -14,18 +14,12 @@ import torch
 from torch import Tensor
 
 from smoothcert.certification.certificates import CertifiedImage
-from smoothcert.certification.settings import (
-    CertifyRecipe,
-    CertifySettings,
-    make_counter,
-    make_rule,
-    with_until_radius,
-)
-from smoothcert.classifier import Classifier, check_logits, evaluating, failures_reported, first_logits, refuse_nan
+from smoothcert.certification.settings import CertifyRecipe, CertifySettings, make_counter, make_rule
+from smoothcert.classifier import Classifier, failures_reported
 from smoothcert.errors import RequestError
 from smoothcert.models.precision import has_batch_norm
 from smoothcert.noise import sigma_warning
-from smoothcert.smoothing.batch_dependence import refuse_batch_dependence
+from smoothcert.smoothing.batch_dependence import refuse_unsound
 from smoothcert.smoothing.cascade import certify_cascade, last_alpha, stage_alphas
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.smoothing.rules import Rule
@@ -144,7 +138,7 @@ def _prepared(
 ) -> Prepared:
     shape: Any = tuple(inputs.shape[1:])  # of any length; images have three
     fields: dict[str, Any] = {**options, "sigma": smoothed.noise.sigma, "noise": smoothed.noise.name, "seed": seed}
-    fields = with_until_radius(fields) | {"precision": smoothed.precision, "compile": smoothed.compiled}
+    fields |= {"precision": smoothed.precision, "compile": smoothed.compiled}
     fields["batch_size"] = stored.get("batch_size", smoothed.batch_size)  # a file may have one that fits into memory
     recipe = parse_recipe(CertifySettings, fields, "certify").completed(stored, device, shape)
     single = all(parameter.dtype == torch.float32 for parameter in smoothed.parameters())
@@ -154,14 +148,9 @@ def _prepared(
     else:
         with failures_reported("the classifier", shape):  # it may be run to optimize it
             counter, recipe = make_counter(smoothed.classifier, shape, 2, recipe, device, stored=bool(stored))
-    # Two copies: a classifier that takes the first dimension for channels does not return two rows.
-    pair = inputs[:1].expand(2, *shape).contiguous().to(counter.dtype)
-    logits = first_logits(counter.classifier, pair, "the classifier")
-    check_logits(logits, 2, smoothed.num_classes)
-    refuse_nan(logits)
-    with evaluating(counter.classifier):
-        refuse_batch_dependence(counter.classifier, pair, logits)
-    smoothed.num_classes = logits.shape[1]
+    # It is tried on two copies: one that takes the first dimension for channels does not return two rows.
+    tried = inputs[:1].to(counter.dtype)
+    smoothed.num_classes = refuse_unsound(counter.classifier, tried, "the classifier", smoothed.num_classes)
     prepared = Prepared(replace(counter, num_classes=smoothed.num_classes), recipe, shape, device)
     prepared.rule.errors_at_radii(smoothed.noise)  # refuses radii that cannot be tested
     return prepared

@@ -146,8 +146,6 @@ def certify(
 
     meet()
     front = load_denoiser(request.denoiser, sigma) if request.denoiser is not None else None
-    if until_radius is not None and radii is not None:
-        raise RequestError("give --until-radius or --radii, not both")
     for option, value in (("--radius", request.radius), ("--until-radius", until_radius)):
         if value is not None and not 0 <= value < math.inf:
             raise RequestError(f"{option}: expected a number >= 0, got {value}")
@@ -155,8 +153,8 @@ def certify(
     fields = {
         **{"n": n, "n0": n0, "alpha": alpha, "noise": noise, "precision": precision, "bound": bound, "sound": sound},
         "sigma": front.sigma if front is not None and sigma is None else sigma,
-        "radii": [until_radius] if until_radius is not None else parse_radii(radii) or (),
-        **{"hold_back": radii is not None, "radius_loss": radius_loss, "label_aware": label_aware, "seed": seed},
+        **{"until_radius": until_radius, "radii": parse_radii(radii) or ()},
+        **{"radius_loss": radius_loss, "label_aware": label_aware, "seed": seed},
         **{"compile": compile_, "batch_size": batch_size, "skip": skip, "max_images": max_images},
         "shard": parse_shard(shard),
     }

@@ -207,7 +207,9 @@ class NetworkOptions(ImageOptions):
 
     model: OwnNetwork = None
     init: Weights = None
-    dataset: DatasetName = None
+    dataset: Annotated[
+        str | None, typer.Option(help="Data set: see `smoothcert datasets`.", show_default="the run's")
+    ] = None
 
     def check(self, *runs: Path | None, published: bool = False) -> None:
         """Refuse wrong paths, and --init without own code, before torch is imported, which takes seconds."""

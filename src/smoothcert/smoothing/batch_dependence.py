@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from smoothcert.classifier import Classifier, logits_of
+from smoothcert.classifier import Classifier, check_logits, evaluating, first_logits, logits_of, refuse_nan
 from smoothcert.errors import RequestError
 
 SAME = 0.05
@@ -22,6 +22,21 @@ LEVEL = 1e-6
 """Significance level of the tests on random logits."""
 EQUAL_CALLS, PLACES = 10, 8
 """Number of calls that must repeat a difference of equal inputs (4^-10 is below `LEVEL`), and of these inputs."""
+
+
+def refuse_unsound(classifier: Classifier, inputs: Tensor, name: str, num_classes: int | None = None) -> int:
+    """Try a classifier, called `name`, on two copies of the first of `inputs` [n, ...]; return its number of classes.
+
+    One that fails, overwrites its input, returns other logits than [2, num_classes], or NaN, or gives votes that are
+    not independent, is refused.
+    """
+    pair = inputs[:1].expand(2, *inputs.shape[1:]).contiguous()
+    logits = first_logits(classifier, pair, name)
+    check_logits(logits, 2, num_classes)
+    refuse_nan(logits)
+    with evaluating(classifier):
+        refuse_batch_dependence(classifier, pair, logits)
+    return int(logits.shape[1])
 
 
 def refuse_batch_dependence(classifier: Classifier, pair: Tensor, logits: Tensor) -> None:
