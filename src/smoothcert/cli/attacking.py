@@ -66,9 +66,8 @@ def attack(
     attacked_radii = parse_radii(radii)
     if certificates is not None:
         check_file(certificates, "a certificates file")
-    from smoothcert.certification.attack import attack_dataset
+    from smoothcert.certification.attack import attack_dataset, complete_attack_recipe
     from smoothcert.certification.attack_file import contradiction_p_value, empirical_accuracy
-    from smoothcert.certification.attack_settings import complete_attack_recipe
     from smoothcert.certification.certificates import read_certificates
     from smoothcert.certification.shards import chosen_images
     from smoothcert.cli.certify_targets import if_elsewhere, refuse_other_run

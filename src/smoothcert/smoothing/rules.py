@@ -30,7 +30,7 @@ from smoothcert.smoothing.certificate import (
     sorted_votes,
 )
 from smoothcert.smoothing.sequential import GridTest, combined_error_bound, split_alpha
-from smoothcert.smoothing.votes import VoteCounter, coin_of, noise_block
+from smoothcert.smoothing.votes import VoteCounter, coin_of
 
 FIRST_STAGE = 500
 """Minimum number of votes of the first stage of the two-stage rule."""
@@ -40,7 +40,7 @@ OUTSIDE = 0.1
 """Probability that p is larger than the largest one for which the loss is predicted. It decides how often the loss is a
 little larger than requested, never whether a certificate holds."""
 LOOK = {"cpu": 500, "cuda": 2000}
-"""Number of votes between two looks of a sequential test."""
+"""Number of votes between two looks of a sequential test, at least."""
 BEYOND = 1e-9
 """Relative amount by which radii are tested beyond the requested ones: certified accuracy counts larger radii only."""
 
@@ -55,10 +55,6 @@ class _Chosen:
     classes: Sequence[int]
     first: Sequence[int]
     n0: int
-
-    @property
-    def block(self) -> int:
-        return min(noise_block(self.images.device), self.counter.batch_size)
 
     def votes(self, which: Sequence[int], n: int, first_block: int = 0) -> np.ndarray:
         """n fresh votes for some of the images."""
@@ -127,10 +123,10 @@ class Rule:
 
     def _two_stage(self, chosen: _Chosen, radius_loss: float) -> list[Certificate]:
         """Plain CERTIFY on as many fresh votes as the first stage found worthwhile: sound given the first stage."""
-        votes = []
+        votes, block = [], chosen.counter.block(chosen.images.device, self.n)
         for i, count in enumerate(chosen.first):
             wanted = second_stage_votes(count, chosen.n0, alpha=self.alpha, n_max=self.n, radius_loss=radius_loss)
-            votes.append(chosen.votes([i], min(self.n, -(-wanted // chosen.block) * chosen.block))[0])
+            votes.append(chosen.votes([i], min(self.n, -(-wanted // block) * block))[0])
         return self._bounded(chosen, votes)
 
     def errors_at_radii(self, noise: Noise) -> list[float]:
@@ -156,8 +152,8 @@ class Rule:
 
     def _sequential(self, chosen: _Chosen) -> list[Certificate]:
         """Draw votes in looks; an image leaves when its tests are decided."""
-        device, noise, block = chosen.images.device, chosen.counter.noise, chosen.block
-        look = min(-(-LOOK.get(device.type, LOOK["cuda"]) // block) * block, self.n)
+        noise, look = chosen.counter.noise, votes_per_look(chosen.counter, chosen.images.device, self.n)
+        block = chosen.counter.block(chosen.images.device, look)
         test, held_back = self.grid(noise, look)
         runs = [test.start() for _ in chosen.classes]
         votes = np.zeros((len(runs), chosen.counter.num_classes), dtype=np.int64)
@@ -174,6 +170,12 @@ class Rule:
             radius = noise.radius(min(1.0, q + self.slack))
             certificates.append(certificate_from_bound(cls, radius, chosen.n0, counts[cls], sorted_votes(counts)))
         return certificates
+
+
+def votes_per_look(counter: VoteCounter, device: torch.device, n: int) -> int:
+    """Number of votes between two looks of at most n votes: whole noise blocks."""
+    block = counter.block(device, n)
+    return min(-(-LOOK.get(device.type, LOOK["cuda"]) // block) * block, n)
 
 
 def _predicted_radius(q: float, n: int, alpha: float) -> float:

@@ -22,8 +22,9 @@ from smoothcert.certification.settings import CertifySettings, make_counter, unr
 from smoothcert.data import known_class_names, scaled_side
 from smoothcert.data.decoding import Decoder
 from smoothcert.errors import RequestError
-from smoothcert.smoothing.rules import LOOK
-from smoothcert.smoothing.votes import VoteCounter, noise_block
+from smoothcert.smoothing.certificate import MOST_VOTES
+from smoothcert.smoothing.rules import votes_per_look
+from smoothcert.smoothing.votes import VoteCounter
 from smoothcert.training.checkpoint import load_run
 
 DIGEST = 12
@@ -68,8 +69,7 @@ class ServedModel:
     @property
     def look(self) -> int:
         """Number of votes between two looks, as `Rule` chooses it."""
-        block = min(noise_block(self.device), self.counter.batch_size)
-        return -(-LOOK.get(self.device.type, LOOK["cuda"]) // block) * block
+        return votes_per_look(self.counter, self.device, MOST_VOTES)
 
     def plan(self, question: Question) -> Plan:
         """The looks of a question; a radius that this many votes can never show is a RequestError."""
