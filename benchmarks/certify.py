@@ -24,7 +24,7 @@ from torch import nn
 from smoothcert.models import CifarResNet, LeNet
 from smoothcert.models.precision import DTYPES, at_precision, resolve_precision
 from smoothcert.noise import Gaussian
-from smoothcert.smoothing.certify import certificate_of_class
+from smoothcert.smoothing.certificate import certificate_of_class
 from smoothcert.smoothing.integer_noise import IntegerGaussian
 from smoothcert.smoothing.votes import VoteCounter, default_batch_size
 

@@ -19,7 +19,7 @@ import numpy as np
 from smoothcert.certification.certificates import CertifiedImage, write_certificates
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.bounds import error_upper_bound
-from smoothcert.smoothing.certify import certificate_from_bound, sorted_votes
+from smoothcert.smoothing.certificate import certificate_from_bound, sorted_votes
 
 SIGMAS, VOTES, FIRST_VOTES, ALPHA, CLASSES = (0.25, 0.5, 1.0), 100_000, 100, 0.001, 10
 METHODS = ("gaussian", "consistency", "smoothmix", "macer", "stability", "smoothadv")

@@ -29,7 +29,7 @@ from smoothcert.certification.prepare import Prepared
 from smoothcert.certification.serve.log import read_log
 from smoothcert.certification.settings import CertifySettings, images_at_once, make_counter
 from smoothcert.data import load_dataset
-from smoothcert.smoothing.certify import certificate_of_class
+from smoothcert.smoothing.certificate import certificate_of_class
 from smoothcert.training.checkpoint import Run, load_run
 
 NAIVE_IMAGES, NAIVE_BATCH = 12, 100

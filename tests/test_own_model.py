@@ -288,7 +288,7 @@ def test_user_network_in_a_file(workplace: Path, monkeypatch: pytest.MonkeyPatch
 def test_network_of_another_shape_is_refused_before_training(workplace: Path) -> None:
     with pytest.raises(RequestError, match=r"gives \[2, 3\] for 2 images, expected logits \[2, 2\]"):
         build_model("mine_for_test:three", (1, 4, 4), 2)
-    with pytest.raises(RequestError, match=r"fails on images of shape \[3, 9, 9\]"):
+    with pytest.raises(RequestError, match=r"fails on inputs of shape \[3, 9, 9\]"):
         build_model("mine_for_test:three", (3, 9, 9), 3)
     with pytest.raises(RequestError, match="expected mine_for_test:plain to return a torch module"):
         build_model("mine_for_test:plain", (1, 4, 4), 2)
@@ -333,7 +333,7 @@ def test_file_in_the_folder_does_not_replace_a_package(tmp_path: Path) -> None:
         (lambda x: torch.zeros(len(x), 7), r"gives \[2, 7\] for 2 images, expected logits \[2, 10\]"),
         (lambda x: torch.zeros(len(x), 12), "name the classes of all outputs with certify --classes FILE"),
         (lambda x: torch.zeros(len(x)), r"gives \[2\] for 2 images"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(3, 10)), r"fails on images of shape \[1, 28, 28\]"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(3, 10)), r"fails on inputs of shape \[1, 28, 28\]"),
         (nn.Sequential(nn.Flatten(), nn.Linear(784, 10, device="meta")), "got one on the device meta, without any"),
     ],
 )

@@ -10,6 +10,7 @@ from types import CellType, FunctionType
 from typing import TYPE_CHECKING
 
 from smoothcert.errors import RequestError
+from smoothcert.io.text import named_error
 
 if TYPE_CHECKING:  # records are read without torch
     import torch
@@ -23,57 +24,43 @@ Classifier = Callable[["Tensor"], "Tensor"]
 def evaluating(classifier: Classifier) -> Iterator[None]:
     """Put a module into eval mode (fixed batch statistics) and restore the mode of each submodule afterwards.
 
-    The same applies to the modules that another callable uses, as far as they can be found. Several threads may
-    evaluate a module at once: its mode is restored after the last of them.
+    The same applies to the modules that another callable uses, as far as they can be found. A module stays in eval mode
+    while any call evaluates it, in this thread or another. A call restores the mode before it; if a later call has not
+    ended yet, that call restores this mode instead.
     """
-    import torch
-    from torch import nn
-
-    if isinstance(classifier, nn.Module):  # compiled code depends on this list alone, not on the module's address
-        modules = list(classifier.modules())
-    else:
-        modules = list({id(module): module for root in _modules_of(classifier) for module in root.modules()}.values())
-    modules = [module for module in modules if hasattr(module, "training")]  # a frozen TorchScript module has no mode
-    if torch.compiler.is_compiling():  # a training step: one thread, and a lock cannot be compiled
-        modes = [module.training for module in modules]
-        try:
-            for module in modules:
-                module.training = False
-            yield
-        finally:
-            for module, training in zip(modules, modes, strict=True):
-                module.training = training
-        return
-    _start_evaluation(modules)
+    modules, call = modules_with_mode(classifier), object()
+    with _SWITCHING:
+        for module in modules:
+            _MODES.setdefault(id(module), {})[call] = module.training
+            module.training = False
     try:
         yield
     finally:
-        _end_evaluation(modules)
+        with _SWITCHING:
+            for module in modules:
+                calls = _MODES[id(module)]
+                later = list(calls)[list(calls).index(call) + 1 :]
+                mode = calls.pop(call)
+                if later:
+                    calls[later[0]] = mode
+                else:
+                    module.training = mode
+                if not calls:
+                    del _MODES[id(module)]
 
 
-_EVALUATED: dict[int, tuple[int, bool]] = {}
-"""id of a module in evaluation -> the number of calls that evaluate it, and its mode before the first of them."""
+_MODES: dict[int, dict[object, bool]] = {}
+"""id of a module -> for each call that evaluates it, in their order, the mode that the call restores."""
 _SWITCHING = threading.Lock()
 
 
-def _start_evaluation(modules: Sequence[nn.Module]) -> None:
-    """Put modules into eval mode for a call; threads may evaluate the same modules at once."""
-    with _SWITCHING:
-        for module in modules:
-            calls, training = _EVALUATED.get(id(module), (0, module.training))
-            _EVALUATED[id(module)] = (calls + 1, training)
-            module.training = False
-
-
-def _end_evaluation(modules: Sequence[nn.Module]) -> None:
-    """Restore the mode of each module that no other call evaluates."""
-    with _SWITCHING:
-        for module in modules:
-            calls, training = _EVALUATED.pop(id(module))
-            if calls > 1:
-                _EVALUATED[id(module)] = (calls - 1, training)
-            else:
-                module.training = training
+def modules_with_mode(classifier: Classifier) -> list[nn.Module]:
+    """Return a module and its submodules, or those that another callable uses; a frozen TorchScript one has no mode."""
+    roots = _modules_of(classifier)
+    modules = [module for root in roots for module in root.modules()]
+    if len(roots) > 1:  # which may share modules
+        modules = list({id(module): module for module in modules}.values())
+    return [module for module in modules if hasattr(module, "training")]
 
 
 def _modules_of(classifier: object) -> list[nn.Module]:
@@ -141,6 +128,36 @@ def logits_of(output: object) -> Tensor:
     )
 
 
+@contextmanager
+def failures_reported(name: str, shape: Sequence[int]) -> Iterator[None]:
+    """Turn what the code of a classifier, called `name`, raises for inputs of `shape` into a RequestError."""
+    import torch
+
+    try:
+        yield
+    except (RequestError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except (Exception, SystemExit) as error:  # a user's code may fail in any way
+        raise RequestError(
+            f"model: {name} fails on inputs of shape {list(shape)} ({named_error(error)}); correct it, or give inputs "
+            "that it takes"
+        ) from error
+
+
+def first_logits(classifier: Classifier, inputs: Tensor, name: str) -> Tensor:
+    """Return the logits of `inputs` [n, ...]; refuse a classifier that fails or overwrites them."""
+    import torch
+
+    with failures_reported(name, inputs.shape[1:]), torch.no_grad(), evaluating(classifier):
+        logits = logits_of(classifier(given := inputs.clone()))
+    if not torch.equal(given, inputs):
+        raise RequestError(
+            "model: expected a classifier that leaves its input unchanged, got one that overwrites it; "
+            "write x = (x - mean) / std instead of x.sub_(mean).div_(std) or x -= mean"
+        )
+    return logits
+
+
 def check_logits(logits: Tensor, inputs: int, num_classes: int | None = None) -> None:
     """Refuse logits of another shape than [inputs, num_classes]; None stands for any number of classes above 1."""
     given = tuple(logits.shape)
@@ -161,15 +178,6 @@ def refuse_nan(logits: Tensor) -> None:
         raise RequestError(
             "the classifier returned NaN for an input without noise, expected numbers; check its weights, or try "
             "precision fp32"
-        )
-
-
-def refuse_changed_input(inputs: Tensor, given: Tensor) -> None:
-    """Refuse a classifier that has overwritten its `inputs`, which were `given`: they are used several times."""
-    if not bool((inputs == given).all()):
-        raise RequestError(
-            "model: expected a classifier that leaves its input unchanged, got one that overwrites it; "
-            "write x = (x - mean) / std instead of x.sub_(mean).div_(std) or x -= mean"
         )
 
 

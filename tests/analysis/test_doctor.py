@@ -272,7 +272,7 @@ def test_measurements_are_those_of_a_plain_loop(robust: nn.Module, data: ImageDa
         (lambda x: torch.zeros(len(x), 5), None, "has 5 outputs, but there are labels up to 9"),
         (lambda x: (torch.zeros(len(x), 10), 1), None, "got tuple; wrap it"),
         (lambda x: torch.full((len(x), 10), torch.nan), None, "returned NaN for an input without noise"),
-        (nn.Linear(3, 10), None, r"fails on images of shape \[1, 28, 28\]"),
+        (nn.Linear(3, 10), None, r"fails on inputs of shape \[1, 28, 28\]"),
         (None, [torch.zeros(2, 1, 28, 28)], "got none with labels"),
         (None, [], "got none"),
         (None, torch.zeros(2, 1, 28, 28), "expected a DataLoader"),

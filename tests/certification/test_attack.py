@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 from smoothcert import ABSTAIN, Cascade, Ensemble, SmoothedClassifier, certify_dataset
 from smoothcert.attacks import smoothed_pgd
-from smoothcert.certification.attack import Attacker, AttackStatus, Purpose, attack_dataset, noise_key
+from smoothcert.certification.attack import (
+    Attacker,
+    AttackRecipe,
+    AttackStatus,
+    attack_dataset,
+    complete_attack_recipe,
+    noise_key,
+)
 from smoothcert.certification.attack_file import (
     HEADER,
     AttackedImage,
@@ -27,7 +34,6 @@ from smoothcert.certification.attack_file import (
     parse_row,
     read_attacks,
 )
-from smoothcert.certification.attack_settings import AttackRecipe, complete_attack_recipe
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
@@ -236,9 +242,11 @@ def test_order_and_resume_do_not_change_rows(data: ImageData, tmp_path: Path) ->
 
 
 def test_noise_keys_depend_on_every_argument() -> None:
-    keys = [noise_key(s, i, p, r) for s in (1, 2) for i in (0, 1) for p in Purpose for r in (0.0, 0.5, 1.0)]
+    keys = [
+        noise_key(s, i, p, r) for s in (1, 2) for i in (0, 1) for p in ("gradient", "votes") for r in (0.0, 0.5, 1.0)
+    ]
     assert len(set(keys)) == len(keys) == 24
-    assert noise_key(1, 2, Purpose.VOTES, 0.5) == noise_key(1, 2, Purpose.VOTES, 0.5)
+    assert noise_key(1, 2, "votes", 0.5) == noise_key(1, 2, "votes", 0.5)
 
 
 def test_votes_at_the_attacked_point_are_fresh(

@@ -25,8 +25,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import settings_path
 from smoothcert.noise import NOISES
 from smoothcert.smoothing.bounds import error_upper_bound
-from smoothcert.smoothing.certificate import Certificate
-from smoothcert.smoothing.certify import certificate_of_class, sorted_votes
+from smoothcert.smoothing.certificate import Certificate, certificate_of_class, sorted_votes
 
 SETTINGS = {"sigma": 0.5, "n": 10, "seed": 1}
 

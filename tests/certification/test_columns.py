@@ -19,8 +19,7 @@ from smoothcert.certification.columns import Columns, ParsedRows, columns_of, pa
 from smoothcert.certification.recertify import bounded_again
 from smoothcert.errors import WorkError
 from smoothcert.noise import Gaussian
-from smoothcert.smoothing.certificate import ABSTAIN, Certificate
-from smoothcert.smoothing.certify import certificate_of_class
+from smoothcert.smoothing.certificate import ABSTAIN, Certificate, certificate_of_class
 
 SETTINGS = {"sigma": 0.5, "n": 100, "n0": 10, "alpha": 0.001, "bound": "one-sided", "num_classes": 4}
 VOTES = ((90, 5, 5, 0), (100, 0, 0, 0), (0, 99, 0, 1), (25, 25, 26, 24), (10, 0, 85, 5), (60, 40, 0, 0), (0, 0, 0, 100))
@@ -96,7 +95,7 @@ def test_what_is_accepted_at_once_is_accepted_row_by_row(path: Path) -> None:
                 body[:i] + body[j] + body[i + 1 : j] + body[i] + body[j + 1 :],
             ]
         )
-        if (columns := parse_columns(damaged.encode(), limits)) is None:
+        if (columns := parse_columns(damaged.split("\n")[:-1], limits)) is None:
             continue
         parsed = [parse_row(line) for line in damaged.split("\n")[:-1]]
         for row in parsed:
@@ -119,7 +118,7 @@ def test_what_is_accepted_at_once_is_accepted_row_by_row(path: Path) -> None:
 def test_rows_that_the_settings_forbid_are_refused(path: Path, settings: dict[str, float], message: str) -> None:
     changed = {**SETTINGS, **settings}
     write_certificates(path, rows(), changed, {})
-    assert parse_columns(path.read_bytes().partition(b"\n")[2], RowLimits(changed)) is None
+    assert parse_columns(path.read_text().split("\n")[1:-1], RowLimits(changed)) is None
     with pytest.raises(WorkError, match=message):
         read_certificates(path)
 

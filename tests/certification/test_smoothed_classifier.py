@@ -88,8 +88,8 @@ BAD_CLASSIFIERS = {
     "class indices": (lambda x: brightness(x).argmax(1), r"got \[2\]; .*one score per class, such as one_hot"),
     "binary score": (lambda x: brightness(x)[:, :1], r"got \[2, 1\]; .*one score per class"),
     "one row": (lambda x: brightness(x)[:1], r"expected logits of shape \[2, classes\], got \[1, 2\]"),
-    "wrong channels": (cnn(channels=1), r"fails on a batch of shape \[2, 3, 8, 8\] \(RuntimeError"),
-    "exception": (lambda x: {}["key"], r"fails on a batch .* \(KeyError"),
+    "wrong channels": (cnn(channels=1), r"fails on inputs of shape \[3, 8, 8\] \(RuntimeError"),
+    "exception": (lambda x: {}["key"], r"fails on inputs .* \(KeyError"),
     "nan logits": (nan_weights(), "returned NaN for an input without noise"),
     "another device": (cnn().to("meta"), r"expected them on meta, .* got cpu; use x.to\('meta'\)"),
 }
@@ -282,7 +282,7 @@ def test_one_image_is_a_batch_of_one_if_the_classifier_needs_it(capfd: pytest.Ca
     assert capfd.readouterr().err == ""
     # A classifier of matrices takes the first dimension as the batch.
     assert len(smoothed().certify(IMAGES[0], n=300)) == 3
-    with pytest.raises(RequestError, match=r"shape \[2, 8, 8\].*; as one image: .* shape \[2, 3, 8, 8\]"):
+    with pytest.raises(RequestError, match=r"shape \[8, 8\].*; as one image: .* shape \[3, 8, 8\]"):
         smoothed(cnn(channels=2)).certify(IMAGES[0])
 
 
@@ -544,6 +544,17 @@ def test_a_module_stays_in_eval_mode_until_the_last_call_that_evaluates_it_ends(
     first.__exit__(None, None, None)
     assert not any(part.training for part in network.modules())
     second.__exit__(None, None, None)
+    assert all(part.training for part in network.modules())
+
+
+def test_a_nested_evaluation_restores_the_mode_before_it() -> None:
+    network = cnn().train()
+    with evaluating(network):
+        network[0].train()
+        with evaluating(network):
+            assert not network[0].training
+        assert network[0].training
+        assert not network.training
     assert all(part.training for part in network.modules())
 
 

@@ -18,8 +18,7 @@ from smoothcert.report.headline import headlines
 from smoothcert.report.paired import comparisons
 from smoothcert.report.summary import Summary, implied_l_infinity, summarize
 from smoothcert.smoothing.bounds import error_upper_bound
-from smoothcert.smoothing.certificate import ABSTAIN, Certificate
-from smoothcert.smoothing.certify import certificate_of_class
+from smoothcert.smoothing.certificate import ABSTAIN, Certificate, certificate_of_class
 
 from .conftest import SETTINGS, image
 

@@ -70,9 +70,3 @@ def test_a_classifier_that_does_not_know_the_images() -> None:
 )
 def test_faults_by_numbers(accuracy: NoiseAccuracy, fault: str | None) -> None:
     assert accuracy.fault == fault
-    assert NoiseAccuracy.from_mapping(accuracy.to_mapping()) == accuracy
-
-
-def test_damaged_records_are_measured_again() -> None:
-    for stored in (None, 3, {}, {**NoiseAccuracy(5, 1, 0, 1, 0).to_mapping(), "noisy": "x"}):
-        assert NoiseAccuracy.from_mapping(stored) is None

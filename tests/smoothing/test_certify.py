@@ -10,8 +10,8 @@ from scipy.special import ndtri
 from smoothcert import ABSTAIN, SmoothedClassifier
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.bounds import lower_bound
+from smoothcert.smoothing.certificate import certificate_of_class, class_from_votes
 from smoothcert.smoothing.certificate_batch import rounded_down
-from smoothcert.smoothing.certify import certificate_of_class, class_from_votes
 
 
 def test_certify_bounds_the_class_that_the_first_votes_chose() -> None:

@@ -16,9 +16,8 @@ from smoothcert.certification.settings import CertifyRecipe, make_rule
 from smoothcert.noise import Gaussian, Laplace, Noise, Uniform
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.smoothing.integer_noise import IntegerGaussian
-from smoothcert.smoothing.rules import Rule
+from smoothcert.smoothing.rules import Rule, second_stage_votes
 from smoothcert.smoothing.sequential import boundaries
-from smoothcert.smoothing.two_stage import second_stage_votes
 from smoothcert.smoothing.votes import VoteCounter, block_keys
 
 SIGMA = 0.5

@@ -10,7 +10,7 @@ from scipy import stats
 
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.bounds import error_upper_bound, lower_bound
-from smoothcert.smoothing.two_stage import second_stage_votes
+from smoothcert.smoothing.rules import second_stage_votes
 
 
 def chance(count: int, n: int, p: Fraction) -> Fraction:

@@ -25,20 +25,11 @@ from smoothcert.certification.certify_loader import DATASET_BATCH, Batches, inpu
 from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import Subject
-from smoothcert.classifier import (
-    Classifier,
-    check_logits,
-    device_of,
-    evaluating,
-    logits_of,
-    refuse_changed_input,
-    refuse_nan,
-)
+from smoothcert.classifier import Classifier, check_logits, device_of, first_logits, refuse_nan
 from smoothcert.data import Images
 from smoothcert.data.images import in_unit_interval, spread
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError
-from smoothcert.io.text import error_line
 from smoothcert.noise import NOISES
 from smoothcert.smoothing.accuracy import NoiseAccuracy, clearly_below, independent_accuracy
 from smoothcert.training.checkpoint import Run
@@ -224,17 +215,7 @@ def _noisy_classes(examined: Examined, sigma: float, noise: Tensor) -> dict[floa
 
 def _outputs(classifier: Classifier, images: Tensor, labels: Tensor, name: str) -> int:
     """The number of outputs; a model that fails on the images, or that has fewer outputs than labels, is refused."""
-    try:
-        with torch.no_grad(), evaluating(classifier):
-            logits = logits_of(classifier(given := images.clone()))
-            refuse_changed_input(given, images)
-    except RequestError:
-        raise
-    except (Exception, SystemExit) as error:  # a user's code may fail in any way
-        raise RequestError(
-            f"model: {name} fails on images of shape {list(images.shape[1:])} ({error_line(error)}); "
-            "correct it, or give images that it takes"
-        ) from error
+    logits = first_logits(classifier, images, name)
     check_logits(logits, len(images))
     refuse_nan(logits)
     outputs, highest = int(logits.shape[1]), int(labels.max())

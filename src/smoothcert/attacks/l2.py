@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothcert.classifier import Classifier as Classifier
-from smoothcert.classifier import evaluating
+from smoothcert.classifier import evaluating, modules_with_mode
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def input_gradient(
     """
     if torch.compiler.is_compiling():
         # The compiler can follow this gradient; the one below works for networks that functorch refuses.
-        with torch.no_grad(), evaluating(classifier):
+        with torch.no_grad(), _in_eval_mode(classifier):
             gradient, others = torch.func.grad(loss, has_aux=True)(point)
         return gradient, others
     with torch.enable_grad(), attacked(classifier):
@@ -42,6 +42,20 @@ def input_gradient(
         total, others = loss(moved)
         (gradient,) = torch.autograd.grad(total, moved)
     return gradient, tuple(other.detach() for other in others)
+
+
+@contextmanager
+def _in_eval_mode(classifier: Classifier) -> Iterator[None]:
+    """`evaluating` for the compiler, which cannot follow a lock: a training step that it compiles has one thread."""
+    modules = modules_with_mode(classifier)
+    modes = [module.training for module in modules]
+    try:
+        for module in modules:
+            module.training = False
+        yield
+    finally:
+        for module, training in zip(modules, modes, strict=True):
+            module.training = training
 
 
 def norms(batch: Tensor) -> Tensor:

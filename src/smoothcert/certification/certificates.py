@@ -301,8 +301,9 @@ def _parse_at_once(content: bytes, limits: RowLimits) -> ParsedRows | None:
     header, body = "\t".join(COLUMNS).encode() + b"\n", content[: content.rfind(b"\n") + 1]
     if not body.startswith(header):
         return None
-    columns = parse_columns(body := body[len(header) :], limits)
-    return None if columns is None else ParsedRows(body.decode().split("\n")[:-1], columns, parse_row)
+    lines = body[len(header) :].decode(errors="replace").split("\n")[:-1]
+    columns = parse_columns(lines, limits)
+    return None if columns is None else ParsedRows(lines, columns, parse_row)
 
 
 def certificates_writer(

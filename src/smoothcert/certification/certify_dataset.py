@@ -4,7 +4,7 @@ import glob
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from smoothcert.certification.certificates import (
 )
 from smoothcert.certification.estimate import CertificationEstimate, seconds_per_vote
 from smoothcert.certification.prepare import Prepared, checked_indices
-from smoothcert.certification.settings import CertifySettings, images_at_once, make_counter, with_until_radius
+from smoothcert.certification.settings import CertifySettings, images_at_once, make_counter
 from smoothcert.certification.subject import Certifiable, Data, Subject, as_images, data_settings
 from smoothcert.data import Images
 from smoothcert.data.images import spread
@@ -103,7 +103,7 @@ def certify_dataset(
     images take at most, and calls `on_estimate` with the result.
     """
     path, device = certificates_path(out), find_device(device)
-    given = {**(settings.model_dump() if settings else {}), **with_until_radius(fields)}
+    given = {**(settings.model_dump() if settings else {}), **fields}
     settings = parse_recipe(CertifySettings, given, "certify")
     subject = Subject.of(model, name).behind(denoiser)
     if isinstance(model, Cascade):
@@ -173,8 +173,8 @@ class Certification:
             known = {row.index for row in existing_rows(path)}
             missing = [index for index in indices if index not in known]
             if missing and not self.prepared.later:  # of a cascade, no stage alone needs to be accurate
-                accuracy = stored_accuracy(path) or self.accuracy(indices)
-                provenance = {**provenance, "accuracy": accuracy.to_mapping()}
+                accuracy = self.accuracy(indices)
+                provenance = {**provenance, "accuracy": asdict(accuracy)}
                 on_accuracy(accuracy)
                 if self.on_estimate is not None:
                     self.on_estimate(self.estimate(missing))
@@ -252,11 +252,6 @@ def wait_for_settings(path: Path, team: Team, seconds: float = SHARED_SECONDS) -
 def existing_rows(path: Path) -> tuple[CertifiedImage, ...]:
     """Return the rows of a file, none if there is no file yet."""
     return tuple(read_certificates(path).rows) if path.exists() else ()
-
-
-def stored_accuracy(path: Path) -> NoiseAccuracy | None:
-    """Return what an earlier call on the same file measured."""
-    return NoiseAccuracy.from_mapping(read_settings(path)["provenance"].get("accuracy")) if path.exists() else None
 
 
 def update_provenance(path: Path, provenance: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import torch
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from smoothcert.certification.certificates import CertifiedImage, certificates_path, certificates_writer
-from smoothcert.certification.prepare import Prepared, RuleOptions, checked_inputs, noise_seeds, prepare
+from smoothcert.certification.prepare import Prepared, checked_inputs, noise_seeds, prepare
 from smoothcert.certification.settings import images_at_once
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import DIGEST_IMAGES, Subject
@@ -100,7 +101,7 @@ def inputs_and_labels(batch: object) -> tuple[object, Tensor | None]:
 def certify_loader(
     smoothed: SmoothedClassifier,
     data: object,
-    options: RuleOptions,
+    options: Mapping[str, Any],
     *,
     seed: int | None,
     out: str | Path | None,
@@ -131,7 +132,7 @@ def _warn_unless_begun(path: Path, begun: Event) -> None:
 def _stream(
     smoothed: SmoothedClassifier,
     source: Batches,
-    options: RuleOptions,
+    options: Mapping[str, Any],
     seed: int | None,
     path: Path | None,
     name: str | None,

@@ -16,8 +16,7 @@ from smoothcert.io.results import settings_path
 from smoothcert.noise import NOISES
 from smoothcert.smoothing.bounds import error_upper_bound, smallest_error_bound
 from smoothcert.smoothing.cascade import cascade_radius
-from smoothcert.smoothing.certificate import MOST_VOTES, Certificate
-from smoothcert.smoothing.certify import certified_radius, largest_other
+from smoothcert.smoothing.certificate import MOST_VOTES, Certificate, certified_radius, largest_other
 from smoothcert.training.choices import Bound
 
 if TYPE_CHECKING:

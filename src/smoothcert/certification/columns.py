@@ -1,6 +1,7 @@
 """The rows of a certificates file as arrays, parsed and checked all at once."""
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -19,13 +20,9 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-Letters = NDArray[np.uint8]
 LARGEST_INTEGER, LARGEST_CLASS = 10**12, 10**6
 """Far above any index or number of votes, and any class."""
-_PER_ROW = 10
-_ZERO = np.uint8(ord("0"))
-_DIGITS = 18
-"""As many as fit into 64 bits."""
+_PAIRS = re.compile(r"\d+:\d+(,\d+:\d+)*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,19 +158,27 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
-def parse_columns(body: bytes, limits: RowLimits) -> Columns | None:
-    """The columns of the lines `body`, each with its newline and the ten usual columns, if every row is right.
+def parse_columns(lines: Sequence[str], limits: RowLimits) -> Columns | None:
+    """The columns of `lines`, which have the ten usual columns, if every row is right.
 
     None if a row is damaged, claims too much, or is of a rule whose rows must be checked one by one: the parser of
     single rows knows what to say. Everything that is accepted here is accepted there.
     """
     try:
-        columns, seconds, correct = _converted(body)
+        index, label, predict, radius, correct, times, n0, n, count, votes = zip(
+            *(line.split("\t") for line in lines), strict=True
+        )
+        cells = (index, label, predict, correct, n0, n, count)
+        indices, labels, classes, right, first, fresh, counts = (np.array(cell, dtype=np.int64) for cell in cells)
+        seconds, radii = np.array(list(map(parse_seconds, times))), np.array(radius, dtype=np.float64)
+        pairs = np.array(",".join(votes).replace(":", ",").split(","), dtype=np.int64).reshape(-1, 2)
     except (ValueError, OverflowError):
         return None
-    c, pairs = columns, columns.votes_row * (LARGEST_CLASS + 1) + columns.votes_class
-    pairs.sort()
-    sums = np.add.reduceat(c.votes_number, np.searchsorted(c.votes_row, np.arange(len(c)))) if len(c) else c.n
+    if not all(map(_PAIRS.fullmatch, votes)):
+        return None
+    rows = np.repeat(np.arange(len(lines)), [cell.count(":") for cell in votes])
+    c = Columns(indices, labels, classes, radii, first, fresh, counts, first + fresh, rows, *pairs.T)
+    named = np.unique(rows * (LARGEST_CLASS + 1) + c.votes_class)
     rights = (
         len(np.unique(c.index)) == len(c),
         _within(c.index, 0, LARGEST_INTEGER),
@@ -184,66 +189,16 @@ def parse_columns(body: bytes, limits: RowLimits) -> Columns | None:
         _within(c.votes_class, 0, LARGEST_CLASS),
         _within(c.votes_number, 0, LARGEST_INTEGER),
         _within(seconds, 0, LARGEST_INTEGER),
+        _within(c.count, 0, c.n),
         ((c.radius >= 0) & np.isfinite(c.radius)).all(),
-        (correct == (c.predict == c.label)).all(),
-        (sums == c.n).all(),
-        (pairs[1:] != pairs[:-1]).all(),
-        ((c.count >= 0) & (c.count <= c.n)).all(),
+        (right == (c.predict == c.label)).all(),
+        (np.bincount(rows, c.votes_number, len(c)) == c.n).all(),
+        len(named) == len(rows),
         (c.radius[c.predict == ABSTAIN] == 0).all(),
         ((c.votes_for(c.predict) == c.count) | (c.predict == ABSTAIN)).all(),
     )
-    return columns if all(rights) and limits.allow(columns) else None
+    return c if all(rights) and limits.allow(c) else None
 
 
-def _converted(body: bytes) -> tuple[Columns, Floats, Integers]:
-    """The columns, seconds and `correct` of each row; a ValueError or OverflowError where a cell is not a number or is
-    missing, or a row has no votes."""
-    letters = np.frombuffer(body, dtype=np.uint8)
-    ends = np.flatnonzero((letters == ord("\t")) | (letters == ord("\n"))).reshape(-1, _PER_ROW).T
-    starts = np.roll(ends, 1, axis=0) + 1
-    starts[0] = np.concatenate([[0], ends[-1, :-1] + 1])[: ends.shape[1]]
-    if (letters[ends[:-1]] != ord("\t")).any() or (letters[ends[-1]] != ord("\n")).any():
-        raise ValueError("a row does not have ten columns")
-    index, label, correct, n0, n, count = (_integers(letters, starts[i], ends[i]) for i in (0, 1, 4, 6, 7, 8))
-    negative = letters[starts[2]] == ord("-")  # an abstention
-    predict = _integers(letters, starts[2] + negative, ends[2]) * np.where(negative, -1, 1)
-    text = body.decode("ascii")
-    radius, seconds = (
-        np.array([parse(text[a:b]) for a, b in zip(starts[i].tolist(), ends[i].tolist(), strict=True)], dtype=float)
-        for i, parse in ((3, float), (5, parse_seconds))
-    )
-    columns = Columns(index, label, predict, radius, n0, n, count, n0 + n, *_votes(letters, starts[9]))
-    return columns, seconds, correct
-
-
-def _votes(letters: Letters, starts: Integers) -> tuple[Integers, Integers, Integers]:
-    """The rows, classes and numbers of the pairs `class:number`, with commas between them, in each row from its entry
-    of `starts` to its end."""
-    stops = np.flatnonzero((letters == ord(":")) | (letters == ord(",")) | (letters == ord("\n")))
-    last = letters[stops] == ord("\n")
-    rows = np.cumsum(last) - last
-    inside = stops >= starts[rows]  # other cells have colons, too
-    stops, rows = (values[inside].reshape(-1, 2) for values in (stops, rows))
-    if (letters[stops[:, 0]] != ord(":")).any() or (letters[stops[:, 1]] == ord(":")).any():
-        raise ValueError("votes are not pairs of numbers")
-    row, (class_end, number_end) = rows[:, 0], stops.T
-    class_start = np.where(np.diff(row, prepend=-1) > 0, starts[row], np.roll(number_end, 1) + 1)
-    return row, _integers(letters, class_start, class_end), _integers(letters, class_end + 1, number_end)
-
-
-def _integers(letters: Letters, starts: Integers, ends: Integers) -> Integers:
-    """The numbers from each of `starts` to its end; a ValueError for anything but 1 to 18 digits."""
-    lengths = ends - starts
-    if not _within(lengths, 1, _DIGITS):
-        raise ValueError("not an integer")
-    values = np.zeros(len(starts), dtype=np.int64)
-    for place in range(int(lengths.max(initial=0))):
-        digits = np.where(place < lengths, letters.take(ends - 1 - place, mode="clip"), _ZERO) - _ZERO
-        if (digits > 9).any():  # other signs, also those below 0, which wrap around
-            raise ValueError("not an integer")
-        values += digits * np.int64(10**place)
-    return values
-
-
-def _within(values: Integers | Floats, least: int, most: int) -> bool:
+def _within(values: Integers | Floats, least: int, most: int | Integers) -> bool:
     return bool(((least <= values) & (values <= most)).all())

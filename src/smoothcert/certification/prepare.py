@@ -8,56 +8,28 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from smoothcert.certification.certificates import CertifiedImage
-from smoothcert.certification.settings import (
-    CertifyRecipe,
-    CertifySettings,
-    make_counter,
-    make_rule,
-    with_until_radius,
-)
-from smoothcert.classifier import (
-    Classifier,
-    check_logits,
-    evaluating,
-    logits_of,
-    refuse_changed_input,
-    refuse_nan,
-)
+from smoothcert.certification.settings import CertifyRecipe, CertifySettings, make_counter, make_rule
+from smoothcert.classifier import Classifier, failures_reported
 from smoothcert.errors import RequestError
-from smoothcert.io.text import named_error
 from smoothcert.models.precision import has_batch_norm
 from smoothcert.noise import sigma_warning
-from smoothcert.smoothing.batch_dependence import refuse_batch_dependence
+from smoothcert.smoothing.batch_dependence import refuse_unsound
 from smoothcert.smoothing.cascade import certify_cascade, last_alpha, stage_alphas
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.votes import VoteCounter, fitting_into_memory, noise_block
-from smoothcert.training.choices import Bound
 from smoothcert.training.recipe import parse_recipe
 
 if TYPE_CHECKING:
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 
 Seeds = list[tuple[int, int]]
-
-
-class RuleOptions(TypedDict, total=False):
-    """The options of `SmoothedClassifier.certify` that decide how votes are drawn and what they prove."""
-
-    n: int
-    n0: int
-    alpha: float
-    radii: Sequence[float] | float
-    until_radius: float | None
-    radius_loss: float | None
-    bound: Bound
-    sound: bool
 
 
 @dataclass(frozen=True)
@@ -124,7 +96,7 @@ class Prepared:
 def prepare(
     smoothed: "SmoothedClassifier",
     x: Tensor,
-    options: RuleOptions,
+    options: Mapping[str, Any],
     *,
     seed: int | None = None,
     stored: Mapping[str, Any] = MappingProxyType({}),
@@ -158,7 +130,7 @@ def prepare(
 def _prepared(
     smoothed: "SmoothedClassifier",
     inputs: Tensor,
-    options: RuleOptions,
+    options: Mapping[str, Any],
     device: torch.device,
     seed: int | None,
     stored: Mapping[str, Any],
@@ -166,34 +138,19 @@ def _prepared(
 ) -> Prepared:
     shape: Any = tuple(inputs.shape[1:])  # of any length; images have three
     fields: dict[str, Any] = {**options, "sigma": smoothed.noise.sigma, "noise": smoothed.noise.name, "seed": seed}
-    fields = with_until_radius(fields) | {"precision": smoothed.precision, "compile": smoothed.compiled}
+    fields |= {"precision": smoothed.precision, "compile": smoothed.compiled}
     fields["batch_size"] = stored.get("batch_size", smoothed.batch_size)  # a file may have one that fits into memory
     recipe = parse_recipe(CertifySettings, fields, "certify").completed(stored, device, shape)
     single = all(parameter.dtype == torch.float32 for parameter in smoothed.parameters())
     as_is = not optimize and recipe.precision == "fp32" and single and not smoothed.compiled
-    try:
-        if as_is:
-            counter = VoteCounter(smoothed.classifier, smoothed.noise, 2, recipe.batch_size)
-        else:
+    if as_is:
+        counter = VoteCounter(smoothed.classifier, smoothed.noise, 2, recipe.batch_size)
+    else:
+        with failures_reported("the classifier", shape):  # it may be run to optimize it
             counter, recipe = make_counter(smoothed.classifier, shape, 2, recipe, device, stored=bool(stored))
-        # Two copies: a classifier that takes the first dimension for channels does not return two rows.
-        with torch.no_grad(), evaluating(counter.classifier):
-            pair = inputs[:1].expand(2, *shape).contiguous().to(counter.dtype)
-            output = counter.classifier(given := pair.clone())
-    except (RequestError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # a user's code may fail in any way
-        raise RequestError(
-            f"the classifier fails on a batch of shape [2, {', '.join(map(str, shape))}] ({named_error(error)}); "
-            "expected inputs [n, ...] as the classifier takes them"
-        ) from error
-    refuse_changed_input(given, pair)
-    logits = logits_of(output)
-    check_logits(logits, 2, smoothed.num_classes)
-    refuse_nan(logits)
-    with torch.no_grad(), evaluating(counter.classifier):
-        refuse_batch_dependence(counter.classifier, pair, logits)
-    smoothed.num_classes = logits.shape[1]
+    # It is tried on two copies: one that takes the first dimension for channels does not return two rows.
+    tried = inputs[:1].to(counter.dtype)
+    smoothed.num_classes = refuse_unsound(counter.classifier, tried, "the classifier", smoothed.num_classes)
     prepared = Prepared(replace(counter, num_classes=smoothed.num_classes), recipe, shape, device)
     prepared.rule.errors_at_radii(smoothed.noise)  # refuses radii that cannot be tested
     return prepared

@@ -12,8 +12,7 @@ from smoothcert.io.compressed import read_content
 from smoothcert.io.files import write_text_atomically
 from smoothcert.io.results import alone, refuse_existing, settings_path, write_settings
 from smoothcert.noise import NOISES, Noise
-from smoothcert.smoothing.certificate import ABSTAIN
-from smoothcert.smoothing.certify import certificate_from_bound, certified_radius, largest_other
+from smoothcert.smoothing.certificate import ABSTAIN, certificate_from_bound, certified_radius, largest_other
 from smoothcert.smoothing.integer_noise import SLACK
 from smoothcert.smoothing.votes import coin_of
 

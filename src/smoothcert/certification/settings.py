@@ -66,6 +66,17 @@ class CertifySettings(Recipe):
     max_images: int | None = Field(default=None, description="certify at most this many images")
     shard: tuple[int, int] = Field(default=(1, 1), description="(i, k): certify the i-th of k shares of the images")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _until_radius(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace `until_radius`, if it is given, by the two fields that it stands for."""
+        others, radii = dict(fields), fields.get("radii", ())
+        if (until := others.pop("until_radius", None)) is None:
+            return others
+        if not hasattr(radii, "__len__") or len(radii):
+            raise ValueError("give until_radius or radii, not both")
+        return {**others, "radii": (until,), "hold_back": False}
+
     @field_validator("radii", mode="before")
     @classmethod
     def _several_radii(cls, value: object) -> object:
@@ -153,17 +164,6 @@ class CertifyRecipe(CertifySettings):
     )
     batch_size: int = Field(default=500, ge=1, le=MOST_VOTES, description="noisy images in a forward pass")
     seed: int = Field(ge=0, description="of the noise")
-
-
-def with_until_radius(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings in which `until_radius`, if it is given, is replaced by the two fields that it stands for."""
-    others = {name: value for name, value in fields.items() if name != "until_radius"}
-    until, radii = fields.get("until_radius"), fields.get("radii", ())
-    if until is None:
-        return others
-    if not hasattr(radii, "__len__") or len(radii):
-        raise RequestError("give until_radius or radii, not both")
-    return {**others, "radii": (until,), "hold_back": False}
 
 
 def unreachable_radius(settings: CertifySettings, radius: float) -> str | None:

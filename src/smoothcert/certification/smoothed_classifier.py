@@ -2,21 +2,20 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from smoothcert.certification.prepare import RuleOptions, noise_seeds, prepare
+from smoothcert.certification.prepare import noise_seeds, prepare
 from smoothcert.classifier import device_of
 from smoothcert.data import Images
 from smoothcert.errors import RequestError
 from smoothcert.models.precision import resolve_precision
 from smoothcert.noise import NOISES
-from smoothcert.smoothing.certificate import Certificate
+from smoothcert.smoothing.certificate import Certificate, class_from_votes, sorted_votes
 from smoothcert.smoothing.certificate_batch import CertificateBatch
-from smoothcert.smoothing.certify import class_from_votes, sorted_votes
 from smoothcert.training.choices import Bound
 
 
@@ -122,7 +121,7 @@ class SmoothedClassifier(nn.Module):
         two-sided bounds the runner-up, too; randomized draws a coin per input, on which the radius depends. `sound`
         draws integer noise, for images made from bytes.
         """
-        options: RuleOptions = {
+        options: dict[str, Any] = {
             **{"n": n, "n0": n0, "alpha": alpha, "radii": radii, "until_radius": until_radius},
             **{"radius_loss": radius_loss, "bound": bound, "sound": sound},
         }
@@ -138,7 +137,7 @@ class SmoothedClassifier(nn.Module):
         out: str | Path | None = None,
         name: str | None = None,
         progress: bool = False,
-        **options: Unpack[RuleOptions],
+        **options: Any,
     ) -> Iterator[CertificateBatch]:
         """Certify all batches of a DataLoader, a torch Dataset or data of `load_dataset`, one result per batch.
 

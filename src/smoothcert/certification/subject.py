@@ -13,13 +13,13 @@ from torch.utils.data import DataLoader, Dataset, SequentialSampler, default_col
 from smoothcert.certification.cascade import Cascade
 from smoothcert.certification.ensemble import RunEnsemble, names_of, training_of
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-from smoothcert.classifier import device_of, evaluating, in_float32, logits_of, refuse_nan
+from smoothcert.classifier import device_of, evaluating, first_logits, in_float32, logits_of
 from smoothcert.data import DATASETS, UNSPLIT, ImageFiles, Images, images_from_dataset
 from smoothcert.data.images import spread
 from smoothcert.errors import RequestError
 from smoothcert.models import Denoised, check_outputs, is_code
 from smoothcert.models.ensemble import Ensemble
-from smoothcert.smoothing.batch_dependence import refuse_batch_dependence, seeded
+from smoothcert.smoothing.batch_dependence import refuse_unsound, seeded
 from smoothcert.smoothing.votes import Classifier
 from smoothcert.training.checkpoint import Run, tensors_digest
 from smoothcert.training.denoiser import Denoiser
@@ -90,21 +90,16 @@ class Subject:
             self.run.refuse_other_images(data)
         else:
             check_outputs(self.classifier, self.name, data.shape, data.num_classes, device)
-        pair = data.batch(torch.zeros(2, dtype=torch.int64))[0].to(device_of(self.classifier) or device)
-        with torch.no_grad(), evaluating(self.classifier):
-            refuse_nan(logits := logits_of(self.classifier(pair)))
-            refuse_batch_dependence(self.classifier, pair, logits)
+        image = data.batch(torch.tensor([0]))[0].to(device_of(self.classifier) or device)
+        refuse_unsound(self.classifier, image, self.name, data.num_classes)
 
     def about(self, data: Images | Tensor, device: torch.device, batch_size: int) -> dict[str, Any]:
         """Return the settings that identify the classifier; a file is continued only by the same one."""
         if self.stages:
             return _about_cascade([stage.about(data, device, batch_size) for stage in self.stages])
-        return self.with_denoiser(self._about_classifier(data, device, batch_size))
-
-    def with_denoiser(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings that identify a classifier together with those of the denoiser in front of it, if any."""
+        about = self._about_classifier(data, device, batch_size)
         if self.denoiser is None:
-            return dict(about)
+            return about
         front = self.denoiser.about()
         trained = {"training_sigma": front["sigma"]} if "training_sigma" in about else {}
         return {**about, **trained, "objective": f"{about['objective']} + denoiser", "denoiser": front}
@@ -165,17 +160,11 @@ def as_images(data: Data, subject: Subject, device: torch.device) -> Images:
     if isinstance(data, Images):
         return data
     images = images_from_dataset(data, split=UNSPLIT)
-    run, classifier = subject.run, subject.classifier
-    outputs = run.spec.num_classes if run is not None else _outputs(classifier, images, device)
-    return replace(images, num_classes=outputs)
-
-
-def _outputs(model: Classifier, data: Images, device: torch.device) -> int:
-    """Return the number of classes that `model` gives for the first image; a wrong output is refused later."""
-    with torch.no_grad(), evaluating(model):
-        output = model(data.batch(torch.tensor([0]))[0].to(device_of(model) or device))
-    logits = logits_of(output)
-    return int(logits.shape[1]) if logits.ndim == 2 else data.num_classes
+    if subject.run is not None:
+        return replace(images, num_classes=subject.run.spec.num_classes)
+    first = images.batch(torch.tensor([0]))[0].to(device_of(subject.classifier) or device)
+    outputs = first_logits(subject.classifier, first, subject.name).shape  # which are refused later if they are wrong
+    return replace(images, num_classes=int(outputs[1])) if len(outputs) == 2 else images
 
 
 def _classes_digest(model: Classifier, data: Images | Tensor, device: torch.device, batch_size: int) -> str:

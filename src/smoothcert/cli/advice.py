@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smoothcert.cli.options import ImageOptions, command_line, optional
+from smoothcert.cli.options import NetworkOptions, command_line, optional
 from smoothcert.io.text import duration
 from smoothcert.training.run_folder import RECIPE
 
@@ -51,12 +51,10 @@ def training_command(
 def retraining_command(
     run: "Run | None",
     folder: Path,
-    model: str | None,
+    request: NetworkOptions,
     dataset: str,
     image_size: int | None,
     settings: "CertifySettings",
-    files: ImageOptions,
-    init: Path | None = None,
 ) -> str:
     """Return the command that trains the network of a certification under its noise."""
     noise = settings.noise or "gaussian"
@@ -67,8 +65,8 @@ def retraining_command(
         source = ["--dataset", dataset, "--method", "consistency", *optional("--image-size", image_size)]
         label = "consistency" if noise == "gaussian" else f"consistency-{noise}"
     source += ["--set", f"noise={noise}"] if noise != "gaussian" else []
-    network = model if run is None else run.recipe.model
-    return training_command(folder, label, settings.sigma, network, init, *source, *files.words())
+    network = request.network if run is None else run.recipe.model
+    return training_command(folder, label, settings.sigma, network, request.init, *source, *request.words())
 
 
 def measured_accuracy(accuracy: "NoiseAccuracy") -> str:

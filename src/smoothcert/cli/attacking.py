@@ -6,18 +6,13 @@ from typing import Annotated
 
 import typer
 
-from smoothcert.cli.certification import chosen_or_trained_images
 from smoothcert.cli.options import (
     Denoiser,
     Device,
-    ImageOptions,
-    OwnNetwork,
+    NetworkOptions,
     Precision,
     Seed,
-    Weights,
-    check_dataset,
     check_name,
-    check_own_weights,
     command_line,
     console,
     count_option,
@@ -27,7 +22,7 @@ from smoothcert.cli.options import (
     show_table,
 )
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.training.run_folder import CERTIFICATES, RECIPE, check_file, check_run_folder
+from smoothcert.training.run_folder import CERTIFICATES, RECIPE, check_file
 
 LIKELY_A_BUG = 1e-3
 """Contradictions less likely than this are not attributed to chance."""
@@ -54,34 +49,25 @@ def attack(
     ] = None,
     seed: Seed = None,
     name: Annotated[str, typer.Option(help="Name of the attacks file.")] = "pgd",
-    model: OwnNetwork = None,
-    init: Weights = None,
     sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="as certified")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the attacks, as in certify.", show_default="the run's")
     ] = None,
     denoiser: Denoiser = None,
-    dataset: Annotated[str | None, typer.Option(help="Data set of the certificates.", show_default="the run's")] = None,
-    files: ImageOptions,
+    request: NetworkOptions,
     device: Device = "auto",
 ) -> None:
     """Attack the smoothed classifier: an upper bound on its robust accuracy, and a check of its certificates."""
     folder = out if out is not None else run
-    if folder is None or (run is None and (model is None or dataset is None)):
-        given = sigma if sigma is not None else "as certified"
-        raise no_network(
-            {"--model FILE.py:function": model, "--dataset NAME": dataset, "--sigma S": given, "--out DIR": out}
-        )
-    if run is not None:
-        check_run_folder(run)
-    check_own_weights(init, run is None)
-    check_dataset(dataset)
+    if folder is None or (run is None and (request.model is None or request.dataset is None)):
+        given = {"--sigma S": sigma if sigma is not None else "as certified", "--out DIR": out}
+        raise no_network({"--model FILE.py:function": request.model, "--dataset NAME": request.dataset, **given})
+    request.check(run)
     attacked_radii = parse_radii(radii)
     if certificates is not None:
         check_file(certificates, "a certificates file")
-    from smoothcert.certification.attack import attack_dataset
+    from smoothcert.certification.attack import attack_dataset, complete_attack_recipe
     from smoothcert.certification.attack_file import contradiction_p_value, empirical_accuracy
-    from smoothcert.certification.attack_settings import complete_attack_recipe
     from smoothcert.certification.certificates import read_certificates
     from smoothcert.certification.shards import chosen_images
     from smoothcert.cli.certify_targets import if_elsewhere, refuse_other_run
@@ -91,10 +77,9 @@ def attack(
     from smoothcert.report.progress import attack_bar, print_note
     from smoothcert.training.checkpoint import load_run
     from smoothcert.training.denoiser import load_denoiser
-    from smoothcert.training.initial_weights import own_model_with_weights
 
     check_name(name)
-    loaded, where = None if run is None else load_run(run, model), find_device(device)
+    loaded, where = None if run is None else load_run(run, request.model), find_device(device)
     elsewhere = if_elsewhere(loaded, folder)
     if elsewhere is not None:
         refuse_other_run(elsewhere, folder)
@@ -110,7 +95,7 @@ def attack(
     path = folder / "attacks" / f"{name}.tsv"
     check_inside(path, folder)
     # Not the name in the certificates: data of this name need not be those that were certified. It is compared later.
-    images = chosen_or_trained_images(files, dataset, loaded)
+    images = request.images(loaded)
     fields = {
         **{"radii": attacked_radii, "steps": steps, "num_noise": num_noise, "n": n, "alpha": alpha},
         **{"precision": precision, "seed": seed, "sigma": sigma},
@@ -124,8 +109,7 @@ def attack(
     indices = chosen_images(len(images), skip, max_images)
     if claims is not None:
         indices = sorted(row.index for row in claims.rows)[::skip][:max_images]
-    note = partial(print_note, console)
-    classifier = loaded or own_model_with_weights(str(model), images.num_classes, init, note)
+    classifier = loaded or request.own_network(images.num_classes, partial(print_note, console))
     with attack_bar(folder.name, len(indices)) as show:
         file = attack_dataset(
             *(classifier, images, indices, recipe, path, where),
@@ -137,9 +121,7 @@ def attack(
         elsewhere.recipe.save(folder / RECIPE)  # which reports read
     accuracies = [(f"{r:g}", f"{empirical_accuracy(file.rows, r):.1%}") for r in (0.0, *recipe.radii)]
     show_table(["radius", "accuracy under attack, at most"], accuracies)
-    words = [*optional(None, run), *optional("--model", model), *optional("--init", init)]
-    words += [*optional("--denoiser", denoiser), *optional("--dataset", dataset)]
-    words += [*optional("--image-size", files.image_size), *files.words()]
+    words = [*optional(None, run), *request.network_words(), *optional("--denoiser", denoiser), *request.data_words()]
     words += [*optional("--sigma", recipe.sigma if run is None else sigma), *optional("--out", out)]
     onwards = command_line("report", folder) if own else command_line("certify", *words)
     console.print(f"wrote {path}; next: {onwards}", soft_wrap=True)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,20 +14,14 @@ from smoothcert.cli.options import (
     BoundName,
     Denoiser,
     Device,
-    Hub,
-    ImageOptions,
+    HubOptions,
     MaxImages,
     NoiseName,
-    OwnNetwork,
     Precision,
     Seed,
     Skip,
     Votes,
-    Weights,
-    check_dataset,
     check_name,
-    check_own_weights,
-    chosen_model,
     command_line,
     console,
     count_option,
@@ -36,16 +30,11 @@ from smoothcert.cli.options import (
 )
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
-from smoothcert.training.run_folder import check_exists, check_file, check_run_folder, recipe_of_certificates
-
-if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
-    from smoothcert.cli.options import Load
-    from smoothcert.data import Images, Split
-    from smoothcert.training.checkpoint import Run
+from smoothcert.training.run_folder import check_exists, check_file, recipe_of_certificates
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(HubOptions):
     """The options of `certify` that are the same for all classifiers and do not change a certificate."""
 
     ensemble: Annotated[bool, typer.Option("--ensemble", help="Certify all run folders as one classifier.")] = False
@@ -55,13 +44,7 @@ class Request:
     consensus: Annotated[
         int | None, typer.Option(help="Evaluate only this many members of --ensemble where they agree.")
     ] = None
-    model: OwnNetwork = None
-    init: Weights = None
-    hub: Hub = None
     denoiser: Denoiser = None
-    dataset: Annotated[
-        str | None, typer.Option(help="Data set: see `smoothcert datasets`.", show_default="the run's")
-    ] = None
     out: Annotated[
         Path | None,
         typer.Option(
@@ -91,11 +74,6 @@ class Request:
         return [(replace(self, out=folder), [run]) for folder, run in zip(folders, runs, strict=True)]
 
     @property
-    def network(self) -> str | None:
-        """The reference of --model or --hub."""
-        return chosen_model(self.model, self.hub)
-
-    @property
     def console(self) -> PlainConsole:
         """Where notes and results for people are printed: nowhere if the request is for less."""
         return PlainConsole(quiet=self.quiet or self.json_)
@@ -104,8 +82,8 @@ class Request:
     def warnings(self) -> PlainConsole:
         return PlainConsole(stderr=self.quiet or self.json_)
 
-    def check(self, runs: Sequence[Path], sigma: float | None) -> None:
-        """Refuse what does not fit together, before torch is imported, which takes seconds."""
+    def check_all(self, runs: Sequence[Path], sigma: float | None) -> None:
+        """Refuse what does not fit together, before torch is imported."""
         if self.ensemble and self.cascade:
             raise RequestError("give --ensemble or --cascade, not both; runs of one sigma are one stage of a cascade")
         level = sigma if sigma is not None else self.denoiser  # which has a noise level
@@ -117,14 +95,11 @@ class Request:
             raise RequestError(f"--{self.kind}: expected at least two run folders, got {len(runs)}; name its members")
         if self.consensus is not None and not self.ensemble:
             raise RequestError(f"--consensus: expected none without --ensemble, got {self.consensus}; leave it out")
-        for run in runs:
-            check_run_folder(run)
+        self.check(*runs, published=self.hub is not None)
         if not self.kind and len({run.resolve() for run in runs}) < len(runs):
             raise RequestError("run: expected different run folders, got one of them twice; name each once")
         if not self.kind and self.out is not None and len({run.resolve().name for run in runs}) < len(runs):
             raise RequestError("--out: expected runs with different names, got a name twice; certify them one by one")
-        check_own_weights(self.init, own_network=not runs and self.hub is None)
-        check_dataset(self.dataset)
         if self.name is not None:
             check_name(self.name)
 
@@ -135,7 +110,6 @@ def certify(
         list[Path] | None, typer.Argument(help="Run folders, each certified separately.", show_default=False)
     ] = None,
     request: Request,
-    files: ImageOptions,
     n: Votes = 100_000,
     n0: Annotated[int, count_option(help="Votes that choose the class.")] = 100,
     alpha: Annotated[float, typer.Option(help="Largest probability that a certificate is wrong.")] = 0.001,
@@ -164,7 +138,7 @@ def certify(
 ) -> None:
     """Certify test images with trained runs, an ensemble of them or your own model; continues an unfinished file."""
     folders = runs or []
-    request.check(folders, sigma)
+    request.check_all(folders, sigma)
     from smoothcert.cli.certify_targets import certify_target, find_target, last_line
     from smoothcert.data import with_known_classes
     from smoothcert.distributed import find_device, meet, team
@@ -172,8 +146,6 @@ def certify(
 
     meet()
     front = load_denoiser(request.denoiser, sigma) if request.denoiser is not None else None
-    if until_radius is not None and radii is not None:
-        raise RequestError("give --until-radius or --radii, not both")
     for option, value in (("--radius", request.radius), ("--until-radius", until_radius)):
         if value is not None and not 0 <= value < math.inf:
             raise RequestError(f"{option}: expected a number >= 0, got {value}")
@@ -181,46 +153,22 @@ def certify(
     fields = {
         **{"n": n, "n0": n0, "alpha": alpha, "noise": noise, "precision": precision, "bound": bound, "sound": sound},
         "sigma": front.sigma if front is not None and sigma is None else sigma,
-        "radii": [until_radius] if until_radius is not None else parse_radii(radii) or (),
-        **{"hold_back": radii is not None, "radius_loss": radius_loss, "label_aware": label_aware, "seed": seed},
+        **{"until_radius": until_radius, "radii": parse_radii(radii) or ()},
+        **{"radius_loss": radius_loss, "label_aware": label_aware, "seed": seed},
         **{"compile": compile_, "batch_size": batch_size, "skip": skip, "max_images": max_images},
         "shard": parse_shard(shard),
     }
     # All are checked before the first is certified.
-    targets = [find_target(*group, fields, front, files.image_size) for group in request.groups(folders)]
-    load = files.loader()
+    targets = [find_target(*group, fields, front) for group in request.groups(folders)]
     written = []
     with team() as group:
         for target in targets:
-            images = images_of_run(files, load, target.dataset, target.image_size, target.first)
-            if target.published is not None and files.classes is None:
+            images = request.images(target.first)
+            if target.published is not None and request.classes is None:
                 images = with_known_classes(images, target.published.class_names)
-            written.append(certify_target(request, target, images, where, group, files))
+            written.append(certify_target(request, target, images, where, group))
         if group.leads:
             request.console.print(last_line(written), soft_wrap=True)
-
-
-def images_of_run(
-    files: ImageOptions, load: "Load", dataset: str, image_size: int | None, run: "Run | None", split: "Split" = "test"
-) -> "Images":
-    """Return the images; for a run with the channels of its network, and with labels in the order of its classes.
-
-    --channels and --classes win.
-    """
-    from smoothcert.data import with_known_classes
-
-    channels = run.spec.shape[0] if run is not None and dataset.startswith("folder:") else None
-    images = load(dataset, split, image_size, channels)
-    return images if run is None or files.classes is not None else with_known_classes(images, run.spec.class_names)
-
-
-def chosen_or_trained_images(
-    files: ImageOptions, dataset: str | None, run: "Run | None", split: "Split" = "test"
-) -> "Images":
-    """Return the images of `dataset`; without it, those of the data set and the size that `run` was trained with."""
-    if dataset is not None or run is None:
-        return images_of_run(files, files.loader(), str(dataset), files.image_size, run, split)
-    return images_of_run(files, files.loader(), run.recipe.dataset, run.recipe.image_size, run, split)
 
 
 def parse_shard(text: str) -> tuple[int, int]:

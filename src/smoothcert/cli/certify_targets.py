@@ -26,7 +26,7 @@ from smoothcert.cli.advice import (
     spent_votes,
 )
 from smoothcert.cli.certification import Request
-from smoothcert.cli.options import ImageOptions, command_line
+from smoothcert.cli.options import command_line
 from smoothcert.data import Images, silent
 from smoothcert.distributed import Team
 from smoothcert.errors import RequestError
@@ -40,7 +40,6 @@ from smoothcert.report.summary import default_radii, summarize
 from smoothcert.smoothing.accuracy import NoiseAccuracy
 from smoothcert.training.checkpoint import Run, load_run
 from smoothcert.training.denoiser import Denoiser
-from smoothcert.training.initial_weights import own_model_with_weights
 from smoothcert.training.recipe import parse_recipe
 from smoothcert.training.run_folder import CERTIFICATES, MODEL, RECIPE
 
@@ -82,7 +81,6 @@ def find_target(
     folders: Sequence[Path],
     fields: Mapping[str, Any],
     denoiser: Denoiser | None,
-    image_size: int | None,
 ) -> Target:
     """Return the classifier of the run `folders` (none for the user's own model); wrong settings are refused."""
     members = [load_run(path, request.network) for path in folders]
@@ -92,7 +90,7 @@ def find_target(
     elif request.kind == "cascade":
         combined = Cascade.of_runs(members)
     first = members[0].recipe if members else None
-    sigma, noise, dataset = fields["sigma"], fields["noise"], request.dataset
+    sigma, noise = fields["sigma"], fields["noise"]
     published = load_hub(request.hub) if request.hub is not None and first is None else None
     folder = request.out
     if folder is None:
@@ -105,14 +103,13 @@ def find_target(
         if isinstance(combined, RunEnsemble) and sigma is None:
             raise RequestError(combined.missing_sigma("--sigma"))
         noise = first.noise if noise is None else noise
-        dataset = first.dataset if dataset is None else dataset
-        image_size = first.image_size if image_size is None else image_size
     settings = parse_recipe(CertifySettings, {**fields, "sigma": sigma, "noise": noise}, "certify")
     path = settings.default_path(folder, trained_with, request.consensus, denoised=denoiser is not None)
     path = folder / "certificates" / f"{request.name}.tsv" if request.name else path
     path = compressed_form(path) if request.compress_ else path
     check_inside(path, folder)
-    target = Target(members, combined, published, denoiser, folder, path, settings, str(dataset), image_size)
+    dataset = request.chosen_data(members[0] if members else None)
+    target = Target(members, combined, published, denoiser, folder, path, settings, *dataset)
     if target.run_elsewhere is not None:
         refuse_other_run(target.run_elsewhere, folder)
     return target
@@ -142,21 +139,19 @@ def refuse_other_run(run: Run, folder: Path) -> None:
         )
 
 
-def certify_target(
-    request: Request, target: Target, images: Images, device: torch.device, group: Team, files: ImageOptions
-) -> Target:
+def certify_target(request: Request, target: Target, images: Images, device: torch.device, group: Team) -> Target:
     """Certify the missing images of `target`; print warnings, notes and progress; return it with its final path."""
     console, settings = request.console, target.settings
     indices = settings.selection(len(images)).indices
     if settings.radii and settings.sigma is not None:  # refuses radii that no n certifies, before there are warnings
         recipe = settings.completed({}, device, images.shape)
         make_rule(recipe, images.shape).errors_at_radii(NOISES[recipe.noise](recipe.sigma))
-    retrain = print_warnings(request, target, images, files)
+    retrain = print_warnings(request, target, images)
     known = target.combined or target.first or target.published
     network: Any = known
     if known is None:
         note = partial(print_note, console) if group.leads else silent
-        network = own_model_with_weights(str(request.network), images.num_classes, request.init, note)
+        network = request.own_network(images.num_classes, note)
     with certification_bar(target.folder.name, len(indices), quiet=console.quiet) as show:
 
         def judge(accuracy: NoiseAccuracy) -> None:
@@ -196,10 +191,10 @@ def certify_target(
     return target
 
 
-def print_warnings(request: Request, target: Target, images: Images, files: ImageOptions) -> str:
+def print_warnings(request: Request, target: Target, images: Images) -> str:
     """Print what a user should know before votes are drawn; return the command that trains for this noise."""
     settings = target.settings
-    about = (request.network, target.dataset, target.image_size, settings, files, request.init)
+    about = (request, target.dataset, target.image_size, settings)
     commands = [retraining_command(member, member.folder, *about) for member in target.members]
     if leads():
         for member in target.members:

@@ -65,7 +65,7 @@ def train_denoiser(
     recipe = denoiser_recipe(dataset, sigma, model=model, image_size=files.image_size, objective=loss)
     recipe = with_overrides(recipe, [*([] if epochs is None else [f"epochs={epochs}"]), *set_])
     meet()
-    images = files.loader()(recipe.dataset, "train", recipe.image_size)
+    images = files.load(recipe.dataset, "train", recipe.image_size)
     print_data_notes(console, images)
     if len(images) < recipe.batch_size and not any(text.startswith("batch_size=") for text in set_):
         recipe = recipe.model_copy(update={"batch_size": default_batch_size(len(images), recipe.dataset)})

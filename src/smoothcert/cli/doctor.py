@@ -8,23 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from smoothcert.cli.advice import training_command
-from smoothcert.cli.certification import images_of_run
-from smoothcert.cli.options import (
-    Device,
-    Hub,
-    ImageOptions,
-    OwnNetwork,
-    Weights,
-    check_dataset,
-    check_own_weights,
-    chosen_model,
-    command_line,
-    console,
-    no_network,
-    optional,
-    show_table,
-)
-from smoothcert.training.run_folder import check_run_folder
+from smoothcert.cli.options import Device, HubOptions, command_line, console, no_network, optional, show_table
 
 if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.analysis.doctor import Diagnosis
@@ -36,131 +20,100 @@ NOISES_PER_IMAGE, PASSES = 2, 3
 """Noisy copies of an image in a step of Consistency, and the cost of a step in forward passes."""
 
 
-def doctor(
-    *,
-    run: Annotated[Path | None, typer.Argument(help="Run folder.", show_default=False)] = None,
-    model: OwnNetwork = None,
-    hub: Hub = None,
-    init: Weights = None,
-    dataset: Annotated[str | None, typer.Option(help="Data set; see `smoothcert datasets`.")] = None,
-    sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the run's, or 0.25")] = None,
-    images: Annotated[int, typer.Option(help="Number of images to examine.", min=1)] = 200,
-    files: ImageOptions,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the figure and its numbers.", show_default="doctor, or RUN/doctor")
-    ] = None,
-    device: Device = "auto",
-) -> None:
-    """Examine a network: accuracy under noise, and what keeps it from good certificates."""
-    asked = Request(run, chosen_model(model, hub), hub is not None, init, dataset, sigma, files)
-    asked.check()
-    from smoothcert.analysis.doctor import doctor as examine
-    from smoothcert.analysis.output import Output
-    from smoothcert.certification.settings import CertifySettings
-    from smoothcert.io.text import csv_text
-    from smoothcert.training.checkpoint import load_run
-
-    loaded = load_run(run, asked.model) if run is not None else None
-    asked = asked.completed(loaded)
-    CertifySettings(sigma=asked.sigma)  # refuses a wrong noise level before anything is loaded
-    folder = out if out is not None else run / "doctor" if run is not None else Path("doctor")
-    output = Output(folder, "doctor", ["png"]).check()
-    network, selected = load_subject(asked, loaded, device)
-    name = run.name if run is not None else str(asked.model)
-    diagnosis = examine(network, selected, sigma=asked.sigma, images=images, name=name, device=device)
-    show(diagnosis)
-    measured = [(0.0, diagnosis.clean_accuracy), *diagnosis.accuracy_under_noise]
-    written = output.write({"csv": csv_text([("sigma", "accuracy"), *measured])}, diagnosis.plot)
-    if any(finding.code == "noise" for finding in diagnosis.findings):
-        ways = asked.fine_tuning(loaded), asked.denoiser(loaded), asked.certification()
-        show_ways_forward(diagnosis, *ways, asked.adaptation(network))
-    console.print(f"wrote {written[-1]}" + ("" if diagnosis.findings else "; nothing was found"), soft_wrap=True)
-    if diagnosis.healthy:
-        console.print(f"next: {asked.certification()}", soft_wrap=True)
-
-
 @dataclass(frozen=True)
-class Request:
+class Request(HubOptions):
     """What `doctor` is asked to examine, and the commands for the same network and images that follow from it."""
 
-    run: Path | None
-    model: str | None
-    """Of --model or --hub."""
-    is_hub: bool
-    init: Path | None
-    dataset: str | None
-    sigma: float | None
-    files: ImageOptions
-
-    def check(self) -> None:
-        """Refuse what does not fit together, before torch is imported."""
-        if self.run is not None:
-            check_run_folder(self.run)
-        elif self.model is None or self.dataset is None:
-            raise no_network(
-                {"--model FILE.py:function (or --hub hf:NAME)": self.model, "--dataset NAME": self.dataset}
-            )
-        check_own_weights(self.init, own_network=self.run is None and not self.is_hub)
-        check_dataset(self.dataset)
+    run: Annotated[Path | None, typer.Argument(help="Run folder.", show_default=False)] = None
+    sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the run's, or 0.25")] = None
 
     def completed(self, run: "Run | None") -> "Request":
         """Return the request with the settings of the run where it has none."""
-        if run is None:
-            return replace(self, sigma=0.25 if self.sigma is None else self.sigma)
-        known, size = run.recipe, self.files.image_size
-        return replace(
-            self,
-            dataset=self.dataset or known.dataset,
-            files=replace(self.files, image_size=known.image_size if size is None else size),
-            sigma=known.sigma if self.sigma is None else self.sigma,
-        )
-
-    @property
-    def _images(self) -> list[object]:
-        return ["--dataset", self.dataset, *optional("--image-size", self.files.image_size)]
+        dataset, image_size = self.chosen_data(run)
+        usual = 0.25 if run is None else run.recipe.sigma
+        sigma = usual if self.sigma is None else self.sigma
+        return replace(self, dataset=dataset, image_size=image_size, sigma=sigma)
 
     @property
     def _folder(self) -> Path:
-        return self.run if self.run is not None else Path("runs") / folder_name(str(self.model))
+        return self.run if self.run is not None else Path("runs") / folder_name(str(self.network))
 
     def fine_tuning(self, run: "Run | None") -> str:
         """Return the command that trains the network under noise, from its weights, with the default recipe."""
-        network = self.model if run is None else run.recipe.model
-        source = [*self._images, "--method", "consistency", *self.files.words()]
+        network = self.network if run is None else run.recipe.model
+        source = [*self.data_words(), "--method", "consistency"]
         return training_command(self._folder, "consistency", self.sigma, network, self.init or self.run, *source)
 
     def denoiser(self, run: "Run | None") -> str:
         """Return the command that trains a denoiser, with the network's term unless it is a run of the user's code."""
         from smoothcert.models import is_code
 
-        named: object = self.model
+        named: object = self.network
         if run is not None:
             named = None if is_code(run.recipe.model) else self.run
-        words = [*self._images, *self.files.words(), "--sigma", f"{self.sigma:g}", *optional("--classifier", named)]
+        words = [*self.data_words(), "--sigma", f"{self.sigma:g}", *optional("--classifier", named)]
         return command_line(
             "train-denoiser", *words, *optional("--classifier-init", self.init), "--out", "runs/denoiser"
         )
+
+    def _words(self) -> list[object]:
+        data = self.data_words() if self.run is None else self.words()
+        return [*optional(None, self.run), *self.network_words(), *data, "--sigma", f"{self.sigma:g}"]
 
     def adaptation(self, network: "Classifier") -> str | None:
         """Return the command that gives batch norm the statistics of noisy images; None for a network without it."""
         from smoothcert.models.precision import has_batch_norm
 
-        if self.is_hub or not has_batch_norm(network):
+        if self.hub is not None or not has_batch_norm(network):
             return None
-        words = [*optional(None, self.run), *optional("--model", self.model), *optional("--init", self.init)]
-        words += self._images if self.run is None else []
         out = "adapted.safetensors" if self.run is None else self.run.with_name(f"{self.run.name}-adapted")
-        return command_line("adapt", *words, *self.files.words(), "--sigma", f"{self.sigma:g}", "--out", out)
+        return command_line("adapt", *self._words(), "--out", out)
 
     def certification(self) -> str:
         """Return the command that certifies the network as it is."""
-        words = optional(None, self.run) + optional("--hub" if self.is_hub else "--model", self.model)
-        words += [*optional("--init", self.init), *self._images] if self.run is None else []
-        words += ["--sigma", f"{self.sigma:g}", *self.files.words()]
-        return command_line("certify", *words, *([] if self.run is not None else ["--out", self._folder]))
+        return command_line("certify", *self._words(), *([] if self.run is not None else ["--out", self._folder]))
 
 
-def load_subject(asked: Request, run: "Run | None", device: str) -> "tuple[Classifier, Images]":
+def doctor(
+    *,
+    request: Request,
+    images: Annotated[int, typer.Option(help="Number of images to examine.", min=1)] = 200,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the figure and its numbers.", show_default="doctor, or RUN/doctor")
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Examine a network: accuracy under noise, and what keeps it from good certificates."""
+    run, model = request.run, request.network
+    if run is None and (model is None or request.dataset is None):
+        raise no_network({"--model FILE.py:function (or --hub hf:NAME)": model, "--dataset NAME": request.dataset})
+    request.check(run, published=request.hub is not None)
+    from smoothcert.analysis.doctor import doctor as examine
+    from smoothcert.analysis.output import Output
+    from smoothcert.certification.settings import CertifySettings
+    from smoothcert.io.text import csv_text
+    from smoothcert.training.checkpoint import load_run
+
+    loaded = load_run(run, model) if run is not None else None
+    request = request.completed(loaded)
+    CertifySettings(sigma=request.sigma)  # refuses a wrong noise level before anything is loaded
+    folder = out if out is not None else run / "doctor" if run is not None else Path("doctor")
+    output = Output(folder, "doctor", ["png"]).check()
+    network, selected = load_subject(request, loaded, device)
+    name = run.name if run is not None else str(model)
+    diagnosis = examine(network, selected, sigma=request.sigma, images=images, name=name, device=device)
+    show(diagnosis)
+    measured = [(0.0, diagnosis.clean_accuracy), *diagnosis.accuracy_under_noise]
+    written = output.write({"csv": csv_text([("sigma", "accuracy"), *measured])}, diagnosis.plot)
+    if any(finding.code == "noise" for finding in diagnosis.findings):
+        ways = request.fine_tuning(loaded), request.denoiser(loaded), request.certification()
+        show_ways_forward(diagnosis, *ways, request.adaptation(network))
+    console.print(f"wrote {written[-1]}" + ("" if diagnosis.findings else "; nothing was found"), soft_wrap=True)
+    if diagnosis.healthy:
+        console.print(f"next: {request.certification()}", soft_wrap=True)
+
+
+def load_subject(request: Request, run: "Run | None", device: str) -> "tuple[Classifier, Images]":
     """Return the network with its weights on `device`, and the test images with labels in the order of its outputs."""
     from torch import nn
 
@@ -168,19 +121,12 @@ def load_subject(asked: Request, run: "Run | None", device: str) -> "tuple[Class
     from smoothcert.distributed import find_device
     from smoothcert.models import HubClassifier
     from smoothcert.report.progress import print_data_notes, print_note
-    from smoothcert.training.initial_weights import own_model_with_weights
 
-    files, name = asked.files, str(asked.dataset)
-    selected = images_of_run(files, files.loader(), name, files.image_size, run)
+    selected = request.images(run)
     print_data_notes(console, selected)
-    network: Classifier
-    if run is not None:
-        network = run.model
-    else:
-        network = own_model_with_weights(
-            *(str(asked.model), selected.num_classes, asked.init), on_note=partial(print_note, console)
-        )
-    if isinstance(network, HubClassifier) and files.classes is None:
+    note = partial(print_note, console)
+    network: Classifier = run.model if run is not None else request.own_network(selected.num_classes, note)
+    if isinstance(network, HubClassifier) and request.classes is None:
         selected = with_known_classes(selected, network.class_names)
     return network.to(find_device(device)) if isinstance(network, nn.Module) else network, selected
 

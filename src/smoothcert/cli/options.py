@@ -3,10 +3,10 @@
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
@@ -20,9 +20,12 @@ from smoothcert.training.choices import Bound as Bound
 from smoothcert.training.choices import Compiling as Compiling
 from smoothcert.training.choices import InputLayer as InputLayer
 from smoothcert.training.choices import NoiseName as NoiseName
+from smoothcert.training.run_folder import check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it
+    from smoothcert.classifier import Classifier
     from smoothcert.data import Images, Split
+    from smoothcert.training.checkpoint import Run
 
 console = PlainConsole()
 Number = TypeVar("Number", int, float)
@@ -105,29 +108,12 @@ def optional(option: str | None, value: object) -> list[object]:
     return [] if value is None else [value] if option is None else [option, value]
 
 
-def check_own_weights(init: Path | None, own_network: bool) -> None:
-    """Refuse --init without a network of the user's own code."""
-    if init is not None and not own_network:
-        raise RequestError("--init: expected none with a run folder or --hub, which have weights; leave it out")
-
-
 def check_dataset(name: str | None) -> None:
     """Refuse a path of user data that does not exist, before torch is imported."""
     kind, _, path = (name or "").partition(":")
     wanted = {"folder": "a folder", "npz": "a file"}.get(kind)
     if wanted and path and not path.startswith("~") and not Path(path).exists():
         raise RequestError(f"{name}: expected {wanted}, got none; give a path that exists")
-
-
-def chosen_model(model: str | None, hub: str | None) -> str | None:
-    """Return the reference of the network that --model or --hub names; refuse both, and other kinds of hubs."""
-    if hub is None:
-        return model
-    if model is not None:
-        raise RequestError("give --model or --hub, not both")
-    if not hub.startswith(("hf:", "timm:")):
-        raise RequestError(f"--hub: expected hf:NAME, timm:NAME, hf:FOLDER or timm:FOLDER, got {hub}; add hf: or timm:")
-    return hub
 
 
 def check_name(name: str) -> None:
@@ -189,8 +175,9 @@ class ImageOptions:
     ] = False
     data: Data = None
 
-    def loader(self) -> Load:
-        """Return `load_dataset` with these options, of which --channels wins; each data set is read once."""
+    @cached_property
+    def load(self) -> Load:
+        """`load_dataset` with these options, of which --channels wins; each data set is read once."""
 
         @cache
         def load(name: str, split: "Split", image_size: int | None, channels: int | None = None) -> "Images":
@@ -212,3 +199,82 @@ class ImageOptions:
         words = [*optional("--channels", self.channels), *optional("--classes", self.classes)]
         words += ["--skip-unreadable"] if self.skip_unreadable else []
         return words + optional("--data", self.data)
+
+
+@dataclass(frozen=True)
+class NetworkOptions(ImageOptions):
+    """The options that name the user's own network and its data set; a run folder has both."""
+
+    model: OwnNetwork = None
+    init: Weights = None
+    dataset: Annotated[
+        str | None, typer.Option(help="Data set: see `smoothcert datasets`.", show_default="the run's")
+    ] = None
+
+    def check(self, *runs: Path | None, published: bool = False) -> None:
+        """Refuse wrong paths, and --init without own code, before torch is imported, which takes seconds."""
+        folders = [run for run in runs if run is not None]
+        for folder in folders:
+            check_run_folder(folder)
+        if self.init is not None and (folders or published):
+            raise RequestError("--init: expected none with a run folder or --hub, which have weights; leave it out")
+        check_dataset(self.dataset)
+
+    def chosen_data(self, run: "Run | None") -> tuple[str, int | None]:
+        """Return the data set and the size of its images; what is not given is that of the training of `run`."""
+        if run is None:
+            return str(self.dataset), self.image_size
+        return self.dataset or run.recipe.dataset, self.image_size or run.recipe.image_size
+
+    def images(self, run: "Run | None", split: "Split" = "test") -> "Images":
+        """Return the images; for a run with the channels of its network, and with labels in the order of its classes.
+
+        --channels and --classes win.
+        """
+        from smoothcert.data import with_known_classes
+
+        dataset, image_size = self.chosen_data(run)
+        channels = run.spec.shape[0] if run is not None and dataset.startswith("folder:") else None
+        images = self.load(dataset, split, image_size, channels)
+        return images if run is None or self.classes is not None else with_known_classes(images, run.spec.class_names)
+
+    def own_network(self, num_classes: int | None, on_note: Callable[[str], None]) -> "Classifier":
+        """Return the network of --model, with the weights of --init."""
+        from smoothcert.training.initial_weights import own_model_with_weights
+
+        return own_model_with_weights(str(self.network), num_classes, self.init, on_note)
+
+    @property
+    def network(self) -> str | None:
+        """The reference of the network that is no run."""
+        return self.model
+
+    def network_words(self) -> list[object]:
+        """Return the network as words of a command line."""
+        return [*optional("--model", self.model), *optional("--init", self.init)]
+
+    def data_words(self) -> list[object]:
+        """Return the data set and how its images are read, as words of a command line."""
+        return [*optional("--dataset", self.dataset), *optional("--image-size", self.image_size), *self.words()]
+
+
+@dataclass(frozen=True)
+class HubOptions(NetworkOptions):
+    """The options that name a published classifier, or the user's own network."""
+
+    hub: Hub = None
+
+    @property
+    def network(self) -> str | None:
+        """The reference of --model or --hub; both, and other kinds of hubs, are refused."""
+        if self.hub is None:
+            return self.model
+        if self.model is not None:
+            raise RequestError("give --model or --hub, not both")
+        if not self.hub.startswith(("hf:", "timm:")):
+            expected = "hf:NAME, timm:NAME, hf:FOLDER or timm:FOLDER"
+            raise RequestError(f"--hub: expected {expected}, got {self.hub}; add hf: or timm:")
+        return self.hub
+
+    def network_words(self) -> list[object]:
+        return [*optional("--hub", self.hub), *super().network_words()]

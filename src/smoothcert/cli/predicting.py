@@ -17,12 +17,11 @@ from smoothcert.cli.options import (
     Classes,
     Denoiser,
     Device,
+    NetworkOptions,
     NoiseName,
     OwnNetwork,
     Precision,
     Weights,
-    check_dataset,
-    check_own_weights,
     console,
     count_option,
 )
@@ -70,8 +69,7 @@ def predict(
     images = checked_images(paths, model, without_run)
     if without_run and sigma is None and denoiser is None:
         raise RequestError(f"--sigma: missing; give the noise level for --model {model}, for instance --sigma 0.25")
-    check_own_weights(init, without_run)
-    check_dataset(dataset)
+    NetworkOptions(init=init, dataset=dataset).check(published=not without_run)
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
     from smoothcert.data import read_class_names, scaled_side
     from smoothcert.data.image_files import read_image_files

@@ -57,7 +57,7 @@ def sweep(
 ) -> None:
     """Train, certify and report one run per combination of values; the same command again finishes the rest."""
     refuse_file(out)
-    load = ImageOptions(data=data).loader()
+    load = ImageOptions(data=data).load
     grid = parse_grid(set_)
     fixed = [f"{key}={values[0]}" for key, values in grid.items() if len(values) == 1]
     varied = {key: values for key, values in grid.items() if len(values) > 1}

@@ -1,6 +1,7 @@
 """`smoothcert train`, `import` and `export`: commands that make run folders."""
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -75,9 +76,14 @@ def train(
                     f"{out}: holds no run to continue; name its run by --out, or give --preset NAME for a new one"
                 )
     refuse_used_folder(out, resume)
-    load = files.loader()
-    trained = init is not None
-    final = choose_recipe(options, sigma, files.image_size, set_, load, trained=trained, continued=continued)
+    load = files.load
+    chosen = {"trained": init is not None, "continued": continued}
+    try:
+        final = choose_recipe(options, sigma, files.image_size, set_, load, **chosen)
+    except RequestError as error:
+        if any(re.fullmatch(r"[^=]+=[^\[{\"']+,.*", text) for text in set_):
+            raise RequestError(f"{error}; one run per value of key=a,b: `smoothcert sweep`") from error
+        raise
     from smoothcert.data import UNSPLIT
     from smoothcert.distributed import meet
     from smoothcert.models import is_code

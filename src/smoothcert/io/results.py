@@ -86,13 +86,15 @@ def alone(path: Path, otherwise: str = "choose another --name") -> Iterator[None
     """Refuse a second process that would write the file `path` at the same time; the message ends in `otherwise`.
 
     Temporary files that killed processes left of it, of its compressed form and of its settings are removed, and so are
-    new folders in which nothing was written.
+    folders that it has made, and in which nothing was written.
     """
     with ExitStack() as stack:
-        new = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
-        stack.callback(_remove_empty, new)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            for folder in reversed([path.parent, *path.parent.parents]):
+                with suppress(FileExistsError):  # another process may make it meanwhile, and then owns it
+                    if not folder.is_dir():
+                        folder.mkdir()
+                        stack.callback(_remove_empty, folder)
             stack.enter_context(locked(_lock(path), wait=False))
         except LockedError as error:
             raise RequestError(f"{path}: another process is writing it; wait for it, or {otherwise}") from error
@@ -103,11 +105,9 @@ def alone(path: Path, otherwise: str = "choose another --name") -> Iterator[None
         yield
 
 
-def _remove_empty(folders: Iterable[Path]) -> None:
-    """Remove `folders`, the innermost first, up to one that is not empty."""
-    with suppress(OSError):
-        for folder in folders:
-            folder.rmdir()
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):  # it is not empty
+        folder.rmdir()
 
 
 @contextmanager

@@ -1,8 +1,7 @@
 """Accuracy of the base classifier with and without noise: a cheap check before many votes are drawn."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from scipy import special
@@ -29,18 +28,6 @@ class NoiseAccuracy:
     clean_chance: float
     noisy: float
     noisy_chance: float
-
-    def to_mapping(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_mapping(cls, stored: object) -> "NoiseAccuracy | None":
-        """The inverse of `to_mapping`; None for anything else."""
-        fields = cls.__dataclass_fields__.keys()
-        if not isinstance(stored, Mapping) or stored.keys() != fields:
-            return None
-        valid = all(isinstance(stored[key], int | float) and 0 <= stored[key] <= 1 for key in fields - {"images"})
-        return cls(**stored) if valid and isinstance(stored["images"], int) and stored["images"] > 0 else None
 
     @property
     def fault(self) -> Literal["chance", "noise"] | None:

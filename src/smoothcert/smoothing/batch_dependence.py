@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from smoothcert.classifier import Classifier, logits_of
+from smoothcert.classifier import Classifier, check_logits, evaluating, first_logits, logits_of, refuse_nan
 from smoothcert.errors import RequestError
 
 SAME = 0.05
@@ -28,6 +28,21 @@ CHANGED = 0.34
 """Share of inputs whose logits may change with their neighbours: rounding flips a few of a network that quantizes."""
 MASKED = 30
 """Logits this many times the two largest are masks, such as -1e9: next to them all other differences look small."""
+
+
+def refuse_unsound(classifier: Classifier, inputs: Tensor, name: str, num_classes: int | None = None) -> int:
+    """Try a classifier, called `name`, on two copies of the first of `inputs` [n, ...]; return its number of classes.
+
+    One that fails, overwrites its input, returns other logits than [2, num_classes], or NaN, or gives votes that are
+    not independent, is refused.
+    """
+    pair = inputs[:1].expand(2, *inputs.shape[1:]).contiguous()
+    logits = first_logits(classifier, pair, name)
+    check_logits(logits, 2, num_classes)
+    refuse_nan(logits)
+    with evaluating(classifier):
+        refuse_batch_dependence(classifier, pair, logits)
+    return int(logits.shape[1])
 
 
 def refuse_batch_dependence(classifier: Classifier, pair: Tensor, logits: Tensor) -> None:

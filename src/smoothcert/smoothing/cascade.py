@@ -36,8 +36,7 @@ import numpy as np
 
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.bounds import error_upper_bound, runner_up_upper_bound
-from smoothcert.smoothing.certificate import Certificate, Votes
-from smoothcert.smoothing.certify import certificate_from_bound, largest_other, sorted_votes
+from smoothcert.smoothing.certificate import Certificate, Votes, certificate_from_bound, largest_other, sorted_votes
 
 if TYPE_CHECKING:  # certificates files are checked without torch
     from torch import Tensor

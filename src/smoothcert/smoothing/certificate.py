@@ -1,6 +1,14 @@
-"""The certificate of one image."""
+"""The certificate of one image; CERTIFY and PREDICT of Cohen et al. 2019 (https://arxiv.org/abs/1902.02918), from votes
+to a certificate or a class."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+
+from smoothcert.errors import RequestError
+from smoothcert.noise import Gaussian, Noise
+from smoothcert.smoothing.bounds import error_upper_bound, randomized_error_bound, top_two_p_value, two_sided_bounds
 
 ABSTAIN = -1
 """The prediction when nothing could be proved."""
@@ -38,3 +46,85 @@ class Certificate:
     @property
     def abstained(self) -> bool:
         return self.predict == ABSTAIN
+
+
+def certificate_of_class(
+    cls: int,
+    votes: Sequence[int],
+    n0: int,
+    noise: Noise,
+    alpha: float,
+    *,
+    two_sided: bool = False,
+    coin: float | None = None,
+    slack: float = 0.0,
+) -> Certificate:
+    """The certificate of `cls`, which n0 other votes have chosen, from *fresh* `votes` per class.
+
+    With probability at least 1 - alpha over the votes, either the result abstains or the smoothed classifier is
+    constant within its radius. `slack` is added to each error bound.
+    Two-sided (Gaussian only) bounds the runner-up as well, which helps with many classes. A `coin`, uniform on (0, 1]
+    and independent of all votes, makes the bound randomized.
+    """
+    n, count, pairs = int(np.sum(votes)), int(votes[cls]), sorted_votes(votes)
+    other = largest_other(pairs, cls)
+    radius = certified_radius(count, other, n, noise, alpha, two_sided=two_sided, coin=coin, slack=slack)
+    return certificate_from_bound(cls, radius, n0, count, pairs, coin=coin)
+
+
+def certified_radius(
+    count: int,
+    other: int,
+    n: int,
+    noise: Noise,
+    alpha: float,
+    *,
+    two_sided: bool = False,
+    coin: float | None = None,
+    slack: float = 0.0,
+) -> float:
+    """The radius of a class with `count` of n votes, if no other class has more than `other`; 0 if there is none.
+
+    See `certificate_of_class` for the guarantee and the options.
+    """
+    if coin is not None:
+        return noise.radius(min(1.0, randomized_error_bound(count, n, alpha, coin) + slack))
+    if not two_sided:
+        return noise.radius(min(1.0, error_upper_bound(count, n, alpha) + slack))
+    if not isinstance(noise, Gaussian):
+        raise RequestError(f"bound: two-sided is known for gaussian noise, got {noise.name}; use one-sided")
+    q, runner_up = two_sided_bounds(count, other, n, alpha)
+    return noise.radius_between(min(1.0, q + slack), min(1.0, runner_up + slack))
+
+
+def certificate_from_bound(
+    cls: int,
+    radius: float,
+    n0: int,
+    count: int,
+    votes: Votes,
+    *,
+    earlier: tuple[Votes, ...] = (),
+    coin: float | None = None,
+) -> Certificate:
+    """The certificate of `cls` with `radius`; it abstains if the radius is 0."""
+    predict, radius = (cls, radius) if radius > 0 else (ABSTAIN, 0.0)
+    return Certificate(predict, radius, n0, sum(number for _, number in votes), count, votes, earlier, coin)
+
+
+def largest_other(votes: Votes, cls: int) -> int:
+    """The largest count of another class than `cls`."""
+    return max((number for c, number in votes if c != cls), default=0)
+
+
+def class_from_votes(votes: Sequence[int], alpha: float) -> int:
+    """The class of the smoothed classifier, or ABSTAIN. Wrong with probability at most alpha over the votes."""
+    order = np.argsort(-np.asarray(votes), kind="stable")
+    count1, count2 = int(votes[order[0]]), int(votes[order[1]])
+    return int(order[0]) if top_two_p_value(count1, count2) <= alpha else ABSTAIN
+
+
+def sorted_votes(votes: Sequence[int]) -> Votes:
+    """(class, count) of all classes with votes, largest count first."""
+    order = sorted((c for c, k in enumerate(votes) if k), key=lambda c: -votes[c])
+    return tuple((c, int(votes[c])) for c in order)

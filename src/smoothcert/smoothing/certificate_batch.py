@@ -86,14 +86,12 @@ class CertificateBatch(Sequence[Certificate]):
         places = torch.arange(len(self))[index.cpu() if isinstance(index, Tensor) else index]
         if places.ndim == 0:
             return self.records[int(places)]
-        which, on_device = places.tolist(), places.to(self.prediction.device)
-        return CertificateBatch(
-            tuple(self.records[i] for i in which),
-            self.prediction[on_device],
-            self.radius[on_device],
-            self.counts[on_device],
-            None if self.labels is None else self.labels[on_device],
-            None if self.indices is None else tuple(self.indices[i] for i in which),
+        which, device = places.tolist(), self.prediction.device
+        return CertificateBatch.of(
+            [self.records[i] for i in which],
+            *(self.counts.shape[1], device),
+            labels=None if self.labels is None else self.labels[places.to(device)],
+            indices=None if self.indices is None else [self.indices[i] for i in which],
         )
 
     def __repr__(self) -> str:

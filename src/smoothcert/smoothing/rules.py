@@ -1,9 +1,15 @@
 """Rules that decide how many votes an image gets, and the certificates that follow from them.
 
-Fixed: CERTIFY with n votes. Two-stage: a first stage chooses n, then n fresh votes. Sequential: votes are drawn until
-the question "is the radius at least r?" is answered. Certificates of every rule fail with probability at most alpha.
+Fixed: CERTIFY with n votes. Two-stage: a few votes choose the class and the number of fresh votes that are worth their
+cost. Sequential: votes are drawn until the question "is the radius at least r?" is answered. Certificates of every rule
+fail with probability at most alpha.
+
+The second stage of the two-stage rule is plain CERTIFY on votes that the first has not seen, so Clopper-Pearson at the
+full alpha holds with probability at least 1 - alpha, whatever the first stage chose. Counting the first votes again
+would break this, because n would depend on the votes that are then bounded.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,20 +17,30 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from scipy import special
 from torch import Tensor
 
 from smoothcert.errors import RequestError
 from smoothcert.noise import Noise
-from smoothcert.smoothing.certificate import ABSTAIN, Certificate
-from smoothcert.smoothing.certify import certificate_from_bound, certificate_of_class, sorted_votes
+from smoothcert.smoothing.certificate import (
+    ABSTAIN,
+    Certificate,
+    certificate_from_bound,
+    certificate_of_class,
+    sorted_votes,
+)
 from smoothcert.smoothing.sequential import GridTest, combined_error_bound, split_alpha
-from smoothcert.smoothing.two_stage import second_stage_votes
-from smoothcert.smoothing.votes import VoteCounter, coin_of, noise_block
+from smoothcert.smoothing.votes import VoteCounter, coin_of
 
 FIRST_STAGE = 500
 """Minimum number of votes of the first stage of the two-stage rule."""
+SECOND_STAGE = 1000
+"""Minimum number of votes of its second stage."""
+OUTSIDE = 0.1
+"""Probability that p is larger than the largest one for which the loss is predicted. It decides how often the loss is a
+little larger than requested, never whether a certificate holds."""
 LOOK = {"cpu": 500, "cuda": 2000}
-"""Number of votes between two looks of a sequential test."""
+"""Number of votes between two looks of a sequential test, at least."""
 BEYOND = 1e-9
 """Relative amount by which radii are tested beyond the requested ones: certified accuracy counts larger radii only."""
 
@@ -39,10 +55,6 @@ class _Chosen:
     classes: Sequence[int]
     first: Sequence[int]
     n0: int
-
-    @property
-    def block(self) -> int:
-        return min(noise_block(self.images.device), self.counter.batch_size)
 
     def votes(self, which: Sequence[int], n: int, first_block: int = 0) -> np.ndarray:
         """n fresh votes for some of the images."""
@@ -111,10 +123,10 @@ class Rule:
 
     def _two_stage(self, chosen: _Chosen, radius_loss: float) -> list[Certificate]:
         """Plain CERTIFY on as many fresh votes as the first stage found worthwhile: sound given the first stage."""
-        votes = []
+        votes, block = [], chosen.counter.block(chosen.images.device, self.n)
         for i, count in enumerate(chosen.first):
             wanted = second_stage_votes(count, chosen.n0, alpha=self.alpha, n_max=self.n, radius_loss=radius_loss)
-            votes.append(chosen.votes([i], min(self.n, -(-wanted // chosen.block) * chosen.block))[0])
+            votes.append(chosen.votes([i], min(self.n, -(-wanted // block) * block))[0])
         return self._bounded(chosen, votes)
 
     def errors_at_radii(self, noise: Noise) -> list[float]:
@@ -140,8 +152,8 @@ class Rule:
 
     def _sequential(self, chosen: _Chosen) -> list[Certificate]:
         """Draw votes in looks; an image leaves when its tests are decided."""
-        device, noise, block = chosen.images.device, chosen.counter.noise, chosen.block
-        look = min(-(-LOOK.get(device.type, LOOK["cuda"]) // block) * block, self.n)
+        noise, look = chosen.counter.noise, votes_per_look(chosen.counter, chosen.images.device, self.n)
+        block = chosen.counter.block(chosen.images.device, look)
         test, held_back = self.grid(noise, look)
         runs = [test.start() for _ in chosen.classes]
         votes = np.zeros((len(runs), chosen.counter.num_classes), dtype=np.int64)
@@ -158,3 +170,41 @@ class Rule:
             radius = noise.radius(min(1.0, q + self.slack))
             certificates.append(certificate_from_bound(cls, radius, chosen.n0, counts[cls], sorted_votes(counts)))
         return certificates
+
+
+def votes_per_look(counter: VoteCounter, device: torch.device, n: int) -> int:
+    """Number of votes between two looks of at most n votes: whole noise blocks."""
+    block = counter.block(device, n)
+    return min(-(-LOOK.get(device.type, LOOK["cuda"]) // block) * block, n)
+
+
+def _predicted_radius(q: float, n: int, alpha: float) -> float:
+    """The radius, in units of sigma, from n votes of which the share q fails: Clopper-Pearson at a real count."""
+    bound = float(special.betainccinv(n * q + 1, n * (1 - q), alpha))
+    return max(0.0, -float(special.ndtri(bound)))
+
+
+def _votes_for(q: float, minimum: int, n_max: int, alpha: float, radius_loss: float) -> int:
+    """The least n in [minimum, n_max] whose radius is within `radius_loss` of that of n_max votes."""
+    target = _predicted_radius(q, n_max, alpha) - radius_loss
+    return bisect_left(range(n_max), True, lo=minimum, key=lambda n: _predicted_radius(q, n, alpha) >= target)
+
+
+def second_stage_votes(
+    first_count: int, first_n: int, *, alpha: float, n_max: int, radius_loss: float, minimum: int = SECOND_STAGE
+) -> int:
+    """Number of fresh votes that are predicted to lose at most `radius_loss` * sigma of radius against `n_max` votes.
+
+    The prediction is for the largest p that the first stage leaves plausible, by Clopper-Pearson: the larger p, the
+    more votes are needed. It is `minimum` (at most n_max) when even this p gives no radius, and close to n_max when no
+    vote failed, because the radius of such an image grows with every vote. Only the cost depends on the prediction: the
+    fresh votes are bounded at the full alpha, which holds for every n.
+    """
+    if not 0 <= first_count <= first_n or first_n < 1:
+        raise ValueError(f"expected 0 <= count <= n and n >= 1, got count {first_count}, n {first_n}")
+    if not 0 < alpha < 1 or n_max < 1 or minimum < 1 or radius_loss < 0:
+        given = f"{alpha}, {n_max}, {minimum}, {radius_loss}"
+        raise ValueError(f"expected 0 < alpha < 1, n_max, minimum >= 1, radius_loss >= 0, got {given}")
+    failures = first_n - first_count
+    least_error = float(special.betaincinv(failures, first_count + 1, OUTSIDE)) if failures else 0.0
+    return _votes_for(least_error, min(minimum, n_max), n_max, alpha, radius_loss)

@@ -100,6 +100,10 @@ class VoteCounter:
     compiled: bool = False
     """Whether torch.compile compiles everything after the drawing of noise."""
 
+    def block(self, device: torch.device, n: int) -> int:
+        """Number of draws that share a key if n votes are drawn at once on `device`."""
+        return min(noise_block(device), n, self.batch_size)
+
     @torch.no_grad()
     def count(
         self,
@@ -117,7 +121,7 @@ class VoteCounter:
         """
         if not 1 <= n <= MOST_VOTES:
             raise RequestError(f"n: expected 1 to {MOST_VOTES:,} votes, got {n}")
-        block = min(noise_block(images.device), n, self.batch_size)
+        block = self.block(images.device, n)
         slots = self.batch_size // block
         blocks = -(-n // block)
         first = [first_block] * len(seeds) if isinstance(first_block, int) else first_block

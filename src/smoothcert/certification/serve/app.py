@@ -4,14 +4,15 @@ import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
@@ -25,11 +26,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.text import one_line
 
 PAGE = Path(__file__).parent / "page"
-PAGE_FILES = {
-    "/": ("index.html", "text/html"),
-    "/page.js": ("page.js", "text/javascript"),
-    "/page.css": ("page.css", "text/css"),
-}
+OPEN_TO_ALL = ("/", "/page.js", "/page.css", "/healthz")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -77,8 +74,7 @@ def make_app(service: Service, token: str | None = None) -> FastAPI:
     async def predict(request: Request) -> Response:
         return await answer_request(service, request)
 
-    for path, (name, media_type) in PAGE_FILES.items():
-        app.add_api_route(path, page_file(name, media_type), include_in_schema=False)
+    app.mount("/", StaticFiles(directory=PAGE, html=True))
     app.add_exception_handler(RefusedError, lambda request, error: problem(error.status, error))
     app.add_exception_handler(RequestError, lambda request, error: problem(400, error))
     app.add_exception_handler(HTTPException, lambda request, error: problem(error.status_code, error.detail))
@@ -108,8 +104,7 @@ class Guard:
             await send(message)
 
         app: ASGIApp = self.app
-        open_to_all = scope["path"] in (*PAGE_FILES, "/healthz")
-        if self.token is not None and not open_to_all:
+        if self.token is not None and scope["path"] not in OPEN_TO_ALL:
             header = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
             wanted = "expected the header 'Authorization: Bearer TOKEN' with the token of this server"
             refusal = problem(401, wanted, {"WWW-Authenticate": "Bearer"})
@@ -126,13 +121,6 @@ def authorized(header: str, token: str) -> bool:
 
 def problem(status: int, message: object, headers: Mapping[str, str] | None = None) -> JSONResponse:
     return JSONResponse({"error": one_line(message)}, status, headers)
-
-
-def page_file(name: str, media_type: str) -> Callable[[], Awaitable[FileResponse]]:
-    async def give() -> FileResponse:
-        return FileResponse(PAGE / name, media_type=media_type)
-
-    return give
 
 
 async def read_body(request: Request, limit: int) -> bytes:

@@ -25,7 +25,7 @@ from torch import Tensor
 from smoothcert.certification.serve.rule import Ending, Plan, Progress
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.smoothing.certificate import Certificate
-from smoothcert.smoothing.votes import Stage, VoteCounter, noise_block
+from smoothcert.smoothing.votes import Stage, VoteCounter
 
 PATIENCE = 8
 """Number of passes that a job lets others go first, in the hope of filling a pass of its own kind."""
@@ -73,10 +73,14 @@ class Job:
         return self.plan.n0 if self.progress is None else self.progress.missing
 
     @property
+    def block(self) -> int:
+        """Number of votes in a noise block, as in `Rule`."""
+        return self.counter.block(self.image.device, self.plan.looks[0])
+
+    @property
     def first_block(self) -> int:
-        """Number of noise blocks of this stage that have been drawn, as `Rule` numbers them."""
-        block = min(noise_block(self.image.device), self.counter.batch_size, self.plan.looks[0])
-        return 0 if self.progress is None else self.progress.n // block
+        """Number of noise blocks of this stage that have been drawn."""
+        return 0 if self.progress is None else self.progress.n // self.block
 
     def certificate(self) -> Certificate:
         return self.plan.nothing() if self.progress is None else self.progress.certificate()

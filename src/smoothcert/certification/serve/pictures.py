@@ -12,7 +12,7 @@ from torch import Tensor
 from smoothcert.attacks.smoothed_pgd import smoothed_pgd
 from smoothcert.certification.serve.engine import Job, system_seed
 from smoothcert.certification.serve.service import ServedModel
-from smoothcert.smoothing.votes import block_keys, noise_block
+from smoothcert.smoothing.votes import block_keys
 
 LARGEST_TILE = 64
 """Side, in pixels, to which pictures of larger images are reduced."""
@@ -31,8 +31,7 @@ def data_url(images: Tensor) -> str:
 
 def noisy_copies(job: Job, n: int, size: int, copies: int) -> dict[str, Any]:
     """The first voters of the look that began after `n` votes and drew `size`, and the class that each one chose."""
-    block = min(noise_block(job.image.device), size, job.counter.batch_size)
-    number = n // min(noise_block(job.image.device), job.counter.batch_size, job.plan.looks[0])
+    block, number = job.counter.block(job.image.device, size), n // job.block
     noise = torch.empty(block, *job.image.shape, device=job.image.device)
     job.counter.noise.fill(noise, block_keys(job.seed, "estimate", number + 1)[number])
     noisy = noise[:copies] + job.image

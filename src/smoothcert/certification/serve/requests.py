@@ -10,11 +10,11 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from smoothcert.certification.serve.rule import Question, RuleName
@@ -22,7 +22,7 @@ from smoothcert.data.decoding import Decoder, ImageBytes, opened_image
 from smoothcert.data.image_files import read_image
 from smoothcert.data.images import in_unit_interval
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.field_errors import describe_errors
+from smoothcert.io.field_errors import validated
 
 PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 MEDIA_TYPES = ("image/png", "image/jpeg", "application/octet-stream", "application/json")
@@ -79,13 +79,6 @@ class Ask(BaseModel):
         return Question(self.votes or default, self.alpha, self.radius, self.rule)
 
 
-def parse_ask(fields: Mapping[str, Any]) -> Ask:
-    try:
-        return Ask.model_validate(fields)
-    except ValidationError as error:
-        raise RequestError(describe_errors(Ask, error)) from None
-
-
 def split_body(media_type: str, query: Mapping[str, str], body: bytes, limits: Limits) -> tuple[Ask, list[bytes]]:
     """The question, and the images as files or, for application/octet-stream, as one block of numbers."""
     if media_type not in MEDIA_TYPES:
@@ -94,7 +87,7 @@ def split_body(media_type: str, query: Mapping[str, str], body: bytes, limits: L
             415, f"expected the content type {expected}, got '{media_type[:80]}'; send the file itself as the body"
         )
     if media_type != "application/json":
-        return parse_ask(query), [body]
+        return validated(Ask, query), [body]
     if query:
         raise RequestError("expected all parameters in the JSON body, got some in the address; move them")
     try:
@@ -107,7 +100,7 @@ def split_body(media_type: str, query: Mapping[str, str], body: bytes, limits: L
     if len(images) > limits.images:
         raise RefusedError(413, f"images: expected at most {limits.images}, got {len(images)}; send fewer at once")
     try:
-        return parse_ask(content), [base64.b64decode(image, validate=True) for image in images]
+        return validated(Ask, content), [base64.b64decode(image, validate=True) for image in images]
     except (binascii.Error, ValueError) as error:
         if isinstance(error, RequestError):
             raise

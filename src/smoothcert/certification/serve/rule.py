@@ -36,8 +36,7 @@ from scipy import special
 
 from smoothcert.noise import Noise
 from smoothcert.smoothing.bounds import error_upper_bound, smallest_error_bound
-from smoothcert.smoothing.certificate import ABSTAIN, Certificate
-from smoothcert.smoothing.certify import certificate_from_bound, sorted_votes
+from smoothcert.smoothing.certificate import ABSTAIN, Certificate, certificate_from_bound, sorted_votes
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.sequential import GridRun, GridTest, combined_error_bound, split_alpha
 

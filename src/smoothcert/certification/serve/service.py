@@ -19,13 +19,13 @@ from smoothcert.certification.serve.log import CertificateLog
 from smoothcert.certification.serve.requests import Limits, RefusedError
 from smoothcert.certification.serve.rule import Plan, Question, make_plan
 from smoothcert.certification.settings import CertifySettings, make_counter, unreachable_radius
-from smoothcert.classifier import logits_of
 from smoothcert.data import known_class_names, scaled_side
 from smoothcert.data.decoding import Decoder
 from smoothcert.errors import RequestError
-from smoothcert.smoothing.batch_dependence import refuse_batch_dependence
-from smoothcert.smoothing.rules import LOOK
-from smoothcert.smoothing.votes import VoteCounter, noise_block
+from smoothcert.smoothing.batch_dependence import refuse_unsound
+from smoothcert.smoothing.certificate import MOST_VOTES
+from smoothcert.smoothing.rules import votes_per_look
+from smoothcert.smoothing.votes import VoteCounter
 from smoothcert.training.checkpoint import load_run
 
 DIGEST = 12
@@ -61,9 +61,8 @@ class ServedModel:
         counter, settings = make_counter(run.model.to(device), shape, run.spec.num_classes, settings, device)
         if isinstance(counter.classifier, nn.Module):
             counter.classifier.eval()  # for good: several threads use it
-        pair = torch.full((2, *shape), 0.5, device=device, dtype=counter.dtype)
-        with torch.no_grad():
-            refuse_batch_dependence(counter.classifier, pair, logits_of(counter.classifier(pair)))
+        grey = torch.full((1, *shape), 0.5, device=device, dtype=counter.dtype)
+        refuse_unsound(counter.classifier, grey, str(folder), run.spec.num_classes)
         decoder = Decoder(*shape, scaled_side(recipe.dataset, shape))
         names = run.spec.class_names or known_class_names(recipe.dataset)
         digest = str(run.about()["weights_sha256"])
@@ -76,8 +75,7 @@ class ServedModel:
     @property
     def look(self) -> int:
         """Number of votes between two looks, as `Rule` chooses it."""
-        block = min(noise_block(self.device), self.counter.batch_size)
-        return -(-LOOK.get(self.device.type, LOOK["cuda"]) // block) * block
+        return votes_per_look(self.counter, self.device, MOST_VOTES)
 
     def plan(self, question: Question) -> Plan:
         """The looks of a question; a radius that this many votes can never show is a RequestError."""
