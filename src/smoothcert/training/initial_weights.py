@@ -26,8 +26,8 @@ from smoothcert.training.import_checkpoint import (
     read_checkpoint,
     refuse_not_finite,
 )
+from smoothcert.training.resume import State
 from smoothcert.training.run_folder import MODEL, check_run_folder, split_key
-from smoothcert.training.state import State
 
 START_IMAGES = 100
 """Number of training images, spread over the data, on which a network is tried before it is trained."""

@@ -1,7 +1,7 @@
 """Run folders that are written at once: of an imported checkpoint, or of a run with changed weights."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -9,19 +9,23 @@ from torch import Tensor
 from smoothcert.errors import RequestError
 from smoothcert.io.files import remove_temporaries
 from smoothcert.io.results import alone
-from smoothcert.training.checkpoint import MODEL, RECIPE, ModelFile, Run, read_model_file, save_weights
+from smoothcert.training.checkpoint import MODEL, RECIPE, Run, read_model_file, save_weights, tensors_digest
 from smoothcert.training.metrics import METRICS
 
 ORIGINAL = "original_weights_sha256"
 
 
-def write_new_run(run: Run, weights: Mapping[str, Tensor], interrupted: Callable[[ModelFile], bool]) -> None:
-    """Write `run` with `weights` into its folder, which must be new (see `refuse_other_files`).
+def write_new_run(run: Run, weights: Mapping[str, Tensor]) -> None:
+    """Write `run` with `weights` into its folder, which must be new; after an interruption the same call repeats this.
 
-    After an interruption the same call repeats this.
+    The folder may hold nothing but the same model.
     """
     with alone(run.folder / METRICS, "choose another --out"):
-        refuse_other_files(run.folder, interrupted)
+        refuse_other_files(run.folder)
+        if (run.folder / MODEL).exists():
+            left = read_model_file(run.folder / MODEL)
+            if (left.recipe, left.digest) != (run.recipe, tensors_digest(weights)):
+                raise _exists(run.folder)
         for name in (MODEL, RECIPE):
             remove_temporaries(run.folder / name)
         # The recipe is last: without it, the call was interrupted.
@@ -29,17 +33,13 @@ def write_new_run(run: Run, weights: Mapping[str, Tensor], interrupted: Callable
         run.recipe.save(run.folder / RECIPE)
 
 
-def refuse_other_files(out: Path, interrupted: Callable[[ModelFile], bool]) -> None:
-    """Raise a RequestError if `out` holds anything but a model that the same call left: `interrupted` knows it."""
-    if out.is_dir():
-        hidden = tuple(f".{name}." for name in (MODEL, RECIPE, METRICS))  # temporary files, and the lock
-        files = [path.name for path in out.iterdir() if not path.name.startswith(hidden)]
-        if not files or (files == [MODEL] and interrupted(read_model_file(out / MODEL))):
-            return
-    if os.path.lexists(out):
-        raise RequestError(f"{out}: exists already; choose another --out")
+def refuse_other_files(out: Path) -> None:
+    """Raise a RequestError if `out` is a file or holds anything but a model, which an interrupted call leaves."""
+    hidden = tuple(f".{name}." for name in (MODEL, RECIPE, METRICS))  # temporary files, and the lock
+    names = [path.name for path in out.iterdir()] if out.is_dir() else [""] * os.path.lexists(out)
+    if any(name != MODEL and not name.startswith(hidden) for name in names):
+        raise _exists(out)
 
 
-def is_copy(change: str, digest: str) -> Callable[[ModelFile], bool]:
-    """Tell a model that was made by `change` from the weights with `digest`."""
-    return lambda stored: stored.provenance.get(change, {}).get(ORIGINAL) == digest
+def _exists(out: Path) -> RequestError:
+    return RequestError(f"{out}: exists already; choose another --out")

@@ -126,10 +126,14 @@ class CapturedStep:
         if self.warm_up == 0:
             self._capture(images, labels)
 
-    def capture_again(self) -> None:
-        """Capture a step anew, because the loss has changed; what could not be captured is not tried again."""
+    def loss_changed(self) -> None:
+        """Capture a step anew, and decide again whether compiling pays; what could not be captured is not tried again.
+
+        A part of the loss that starts late, such as an attack, makes the steps of the run more expensive.
+        """
         if self.graph is not None:
             self.graph, self.warm_up = None, WARM_UP_STEPS
+            self.compiled, self.timed = self.compiled or None, []
 
     def _run_plain(self, images: Tensor, labels: Tensor) -> None:
         if not self.compiled:
@@ -182,7 +186,7 @@ class CapturedStep:
         self.compiled = self.compile_pays(step * self.steps_left)
         if self.compiled:
             self.loss.set_compiled(True)
-            self.capture_again()
+            self.graph, self.warm_up = None, WARM_UP_STEPS
 
 
 def _recorded(call: Callable[[], object], generator: torch.Generator) -> torch.cuda.CUDAGraph:

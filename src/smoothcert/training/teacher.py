@@ -43,7 +43,7 @@ def teacher_shares(
     assert recipe.teacher is not None
     teacher = recipe.teacher.model_copy(update={"dataset": recipe.dataset, "image_size": recipe.image_size})
     home = teacher_folder(teacher, digest, run.folder)
-    with _one_run(home, run.on_note) if group.leads else nullcontext():
+    with _one_run(home, run.options.on_note) if group.leads else nullcontext():
         group.wait()  # the other processes look for the teacher when the first one has the lock
         train(teacher, home, (home / RECIPE).exists())
     trained = load_run(home)
