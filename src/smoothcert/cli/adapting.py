@@ -53,9 +53,8 @@ def adapt(
     from smoothcert.models import as_module
     from smoothcert.report.progress import print_data_notes, print_note
     from smoothcert.training.batch_norm import CHANGE, adapt_batch_norm, adapt_run
-    from smoothcert.training.checkpoint import load_run, write_tensors
+    from smoothcert.training.checkpoint import load_run, refuse_other_files, write_tensors
     from smoothcert.training.initial_weights import own_model_with_weights
-    from smoothcert.training.new_run import refuse_other_files
 
     CertifySettings(sigma=sigma)  # refuses a wrong noise level before anything is loaded
     where, loaded = find_device(device), None if run is None else load_run(run, model)

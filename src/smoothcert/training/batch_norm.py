@@ -16,9 +16,8 @@ from smoothcert.classifier import evaluating
 from smoothcert.data import Images
 from smoothcert.errors import RequestError
 from smoothcert.noise import NOISES
-from smoothcert.training.checkpoint import Run, tensors_digest
+from smoothcert.training.checkpoint import ORIGINAL, Run, tensors_digest, write_new_run
 from smoothcert.training.choices import NoiseName
-from smoothcert.training.new_run import ORIGINAL, write_new_run
 from smoothcert.training.seeds import derived_seed
 
 MOST_IMAGES = 8192

@@ -7,8 +7,14 @@ import torch
 from torch import Tensor
 
 from smoothcert.errors import RequestError
-from smoothcert.training.checkpoint import Run, load_run, tensors_digest
-from smoothcert.training.new_run import ORIGINAL, refuse_other_files, write_new_run
+from smoothcert.training.checkpoint import (
+    ORIGINAL,
+    Run,
+    load_run,
+    refuse_other_files,
+    tensors_digest,
+    write_new_run,
+)
 
 
 def stored_in_half(tensor: Tensor) -> Tensor:

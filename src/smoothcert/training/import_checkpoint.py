@@ -22,10 +22,9 @@ from smoothcert.data import DATASETS, Normalization
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import named_error
 from smoothcert.models import MODELS
-from smoothcert.training.checkpoint import InputSpec, Run, new_model
+from smoothcert.training.checkpoint import InputSpec, Run, new_model, write_new_run
 from smoothcert.training.choices import InputLayer
 from smoothcert.training.input_layer import layer_normalization, network_of
-from smoothcert.training.new_run import write_new_run
 from smoothcert.training.recipe import ImportRecipe, parse_recipe
 from smoothcert.training.run_folder import check_file, split_key
 from smoothcert.training.versions import versions

@@ -190,9 +190,8 @@ def finish_epoch(run: RunInProgress) -> None:
 def save(run: RunInProgress) -> None:
     """Write state and model. The state is first: if the process is killed in between, the model is made from it."""
     stop_if_weights_diverged(run.model, run.epoch - 1, run.folder)
-    state = run.state()
-    save_state(run.folder, state)
-    save_weights(run.folder, run.weights(), run.recipe, run.spec, run.epoch, state.provenance)
+    save_state(run.folder, run.state())
+    save_weights(run.as_run(), run.weights())
     run.last_save = time.perf_counter()
 
 

@@ -5,7 +5,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from smoothcert.io.files import check_regular_file, remove_temporaries, replaced
 from smoothcert.io.results import differing_settings
 from smoothcert.io.text import error_line
 from smoothcert.training.average import AveragedWeights
-from smoothcert.training.checkpoint import InputSpec, ModelFile, load_run, read_model_file, save_weights
+from smoothcert.training.checkpoint import ModelFile, Run, load_run, read_model_file, save_weights
 from smoothcert.training.metrics import METRICS, epochs_in, keep_metrics_before
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe, parse_recipe
 from smoothcert.training.run_folder import MODEL, RECIPE, STATE, refuse_existing_run, refuse_lost_recipe
@@ -216,14 +216,12 @@ def restore(
         raise RequestError(f"{folder}: its weights do not fit the network ({reason}); choose another --out") from error
 
 
-def write_missing_model(
-    folder: Path, weights: Mapping[str, Tensor], recipe: TrainRecipe, spec: InputSpec, start: Start
-) -> None:
+def write_missing_model(run: Run, weights: Mapping[str, Tensor], start: Start) -> None:
     """Write the model of a finished run from its state if the folder holds none, or that of an earlier epoch."""
-    if start.state is None or start.epoch < recipe.epochs:
+    if start.state is None or not run.finished:
         return
-    if start.model is None or (start.model.epoch, start.model.recipe) != (start.epoch, recipe):
-        save_weights(folder, weights, recipe, spec, start.epoch, start.state.provenance)
+    if start.model is None or (start.model.epoch, start.model.recipe) != (run.epoch, run.recipe):
+        save_weights(replace(run, provenance=start.state.provenance), weights)
 
 
 def refuse_other_recipe(

@@ -128,7 +128,7 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
             # A killed process must not leave a run that continues from random weights.
             save_state(folder, run.state())
         if group.leads:
-            write_missing_model(folder, run.weights(), recipe, run.spec, start)
+            write_missing_model(run.as_run(), run.weights(), start)
         try:
             yield run
         finally:
