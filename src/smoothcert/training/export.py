@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from smoothcert.errors import RequestError
 from smoothcert.training.checkpoint import (
@@ -17,11 +16,6 @@ from smoothcert.training.checkpoint import (
 )
 
 
-def stored_in_half(tensor: Tensor) -> Tensor:
-    """Round weights of convolutions and linear layers to float16; biases and the numbers of batch norm stay float32."""
-    return tensor.half() if tensor.dtype == torch.float32 and tensor.ndim >= 2 else tensor
-
-
 def export_run(folder: str | Path, out: str | Path, *, code: str | None = None) -> Run:
     """Write the recipe and the model of the run in `folder` into the new folder `out`, and return the exported run.
 
@@ -32,7 +26,9 @@ def export_run(folder: str | Path, out: str | Path, *, code: str | None = None) 
     run, out = load_run(Path(folder), code), Path(out)
     refuse_other_files(out)
     weights = run.model.state_dict()
-    stored = {name: stored_in_half(tensor) for name, tensor in weights.items()}
+    # Weights of convolutions and linear layers; biases and the numbers of batch norm stay float32.
+    rounded = [name for name, tensor in weights.items() if tensor.dtype == torch.float32 and tensor.ndim >= 2]
+    stored = {**weights, **{name: weights[name].half() for name in rounded}}
     if too_large := [name for name, tensor in stored.items() if not bool(tensor.isfinite().all())]:
         raise RequestError(f"{folder}: expected weights that float16 can hold, got larger ones in {too_large[0]}")
     change = max(float((weights[name] - stored[name].float()).abs().max()) for name in weights if weights[name].numel())

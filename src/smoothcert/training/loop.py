@@ -166,7 +166,9 @@ def finish_epoch(run: RunInProgress) -> None:
     seconds = time.perf_counter() - run.epoch_started
     line: dict[str, Any] = {"epoch": run.epoch, "learning_rate": run.learning_rate, **metrics, "seconds": seconds}
     # The seconds depend on these: a run may continue on another machine, or next to other runs.
-    line |= {"device": run.versions["device"], "runs_at_once": run.active_runs, **peak_memory(run.device)}
+    line |= {"device": run.versions["device"], "runs_at_once": run.active_runs}
+    if run.device.type == "cuda":  # the most memory that this process has allocated since training began
+        line["peak_memory_bytes"] = torch.cuda.max_memory_allocated(run.device)
     line |= run.sampler.metrics()
     if run.group.leads:
         recompute_statistics(run)
@@ -213,11 +215,6 @@ def stop_if_weights_diverged(model: nn.Module, epoch: int, folder: Path) -> None
             f"{folder}: the weights diverged in epoch {epoch} (one is {float(largest):.3g}); the last saved epoch is "
             "kept; lower learning_rate"
         )
-
-
-def peak_memory(device: torch.device) -> dict[str, int]:
-    """The metric of GPU runs for the most memory that this process has allocated since training began."""
-    return {"peak_memory_bytes": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {}
 
 
 def status_of(run: RunInProgress) -> TrainingStatus:
