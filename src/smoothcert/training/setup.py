@@ -50,9 +50,9 @@ from smoothcert.training.step import (
     CapturedStep,
     Step,
     TrainingStep,
-    compile_pays,
     keep_compiled_kernels,
     make_optimizer,
+    seconds_worth_compiling,
 )
 from smoothcert.training.versions import versions
 
@@ -219,9 +219,9 @@ class RunInProgress:
     def _captured_step(self, network: nn.Module) -> CapturedStep:
         keep_compiled_kernels()
         kernels = self.precision == "bf16" and kernels_work(self.device.index or 0)
-        pays = compile_pays(network, self.options.compiling, by_kernels=kernels)
+        worth = seconds_worth_compiling(network, self.options.compiling, by_kernels=kernels)
         steps_left = (self.recipe.epochs - self.first_epoch) * self.steps
-        return CapturedStep(self.plain_step, self.loss, steps_left, pays, self.options.on_note)
+        return CapturedStep(self.plain_step, self.loss, steps_left, worth, self.options.on_note)
 
     def set_objective(self, objective: Objective) -> None:
         """Train by this objective from the next step on."""
