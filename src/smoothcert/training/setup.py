@@ -194,19 +194,14 @@ class RunInProgress:
         if isinstance(recipe.objective, Denoising):
             network, self.frozen = behind_denoiser(self.model, options.classifier, device)
         self.loss = Step(network, recipe.objective, device_type=device.type, bf16=self.precision == "bf16")
-        self.plain_step = self._plain_step()
+        module: nn.Module = self.loss
+        if group.size > 1:  # their gradients are averaged; a user's network may have parameters that the loss ignores
+            module = DistributedDataParallel(self.loss, find_unused_parameters=self.own_network)
+        draws = (self.noise, recipe.objective.num_noise, per_step, self.share, torch.Generator(device))
+        self.plain_step = TrainingStep(module, self.optimizer, self.progress, self.meter, *draws)
         self.step: TrainingStep | CapturedStep = self.plain_step
         if self._captures():
             self.step = self._captured_step(network)
-
-    def _plain_step(self) -> TrainingStep:
-        """A step without capture; in several processes their gradients are averaged."""
-        recipe = self.recipe
-        module: nn.Module = self.loss
-        if self.group.size > 1:  # a user's network may have parameters that the loss does not use
-            module = DistributedDataParallel(self.loss, find_unused_parameters=self.own_network)
-        draws = (self.noise, recipe.objective.num_noise, recipe.images_per_step, self.share)
-        return TrainingStep(*(module, self.optimizer, self.progress, self.meter), *draws, torch.Generator(self.device))
 
     def _captures(self) -> bool:
         """Whether steps are captured as CUDA graphs: see `Options`."""
