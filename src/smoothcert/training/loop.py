@@ -83,25 +83,14 @@ def training_steps(
 ) -> Generator[None, None, None]:
     """Train step by step; between two steps, other runs may take their turns (see `training/several_runs.py`)."""
     with set_up(recipe, data, folder, group, options) as run:
-        use_teacher(run)
+        if recipe.teacher is not None and run.epoch < recipe.epochs:
+            run.set_teacher(*teacher_shares(run, recipe.teacher, train))
         while run.epoch < recipe.epochs:
             for images, labels in start_epoch(run):
                 run.train_step(images, labels)
                 yield
                 report_progress(run)
             finish_epoch(run)
-
-
-def use_teacher(run: RunInProgress) -> None:
-    """If the recipe has a teacher, train it next to the run, unless that is done, and give its votes to every step."""
-    if run.recipe.teacher is None or run.epoch == run.recipe.epochs:
-        return
-    kept = {name: getattr(run.options, name) for name in ("device", "capture", "compiling", "on_progress", "on_note")}
-
-    def train_teacher(teacher: TrainRecipe, folder: Path, resume: bool) -> None:
-        train(teacher, run.data, folder, resume=resume, **kept)
-
-    run.set_teacher(*teacher_shares(run, train_teacher))
 
 
 def start_epoch(run: RunInProgress) -> Iterator[tuple[Tensor, Tensor]]:
