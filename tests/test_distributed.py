@@ -31,8 +31,7 @@ from smoothcert.models.kernels import apply_to
 from smoothcert.training import loop
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import train
-from smoothcert.training.resume import Start, refuse_other_batch_norm
-from smoothcert.training.state import State
+from smoothcert.training.resume import Start, State, refuse_other_batch_norm
 
 
 @pytest.fixture

@@ -72,5 +72,5 @@ def other_run(run: Run, folder: Path, seed: int, **recipe: object) -> Path:
         for weight in model.parameters():
             weight += 0.3 * weight.std() * torch.randn(weight.shape, generator=generator)
     changed = run.recipe.model_copy(update=recipe)
-    save_weights(folder, model.state_dict(), changed, run.spec, run.epoch, {**run.provenance, "seed": seed})  # type: ignore[arg-type]
+    save_weights(Run(folder, changed, run.spec, model, run.epoch, {**run.provenance, "seed": seed}))
     return folder

@@ -8,7 +8,7 @@ from tiny import tiny_recipe
 from torch import Tensor, nn
 
 from smoothcert.data import mnist
-from smoothcert.training.checkpoint import RECIPE, InputSpec, new_model, save_weights
+from smoothcert.training.checkpoint import RECIPE, InputSpec, Run, new_model, save_weights
 from smoothcert.training.metrics import METRICS
 
 SIGMA = 0.25
@@ -37,7 +37,7 @@ def untrained_run(folder: Path, seconds: tuple[float, ...] = (2.0, 1.0), **chang
         torch.manual_seed(recipe.seed)
         model = new_model(recipe, spec)
     recipe.save(folder / RECIPE)
-    save_weights(folder, model.state_dict(), recipe, spec, len(seconds), {"versions": {"device": "cuda (a card)"}})
+    save_weights(Run(folder, recipe, spec, model, len(seconds), {"versions": {"device": "cuda (a card)"}}))
     lines = [json.dumps({"epoch": epoch, "loss": 1.0, "seconds": s}) + "\n" for epoch, s in enumerate(seconds)]
     (folder / METRICS).write_text("".join(lines))
     return folder

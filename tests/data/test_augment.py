@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from smoothcert.data import ImageData
-from smoothcert.data.augment import flip_and_crop
+from smoothcert.data.images import flip_and_crop
 
 
 def one_at_a_time(image: np.ndarray, flip: bool, down: int, right: int) -> np.ndarray:

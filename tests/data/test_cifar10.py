@@ -10,9 +10,9 @@ import pytest
 import torch
 from local_mirror import Mirror
 
-from smoothcert.data import DATASETS, load_dataset
-from smoothcert.data.augment import flip_and_crop
-from smoothcert.data.cifar10 import OFFICIAL_SHA256, Source, load
+from smoothcert.data import DATASETS, cifar10, load_dataset
+from smoothcert.data.cifar10 import OFFICIAL_SHA256, read
+from smoothcert.data.images import flip_and_crop
 from smoothcert.errors import RequestError, WorkError
 
 TRAIN = [f"data_batch_{number}" for number in range(1, 6)]
@@ -37,7 +37,7 @@ def write_binary(folder: Path) -> Path:
 
 def check(folder: Path) -> None:
     for split, names in (("train", TRAIN), ("test", ["test_batch"])):
-        data = load(split, folder, download=False)  # type: ignore[arg-type]
+        data = load_dataset("cifar10", split, folder)  # type: ignore[arg-type]
         np.testing.assert_array_equal(data.images.numpy(), np.concatenate([PIXELS[name] for name in names]))
         np.testing.assert_array_equal(data.labels.numpy(), np.concatenate([LABELS[name] for name in names]))
         assert (data.num_classes, data.split, data.shape) == (10, split, (3, 32, 32))
@@ -61,15 +61,16 @@ def test_training_is_augmented_and_normalization_is_the_papers(tmp_path: Path) -
     assert torch.equal(next(test.batches(order, slice(0, 4), 0))[0], test.batch(order[0])[0])
 
 
-def test_the_name_says_whether_the_content_is_official(tmp_path: Path) -> None:
+def test_the_name_says_whether_the_content_is_official(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_binary(tmp_path)
     digests = {f"{name}.bin": hashlib.sha256(binary(name)).hexdigest() for name in SIZES}
-    assert load("train", tmp_path, source=Source(batches_sha256=digests)).name == "cifar10"
-    digests["data_batch_4.bin"] = digests["data_batch_3.bin"]
-    assert load("train", tmp_path, source=Source(batches_sha256=digests)).name == "cifar10 (not the official files)"
-    assert load("test", tmp_path, source=Source(batches_sha256=digests)).name == "cifar10"
-    assert load("test", tmp_path).name == "cifar10 (not the official files)"
     assert OFFICIAL_SHA256.keys() == digests.keys()
+    assert read("test", tmp_path).name == "cifar10 (not the official files)"
+    monkeypatch.setattr(cifar10, "OFFICIAL_SHA256", digests)
+    assert read("train", tmp_path).name == "cifar10"
+    digests["data_batch_4.bin"] = digests["data_batch_3.bin"]
+    assert read("train", tmp_path).name == "cifar10 (not the official files)"
+    assert read("test", tmp_path).name == "cifar10"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_damaged_binary_file_is_one_line(tmp_path: Path, content: bytes, problem
     path = write_binary(tmp_path) / "test_batch.bin"
     path.write_bytes(content)
     with pytest.raises(WorkError) as raised:
-        load("test", tmp_path)
+        read("test", tmp_path)
     message = str(raised.value)
     assert message.startswith(f"{path}: ")
     assert problem in message
@@ -94,8 +95,8 @@ def test_damaged_binary_file_is_one_line(tmp_path: Path, content: bytes, problem
 def test_incomplete_batches_are_refused_and_not_downloaded(tmp_path: Path, mirror: Mirror) -> None:
     (write_binary(tmp_path) / "data_batch_3.bin").unlink()
     with pytest.raises(RequestError, match=r"found no data_batch_3\.bin; complete the folder, or delete it"):
-        load("train", tmp_path, source=Source([mirror.url("archive")]))
-    load("test", tmp_path)
+        read("train", tmp_path, [mirror.url("archive")])
+    read("test", tmp_path)
     assert mirror.requests == []
 
 
@@ -113,12 +114,18 @@ def archive(**changed: bytes | None) -> bytes:
     return file.getvalue()
 
 
-def test_absent_files_are_downloaded_once_and_nothing_else_is_left(tmp_path: Path, mirror: Mirror) -> None:
+@pytest.fixture
+def url(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of an archive, whose digest is the official one."""
     mirror.files["cifar"] = content = archive()
+    monkeypatch.setattr(cifar10, "ARCHIVE_SHA256", hashlib.sha256(content).hexdigest())
+    return mirror.url("cifar")
+
+
+def test_absent_files_are_downloaded_once_and_nothing_else_is_left(tmp_path: Path, mirror: Mirror, url: str) -> None:
     folder = tmp_path / "data"
-    source = Source([mirror.url("cifar")], hashlib.sha256(content).hexdigest())
     for _ in range(2):
-        load("train", folder, source=source)
+        read("train", folder, [url])
         check(folder)
     assert mirror.requests == ["cifar"]
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
@@ -144,7 +151,7 @@ def test_damaged_archive_leaves_nothing_behind(tmp_path: Path, content: bytes, p
     path = tmp_path / "cifar-10-binary.tar.gz"
     path.write_bytes(content)
     with pytest.raises(WorkError, match=problem) as raised:
-        load("test", tmp_path)
+        read("test", tmp_path)
     assert "\n" not in str(raised.value)
     assert list(tmp_path.iterdir()) == [path]
 
@@ -177,7 +184,7 @@ def odd_archive(kind: str) -> bytes:
 def test_an_archive_with_odd_members_is_one_line(tmp_path: Path, kind: str) -> None:
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(odd_archive(kind))
     with pytest.raises(WorkError, match=r"tar\.gz: expected .*; delete it") as raised:
-        load("test", tmp_path, download=False)
+        read("test", tmp_path)
     assert "\n" not in str(raised.value)
     assert [path.name for path in tmp_path.iterdir()] == ["cifar-10-binary.tar.gz"]
 
@@ -185,14 +192,14 @@ def test_an_archive_with_odd_members_is_one_line(tmp_path: Path, kind: str) -> N
 def test_another_archive_than_the_official_is_not_unpacked(tmp_path: Path, mirror: Mirror) -> None:
     mirror.files["cifar"] = archive()
     with pytest.raises(WorkError, match="expected SHA-256"):
-        load("test", tmp_path, source=Source([mirror.url("cifar")]))
+        read("test", tmp_path, [mirror.url("cifar")])
     assert not (tmp_path / "cifar-10-batches-bin").exists()
 
 
 @pytest.mark.parametrize("download", [True, False])
 def test_offline_and_absent_is_one_line_with_a_way_out(tmp_path: Path, dead_url: str, download: bool) -> None:
     with pytest.raises(RequestError) as raised:
-        load("train", tmp_path / "misspelt", download, Source([dead_url + "cifar-10-binary.tar.gz"]))
+        read("train", tmp_path / "misspelt", [dead_url + "cifar-10-binary.tar.gz"] if download else [])
     assert list(tmp_path.iterdir()) == []
     message = str(raised.value)
     assert "\n" not in message
@@ -212,15 +219,14 @@ def test_python_layout_is_one_line_that_names_the_file_to_download(tmp_path: Pat
     path = tmp_path / below / name
     path.mkdir(parents=True)
     with pytest.raises(RequestError, match="the Python layout, which is not read") as raised:
-        load("test", tmp_path, download=False)
+        read("test", tmp_path)
     message = str(raised.value)
     assert "\n" not in message
     assert str(path) in message
     assert f"download https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz and put it into {tmp_path}" in message
 
 
-def test_python_layout_does_not_prevent_the_download(tmp_path: Path, mirror: Mirror) -> None:
+def test_python_layout_does_not_prevent_the_download(tmp_path: Path, url: str) -> None:
     (tmp_path / "cifar-10-batches-py").mkdir()
-    mirror.files["cifar"] = content = archive()
-    load("test", tmp_path, source=Source([mirror.url("cifar")], hashlib.sha256(content).hexdigest()))
+    read("test", tmp_path, [url])
     check(tmp_path)

@@ -79,7 +79,7 @@ def test_workers_give_the_same_tensors(tmp_path: Path) -> None:
             assert images.shape == (2, 3, 224, 224)
             assert torch.equal(images, expected_images)
             assert torch.equal(labels, expected_labels)
-        centre = load(split, tmp_path, workers=0).batch(torch.tensor(order[0]))[0]
+        centre = load(split, tmp_path).batch(torch.tensor(order[0]))[0]
         assert torch.equal(alone[0][0], centre) == (split == "test")
 
 

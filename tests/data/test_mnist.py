@@ -30,7 +30,13 @@ def described(name: str, content: bytes) -> MnistFile:
     return MnistFile(name, archive_sha256=sha256(gzip.compress(content, mtime=0)), content_sha256=sha256(content))
 
 
-SMALL = {"test": (described("images.gz", IMAGES_CONTENT), described("labels.gz", LABELS_CONTENT))}
+SMALL = (described("images.gz", IMAGES_CONTENT), described("labels.gz", LABELS_CONTENT))
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test split consists of two small files."""
+    monkeypatch.setitem(mnist.FILES, "test", SMALL)  # type: ignore[arg-type]
 
 
 def write(folder: Path, images: bytes = IMAGES_CONTENT, labels: bytes = LABELS_CONTENT, level: int = 9) -> None:
@@ -41,22 +47,25 @@ def write(folder: Path, images: bytes = IMAGES_CONTENT, labels: bytes = LABELS_C
 
 @pytest.mark.parametrize("place", ["MNIST/raw", ".", "mnist"])
 @pytest.mark.parametrize("level", [0, 9])  # the archive's bytes differ, the content does not
+@pytest.mark.usefixtures("small")
 def test_files_are_found_and_read(tmp_path: Path, place: str, level: int) -> None:
     write(tmp_path / place, level=level)
-    data = mnist.load("test", tmp_path, download=False, files=SMALL)
-    assert data.images.dtype == torch.uint8
-    np.testing.assert_array_equal(data.images.numpy(), PIXELS[:, None])
+    data = mnist.read("test", tmp_path)
+    np.testing.assert_array_equal(data.images, PIXELS[:, None])
     assert data.labels.tolist() == [3, 1, 4, 1, 5, 9, 2]
-    assert (data.num_classes, data.name, data.split) == (10, "mnist", "test")
+    loaded = load_dataset("mnist", "test", tmp_path)
+    assert torch.equal(loaded.images, torch.from_numpy(PIXELS[:, None]))
+    assert (loaded.num_classes, loaded.name, loaded.split) == (10, "mnist", "test")
 
 
 @pytest.mark.parametrize("damaged", ["images", "labels"])
+@pytest.mark.usefixtures("small")
 def test_other_content_is_refused_with_both_digests(tmp_path: Path, damaged: str) -> None:
     content = {"images": IMAGES_CONTENT, "labels": LABELS_CONTENT}
     changed = content[damaged][:-1] + bytes([content[damaged][-1] ^ 1])
     write(tmp_path, **{damaged: changed})
     with pytest.raises(WorkError) as raised:
-        mnist.load("test", tmp_path, download=False, files=SMALL)
+        mnist.read("test", tmp_path)
     message = str(raised.value)
     assert "\n" not in message
     for word in (str(tmp_path / f"{damaged}.gz"), sha256(changed), sha256(content[damaged]), "delete it"):
@@ -107,27 +116,29 @@ def test_idx_array_can_be_written_to(tmp_path: Path) -> None:
     np.testing.assert_array_equal(labels, CLASSES + 1)
 
 
+@pytest.mark.usefixtures("small")
 def test_absent_files_are_downloaded_once(tmp_path: Path, mirror: Mirror, dead_url: str) -> None:
     for name, content in (("images.gz", IMAGES_CONTENT), ("labels.gz", LABELS_CONTENT)):
         mirror.files["mnist/" + name] = gzip.compress(content, mtime=0)
     for _ in range(2):
-        data = mnist.load("test", tmp_path, files=SMALL, mirrors=(dead_url, mirror.url("mnist/")))
-        np.testing.assert_array_equal(data.images.numpy(), PIXELS[:, None])
+        data = mnist.read("test", tmp_path, (dead_url, mirror.url("mnist/")))
+        np.testing.assert_array_equal(data.images, PIXELS[:, None])
     assert mirror.requests == ["mnist/images.gz", "mnist/labels.gz"]
     assert sorted(path.name for path in (tmp_path / "MNIST" / "raw").iterdir()) == ["images.gz", "labels.gz"]
 
 
+@pytest.mark.usefixtures("small")
 def test_only_the_absent_file_is_downloaded(tmp_path: Path, mirror: Mirror) -> None:
     write(tmp_path)
     (tmp_path / "labels.gz").unlink()
     mirror.files["labels.gz"] = gzip.compress(LABELS_CONTENT, mtime=0)
-    mnist.load("test", tmp_path, files=SMALL, mirrors=[mirror.url("")])
+    mnist.read("test", tmp_path, [mirror.url("")])
     assert mirror.requests == ["labels.gz"]
 
 
 def test_offline_and_absent_is_one_line_with_a_way_out(tmp_path: Path, dead_url: str) -> None:
     with pytest.raises(RequestError) as raised:
-        mnist.load("train", tmp_path, mirrors=[dead_url])
+        mnist.read("train", tmp_path, [dead_url])
     message = str(raised.value)
     assert "\n" not in message
     for word in (
@@ -140,16 +151,17 @@ def test_offline_and_absent_is_one_line_with_a_way_out(tmp_path: Path, dead_url:
         assert word in message
 
 
-def test_no_download_when_switched_off(tmp_path: Path, mirror: Mirror) -> None:
+@pytest.mark.usefixtures("small")
+def test_no_download_when_switched_off(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"images\.gz and labels\.gz .* switched off"):
-        mnist.load("test", tmp_path, download=False, files=SMALL, mirrors=[mirror.url("")])
-    assert mirror.requests == []
+        mnist.read("test", tmp_path)
 
 
+@pytest.mark.usefixtures("small")
 def test_wrong_file_on_every_mirror_is_failed_work(tmp_path: Path, mirror: Mirror) -> None:
     mirror.files["images.gz"] = b"something else"
     with pytest.raises(WorkError, match="expected SHA-256"):
-        mnist.load("test", tmp_path, files=SMALL, mirrors=[mirror.url("")])
+        mnist.read("test", tmp_path, [mirror.url("")])
 
 
 # Computed from the idx files with zcat, tail, head and sha256sum; the counts with uniq.
@@ -198,11 +210,12 @@ def test_sample_is_the_beginning_of_mnist(split: str, length: int) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1000, 1_000_000])
-def test_damaged_sample_is_one_line(tmp_path: Path, cut: int) -> None:
+def test_damaged_sample_is_one_line(tmp_path: Path, cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tmp_path / "sample.npz"
     archive.write_bytes(mnist.SAMPLE.read_bytes()[:cut])
+    monkeypatch.setattr(mnist, "SAMPLE", archive)
     with pytest.raises(WorkError, match=r"expected the bundled MNIST sample, .*; install smoothcert again") as raised:
-        mnist.load_sample("test", archive)
+        mnist.load_sample("test")
     assert "\n" not in str(raised.value)
 
 

@@ -24,6 +24,7 @@ from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import compress
 from smoothcert.objectives import Adversary, Consistency, Gaussian, Macer, Objective, SmoothAdv, SmoothMix, Stability
+from smoothcert.objectives.inputs import inputs_per_image
 from smoothcert.papers import reproduce as reproduction
 from smoothcert.papers.presets import preset
 from smoothcert.papers.reproduce import (
@@ -148,7 +149,7 @@ def test_quick_names_folders_and_keeps_what_an_ablation_varies(tmp_path: Path) -
     ids=lambda value: value.name if isinstance(value, Objective) else str(value),
 )
 def test_inputs_per_image_equal_the_formulas(objective: Objective, inputs: int) -> None:
-    assert estimates.inputs_per_image(objective) == inputs
+    assert inputs_per_image(objective) == inputs
 
 
 @pytest.mark.usefixtures("no_clock")

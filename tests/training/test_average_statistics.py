@@ -14,8 +14,8 @@ from smoothcert.training import loop
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.evaluate import STATISTICS_SEED
 from smoothcert.training.loop import TrainingStatus, train
+from smoothcert.training.resume import load_state
 from smoothcert.training.seeds import derived_seed
-from smoothcert.training.state import load_state
 
 
 def network() -> nn.Module:

@@ -15,7 +15,7 @@ import smoothcert as sc
 from smoothcert.data import ImageData
 from smoothcert.errors import RequestError
 from smoothcert.training.batch_norm import adapt_batch_norm
-from smoothcert.training.checkpoint import MODEL, InputSpec, load_run, save_weights, tensors_digest
+from smoothcert.training.checkpoint import MODEL, InputSpec, Run, load_run, save_weights, tensors_digest
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -111,8 +111,8 @@ def test_command_makes_a_run_with_its_recipe_and_provenance(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(NETWORK)
-    recipe, weights = tiny_recipe(model="net.py:build", sigma=0.001), network().state_dict()
-    save_weights(Path("run"), weights, recipe, InputSpec.of(tiny_data), 2, {"precision": "fp32"})
+    recipe, model = tiny_recipe(model="net.py:build", sigma=0.001), network()
+    save_weights(Run(Path("run"), recipe, InputSpec.of(tiny_data), model, 2, {"precision": "fp32"}))
     recipe.save(Path("run/recipe.yaml"))
     words = ("adapt", "run", "--model", "net.py:build", "--sigma", 0.25, "--device", "cpu")
     code, out, _ = run_cli(*words, "--out", "adapted")
@@ -120,8 +120,8 @@ def test_command_makes_a_run_with_its_recipe_and_provenance(
     adapted = load_run(Path("adapted"), "net.py:build")
     assert (adapted.recipe, adapted.epoch) == (recipe, 2)
     record = adapted.provenance["batch_norm"]
-    assert (record["sigma"], record["original_weights_sha256"]) == (0.25, tensors_digest(weights))
-    assert tensors_digest(adapted.model.state_dict()) != tensors_digest(weights)
+    assert (record["sigma"], record["original_weights_sha256"]) == (0.25, tensors_digest(model.state_dict()))
+    assert tensors_digest(adapted.model.state_dict()) != tensors_digest(model.state_dict())
     Path("adapted/recipe.yaml").unlink()  # as if the process had been killed before it
     assert run_cli(*words, "--out", "adapted")[0] == 0
     assert load_run(Path("adapted"), "net.py:build").provenance["batch_norm"] == record

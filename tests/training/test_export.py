@@ -71,7 +71,7 @@ def test_weights_that_float16_cannot_hold_are_refused(trained_run: Path, tmp_pat
     weights = run.model.state_dict()
     name = next(name for name, tensor in weights.items() if tensor.ndim > 1)
     weights[name][0] = 1e5
-    save_weights(tmp_path / "run", weights, run.recipe, run.spec, run.epoch, run.provenance)
+    save_weights(run, weights)
     with pytest.raises(RequestError, match="expected weights that float16 can hold"):
         export_run(tmp_path / "run", tmp_path / "half")
     assert not (tmp_path / "half").exists()

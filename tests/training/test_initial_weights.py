@@ -19,7 +19,7 @@ from smoothcert.models import Normalize
 from smoothcert.training.checkpoint import tensors_digest
 from smoothcert.training.initial_weights import check_source, load_initial_weights
 from smoothcert.training.loop import TrainingStatus, train
-from smoothcert.training.state import State, load_state
+from smoothcert.training.resume import State, load_state
 
 STILL = {"epochs": 1, "learning_rate": 1e-30, "learning_rate_drops": ()}
 """A rate at which float32 weights do not move: the model that is saved has the initial weights."""

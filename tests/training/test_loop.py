@@ -3,6 +3,7 @@
 import gc
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,9 +19,9 @@ from smoothcert.objectives import Gaussian, LossTerms, NoiseAttack, Progress, Sm
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import TrainingStatus, fill_progress, learning_rate, train
 from smoothcert.training.metrics import Meter
+from smoothcert.training.resume import load_state
 from smoothcert.training.run_folder import MODEL
 from smoothcert.training.seeds import derived_seed
-from smoothcert.training.state import load_state
 from smoothcert.training.step import TrainingStep
 
 
@@ -249,6 +250,19 @@ def test_progress_is_reported(tmp_path: Path, tiny_data: ImageData) -> None:
     assert last.loss == pytest.approx(metrics(tmp_path / "run")[0]["loss"], rel=1e-5)
     assert 0 <= last.noisy_accuracy <= 1
     assert last.images_per_second > 0
+
+
+def test_the_time_left_foresees_an_attack_that_starts_late(
+    tmp_path: Path, tiny_data: ImageData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smoothcert.training.setup.time", SimpleNamespace(perf_counter=lambda: 0.0))
+    monkeypatch.setattr("smoothcert.training.loop.time", SimpleNamespace(perf_counter=lambda: 8.0))
+    late = Gaussian(noise_attack=NoiseAttack(steps=9, first_epoch=3))
+    seen: list[TrainingStatus] = []
+    train(tiny_recipe(objective=late, epochs=4), tiny_data, tmp_path / "run", device="cpu", on_progress=seen.append)
+    # The epochs take 1, 1, 1 and 10 inputs of the network for each image, and 8 seconds have always passed.
+    expected = [8 * 12 / 1, 8 * 11 / 2, 8 * 10 / 3, 0]
+    assert [status.seconds_left for status in seen] == pytest.approx(expected)
 
 
 def test_diverging_loss_stops_the_run_before_it_is_saved(tmp_path: Path, tiny_data: ImageData) -> None:

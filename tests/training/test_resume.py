@@ -22,8 +22,8 @@ from smoothcert.training.checkpoint import load_run, tensors_digest
 from smoothcert.training.loop import TrainingStatus, train
 from smoothcert.training.metrics import METRICS
 from smoothcert.training.recipe import TrainRecipe
+from smoothcert.training.resume import load_state
 from smoothcert.training.run_folder import MODEL, RECIPE, STATE
-from smoothcert.training.state import load_state
 
 ROOT = Path(__file__).parents[2]
 

@@ -22,12 +22,12 @@ from smoothcert.training import evaluate, loop
 from smoothcert.training.evaluate import correct_votes
 from smoothcert.training.loop import TrainingStatus, train
 from smoothcert.training.recipe import TrainRecipe
+from smoothcert.training.resume import load_state
 from smoothcert.training.run_folder import STATE
 from smoothcert.training.sampler import RadiusWeightedSampler, UniformSampler, make_sampler, radius_weights
 from smoothcert.training.sampler_settings import SAMPLERS, RadiusWeighted
 from smoothcert.training.seeds import derived_seed
 from smoothcert.training.setup import DEAD_EPOCHS
-from smoothcert.training.state import load_state
 
 START, EVERY, DISCARD_VOTES, VOTES = 3, 2, 10, 8
 

@@ -34,17 +34,12 @@ def ddn(
     for step in range(steps):
         _, gradient, average = smoothed_loss_and_gradient(classifier, images + offset, labels, noise)
         fooled = (average.argmax(1) != labels).view_as(norm)
-        best, best_norm = _closer(fooled, offset, best, best_norm)
-        length = LAST_STEP + (FIRST_STEP - LAST_STEP) * (1 + math.cos(math.pi * step / steps)) / 2
-        offset = offset + length * unit(gradient)
+        length = norms(offset)
+        closer = fooled & (length < best_norm)
+        best, best_norm = torch.where(closer, offset, best), torch.where(closer, length, best_norm)
+        step_size = LAST_STEP + (FIRST_STEP - LAST_STEP) * (1 + math.cos(math.pi * step / steps)) / 2
+        offset = offset + step_size * unit(gradient)
         norm = torch.minimum(torch.where(fooled, norm * (1 - gamma), norm * (1 + gamma)), limit)
         offset = offset * norm / norms(offset).clamp(min=1e-12)
         offset = (images + offset).clamp(0, 1) - images
     return (images + torch.where(best_norm.isfinite(), best, offset)).clamp(0, 1)
-
-
-def _closer(fooled: Tensor, offset: Tensor, best: Tensor, best_norm: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the shorter of the best offset and the current one, where the current one fools the classifier."""
-    length = norms(offset)
-    better = fooled & (length < best_norm)
-    return torch.where(better, offset, best), torch.where(better, length, best_norm)

@@ -11,7 +11,7 @@ import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,49 +53,31 @@ Records = NDArray[np.uint8]
 """[n, RECORD]: label, pixels."""
 
 
-class Source(NamedTuple):
-    """Where the archive is downloaded from, and the digests of the archive and of its batch files."""
-
-    urls: Sequence[str] = URLS
-    archive_sha256: str = ARCHIVE_SHA256
-    batches_sha256: Mapping[str, str] = OFFICIAL_SHA256
-
-
-OFFICIAL = Source()
-
-
-def load(split: Split, folder: Path, download: bool = True, source: Source = OFFICIAL) -> "ImageData":
+def load(split: Split, folder: Path) -> "ImageData":
     """One split of CIFAR-10, images [n, 3, 32, 32]; the training split is augmented with `flip_and_crop`.
 
     The binary batch files are searched for in `folder` and `folder`/cifar10. If they are absent, the official archive
-    is downloaded, unless `download` is False, and unpacked into `folder`; an archive that is already there is used
-    instead. Files with other content than the official ones are read, too, but then the data set is called "cifar10
-    (not the official files)", also in every result. Absent files that cannot be downloaded are a RequestError, damaged
-    files a WorkError.
+    is downloaded and unpacked into `folder`; an archive that is already there is used instead. Files with other content
+    than the official ones are read, too, but then the data set is called "cifar10 (not the official files)", also in
+    every result. Absent files that cannot be downloaded are a RequestError, damaged files a WorkError.
     """
-    from smoothcert.data.augment import flip_and_crop
+    from smoothcert.data.images import flip_and_crop
 
-    return read(split, folder, download, source).as_data(SPEC, split, flip_and_crop if split == "train" else None)
+    return read(split, folder, URLS).as_data(SPEC, split, flip_and_crop if split == "train" else None)
 
 
-def read(split: Split, folder: Path, download: bool = False, source: Source = OFFICIAL) -> StoredImages:
-    """`load` without torch."""
+def read(split: Split, folder: Path, urls: Sequence[str] = ()) -> StoredImages:
+    """`load` without torch; without `urls` nothing is downloaded."""
     paths = _complete_batches(split, folder)
     if paths is None:
-        _unpack_official(split, folder, source.urls if download else (), source.archive_sha256)
+        _unpack_official(split, folder, urls)
         paths = _paths(folder, split)
     batches = [_read(path) for path in paths]
-    official = all(
-        _digest(batch) == source.batches_sha256[path.name] for path, batch in zip(paths, batches, strict=True)
-    )
+    digests = {path.name: hashlib.sha256(batch.data).hexdigest() for path, batch in zip(paths, batches, strict=True)}
     records = np.concatenate(batches)
     images = np.ascontiguousarray(records[:, 1:]).reshape(-1, *SPEC.shape)
-    name = "cifar10" if official else "cifar10 (not the official files)"
+    name = "cifar10" if digests.items() <= OFFICIAL_SHA256.items() else "cifar10 (not the official files)"
     return StoredImages(images, records[:, 0].astype(np.int64), name, SPEC.class_names or ())
-
-
-def _digest(records: Records) -> str:
-    return hashlib.sha256(records.tobytes()).hexdigest()
 
 
 def _paths(place: Path, split: Split) -> list[Path]:
@@ -138,7 +120,7 @@ def _bad_file(path: Path, problem: str) -> WorkError:
     return WorkError(f"{path}: {problem}; replace it, or delete its folder so that the official files are downloaded")
 
 
-def _unpack_official(split: Split, folder: Path, urls: Sequence[str], sha256: str) -> None:
+def _unpack_official(split: Split, folder: Path, urls: Sequence[str]) -> None:
     """Put the binary files of both splits into `folder`, from the archive there or from a downloaded one."""
     present = folder / ARCHIVE
     if not urls and not present.is_file():
@@ -150,7 +132,7 @@ def _unpack_official(split: Split, folder: Path, urls: Sequence[str], sha256: st
             if present.is_file():
                 return _unpack(present, folder)
             fetched = folder / "cifar-10-download" / ARCHIVE
-            download(urls, fetched, sha256)
+            download(urls, fetched, ARCHIVE_SHA256)
             _unpack(fetched, folder)
             shutil.rmtree(fetched.parent)
     except UnreachableError as error:

@@ -128,17 +128,13 @@ def subfolders(root: Path) -> list[str]:
 
 def image_names(folder: Path) -> list[str]:
     """The names of the image files in `folder` except hidden ones, by their extensions, sorted."""
-    return [name for name in _visible_names(folder) if name.lower().endswith(EXTENSIONS)]
+    return sorted(name for name in os.listdir(folder) if name.lower().endswith(EXTENSIONS) and name[0] != ".")
 
 
 def skipped_names(folder: Path) -> list[str]:
-    """The names in `folder` that are neither images, by their extensions, nor hidden, nor folders; sorted."""
-    others = (name for name in _visible_names(folder) if not name.lower().endswith(EXTENSIONS))
+    """The names in `folder` that are neither images, by their extensions, nor hidden, nor folders."""
+    others = [name for name in os.listdir(folder) if not name.lower().endswith(EXTENSIONS) and name[0] != "."]
     return [name for name in others if not (folder / name).is_dir()]
-
-
-def _visible_names(folder: Path) -> list[str]:
-    return sorted(name for name in os.listdir(folder) if not name.startswith("."))
 
 
 def list_images(root: Path, present: Sequence[str], classes: Sequence[str]) -> tuple[FileList, Tensor]:

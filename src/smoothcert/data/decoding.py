@@ -7,7 +7,6 @@ of their size ("draft"), which is faster; the result is still at least as large 
 """
 
 import math
-import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -214,19 +213,14 @@ def opened_image(path: Path | ImageBytes) -> Iterator[Image.Image]:
         most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
         raise WorkError(f"{path}: expected an image of at most {most:,} pixels, got more; make it smaller") from None
     except Exception as error:  # a damaged file can make Pillow fail in nearly any way
-        size = _length(path)
+        size = len(path.content) if isinstance(path, ImageBytes) else path.stat().st_size
         problem = one_line(str(error).replace(f"{str(path)!r}", "the file")) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):
             problem = "not a PNG, JPEG, WebP, BMP, GIF, TIFF or PPM file"
         raise WorkError(
-            f"{path}: expected a whole image, found {size} that cannot be decoded ({problem}); replace or delete it"
+            f"{path}: expected a whole image, found {size} bytes that cannot be decoded ({problem}); "
+            "replace or delete it"
         ) from None
-
-
-def _length(path: Path | ImageBytes) -> str:
-    if isinstance(path, ImageBytes):
-        return f"{len(path.content)} bytes"
-    return f"{os.path.getsize(path)} bytes" if path.is_file() else "no file"
 
 
 def _more_than_8_bits(image: Image.Image) -> str | None:

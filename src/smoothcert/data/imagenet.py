@@ -24,7 +24,7 @@ GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 META = "meta.mat"
 
 
-def load(split: Split, folder: Path, *, workers: int | None = None) -> ImageFiles:
+def load(split: Split, folder: Path) -> ImageFiles:
     """One split of ImageNet; "test" is the validation set, whose labels are public. Nothing is downloaded.
 
     Searched for in `folder`/imagenet, `folder`/ILSVRC2012 and `folder` itself: train/<wnid>/*.JPEG and
@@ -52,7 +52,6 @@ def load(split: Split, folder: Path, *, workers: int | None = None) -> ImageFile
         normalization=SPEC.normalization,
         augment=split == "train",
         class_names=tuple(classes),
-        workers=workers,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.data import Dataset
 
 from smoothcert.data.datasets import Normalization
@@ -17,6 +18,9 @@ Augment = Callable[[Tensor, Tensor], Tensor]
 
 STEPS_AT_ONCE, PIXELS_AT_ONCE = 16, 2**23
 """Most batches and pixels that are prepared at once: a GPU would wait for the host if small batches came singly."""
+
+PADDING = 4
+"""Zeros on each side of an image that is cropped at random: there are 2 * PADDING + 1 offsets in each direction."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # eq=False: comparing tensors gives tensors, not a truth value
@@ -111,6 +115,23 @@ class ImageData(Dataset[tuple[Tensor, int]]):
 
     def _with(self, images: Tensor, labels: Tensor) -> "ImageData":
         return replace(self, images=images, labels=labels)
+
+
+def flip_and_crop(images: Tensor, uniform: Tensor) -> Tensor:
+    """Crop each image of [b, c, h, w] at random from its zero-padded copy, and mirror half of them.
+
+    `uniform` [b, 3] in [0, 1) decides: [:, 0] < 0.5 mirrors left and right, [:, 1] and [:, 2] choose the vertical and
+    the horizontal offset of the crop, uniformly from 0..8. Shapes are static, and no value is read from the device.
+    """
+    batch, channels, height, width = images.shape
+    offsets = (uniform[:, 1:] * (2 * PADDING + 1)).long().clamp(max=2 * PADDING)
+    columns = torch.arange(width, device=images.device)
+    # A mirrored image is read from right to left, so that one pair of gathers does both.
+    columns = torch.where(uniform[:, :1] < 0.5, columns.flip(0), columns) + offsets[:, 1:]
+    rows = torch.arange(height, device=images.device) + offsets[:, :1]
+    padded = functional.pad(images, (PADDING,) * 4)
+    cropped = padded.gather(2, rows[:, None, :, None].expand(batch, channels, height, padded.shape[3]))
+    return cropped.gather(3, columns[:, None, None, :].expand(batch, channels, height, width))
 
 
 def in_unit_interval(pixels: Tensor) -> Tensor:

@@ -76,46 +76,35 @@ FILES: Mapping[Split, SplitFiles] = {
 }
 
 
-def load(
-    split: Split,
-    folder: Path,
-    download: bool = True,
-    *,
-    files: Mapping[Split, SplitFiles] = FILES,
-    mirrors: Sequence[str] = MIRRORS,
-) -> "ImageData":
+def load(split: Split, folder: Path) -> "ImageData":
     """One split of MNIST, images [n, 1, 28, 28], with every byte checked against the known digests.
 
     The files are searched for in `folder`/MNIST/raw, `folder` and `folder`/mnist. Absent files are downloaded into the
-    first of these, unless `download` is False. Absent files that cannot be downloaded are a RequestError, files with
-    another content a WorkError.
+    first of these. Absent files that cannot be downloaded are a RequestError, files with another content a WorkError.
     """
-    return read(split, folder, files=files, mirrors=mirrors if download else ()).as_data(DATASETS["mnist"], split)
+    return read(split, folder, MIRRORS).as_data(DATASETS["mnist"], split)
 
 
-def read(
-    split: Split, folder: Path, *, files: Mapping[Split, SplitFiles] = FILES, mirrors: Sequence[str] = ()
-) -> StoredImages:
+def read(split: Split, folder: Path, mirrors: Sequence[str] = ()) -> StoredImages:
     """`load` without torch; without `mirrors` nothing is downloaded."""
-    wanted = files[split]
-    _complete(wanted, folder, mirrors)
-    images, labels = (read_idx(_path(file, folder), file.content_sha256) for file in wanted)
+    _complete(FILES[split], folder, mirrors)
+    images, labels = (read_idx(_path(file, folder), file.content_sha256) for file in FILES[split])
     return StoredImages(images[:, None], labels.astype(np.int64), "mnist")
 
 
-def load_sample(split: Split, archive: Path = SAMPLE) -> "ImageData":
+def load_sample(split: Split) -> "ImageData":
     """One split of the bundled sample: see `read_sample`."""
-    return read_sample(split, archive).as_data(DATASETS["mnist-sample"], split)
+    return read_sample(split).as_data(DATASETS["mnist-sample"], split)
 
 
-def read_sample(split: Split, archive: Path = SAMPLE) -> StoredImages:
+def read_sample(split: Split) -> StoredImages:
     """One split of the bundled sample, images [n, 1, 28, 28]: the first 10,000 training or 2,000 test images."""
     try:
-        with np.load(archive, allow_pickle=False) as arrays:
+        with np.load(SAMPLE, allow_pickle=False) as arrays:
             images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise WorkError(
-            f"{archive}: expected the bundled MNIST sample, found a missing or damaged file ({error}); "
+            f"{SAMPLE}: expected the bundled MNIST sample, found a missing or damaged file ({error}); "
             "install smoothcert again"
         ) from error
     return StoredImages(images[:, None], labels.astype(np.int64), "mnist-sample")

@@ -1,6 +1,5 @@
 """Images of users in an npz file: `npz:PATH`."""
 
-import math
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -22,16 +21,16 @@ MOST_CLASSES = 1_000_000
 CHANNELS = (1, 3)
 
 
-def load_npz(path: Path | str, split: Split, *, most_bytes: int = NPZ_BYTES) -> ImageData:
+def load_npz(path: Path | str, split: Split) -> ImageData:
     """The arrays `images` and `labels` of an npz file, or `<split>_images` and `<split>_labels` where it has splits.
 
     Without splits both requests give all images, and their `split` is UNSPLIT. Images are uint8 [n, h, w], [n, h, w, c]
     or [n, c, h, w] with c 1 or 3, labels integers [n]. The number of classes is that of `class_names`, if there is such
     an array, else one more than the largest label of any split. Arrays of objects are refused, because reading them
-    could run code, and so are more than `most_bytes`.
+    could run code, and so are more than NPZ_BYTES.
     """
     path = with_home(path)
-    arrays, prefix = _arrays(path, split, most_bytes)
+    arrays, prefix = _arrays(path, split)
     images, labels = arrays[f"{prefix}images"], arrays[f"{prefix}labels"]
     names = tuple(str(name) for name in arrays["class_names"].ravel()) if "class_names" in arrays else None
     largest = max(_largest_label(path, name, arrays[name]) for name in arrays if name.endswith("labels"))
@@ -48,7 +47,7 @@ def load_npz(path: Path | str, split: Split, *, most_bytes: int = NPZ_BYTES) -> 
     )
 
 
-def _arrays(path: Path, split: Split, most_bytes: int) -> tuple[dict[str, NDArray[Any]], str]:
+def _arrays(path: Path, split: Split) -> tuple[dict[str, NDArray[Any]], str]:
     """The images of `split`, all labels and the class names, by name; and the prefix of the names of a split."""
     check_regular_file(path)
     if not path.exists():
@@ -64,11 +63,11 @@ def _arrays(path: Path, split: Split, most_bytes: int) -> tuple[dict[str, NDArra
                 )
             wanted = {f"{prefix}images", "labels", "train_labels", "test_labels", "class_names"}
             chosen = {name: member for name, member in members.items() if name in wanted}
-            claimed = sum(_claimed_bytes(archive, member) for member in chosen.values())
-            if claimed > most_bytes:
+            total = sum(archive.getinfo(member).file_size for member in chosen.values())
+            if total > NPZ_BYTES:
                 raise RequestError(
-                    f"npz:{path}: expected at most {most_bytes:,} bytes of arrays, which are read into memory at once, "
-                    f"got {claimed:,}; give a smaller file, or folder:PATH, whose images are read when needed"
+                    f"npz:{path}: expected at most {NPZ_BYTES:,} bytes of arrays, which are read into memory at once, "
+                    f"got {total:,}; give a smaller file, or folder:PATH, whose images are read when needed"
                 )
             arrays = {}
             for name, member in chosen.items():
@@ -80,23 +79,6 @@ def _arrays(path: Path, split: Split, most_bytes: int) -> tuple[dict[str, NDArra
     except Exception as error:  # a damaged archive can fail in nearly any way
         problem = error_line(error)
         raise WorkError(f"npz:{path}: expected an npz file of plain arrays, found: {problem}; write it again") from None
-
-
-def _claimed_bytes(archive: zipfile.ZipFile, member: str) -> int:
-    """How much memory the array `member` would take, read from its header alone."""
-    with archive.open(member) as file:
-        version = npy_format.read_magic(file)
-        if version == (1, 0):
-            shape, _, dtype = npy_format.read_array_header_1_0(file)
-        elif version == (2, 0):
-            shape, _, dtype = npy_format.read_array_header_2_0(file)
-        else:
-            raise ValueError(f"{member} of npy version {version[0]}.{version[1]}")
-    if dtype.hasobject:
-        raise ValueError(f"{member} holds Python objects")
-    if min(shape, default=1) < 0:
-        raise ValueError(f"{member} of shape {shape}")
-    return math.prod(shape) * int(dtype.itemsize)
 
 
 def _largest_label(path: Path, name: str, labels: NDArray[Any]) -> int:

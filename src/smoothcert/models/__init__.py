@@ -22,7 +22,6 @@ from smoothcert.models.user_code import as_module as as_module
 from smoothcert.models.user_code import check_outputs as check_outputs
 from smoothcert.models.user_code import is_code as is_code
 from smoothcert.models.user_code import own_model as own_model
-from smoothcert.models.user_code import own_module as own_module
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ def build_model(
     `timm:NAME` are published classifiers with their weights.
     """
     if is_code(name):
-        network = own_module(name, num_classes, "model")
+        network = as_module(own_model(name, num_classes), name, "model")
         check_outputs(network, name, shape, num_classes)
         return network
     if name in DENOISERS:

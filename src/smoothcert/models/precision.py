@@ -20,17 +20,12 @@ Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def fast_precision(device: torch.device) -> Precision:
-    """Return bf16 if the hardware multiplies it faster than float32, else fp32."""
-    if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    return "bf16" if device.type == "cpu" and torch.cpu._is_amx_tile_supported() else "fp32"
-
-
 def resolve_precision(precision: str, device: torch.device) -> Precision:
-    """Turn `auto` into the fast precision of `device`, and refuse unknown names."""
+    """Turn `auto` into bf16 if the hardware multiplies it faster than float32, else fp32; refuse unknown names."""
+    if precision == "auto" and device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     if precision == "auto":
-        return fast_precision(device)
+        return "bf16" if device.type == "cpu" and torch.cpu._is_amx_tile_supported() else "fp32"
     for name in DTYPES:
         if precision == name:
             return name

@@ -68,11 +68,6 @@ def own_model(reference: str, num_classes: int | None) -> Classifier:
     return in_float32(model)
 
 
-def own_module(reference: str, num_classes: int | None, field: str) -> nn.Module:
-    """`own_model`, which must return a torch module; `field` is for the message."""
-    return as_module(own_model(reference, num_classes), reference, field)
-
-
 def as_module(network: Classifier, reference: str, field: str) -> nn.Module:
     """Return the network that `reference` built; refuse one that is not a torch module."""
     if not isinstance(network, nn.Module):

@@ -20,7 +20,7 @@ Both compute what the objectives of `smoothcert train` compute, by the same code
 
 import math
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any, Required, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -39,15 +39,6 @@ from smoothcert.objectives.loss_arguments import (
     check_logits,
     explained_labels,
     warn_about_clipping,
-)
-from smoothcert.objectives.loss_settings import (
-    CatRsSettings,
-    ConsistencySettings,
-    GaussianSettings,
-    MacerSettings,
-    SmoothAdvSettings,
-    SmoothMixSettings,
-    StabilitySettings,
 )
 from smoothcert.objectives.synchronized_pass import OneSynchronizedPass
 
@@ -70,6 +61,57 @@ __all__ = [
     "smoothmix",
     "stability",
 ]
+
+
+class Settings(TypedDict, total=False):
+    """What every module takes: the noise level is required."""
+
+    sigma: Required[float]
+    num_noise: int
+    generator: torch.Generator | None
+
+
+class GaussianSettings(Settings, total=False):
+    noise_attack: NoiseAttack | Mapping[str, Any] | None
+
+
+class StabilitySettings(Settings, total=False):
+    weight: float
+
+
+class SmoothAdvSettings(Settings, total=False):
+    adversary: Adversary | Mapping[str, Any]
+
+
+class CatRsSettings(Settings, total=False):
+    weight: float
+    steps: int
+    epsilon: float
+
+
+class MacerSettings(Settings, total=False):
+    weight: float
+    gamma: float
+    beta: float
+    deferred: bool
+
+
+class ConsistencySettings(Settings, total=False):
+    weight: float
+    entropy_weight: float
+    form: Form
+    adversary: Adversary | Mapping[str, Any] | None
+    noise_attack: NoiseAttack | Mapping[str, Any] | None
+
+
+class SmoothMixSettings(Settings, total=False):
+    steps: int
+    step_size: float
+    eta: float
+    one_step: bool
+    one_step_radius: float | None
+    max_norm: float | None
+    noise_attack: NoiseAttack | Mapping[str, Any] | None
 
 
 class Loss(nn.Module):

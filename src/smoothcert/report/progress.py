@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress
@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # each command loads what it needs: certifying starts without
     from smoothcert.data import Images
     from smoothcert.training.loop import TrainingStatus
     from smoothcert.training.recipe import TrainRecipe
-    from smoothcert.training.setup import Options
 
 
 @contextmanager
@@ -75,7 +74,7 @@ def train_with_bar(
     recipe: "TrainRecipe",
     data: "Images",
     folder: Path,
-    **options: "Unpack[Options]",
+    **options: Any,
 ) -> None:
     """`train`, showing epoch, loss, accuracy if known, images/s and the time left, and notes above the bar."""
     from smoothcert.training.loop import train
@@ -93,8 +92,7 @@ def train_with_bar(
             done = status.epoch * status.steps + status.step
             bar.update(task, total=status.epochs * status.steps, completed=done, now=now)
 
-        options["on_progress"], options["on_note"] = show, partial(print_note, bar.console)
-        train(recipe, data, folder, **options)
+        train(recipe, data, folder, on_progress=show, on_note=partial(print_note, bar.console), **options)
 
 
 class CertificationBar:

@@ -16,9 +16,8 @@ from smoothcert.classifier import evaluating
 from smoothcert.data import Images
 from smoothcert.errors import RequestError
 from smoothcert.noise import NOISES
-from smoothcert.training.checkpoint import Run, tensors_digest
+from smoothcert.training.checkpoint import ORIGINAL, Run, tensors_digest, write_new_run
 from smoothcert.training.choices import NoiseName
-from smoothcert.training.new_run import ORIGINAL, is_copy, write_new_run
 from smoothcert.training.seeds import derived_seed
 
 MOST_IMAGES = 8192
@@ -101,5 +100,5 @@ def adapt_run(run: Run, data: Images, out: Path, sigma: float | None = None) -> 
     level = run.recipe.sigma if sigma is None else sigma
     about = adapt_batch_norm(run.model, data, level, noise=run.recipe.noise)
     adapted = replace(run, folder=out, provenance={**run.provenance, CHANGE: dict(about)})
-    write_new_run(adapted, run.model.state_dict(), is_copy(CHANGE, about[ORIGINAL]))
+    write_new_run(adapted, run.model.state_dict())
     return about

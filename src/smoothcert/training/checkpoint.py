@@ -6,6 +6,7 @@ A run therefore loads without further options. The file is replaced atomically a
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +21,8 @@ from torch import Tensor, nn
 from smoothcert.data import Images, Normalization
 from smoothcert.data.class_names import refuse_other_order
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.files import check_regular_file, replaced_atomically
+from smoothcert.io.files import check_regular_file, remove_temporaries, replaced_atomically
+from smoothcert.io.results import alone
 from smoothcert.io.text import named_error
 from smoothcert.models import DENOISERS, build_model, is_code, is_hub
 from smoothcert.training.device import default_float32
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from smoothcert.certification.certificates import CertificatesFile
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 
-DIGEST = "weights_sha256"
+DIGEST, ORIGINAL = "weights_sha256", "original_weights_sha256"
 MOST = 100_000
 """The largest side of an image, and the largest number of classes, that a file may request memory for."""
 
@@ -171,17 +173,15 @@ def new_model(recipe: TrainRecipe | ImportRecipe, spec: InputSpec) -> nn.Module:
         return build_model(recipe.model, spec.shape, spec.num_classes, mean, std)
 
 
-def save_weights(
-    folder: Path,
-    weights: Mapping[str, Tensor],
-    recipe: TrainRecipe | ImportRecipe,
-    spec: InputSpec,
-    epoch: int,
-    provenance: Mapping[str, Any],
-) -> None:
-    """Write `model.safetensors`; on a full disk raise a WorkError and keep the old file."""
-    about = {"recipe": recipe.to_mapping(), "input": asdict(spec), "epoch": epoch, "provenance": dict(provenance)}
-    write_tensors(folder / MODEL, weights, {**about, DIGEST: tensors_digest(weights)})
+def save_weights(run: Run, weights: Mapping[str, Tensor] | None = None) -> None:
+    """Write the `model.safetensors` of `run`, with `weights` instead of those of its model if they are given.
+
+    On a full disk this raises a WorkError and keeps the old file.
+    """
+    tensors = run.model.state_dict() if weights is None else weights
+    about = {"recipe": run.recipe.to_mapping(), "input": asdict(run.spec), "epoch": run.epoch}
+    about |= {"provenance": dict(run.provenance), DIGEST: tensors_digest(tensors)}
+    write_tensors(run.folder / MODEL, tensors, about)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -279,3 +279,33 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
     except DAMAGE as error:
         raise _damaged_model(path, error) from error
     return Run(folder, file.recipe, file.spec, model.eval(), file.epoch, file.provenance)
+
+
+def write_new_run(run: Run, weights: Mapping[str, Tensor]) -> None:
+    """Write an imported or changed model into the folder of `run`, which must be new.
+
+    After an interruption the same call repeats this: the folder may hold nothing but the same model.
+    """
+    with alone(run.folder / METRICS, "choose another --out"):
+        refuse_other_files(run.folder)
+        if (run.folder / MODEL).exists():
+            left = read_model_file(run.folder / MODEL)
+            if (left.recipe, left.digest) != (run.recipe, tensors_digest(weights)):
+                raise _exists(run.folder)
+        for name in (MODEL, RECIPE):
+            remove_temporaries(run.folder / name)
+        # The recipe is last: without it, the call was interrupted.
+        save_weights(run, weights)
+        run.recipe.save(run.folder / RECIPE)
+
+
+def refuse_other_files(out: Path) -> None:
+    """Raise a RequestError if `out` is a file or holds anything but a model, which an interrupted call leaves."""
+    hidden = tuple(f".{name}." for name in (MODEL, RECIPE, METRICS))  # temporary files, and the lock
+    names = [path.name for path in out.iterdir()] if out.is_dir() else [""] * os.path.lexists(out)
+    if any(name != MODEL and not name.startswith(hidden) for name in names):
+        raise _exists(out)
+
+
+def _exists(out: Path) -> RequestError:
+    return RequestError(f"{out}: exists already; choose another --out")

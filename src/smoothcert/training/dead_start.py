@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from smoothcert.training.metrics import METRICS, keep_metrics_before
+from smoothcert.training.resume import save_state
 from smoothcert.training.setup import DEAD_EPOCHS, RunInProgress
-from smoothcert.training.state import save_state
 
 LEARNT_BY = 5
 """Number of epochs after which a run that is still at chance is reported."""
@@ -41,7 +41,7 @@ def restart_if_dead(run: RunInProgress, metrics: Mapping[str, float]) -> bool:
         # The state is first: if the process is killed in between, resuming removes the metrics of the dead epochs.
         save_state(run.folder, run.state())
         keep_metrics_before(run.folder / METRICS, 0)
-        run.on_note(
+        run.options.on_note(
             f"{run.folder}: the network gives the same output for every image after {max(DEAD_EPOCHS) + 1} epochs "
             f"(a dead start); training starts again with {RESTART_WARM_UP} epoch of learning-rate warm-up, which "
             "model.safetensors records"

@@ -18,9 +18,9 @@ from smoothcert.training.checkpoint import load_run, tensors_digest
 from smoothcert.training.device import weights_layout
 from smoothcert.training.initial_weights import own_model_with_weights
 from smoothcert.training.recipe import TrainRecipe
+from smoothcert.training.resume import State
 from smoothcert.training.run_folder import RECIPE
 from smoothcert.training.sampler_settings import Uniform
-from smoothcert.training.state import State
 
 
 def denoiser_recipe(dataset: str, sigma: float, **fields: Any) -> TrainRecipe:

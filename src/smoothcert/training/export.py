@@ -4,18 +4,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from smoothcert.errors import RequestError
-from smoothcert.training.checkpoint import Run, load_run, tensors_digest
-from smoothcert.training.new_run import ORIGINAL, is_copy, refuse_other_files, write_new_run
-
-CHANGE = "weights"
-
-
-def stored_in_half(tensor: Tensor) -> Tensor:
-    """Round weights of convolutions and linear layers to float16; biases and the numbers of batch norm stay float32."""
-    return tensor.half() if tensor.dtype == torch.float32 and tensor.ndim >= 2 else tensor
+from smoothcert.training.checkpoint import (
+    ORIGINAL,
+    Run,
+    load_run,
+    refuse_other_files,
+    tensors_digest,
+    write_new_run,
+)
 
 
 def export_run(folder: str | Path, out: str | Path, *, code: str | None = None) -> Run:
@@ -26,18 +24,18 @@ def export_run(folder: str | Path, out: str | Path, *, code: str | None = None) 
     exported if `code` names it. After an interruption the same call repeats the export.
     """
     run, out = load_run(Path(folder), code), Path(out)
+    refuse_other_files(out)
     weights = run.model.state_dict()
-    digest = tensors_digest(weights)
-    refuse_other_files(out, is_copy(CHANGE, digest))
-    stored = {name: stored_in_half(tensor) for name, tensor in weights.items()}
+    # Weights of convolutions and linear layers; biases and the numbers of batch norm stay float32.
+    rounded = [name for name, tensor in weights.items() if tensor.dtype == torch.float32 and tensor.ndim >= 2]
+    stored = {**weights, **{name: weights[name].half() for name in rounded}}
     if too_large := [name for name, tensor in stored.items() if not bool(tensor.isfinite().all())]:
         raise RequestError(f"{folder}: expected weights that float16 can hold, got larger ones in {too_large[0]}")
     change = max(float((weights[name] - stored[name].float()).abs().max()) for name in weights if weights[name].numel())
     rounding = {
         "stored": "float16, cast to float32 when loaded; biases and batch norm in float32",
         "largest_change": change,
-        ORIGINAL: digest,
+        ORIGINAL: tensors_digest(weights),
     }
-    exported = replace(run, folder=out, provenance={**run.provenance, CHANGE: rounding})
-    write_new_run(exported, stored, is_copy(CHANGE, digest))
+    write_new_run(replace(run, folder=out, provenance={**run.provenance, "weights": rounding}), stored)
     return load_run(out, code)

@@ -22,10 +22,9 @@ from smoothcert.data import DATASETS, Normalization
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import named_error
 from smoothcert.models import MODELS
-from smoothcert.training.checkpoint import InputSpec, ModelFile, Run, new_model
+from smoothcert.training.checkpoint import InputSpec, Run, new_model, write_new_run
 from smoothcert.training.choices import InputLayer
 from smoothcert.training.input_layer import layer_normalization, network_of
-from smoothcert.training.new_run import write_new_run
 from smoothcert.training.recipe import ImportRecipe, parse_recipe
 from smoothcert.training.run_folder import check_file, split_key
 from smoothcert.training.versions import versions
@@ -100,11 +99,7 @@ def import_checkpoint(
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
     about = {"versions": versions(torch.device("cpu")), "source_sha256": digest, "notes": notes}
     run = Run(out, recipe, spec, model.eval(), epoch, about)
-
-    def interrupted(stored: ModelFile) -> bool:
-        return stored.recipe == recipe and stored.provenance.get("source_sha256") == digest
-
-    write_new_run(run, model.state_dict(), interrupted)
+    write_new_run(run, model.state_dict())
     return run
 
 

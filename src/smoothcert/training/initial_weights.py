@@ -15,7 +15,7 @@ from smoothcert.data import Images
 from smoothcert.data.images import spread
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import error_line
-from smoothcert.models import is_hub, own_model, own_module
+from smoothcert.models import as_module, is_hub, own_model
 from smoothcert.smoothing.accuracy import at_chance, independent_accuracy
 from smoothcert.training.import_checkpoint import (
     COUNTER,
@@ -26,8 +26,8 @@ from smoothcert.training.import_checkpoint import (
     read_checkpoint,
     refuse_not_finite,
 )
+from smoothcert.training.resume import State
 from smoothcert.training.run_folder import MODEL, check_run_folder, split_key
-from smoothcert.training.state import State
 
 START_IMAGES = 100
 """Number of training images, spread over the data, on which a network is tried before it is trained."""
@@ -37,12 +37,10 @@ def own_model_with_weights(
     reference: str, num_classes: int | None, init: Path | None, on_note: Callable[[str], None]
 ) -> Classifier:
     """Build the user's network `package.module:function` (see `own_model`) with the weights in `init`, if given."""
-    if init is not None:
-        network = own_module(reference, num_classes, "--init")
-        load_initial_weights(network, init, reference, on_note)
-        return network
     model = own_model(reference, num_classes)
-    if not is_hub(reference) and (not isinstance(model, nn.Module) or model.state_dict()):
+    if init is not None:
+        load_initial_weights(as_module(model, reference, "--init"), init, reference, on_note)
+    elif not is_hub(reference) and (not isinstance(model, nn.Module) or model.state_dict()):
         # The function may load weights or leave random ones: only its author knows.
         on_note(f"weights: as {reference} returns them, without --init")
     return model

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +29,9 @@ from smoothcert.training.device import default_float32, training_device
 from smoothcert.training.evaluate import noisy_accuracy, recompute_statistics
 from smoothcert.training.metrics import ACCURACY, METRICS, append_metrics
 from smoothcert.training.recipe import TrainRecipe
+from smoothcert.training.resume import save_state
 from smoothcert.training.seeds import derived_seed
 from smoothcert.training.setup import Options, RunInProgress, set_up
-from smoothcert.training.state import save_state
 from smoothcert.training.teacher import teacher_shares
 
 REPORT_SECONDS = 0.5
@@ -58,31 +58,33 @@ class TrainingStatus:
     seconds_left: float
 
 
-def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Unpack[Options]) -> None:
-    """Train `recipe` on `data` into the run folder `folder`.
+def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Any) -> None:
+    """Train `recipe` on `data` into the run folder `folder`; `options` are the fields of `Options`.
 
     The run is saved after each epoch, at most once per second, and can be resumed from there. On one GPU a step is
     captured as a CUDA graph, and compiled if that saves time (see `training/step.py`).
     """
-    device = find_device(options.get("device", "auto"))
+    chosen = Options(**options)
+    device = find_device(chosen.device)
     with (
         enough_memory(WorkError(TOO_LITTLE_MEMORY)),
         training_device(device),
         default_float32(),
         torch.enable_grad(),
         team(device, TRAINING_SECONDS) as group,
-        closing(training_steps(recipe, data, folder, group, **options)) as steps,
+        closing(training_steps(recipe, data, folder, group, chosen)) as steps,
     ):
         for _ in steps:
             pass
 
 
 def training_steps(
-    recipe: TrainRecipe, data: Images, folder: Path, group: Team, **options: Unpack[Options]
+    recipe: TrainRecipe, data: Images, folder: Path, group: Team, options: Options
 ) -> Generator[None, None, None]:
     """Train step by step; between two steps, other runs may take their turns (see `training/several_runs.py`)."""
-    with set_up(recipe, data, folder, group, **options) as run:
-        use_teacher(run, options)
+    with set_up(recipe, data, folder, group, options) as run:
+        if recipe.teacher is not None and run.epoch < recipe.epochs:
+            run.set_teacher(*teacher_shares(run, recipe.teacher, train))
         while run.epoch < recipe.epochs:
             for images, labels in start_epoch(run):
                 run.train_step(images, labels)
@@ -91,24 +93,11 @@ def training_steps(
             finish_epoch(run)
 
 
-def use_teacher(run: RunInProgress, options: Options) -> None:
-    """If the recipe has a teacher, train it next to the run, unless that is done, and give its votes to every step."""
-    if run.recipe.teacher is None or run.epoch == run.recipe.epochs:
-        return
-    kept = ("device", "capture", "compiling", "on_progress", "on_note")
-    chosen: dict[str, Any] = {name: value for name, value in options.items() if name in kept}
-
-    def train_teacher(teacher: TrainRecipe, folder: Path, resume: bool) -> None:
-        train(teacher, run.data, folder, resume=resume, **chosen)
-
-    run.set_teacher(*teacher_shares(run, train_teacher))
-
-
 def start_epoch(run: RunInProgress) -> Iterator[tuple[Tensor, Tensor]]:
     """Set what depends on the epoch, and return the batches of the images that the sampler draws."""
     recipe, epoch = run.recipe, run.epoch
     run.steps_done, run.epoch_started = 0, time.perf_counter()
-    run.last_report, run.active_runs = run.epoch_started, run.running()
+    run.last_report, run.active_runs = run.epoch_started, run.options.running()
     run.learning_rate = learning_rate(recipe, epoch, run.warm_up)
     run.meter.restart()
     run.model.train()
@@ -150,14 +139,14 @@ def fill_progress(progress: Progress, recipe: TrainRecipe, epoch: int) -> None:
 
 def report_progress(run: RunInProgress) -> None:
     """Every half second, and after the last step, check the losses and report the progress."""
-    run.active_runs = max(run.active_runs, run.running())
+    run.active_runs = max(run.active_runs, run.options.running())
     now = time.perf_counter()
     if now - run.last_report <= REPORT_SECONDS and run.steps_done < run.steps:
         return
     run.meter.stop_if_diverged(run.epoch, run.folder)
     run.last_report = time.perf_counter()
     if run.group.leads:
-        run.on_progress(status_of(run))
+        run.options.on_progress(status_of(run))
 
 
 def finish_epoch(run: RunInProgress) -> None:
@@ -166,33 +155,34 @@ def finish_epoch(run: RunInProgress) -> None:
     seconds = time.perf_counter() - run.epoch_started
     line: dict[str, Any] = {"epoch": run.epoch, "learning_rate": run.learning_rate, **metrics, "seconds": seconds}
     # The seconds depend on these: a run may continue on another machine, or next to other runs.
-    line |= {"device": run.versions["device"], "runs_at_once": run.active_runs, **peak_memory(run.device)}
+    line |= {"device": run.versions["device"], "runs_at_once": run.active_runs}
+    if run.device.type == "cuda":  # the most memory that this process has allocated since training began
+        line["peak_memory_bytes"] = torch.cuda.max_memory_allocated(run.device)
     line |= run.sampler.metrics()
     if run.group.leads:
         recompute_statistics(run)
-        if run.test_data is not None and (run.epoch + 1) % run.evaluate_every == 0:
+        if run.test_data is not None and (run.epoch + 1) % run.options.evaluate_every == 0:
             line["test_noisy_accuracy"] = noisy_accuracy(run, run.test_data)
         append_metrics(run.folder / METRICS, line)
         accuracy = metrics.get(ACCURACY)
         if run.epoch + 1 == LEARNT_BY and accuracy is not None and at_chance(accuracy, run.data.labels):
-            run.on_note(f"{run.folder}: {nothing_learnt(run.warm_up, accuracy)}")
+            run.options.on_note(f"{run.folder}: {nothing_learnt(run.warm_up, accuracy)}")
     if restart_if_dead(run, metrics):
         return
     run.epoch += 1
     if run.group.leads:
-        save_seconds = SAVE_SECONDS * run.runs_at_once  # all runs wait while one is saved
+        save_seconds = SAVE_SECONDS * run.options.runs_at_once  # all runs wait while one is saved
         if run.epoch == run.recipe.epochs or time.perf_counter() - run.last_save > save_seconds:
             save(run)
-        run.on_epoch(run.as_run(), line)
+        run.options.on_epoch(run.as_run(), line)
     run.group.wait()
 
 
 def save(run: RunInProgress) -> None:
     """Write state and model. The state is first: if the process is killed in between, the model is made from it."""
     stop_if_weights_diverged(run.model, run.epoch - 1, run.folder)
-    state = run.state()
-    save_state(run.folder, state)
-    save_weights(run.folder, run.weights(), run.recipe, run.spec, run.epoch, state.provenance)
+    save_state(run.folder, run.state())
+    save_weights(run.as_run(), run.weights())
     run.last_save = time.perf_counter()
 
 
@@ -216,16 +206,12 @@ def stop_if_weights_diverged(model: nn.Module, epoch: int, folder: Path) -> None
         )
 
 
-def peak_memory(device: torch.device) -> dict[str, int]:
-    """The metric of GPU runs for the most memory that this process has allocated since training began."""
-    return {"peak_memory_bytes": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {}
-
-
 def status_of(run: RunInProgress) -> TrainingStatus:
     """The progress after `run.steps_done` steps of the epoch."""
     loss, accuracy = run.meter.running_means()
-    done = (run.epoch - run.first_epoch) * run.steps + run.steps_done
-    left = (run.recipe.epochs - run.epoch) * run.steps - run.steps_done
+    this_epoch = run.inputs[run.epoch] * run.steps_done
+    done = sum(run.inputs[run.first_epoch : run.epoch]) * run.steps + this_epoch
+    left = sum(run.inputs[run.epoch :]) * run.steps - this_epoch
     epoch_seconds = max(run.last_report - run.epoch_started, 1e-9)
     return TrainingStatus(
         epoch=run.epoch,

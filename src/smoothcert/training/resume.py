@@ -1,25 +1,90 @@
-"""Opens a run folder for training: checks what it holds, and restores the state that training continues from."""
+"""Opens a run folder for training: checks what it holds, and restores the state (`state.pt`) that training continues
+from. The state is written before the model, whose file can be made from it, and replaced atomically."""
 
+import io
+import json
+import zipfile
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from smoothcert.data import Images
 from smoothcert.distributed import Team, claim_run, restarts_run
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import exists
-from smoothcert.io.files import remove_temporaries
+from smoothcert.io.files import check_regular_file, remove_temporaries, replaced_atomically
 from smoothcert.io.results import differing_settings
 from smoothcert.io.text import error_line, flattened
 from smoothcert.training.average import AveragedWeights
-from smoothcert.training.checkpoint import InputSpec, ModelFile, load_run, read_model_file, save_weights
+from smoothcert.training.checkpoint import ModelFile, Run, load_run, read_model_file, save_weights
 from smoothcert.training.metrics import METRICS, epochs_in, keep_metrics_before
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe, parse_recipe
 from smoothcert.training.run_folder import MODEL, RECIPE, STATE, refuse_existing_run, refuse_lost_recipe
-from smoothcert.training.state import State, load_state
+
+TENSORS = ("epoch", "model", "average", "sampler")
+"""Fields that torch saves; the optimizer is saved as in its `state_dict`, and the other fields as JSON."""
+
+
+class State(BaseModel):
+    """Training after `epoch` epochs; wrong types are a ValidationError."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", arbitrary_types_allowed=True)
+
+    epoch: int = Field(ge=0)
+    model: dict[str, Tensor]
+    optimizer: dict[int, dict[str, Tensor | None]]
+    """What the optimizer remembers of each parameter; its settings are those of the recipe."""
+    recipe: dict[str, Any]
+    data: str
+    """The digest of the training data."""
+    provenance: dict[str, Any]
+    warm_up: int = Field(ge=0, le=100)
+    """Epochs of learning-rate warm-up, which a dead start changes."""
+    dead_epochs: int = Field(ge=0, le=100)
+    """Number of epochs with a constant output, among those that decide whether the start was dead."""
+    average: dict[str, Tensor] | None = None
+    """The moving average of the weights, if the recipe has one."""
+    sampler: Tensor | None = None
+    """The weight of each image in the draws of the sampler, 0 for a discarded image; None: it draws uniformly."""
+
+
+def save_state(folder: Path, state: State) -> None:
+    """Write `state.pt`: tensors, numbers and strings only. On a full disk raise a WorkError and keep the old file."""
+    content = io.BytesIO()
+    tensors = {name: value for name in TENSORS if (value := getattr(state, name)) is not None}
+    # The rest is JSON, which can hold every kind of string and number that torch's safe loading refuses.
+    about = json.dumps(state.model_dump(exclude={*TENSORS, "optimizer"}))
+    torch.save({**tensors, "optimizer": {"state": state.optimizer}, "about": about}, content)
+    with replaced_atomically(folder / STATE) as temporary:
+        temporary.write_bytes(content.getbuffer())
+
+
+def load_state(folder: Path) -> State | None:
+    """Read the state onto the CPU; None if no epoch has finished. Loading cannot run code; a changed bit is refused."""
+    path = folder / STATE
+    check_regular_file(path)
+    if not path.exists():
+        return None
+    try:
+        with zipfile.ZipFile(path) as archive:  # torch.load does not compare the checksums
+            if (part := archive.testzip()) is not None:
+                raise ValueError(f"checksum of {part}")
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+        tensors = {name: stored[name] for name in TENSORS if name in stored}
+        return State(**tensors, optimizer=stored["optimizer"]["state"], **json.loads(stored["about"]))
+    except Exception as error:  # a damaged file can make the unpickler raise any exception
+        # The messages of torch and pydantic about such files are several lines.
+        wrong = error.errors()[0]["loc"] if isinstance(error, ValidationError) else ()
+        reason = f"wrong {'.'.join(map(str, wrong))}" if wrong else type(error).__name__
+        raise WorkError(
+            f"{path}: damaged, the run cannot continue from it ({reason}); it is left as it is: restore it, or "
+            "train again into another folder"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -151,14 +216,12 @@ def restore(
         raise RequestError(f"{folder}: its weights do not fit the network ({reason}); choose another --out") from error
 
 
-def write_missing_model(
-    folder: Path, weights: Mapping[str, Tensor], recipe: TrainRecipe, spec: InputSpec, start: Start
-) -> None:
+def write_missing_model(run: Run, weights: Mapping[str, Tensor], start: Start) -> None:
     """Write the model of a finished run from its state if the folder holds none, or that of an earlier epoch."""
-    if start.state is None or start.epoch < recipe.epochs:
+    if start.state is None or not run.finished:
         return
-    if start.model is None or (start.model.epoch, start.model.recipe) != (start.epoch, recipe):
-        save_weights(folder, weights, recipe, spec, start.epoch, start.state.provenance)
+    if start.model is None or (start.model.epoch, start.model.recipe) != (run.epoch, run.recipe):
+        save_weights(replace(run, provenance=start.state.provenance), weights)
 
 
 def refuse_other_recipe(

@@ -15,10 +15,10 @@ from smoothcert.errors import WorkError
 from smoothcert.noise import NOISES, Noise
 from smoothcert.smoothing.bounds import error_upper_bound
 from smoothcert.training.evaluate import correct_votes
+from smoothcert.training.resume import State
 from smoothcert.training.run_folder import STATE
 from smoothcert.training.sampler_settings import RadiusWeighted, Uniform
 from smoothcert.training.seeds import derived_seed
-from smoothcert.training.state import State
 
 if TYPE_CHECKING:
     from smoothcert.training.setup import RunInProgress
@@ -104,7 +104,7 @@ class RadiusWeightedSampler(UniformSampler):
             left = torch.bincount(labels, weights, run.data.num_classes)
             lost = [str(number) for number in sorted(set(labels.tolist())) if not left[number]]
             classes = f", all of class {', '.join(lost)} among them" if lost else ""
-            run.on_note(
+            run.options.on_note(
                 f"{run.folder}: discards {total - kept:,} of {total:,} images from epoch {run.epoch} on{classes}"
             )
         return weights

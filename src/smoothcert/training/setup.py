@@ -4,8 +4,9 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from smoothcert.models.kernels import kernels_work
 from smoothcert.models.precision import resolve_precision
 from smoothcert.noise import NOISES, sigma_warning
 from smoothcert.objectives import Denoising, Objective, Progress, UnloadedObjective, is_built_in
+from smoothcert.objectives.inputs import inputs_by_epoch
 from smoothcert.training.average import AveragedWeights
 from smoothcert.training.checkpoint import InputSpec, Run, new_model
 from smoothcert.training.choices import Compiling
@@ -36,21 +38,22 @@ from smoothcert.training.metrics import METRICS, Meter
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.resume import (
     Start,
+    State,
     open_folder,
     refuse_other_batch_norm,
     restore,
+    save_state,
     write_missing_model,
 )
 from smoothcert.training.sampler import make_sampler
 from smoothcert.training.seeds import derived_seed
-from smoothcert.training.state import State, save_state
 from smoothcert.training.step import (
     CapturedStep,
     Step,
     TrainingStep,
-    compile_pays,
     keep_compiled_kernels,
     make_optimizer,
+    seconds_worth_compiling,
 )
 from smoothcert.training.versions import versions
 
@@ -58,87 +61,66 @@ DEAD_EPOCHS = (1, 2)
 """A start is dead if the output is constant in these epochs (in epoch 0 the mean loss is still changing)."""
 
 
-class Options(TypedDict, total=False):
+@dataclass(frozen=True, kw_only=True)
+class Options:
     """How a run is trained, apart from its recipe."""
 
-    model: nn.Module | None
+    model: nn.Module | None = None
     """A network to train instead of the one that the recipe names; `load_run(folder, model=...)` loads it."""
-    init: Path | None
+    init: Path | None = None
     """Weights to start from: a run folder, a `.safetensors` file or a PyTorch checkpoint."""
-    classifier: nn.Module | None
+    classifier: nn.Module | None = None
     """A classifier behind a denoiser that is trained. It stays as it is and only contributes to the loss."""
-    test_data: Images | None
+    test_data: Images | None = None
     """Images on which the accuracy under noise is measured every `evaluate_every` epochs."""
-    evaluate_every: int
-    resume: bool
-    device: str
+    evaluate_every: int = 1
+    resume: bool = False
+    device: str = "auto"
     """auto, cpu, cuda or mps."""
-    capture: bool | None
+    capture: bool | None = None
     """Whether steps are captured as CUDA graphs on one GPU. The default is True except for a user's own network,
     objective or classifier behind a denoiser, whose decisions in Python would be made only once."""
-    compiling: Compiling
-    sync_batch_norm: bool
+    compiling: Compiling = "auto"
+    sync_batch_norm: bool = False
     """Whether batch norm uses the statistics of a step's images in all processes, instead of those of each process."""
-    on_progress: Callable[..., None]
+    on_progress: Callable[..., None] = lambda status: None
     """Called with a `TrainingStatus`."""
-    on_epoch: Callable[[Run, dict[str, Any]], None]
+    on_epoch: Callable[[Run, dict[str, Any]], None] = lambda run, metrics: None
     """Called after each epoch with the run, whose model is the one that is being trained, and its metrics."""
-    on_note: Callable[[str], None]
+    on_note: Callable[[str], None] = lambda text: None
     """Called with one line that a user may want to read."""
-    runs_at_once: int
+    runs_at_once: int = 1
     """How many runs are trained side by side at most (see `training/several_runs.py`)."""
-    running: Callable[[], int]
+    running: Callable[[], int] = lambda: 1
     """How many of them are being trained at the moment."""
 
 
-DEFAULTS: Options = {
-    "model": None,
-    "init": None,
-    "classifier": None,
-    "test_data": None,
-    "evaluate_every": 1,
-    "resume": False,
-    "device": "auto",
-    "capture": None,
-    "compiling": "auto",
-    "sync_batch_norm": False,
-    "runs_at_once": 1,
-    "on_progress": lambda status: None,
-    "on_epoch": lambda run, metrics: None,
-    "on_note": lambda text: None,
-    "running": lambda: 1,
-}
-
-
 @contextmanager
-def set_up(
-    recipe: TrainRecipe, data: Images, folder: Path, group: Team, **given: Unpack[Options]
-) -> Iterator["RunInProgress"]:
+def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options: Options) -> Iterator["RunInProgress"]:
     """Build the network, open the folder, which is locked while the context lasts, and restore what it holds."""
-    options: Options = {**DEFAULTS, **given}
-    device, model, init, on_note = find_device(options["device"]), options["model"], options["init"], options["on_note"]
-    if options["sync_batch_norm"] and device.type != "cuda":
+    device, model, on_note = find_device(options.device), options.model, options.on_note
+    if options.sync_batch_norm and device.type != "cuda":
         raise RequestError(f"sync_batch_norm: expected GPUs, got {device.type}, for which torch has none; leave it out")
     check_request(recipe, data, folder, group)
     if model is not None:
         check_outputs(model, recipe.model, data.shape, data.num_classes)
-    check_denoiser_request(recipe, data, options["classifier"], options["test_data"] is not None)
+    check_denoiser_request(recipe, data, options.classifier, options.test_data is not None)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(derived_seed(recipe.seed, 0))
         model = new_model(recipe, InputSpec.of(data)) if model is None else model
     if next(model.parameters(), None) is None:
         raise RequestError(f"model: {recipe.model} has no parameters to train; give a network that has some")
     source: Mapping[str, str] | None = None
-    if init is not None:
-        source = load_initial_weights(model, init, recipe.model, on_note if group.leads else lambda text: None)
+    if options.init is not None:
+        source = load_initial_weights(model, options.init, recipe.model, on_note if group.leads else lambda text: None)
     if (text := sigma_warning(recipe.sigma)) is not None:
         on_note(text)
     if not is_built_in(recipe.objective):
         try_loss(recipe, data, model.to(device), recipe.images_per_step // group.size)
     with alone(folder / METRICS, "choose another --out") if group.leads else nullcontext():
-        start = open_folder(recipe, data, folder, group, options["resume"], on_note)
+        start = open_folder(recipe, data, folder, group, options.resume, on_note)
         source = check_source(folder, start.state, source)
-        refuse_other_batch_norm(folder, start, options["sync_batch_norm"])
+        refuse_other_batch_norm(folder, start, options.sync_batch_norm)
         run = RunInProgress(recipe, data, folder, group, device, model, start, source, options)
         check_frozen_classifier(folder, start.state, run.frozen)
         fresh = group.leads and start.state is None and start.epoch == 0
@@ -149,7 +131,7 @@ def set_up(
             # A killed process must not leave a run that continues from random weights.
             save_state(folder, run.state())
         if group.leads:
-            write_missing_model(folder, run.weights(), recipe, run.spec, start)
+            write_missing_model(run.as_run(), run.weights(), start)
         try:
             yield run
         finally:
@@ -171,14 +153,13 @@ class RunInProgress:
         source: Mapping[str, str] | None,
         options: Options,
     ) -> None:
-        own_network = options["model"] is not None or is_code(recipe.model)
-        self.recipe, self.folder, self.group, self.device, self.own_network = recipe, folder, group, device, own_network
+        self.recipe, self.folder, self.group, self.device, self.options = recipe, folder, group, device, options
+        self.own_network = options.model is not None or is_code(recipe.model)
         self.spec, self.data_digest, self.versions = InputSpec.of(data), start.digest, versions(device)
         self.data = data.to(device)
         self.precision = resolve_precision(recipe.precision, device)
-        self.model: nn.Module = model.to(device, memory_format=weights_layout(own_network))  # type: ignore[call-overload]
-        self.sync_batch_norm = options["sync_batch_norm"]
-        if self.sync_batch_norm and group.size > 1:  # our own kernels leave such layers to torch
+        self.model: nn.Module = model.to(device, memory_format=weights_layout(self.own_network))  # type: ignore[call-overload]
+        if options.sync_batch_norm and group.size > 1:  # our own kernels leave such layers to torch
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)  # type: ignore[no-untyped-call]
         self.optimizer = make_optimizer(self.model, recipe, device)
         self.initial_weights: dict[str, Tensor] | None = None  # for a restart, as long as one can follow
@@ -192,10 +173,7 @@ class RunInProgress:
         restore(self.model, self.optimizer, self.average, start, folder)
         self.sampler = make_sampler(recipe.sampler, len(data), start.state, folder)
 
-        self.on_progress, self.on_epoch, self.on_note = options["on_progress"], options["on_epoch"], options["on_note"]
-        self.test_data = None if options["test_data"] is None else options["test_data"].to(device)
-        self.evaluate_every = options["evaluate_every"]
-        self.runs_at_once, self.running = options["runs_at_once"], options["running"]
+        self.test_data = None if options.test_data is None else options.test_data.to(device)
         self.active_runs = 1  # the largest number of runs side by side in this epoch
 
         self.epoch = self.first_epoch = start.epoch
@@ -208,6 +186,7 @@ class RunInProgress:
         self.steps = len(data) // recipe.batch_size * (recipe.batch_size // per_step)
         each = per_step // group.size
         self.share = slice(each * group.rank, each * (group.rank + 1))
+        self.inputs = inputs_by_epoch(recipe.objective, range(recipe.epochs))  # what a step of each epoch takes
         self.meter = Meter(device, self.steps)
         zero = torch.zeros((), device=device)
         self.targets: Tensor | None = None  # the shares of a teacher's votes [images, classes]
@@ -216,36 +195,31 @@ class RunInProgress:
         self.noise = NOISES[recipe.noise](recipe.sigma)
         network, self.frozen = self.model, None
         if isinstance(recipe.objective, Denoising):
-            network, self.frozen = behind_denoiser(self.model, options["classifier"], device)
+            network, self.frozen = behind_denoiser(self.model, options.classifier, device)
         self.loss = Step(network, recipe.objective, device_type=device.type, bf16=self.precision == "bf16")
-        self.plain_step = self._plain_step()
-        self.step: TrainingStep | CapturedStep = self.plain_step
-        if self._captures(options):
-            self.step = self._captured_step(network, options["compiling"])
-
-    def _plain_step(self) -> TrainingStep:
-        """A step without capture; in several processes their gradients are averaged."""
-        recipe = self.recipe
         module: nn.Module = self.loss
-        if self.group.size > 1:  # a user's network may have parameters that the loss does not use
+        if group.size > 1:  # their gradients are averaged; a user's network may have parameters that the loss ignores
             module = DistributedDataParallel(self.loss, find_unused_parameters=self.own_network)
-        draws = (self.noise, recipe.objective.num_noise, recipe.images_per_step, self.share)
-        return TrainingStep(*(module, self.optimizer, self.progress, self.meter), *draws, torch.Generator(self.device))
+        draws = (self.noise, recipe.objective.num_noise, per_step, self.share, torch.Generator(device))
+        self.plain_step = TrainingStep(module, self.optimizer, self.progress, self.meter, *draws)
+        self.step: TrainingStep | CapturedStep = self.plain_step
+        if self._captures():
+            self.step = self._captured_step(network)
 
-    def _captures(self, options: Options) -> bool:
+    def _captures(self) -> bool:
         """Whether steps are captured as CUDA graphs: see `Options`."""
-        capture, classifier = options["capture"], options["classifier"]
+        capture, classifier = self.options.capture, self.options.classifier
         if capture is None:
             known = classifier is None or is_built_in_network(classifier)
             capture = not self.own_network and is_built_in(self.recipe.objective) and known
         return capture and self.device.type == "cuda" and self.group.size == 1
 
-    def _captured_step(self, network: nn.Module, compiling: Compiling) -> CapturedStep:
+    def _captured_step(self, network: nn.Module) -> CapturedStep:
         keep_compiled_kernels()
         kernels = self.precision == "bf16" and kernels_work(self.device.index or 0)
-        pays = compile_pays(network, compiling, by_kernels=kernels)
+        worth = seconds_worth_compiling(network, self.options.compiling, by_kernels=kernels)
         steps_left = (self.recipe.epochs - self.first_epoch) * self.steps
-        return CapturedStep(self.plain_step, self.loss, steps_left, pays, self.on_note)
+        return CapturedStep(self.plain_step, self.loss, steps_left, worth, self.options.on_note)
 
     def set_objective(self, objective: Objective) -> None:
         """Train by this objective from the next step on."""
@@ -253,7 +227,7 @@ class RunInProgress:
             return
         self.loss.set_objective(objective)
         if isinstance(self.step, CapturedStep):
-            self.step.capture_again()
+            self.step.loss_changed()
 
     def train_step(self, images: Tensor, labels: Tensor) -> None:
         """Train on one batch."""
@@ -293,11 +267,11 @@ class RunInProgress:
             "versions": self.versions,
             "processes": self.group.size,
             "precision": self.precision,
-            "runs_at_once": self.runs_at_once,
+            "runs_at_once": self.options.runs_at_once,
             "captured": isinstance(self.step, CapturedStep) and self.step.graph is not None,
             "compiled": isinstance(self.step, CapturedStep) and bool(self.step.compiled),
             "learning_rate_warm_up": self.warm_up,
-            **({"sync_batch_norm": True} if self.sync_batch_norm else {}),
+            **({"sync_batch_norm": True} if self.options.sync_batch_norm else {}),
         } | {name: value for name, value in origin.items() if value is not None}
 
     def as_run(self) -> Run:

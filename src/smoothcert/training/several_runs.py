@@ -17,6 +17,7 @@ from smoothcert.training.device import new_stream, training_device
 from smoothcert.training.loop import TrainingStatus, training_steps
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.run_folder import RECIPE
+from smoothcert.training.setup import Options
 
 STEPS_AHEAD = 8
 """Steps of a run that may wait on the GPU: enough to keep it busy, few enough that the other runs need not wait."""
@@ -49,8 +50,7 @@ def train_together(
         while waiting or active:
             while waiting and len(active) < at_once:
                 recipe, data, folder = waiting.pop(0)
-                steps = training_steps(
-                    *(recipe, data, folder, group),
+                options = Options(
                     resume=(folder / RECIPE).exists(),
                     device=device,
                     on_progress=partial(on_progress, folder),
@@ -58,6 +58,7 @@ def train_together(
                     runs_at_once=at_once,
                     running=lambda: len(active),
                 )
+                steps = training_steps(recipe, data, folder, group, options)
                 opened.enter_context(closing(steps))
                 active.append((folder, steps, new_stream(on_device), Pace(on_device)))
             ready = [run for run in active if not run[3].far_ahead()]

@@ -5,6 +5,7 @@ than computing them. A captured step is launched as a whole. Nothing in it waits
 changes from step to step (images, learning rate, warm-up, noise) is in tensors that the graph reads.
 """
 
+import math
 import os
 import statistics
 from collections.abc import Callable
@@ -92,16 +93,16 @@ class TrainingStep:
 class CapturedStep:
     """`TrainingStep` as a CUDA graph: the first steps run without a graph, then one is captured and replayed.
 
-    The results equal those of the plain step up to rounding: the same kernels use the same random numbers. If
-    `compile_pays` is true for the seconds that the `steps_left` will take, the loss is compiled and captured
-    again. A step that cannot be captured (for example because the network reads a value on the host) or compiled
-    continues without, and `note` receives the reason.
+    The results equal those of the plain step up to rounding: the same kernels use the same random numbers. If the
+    `steps_left` will take `worth_compiling` seconds or more, the loss is compiled and captured again. A step that
+    cannot be captured (for example because the network reads a value on the host) or compiled continues without, and
+    `note` receives the reason.
     """
 
     plain: TrainingStep
     loss: Step
     steps_left: int
-    compile_pays: Callable[[float], bool]
+    worth_compiling: float
     note: Callable[[str], None]
     warm_up: int = WARM_UP_STEPS
     graph: torch.cuda.CUDAGraph | None = None
@@ -126,10 +127,14 @@ class CapturedStep:
         if self.warm_up == 0:
             self._capture(images, labels)
 
-    def capture_again(self) -> None:
-        """Capture a step anew, because the loss has changed; what could not be captured is not tried again."""
+    def loss_changed(self) -> None:
+        """Capture a step anew, and decide again whether compiling pays; what could not be captured is not tried again.
+
+        A part of the loss that starts late, such as an attack, makes the steps of the run more expensive.
+        """
         if self.graph is not None:
             self.graph, self.warm_up = None, WARM_UP_STEPS
+            self.compiled, self.timed = self.compiled or None, []
 
     def _run_plain(self, images: Tensor, labels: Tensor) -> None:
         if not self.compiled:
@@ -179,10 +184,10 @@ class CapturedStep:
             return
         end.synchronize()
         step = statistics.median(start.elapsed_time(end) for start, end in self.timed) / 1000
-        self.compiled = self.compile_pays(step * self.steps_left)
+        self.compiled = step * self.steps_left >= self.worth_compiling
         if self.compiled:
             self.loss.set_compiled(True)
-            self.capture_again()
+            self.graph, self.warm_up = None, WARM_UP_STEPS
 
 
 def _recorded(call: Callable[[], object], generator: torch.Generator) -> torch.cuda.CUDAGraph:
@@ -204,19 +209,18 @@ def keep_compiled_kernels() -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(default_folder() / "compiled"))
 
 
-def compile_pays(model: nn.Module, compiling: Compiling, *, by_kernels: bool = False) -> Callable[[float], bool]:
-    """A function of the seconds that the rest of a run takes: whether compiling it saves time.
+def seconds_worth_compiling(model: nn.Module, compiling: Compiling, *, by_kernels: bool = False) -> float:
+    """The seconds that the rest of a run takes at least if compiling saves time.
 
     With `by_kernels`, layers use our own kernels. Compiling then saves nothing for a CIFAR ResNet (ResNet-20 with
     Consistency takes 1.69 ms per step, 1.76 ms if compiled), and compiled attacks do not use the kernels.
     """
-    if compiling != "auto":
-        return lambda seconds: compiling == "always"
-    if by_kernels and any(isinstance(module, CifarResNet) for module in model.modules()):
-        return lambda seconds: False
+    if compiling == "always":
+        return 0.0
+    if compiling == "never" or (by_kernels and any(isinstance(module, CifarResNet) for module in model.modules())):
+        return math.inf
     layers = sum(1 for module in model.modules() if not list(module.children()))
-    cost = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * layers
-    return lambda seconds: SAVED_SHARE * seconds > cost
+    return (COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * layers) / SAVED_SHARE
 
 
 def make_optimizer(model: nn.Module, recipe: TrainRecipe, device: torch.device) -> torch.optim.Optimizer:

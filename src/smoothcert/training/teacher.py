@@ -32,20 +32,19 @@ IMAGES_AT_ONCE = 500
 
 
 def teacher_shares(
-    run: "RunInProgress", train: Callable[[TrainRecipe, Path, bool], None]
+    run: "RunInProgress", teacher: TrainRecipe, train: Callable[..., None]
 ) -> tuple[Tensor, dict[str, Any]]:
     """Return the shares [images, classes] of the teacher's votes for each image of `run`, and where they come from.
 
-    `train(recipe, folder, resume)` trains the teacher if it is not trained yet. While another run does that, this one
-    waits.
+    `train` of `training/loop.py` trains the teacher, unless that is done. While another run does it, this one waits.
     """
     recipe, digest, group = run.recipe, run.data_digest, run.group
-    assert recipe.teacher is not None
-    teacher = recipe.teacher.model_copy(update={"dataset": recipe.dataset, "image_size": recipe.image_size})
+    teacher = teacher.model_copy(update={"dataset": recipe.dataset, "image_size": recipe.image_size})
+    kept = {name: getattr(run.options, name) for name in ("device", "capture", "compiling", "on_progress", "on_note")}
     home = teacher_folder(teacher, digest, run.folder)
-    with _one_run(home, run.on_note) if group.leads else nullcontext():
+    with _one_run(home, run.options.on_note) if group.leads else nullcontext():
         group.wait()  # the other processes look for the teacher when the first one has the lock
-        train(teacher, home, (home / RECIPE).exists())
+        train(teacher, run.data, home, resume=(home / RECIPE).exists(), **kept)
     trained = load_run(home)
     about = {
         "data": digest,

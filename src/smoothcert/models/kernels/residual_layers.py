@@ -18,6 +18,7 @@ from smoothcert.models.kernels.resnet_training import (
     evaluated_stage,
     evaluated_stage_gradient,
     fits,
+    stage_gradients_like,
     trained_stage,
     trained_stage_gradient,
 )
@@ -339,23 +340,7 @@ def trained_gradient(
     return gradient, carried if has_shortcut else x.new_empty(0), for_weights.sum(1), totals
 
 
-@trained_gradient.register_fake
-def _trained_gradient_like(
-    gradient: Tensor,
-    x: Tensor,
-    outs: Tensor,
-    ys: Tensor,
-    statistics: Tensor,
-    weights: list[Tensor],
-    has_shortcut: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    layers, channels = len(weights), x.shape[3]
-    return (
-        torch.empty_like(x),
-        x.new_empty(x.shape if has_shortcut else (0,)),
-        x.new_empty((layers, channels, 3, 3, channels), dtype=torch.float32),
-        statistics.new_empty((layers, 2, channels)),
-    )
+trained_gradient.register_fake(stage_gradients_like)
 
 
 # Launches. Images are contiguous [n, h, w, c]; a matrix holds the weights of one layer.

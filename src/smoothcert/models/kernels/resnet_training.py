@@ -180,7 +180,7 @@ def trained_stage_gradient(
     """The gradients with respect to x, the shortcut (or nothing), the weights [layers, c, 3, 3, c], and beta and gamma
     together [layers, 2, c]."""
     layers, (images, *_, channels) = len(weights), x.shape
-    for_x, for_shortcut, _, totals = _trained_stage_gradient_like(
+    for_x, for_shortcut, _, totals = stage_gradients_like(
         gradient, x, outs, ys, masks, statistics, weights, gammas, has_shortcut
     )
     for_ys = torch.empty_like(outs)
@@ -197,7 +197,7 @@ def trained_stage_gradient(
 
 
 @trained_stage_gradient.register_fake
-def _trained_stage_gradient_like(
+def stage_gradients_like(
     gradient: Tensor, x: Tensor, outs: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     layers, channels, has_shortcut = len(outs), x.shape[3], others[-1]

@@ -2,16 +2,15 @@
 
 from dataclasses import replace
 from functools import cache
-from itertools import groupby
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from smoothcert.certification.estimate import seconds_per_input, seconds_per_vote
 from smoothcert.certification.settings import CertifyRecipe, make_counter
 from smoothcert.models import build_model, is_code
 from smoothcert.models.precision import resolve_precision
-from smoothcert.objectives import Objective, Progress
+from smoothcert.objectives.inputs import inputs_by_epoch
 from smoothcert.smoothing.votes import default_batch_size
 from smoothcert.training.checkpoint import InputSpec
 from smoothcert.training.device import training_device, weights_layout
@@ -27,8 +26,7 @@ REPLAYS = 64
 def training_seconds(recipe: TrainRecipe, spec: InputSpec, images: int, epochs: int, device: torch.device) -> float:
     """Return an estimate for the last `epochs` epochs of `images` training images."""
     used = images // recipe.batch_size * recipe.batch_size
-    by_epoch = map(recipe.objective.in_epoch, range(recipe.epochs - epochs, recipe.epochs))
-    inputs = used * sum(inputs_per_image(objective) * len(list(equal)) for objective, equal in groupby(by_epoch))
+    inputs = used * sum(inputs_by_epoch(recipe.objective, range(recipe.epochs - epochs, recipe.epochs)))
     at_once = recipe.images_per_step * recipe.objective.num_noise
     bf16 = resolve_precision(recipe.precision, device) == "bf16"
     return inputs * _seconds_per_trained_input(recipe.model, spec, at_once, bf16, device)
@@ -37,24 +35,6 @@ def training_seconds(recipe: TrainRecipe, spec: InputSpec, images: int, epochs: 
 def certification_seconds(model: str, spec: InputSpec, votes: int, device: torch.device) -> float:
     """Return an estimate for `votes` votes of the network `model`."""
     return votes * _seconds_per_vote(model, spec, device)
-
-
-def inputs_per_image(objective: Objective) -> int:
-    """Return the inputs of the network, forward and backward, per image of a step: attacks, noises and mixtures.
-
-    They are counted in the loss of one tiny image, so a new method needs no formula here.
-    """
-    count = 0
-
-    def classifier(images: Tensor) -> Tensor:
-        nonlocal count
-        count += len(images)
-        return images.flatten(1)
-
-    noise = torch.zeros(objective.num_noise, 1, 1, 1, 2)
-    progress = Progress(1.0, torch.ones(()), torch.ones(()), torch.full((1,), 0.5))
-    objective.loss(classifier, torch.full((1, 1, 1, 2), 0.5), torch.zeros(1, dtype=torch.int64), noise, progress)
-    return count
 
 
 @cache
