@@ -50,6 +50,8 @@ VALUES = {
     **{"True": "yes", "False": "no"},
 }
 """Value of a field of a recipe -> its name for people."""
+_NO_NAMES = ("build", "build_model", "create_model", "get_model", "make_model", "model")
+"""Functions of a user's own code that are not named after their network."""
 _NOT_SHOWN = ("name", "sigma", "dataset", "noise")
 
 
@@ -214,7 +216,10 @@ def images_text(count: int, dataset: str | None, split: str | None) -> str:
 
 
 def network_name(model: str) -> str:
-    """The name of a network, as in "ResNet-110"; of a user's own code, the name of the function."""
+    """The name of a network, as in "ResNet-110"; of a user's own code, the name of the function, or that of its module
+    if the function's name says nothing."""
     if model.startswith("resnet") and model[6:].isdigit():
         return f"ResNet-{model[6:]}"
-    return one_line(NETWORKS.get(model, model.rpartition(":")[2]))
+    source, _, function = model.rpartition(":")
+    module = PurePath(source).name.removesuffix(".py").rpartition(".")[2]
+    return one_line(NETWORKS.get(model, module if module and function in _NO_NAMES else function))
