@@ -15,7 +15,7 @@ from smoothcert.report.headline import headlines
 from smoothcert.report.html_gallery import Gallery
 from smoothcert.report.hyperparameters import Sweep, sweeps, with_hyperparameters
 from smoothcert.report.layout import MOST_DECIMALS, Layout
-from smoothcert.report.locate import find_certificates
+from smoothcert.report.locate import find_certificates, uncertified
 from smoothcert.report.metrics import TrainedRun, read_run, training_runs
 from smoothcert.report.paired import Comparison, comparisons
 from smoothcert.report.panels import labels_of_runs, panels_of
@@ -34,6 +34,7 @@ MOST_RADII, LARGEST_RADIUS = 1_000, 1e6
 DEEPEST = 50
 """Levels of settings inside settings; ours have four."""
 NO_IMAGES = "left out: no image is certified yet"
+NO_CERTIFICATES = "left out: no certificates"
 PublishedFor = Callable[[Path], Published | None]
 Files = list[tuple[str, CertificatesFile]]
 
@@ -125,7 +126,10 @@ def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
     located = find_certificates(paths)
     named = describe([(name, _read(path)) for name, path in located], choices.described)
     named = [_marked(name, file) for name, file in named]
-    empty = [name for name, file in named if not file.rows]
+    left_out = {
+        NO_CERTIFICATES: [path.name for path in uncertified(map(Path, paths))],
+        NO_IMAGES: [name for name, file in named if not file.rows],
+    }
     whole = [(name, file) for name, file in named if file.rows] or named
     rows = {} if choices.published is None else published_rows(whole, choices.published)
     whole.sort(key=lambda run: place_in_table(rows.get(run[0])))
@@ -134,7 +138,7 @@ def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
         chosen = sorted({radius for row in rows.values() for radius in row.accuracy_at})
     columns = chosen or default_radii([file for _, file in files])
     summaries = []
-    warnings: dict[str, list[str]] = {NO_IMAGES: empty} if empty else {}
+    warnings = {note: names for note, names in left_out.items() if names}
     for (name, file), (_, all_rows) in zip(files, whole, strict=True):
         summary = summarize(file, name, columns)
         differences = _trained_otherwise(summary)
