@@ -54,6 +54,16 @@ def test_parameters_that_differ_are_columns(make_run: MakeRun, tmp_path: Path) -
     assert report.contents.sweeps == [], "two values are not a curve"
 
 
+def test_parts_of_one_run_are_not_columns_and_their_differences_are(make_run: MakeRun, tmp_path: Path) -> None:
+    attacks = [None, {"steps": 3, "step_size": 0.5}, {"steps": 6, "step_size": 0.5}]
+    runs = [
+        trained(make_run, f"run{i}", 0.1, {"name": "gaussian", "noise_attack": attack}, ema=0.9 if i else None)
+        for i, attack in enumerate(attacks)
+    ]
+    few, all_ = (write_report(some, tmp_path / "out", ["md"]).contents.hyperparameters for some in (runs[:2], runs))
+    assert (few, all_) == ({"ema"}, {"ema", "objective.noise_attack.steps"})
+
+
 def test_fields_that_earlier_versions_did_not_write_have_their_values(make_run: MakeRun, tmp_path: Path) -> None:
     """They used Nesterov momentum, and no warm-up of the learning rate."""
     earlier = consistency(make_run, 5.0, 0.2, momentum=0.9)

@@ -56,14 +56,17 @@ class Sweep:
 def with_hyperparameters(summaries: Sequence[Summary]) -> list[Summary]:
     """`summaries` with the hyper-parameters in which runs of the same method, sigma and data set differ.
 
-    Files without a recipe have none. A run has only keys of its own recipe.
+    Files without a recipe have none. A run has only keys of its own recipe. Of a part that only some runs have, such as
+    a sampler or an attack, those count in which the runs that have it differ: the name of the method says who has it.
     """
     recipes = {s.name: _flat(s.recipe) for s in summaries}
     differing: dict[str, None] = {}
     for members in _alike(summaries):
-        keys = dict.fromkeys(key for s in members for key in recipes[s.name])
-        values = {key: {repr(recipes[s.name].get(key)) for s in members if recipes[s.name]} for key in keys}
-        differing |= dict.fromkeys(key for key in keys if len(values[key]) > 1)
+        own = [recipe for s in members if (recipe := recipes[s.name])]
+        for key in (key for recipe in own for key in recipe):
+            in_all = key.rpartition(".")[0] in ("", "objective")
+            if len({repr(recipe.get(key)) for recipe in own if in_all or key in recipe}) > 1:
+                differing[key] = None
     shown = [key for key in differing if key not in _NOT_COLUMNS]
     return [
         replace(s, hyperparameters={k: _value(recipes[s.name][k]) for k in shown if k in recipes[s.name]})
