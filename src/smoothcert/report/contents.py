@@ -17,8 +17,8 @@ from smoothcert.report.hyperparameters import Sweep, sweeps, with_hyperparameter
 from smoothcert.report.layout import MOST_DECIMALS, Layout
 from smoothcert.report.locate import find_certificates, uncertified
 from smoothcert.report.metrics import TrainedRun, read_run, training_runs
+from smoothcert.report.names import labels_of_runs, panels_of
 from smoothcert.report.paired import Comparison, comparisons
-from smoothcert.report.panels import labels_of_runs, panels_of
 from smoothcert.report.protocol import in_l1
 from smoothcert.report.seeds import SeedMean, over_seeds
 from smoothcert.report.summary import (

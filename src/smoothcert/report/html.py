@@ -26,8 +26,7 @@ from smoothcert.report.html_data import class_maps, curve_data
 from smoothcert.report.html_gallery import gallery_data
 from smoothcert.report.layout import Layout, comma_separated
 from smoothcert.report.looks import Look, looks_of
-from smoothcert.report.names import dataset_name, meanings_in, network_name
-from smoothcert.report.panels import panels_of
+from smoothcert.report.names import facts_of, meanings_in, panels_of
 from smoothcert.report.summary import Summary, by_sigma
 from smoothcert.report.tables import RANKED, RANKED_SEEDS, intervals_layout, layout
 from smoothcert.training.run_folder import recipe_of_certificates
@@ -47,6 +46,7 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
     """
     from markupsafe import Markup  # comes with Jinja2; both are needed only here
 
+    written = written or datetime.date.today()
     labels, compared, settings = contents.labels, contents.comparisons, contents.hyperparameters
     looks = looks_of(labels.values())
     numbers = {label: number for number, label in enumerate(looks)}
@@ -58,7 +58,7 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
     letters = [f"{column.title.split()[0]} = " for column in table.columns if column.key in settings]
     return _template().render(
         title=contents.title,
-        about=_about(contents.summaries, written or datetime.date.today()),
+        about=[*facts_of(contents.summaries), f"{written.day} {written:%B %Y}"],
         csv=base64.b64encode(comma_separated(contents.table).encode("utf-8", "backslashreplace")).decode(),
         headlines=contents.headlines,
         meanings=f"{'; '.join(meanings_in(['σ = ', *letters, *labels.values()]))}.",
@@ -104,25 +104,6 @@ def _look_rules(looks: Sequence[Look]) -> str:
     light = "\n".join(f".look-{i} {{ --look: {look.colour}; }}" for i, look in enumerate(looks))
     dark = "\n".join(f"  .look-{i} {{ --look: {look.dark}; }}" for i, look in enumerate(looks))
     return f"{light}\n@media screen and (prefers-color-scheme: dark) {{\n{dark}\n}}\n"
-
-
-def _about(summaries: Sequence[Summary], written: datetime.date) -> list[str]:
-    """What the page is about: data, network, norm, images, n, alpha, date; unknown parts are left out."""
-
-    def listed(values: Sequence[object], text: str = "{}") -> list[str]:
-        known = list(dict.fromkeys(value for value in values if value is not None))
-        return [text.format(" and ".join(f"{v:,}" if isinstance(v, int) else f"{v}" for v in known))] if known else []
-
-    models = [summary.file.settings.get("model") for summary in summaries]
-    return [
-        *listed([None if s.dataset is None else dataset_name(s.dataset) for s in summaries]),
-        *listed([None if model is None else network_name(str(model)) for model in models]),
-        *listed([s.norm for s in summaries], "{} radii"),
-        *listed(sorted({s.images for s in summaries}), "{} images"),
-        *listed(sorted({s.n for s in summaries if s.n is not None}), "n = {} votes"),
-        *listed(sorted({s.alpha for s in summaries if s.alpha is not None}), "α = {}"),
-        f"{written.day} {written:%B %Y}",
-    ]
 
 
 def _further(contents: Contents) -> list[tuple[str, str, Layout]]:

@@ -8,10 +8,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from smoothcert.io.text import one_line
 from smoothcert.report.looks import Look
-from smoothcert.report.names import dataset_name
+from smoothcert.report.names import Member, dataset_name, titles_of
 from smoothcert.report.outcomes import Outcomes
 from smoothcert.report.paired import Comparison
-from smoothcert.report.panels import Member, titles_of
 from smoothcert.report.summary import Summary
 
 STEPS_PER_UNIT = 10_000

@@ -7,8 +7,8 @@ from typing import Any
 
 from smoothcert.io.text import flattened
 from smoothcert.report.layout import Value
+from smoothcert.report.names import shared_network
 from smoothcert.report.paired import obstacles
-from smoothcert.report.panels import shared_network
 from smoothcert.report.summary import Summary
 
 FEWEST_VALUES = 3

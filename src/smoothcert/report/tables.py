@@ -161,20 +161,20 @@ def _columns(
     return (
         *_heading(summaries),
         NAME,
-        Column("method", "method", method, csv_only=no_method, text=method_text),
+        Column("method", "method", method, csv_only=no_method, text=method_text, left_out=1),
         *_hyperparameter_columns(summaries),
         acr,
         Column("acr_standard_error", "±", lambda s: s.acr_standard_error, decimals=3, csv_only=True),
         *([l_infinity] if any(s.l_infinity is not None for s in summaries) else []),
         *accuracies,
-        Column("abstention", "abstain", lambda s: 100 * s.abstention, decimals=1),
-        Column("images", "images", lambda s: s.images, decimals=0),
+        Column("abstention", "abstain", lambda s: 100 * s.abstention, decimals=1, left_out=3),
+        Column("images", "images", lambda s: s.images, decimals=0, left_out=3),
         Column("n", "n", lambda s: s.n, decimals=0, csv_only=True),
         Column("n0", "n0", lambda s: s.n0, decimals=0, csv_only=True),
         Column("alpha", "α", lambda s: s.alpha, decimals=3, csv_only=True),
         Column("split", "split", lambda s: s.split, csv_only=True),
         Column("precision", "precision", lambda s: s.precision, csv_only=True),
-        Column("votes", "votes in all", lambda s: s.votes or None, decimals=0, csv_only=same_votes, text=votes),
+        Column("votes", "votes in all", lambda s: s.votes or None, 0, csv_only=same_votes, text=votes, left_out=2),
         *(end for column in numbers for end in _interval_columns(column)),
         *csv_columns(comparisons),
     )
@@ -269,11 +269,11 @@ def seeds_layout(means: Sequence[SeedMean], published: Mapping[str, Published] =
     columns = (
         *_heading(members, first),
         Column("name", "runs", lambda m: m.name),
-        Column("method", "method", lambda m: m.members[0].method, text=method),
+        Column("method", "method", lambda m: m.members[0].method, text=method, left_out=1),
         *_hyperparameter_columns(members, first),
         Column("seeds", "seeds", lambda m: len(m.members), decimals=0),
         *(spread for column in _numbers(members) for spread in _spread_columns(column)),
-        Column("images", "images", lambda m: m.members[0].images, decimals=0),
+        Column("images", "images", lambda m: m.members[0].images, decimals=0, left_out=3),
     )
     return _arranged(columns, means, published_of if published else None, _best_mean)
 

@@ -12,8 +12,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from smoothcert.report.looks import Look, looks_of
 from smoothcert.report.metrics import TrainedRun, further_terms, learning_rate_drops
-from smoothcert.report.names import NamedRun, labels_of
-from smoothcert.report.panels import panel_titles, shared_network
+from smoothcert.report.names import NamedRun, labels_of, panel_titles, shared_network
 from smoothcert.report.style import AXIS_SIZE, GREY, TITLE_SIZE, legend_below, line_style, new_figure, plain, quiet_axes
 from smoothcert.training.metrics import Metrics
 
