@@ -16,7 +16,7 @@ from smoothcert.report.document import TEXTS, terminal_report
 from smoothcert.report.figures import PICTURE_FORMATS, STORED_AS, digest_of, digests_stored_in, figures_of
 from smoothcert.report.locate import find_certificates
 from smoothcert.report.notebook import report
-from smoothcert.report.summary import Summary, average_certified_radius, certified_accuracy, summarize
+from smoothcert.report.summary import Summary, summarize
 
 __all__ = [
     "FORMATS",
@@ -26,8 +26,6 @@ __all__ = [
     "Published",
     "Report",
     "Summary",
-    "average_certified_radius",
-    "certified_accuracy",
     "find_certificates",
     "summarize",
     "terminal_report",

@@ -17,17 +17,11 @@ from smoothcert.report.hyperparameters import Sweep, sweeps, with_hyperparameter
 from smoothcert.report.layout import MOST_DECIMALS, Layout
 from smoothcert.report.locate import find_certificates, uncertified
 from smoothcert.report.metrics import TrainedRun, read_run, training_runs
-from smoothcert.report.names import labels_of_runs, panels_of
+from smoothcert.report.names import by_sigma, labels_of_runs, panels_of
 from smoothcert.report.paired import Comparison, comparisons
 from smoothcert.report.protocol import in_l1
 from smoothcert.report.seeds import SeedMean, over_seeds
-from smoothcert.report.summary import (
-    Summary,
-    by_sigma,
-    default_radii,
-    implied_l_infinity,
-    summarize,
-)
+from smoothcert.report.summary import Summary, default_radii, implied_l_infinity, summarize
 from smoothcert.report.tables import layout, seeds_layout
 
 MOST_RADII, LARGEST_RADIUS = 1_000, 1e6

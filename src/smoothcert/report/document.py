@@ -13,8 +13,7 @@ from smoothcert.report.further_tables import constant_sentences, further_tables
 from smoothcert.report.headline import STATISTICS
 from smoothcert.report.html import html_page
 from smoothcert.report.layout import Layout, comma_separated, escape_latex, latex, markdown, terminal
-from smoothcert.report.names import facts_of
-from smoothcert.report.summary import by_sigma
+from smoothcert.report.names import by_sigma, facts_of
 from smoothcert.report.tables import CAPTION, RANKED, RANKED_SEEDS, SEEDS_CAPTION, intervals_layout
 
 PUBLISHED_ROWS = "the published row under each run, and the difference: run minus published, accuracies in points"

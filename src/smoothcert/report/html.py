@@ -26,8 +26,8 @@ from smoothcert.report.html_data import class_maps, curve_data
 from smoothcert.report.html_gallery import gallery_data
 from smoothcert.report.layout import Layout, comma_separated
 from smoothcert.report.looks import Look, looks_of
-from smoothcert.report.names import facts_of, meanings_in, panels_of
-from smoothcert.report.summary import Summary, by_sigma
+from smoothcert.report.names import by_sigma, facts_of, meanings_in, panels_of
+from smoothcert.report.summary import Summary
 from smoothcert.report.tables import RANKED, RANKED_SEEDS, intervals_layout, layout
 from smoothcert.training.run_folder import recipe_of_certificates
 

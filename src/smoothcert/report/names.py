@@ -1,17 +1,21 @@
 """The names that people use for methods, data sets and networks; labels of runs and titles of panels in figures and
 pages."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from smoothcert.errors import RequestError
 from smoothcert.io.text import flattened, one_line
 from smoothcert.report.layout import decimals_needed
-from smoothcert.report.summary import Summary, in_groups
+
+if TYPE_CHECKING:
+    from smoothcert.report.summary import Summary
 
 METHODS = {
     "gaussian": "Gaussian",
@@ -103,6 +107,26 @@ class NamedRun:
         details = ", ".join(setting_text(key, settings[key]) for key in shown)
         ending = ", one-step" if settings.get("one_step") else ""
         return f"{self.title}{f' ({details})' if details else ''}{ending}"
+
+
+class Grouped(Protocol):
+    """What belongs to a panel or a group of rows, such as a run."""
+
+    @property
+    def group(self) -> tuple[float, str]: ...
+
+
+G = TypeVar("G", bound=Grouped)
+
+
+def by_sigma(runs: Iterable[G]) -> list[G]:
+    """Sorted by sigma, unknown ones last, then by data set; otherwise in the given order."""
+    return sorted(runs, key=lambda run: run.group)
+
+
+def in_groups(runs: Iterable[G]) -> list[list[G]]:
+    """The runs that can be compared, `by_sigma`."""
+    return [list(members) for _, members in groupby(by_sigma(runs), key=lambda run: run.group)]
 
 
 def setting_name(key: str) -> str:
@@ -230,7 +254,7 @@ def network_name(model: str) -> str:
     return one_line(NETWORKS.get(model, module if module and function in _NO_NAMES else function))
 
 
-def facts_of(summaries: Sequence[Summary]) -> list[str]:
+def facts_of(summaries: "Sequence[Summary]") -> list[str]:
     """Data, network, norm, images, n and alpha of some runs, as in "MNIST", "1,000 and 10,000 images"; what is not
     recorded is left out."""
 
@@ -254,12 +278,12 @@ class Member:
     """One run in a panel, with its label there."""
 
     label: str
-    summary: Summary
+    summary: "Summary"
 
 
-def panels_of(summaries: Sequence[Summary]) -> list[list[Member]]:
+def panels_of(summaries: "Sequence[Summary]") -> list[list[Member]]:
     """One list per panel, by sigma (and data set, if there are several), runs in the given order."""
-    labels = labels_of([NamedRun(s.name, s.method, s.recipe, s.group) for s in summaries])
+    labels = labels_of([summary.named for summary in summaries])
     return [[Member(labels[s.name], s) for s in members] for members in in_groups(summaries)]
 
 
@@ -272,8 +296,8 @@ def titles_of(panels: Sequence[Sequence[Member]]) -> list[str]:
     """The titles of the panels that `panels_of` gives."""
     firsts = [panel[0].summary for panel in panels]
     networks = [shared_network(member.summary.recipe for member in panel) for panel in panels]
-    titles = panel_titles([(s.sigma, s.dataset, network) for s, network in zip(firsts, networks, strict=True)])
-    return [f"{title}, {first.apart}" if first.apart else title for title, first in zip(titles, firsts, strict=True)]
+    titles = panel_titles([((s.group[0], s.dataset), net) for s, net in zip(firsts, networks, strict=True)])
+    return [", ".join(filter(None, (title, s.apart))) for title, s in zip(titles, firsts, strict=True)]
 
 
 def shared_network(recipes: Iterable[Mapping[str, Any]]) -> str | None:
@@ -283,17 +307,17 @@ def shared_network(recipes: Iterable[Mapping[str, Any]]) -> str | None:
     return network_name(model) if isinstance(model, str) else None
 
 
-def panel_titles(groups: Sequence[tuple[float | None, str | None, str | None]]) -> list[str]:
-    """A title for each (sigma, data set, network), as in "MNIST, LeNet, σ = 0.50"."""
-    decimals = decimals_needed([sigma for sigma, *_ in groups if sigma is not None])
+def panel_titles(groups: Sequence[tuple[tuple[float, str | None], str | None]]) -> list[str]:
+    """A title for each ((sigma, data set), network), as in "MNIST, LeNet, σ = 0.50"; an unknown sigma is infinite."""
+    decimals = decimals_needed([sigma for (sigma, _), _ in groups if math.isfinite(sigma)])
     titles = []
-    for sigma, dataset, network in groups:
-        level = "σ not recorded" if sigma is None else f"σ = {sigma:.{decimals}f}"
+    for (sigma, dataset), network in groups:
+        level = f"σ = {sigma:.{decimals}f}" if math.isfinite(sigma) else "σ not recorded"
         titles.append(", ".join(filter(None, (dataset and dataset_name(dataset), network, level))))
     return titles
 
 
-def scope_text(runs: Sequence[tuple[str, Summary]]) -> str:
+def scope_text(runs: "Sequence[tuple[str, Summary]]") -> str:
     """The numbers of images and votes of the runs (label, summary) of a panel, on two lines; runs with more images than
     the others are named where that is short."""
     by_count: dict[int, list[str]] = {}

@@ -5,13 +5,12 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 from typing import Any, TypeVar
 
 from smoothcert.report.comparison import Published, minus, published_below
 from smoothcert.report.further_tables import csv_columns
 from smoothcert.report.layout import UNKNOWN, Column, Layout, Row, Value, decimals_needed
-from smoothcert.report.names import VALUES, NamedRun, setting_titles
+from smoothcert.report.names import VALUES, in_groups, setting_titles
 from smoothcert.report.paired import SIGNIFICANT, Comparison, obstacles
 from smoothcert.report.seeds import SeedMean
 from smoothcert.report.summary import Summary
@@ -114,11 +113,6 @@ def _numbers(summaries: Sequence[Summary]) -> list[Column]:
     return [acr, *(_accuracy_column(radius, decimals) for radius in radii)]
 
 
-def _method_name(summary: Summary) -> str:
-    """The name that people use for the method, as in "SmoothMix"."""
-    return NamedRun(summary.name, summary.method, summary.recipe, summary.group).title or UNKNOWN
-
-
 def _hyperparameter_columns(summaries: Sequence[Summary], of: Callable[[Any], Summary] = lambda s: s) -> list[Column]:
     """One column per hyper-parameter in which runs differ, titled as in the papers; `of` gives the run of a row."""
     titles = setting_titles(list(dict.fromkeys(key for s in summaries for key in s.hyperparameters)))
@@ -153,7 +147,7 @@ def _columns(
         row = None if labels else published.get(summary.name)
         if row is not None:
             return row.label
-        return method(summary) or UNKNOWN if labels else _method_name(summary)
+        return method(summary) or UNKNOWN if labels else summary.named.title or UNKNOWN
 
     def votes(summary: Summary) -> str:
         return compact(summary.votes)
@@ -211,8 +205,8 @@ def _arranged(
     if published is not None:
         columns = [*columns, *_published_columns(columns, published)]
     groups = []
-    for _, members in groupby(sorted(subjects, key=lambda s: s.group), key=lambda s: s.group):
-        group, rows = list(members), list[Row]()
+    for group in in_groups(subjects):
+        rows: list[Row] = []
         for number, subject in enumerate(group):
             cells = [(column, column.cell(subject)) for column in columns]
             row = tuple(replace(cell, best=c.ranked and is_best(group, number, c)) for c, cell in cells)
@@ -260,7 +254,7 @@ def seeds_layout(means: Sequence[SeedMean], published: Mapping[str, Published] =
 
     def method(mean: SeedMean) -> str:
         row = published_of(mean)
-        return _method_name(mean.members[0]) if row is None else row.label
+        return mean.members[0].named.title or UNKNOWN if row is None else row.label
 
     def first(mean: SeedMean) -> Summary:
         return mean.members[0]
