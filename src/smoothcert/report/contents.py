@@ -11,6 +11,7 @@ from smoothcert.io.files import check_regular_file
 from smoothcert.io.results import settings_path
 from smoothcert.report.comparison import Published, comparison_notes, place_in_table, published_rows
 from smoothcert.report.described import Description, describe
+from smoothcert.report.further_tables import FurtherTable, further_tables
 from smoothcert.report.headline import headlines
 from smoothcert.report.html_gallery import Gallery
 from smoothcert.report.hyperparameters import Sweep, sweeps, with_hyperparameters
@@ -22,13 +23,20 @@ from smoothcert.report.paired import Comparison, comparisons
 from smoothcert.report.protocol import in_l1
 from smoothcert.report.seeds import SeedMean, over_seeds
 from smoothcert.report.summary import Summary, default_radii, implied_l_infinity, summarize
-from smoothcert.report.tables import layout, seeds_layout
+from smoothcert.report.tables import RANKED_SEEDS, intervals_layout, layout, seeds_layout
 
 MOST_RADII, LARGEST_RADIUS = 1_000, 1e6
 DEEPEST = 50
 """Levels of settings inside settings; ours have four."""
 NO_IMAGES = "left out: no image is certified yet"
 NO_CERTIFICATES = "left out: no certificates"
+SEEDS = (
+    "Runs that differ by their training seed only, certified alike on the same images; sd: sample standard deviation. "
+    f"Bold: {RANKED_SEEDS}."
+)
+INTERVALS = (
+    "Over the choice of images: normal for ACR, Wilson for accuracies. The spread over training seeds is not in them."
+)
 PublishedFor = Callable[[Path], Published | None]
 Files = list[tuple[str, CertificatesFile]]
 
@@ -107,6 +115,13 @@ class Contents:
     def seeds_table(self) -> Layout | None:
         """The table of the means over seeds; None without any."""
         return seeds_layout(self.seeds, self.published) if self.seeds else None
+
+    @cached_property
+    def further(self) -> list[FurtherTable]:
+        """The tables after the first."""
+        seeds = [] if self.seeds_table is None else [FurtherTable("Mean ± sd over seeds", SEEDS, self.seeds_table)]
+        intervals = FurtherTable("95% confidence intervals", INTERVALS, intervals_layout(self.summaries))
+        return [*seeds, *further_tables(self.comparisons), intervals]
 
     @property
     def hyperparameters(self) -> set[str]:

@@ -9,12 +9,12 @@ from smoothcert.errors import RequestError
 from smoothcert.io.text import did_you_mean, escape_markdown, one_line
 from smoothcert.report.contents import Contents
 from smoothcert.report.figures import FIGURES
-from smoothcert.report.further_tables import constant_sentences, further_tables
+from smoothcert.report.further_tables import constant_sentences
 from smoothcert.report.headline import STATISTICS
 from smoothcert.report.html import html_page
 from smoothcert.report.layout import Layout, comma_separated, escape_latex, latex, markdown, terminal
 from smoothcert.report.names import by_sigma, facts_of
-from smoothcert.report.tables import CAPTION, RANKED, RANKED_SEEDS, SEEDS_CAPTION, intervals_layout
+from smoothcert.report.tables import CAPTION, RANKED, SEEDS_CAPTION
 
 PUBLISHED_ROWS = "the published row under each run, and the difference: run minus published, accuracies in points"
 BELOW = "Below each run: the published row, and run minus published (accuracies in points)."
@@ -40,16 +40,6 @@ def _comparison(contents: Contents) -> str:
     return f"\n{title}\n\nIn italics: {PUBLISHED_ROWS}.\n\n{_items(contents.notes.items())}"
 
 
-def _seeds(contents: Contents) -> str:
-    if contents.seeds_table is None:
-        return ""
-    return (
-        f"\n## Mean ± sd over seeds\n\n{markdown(contents.seeds_table)}\n"
-        "Runs that differ by their training seed only, certified alike on the same images; "
-        f"sd: sample standard deviation. Bold: {RANKED_SEEDS}.\n"
-    )
-
-
 def _figures(pictures: Collection[str]) -> str:
     """Each figure once, in a format that a browser shows."""
     parts = []
@@ -60,13 +50,6 @@ def _figures(pictures: Collection[str]) -> str:
     return "".join(parts)
 
 
-def _further(contents: Contents) -> str:
-    return "".join(
-        f"\n## {table.title}\n\n{markdown(table.layout)}\n{table.caption}\n"
-        for table in further_tables(contents.comparisons)
-    )
-
-
 def _paragraphs(sentences: Sequence[str]) -> str:
     return "".join(f"{escape_markdown(sentence)}\n\n" for sentence in sentences)
 
@@ -74,6 +57,7 @@ def _paragraphs(sentences: Sequence[str]) -> str:
 def markdown_page(contents: Contents) -> str:
     """The report as one Markdown page: the result in words, the table, then the details."""
     warnings = f"\n{_items(contents.warnings.items())}" if contents.warnings else ""
+    further = "".join(f"\n## {t.title}\n\n{markdown(t.layout)}\n{t.caption}\n" for t in contents.further)
     return (
         f"# {escape_markdown(contents.title)}\n\n"
         f"{_paragraphs(contents.headlines)}"
@@ -82,13 +66,9 @@ def markdown_page(contents: Contents) -> str:
         "radius of at least that (at 0: correctly, without abstaining); a dash for radii that n votes cannot show. "
         f"ACR: average certified radius, 0 where wrong or abstained. Bold: {RANKED}.\n\n"
         f"{_paragraphs(constant_sentences(contents.comparisons))}{STATISTICS}\n"
-        f"{warnings}{_comparison(contents)}{_seeds(contents)}{_figures(contents.pictures)}\n"
+        f"{warnings}{_comparison(contents)}{_figures(contents.pictures)}{further}\n"
         "## How each run was certified\n\n"
-        f"{_items((s.in_words, [s.name]) for s in by_sigma(contents.summaries))}\n"
-        "## 95% confidence intervals\n\n"
-        f"{markdown(intervals_layout(contents.summaries))}\n"
-        "Over the choice of images: normal for ACR, Wilson for accuracies. The spread over training seeds is not in "
-        f"them.\n{_further(contents)}"
+        f"{_items((s.in_words, [s.name]) for s in by_sigma(contents.summaries))}"
     )
 
 

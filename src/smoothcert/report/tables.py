@@ -27,7 +27,6 @@ RANKED_SEEDS = "the best mean of each σ, where it exceeds every other by more t
 """What bold means in the table over seeds."""
 NAME = Column("name", "run", lambda subject: subject.name)
 NOTHING: Mapping[str, Published] = {}
-NO_LABELS: Mapping[str, str] = {}
 PublishedOf = Callable[[Any], Published | None]
 """From the subject of a row (a run, a mean over seeds) to its published row; None if the table has none."""
 Subject = TypeVar("Subject", bound=Summary | SeedMean)
@@ -132,7 +131,6 @@ def _columns(
     summaries: Sequence[Summary],
     published: Mapping[str, Published],
     comparisons: Sequence[Comparison],
-    labels: Mapping[str, str],
 ) -> tuple[Column, ...]:
     # A method that only repeats the name of the run says nothing; the paper's label says which variant it is.
     no_method = not published and all(s.method is None or s.method == s.name for s in summaries)
@@ -140,14 +138,9 @@ def _columns(
     l_infinity = Column("acr_l_infinity", "ACR in L∞", lambda s: s.l_infinity, decimals=4)
     acr, *accuracies = numbers = _numbers(summaries)
 
-    def method(summary: Summary) -> str | None:
-        return summary.method and labels.get(summary.name, summary.method)
-
-    def method_text(summary: Summary) -> str:
-        row = None if labels else published.get(summary.name)
-        if row is not None:
-            return row.label
-        return method(summary) or UNKNOWN if labels else summary.named.title or UNKNOWN
+    def method(summary: Summary) -> str:
+        row = published.get(summary.name)
+        return summary.named.title or UNKNOWN if row is None else row.label
 
     def votes(summary: Summary) -> str:
         return compact(summary.votes)
@@ -155,7 +148,7 @@ def _columns(
     return (
         *_heading(summaries),
         NAME,
-        Column("method", "method", method, csv_only=no_method, text=method_text, left_out=1),
+        Column("method", "method", lambda s: s.method, csv_only=no_method, text=method, left_out=1),
         *_hyperparameter_columns(summaries),
         acr,
         Column("acr_standard_error", "±", lambda s: s.acr_standard_error, decimals=3, csv_only=True),
@@ -220,12 +213,10 @@ def layout(
     summaries: Sequence[Summary],
     published: Mapping[str, Published] = NOTHING,
     comparisons: Sequence[Comparison] = (),
-    labels: Mapping[str, str] = NO_LABELS,
 ) -> Layout:
     """The table of the runs; `published`: name of a run -> the row to show under it.
 
-    `comparisons` say which runs are significantly the best; without them no cell is marked. `labels` are the names that
-    the methods of runs have in figures.
+    `comparisons` say which runs are significantly the best; without them no cell is marked.
     """
     published = {s.name: published[s.name] for s in summaries if s.name in published}
     published_of = (lambda summary: published.get(summary.name)) if published else None
@@ -234,8 +225,7 @@ def layout(
     def is_best(group: Sequence[Summary], number: int, column: Column) -> bool:
         return (group[number].name, column.radius) in best
 
-    columns = _columns(summaries, published, comparisons, labels)
-    return _arranged(columns, summaries, published_of, is_best)
+    return _arranged(_columns(summaries, published, comparisons), summaries, published_of, is_best)
 
 
 def intervals_layout(summaries: Sequence[Summary]) -> Layout:
