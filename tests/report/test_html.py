@@ -25,14 +25,15 @@ from smoothcert.report.comparison import Published
 from smoothcert.report.further_tables import further_tables
 from smoothcert.report.headline import headlines
 from smoothcert.report.html import _AS_HEAT_MAP, html_page
-from smoothcert.report.html_data import STEPS_PER_UNIT, in_steps
-from smoothcert.report.html_gallery import (
+from smoothcert.report.html_data import (
     NOT_ASKED,
     NOT_RECORDED,
     OTHER_LABELS,
     PER_KIND,
+    STEPS_PER_UNIT,
     Gallery,
     Pictures,
+    in_steps,
     kinds_of,
 )
 from smoothcert.report.layout import comma_separated

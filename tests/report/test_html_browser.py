@@ -13,7 +13,7 @@ from smoothcert.certification.columns import columns_of
 from smoothcert.report import Contents, summarize
 from smoothcert.report.comparison import Published
 from smoothcert.report.html import html_page
-from smoothcert.report.html_gallery import Pictures
+from smoothcert.report.html_data import Pictures
 from smoothcert.report.paired import comparisons
 
 from .browser import PROGRAM, Browser

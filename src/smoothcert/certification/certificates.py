@@ -118,7 +118,7 @@ class CertificatesFile:
     def plot(self, path: str | Path | None = None) -> "Figure":
         """Draw the curve of `smoothcert report`; also write the figure to `path` (PNG, PDF or SVG) if one is given."""
         # An import from a higher layer: figures belong to reports, and users expect this one here.
-        from smoothcert.report.notebook import plot_certificates
+        from smoothcert.report import plot_certificates
 
         return plot_certificates(self, path)
 

@@ -13,7 +13,7 @@ from smoothcert.report.comparison import Published, comparison_notes, place_in_t
 from smoothcert.report.described import Description, describe
 from smoothcert.report.further_tables import FurtherTable, further_tables
 from smoothcert.report.headline import headlines
-from smoothcert.report.html_gallery import Gallery
+from smoothcert.report.html_data import Gallery
 from smoothcert.report.hyperparameters import Sweep, sweeps, with_hyperparameters
 from smoothcert.report.layout import MOST_DECIMALS, Layout
 from smoothcert.report.locate import find_certificates, uncertified

@@ -22,8 +22,7 @@ from smoothcert.report.contents import Contents
 from smoothcert.report.figures import FIGURES
 from smoothcert.report.further_tables import constant_sentences
 from smoothcert.report.headline import STATISTICS
-from smoothcert.report.html_data import class_maps, curve_data
-from smoothcert.report.html_gallery import gallery_data
+from smoothcert.report.html_data import class_maps, curve_data, gallery_data
 from smoothcert.report.layout import Layout, comma_separated
 from smoothcert.report.looks import Look, looks_of
 from smoothcert.report.names import by_sigma, facts_of, meanings_in, panels_of
