@@ -15,10 +15,11 @@ from scipy.stats import binomtest
 from smoothcert import load
 from smoothcert.analysis.cost import cost_csv, cost_markdown, training_costs
 from smoothcert.certification.certificates import read_certificates
+from smoothcert.certification.columns import columns_of
 from smoothcert.io.text import duration
 from smoothcert.io.written_files import MANIFEST, refuse_foreign_files
 from smoothcert.papers.rows import paper_runs, published_for
-from smoothcert.report import average_certified_radius, contents, find_certificates, style, write_report
+from smoothcert.report import contents, find_certificates, style, write_report
 from smoothcert.training.metrics import METRICS, epochs_in
 from smoothcert.training.recipe import load_train_recipe
 
@@ -159,7 +160,7 @@ def test_first_table_of_the_readme_equals_the_results() -> None:
         ((_, path),) = find_certificates([RESULTS / "mnist" / run.name])
         rows = read_certificates(path).rows
         some = "" if len(rows) == 10_000 else "*"
-        expected.setdefault(run.label, []).extend([f"{average_certified_radius(rows):.3f}{some}", f"{run.acr:.3f}"])
+        expected.setdefault(run.label, []).extend([f"{columns_of(rows).acr:.3f}{some}", f"{run.acr:.3f}"])
     assert table[2:] == [f"| {' | '.join([label, *cells])} |" for label, cells in expected.items()]
 
 
@@ -185,7 +186,7 @@ def test_tables_of_corrected_recipes_equal_the_results() -> None:
 
     def acr(name: str) -> str:
         ((_, path),) = find_certificates([RESULTS / name])
-        return f"{average_certified_radius(read_certificates(path).rows):.3f}"
+        return f"{read_certificates(path).acr:.3f}"
 
     mnist = ["gaussian-1.0", "consistency-1.0", "macer-1.0", "macer-fp32-1.0"]
     for line, name in zip(table_from(RESULTS / "mnist-published-recipe/README.md", "| run")[2:], mnist, strict=True):
@@ -210,7 +211,7 @@ def test_tables_of_corrected_recipes_equal_the_results() -> None:
         assert cells[6] == acr(f"cifar10-n10000/{name}")
         ((_, path),) = find_certificates([RESULTS / "cifar10-n10000" / name])
         usual = [row for row in read_certificates(path).rows if row.index % 20 == 0]
-        assert f"{average_certified_radius(usual):.3f} ({cells[1]})" in " ".join(text.split())
+        assert f"{columns_of(usual).acr:.3f} ({cells[1]})" in " ".join(text.split())
 
 
 def test_table_of_ablations_equals_the_results(tmp_path: Path) -> None:
@@ -336,7 +337,7 @@ def test_models_are_copies_of_certified_ones(name: str, run: str) -> None:
     assert model.provenance["weights"]["original_weights_sha256"] == file.settings["weights_sha256"]
     assert (model.recipe.sigma, model.recipe.dataset) == (file.settings["sigma"], file.settings["dataset"])
     card = (RESULTS / "models" / name / "README.md").read_text(encoding="utf-8")
-    assert f"ACR {average_certified_radius(file.rows):.3f} on {len(file.rows):,} test images" in card
+    assert f"ACR {file.acr:.3f} on {len(file.rows):,} test images" in card
     for title in ("Training", "Numbers", "Use", "Limits", "Licence"):
         assert f"## {title}" in card
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from smoothcert.models.hub import load_hub
     from smoothcert.objectives import losses
     from smoothcert.papers.presets import preset
-    from smoothcert.report.notebook import report
+    from smoothcert.report import report
     from smoothcert.smoothing.certificate import ABSTAIN, Certificate
     from smoothcert.smoothing.certificate_batch import CertificateBatch
     from smoothcert.training.api import load, train
@@ -79,7 +79,7 @@ _MODULES = {
     "preset": "papers.presets",
     "losses": "objectives.losses",
     "read_certificates": "certification.certificates",
-    "report": "report.notebook",
+    "report": "report",
     "train": "training.api",
 }
 

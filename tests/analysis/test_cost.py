@@ -12,12 +12,12 @@ from half_space import untrained_run
 from smoothcert.analysis.cost import (
     GIB,
     Cost,
-    cost_cells,
     cost_csv,
     cost_markdown,
+    cost_table,
+    draw_cost,
     training_costs,
 )
-from smoothcert.analysis.cost_figure import draw_cost
 from smoothcert.certification.certificates import FIELD_COLUMNS
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import write_settings
@@ -149,6 +149,12 @@ def test_other_work_has_no_published_cost(
     assert published(tmp_path / "a", **theirs | change) == (None, None)
 
 
+def columns_of(costs: list[Cost]) -> dict[str, list[str]]:
+    """Title -> the cells of its column."""
+    table = cost_table(costs)
+    return {column.title: [row[i].text for row in table.groups[0]] for i, column in enumerate(table.columns)}
+
+
 def test_tables(run: Path, tmp_path: Path) -> None:
     unfinished = untrained_run(tmp_path / "b|c", (9.0, 2.0), epochs=4)
     begun = untrained_run(tmp_path / "d", (2.0,))
@@ -157,13 +163,13 @@ def test_tables(run: Path, tmp_path: Path) -> None:
     assert [row["seconds"] for row in rows] == ["14", "11", "2"]
     assert rows[0]["hyperparameters"].startswith("num_noise 2, weight 5.0")
     assert rows[1]["peak_memory_bytes"] == ""
-    titles, cells = cost_cells(costs)
-    assert [cell[titles.index("epochs")] for cell in cells] == ["5", "2 of 4", "1 of 2"]
-    assert [cell[titles.index("total")] for cell in cells] == ["14 s", "about 15 s", "2.0 s so far"]
+    shown = columns_of(costs)
+    assert shown["epochs"] == ["5", "2 of 4", "1 of 2"]
+    assert shown["total"] == ["14 s", "about 15 s", "2.0 s so far"]
     assert [row["seconds_planned"] for row in rows] == ["14", "15", ""]
     assert "About:" in cost_markdown(costs)
     assert "About:" not in cost_markdown(costs[:1])
-    assert not any("published" in title for title in titles)
+    assert not any("published" in title for title in shown)
     assert r"| b\|c | gaussian |" in cost_markdown(costs)
 
 
@@ -254,14 +260,12 @@ def test_runs_that_shared_a_device_say_so(run: Path) -> None:
     write_settings(run / "certificates" / "test.tsv", {"sigma": 0.5}, {"model": {"runs_at_once": 18}})
     (cost,) = training_costs([run])
     assert cost.runs_at_once == 18
-    titles, ((*cells,),) = cost_cells([cost])
-    assert cells[titles.index("total")] == "14 s, 18 at once"
+    assert columns_of([cost])["total"] == ["14 s, 18 at once"]
     assert "times and memory are those of all" in cost_markdown([cost])
     assert "at once" not in cost_markdown([cost_of(3.0)])
 
 
 def test_nested_hyper_parameters_have_the_names_that_set_takes(tmp_path: Path) -> None:
     run = untrained_run(tmp_path / "a", (1.0, 1.0), epochs=2, objective=SmoothAdv(num_noise=2, adversary=Adversary()))
-    titles, ((*cells,),) = cost_cells(training_costs([run]))
-    shown = cells[titles.index("hyper-parameters")]
+    (shown,) = columns_of(training_costs([run]))["hyper-parameters"]
     assert shown == "num_noise 2, adversary.attack pgd, adversary.steps 10, adversary.epsilon 1.0"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from smoothcert.certification.certificates import read_certificates
-from smoothcert.report import average_certified_radius, style
+from smoothcert.report import style
 
 quickstart = import_module("smoothcert.cli.quickstart")  # the package has a command of that name
 
@@ -28,7 +28,7 @@ def test_methods_have_the_published_order_on_the_sample(tmp_path: Path, monkeypa
     monkeypatch.setattr(quickstart, "SKIP", 80)
     quickstart.run_quickstart(tmp_path)
     acr = {
-        folder.name: average_certified_radius(read_certificates(folder / "certificates" / "test-n100.tsv").rows)
+        folder.name: read_certificates(folder / "certificates" / "test-n100.tsv").acr
         for folder in (tmp_path / "runs").iterdir()
     }
     assert acr["gaussian"] < acr["consistency"]

@@ -18,7 +18,7 @@ from smoothcert.certification.attack_file import AttackedImage, attacks_writer, 
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, read_certificates
 from smoothcert.certification.columns import columns_of
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.report import certified_accuracy, summarize
+from smoothcert.report import summarize
 from smoothcert.report.curves import ATTACKED, ATTACKED_PART, attacked_curve, draw_curves, step_curve
 from smoothcert.report.style import new_figure, pictures_of
 
@@ -49,8 +49,8 @@ def test_steps_are_exact_at_and_between_the_jumps() -> None:
     jumps = [0.1, 0.25, 0.5, 0.7499, 1.1]
     for radius in [*jumps, *np.nextafter(jumps, 0), *np.linspace(0.01, 1.5, 300)]:
         held = y[np.flatnonzero(x < radius)[-1]]
-        assert held == certified_accuracy(rows, radius)
-    assert y[0] == certified_accuracy(rows, 0)
+        assert held == columns_of(rows).certified_accuracy(radius)
+    assert y[0] == columns_of(rows).certified_accuracy(0)
 
 
 def test_the_figure_shows_the_step_curve_in_percent() -> None:

@@ -20,19 +20,20 @@ from hypothesis import strategies as st
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, read_certificates
 from smoothcert.certification.columns import columns_of
 from smoothcert.io.text import one_line
-from smoothcert.report import Contents, certified_accuracy, summarize
+from smoothcert.report import Contents, summarize
 from smoothcert.report.comparison import Published
 from smoothcert.report.further_tables import further_tables
 from smoothcert.report.headline import headlines
 from smoothcert.report.html import _AS_HEAT_MAP, html_page
-from smoothcert.report.html_data import STEPS_PER_UNIT, in_steps
-from smoothcert.report.html_gallery import (
+from smoothcert.report.html_data import (
     NOT_ASKED,
     NOT_RECORDED,
     OTHER_LABELS,
     PER_KIND,
+    STEPS_PER_UNIT,
     Gallery,
     Pictures,
+    in_steps,
     kinds_of,
 )
 from smoothcert.report.layout import comma_separated
@@ -160,7 +161,7 @@ def test_the_curves_have_every_step_of_the_data() -> None:
         radii = [steps / STEPS_PER_UNIT for steps in accumulate(run["steps"])]
         for radius in (0.0, 0.1, 0.3, 0.5, 0.5001, 0.7498, 0.75, 2.3, 6.99, 7.0, 7.01):
             enough = [r for r in radii if r >= radius]
-            assert len(enough) / run["images"] == certified_accuracy(some, radius)
+            assert len(enough) / run["images"] == columns_of(some).certified_accuracy(radius)
         assert radii == sorted(radii)
     summary = summarize(file(), "a", ())
     assert panel["ceilings"] == [[summary.ceiling, 1000]]

@@ -9,10 +9,11 @@ import pytest
 from PIL import Image
 
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
-from smoothcert.report import Contents, average_certified_radius, certified_accuracy, summarize
+from smoothcert.certification.columns import columns_of
+from smoothcert.report import Contents, summarize
 from smoothcert.report.comparison import Published
 from smoothcert.report.html import html_page
-from smoothcert.report.html_gallery import Pictures
+from smoothcert.report.html_data import Pictures
 from smoothcert.report.paired import comparisons
 
 from .browser import PROGRAM, Browser
@@ -161,7 +162,7 @@ def test_the_readout_is_the_certified_accuracy_of_every_run(opened: Browser) -> 
         for label, name in labels.items():
             rows = RUNS[name][0]
             # The radius has three decimals: the curve may step in between.
-            ends = sorted(100 * certified_accuracy(rows, radius + change) for change in (-0.001, 0.001))
+            ends = sorted(100 * columns_of(rows).certified_accuracy(radius + change) for change in (-0.001, 0.001))
             assert ends[0] - 0.05 <= shown[label] <= ends[1] + 0.05
         assert texts(opened, ".panel:nth-child(2) .readout:not([hidden])") == []
 
@@ -193,7 +194,7 @@ def test_a_curve_has_a_step_for_each_right_image(opened: Browser) -> None:
 
 
 def test_one_legend_has_each_name_once_with_its_acr_in_every_panel(opened: Browser) -> None:
-    acr = {name: f"{average_certified_radius(rows):.3f}" for name, (rows, _) in RUNS.items()}
+    acr = {name: f"{columns_of(rows).acr:.3f}" for name, (rows, _) in RUNS.items()}
     in_panels = {
         "b": f"{acr['run 10']} · {acr['other sigma']} · –",
         "c": f"{acr['run 9']} · – · –",
@@ -224,7 +225,7 @@ def test_the_keys_move_the_line(opened: Browser) -> None:
     second, shown = readout(opened, 2)
     assert 0 < first < second
     assert second == pytest.approx(2 * first, abs=0.002)
-    assert shown["b"] == pytest.approx(100 * certified_accuracy(RUNS["other sigma"][0], second), abs=2.6)
+    assert shown["b"] == pytest.approx(100 * columns_of(RUNS["other sigma"][0]).certified_accuracy(second), abs=2.6)
     opened.press("End")
     assert readout(opened, 2)[1] == {"b": 0.0}
     opened.press("Escape")

@@ -1,6 +1,7 @@
 """Columns for hyper-parameters that differ, and ACR against those that are numbers."""
 
 import csv
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 from smoothcert.report import write_report
-from smoothcert.report.hyperparameters import Sweep, SweepPoint
+from smoothcert.report.contents import Choices, read_contents
 from smoothcert.report.sweep_curves import draw_sweeps
 
 from .conftest import MakeRun, image
@@ -54,6 +55,16 @@ def test_parameters_that_differ_are_columns(make_run: MakeRun, tmp_path: Path) -
     assert report.contents.sweeps == [], "two values are not a curve"
 
 
+def test_parts_of_one_run_are_not_columns_and_their_differences_are(make_run: MakeRun, tmp_path: Path) -> None:
+    attacks = [None, {"steps": 3, "step_size": 0.5}, {"steps": 6, "step_size": 0.5}]
+    runs = [
+        trained(make_run, f"run{i}", 0.1, {"name": "gaussian", "noise_attack": attack}, ema=0.9 if i else None)
+        for i, attack in enumerate(attacks)
+    ]
+    few, all_ = (write_report(some, tmp_path / "out", ["md"]).contents.hyperparameters for some in (runs[:2], runs))
+    assert (few, all_) == ({"ema"}, {"ema", "objective.noise_attack.steps"})
+
+
 def test_fields_that_earlier_versions_did_not_write_have_their_values(make_run: MakeRun, tmp_path: Path) -> None:
     """They used Nesterov momentum, and no warm-up of the learning rate."""
     earlier = consistency(make_run, 5.0, 0.2, momentum=0.9)
@@ -70,12 +81,17 @@ def test_sweep_over_a_number_with_seeds(make_run: MakeRun, tmp_path: Path) -> No
     runs.append(trained(make_run, "plain", 0.1, {"name": "gaussian"}))
     report = write_report(runs, tmp_path / "out", ["md", "svg"])
     (sweep,) = report.contents.sweeps
-    assert (sweep.parameter, sweep.method, sweep.sigma) == ("objective.weight", "consistency", 0.5)
-    assert [(p.value, len(p.runs)) for p in sweep.points] == [(1.0, 1), (5.0, 2), (10.0, 2)]
-    assert [p.acr for p in sweep.points] == pytest.approx([0.12, 0.22, 0.33])
-    spreads = [None, statistics.stdev([0.2, 0.24]), statistics.stdev([0.3, 0.36])]
-    assert [p.standard_deviation for p in sweep.points] == [None, *map(pytest.approx, spreads[1:])]
-    assert sweep.reference == ("plain", pytest.approx(0.1))
+    assert sweep.parameter == "objective.weight"
+    assert {value: len(own) for value, own in sweep.runs.items()} == {1.0: 1, 5.0: 2, 10.0: 2}
+    assert sweep.reference is not None
+    assert sweep.reference.name == "plain"
+    figure = draw_sweeps([sweep])
+    assert figure is not None
+    assert list(figure.axes[0].lines[0].get_ydata()) == pytest.approx([0.12, 0.22, 0.33])
+    (bars,) = figure.axes[0].collections
+    spreads = [0.0, statistics.stdev([0.2, 0.24]), statistics.stdev([0.3, 0.36])]
+    lengths = [np.ptp(segment.vertices[:, 1]) / 2 for segment in bars.get_paths()]
+    np.testing.assert_allclose(lengths, spreads, atol=1e-12)
     assert "](sweeps.svg)" in (tmp_path / "out/report.md").read_text()
     assert (tmp_path / "out/sweeps.svg").exists()
 
@@ -84,34 +100,29 @@ def test_only_runs_that_share_all_else_are_one_sweep(make_run: MakeRun, tmp_path
     runs = [consistency(make_run, weight, 0.1 + weight / 50) for weight in (1.0, 5.0, 10.0)]
     runs += [consistency(make_run, weight, 0.1 + weight / 50, epochs=2) for weight in (1.0, 5.0)]
     (sweep,) = write_report(runs, tmp_path / "out", ["csv"]).contents.sweeps
-    assert [point.runs for point in sweep.points] == [("w1-seed0",), ("w5-seed0",), ("w10-seed0",)]
+    assert [run.name for own in sweep.runs.values() for run in own] == ["w1-seed0", "w5-seed0", "w10-seed0"]
     assert dict(sweep.shared) == {"epochs": 1}
 
 
-def test_figure_of_sweeps() -> None:
-    points = tuple(SweepPoint(v, 0.1 * i, 0.01 if i else None, (f"r{i}",)) for i, v in enumerate((1.0, 5.0, 50.0)))
-    sweep = Sweep("objective.weight", "consistency", 0.5, "mnist", {"epochs": 2}, points, ("plain", 0.05))
-    figure = draw_sweeps([sweep, sweep])
+def test_figure_of_sweeps(make_run: MakeRun) -> None:
+    """Of single runs, the bars are standard errors over the images."""
+    runs = [consistency(make_run, weight, 0.1 * weight, epochs=2) for weight in (1.0, 2.0, 4.0)]
+    for run, weight in zip(runs, (1.0, 2.0, 4.0), strict=True):
+        shutil.rmtree(run / "certificates")
+        make_run(run.name, [image(i, 1, 1, 0.1 * weight * (i % 2)) for i in range(5)], objective="consistency")
+    contents = read_contents(runs, Choices())
+    figure = draw_sweeps(contents.sweeps * 2, ["xent"])
     assert figure is not None
     axes = figure.axes[0]
     assert axes.get_xlabel() == "λ: weight of the method's own term in the loss"
     assert axes.get_ylabel() == "average certified L2 radius (ACR)"
-    assert axes.get_title() == "Consistency, MNIST, σ = 0.5\nepochs = 2"
-    assert list(axes.lines[0].get_xdata()) == [1.0, 5.0, 50.0]
-    assert draw_sweeps([]) is None
-
-
-def test_sweep_of_single_runs_shows_standard_errors_over_images() -> None:
-    points = tuple(SweepPoint(v, 0.1 * v, None, (f"r{v}",), 0.01 * v) for v in (1.0, 2.0, 4.0))
-    sweep = Sweep("objective.eta", "smoothmix", 0.5, "mnist", {}, points, None, 2000, 100_000, "LeNet")
-    figure = draw_sweeps([sweep], ["xent"])
-    assert figure is not None
-    axes = figure.axes[0]
+    assert axes.get_title() == "Consistency, MNIST, LeNet, σ = 0.5"
     assert axes.get_xscale() == "log", "each value is twice the one before"
-    assert axes.get_title() == "SmoothMix, MNIST, LeNet, σ = 0.5"
+    assert list(axes.lines[0].get_xdata()) == [1.0, 2.0, 4.0]
     (bars,) = axes.collections
-    ends = [segment.vertices[:, 1] for segment in bars.get_paths()]
-    np.testing.assert_allclose(ends, [(0.09, 0.11), (0.18, 0.22), (0.36, 0.44)])
+    errors = [statistics.stdev([0.1 * w * (i % 2) for i in range(5)]) / 5**0.5 for w in (1.0, 2.0, 4.0)]
+    np.testing.assert_allclose([np.ptp(segment.vertices[:, 1]) / 2 for segment in bars.get_paths()], errors)
     note = figure.legends[0].get_title().get_text()
-    for part in ("2,000 images, n = 100,000", "1 standard error over images", "loss = cross-entropy"):
+    for part in ("5 images, n = 1,000", "1 standard error over images", "loss = cross-entropy"):
         assert part in note
+    assert draw_sweeps([]) is None

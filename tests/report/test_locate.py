@@ -7,7 +7,8 @@ import pytest
 from smoothcert.errors import RequestError
 from smoothcert.io.written_files import write_files
 from smoothcert.report import find_certificates
-from smoothcert.report.locate import find_attacks
+from smoothcert.report.contents import NO_CERTIFICATES, Choices, read_contents
+from smoothcert.report.locate import find_attacks, uncertified
 
 from .conftest import FIELD_FILE, MakeRun
 
@@ -43,10 +44,22 @@ def test_a_folder_of_runs_is_all_that_are_certified(make_run: MakeRun, field_fil
     assert find_certificates([b, a.parent]) == expected[::-1], "named once"
 
 
+def test_runs_without_certificates_are_skipped_and_known_in_a_folder_and_one_by_one(make_run: MakeRun) -> None:
+    run = make_run("certified")
+    runs, trained = run.parent, run.parent / "trained"
+    trained.mkdir()
+    (trained / "recipe.yaml").write_text("")
+    for paths in ([runs], sorted(runs.iterdir())):
+        assert [name for name, _ in find_certificates(paths)] == ["certified"]
+        assert uncertified(paths) == [trained]
+    assert read_contents([runs], Choices()).warnings == {NO_CERTIFICATES: ["trained"]}
+
+
 def test_a_report_among_runs_is_skipped_and_reports_alone_are_refused(make_run: MakeRun, tmp_path: Path) -> None:
     run, report = make_run("run"), tmp_path / "report"
     write_files(report, {"report.md": b"text"})
     assert [name for name, _ in find_certificates([report, run])] == ["run"]
+    assert uncertified([report, run]) == []
     with pytest.raises(RequestError, match="expected a run folder"):
         find_certificates([report])
     other = tmp_path / "other"

@@ -1,6 +1,7 @@
 """What a run folder tells about its training, whole or torn."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -104,12 +105,12 @@ def test_further_terms_are_the_unknown_keys() -> None:
 def test_a_run_has_the_names_of_its_recipe(tmp_path: Path) -> None:
     append_metrics(tmp_path / "metrics.jsonl", ENTRIES[0])
     run = read_run("a", tmp_path)
-    assert (run.sigma, run.dataset, run.method) == (None, None, None)
+    assert (run.group, run.method) == ((math.inf, ""), None)
     (tmp_path / "recipe.yaml").write_text("sigma: 0.5\ndataset: mnist\nobjective:\n  name: consistency\n")
     run = read_run("a", tmp_path)
-    assert (run.sigma, run.dataset, run.method, run.metrics) == (0.5, "mnist", "consistency", ENTRIES[:1])
+    assert (run.group, run.method, run.metrics) == ((0.5, "mnist"), "consistency", ENTRIES[:1])
     (tmp_path / "recipe.yaml").write_text("sigma: wide\n")
-    assert read_run("a", tmp_path).sigma is None
+    assert read_run("a", tmp_path).group == (math.inf, "")
 
 
 def summaries_of(paths: list[Path]) -> list[Summary]:

@@ -150,7 +150,11 @@ def test_data_sets(name: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"), [("lenet", "LeNet"), ("resnet110", "ResNet-110"), ("net.py:build", "build")]
+    ("name", "shown"),
+    [
+        *[("lenet", "LeNet"), ("resnet110", "ResNet-110"), ("net.py:Wide", "Wide"), ("hf:org/vit", "org/vit")],
+        *[("some/wide_net.py:build", "wide_net"), ("package.wide:get_model", "wide")],
+    ],
 )
 def test_networks(name: str, shown: str) -> None:
     assert network_name(name) == shown

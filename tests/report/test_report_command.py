@@ -57,7 +57,7 @@ def test_wrong_requests_are_one_line_and_write_nothing(report: Report, make_run:
     other.write_text("dear diary\n")
     moved = make_run("moved", training_sigma=0.5, sigma=0.25)
     for arguments, code, expected in (
-        ([run, trained], 2, f"{trained}: expected certificates (*.tsv), got none; make them with `smoothcert certify"),
+        ([trained], 2, f"{trained}: expected certificates (*.tsv), got none; make them with `smoothcert certify"),
         ([run, tmp_path / "nowhere"], 2, f"{tmp_path / 'nowhere'}: no such file or folder; give a run folder"),
         ([run, other], 2, f"{other}: not a certificates file: expected the columns"),
         ([run, "--paper", "smoothmix/table22"], 2, "expected the name of a paper's table, got 'smoothmix/table22'"),

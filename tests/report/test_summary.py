@@ -13,13 +13,12 @@ from scipy.stats import binomtest, norm
 
 import smoothcert.report
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, read_certificates
+from smoothcert.certification.columns import columns_of
 from smoothcert.errors import RequestError
 from smoothcert.noise import NOISES, Laplace
 from smoothcert.report.outcomes import wilson_interval
 from smoothcert.report.protocol import ceiling_of
 from smoothcert.report.summary import (
-    average_certified_radius,
-    certified_accuracy,
     default_radii,
     summarize,
 )
@@ -45,8 +44,15 @@ def as_file(rows: list[CertifiedImage], **settings: object) -> CertificatesFile:
 
 def test_numbers_of_a_small_file() -> None:
     rows = images()
-    assert average_certified_radius(rows) == pytest.approx((0.1 + 0.25 + 0.5 + 0.5 + 1.1 + 0.7499) / 10, abs=1e-15)
-    assert [certified_accuracy(rows, r) for r in (0, 0.1, 0.25, 0.5, 0.75, 1.1)] == [0.6, 0.6, 0.5, 0.4, 0.1, 0.1]
+    assert columns_of(rows).acr == pytest.approx((0.1 + 0.25 + 0.5 + 0.5 + 1.1 + 0.7499) / 10, abs=1e-15)
+    assert [columns_of(rows).certified_accuracy(r) for r in (0, 0.1, 0.25, 0.5, 0.75, 1.1)] == [
+        0.6,
+        0.6,
+        0.5,
+        0.4,
+        0.1,
+        0.1,
+    ]
     assert summarize(as_file(rows), "a", ()).abstention == 0.2
 
 
@@ -62,15 +68,15 @@ def test_against_a_loop(seed: int) -> None:
     assert summary.acr_standard_error == pytest.approx(statistics.stdev(counted) / math.sqrt(len(rows)), rel=1e-12)
     assert list(summary.accuracy_at) == [0.0, 0.25, 0.5]
     for radius in (0.25, 0.5, 0.3, 2.0):
-        assert certified_accuracy(rows, radius) == sum(c >= radius for c in counted) / len(rows)
+        assert columns_of(rows).certified_accuracy(radius) == sum(c >= radius for c in counted) / len(rows)
 
 
 def test_radius_zero_counts_every_right_row(field_file: Path) -> None:
     rows = read_certificates(field_file).rows
     assert len(rows) == 5, "the last line has no newline and still is a row"
-    assert certified_accuracy(rows, 0.0) == 3 / 5
-    assert certified_accuracy(rows, 0.001) == 2 / 5
-    assert average_certified_radius(rows) == pytest.approx((0.951 + 0.00123) / 5)
+    assert columns_of(rows).certified_accuracy(0.0) == 3 / 5
+    assert columns_of(rows).certified_accuracy(0.001) == 2 / 5
+    assert columns_of(rows).acr == pytest.approx((0.951 + 0.00123) / 5)
 
 
 def test_ties_count_as_in_the_analysis_of_the_field(tmp_path: Path) -> None:
@@ -91,14 +97,14 @@ def test_ties_count_as_in_the_analysis_of_the_field(tmp_path: Path) -> None:
     path = tmp_path / "theirs.tsv"
     path.write_text("\n".join(["idx\tlabel\tpredict\tradius\tcorrect\ttime", *rows]))
     file = read_certificates(path)
-    counted = [certified_accuracy(file.rows, r) * 7 for r in (0.0, 0.249, 0.25, 0.29, 0.291, 0.5)]
+    counted = [columns_of(file.rows).certified_accuracy(r) * 7 for r in (0.0, 0.249, 0.25, 0.29, 0.291, 0.5)]
     assert counted == pytest.approx([5, 4, 3, 1, 0, 0])
     assert summarize(file, "theirs", [0.25]).accuracy_at == {0.25: pytest.approx(3 / 7)}
 
 
 def test_a_label_of_minus_one_is_not_a_right_abstention() -> None:
     rows = [image(0, ABSTAIN, ABSTAIN, 0.0), image(1, 1, 1, 0.5)]
-    assert certified_accuracy(rows, 0) == 0.5
+    assert columns_of(rows).certified_accuracy(0) == 0.5
 
 
 def test_summary_of_a_file_with_settings() -> None:
@@ -192,7 +198,7 @@ def test_default_radii(reach: float, expected: list[float]) -> None:
 
 def test_no_rows_are_refused() -> None:
     with pytest.raises(RequestError, match="at least one certified image"):
-        average_certified_radius([])
+        _ = columns_of([]).acr
     with pytest.raises(RequestError, match=r"some\.tsv.*smoothcert certify"):
         summarize(as_file([]), "x", [0.0])
 

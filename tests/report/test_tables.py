@@ -20,8 +20,7 @@ from smoothcert.io.text import escape_markdown
 from smoothcert.report import Contents, Summary, write_report
 from smoothcert.report.curves import draw_curves
 from smoothcert.report.document import markdown_page
-from smoothcert.report.latex import table
-from smoothcert.report.layout import comma_separated, decimals_needed, escape_latex, markdown, terminal
+from smoothcert.report.layout import comma_separated, decimals_needed, escape_latex, latex, markdown, terminal
 from smoothcert.report.tables import compact, layout
 
 from .conftest import MakeRun, image, images
@@ -65,7 +64,7 @@ def test_markdown_table() -> None:
 
 
 def test_latex_table() -> None:
-    text = table(layout([*THREE, summary("50% & more", None, 1.0)]).for_reading(), "50% of σ", "tab:a_b")
+    text = latex(layout([*THREE, summary("50% & more", None, 1.0)]).for_reading(), "50% of σ", "tab:a_b")
     assert r"\begin{tabular}{rlrrrrrr}" in text
     assert r"0.25 & a\textbar{}x & 0.911 & 98.8 & 25.0 & 0.0 & 1.2 & 400 \\" in text
     assert r" & c\_d & 0.922 & 98.8 & 25.0 & 0.0 & 1.2 & 400 \\" in text, "sigma once per group"
@@ -220,7 +219,7 @@ def test_escapes() -> None:
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs a TeX")
 def test_latex_compiles(tmp_path: Path) -> None:
     odd = summary("50% & #1 {x}_y ~^\\ $5 <λ> ≥ Ünï → a|b ± 2 × η", None, 1.0)
-    text = table(
+    text = latex(
         layout([*THREE, odd]).for_reading(), "α, β, γ, δ, ε, ζ, θ, κ, μ, ν, ξ, π, ρ, σ, τ, φ, χ, ψ, ω, Φ · ∞ −", "tab:a"
     )
     start, end = r"\documentclass{article}\usepackage{booktabs}\begin{document}", r"\end{document}"

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from smoothcert.data import DATASETS, cifar10, mnist
-from smoothcert.report.html_gallery import Pictures
+from smoothcert.report.html_data import Pictures
 from smoothcert.report.thumbnails import THUMBNAIL, pictures
 
 

@@ -157,6 +157,8 @@ def test_to_pandas_has_one_row_per_image(certified: sc.Run, monkeypatch: pytest.
     frame = certified.certificates.to_pandas()
     assert list(frame.index) == [row.index for row in certified.certificates]
     assert frame["radius"].tolist() == [row.certificate.radius for row in certified.certificates]
+    empty = replace(certified.certificates, rows=()).to_pandas()
+    assert (len(empty), list(empty.columns)) == (0, list(frame.columns))
 
 
 def test_several_certificates_files_need_a_name(certified: sc.Run, tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from smoothcert.models.precision import at_precision
 from smoothcert.noise import NOISES, Noise
 from smoothcert.objectives import SmoothMix
 from smoothcert.papers.presets import PRESETS, preset
-from smoothcert.report.names import NamedRun, dataset_name, labels_of
-from smoothcert.report.panels import shared_network
+from smoothcert.report.names import NamedRun, dataset_name, labels_of, shared_network
 from smoothcert.smoothing.votes import Stage, block_keys, default_batch_size
 from smoothcert.training.checkpoint import Run, load_run
 

@@ -1,11 +1,14 @@
 """What training cost: time, memory and hyper-parameters of runs (table 3 of https://arxiv.org/abs/2006.04062)."""
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from pydantic import BaseModel, ConfigDict, Field
 
 from smoothcert.analysis.compared_runs import distinct_names
@@ -13,12 +16,14 @@ from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.model_provenance import model_provenance
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import exists, result_files, stem
-from smoothcert.io.text import csv_text, duration, escape_markdown, flattened, markdown_table
+from smoothcert.io.text import csv_text, duration, flattened
 from smoothcert.objectives import Adversary, NoiseAttack
 from smoothcert.papers.presets import preset
 from smoothcert.papers.tables import paper_table
-from smoothcert.report.layout import UNKNOWN
-from smoothcert.report.summary import average_certified_radius
+from smoothcert.report.layout import UNKNOWN, Column, Layout, layout_of, markdown
+from smoothcert.report.looks import looks_of
+from smoothcert.report.names import METHODS, dataset_name, network_name
+from smoothcert.report.style import AXIS_SIZE, GREY, LABEL_SIZE, TITLE_SIZE, legend_below, new_figure, plain, quiet_axes
 from smoothcert.training.metrics import METRICS, read_epochs
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe
 from smoothcert.training.run_folder import CERTIFICATES, RECIPE, runs_in
@@ -31,6 +36,8 @@ PUBLISHED = {
 }
 """Row of the paper's table -> its preset at sigma 0.5; the ACR of the row identifies the SmoothAdv preset."""
 GIB = 2**30
+SPREAD = 50
+"""Bars that differ by more than this factor have a logarithmic axis."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +167,7 @@ def _certified(folder: Path, sigma: float) -> tuple[float | None, int | None]:
     plainest = max(plain_files, key=lambda file: (len(file.rows), -len(stem(file.path))), default=None)
     if plainest is None or not plainest.rows:
         return None, None
-    return average_certified_radius(plainest.rows), len(plainest.rows)
+    return plainest.acr, len(plainest.rows)
 
 
 def _published(recipe: TrainRecipe) -> dict[str, str] | None:
@@ -186,44 +193,140 @@ def cost_csv(costs: Sequence[Cost]) -> str:
     return csv_text([names, *([getattr(cost, name) for name in names] for cost in costs)])
 
 
-TITLES = ("run", "method", "hyper-parameters", "σ", "epochs", "per epoch", "total", "peak memory", "device", "ACR")
-PUBLISHED_TITLES = ("published time", "published memory")
-
-
-def cost_cells(costs: Sequence[Cost]) -> tuple[list[str], list[list[str]]]:
-    """Titles and rows of the table for reading; with the published columns only if a run has them."""
-    with_paper = any(c.published_hours is not None for c in costs)
-    titles = [*TITLES, *(PUBLISHED_TITLES if with_paper else ())]
-    return titles, [_cells(c)[: len(titles)] for c in costs]
-
-
-def _cells(c: Cost) -> list[str]:
-    epochs = str(c.epochs) if c.done else f"{c.epochs} of {c.epochs_planned}"
+def _total(c: Cost) -> str:
+    """The time of the whole training in words."""
     total = UNKNOWN if c.seconds is None else duration(c.seconds)
     if not c.done and c.seconds is not None:
         total = f"{total} so far" if c.seconds_planned is None else f"about {duration(c.seconds_planned)}"
-    together = f", {c.runs_at_once} at once" if c.runs_at_once > 1 else ""
-    return [
-        *(c.run, c.method, c.hyperparameters, f"{c.sigma:g}", epochs),
-        UNKNOWN if c.seconds_per_epoch is None else duration(c.seconds_per_epoch),
-        total + together,
-        UNKNOWN if c.peak_memory_bytes is None else f"{c.peak_memory_bytes / GIB:.2f} GiB",
-        c.device or UNKNOWN,
-        UNKNOWN if c.acr is None else f"{c.acr:.3f}",
-        UNKNOWN if c.published_hours is None else f"{c.published_hours:g} h",
-        UNKNOWN if c.published_memory_gb is None else f"{c.published_memory_gb:g} GB",
-    ]
+    return total + (f", {c.runs_at_once} at once" if c.runs_at_once > 1 else "")
+
+
+def _memory(c: Cost) -> str:
+    return UNKNOWN if c.peak_memory_bytes is None else f"{c.peak_memory_bytes / GIB:.2f} GiB"
+
+
+def _known(value: float | None, text: Callable[[float], str]) -> str | None:
+    return None if value is None else text(value)
+
+
+COLUMNS = (
+    Column("run", "run", lambda c: c.run),
+    Column("method", "method", lambda c: c.method, left_out=5),
+    Column("hyperparameters", "hyper-parameters", lambda c: c.hyperparameters, left_out=1),
+    Column("sigma", "σ", lambda c: f"{c.sigma:g}"),
+    Column("epochs", "epochs", lambda c: str(c.epochs) if c.done else f"{c.epochs} of {c.epochs_planned}", left_out=7),
+    Column("seconds_per_epoch", "per epoch", lambda c: _known(c.seconds_per_epoch, duration)),
+    Column("seconds", "total", _total),
+    Column("peak_memory_bytes", "peak memory", _memory, left_out=6),
+    Column("device", "device", lambda c: c.device, left_out=2),
+    Column("acr", "ACR", lambda c: _known(c.acr, "{:.3f}".format)),
+    Column("published_hours", "published time", lambda c: _known(c.published_hours, "{:g} h".format), left_out=4),
+    Column(
+        "published_memory_gb", "published memory", lambda c: _known(c.published_memory_gb, "{:g} GB".format), left_out=3
+    ),
+)
+
+
+def cost_table(costs: Sequence[Cost]) -> Layout:
+    """The table for reading, without columns that no run has a value for."""
+    table = layout_of(COLUMNS, [costs])
+    return table.only([i for i in range(len(COLUMNS)) if any(row[i].text != UNKNOWN for row in table.groups[0])])
 
 
 def cost_markdown(costs: Sequence[Cost]) -> str:
     """A GitHub table, and below it what its columns mean."""
-    titles, rows = cost_cells(costs)
     notes = "Per epoch: the median after the first. Total: the sum over the epochs. ACR: average certified radius.\n"
     if not all(c.done for c in costs):
         notes += "\nAbout: the recorded epochs, and the median for each of the others.\n"
     if any(c.runs_at_once > 1 for c in costs):
         notes += "\nAt once: this many runs shared the device; their times and memory are those of all.\n"
-    if len(titles) > len(TITLES):
+    if any(c.published_hours is not None for c in costs):
         notes += "\nPublished: consistency/table3, ResNet-110 on CIFAR-10 at σ = 0.5, on the paper's hardware.\n"
-    table = markdown_table(titles, [[escape_markdown(cell) for cell in row] for row in rows])
-    return f"# Training cost\n\n{table}\n{notes}"
+    return f"# Training cost\n\n{markdown(cost_table(costs))}\n{notes}"
+
+
+def draw_cost(costs: Sequence[Cost]) -> Figure:
+    """Bars: the whole training time of each run, and peak memory if known; dashed bars are the published values."""
+    with_memory = any(c.peak_memory_bytes is not None for c in costs)
+    figure = new_figure(7.6 if with_memory else 5.4, 1.2 + 0.55 * len(costs))
+    panels: list[Axes] = figure.subplots(1, 1 + with_memory, sharey=True, squeeze=False).ravel().tolist()
+    methods = [METHODS.get(c.method, c.method) for c in costs]
+    looks = looks_of(methods)
+    colours = [looks[method].colour for method in methods]
+    hours = _scaled([c.seconds_planned or c.seconds for c in costs], 1 / 3600)
+    unit, factor = ("hours", 1.0) if max((h or 0 for h in hours), default=0) >= 1 else ("minutes", 60.0)
+    paper = _scaled([c.published_hours for c in costs], factor)
+    texts = [
+        _total(c) if c.published_hours is None else f"{_total(c)}, published {duration(3600 * c.published_hours)}"
+        for c in costs
+    ]
+    _bars(panels[0], _scaled(hours, factor), paper, texts, f"training time ({unit})", colours)
+    if with_memory:
+        memory = _scaled([c.peak_memory_bytes for c in costs], 1 / GIB)
+        paper = _scaled([c.published_memory_gb for c in costs], 1e9 / GIB)
+        texts = [
+            _memory(c) if printed is None else f"{_memory(c)}, published {printed:.2f} GiB"
+            for printed, c in zip(paper, costs, strict=True)
+        ]
+        _bars(panels[1], memory, paper, texts, "peak memory (GiB)", colours)
+    panels[0].set_yticks(range(len(costs)), list(map(plain, _names(costs))))
+    panels[0].invert_yaxis()
+    what = dict.fromkeys(
+        f"{dataset_name(c.dataset)}, {network_name(c.model)}, {c.epochs_planned} epochs" for c in costs
+    )
+    dashed = "; dashed: published" if any(c.published_hours is not None for c in costs) else ""
+    figure.suptitle(plain(f"{' and '.join(what)}{dashed}"), fontsize=TITLE_SIZE)
+    legend_below(figure, curves=False, notes=_notes(costs))
+    return figure
+
+
+def _notes(costs: Sequence[Cost]) -> list[str]:
+    notes = []
+    if devices := dict.fromkeys(plain(c.device) for c in costs if c.device):
+        notes.append(f"bars: measured on {' and '.join(devices)}")
+    if begun := [c.epochs for c in costs if not c.done]:
+        measured = f"{min(begun)} to {max(begun)}" if min(begun) < max(begun) else f"{begun[0]}"
+        notes.append(f"about: {measured} epochs were measured, and their median stands for each of the others")
+    if any(c.published_hours is not None for c in costs):
+        notes.append("published: table 3 of arXiv:2006.04062, on other hardware")
+    return notes
+
+
+def _names(costs: Sequence[Cost]) -> list[str]:
+    """The method and sigma of each run; where two runs share them, the name of the run, too."""
+    names = [f"{METHODS.get(c.method, c.method)}, σ = {c.sigma:g}" for c in costs]
+    return [f"{n} ({c.run})" if names.count(n) > 1 else n for n, c in zip(names, costs, strict=True)]
+
+
+def _scaled(values: Sequence[float | None], factor: float) -> list[float | None]:
+    return [None if value is None else value * factor for value in values]
+
+
+def _bars(
+    axes: Axes,
+    values: Sequence[float | None],
+    paper: Sequence[float | None],
+    texts: Sequence[str],
+    title: str,
+    colours: Sequence[str],
+) -> None:
+    """One bar per run, below its text; on a logarithmic axis where a bar would be too short to be seen."""
+    quiet_axes(axes)
+    axes.grid(visible=False, axis="y")
+    lengths = [v for v in (*values, *paper) if v] or [1.0]
+    axes.barh(range(len(values)), [v or 0 for v in values], height=0.4, color=colours)
+    for i, (printed, text) in enumerate(zip(paper, texts, strict=True)):
+        if printed is not None:
+            axes.barh(i, printed, height=0.4, fill=False, edgecolor=GREY, linewidth=1.0, linestyle=(0, (3, 2)))
+        # Above the bars, which may fill the panel.
+        place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "bottom"}
+        axes.annotate(text, (0, i - 0.2), (3, 2), fontsize=LABEL_SIZE, color=GREY, **place)
+    if max(lengths) > SPREAD * min(lengths):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_xlim(10 ** math.floor(math.log10(min(lengths))), 1.5 * max(lengths))
+        title += ", logarithmic"
+    else:
+        axes.set_xlim(0, 1.05 * max(lengths))
+    axes.set_ylim(-0.6, len(values) - 0.6)
+    axes.set_xlabel(title, fontsize=AXIS_SIZE)

@@ -107,18 +107,18 @@ class CertificatesFile:
             import pandas
         except ImportError:
             raise RequestError("to_pandas: expected pandas, got none; install it with `pip install pandas`") from None
-        coin = ("coin",) if self.is_randomized else ()
+        own = ("index", "label", "correct", "seconds")
+        votes = ("predict", "radius", "n0", "n", "count", *(("coin",) if self.is_randomized else ()))
         rows = [
-            {"index": row.index, "label": row.label, "correct": row.correct, "seconds": row.seconds}
-            | {name: getattr(row.certificate, name) for name in ("predict", "radius", "n0", "n", "count", *coin)}
+            [*(getattr(row, name) for name in own), *(getattr(row.certificate, name) for name in votes)]
             for row in self.rows
         ]
-        return pandas.DataFrame(rows).set_index("index")
+        return pandas.DataFrame(rows, columns=[*own, *votes]).set_index("index")
 
     def plot(self, path: str | Path | None = None) -> "Figure":
         """Draw the curve of `smoothcert report`; also write the figure to `path` (PNG, PDF or SVG) if one is given."""
         # An import from a higher layer: figures belong to reports, and users expect this one here.
-        from smoothcert.report.notebook import plot_certificates
+        from smoothcert.report import plot_certificates
 
         return plot_certificates(self, path)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Column
 
 from smoothcert.cli.help import add_command
 from smoothcert.cli.options import Data, Device, Force, console, count_option, show_table
@@ -71,10 +70,6 @@ class Attack:
         usual_steps, usual_size = default_attack(subjects.data, subjects.noise.sigma)
         steps = usual_steps if self.steps is None else self.steps
         return UnrestrictedAttack(steps, usual_size if self.step_size is None else self.step_size, self.num_noise)
-
-
-SIDE_COLUMNS = ("hyper-parameters", "device", "published memory", "published time", "method", "peak memory", "epochs")
-"""What a narrow terminal leaves out of the table of costs, in this order; the files have all columns."""
 
 
 def command(name: str, example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -170,21 +165,12 @@ def mixing(
 @command("cost", "runs/a runs/b")
 def cost(runs: Runs, out: Out = Path("analysis"), format_: Formats = "png", force: Force = False) -> None:
     """Training cost of runs: time, peak memory, hyper-parameters; next to published ones if there are any."""
-    from smoothcert.analysis.cost import cost_cells, cost_csv, cost_markdown, training_costs
-    from smoothcert.analysis.cost_figure import draw_cost
-    from smoothcert.report.layout import UNKNOWN
+    from smoothcert.analysis.cost import cost_csv, cost_markdown, cost_table, draw_cost, training_costs
+    from smoothcert.report.layout import terminal
 
     output = _output(out, "cost", format_, force, ("csv", "md"))
     costs = training_costs(runs)
-    titles, rows = cost_cells(costs)
-    cells = dict(zip(titles, zip(*rows, strict=True), strict=True))
-    shown = [title for title in titles if set(cells[title]) != {UNKNOWN}]
-    for side in SIDE_COLUMNS:
-        if sum(max(map(len, (title, *cells[title]))) + 3 for title in shown) >= console.width:
-            shown = [title for title in shown if title != side]
-    show_table(
-        [Column(title, overflow="fold") for title in shown], zip(*(cells[title] for title in shown), strict=True)
-    )
+    console.print(terminal(cost_table(costs), console.width))
     _write(output, {"csv": cost_csv(costs), "md": cost_markdown(costs)}, lambda: draw_cost(costs))
 
 

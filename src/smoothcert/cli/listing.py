@@ -1,5 +1,6 @@
 """`smoothcert presets`, `papers`, `datasets`, `models` and `objectives`: lists with one line per entry."""
 
+from operator import itemgetter
 from typing import Annotated
 
 import typer
@@ -8,9 +9,6 @@ from rich.table import Column, Table
 from smoothcert.cli.completion import complete_objective, complete_preset
 from smoothcert.cli.options import command_line, console, show_table
 from smoothcert.errors import RequestError
-
-METHOD_WIDTH = 20
-"""Width of the column of methods, whose names may wrap."""
 
 
 def presets(
@@ -42,19 +40,16 @@ def papers(
     table: Annotated[str | None, typer.Argument(help="Print the published rows of this table.")] = None,
 ) -> None:
     """List the papers' tables, or print the published rows of one."""
-    from smoothcert.papers.tables import dataset_of, paper_table, paper_table_names
+    from smoothcert.papers.tables import dataset_of, is_radius, paper_table, paper_table_names
+    from smoothcert.report import layout
 
     if table is not None:
         rows = paper_table(table)
-        widths = {title: max(len(title), *(len(row[title]) for row in rows)) + 2 for title in rows[0]}
-        needed = sum((widths | {"method": METHOD_WIDTH + 2} if "method" in widths else widths).values())
-        left_out = [title for title in widths if needed > console.width and title[1:] in (".25", ".75")]
-        titles = [title for title in widths if title not in left_out]
-        columns = [Column(t, no_wrap=t != "method", min_width=METHOD_WIDTH * (t == "method")) for t in titles]
-        show_table(columns, ([row[title] or "-" for title in titles] for row in rows), box=None, pad_edge=False)
-        if left_out:
-            shown = f"a window of {needed} columns, or COLUMNS={needed} in front of the command, shows all"
-            console.print(f"not shown: {', '.join(left_out)}; {shown}", soft_wrap=True)
+        columns = [
+            layout.Column(t, t, itemgetter(t), None if t == "method" else 0, radius=float(t) if is_radius(t) else None)
+            for t in rows[0]
+        ]
+        console.print(layout.terminal(layout.layout_of(columns, [rows]), console.width))
         return
     listed = Table("table", "data set", "rows", "sigma")
     for name in paper_table_names():

@@ -12,7 +12,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import read_settings, settings_path, stored_settings
 from smoothcert.io.text import flattened
 from smoothcert.papers.presets import PRESETS, preset
-from smoothcert.papers.tables import dataset_of, matches, paper_table
+from smoothcert.papers.tables import dataset_of, is_radius, matches, paper_table
 from smoothcert.report.comparison import Published
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe, with_overrides
 from smoothcert.training.run_folder import recipe_of_certificates
@@ -107,7 +107,7 @@ class PaperRun:
     @property
     def accuracy_at(self) -> dict[float, float]:
         """Certified accuracy in percent by radius, as printed."""
-        return {float(column): float(text) for column, text in self.row.items() if _is_radius(column) and text}
+        return {float(column): float(text) for column, text in self.row.items() if is_radius(column) and text}
 
 
 def paper_runs(table: str) -> list[PaperRun]:
@@ -181,13 +181,9 @@ def _label(table: str, row: Row) -> str:
         return f"{row['architecture']}, {row['method']}"
     if "method" in row:
         return row["method"]
-    ablated = [(k, v) for k, v in row.items() if k not in ("sigma", "acr") and not _is_radius(k)]
+    ablated = [(k, v) for k, v in row.items() if k not in ("sigma", "acr") and not is_radius(k)]
     shown = ", ".join(f"{k.replace('_', ' x ')}={v}" for k, v in ablated)
     return f"{ABLATED[table.split('/')[0]]} ({shown})"
-
-
-def _is_radius(column: str) -> bool:
-    return re.fullmatch(r"\d+\.\d+", column) is not None
 
 
 def _slug(label: str) -> str:

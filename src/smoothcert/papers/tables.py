@@ -57,6 +57,11 @@ def paper_table(name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
+def is_radius(column: str) -> bool:
+    """Return whether the column has the certified accuracy at a radius."""
+    return re.fullmatch(r"\d+\.\d+", column) is not None
+
+
 def matches(row: Mapping[str, str], columns: Mapping[str, object]) -> bool:
     """Return whether `row` has these values; numbers are compared as numbers ("0.50" equals 0.5)."""
     return all(column in row and _number(row[column]) == _number(value) for column, value in columns.items())

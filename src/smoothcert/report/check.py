@@ -18,7 +18,7 @@ from smoothcert.io.written_files import is_as_written, stored_request
 from smoothcert.report.contents import Contents
 from smoothcert.report.document import TEXTS
 from smoothcert.report.figures import FIGURES, PICTURE_FORMATS, digest_of, digests_stored_in, figures_of
-from smoothcert.report.html_gallery import Gallery, Pictures
+from smoothcert.report.html_data import Gallery, Pictures
 
 PAGE = "report.html"
 NAMES = ("report.csv", "report-seeds.csv", "report.md", "report.tex", PAGE)

@@ -11,29 +11,32 @@ from smoothcert.io.files import check_regular_file
 from smoothcert.io.results import settings_path
 from smoothcert.report.comparison import Published, comparison_notes, place_in_table, published_rows
 from smoothcert.report.described import Description, describe
+from smoothcert.report.further_tables import FurtherTable, further_tables
 from smoothcert.report.headline import headlines
-from smoothcert.report.html_gallery import Gallery
+from smoothcert.report.html_data import Gallery
 from smoothcert.report.hyperparameters import Sweep, sweeps, with_hyperparameters
 from smoothcert.report.layout import MOST_DECIMALS, Layout
-from smoothcert.report.locate import find_certificates
+from smoothcert.report.locate import find_certificates, uncertified
 from smoothcert.report.metrics import TrainedRun, read_run, training_runs
+from smoothcert.report.names import by_sigma, labels_of_runs, panels_of
 from smoothcert.report.paired import Comparison, comparisons
-from smoothcert.report.panels import labels_of_runs, panels_of
 from smoothcert.report.protocol import in_l1
 from smoothcert.report.seeds import SeedMean, over_seeds
-from smoothcert.report.summary import (
-    Summary,
-    by_sigma,
-    default_radii,
-    implied_l_infinity,
-    summarize,
-)
-from smoothcert.report.tables import layout, seeds_layout
+from smoothcert.report.summary import Summary, default_radii, implied_l_infinity, summarize
+from smoothcert.report.tables import RANKED_SEEDS, intervals_layout, layout, seeds_layout
 
 MOST_RADII, LARGEST_RADIUS = 1_000, 1e6
 DEEPEST = 50
 """Levels of settings inside settings; ours have four."""
 NO_IMAGES = "left out: no image is certified yet"
+NO_CERTIFICATES = "left out: no certificates"
+SEEDS = (
+    "Runs that differ by their training seed only, certified alike on the same images; sd: sample standard deviation. "
+    f"Bold: {RANKED_SEEDS}."
+)
+INTERVALS = (
+    "Over the choice of images: normal for ACR, Wilson for accuracies. The spread over training seeds is not in them."
+)
 PublishedFor = Callable[[Path], Published | None]
 Files = list[tuple[str, CertificatesFile]]
 
@@ -113,6 +116,13 @@ class Contents:
         """The table of the means over seeds; None without any."""
         return seeds_layout(self.seeds, self.published) if self.seeds else None
 
+    @cached_property
+    def further(self) -> list[FurtherTable]:
+        """The tables after the first."""
+        seeds = [] if self.seeds_table is None else [FurtherTable("Mean ± sd over seeds", SEEDS, self.seeds_table)]
+        intervals = FurtherTable("95% confidence intervals", INTERVALS, intervals_layout(self.summaries))
+        return [*seeds, *further_tables(self.comparisons), intervals]
+
     @property
     def hyperparameters(self) -> set[str]:
         """The keys of the hyper-parameters that the table has columns for."""
@@ -125,7 +135,10 @@ def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
     located = find_certificates(paths)
     named = describe([(name, _read(path)) for name, path in located], choices.described)
     named = [_marked(name, file) for name, file in named]
-    empty = [name for name, file in named if not file.rows]
+    left_out = {
+        NO_CERTIFICATES: [path.name for path in uncertified(map(Path, paths))],
+        NO_IMAGES: [name for name, file in named if not file.rows],
+    }
     whole = [(name, file) for name, file in named if file.rows] or named
     rows = {} if choices.published is None else published_rows(whole, choices.published)
     whole.sort(key=lambda run: place_in_table(rows.get(run[0])))
@@ -134,7 +147,7 @@ def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
         chosen = sorted({radius for row in rows.values() for radius in row.accuracy_at})
     columns = chosen or default_radii([file for _, file in files])
     summaries = []
-    warnings: dict[str, list[str]] = {NO_IMAGES: empty} if empty else {}
+    warnings = {note: names for note, names in left_out.items() if names}
     for (name, file), (_, all_rows) in zip(files, whole, strict=True):
         summary = summarize(file, name, columns)
         differences = _trained_otherwise(summary)

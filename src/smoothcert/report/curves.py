@@ -14,7 +14,7 @@ from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.certification.columns import Columns, Floats
 from smoothcert.report.locate import find_attacks
 from smoothcert.report.looks import Look, looks_of
-from smoothcert.report.panels import Member, panels_of, scope_text
+from smoothcert.report.names import Member, panels_of, scope_text
 from smoothcert.report.style import GREY, LABEL_SIZE, NOTE_SIZE, TITLE_SIZE, draw_steps, legend_below, panel_grid, plain
 from smoothcert.report.summary import Summary
 

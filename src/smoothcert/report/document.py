@@ -5,18 +5,21 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from smoothcert.io.text import escape_markdown, one_line
+from smoothcert.errors import RequestError
+from smoothcert.io.text import did_you_mean, escape_markdown, one_line
 from smoothcert.report.contents import Contents
 from smoothcert.report.figures import FIGURES
-from smoothcert.report.further_tables import constant_sentences, further_tables
+from smoothcert.report.further_tables import constant_sentences
 from smoothcert.report.headline import STATISTICS
 from smoothcert.report.html import html_page
-from smoothcert.report.latex import latex_document
-from smoothcert.report.layout import comma_separated, markdown, terminal
-from smoothcert.report.summary import by_sigma
-from smoothcert.report.tables import CAPTION, RANKED, RANKED_SEEDS, SEEDS_CAPTION, intervals_layout
+from smoothcert.report.layout import Layout, comma_separated, escape_latex, latex, markdown, terminal
+from smoothcert.report.names import by_sigma, facts_of
+from smoothcert.report.tables import CAPTION, RANKED, SEEDS_CAPTION
 
 PUBLISHED_ROWS = "the published row under each run, and the difference: run minus published, accuracies in points"
+BELOW = "Below each run: the published row, and run minus published (accuracies in points)."
+_NOT_IN_PAPERS = ("abstention", "images", "votes")
+"""Columns that a table in LaTeX has only on request."""
 MOST_NAMES = 4
 """Runs that a note on a terminal names; of more it names the first three."""
 
@@ -37,16 +40,6 @@ def _comparison(contents: Contents) -> str:
     return f"\n{title}\n\nIn italics: {PUBLISHED_ROWS}.\n\n{_items(contents.notes.items())}"
 
 
-def _seeds(contents: Contents) -> str:
-    if contents.seeds_table is None:
-        return ""
-    return (
-        f"\n## Mean ± sd over seeds\n\n{markdown(contents.seeds_table)}\n"
-        "Runs that differ by their training seed only, certified alike on the same images; "
-        f"sd: sample standard deviation. Bold: {RANKED_SEEDS}.\n"
-    )
-
-
 def _figures(pictures: Collection[str]) -> str:
     """Each figure once, in a format that a browser shows."""
     parts = []
@@ -57,13 +50,6 @@ def _figures(pictures: Collection[str]) -> str:
     return "".join(parts)
 
 
-def _further(contents: Contents) -> str:
-    return "".join(
-        f"\n## {table.title}\n\n{markdown(table.layout)}\n{table.caption}\n"
-        for table in further_tables(contents.comparisons)
-    )
-
-
 def _paragraphs(sentences: Sequence[str]) -> str:
     return "".join(f"{escape_markdown(sentence)}\n\n" for sentence in sentences)
 
@@ -71,6 +57,7 @@ def _paragraphs(sentences: Sequence[str]) -> str:
 def markdown_page(contents: Contents) -> str:
     """The report as one Markdown page: the result in words, the table, then the details."""
     warnings = f"\n{_items(contents.warnings.items())}" if contents.warnings else ""
+    further = "".join(f"\n## {t.title}\n\n{markdown(t.layout)}\n{t.caption}\n" for t in contents.further)
     return (
         f"# {escape_markdown(contents.title)}\n\n"
         f"{_paragraphs(contents.headlines)}"
@@ -79,13 +66,9 @@ def markdown_page(contents: Contents) -> str:
         "radius of at least that (at 0: correctly, without abstaining); a dash for radii that n votes cannot show. "
         f"ACR: average certified radius, 0 where wrong or abstained. Bold: {RANKED}.\n\n"
         f"{_paragraphs(constant_sentences(contents.comparisons))}{STATISTICS}\n"
-        f"{warnings}{_comparison(contents)}{_seeds(contents)}{_figures(contents.pictures)}\n"
+        f"{warnings}{_comparison(contents)}{_figures(contents.pictures)}{further}\n"
         "## How each run was certified\n\n"
-        f"{_items((s.in_words, [s.name]) for s in by_sigma(contents.summaries))}\n"
-        "## 95% confidence intervals\n\n"
-        f"{markdown(intervals_layout(contents.summaries))}\n"
-        "Over the choice of images: normal for ACR, Wilson for accuracies. The spread over training seeds is not in "
-        f"them.\n{_further(contents)}"
+        f"{_items((s.in_words, [s.name]) for s in by_sigma(contents.summaries))}"
     )
 
 
@@ -95,6 +78,40 @@ def csv_files(contents: Contents) -> dict[str, str | None]:
         "report.csv": comma_separated(contents.table),
         "report-seeds.csv": None if seeds is None else comma_separated(seeds),
     }
+
+
+def latex_document(contents: Contents) -> str:
+    """The table of the runs, what differs from the paper below it, then the table over seeds, for `booktabs`."""
+    runs = _chosen(contents.table, contents.latex.columns)
+    caption = contents.latex.caption or _caption(contents)
+    parts = [latex(runs, caption, contents.latex.label or "tab:certified")]
+    lines = [f"{', '.join(names)}: {note}." for note, names in {**contents.warnings, **contents.notes}.items()]
+    if lines:
+        notes = "\n\n".join(escape_latex(line) for line in lines)
+        parts.append(f"{{\\footnotesize\n{notes}\n\\par}}\n")
+    if contents.seeds_table is not None:
+        means = _chosen(contents.seeds_table)
+        parts.append(latex(means, "Mean ± sample standard deviation over training seeds.", "tab:certified-seeds"))
+    return "\n".join(parts)
+
+
+def _caption(contents: Contents) -> str:
+    bold = "Bold: better than every other run of its σ by more than two standard errors of the paired difference."
+    below = f" {BELOW}" if contents.published else ""
+    return f"ACR and certified accuracy (%) at each radius; {', '.join(facts_of(contents.summaries))}. {bold}{below}"
+
+
+def _chosen(content: Layout, keys: Sequence[str] = ()) -> Layout:
+    """`content` with the columns `keys`, or the usual ones without keys; sigma always comes first, and the name of the
+    run follows unless `keys` place it or the method."""
+    if not keys:
+        return content.for_reading().without(_NOT_IN_PAPERS)
+    known = [column.key for column in content.columns]
+    for key in keys:
+        if key not in known:
+            raise RequestError(f"columns: expected columns of report.csv, got '{key}'; {did_you_mean(key, known)}")
+    named = () if {"name", "method"} & set(keys) else ("name",)
+    return content.only([known.index(key) for key in dict.fromkeys(["sigma", *named, *keys])])
 
 
 TEXTS: Mapping[str, Callable[[Contents], Mapping[str, str | None]]] = {

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smoothcert.report.comparison import signed
-from smoothcert.report.layout import UNKNOWN, Column, Layout, Value, decimals_needed
+from smoothcert.report.layout import UNKNOWN, Column, Layout, Value, decimals_needed, layout_of
 from smoothcert.report.paired import Best, Comparison, Difference, PairedRun
 from smoothcert.report.summary import FEWER_VOTES, Summary
 
@@ -44,8 +44,7 @@ def constant_sentences(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def _table(title: str, caption: str, columns: Sequence[Column], groups: Sequence[Sequence[Any]]) -> FurtherTable:
-    rows = tuple(tuple(tuple(c.cell(subject) for c in columns) for subject in group) for group in groups if group)
-    return FurtherTable(title, caption, Layout(tuple(columns), rows))
+    return FurtherTable(title, caption, layout_of(columns, groups))
 
 
 def _sigma_column(comparisons: Sequence[Comparison], value: Callable[[Any], Value]) -> Column:

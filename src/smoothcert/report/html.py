@@ -20,16 +20,14 @@ from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.io.text import flattened, one_line, printable
 from smoothcert.report.contents import Contents
 from smoothcert.report.figures import FIGURES
-from smoothcert.report.further_tables import constant_sentences, further_tables
+from smoothcert.report.further_tables import constant_sentences
 from smoothcert.report.headline import STATISTICS
-from smoothcert.report.html_data import class_maps, curve_data
-from smoothcert.report.html_gallery import gallery_data
+from smoothcert.report.html_data import class_maps, curve_data, gallery_data
 from smoothcert.report.layout import Layout, comma_separated
 from smoothcert.report.looks import Look, looks_of
-from smoothcert.report.names import dataset_name, meanings_in, network_name
-from smoothcert.report.panels import panels_of
-from smoothcert.report.summary import Summary, by_sigma
-from smoothcert.report.tables import RANKED, RANKED_SEEDS, intervals_layout, layout
+from smoothcert.report.names import by_sigma, facts_of, meanings_in, panels_of
+from smoothcert.report.summary import Summary
+from smoothcert.report.tables import RANKED
 from smoothcert.training.run_folder import recipe_of_certificates
 
 if TYPE_CHECKING:
@@ -47,6 +45,7 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
     """
     from markupsafe import Markup  # comes with Jinja2; both are needed only here
 
+    written = written or datetime.date.today()
     labels, compared, settings = contents.labels, contents.comparisons, contents.hyperparameters
     looks = looks_of(labels.values())
     numbers = {label: number for number, label in enumerate(looks)}
@@ -54,20 +53,19 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
     ordered = by_sigma(contents.summaries)
     gallery = gallery_data(ordered, contents.gallery, labels)
     script = "\n".join(map(_page_file, _SCRIPTS))
-    table = layout(contents.summaries, contents.published, compared, labels)
-    letters = [f"{column.title.split()[0]} = " for column in table.columns if column.key in settings]
+    letters = [f"{column.title.split()[0]} = " for column in contents.table.columns if column.key in settings]
     return _template().render(
         title=contents.title,
-        about=_about(contents.summaries, written or datetime.date.today()),
+        about=[*facts_of(contents.summaries), f"{written.day} {written:%B %Y}"],
         csv=base64.b64encode(comma_separated(contents.table).encode("utf-8", "backslashreplace")).decode(),
         headlines=contents.headlines,
         meanings=f"{'; '.join(meanings_in(['σ = ', *letters, *labels.values()]))}.",
         bold=RANKED,
         statistics=[STATISTICS, *constant_sentences(compared)],
         looks=look_of,
-        table=_shown(_settings_last(table, settings)),
+        table=_shown(_settings_last(contents.table, settings)),
         notes={**contents.warnings, **contents.notes},
-        further=[(heading, caption, _shown(content)) for heading, caption, content in _further(contents)],
+        further=[(t.title, t.caption, _shown(t.layout)) for t in contents.further if t.title != _AS_HEAT_MAP],
         maps=class_maps(compared, labels, gallery["class_names"]),
         figures=_figures(contents),
         runs=list(map(_provenance, ordered)),
@@ -104,35 +102,6 @@ def _look_rules(looks: Sequence[Look]) -> str:
     light = "\n".join(f".look-{i} {{ --look: {look.colour}; }}" for i, look in enumerate(looks))
     dark = "\n".join(f"  .look-{i} {{ --look: {look.dark}; }}" for i, look in enumerate(looks))
     return f"{light}\n@media screen and (prefers-color-scheme: dark) {{\n{dark}\n}}\n"
-
-
-def _about(summaries: Sequence[Summary], written: datetime.date) -> list[str]:
-    """What the page is about: data, network, norm, images, n, alpha, date; unknown parts are left out."""
-
-    def listed(values: Sequence[object], text: str = "{}") -> list[str]:
-        known = list(dict.fromkeys(value for value in values if value is not None))
-        return [text.format(" and ".join(f"{v:,}" if isinstance(v, int) else f"{v}" for v in known))] if known else []
-
-    models = [summary.file.settings.get("model") for summary in summaries]
-    return [
-        *listed([None if s.dataset is None else dataset_name(s.dataset) for s in summaries]),
-        *listed([None if model is None else network_name(str(model)) for model in models]),
-        *listed([s.norm for s in summaries], "{} radii"),
-        *listed(sorted({s.images for s in summaries}), "{} images"),
-        *listed(sorted({s.n for s in summaries if s.n is not None}), "n = {} votes"),
-        *listed(sorted({s.alpha for s in summaries if s.alpha is not None}), "α = {}"),
-        f"{written.day} {written:%B %Y}",
-    ]
-
-
-def _further(contents: Contents) -> list[tuple[str, str, Layout]]:
-    """Title, caption and content of the tables after the main one."""
-    seeds = contents.seeds_table
-    return [
-        *([] if seeds is None else [("Mean ± sd over seeds", f"Bold: {RANKED_SEEDS}.", seeds)]),
-        *((t.title, t.caption, t.layout) for t in further_tables(contents.comparisons) if t.title != _AS_HEAT_MAP),
-        ("95% confidence intervals", "", intervals_layout(contents.summaries)),
-    ]
 
 
 def _figures(contents: Contents) -> list[tuple[str, str, str]]:

@@ -1,24 +1,54 @@
-"""What the HTML page draws: every step of every curve in as few characters as possible, and heat maps of classes."""
+"""What the HTML page draws: every step of every curve in as few characters as possible, heat maps of classes, and the
+images of the gallery with what it says about each."""
 
-from collections.abc import Mapping, Sequence
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
+from smoothcert.certification.columns import Columns, Flags, Floats, Integers
 from smoothcert.io.text import one_line
 from smoothcert.report.looks import Look
-from smoothcert.report.names import dataset_name
+from smoothcert.report.names import Member, dataset_name, titles_of
 from smoothcert.report.outcomes import Outcomes
 from smoothcert.report.paired import Comparison
-from smoothcert.report.panels import Member, titles_of
 from smoothcert.report.summary import Summary
+from smoothcert.smoothing.certificate import ABSTAIN
 
 STEPS_PER_UNIT = 10_000
 """Radii are rounded down to a multiple of 1 / STEPS_PER_UNIT."""
 _LARGEST = 2.0**40
 MOST_CLASSES = 30
 """Of more classes, the worst are shown."""
+PER_KIND = 24
+MANY_RUNS = 12
+"""With more runs than this, each list has half as many images, which keeps the page small."""
+DIFFER = "runs differ"
+_TOP_VOTES = 3
+NOT_ASKED = "No pictures: this report was written without the images of the data set."
+NOT_RECORDED = "No pictures: the certificates do not say of which data set and split they are."
+OTHER_LABELS = "No pictures: the images that were found have other labels than the certificates."
+
+
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """Some images of a split by their index: PNG or JPEG files, and labels; the names of all classes, if known."""
+
+    files: Mapping[int, bytes]
+    labels: Mapping[int, int]
+    class_names: tuple[str, ...] = ()
+
+
+NO_PICTURES = Pictures({}, {})
+Gallery = Callable[[str, str, Sequence[int]], Pictures | str]
+"""(data set, split, indices) -> their pictures, or one line that says why there are none."""
+
+Source = tuple[str, str] | None
+"""Data set and split, None if the certificates do not record both."""
 
 
 def curve_data(
@@ -121,3 +151,145 @@ def _cell(outcomes: Outcomes | None, radius: float) -> dict[str, Any] | None:
     clean, share = (100 * outcomes.accuracy(r) for r in (0.0, radius))
     words = f"{len(outcomes):,} images, {clean:.1f}% at radius 0, {share:.1f}% at {radius:g}, ACR {outcomes.acr:.3f}"
     return {"share": share, "text": f"{share:.0f}", "never": not outcomes.certified.any(), "title": words}
+
+
+def kinds_of(columns: Columns) -> dict[str, Integers]:
+    """The positions of all rows by the lists of the gallery: every image is correct, wrong or abstained.
+
+    Wrong images with the largest radius come first: these are certified for a wrong class. Ties are in file order.
+    """
+
+    def sorted_by(values: Floats, chosen: Flags) -> Integers:
+        return np.flatnonzero(chosen)[np.argsort(values[chosen], kind="stable")]
+
+    abstained = columns.predict == ABSTAIN
+    return {
+        "smallest radius": sorted_by(columns.radius, columns.correct),
+        "largest radius": sorted_by(-columns.radius, columns.correct),
+        "wrong": sorted_by(-columns.radius, ~columns.correct & ~abstained),
+        "abstained": np.flatnonzero(abstained),
+    }
+
+
+def gallery_data(summaries: Sequence[Summary], gallery: Gallery | None, labels: Mapping[str, str]) -> dict[str, Any]:
+    """The gallery of the runs, whose `labels` the page shows. Runs on the same images share their pictures.
+
+    `runs` have their lists of images; `groups`, one per sigma and data set, the outcome of each of their images under
+    all runs; `pictures` are data URIs that the images refer to by number; `class_names` are those of each data set, if
+    known.
+    """
+    most = PER_KIND if len(summaries) <= MANY_RUNS else PER_KIND // 2
+    groups: dict[tuple[tuple[float, str], Source], list[Summary]] = {}
+    for summary in summaries:
+        groups.setdefault((summary.group, _source(summary.file)), []).append(summary)
+    kinds = {name: lists for members in groups.values() for name, lists in _kinds_of_runs(members, most).items()}
+    shown = {name: [row for rows, _ in lists.values() for row in rows] for name, lists in kinds.items()}
+    wanted: dict[Source, set[int]] = {}
+    for summary in summaries:
+        wanted.setdefault(_source(summary.file), set()).update(row.index for row in shown[summary.name])
+    answers = {source: _asked(gallery, source, sorted(indices)) for source, indices in wanted.items()}
+    found = [(source, answer.files) for source, answer in answers.items() if isinstance(answer, Pictures)]
+    pictures = {(source, index): _data_uri(file) for source, files in found for index, file in files.items()}
+    numbers = {place: number for number, place in enumerate(pictures)}
+    runs: list[dict[str, Any]] = []
+    outcomes, class_names = [], {}
+    for number, ((_, source), members) in enumerate(groups.items()):
+        rows = [row for member in members for row in shown[member.name]]
+        answer = _checked(answers[source], rows, members[0].file.settings.get("classes"))
+        known, reason = (NO_PICTURES, one_line(answer)) if isinstance(answer, str) else (answer, None)
+        class_names[members[0].dataset or ""] = known.class_names
+        outcomes.append(_outcomes(members, sorted({row.index for row in rows}), len(runs), known))
+        for member in members:
+            lists = [
+                {"title": kind, "total": total, "images": [_card(row, known, source, numbers) for row in own]}
+                for kind, (own, total) in kinds[member.name].items()
+            ]
+            run = {"name": one_line(member.name), "label": labels[member.name], "group": number, "kinds": lists}
+            runs.append({**run, "note": reason})
+    return {"runs": runs, "groups": outcomes, "pictures": list(pictures.values()), "class_names": class_names}
+
+
+def _kinds_of_runs(summaries: Sequence[Summary], most: int) -> dict[str, dict[str, tuple[list[CertifiedImage], int]]]:
+    """Name of a run -> its lists, each with its first `most` images and the number of all; several runs have the images
+    in which they differ most as the first list."""
+    differing = most_differing(summaries, most) if len(summaries) > 1 else []
+    kinds = {}
+    for summary in summaries:
+        file, columns = summary.file, summary.file.columns
+        lists = kinds_of(columns)
+        if len(summaries) > 1:
+            places = dict(zip(columns.index.tolist(), range(len(columns)), strict=True))
+            lists = {DIFFER: np.array([places[index] for index in differing], dtype=np.int64), **lists}
+        kinds[summary.name] = {
+            kind: ([file.rows[i] for i in positions[:most].tolist()], len(positions))
+            for kind, positions in lists.items()
+        }
+    return kinds
+
+
+def most_differing(summaries: Sequence[Summary], most: int) -> list[int]:
+    """The indices of the images that all runs have whose radius differs most between them, 0 where wrong."""
+    common = sorted(frozenset.intersection(*(summary.indices for summary in summaries)))
+    every = [summary.outcomes for summary in summaries]
+    radii = np.stack([outcomes.radius[np.searchsorted(outcomes.index, common)] for outcomes in every])
+    spread = np.ptp(radii, axis=0)
+    return [common[i] for i in np.argsort(-spread, kind="stable")[:most] if spread[i] > 0]
+
+
+def _outcomes(
+    summaries: Sequence[Summary], indices: Sequence[int], first: int, pictures: Pictures
+) -> dict[int, list[list[Any]]]:
+    """Index of an image -> for each run that has it: its number, counted from `first`, the predicted class (None:
+    abstained), whether it is right, and the radius, rounded down."""
+    outcomes = {index: list[list[Any]]() for index in indices}
+    for number, summary in enumerate(summaries, first):
+        columns = summary.file.columns
+        chosen = np.flatnonzero(np.isin(columns.index, indices))
+        radii = in_steps(columns.radius[chosen], 1000) / 1000
+        cells = (columns.index[chosen], columns.predict[chosen], columns.correct[chosen], radii)
+        for index, predict, correct, radius in zip(*(column.tolist() for column in cells), strict=True):
+            name = None if predict == ABSTAIN else class_name(predict, pictures.class_names)
+            outcomes[index].append([number, name, correct, radius])
+    return outcomes
+
+
+def _source(file: CertificatesFile) -> Source:
+    dataset, split = file.settings.get("dataset"), file.settings.get("split")
+    return (str(dataset), str(split)) if dataset and split else None
+
+
+def _asked(gallery: Gallery | None, source: Source, indices: Sequence[int]) -> Pictures | str:
+    if gallery is None:
+        return NOT_ASKED
+    return NOT_RECORDED if source is None else gallery(*source, indices)
+
+
+def _checked(answer: Pictures | str, rows: Sequence[CertifiedImage], classes: object) -> Pictures | str:
+    """`answer` in the order of the `classes` that the certificates record, if any; or the reason if the labels of the
+    pictures show that other images were certified."""
+    names = [str(name) for name in classes] if isinstance(classes, list) else []
+    if isinstance(answer, Pictures) and answer.class_names and set(answer.class_names) <= set(names):
+        moved = {index: names.index(answer.class_names[label]) for index, label in answer.labels.items()}
+        answer = replace(answer, labels=moved, class_names=tuple(names))
+    if isinstance(answer, str) or all(answer.labels.get(row.index, row.label) == row.label for row in rows):
+        return answer
+    return OTHER_LABELS
+
+
+def _card(
+    row: CertifiedImage, pictures: Pictures, source: Source, numbers: Mapping[tuple[Source, int], int]
+) -> dict[str, Any]:
+    """One image as the page shows it; its outcome is in the data of its group."""
+    certificate, names = row.certificate, pictures.class_names
+    return {
+        "index": row.index,
+        "label": class_name(row.label, names),
+        "n": certificate.n,
+        "votes": [[class_name(k, names), count, k == row.label] for k, count in certificate.votes[:_TOP_VOTES]],
+        "picture": numbers.get((source, row.index)) if row.index in pictures.files else None,
+    }
+
+
+def _data_uri(file: bytes) -> str:
+    kind = "png" if file.startswith(b"\x89PNG") else "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(file).decode()}"

@@ -1,6 +1,5 @@
 """Hyper-parameters in which runs of one method differ: columns of tables, and ACR against those that are numbers."""
 
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 from smoothcert.io.text import flattened
 from smoothcert.report.layout import Value
 from smoothcert.report.paired import obstacles
-from smoothcert.report.panels import shared_network
 from smoothcert.report.summary import Summary
 
 FEWEST_VALUES = 3
@@ -20,50 +18,38 @@ _NOT_COLUMNS = ("sigma", "dataset", "seed", "objective.name")
 
 
 @dataclass(frozen=True)
-class SweepPoint:
-    """The runs with one value of the hyper-parameter: one per training seed."""
-
-    value: float
-    acr: float
-    """Mean over the runs."""
-    standard_deviation: float | None
-    """Sample standard deviation over training seeds; None for one run."""
-    runs: tuple[str, ...]
-    standard_error: float | None = None
-    """Of the ACR over the choice of images, for one run; None for several."""
-
-
-@dataclass(frozen=True)
 class Sweep:
-    """Runs that share all but one numeric hyper-parameter (and the seed), and can be ranked; points ascend."""
+    """Runs that share all but one numeric hyper-parameter (and the seed), and can be ranked."""
 
     parameter: str
     """As in "objective.weight"."""
-    method: str
-    sigma: float
-    dataset: str | None
+    runs: Mapping[float, Sequence[Summary]]
+    """Value of the parameter -> its runs, one per training seed; values ascend."""
     shared: Mapping[str, Value]
     """The other hyper-parameters that differ in the report, and the form of the loss, with their values here."""
-    points: tuple[SweepPoint, ...]
-    reference: tuple[str, float] | None
-    """Name and ACR of a run of plain Gaussian training that can be compared with all points."""
-    images: int | None = None
-    n: int | None = None
-    """Votes per image; None if not known."""
-    network: str | None = None
+    reference: Summary | None
+    """A run of plain Gaussian training that can be compared with all others."""
+
+    @property
+    def first(self) -> Summary:
+        """The first run: its method, sigma, data set and number of votes are those of all."""
+        return next(iter(self.runs.values()))[0]
 
 
 def with_hyperparameters(summaries: Sequence[Summary]) -> list[Summary]:
     """`summaries` with the hyper-parameters in which runs of the same method, sigma and data set differ.
 
-    Files without a recipe have none. A run has only keys of its own recipe.
+    Files without a recipe have none. A run has only keys of its own recipe. Of a part that only some runs have, such as
+    a sampler or an attack, those count in which the runs that have it differ: the name of the method says who has it.
     """
     recipes = {s.name: _flat(s.recipe) for s in summaries}
     differing: dict[str, None] = {}
     for members in _alike(summaries):
-        keys = dict.fromkeys(key for s in members for key in recipes[s.name])
-        values = {key: {repr(recipes[s.name].get(key)) for s in members if recipes[s.name]} for key in keys}
-        differing |= dict.fromkeys(key for key in keys if len(values[key]) > 1)
+        own = [recipe for s in members if (recipe := recipes[s.name])]
+        for key in (key for recipe in own for key in recipe):
+            in_all = key.rpartition(".")[0] in ("", "objective")
+            if len({repr(recipe.get(key)) for recipe in own if in_all or key in recipe}) > 1:
+                differing[key] = None
     shown = [key for key in differing if key not in _NOT_COLUMNS]
     return [
         replace(s, hyperparameters={k: _value(recipes[s.name][k]) for k in shown if k in recipes[s.name]})
@@ -103,23 +89,13 @@ def _enough(parameter: str, group: Sequence[Summary]) -> bool:
 
 def _sweep(parameter: str, group: Sequence[Summary], summaries: Sequence[Summary]) -> Sweep:
     at: dict[float, list[Summary]] = {}
-    for s in group:
+    for s in sorted(group, key=lambda s: float(s.hyperparameters[parameter] or 0)):
         at.setdefault(float(s.hyperparameters[parameter] or 0), []).append(s)
-    points = []
-    for value, members in sorted(at.items()):
-        acrs = [s.acr for s in members]
-        spread = statistics.stdev(acrs) if len(acrs) > 1 else None
-        error = members[0].acr_standard_error if len(members) == 1 else None
-        points.append(SweepPoint(value, statistics.fmean(acrs), spread, tuple(s.name for s in members), error))
     first, shared = group[0], _others(group[0], parameter)
     if form := _flat(first.recipe).get(LOSS_FORM):
         shared.setdefault(LOSS_FORM, form)
     plain = (s for s in summaries if s.method == "gaussian" and s.group == first.group and s not in group)
-    reference = next(((s.name, s.acr) for s in plain if not obstacles([*group, s])), None)
-    method, sigma = first.method or "", first.sigma or 0.0
-    network = shared_network(s.recipe for s in group)
-    scope = (first.images, first.n, network)
-    return Sweep(parameter, method, sigma, first.dataset, shared, tuple(points), reference, *scope)
+    return Sweep(parameter, at, shared, next((s for s in plain if not obstacles([*group, s])), None))
 
 
 def loss_forms_without_sweep(summaries: Sequence[Summary], found: Sequence[Sweep]) -> list[str]:

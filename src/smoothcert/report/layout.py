@@ -1,7 +1,7 @@
 """What every table consists of, columns and groups of rows of cells, and its text in each format."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -34,8 +34,6 @@ _LATEX = {
     "∞": r"$\infty$",
     UNKNOWN: "--",
 }
-# What a narrow terminal leaves out first.
-_SIDES = (), ("method",), ("method", "votes"), ("method", "votes", "images", "abstention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +52,8 @@ class Column:
     """Whether the largest value of a group is marked: ACR and accuracies."""
     text: Callable[[Any], str] | None = None
     """The text of the cell, if it is not the value with its decimals."""
+    left_out: int = 0
+    """A narrow terminal leaves out the columns with 1 first, then those with 2, and so on; never those with 0."""
 
     @property
     def numeric(self) -> bool:
@@ -99,11 +99,14 @@ class Layout:
         return self.only([i for i, column in enumerate(self.columns) if not column.csv_only])
 
     def fitting(self, width: int) -> "Layout":
-        """At most `width` wide on a terminal: without side columns, then with every second, third, ... radius only."""
+        """At most `width` wide on a terminal: without the columns to be left out, then with every second, third, ...
+        radius only."""
         radii = [i for i, column in enumerate(self.columns) if column.radius is not None]
-        fit = self
-        for step, side in product(range(1, max(1, len(radii)) + 1), _SIDES):
-            hidden = (set(radii) - set(radii[::step])) | {i for i, c in enumerate(self.columns) if c.key in side}
+        last, fit = max(column.left_out for column in self.columns), self
+        for step, most in product(range(1, max(1, len(radii)) + 1), range(last + 1)):
+            hidden = (set(radii) - set(radii[::step])) | {
+                i for i, column in enumerate(self.columns) if 0 < column.left_out <= most
+            }
             fit = self.only([i for i in range(len(self.columns)) if i not in hidden])
             if fit.printed_width <= width:
                 break
@@ -115,6 +118,12 @@ class Layout:
         rows = [row for group in self.groups for row in group]
         widest = (max(len(c.title), *(len(row[i].text) for row in rows)) for i, c in enumerate(self.columns))
         return sum(width + 3 for width in widest) + 1
+
+
+def layout_of(columns: Sequence[Column], groups: Sequence[Sequence[Any]]) -> Layout:
+    """The table of some subjects in groups, of which empty ones are left out."""
+    rows = tuple(tuple(tuple(column.cell(s) for column in columns) for s in group) for group in groups if group)
+    return Layout(tuple(columns), rows)
 
 
 def decimals_needed(numbers: Sequence[float]) -> int:
@@ -161,14 +170,15 @@ def comma_separated(content: Layout) -> str:
     return csv_text([[column.key for column in content.columns], *([cell.value for cell in row] for row in rows)])
 
 
-def terminal(content: Layout, width: int, caption: str) -> Table:
+def terminal(content: Layout, width: int, caption: str = "") -> Table:
     """A table for a terminal of `width` columns, without some radii if it is too narrow for all.
 
     Names are shown as they are, never read as rich markup.
     """
     fit = content.for_reading().fitting(width)
     radii = [sum(column.radius is not None for column in part.columns) for part in (fit, content)]
-    table = Table(caption=caption if radii[0] == radii[1] else f"{caption}; a wider terminal shows more radii")
+    more = "a wider terminal shows more radii" if radii[0] < radii[1] else ""
+    table = Table(caption="; ".join(filter(None, (caption, more))))
     for column in fit.columns:
         table.add_column(Text(column.title), justify="right" if column.numeric else "left", no_wrap=True)
     for group in fit.groups:
@@ -177,3 +187,39 @@ def terminal(content: Layout, width: int, caption: str) -> Table:
             cells = [Text(one_line(cell.text), style=style) for cell, style in zip(row, styles, strict=True)]
             table.add_row(*cells, end_section=row is group[-1])
     return table
+
+
+def latex(content: Layout, caption: str, label: str) -> str:
+    """A floating table: sigma once per group, a rule between groups, bold for the best, italics for published rows."""
+    lines = [
+        r"% needs \usepackage{booktabs}",
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{escape_latex(caption)}}}",
+        rf"\label{{{one_line(label)}}}",
+        rf"\begin{{tabular}}{{{''.join('r' if column.numeric else 'l' for column in content.columns)}}}",
+        r"\toprule",
+        _latex_line([escape_latex(column.title) for column in content.columns]),
+        r"\midrule",
+        "\n\\midrule\n".join("\n".join(_latex_rows(group)) for group in content.groups),
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_rows(group: Sequence[Row]) -> list[str]:
+    first, *others = group
+    once = [first, *((replace(row[0], text=""), *row[1:]) for row in others)]
+    return [_latex_line([_latex_cell(cell) for cell in row]) for row in once]
+
+
+def _latex_line(cells: Sequence[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def _latex_cell(cell: Cell) -> str:
+    text = escape_latex(cell.text or (str(cell.value) if isinstance(cell.value, str) and not cell.aside else ""))
+    mark = "textbf" if cell.best else "textit" if cell.aside and text else ""
+    return rf"\{mark}{{{text}}}" if mark else text

@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from smoothcert.training.run_folder import (
     RECIPE,
     check_exists,
     run_of_certificates,
-    runs_in,
     stored_fields,
 )
 
@@ -47,36 +46,49 @@ def _stem(path: Path) -> str:
     return name.stem if name.suffix in _ENDINGS else path.name
 
 
-def _with_runs_in(path: Path) -> list[Path]:
-    """The certificates files in a folder of runs, then its certified runs; any other path unchanged."""
-    runs = runs_in(path, lambda run: bool(result_files(run / CERTIFICATES)))
-    return runs if runs == [path] else [*result_files(path), *runs]
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in _RUN_FILES)
 
 
-def _is_report(path: Path) -> bool:
-    """True for a folder that holds a report and no certificates; `runs/*` may include it."""
-    if not (path / MANIFEST).is_file():
-        return False
-    return _with_runs_in(path) == [path] and not (result_files(path) or result_files(path / CERTIFICATES))
+def _with_runs_in(paths: Iterable[Path]) -> list[Path]:
+    """`paths`, where a folder of certified runs becomes the certificates files in it, then its runs, certified or
+    not."""
+    every: list[Path] = []
+    for path in paths:
+        check_exists(path)
+        runs = (
+            sorted(filter(_is_run, path.iterdir())) if path.is_dir() and not result_files(path / CERTIFICATES) else []
+        )
+        certified = any(result_files(run / CERTIFICATES) for run in runs)
+        every += [*result_files(path), *runs] if certified else [path]
+    return every
 
 
 def _files_of(path: Path) -> tuple[Path, list[Path]]:
-    """The path that the files are named after, and the files. Raises RequestError where there are none."""
-    check_exists(path)
+    """The path that the files are named after, and the files, if there are any."""
     if not path.is_dir():
         run = run_of_certificates(path)
         return (path if run is None or plain_form(path).suffix != PLAIN else run), [path]
-    if files := result_files(path / "certificates"):
-        return path.resolve(), files
+    folder = path.resolve()
+    if files := result_files(path / CERTIFICATES):
+        return folder, files
     if files := result_files(path):
-        folder = path.resolve()
-        return (folder.parent if folder.name == "certificates" else folder), files
-    if files := _other_tables(path):
-        return path.resolve(), files
-    if path.name == "certificates" or any((path / name).exists() for name in _RUN_FILES):
-        run = path.parent if path.name == "certificates" else path
-        raise RequestError(f"{path}: expected certificates (*.tsv), got none; make them with `{_certify_command(run)}`")
-    raise RequestError(
+        return (folder.parent if folder.name == CERTIFICATES else folder), files
+    return folder, _other_tables(path)
+
+
+def uncertified(paths: Iterable[Path]) -> list[Path]:
+    """The folders among `paths`, and the runs in folders of runs, that have no certificates; reports aside."""
+    return [path for path in _with_runs_in(paths) if not (_files_of(path)[1] or (path / MANIFEST).is_file())]
+
+
+def _no_certificates(path: Path) -> RequestError:
+    if path.name == CERTIFICATES or _is_run(path):
+        run = path.parent if path.name == CERTIFICATES else path
+        return RequestError(
+            f"{path}: expected certificates (*.tsv), got none; make them with `{_certify_command(run)}`"
+        )
+    return RequestError(
         f"{path}: expected a run folder (certificates/*.tsv) or a folder of *.tsv files, got neither; "
         "give one that was certified with `smoothcert certify RUN`"
     )
@@ -137,21 +149,22 @@ def _distinct(names: Sequence[str], owners: Sequence[Path]) -> list[str]:
 def find_certificates(paths: Sequence[Path]) -> list[tuple[str, Path]]:
     """(name, certificates file) for each file that `paths` name, in the order given; names are distinct.
 
-    A path is a run folder (it holds `certificates/*.tsv`), a folder of such folders (those in it that have none are
-    skipped, `*.tsv` files in it count too), a folder of `*.tsv` files (or, without these, of other files that begin
-    like a table of certificates), or a file of any name. A path with only a report is skipped, if there are others.
-    A file of a run is named after the run's folder, with `/<stem>` if there are several files of that run; any other
-    file after itself. A file that is given twice is listed once.
+    A path is a run folder (it holds `certificates/*.tsv`), a folder of such folders (`*.tsv` files in it count too), a
+    folder of `*.tsv` files (or, without these, of other files that begin like a table of certificates), or a file of
+    any name. Folders without certificates are skipped (see `uncertified`); it is a RequestError if all are. A file of a
+    run is named after the run's folder, with `/<stem>` if there are several files of that run; any other file after
+    itself. A file that is given twice is listed once.
     """
     if not paths:
         raise RequestError("expected at least one run folder or certificates file, got none; give one to report on")
     found: dict[Path, tuple[Path, Path]] = {}  # by its real path: the file as it was given, and its owner
-    paths = [Path(path) for path in paths]
-    certified = [path for path in paths if not _is_report(path)] or paths
-    for path in [run for named in certified for run in _with_runs_in(named)]:
+    every = _with_runs_in(map(Path, paths))
+    for path in every:
         owner, files_of_path = _files_of(path)
         for file in files_of_path:
             found.setdefault(file.resolve(), (file, owner))
+    if not found:
+        raise _no_certificates(every[0])
     files, owners = zip(*found.values(), strict=True)
     counts = Counter(owners)
     names = []

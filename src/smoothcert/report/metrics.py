@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothcert.report.locate import read_recipe
+from smoothcert.report.names import NamedRun
 from smoothcert.report.summary import Summary
 from smoothcert.training.metrics import METRICS, Metrics, read_epochs
 from smoothcert.training.run_folder import run_of_certificates
@@ -19,33 +20,10 @@ _NOT_TERMS = (*_MEASUREMENTS, "loss", "noisy_accuracy", "test_noisy_accuracy", "
 
 
 @dataclass(frozen=True, slots=True)
-class TrainedRun:
-    """One run with its recipe and its metrics, one entry per epoch."""
+class TrainedRun(NamedRun):
+    """One run with its metrics, one entry per epoch; method, sigma and data set are those of its recipe."""
 
-    name: str
     metrics: Metrics
-    recipe: Mapping[str, Any]
-
-    @property
-    def sigma(self) -> float | None:
-        sigma = self.recipe.get("sigma")
-        return float(sigma) if isinstance(sigma, int | float) else None
-
-    @property
-    def dataset(self) -> str | None:
-        dataset = self.recipe.get("dataset")
-        return None if dataset is None else str(dataset)
-
-    @property
-    def method(self) -> str | None:
-        objective = self.recipe.get("objective")
-        method = objective.get("name") if isinstance(objective, dict) else objective
-        return None if method is None else str(method)
-
-    @property
-    def group(self) -> tuple[float, str]:
-        """Runs of one group share a panel. Groups sort by sigma, unknown ones last."""
-        return (math.inf if self.sigma is None else self.sigma, self.dataset or "")
 
 
 def read_metrics(folder: Path) -> Metrics:
@@ -76,7 +54,11 @@ def training_runs(summaries: Sequence[Summary]) -> list[tuple[str, Path]]:
 
 def read_run(name: str, folder: Path) -> TrainedRun:
     """The run in `folder`, called `name`."""
-    return TrainedRun(name, read_metrics(folder), read_recipe(folder))
+    recipe = read_recipe(folder)
+    sigma, dataset, objective = (recipe.get(key) for key in ("sigma", "dataset", "objective"))
+    method = objective.get("name") if isinstance(objective, dict) else objective
+    group = (float(sigma) if isinstance(sigma, int | float) else math.inf, str(dataset or ""))
+    return TrainedRun(name, method, recipe, group, read_metrics(folder))
 
 
 def learning_rate_drops(metrics: Metrics) -> list[int]:

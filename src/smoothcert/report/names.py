@@ -1,14 +1,21 @@
-"""The names that people use for methods, data sets and networks, and the labels of runs in figures and pages."""
+"""The names that people use for methods, data sets and networks; labels of runs and titles of panels in figures and
+pages."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from smoothcert.errors import RequestError
 from smoothcert.io.text import flattened, one_line
+from smoothcert.report.layout import decimals_needed
+
+if TYPE_CHECKING:
+    from smoothcert.report.summary import Summary
 
 METHODS = {
     "gaussian": "Gaussian",
@@ -50,6 +57,10 @@ VALUES = {
     **{"True": "yes", "False": "no"},
 }
 """Value of a field of a recipe -> its name for people."""
+_NO_NAMES = ("build", "build_model", "create_model", "get_model", "make_model", "model")
+"""Functions of a user's own code that are not named after their network."""
+_MOST_LETTERS = 55
+"""Of a note above a panel."""
 _NOT_SHOWN = ("name", "sigma", "dataset", "noise")
 
 
@@ -96,6 +107,26 @@ class NamedRun:
         details = ", ".join(setting_text(key, settings[key]) for key in shown)
         ending = ", one-step" if settings.get("one_step") else ""
         return f"{self.title}{f' ({details})' if details else ''}{ending}"
+
+
+class Grouped(Protocol):
+    """What belongs to a panel or a group of rows, such as a run."""
+
+    @property
+    def group(self) -> tuple[float, str]: ...
+
+
+G = TypeVar("G", bound=Grouped)
+
+
+def by_sigma(runs: Iterable[G]) -> list[G]:
+    """Sorted by sigma, unknown ones last, then by data set; otherwise in the given order."""
+    return sorted(runs, key=lambda run: run.group)
+
+
+def in_groups(runs: Iterable[G]) -> list[list[G]]:
+    """The runs that can be compared, `by_sigma`."""
+    return [list(members) for _, members in groupby(by_sigma(runs), key=lambda run: run.group)]
 
 
 def setting_name(key: str) -> str:
@@ -214,7 +245,92 @@ def images_text(count: int, dataset: str | None, split: str | None) -> str:
 
 
 def network_name(model: str) -> str:
-    """The name of a network, as in "ResNet-110"; of a user's own code, the name of the function."""
+    """The name of a network, as in "ResNet-110"; of a user's own code, the name of the function, or that of its module
+    if the function's name says nothing."""
     if model.startswith("resnet") and model[6:].isdigit():
         return f"ResNet-{model[6:]}"
-    return one_line(NETWORKS.get(model, model.rpartition(":")[2]))
+    source, _, function = model.rpartition(":")
+    module = PurePath(source).name.removesuffix(".py").rpartition(".")[2]
+    return one_line(NETWORKS.get(model, module if module and function in _NO_NAMES else function))
+
+
+def facts_of(summaries: "Sequence[Summary]") -> list[str]:
+    """Data, network, norm, images, n and alpha of some runs, as in "MNIST", "1,000 and 10,000 images"; what is not
+    recorded is left out."""
+
+    def listed(values: Iterable[object], text: str = "{}") -> list[str]:
+        known = dict.fromkeys(value for value in values if value is not None)
+        return [text.format(" and ".join(f"{v:,}" if isinstance(v, int) else f"{v}" for v in known))] if known else []
+
+    models = [summary.file.settings.get("model") for summary in summaries]
+    return [
+        *listed(None if s.dataset is None else dataset_name(s.dataset) for s in summaries),
+        *listed(None if model is None else network_name(str(model)) for model in models),
+        *listed((s.norm for s in summaries), "{} radii"),
+        *listed(sorted({s.images for s in summaries}), "{} images"),
+        *listed(sorted({s.n for s in summaries if s.n is not None}), "n = {} votes"),
+        *listed(sorted({s.alpha for s in summaries if s.alpha is not None}), "α = {}"),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One run in a panel, with its label there."""
+
+    label: str
+    summary: "Summary"
+
+
+def panels_of(summaries: "Sequence[Summary]") -> list[list[Member]]:
+    """One list per panel, by sigma (and data set, if there are several), runs in the given order."""
+    labels = labels_of([summary.named for summary in summaries])
+    return [[Member(labels[s.name], s) for s in members] for members in in_groups(summaries)]
+
+
+def labels_of_runs(panels: Sequence[Sequence[Member]]) -> dict[str, str]:
+    """Name of a run -> its label, on one line."""
+    return {member.summary.name: one_line(member.label) for panel in panels for member in panel}
+
+
+def titles_of(panels: Sequence[Sequence[Member]]) -> list[str]:
+    """The titles of the panels that `panels_of` gives."""
+    firsts = [panel[0].summary for panel in panels]
+    networks = [shared_network(member.summary.recipe for member in panel) for panel in panels]
+    titles = panel_titles([((s.group[0], s.dataset), net) for s, net in zip(firsts, networks, strict=True)])
+    return [", ".join(filter(None, (title, s.apart))) for title, s in zip(titles, firsts, strict=True)]
+
+
+def shared_network(recipes: Iterable[Mapping[str, Any]]) -> str | None:
+    """The name of the network that all `recipes` have; None if they differ or one has none."""
+    models = {recipe.get("model") for recipe in recipes}
+    model = models.pop() if len(models) == 1 else None
+    return network_name(model) if isinstance(model, str) else None
+
+
+def panel_titles(groups: Sequence[tuple[tuple[float, str | None], str | None]]) -> list[str]:
+    """A title for each ((sigma, data set), network), as in "MNIST, LeNet, σ = 0.50"; an unknown sigma is infinite."""
+    decimals = decimals_needed([sigma for (sigma, _), _ in groups if math.isfinite(sigma)])
+    titles = []
+    for (sigma, dataset), network in groups:
+        level = f"σ = {sigma:.{decimals}f}" if math.isfinite(sigma) else "σ not recorded"
+        titles.append(", ".join(filter(None, (dataset and dataset_name(dataset), network, level))))
+    return titles
+
+
+def scope_text(runs: "Sequence[tuple[str, Summary]]") -> str:
+    """The numbers of images and votes of the runs (label, summary) of a panel, on two lines; runs with more images than
+    the others are named where that is short."""
+    by_count: dict[int, list[str]] = {}
+    for label, summary in runs:
+        by_count.setdefault(summary.images, []).append(label)
+    few, *others = sorted(by_count)
+    text = f"{few:,} images"
+    if others:
+        named = f"{text} ({others[-1]:,} for: {', '.join(by_count[others[-1]])})"
+        short = len(others) == 1 and len(named) <= _MOST_LETTERS
+        text = named if short else f"{few:,} to {others[-1]:,} images, see the table"
+    votes = sorted({summary.n for _, summary in runs if summary.n is not None})
+    if votes:
+        most = f" to {votes[-1]:,}" if len(votes) > 1 else ""
+        text += f"\nn = {votes[0]:,}{most} votes per image"
+    return text

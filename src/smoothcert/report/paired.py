@@ -12,8 +12,9 @@ import numpy as np
 
 from smoothcert.certification.columns import Floats
 from smoothcert.errors import RequestError
+from smoothcert.report.names import in_groups
 from smoothcert.report.outcomes import standard_error
-from smoothcert.report.summary import Summary, in_groups
+from smoothcert.report.summary import Summary
 
 SIGNIFICANT = 2.0
 """A difference of more than this many standard errors is significant."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from os.path import commonprefix
 from typing import Any
 
 from smoothcert.certification.certificates import CertificatesFile
@@ -27,15 +27,9 @@ class SeedMean:
     def name(self) -> str:
         """The names of the runs with a star where they differ, as in `gaussian-seed*`."""
         names = [summary.name for summary in self.members]
-        start = _common_start(names)
-        rests = [name[len(start) :] for name in names]
-        end = _common_start([rest[::-1] for rest in rests])[::-1]
+        start = commonprefix(names)  # noqa: RUF071 - by letters, not by folders
+        end = commonprefix([name[len(start) :][::-1] for name in names])[::-1]  # noqa: RUF071
         return f"{start}*{end}"
-
-
-def _common_start(texts: Sequence[str]) -> str:
-    columns = zip(*texts, strict=False)
-    return "".join(letters[0] for letters in takewhile(lambda letters: len(set(letters)) == 1, columns))
 
 
 def _all_but_the_seed(file: CertificatesFile, recipe: Mapping[str, Any]) -> tuple[str, frozenset[int]]:

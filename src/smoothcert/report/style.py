@@ -14,8 +14,7 @@ from PIL import Image
 
 from smoothcert.io.text import one_line
 from smoothcert.report.looks import Look
-from smoothcert.report.names import meanings_in
-from smoothcert.report.panels import Member, titles_of
+from smoothcert.report.names import Member, meanings_in, titles_of
 
 GREY = "#666666"
 PALE = "#E6E6E6"

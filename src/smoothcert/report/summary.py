@@ -4,17 +4,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
-from smoothcert.certification.columns import columns_of
+from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.data.datasets import DATASETS
 from smoothcert.errors import RequestError
 from smoothcert.report.fewer_votes import acr_at_fewer_votes
 from smoothcert.report.locate import run_recipe
+from smoothcert.report.names import NamedRun
 from smoothcert.report.outcomes import NORMAL_95, Outcomes, outcomes_of, standard_error, wilson_interval
 from smoothcert.report.protocol import ceiling_of, in_l1, kept_apart, protocol_of, remarks_on
 from smoothcert.smoothing.certificate import ABSTAIN
@@ -155,30 +154,15 @@ class Summary:
         return (math.inf if self.sigma is None else self.sigma, self.compared_on or "")
 
     @property
+    def named(self) -> NamedRun:
+        """What the label of the run depends on."""
+        return NamedRun(self.name, self.method, self.recipe, self.group)
+
+    @property
     def compared_on(self) -> str | None:
         """The data set, the norm if it is not L2, and what keeps these radii apart from others."""
         data = self.dataset if self.norm == "L2" else f"{self.dataset or 'radii'} in {self.norm}"
         return f"{data or 'radii'}, {self.apart}" if self.apart else data
-
-
-def by_sigma(summaries: Sequence[Summary]) -> list[Summary]:
-    """Sorted by sigma, unknown ones last, then by data set; otherwise in the given order."""
-    return sorted(summaries, key=lambda summary: summary.group)
-
-
-def in_groups(summaries: Sequence[Summary]) -> list[list[Summary]]:
-    """The runs that can be compared, `by_sigma`."""
-    return [list(members) for _, members in groupby(by_sigma(summaries), key=lambda summary: summary.group)]
-
-
-def average_certified_radius(rows: Sequence[CertifiedImage]) -> float:
-    """The ACR of some rows of a file; see `Columns`."""
-    return columns_of(rows).acr
-
-
-def certified_accuracy(rows: Sequence[CertifiedImage], radius: float) -> float:
-    """The certified accuracy, in [0, 1], of some rows of a file; see `Columns`."""
-    return columns_of(rows).certified_accuracy(radius)
 
 
 def _shared_count(file: CertificatesFile, key: str, counts: set[int]) -> int | None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import fmean, stdev
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -10,7 +11,7 @@ from matplotlib.figure import Figure
 
 from smoothcert.report.hyperparameters import FEWEST_VALUES, LOSS_FORM, Sweep
 from smoothcert.report.looks import looks_of
-from smoothcert.report.names import MEANINGS, METHODS, dataset_name, setting_name, setting_text
+from smoothcert.report.names import MEANINGS, METHODS, dataset_name, setting_name, setting_text, shared_network
 from smoothcert.report.style import AXIS_SIZE, GREY, NOTE_SIZE, TITLE_SIZE, legend_below, new_figure, plain, quiet_axes
 
 _SPREAD = 20
@@ -29,7 +30,7 @@ def draw_sweeps(sweeps: Sequence[Sweep], forms_left_out: Sequence[str] = ()) -> 
     rows = -(-len(sweeps) // columns)
     figure = new_figure(3.6 * columns + 0.4, 3.6 * rows)
     # Radii of one sigma and data set share an axis, so that panels can be compared.
-    comparable = len({(sweep.sigma, sweep.dataset) for sweep in sweeps}) == 1
+    comparable = len({(sweep.first.sigma, sweep.first.dataset) for sweep in sweeps}) == 1
     grid: list[Axes] = figure.subplots(rows, columns, squeeze=False, sharey=comparable).ravel().tolist()
     for axes in grid[len(sweeps) :]:
         axes.remove()
@@ -40,16 +41,15 @@ def draw_sweeps(sweeps: Sequence[Sweep], forms_left_out: Sequence[str] = ()) -> 
 
 
 def _notes(sweeps: Sequence[Sweep], forms_left_out: Sequence[str]) -> list[str]:
-    points = [point for sweep in sweeps for point in sweep.points]
+    counts = {len(runs) for sweep in sweeps for runs in sweep.runs.values()}
     scopes = dict.fromkeys(
-        f"{sweep.images:,} images{f', n = {sweep.n:,} votes per image' if sweep.n else ''}"
-        for sweep in sweeps
-        if sweep.images
+        f"{first.images:,} images{f', n = {first.n:,} votes per image' if first.n else ''}"
+        for first in (sweep.first for sweep in sweeps)
     )
     notes = list(scopes) if len(scopes) == 1 else []
-    if any(point.standard_error for point in points):
+    if 1 in counts:
         notes.append("bars: ± 1 standard error over images; differences on the same images are more precise")
-    if any(point.standard_deviation for point in points):
+    if counts - {1}:
         notes.append("bars of values with several runs: ± 1 standard deviation over training seeds")
     if forms_left_out:
         forms = ", ".join(plain(setting_text(LOSS_FORM, form)) for form in forms_left_out)
@@ -58,10 +58,13 @@ def _notes(sweeps: Sequence[Sweep], forms_left_out: Sequence[str]) -> list[str]:
 
 
 def _draw(axes: Axes, sweep: Sweep) -> None:
-    values = [point.value for point in sweep.points]
-    errors = [point.standard_deviation or point.standard_error or 0.0 for point in sweep.points]
-    acrs = [point.acr for point in sweep.points]
-    method = METHODS.get(sweep.method, sweep.method)
+    values, first = list(sweep.runs), sweep.first
+    acrs = [fmean(run.acr for run in runs) for runs in sweep.runs.values()]
+    errors = [
+        stdev(run.acr for run in runs) if len(runs) > 1 else runs[0].acr_standard_error or 0.0
+        for runs in sweep.runs.values()
+    ]
+    method = METHODS.get(first.method or "", first.method or "")
     colour = looks_of([method])[method].colour
     axes.errorbar(values, acrs, errors if any(errors) else None, marker="o", color=colour, capsize=3, linewidth=1.6)
     doubling = all(after == 2 * before for before, after in pairwise(values))
@@ -70,18 +73,19 @@ def _draw(axes: Axes, sweep: Sweep) -> None:
     axes.set_xticks(*_ticks(values, axes.get_xscale() == "log"))
     axes.minorticks_off()
     if sweep.reference is not None:
-        _, acr = sweep.reference
+        acr = sweep.reference.acr
         axes.axhline(acr, color=GREY, linestyle=(0, (4, 3)), linewidth=0.9)
         # At the end of the line where the curve is farther away.
         left = abs(acrs[0] - acr) > abs(acrs[-1] - acr)
         style: dict[str, Any] = {"color": GREY, "fontsize": NOTE_SIZE, "ha": "left" if left else "right"}
         place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
         axes.annotate(METHODS["gaussian"], (0.02 if left else 1, acr), (0, 3), **place, **style)
-    data = [dataset_name(sweep.dataset)] if sweep.dataset else []
-    network = [sweep.network] if sweep.network else []
-    first = ", ".join([method, *data, *network, f"σ = {sweep.sigma:g}"])
+    network = shared_network(run.recipe for runs in sweep.runs.values() for run in runs)
+    where = (method, first.dataset and dataset_name(first.dataset), network, f"σ = {first.sigma:g}")
     shared = ", ".join(setting_text(key, value) for key, value in sweep.shared.items())
-    axes.set_title("\n".join(plain(line) for line in (first, shared) if line), fontsize=TITLE_SIZE)
+    axes.set_title(
+        "\n".join(plain(line) for line in (", ".join(filter(None, where)), shared) if line), fontsize=TITLE_SIZE
+    )
     name = setting_name(sweep.parameter)
     axes.set_xlabel(plain(f"{name}: {MEANINGS[name]}" if name in MEANINGS else name), fontsize=AXIS_SIZE)
     axes.set_ylabel("average certified L2 radius (ACR)", fontsize=AXIS_SIZE)

@@ -5,13 +5,12 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 from typing import Any, TypeVar
 
 from smoothcert.report.comparison import Published, minus, published_below
 from smoothcert.report.further_tables import csv_columns
 from smoothcert.report.layout import UNKNOWN, Column, Layout, Row, Value, decimals_needed
-from smoothcert.report.names import VALUES, NamedRun, setting_titles
+from smoothcert.report.names import VALUES, in_groups, setting_titles
 from smoothcert.report.paired import SIGNIFICANT, Comparison, obstacles
 from smoothcert.report.seeds import SeedMean
 from smoothcert.report.summary import Summary
@@ -28,7 +27,6 @@ RANKED_SEEDS = "the best mean of each σ, where it exceeds every other by more t
 """What bold means in the table over seeds."""
 NAME = Column("name", "run", lambda subject: subject.name)
 NOTHING: Mapping[str, Published] = {}
-NO_LABELS: Mapping[str, str] = {}
 PublishedOf = Callable[[Any], Published | None]
 """From the subject of a row (a run, a mean over seeds) to its published row; None if the table has none."""
 Subject = TypeVar("Subject", bound=Summary | SeedMean)
@@ -114,11 +112,6 @@ def _numbers(summaries: Sequence[Summary]) -> list[Column]:
     return [acr, *(_accuracy_column(radius, decimals) for radius in radii)]
 
 
-def _method_name(summary: Summary) -> str:
-    """The name that people use for the method, as in "SmoothMix"."""
-    return NamedRun(summary.name, summary.method, summary.recipe, summary.group).title or UNKNOWN
-
-
 def _hyperparameter_columns(summaries: Sequence[Summary], of: Callable[[Any], Summary] = lambda s: s) -> list[Column]:
     """One column per hyper-parameter in which runs differ, titled as in the papers; `of` gives the run of a row."""
     titles = setting_titles(list(dict.fromkeys(key for s in summaries for key in s.hyperparameters)))
@@ -138,7 +131,6 @@ def _columns(
     summaries: Sequence[Summary],
     published: Mapping[str, Published],
     comparisons: Sequence[Comparison],
-    labels: Mapping[str, str],
 ) -> tuple[Column, ...]:
     # A method that only repeats the name of the run says nothing; the paper's label says which variant it is.
     no_method = not published and all(s.method is None or s.method == s.name for s in summaries)
@@ -146,14 +138,9 @@ def _columns(
     l_infinity = Column("acr_l_infinity", "ACR in L∞", lambda s: s.l_infinity, decimals=4)
     acr, *accuracies = numbers = _numbers(summaries)
 
-    def method(summary: Summary) -> str | None:
-        return summary.method and labels.get(summary.name, summary.method)
-
-    def method_text(summary: Summary) -> str:
-        row = None if labels else published.get(summary.name)
-        if row is not None:
-            return row.label
-        return method(summary) or UNKNOWN if labels else _method_name(summary)
+    def method(summary: Summary) -> str:
+        row = published.get(summary.name)
+        return summary.named.title or UNKNOWN if row is None else row.label
 
     def votes(summary: Summary) -> str:
         return compact(summary.votes)
@@ -161,20 +148,20 @@ def _columns(
     return (
         *_heading(summaries),
         NAME,
-        Column("method", "method", method, csv_only=no_method, text=method_text),
+        Column("method", "method", lambda s: s.method, csv_only=no_method, text=method, left_out=1),
         *_hyperparameter_columns(summaries),
         acr,
         Column("acr_standard_error", "±", lambda s: s.acr_standard_error, decimals=3, csv_only=True),
         *([l_infinity] if any(s.l_infinity is not None for s in summaries) else []),
         *accuracies,
-        Column("abstention", "abstain", lambda s: 100 * s.abstention, decimals=1),
-        Column("images", "images", lambda s: s.images, decimals=0),
+        Column("abstention", "abstain", lambda s: 100 * s.abstention, decimals=1, left_out=3),
+        Column("images", "images", lambda s: s.images, decimals=0, left_out=3),
         Column("n", "n", lambda s: s.n, decimals=0, csv_only=True),
         Column("n0", "n0", lambda s: s.n0, decimals=0, csv_only=True),
         Column("alpha", "α", lambda s: s.alpha, decimals=3, csv_only=True),
         Column("split", "split", lambda s: s.split, csv_only=True),
         Column("precision", "precision", lambda s: s.precision, csv_only=True),
-        Column("votes", "votes in all", lambda s: s.votes or None, decimals=0, csv_only=same_votes, text=votes),
+        Column("votes", "votes in all", lambda s: s.votes or None, 0, csv_only=same_votes, text=votes, left_out=2),
         *(end for column in numbers for end in _interval_columns(column)),
         *csv_columns(comparisons),
     )
@@ -211,8 +198,8 @@ def _arranged(
     if published is not None:
         columns = [*columns, *_published_columns(columns, published)]
     groups = []
-    for _, members in groupby(sorted(subjects, key=lambda s: s.group), key=lambda s: s.group):
-        group, rows = list(members), list[Row]()
+    for group in in_groups(subjects):
+        rows: list[Row] = []
         for number, subject in enumerate(group):
             cells = [(column, column.cell(subject)) for column in columns]
             row = tuple(replace(cell, best=c.ranked and is_best(group, number, c)) for c, cell in cells)
@@ -226,12 +213,10 @@ def layout(
     summaries: Sequence[Summary],
     published: Mapping[str, Published] = NOTHING,
     comparisons: Sequence[Comparison] = (),
-    labels: Mapping[str, str] = NO_LABELS,
 ) -> Layout:
     """The table of the runs; `published`: name of a run -> the row to show under it.
 
-    `comparisons` say which runs are significantly the best; without them no cell is marked. `labels` are the names that
-    the methods of runs have in figures.
+    `comparisons` say which runs are significantly the best; without them no cell is marked.
     """
     published = {s.name: published[s.name] for s in summaries if s.name in published}
     published_of = (lambda summary: published.get(summary.name)) if published else None
@@ -240,8 +225,7 @@ def layout(
     def is_best(group: Sequence[Summary], number: int, column: Column) -> bool:
         return (group[number].name, column.radius) in best
 
-    columns = _columns(summaries, published, comparisons, labels)
-    return _arranged(columns, summaries, published_of, is_best)
+    return _arranged(_columns(summaries, published, comparisons), summaries, published_of, is_best)
 
 
 def intervals_layout(summaries: Sequence[Summary]) -> Layout:
@@ -260,7 +244,7 @@ def seeds_layout(means: Sequence[SeedMean], published: Mapping[str, Published] =
 
     def method(mean: SeedMean) -> str:
         row = published_of(mean)
-        return _method_name(mean.members[0]) if row is None else row.label
+        return mean.members[0].named.title or UNKNOWN if row is None else row.label
 
     def first(mean: SeedMean) -> Summary:
         return mean.members[0]
@@ -269,11 +253,11 @@ def seeds_layout(means: Sequence[SeedMean], published: Mapping[str, Published] =
     columns = (
         *_heading(members, first),
         Column("name", "runs", lambda m: m.name),
-        Column("method", "method", lambda m: m.members[0].method, text=method),
+        Column("method", "method", lambda m: m.members[0].method, text=method, left_out=1),
         *_hyperparameter_columns(members, first),
         Column("seeds", "seeds", lambda m: len(m.members), decimals=0),
         *(spread for column in _numbers(members) for spread in _spread_columns(column)),
-        Column("images", "images", lambda m: m.members[0].images, decimals=0),
+        Column("images", "images", lambda m: m.members[0].images, decimals=0, left_out=3),
     )
     return _arranged(columns, means, published_of if published else None, _best_mean)
 

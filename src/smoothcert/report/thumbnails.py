@@ -13,7 +13,7 @@ from PIL import Image
 from smoothcert.data import UNSPLIT, Split, cifar10, default_folder, mnist
 from smoothcert.data.stored_images import StoredImages
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.report.html_gallery import Pictures
+from smoothcert.report.html_data import Pictures
 
 if TYPE_CHECKING:
     from smoothcert.data import ImageData, ImageFiles

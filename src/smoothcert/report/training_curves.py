@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from itertools import groupby
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,8 +11,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from smoothcert.report.looks import Look, looks_of
 from smoothcert.report.metrics import TrainedRun, further_terms, learning_rate_drops
-from smoothcert.report.names import NamedRun, labels_of
-from smoothcert.report.panels import panel_titles, shared_network
+from smoothcert.report.names import in_groups, labels_of, panel_titles, shared_network
 from smoothcert.report.style import AXIS_SIZE, GREY, TITLE_SIZE, legend_below, line_style, new_figure, plain, quiet_axes
 from smoothcert.training.metrics import Metrics
 
@@ -96,14 +94,12 @@ def draw_training_curves(runs: Sequence[TrainedRun]) -> Figure | None:
     dotted line marks an epoch that starts with a lower learning rate. A run has the same look in all panels. Runs
     without metrics are left out.
     """
-    named = labels_of([NamedRun(run.name, run.method, run.recipe, run.group) for run in runs])
-    labels = {name: plain(label) for name, label in named.items()}
+    labels = {name: plain(label) for name, label in labels_of(runs).items()}
     looks = looks_of(labels.values())
-    ordered = sorted((run for run in runs if run.metrics), key=lambda run: run.group)
-    if not ordered:
+    groups = in_groups(run for run in runs if run.metrics)
+    if not groups:
         return None
-    groups = [list(members) for _, members in groupby(ordered, key=lambda run: run.group)]
-    terms = sorted({term for run in ordered for term in further_terms(run.metrics)})
+    terms = sorted({term for group in groups for run in group for term in further_terms(run.metrics)})
     quantities = [_LOSS, _ACCURACY, *terms]
     figure, grid = _axes_grid(len(quantities), len(groups))
     marks: list[Line2D] = []
@@ -120,9 +116,7 @@ def draw_training_curves(runs: Sequence[TrainedRun]) -> Figure | None:
             marks += _mark_drops(axes, group)
         row[0].set_ylabel(_TITLES.get(quantity, f"term: {plain(quantity)}"), fontsize=AXIS_SIZE)
 
-    titles = panel_titles(
-        [(run.sigma, run.dataset, shared_network(r.recipe for r in group)) for group in groups for run in group[:1]]
-    )
+    titles = panel_titles([(group[0].group, shared_network(run.recipe for run in group)) for group in groups])
     _set_titles(figure, grid, [plain(title) for title in titles])
     notes = [*_NOTES, *([_NOTE_ON_TERMS] if terms else [])]
     legend_below(figure, [("learning rate drops", mark) for mark in marks[:1]], notes=notes)

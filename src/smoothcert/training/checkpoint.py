@@ -113,7 +113,7 @@ class Run:
     def read_certificates(self, name: str | None = None) -> "CertificatesFile":
         """The certificates file called `name`, such as "test-n100000"; by default the only one."""
         # An import from a higher layer: tables and figures belong to reports, and users expect them here.
-        from smoothcert.report.notebook import certificates_of_run
+        from smoothcert.report import certificates_of_run
 
         return certificates_of_run(self.folder, name)
 
