@@ -8,7 +8,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.written_files import write_files
 from smoothcert.report import find_certificates
 from smoothcert.report.contents import NO_CERTIFICATES, Choices, read_contents
-from smoothcert.report.locate import find_attacks, uncertified
+from smoothcert.report.locate import uncertified
 
 from .conftest import FIELD_FILE, MakeRun
 
@@ -96,18 +96,6 @@ def test_equal_names_become_distinct(make_run: MakeRun, tmp_path: Path) -> None:
 def test_a_file_that_is_named_twice_is_listed_once(make_run: MakeRun) -> None:
     run = make_run("a")
     assert len(find_certificates([run, run / "certificates", run / "certificates" / "test.tsv"])) == 1
-
-
-def test_attacks_of_the_run_of_certificates(make_run: MakeRun, field_file: Path) -> None:
-    run = make_run("a")
-    certificates = run / "certificates" / "test.tsv"
-    assert find_attacks(certificates) == []
-    (run / "attacks").mkdir()
-    for name in ("b.tsv", "a.tsv", "a.json", ".hidden.tsv"):
-        (run / "attacks" / name).write_text("")
-    assert find_attacks(certificates) == [run / "attacks" / "a.tsv", run / "attacks" / "b.tsv"]
-    assert find_attacks(field_file) == []
-    assert find_certificates([run]) == [("a", certificates)], "attacks are not certificates"
 
 
 def test_wrong_paths(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from smoothcert.certification.certificates import CertificatesFile, read_certifi
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file
 from smoothcert.io.results import settings_path
+from smoothcert.io.text import one_line
 from smoothcert.report.comparison import Published, comparison_notes, place_in_table, published_rows
 from smoothcert.report.described import Description, describe
 from smoothcert.report.further_tables import FurtherTable, further_tables
@@ -18,7 +19,7 @@ from smoothcert.report.hyperparameters import Sweep, sweeps, with_hyperparameter
 from smoothcert.report.layout import MOST_DECIMALS, Layout
 from smoothcert.report.locate import find_certificates, uncertified
 from smoothcert.report.metrics import TrainedRun, read_run, training_runs
-from smoothcert.report.names import by_sigma, labels_of_runs, panels_of
+from smoothcert.report.names import by_sigma, panels_of
 from smoothcert.report.paired import Comparison, comparisons
 from smoothcert.report.protocol import in_l1
 from smoothcert.report.seeds import SeedMean, over_seeds
@@ -99,7 +100,7 @@ class Contents:
     @cached_property
     def labels(self) -> dict[str, str]:
         """Name of a run -> its label in figures."""
-        return labels_of_runs(panels_of(self.summaries))
+        return {run.name: one_line(label) for panel in panels_of(self.summaries) for label, run in panel}
 
     @property
     def headlines(self) -> list[str]:

@@ -12,11 +12,12 @@ from matplotlib.lines import Line2D
 from smoothcert.certification.attack_file import AttacksFile, read_attacks
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.certification.columns import Columns, Floats
-from smoothcert.report.locate import find_attacks
+from smoothcert.io.compressed import result_files
 from smoothcert.report.looks import Look, looks_of
-from smoothcert.report.names import Member, panels_of, scope_text
-from smoothcert.report.style import GREY, LABEL_SIZE, NOTE_SIZE, TITLE_SIZE, draw_steps, legend_below, panel_grid, plain
+from smoothcert.report.names import panels_of, scope_text
+from smoothcert.report.style import GREY, LABEL_SIZE, NOTE_SIZE, draw_steps, legend_below, panel_grid, plain
 from smoothcert.report.summary import Summary
+from smoothcert.training.run_folder import run_of_certificates
 
 ATTACKED = "attacked (upper bound)"
 CEILING = "thin dashed line: largest radius that n votes can certify"
@@ -72,47 +73,37 @@ def attacked_curve(file: AttacksFile) -> Steps:
 
 def _attacks_on(file: CertificatesFile) -> list[AttacksFile]:
     """The attacks in the folder of the run on the classifier and data that `file` certifies."""
+    run = run_of_certificates(file.path)
+    attacks = [] if run is None else [read_attacks(path) for path in result_files(run / "attacks")]
     keys = ("weights_sha256", "noise", "sigma", "sound", "dataset", "split", "precision")
-    attacks = [read_attacks(path) for path in find_attacks(file.path)]
     # Settings that are off may also be unrecorded.
     wanted = [file.settings.get(key) or None for key in keys]
     return [a for a in attacks if a.rows and [a.settings.get(key) or None for key in keys] == wanted]
 
 
-def _curve(member: Member) -> Curve:
-    summary = member.summary
+def _curve(label: str, summary: Summary) -> Curve:
     attacks = _attacks_on(summary.file)
     same = all({row.index for row in attack.rows} == summary.indices for attack in attacks)
     steps = step_curve(summary.file.columns)
-    return Curve(plain(member.label), summary, steps, tuple(map(attacked_curve, attacks)), same)
-
-
-def _ceilings(panel: Sequence[Curve]) -> list[float]:
-    """The largest certifiable radii of the runs that record n and alpha, ascending."""
-    return sorted({c.summary.ceiling for c in panel if c.summary.ceiling is not None})
-
-
-def _draw_ceilings(axes: Axes, panel: Sequence[Curve], ceilings: Sequence[float]) -> None:
-    """A dashed line at each ceiling; the numbers of images and votes above the panel, where no curve is."""
-    for ceiling in ceilings:
-        axes.axvline(ceiling, color=GREY, linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
-    text = scope_text([(curve.label, curve.summary) for curve in panel])
-    axes.text(1, 1.005, text, transform=axes.transAxes, va="bottom", ha="right", color=GREY, fontsize=NOTE_SIZE)
+    return Curve(plain(label), summary, steps, tuple(map(attacked_curve, attacks)), same)
 
 
 def _draw_panel(axes: Axes, panel: Sequence[Curve], looks: Mapping[str, Look]) -> float:
-    """Draw the curves of a panel; the largest radius that one of them shows."""
-    ceilings = _ceilings(panel)
+    """Draw the curves of a panel, a dashed line at each largest certifiable radius, and the numbers of images and votes
+    above, where no curve is; the largest radius that a curve shows."""
+    ceilings = {c.summary.ceiling for c in panel if c.summary.ceiling is not None}
+    last = max(float(curve.certified.radii[-1]) for curve in panel)
     # A little beyond the last step and the last ceiling.
-    ends = [*(float(curve.certified.radii[-1]) for curve in panel), *ceilings]
-    reach = 1.04 * (max(ends) or panel[0].summary.sigma or 1.0)
-    axes.set_xlim(0, reach)
-    _draw_ceilings(axes, panel, ceilings)
+    axes.set_xlim(0, 1.04 * (max([last, *ceilings]) or panel[0].summary.sigma or 1.0))
+    for ceiling in sorted(ceilings):
+        axes.axvline(ceiling, color=GREY, linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
+    text = scope_text([(curve.label, curve.summary) for curve in panel])
+    axes.text(1, 1.005, text, transform=axes.transAxes, va="bottom", ha="right", color=GREY, fontsize=NOTE_SIZE)
     for curve in panel:
         draw_steps(axes, curve.certified.radii, 100 * curve.certified.accuracy, curve.label, looks[curve.label])
         for steps in curve.attacked:
             axes.step(steps.radii, 100 * steps.accuracy, where="post", color=looks[curve.label].colour, linewidth=0.8)
-    return max(float(curve.certified.radii[-1]) for curve in panel)
+    return last
 
 
 def _attack_entry(curves: Sequence[Curve], looks: Mapping[str, Look]) -> list[tuple[str, Line2D]]:
@@ -125,11 +116,14 @@ def _attack_entry(curves: Sequence[Curve], looks: Mapping[str, Look]) -> list[tu
     return [(text, Line2D([], [], color=colour, linewidth=0.8))]
 
 
-def _label_right(axes: Axes, end: float, heights: Mapping[str, float], looks: Mapping[str, Look]) -> bool:
-    """Write each label to the right of the axes, joined to its curve's (`end`, height in percent) by a thin line.
+def _label_right(axes: Axes, end: float, curves: Sequence[Curve], looks: Mapping[str, Look]) -> bool:
+    """Write each label to the right of the axes, joined to its curve near the radius `end` by a thin line.
 
     False, and nothing is drawn, if there are too many curves, their names are long or their ends close together.
     """
+    steps = {curve.label: curve.certified for curve in curves}
+    corners = {label: np.searchsorted(own.radii, 0.99 * end) - 1 for label, own in steps.items()}
+    heights = {label: 100 * float(own.accuracy[corners[label]]) for label, own in steps.items()}
     places = _spread(heights)
     if len(heights) > MOST_CURVES or max(map(len, heights)) > LONGEST:
         return False
@@ -154,8 +148,8 @@ def _spread(heights: Mapping[str, float]) -> dict[str, float]:
     return {label: place - min(shift, min(places.values())) for label, place in places.items()}
 
 
-def draw_curves(summaries: Sequence[Summary], message: str | None = None) -> Figure:
-    """The certified accuracy of runs against the radius, under the title `message` if there is one.
+def draw_curves(summaries: Sequence[Summary]) -> Figure:
+    """The certified accuracy of runs against the radius.
 
     A thin dashed line marks the largest radius that n votes can certify, if n and alpha are known; above each panel are
     the numbers of images and votes. If the run folder of a certificates file holds `attacks/*.tsv` on the same
@@ -163,21 +157,12 @@ def draw_curves(summaries: Sequence[Summary], message: str | None = None) -> Fig
     curves whose ends are far apart have their names there; otherwise a legend names them.
     """
     members = panels_of(summaries)
-    panels = [[_curve(member) for member in panel] for panel in members]
+    panels = [[_curve(label, summary) for label, summary in panel] for panel in members]
     curves = [curve for panel in panels for curve in panel]
     looks = looks_of(curve.label for curve in curves)
     figure, grid = panel_grid(members, "{norm} radius", "certified accuracy (%)", extra_height=0.1, pad=20)
     ends = [_draw_panel(axes, panel, looks) for axes, panel in zip(grid, panels, strict=True)]
-    if message is not None:
-        figure.suptitle(message, fontsize=TITLE_SIZE + 1, fontweight="bold")
-    attacks = _attack_entry(curves, looks)
-    heights = {curve.label: 100 * _height(curve.certified, 0.99 * ends[0]) for curve in curves}
-    named = len(panels) == 1 and _label_right(grid[0], ends[0], heights, looks)
-    notes = [CEILING] if any(map(_ceilings, panels)) else []
-    legend_below(figure, attacks, curves=not named, notes=notes)
+    named = len(panels) == 1 and _label_right(grid[0], ends[0], curves, looks)
+    notes = [CEILING] if any(summary.ceiling is not None for summary in summaries) else []
+    legend_below(figure, _attack_entry(curves, looks), curves=not named, notes=notes)
     return figure
-
-
-def _height(steps: Steps, radius: float) -> float:
-    """The accuracy at `radius` > 0."""
-    return float(steps.accuracy[np.searchsorted(steps.radii, radius) - 1])

@@ -13,8 +13,6 @@ Description = Mapping[str, str]
 """Key -> value, as given."""
 Named = tuple[str, CertificatesFile]
 KEYS = ("name", "file", "sigma", "dataset", "split", "n", "n0", "alpha", "noise", "bound", "method", "model")
-_NUMBERS = ("sigma", "alpha")
-_COUNTS = ("n", "n0")
 
 
 def parse_description(text: str) -> dict[str, str]:
@@ -77,14 +75,13 @@ def _place(files: Sequence[Named], free: Sequence[int], description: Description
 
 def _settings(description: Description) -> dict[str, Any]:
     settings: dict[str, Any] = {key: description[key] for key in KEYS[2:] if key in description}
-    settings |= {key: _number(key, settings[key]) for key in (*_NUMBERS, *_COUNTS) if key in settings}
+    for key in [key for key in ("sigma", "alpha", "n", "n0") if key in settings]:
+        text = settings[key]
+        try:
+            whole = key in ("n", "n0")
+            settings[key] = int(text.replace("_", "").lower().replace("k", "000")) if whole else float(text)
+        except ValueError:
+            raise RequestError(f"--as: expected a number for {key}, got '{text[:40]}'; correct it") from None
     if "method" in settings:
         settings["objective"] = settings.pop("method")
     return settings
-
-
-def _number(key: str, text: str) -> float | int:
-    try:
-        return float(text) if key in _NUMBERS else int(text.replace("_", "").lower().replace("k", "000"))
-    except ValueError:
-        raise RequestError(f"--as: expected a number for {key}, got '{text[:40]}'; correct it") from None

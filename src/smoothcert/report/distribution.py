@@ -134,17 +134,17 @@ def draw_distribution(summaries: Sequence[Summary]) -> Figure | None:
     without votes and sigma is named below the panels instead.
     """
     members = panels_of(summaries)
-    looks = looks_of(plain(member.label) for panel in members for member in panel)
+    looks = looks_of(plain(label) for panel in members for label, _ in panel)
     known = {s.name: distribution for s in summaries if (distribution := distribution_of(s)) is not None}
-    drawn = [drawable for panel in members if (drawable := [m for m in panel if m.summary.name in known])]
+    drawn = [drawable for panel in members if (drawable := [run for run in panel if run[1].name in known])]
     if not drawn:
         return None
     x = "vote share p of the true class\n(p < 0.5: not certified; grey: all agree)"
     y = "images with this p or less (%)\nlower is better"
     figure, grid = panel_grid(drawn, x, y, extra_height=0.5)
     for axes, panel in zip(grid, drawn, strict=True):
-        _draw_panel(axes, [(plain(m.label), m.summary, known[m.summary.name]) for m in panel], looks)
-    left_out = [plain(m.summary.name) for panel in members for m in panel if m.summary.name not in known]
+        _draw_panel(axes, [(plain(label), summary, known[summary.name]) for label, summary in panel], looks)
+    left_out = [plain(summary.name) for panel in members for _, summary in panel if summary.name not in known]
     if left_out:
         text = f"not drawn, having neither votes nor radii under a known Gaussian noise: {', '.join(left_out)}"
         figure.supxlabel(text, fontsize=NOTE_SIZE, color=GREY)

@@ -72,14 +72,6 @@ def markdown_page(contents: Contents) -> str:
     )
 
 
-def csv_files(contents: Contents) -> dict[str, str | None]:
-    seeds = contents.seeds_table
-    return {
-        "report.csv": comma_separated(contents.table),
-        "report-seeds.csv": None if seeds is None else comma_separated(seeds),
-    }
-
-
 def latex_document(contents: Contents) -> str:
     """The table of the runs, what differs from the paper below it, then the table over seeds, for `booktabs`."""
     runs = _chosen(contents.table, contents.latex.columns)
@@ -116,7 +108,10 @@ def _chosen(content: Layout, keys: Sequence[str] = ()) -> Layout:
 
 TEXTS: Mapping[str, Callable[[Contents], Mapping[str, str | None]]] = {
     "md": lambda contents: {"report.md": markdown_page(contents)},
-    "csv": csv_files,
+    "csv": lambda contents: {
+        "report.csv": comma_separated(contents.table),
+        "report-seeds.csv": None if contents.seeds_table is None else comma_separated(contents.seeds_table),
+    },
     "tex": lambda contents: {"report.tex": latex_document(contents)},
     "html": lambda contents: {"report.html": html_page(contents)},
 }

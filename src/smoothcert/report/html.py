@@ -22,7 +22,7 @@ from smoothcert.report.contents import Contents
 from smoothcert.report.figures import FIGURES
 from smoothcert.report.further_tables import constant_sentences
 from smoothcert.report.headline import STATISTICS
-from smoothcert.report.html_data import class_maps, curve_data, gallery_data
+from smoothcert.report.html_data import class_map, curve_data, gallery_data
 from smoothcert.report.layout import Layout, comma_separated
 from smoothcert.report.looks import Look, looks_of
 from smoothcert.report.names import by_sigma, facts_of, meanings_in, panels_of
@@ -48,6 +48,7 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
     written = written or datetime.date.today()
     labels, compared, settings = contents.labels, contents.comparisons, contents.hyperparameters
     looks = looks_of(labels.values())
+    styles = list(looks.values())
     numbers = {label: number for number, label in enumerate(looks)}
     look_of = {name: numbers[label] for name, label in labels.items()}
     ordered = by_sigma(contents.summaries)
@@ -66,15 +67,15 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
         table=_shown(_settings_last(contents.table, settings)),
         notes={**contents.warnings, **contents.notes},
         further=[(t.title, t.caption, _shown(t.layout)) for t in contents.further if t.title != _AS_HEAT_MAP],
-        maps=class_maps(compared, labels, gallery["class_names"]),
+        maps=[class_map(c, labels, gallery["class_names"].get(c.first.dataset or "", ())) for c in compared],
         figures=_figures(contents),
         runs=list(map(_provenance, ordered)),
         version=__version__,
         script=Markup(script),
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        style=Markup(_page_file("style.css") + _look_rules(list(looks.values()))),
+        style=Markup(_page_file("style.css") + _look_rules(styles)),
         data=Markup(
-            _embedded({"panels": curve_data(panels_of(contents.summaries), look_of, looks), "gallery": gallery})
+            _embedded({"panels": curve_data(panels_of(contents.summaries), look_of, styles), "gallery": gallery})
         ),
     )
 

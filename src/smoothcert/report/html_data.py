@@ -4,7 +4,7 @@ images of the gallery with what it says about each."""
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,11 +13,14 @@ from smoothcert.certification.certificates import CertificatesFile, CertifiedIma
 from smoothcert.certification.columns import Columns, Flags, Floats, Integers
 from smoothcert.io.text import one_line
 from smoothcert.report.looks import Look
-from smoothcert.report.names import Member, dataset_name, titles_of
+from smoothcert.report.names import dataset_name, titles_of
 from smoothcert.report.outcomes import Outcomes
 from smoothcert.report.paired import Comparison
 from smoothcert.report.summary import Summary
 from smoothcert.smoothing.certificate import ABSTAIN
+
+if TYPE_CHECKING:
+    from smoothcert.report.names import Panel
 
 STEPS_PER_UNIT = 10_000
 """Radii are rounded down to a multiple of 1 / STEPS_PER_UNIT."""
@@ -51,22 +54,19 @@ Source = tuple[str, str] | None
 """Data set and split, None if the certificates do not record both."""
 
 
-def curve_data(
-    panels: Sequence[Sequence[Member]], look_of: Mapping[str, int], looks: Mapping[str, Look]
-) -> list[dict[str, Any]]:
+def curve_data(panels: "Sequence[Panel]", look_of: Mapping[str, int], looks: Sequence[Look]) -> list[dict[str, Any]]:
     """For each sigma and data set its runs, each with all steps of its curve and with its look.
 
     `steps` are the ascending radii that count, each as its difference from the one before, in 1 / STEPS_PER_UNIT.
     """
-    dashes = [" ".join(f"{2 * length:g}" for length in look.dash) for look in looks.values()]
 
-    def run(member: Member) -> dict[str, Any]:
-        summary = member.summary
+    def run(label: str, summary: Summary) -> dict[str, Any]:
+        look = look_of[summary.name]
         return {
             "name": one_line(summary.name),
-            "label": one_line(member.label),
-            "look": look_of[summary.name],
-            "dash": dashes[look_of[summary.name]],
+            "label": one_line(label),
+            "look": look,
+            "dash": " ".join(f"{2 * length:g}" for length in looks[look].dash),
             "acr": f"{summary.acr:.3f}",
             "images": summary.images,
             "steps": np.diff(in_steps(np.sort(summary.file.columns.counted_radii)), prepend=0).tolist(),
@@ -75,17 +75,12 @@ def curve_data(
     return [
         {
             "title": one_line(title),
-            "norm": panel[0].summary.norm,
-            "runs": [run(member) for member in panel],
-            "ceilings": _ceilings([member.summary for member in panel]),
+            "norm": panel[0][1].norm,
+            "runs": [run(*member) for member in panel],
+            "ceilings": sorted({(s.ceiling, s.n) for _, s in panel if s.ceiling is not None and s.n is not None}),
         }
         for panel, title in zip(panels, titles_of(panels), strict=True)
     ]
-
-
-def _ceilings(summaries: Sequence[Summary]) -> list[tuple[float, int]]:
-    pairs = {(summary.ceiling, summary.n) for summary in summaries}
-    return sorted((ceiling, n) for ceiling, n in pairs if ceiling is not None and n is not None)
 
 
 def in_steps(radii: ArrayLike, per_unit: int = STEPS_PER_UNIT) -> NDArray[np.int64]:
@@ -106,18 +101,12 @@ def class_name(label: int, names: Sequence[str]) -> str:
     return one_line(names[label]) if 0 <= label < len(names) else str(label)
 
 
-def class_maps(
-    comparisons: Sequence[Comparison], labels: Mapping[str, str], class_names: Mapping[str, Sequence[str]]
-) -> list[dict[str, Any]]:
-    """One map per comparison: rows are runs, columns classes, at the radius of its headline.
+def class_map(comparison: Comparison, labels: Mapping[str, str], names: Sequence[str]) -> dict[str, Any]:
+    """A heat map: rows are runs, columns classes, at the radius of the headline.
 
-    `labels` gives the label of each run, `class_names` the names of the classes of a data set, if known.
+    `labels` gives the label of each run, `names` the names of the classes, if known.
     """
-    return [_map(comparison, labels, class_names.get(comparison.first.dataset or "", ())) for comparison in comparisons]
-
-
-def _map(comparison: Comparison, labels: Mapping[str, str], names: Sequence[str]) -> dict[str, Any]:
-    radius = comparison.headline_radius or 0.0
+    first, radius = comparison.first, comparison.headline_radius or 0.0
     found = {run.name: run.classes for run in comparison.runs}
 
     def mean(label: int) -> float:
@@ -126,23 +115,17 @@ def _map(comparison: Comparison, labels: Mapping[str, str], names: Sequence[str]
 
     every = sorted({label for classes in found.values() for label in classes})
     shown = sorted(sorted(every, key=mean)[:MOST_CLASSES])
-    runs = [
-        {"name": name, "label": labels[name], "cells": [_cell(classes.get(label), radius) for label in shown]}
-        for name, classes in found.items()
-    ]
+    sigma = "σ not recorded" if first.sigma is None else f"σ = {first.sigma:g}"
+    data = "" if first.dataset is None else f"{dataset_name(first.dataset)}, "
+    worst = "" if shown == every else f"; the {len(shown)} worst of {len(every):,} classes"
     return {
-        "title": _title(comparison, radius, len(shown), len(every)),
+        "title": f"{data}{sigma}: certified accuracy (%) at {first.norm} radius {radius:g}{worst}",
         "classes": [class_name(label, names) for label in shown],
-        "runs": runs,
+        "runs": [
+            {"name": name, "label": labels[name], "cells": [_cell(classes.get(label), radius) for label in shown]}
+            for name, classes in found.items()
+        ],
     }
-
-
-def _title(comparison: Comparison, radius: float, shown: int, every: int) -> str:
-    run = comparison.first
-    sigma = "σ not recorded" if run.sigma is None else f"σ = {run.sigma:g}"
-    data = "" if run.dataset is None else f"{dataset_name(run.dataset)}, "
-    worst = "" if shown == every else f"; the {shown} worst of {every:,} classes"
-    return f"{data}{sigma}: certified accuracy (%) at {run.norm} radius {radius:g}{worst}"
 
 
 def _cell(outcomes: Outcomes | None, radius: float) -> dict[str, Any] | None:
@@ -187,7 +170,9 @@ def gallery_data(summaries: Sequence[Summary], gallery: Gallery | None, labels: 
     wanted: dict[Source, set[int]] = {}
     for summary in summaries:
         wanted.setdefault(_source(summary.file), set()).update(row.index for row in shown[summary.name])
-    answers = {source: _asked(gallery, source, sorted(indices)) for source, indices in wanted.items()}
+    answers: dict[Source, Pictures | str] = dict.fromkeys(wanted, NOT_ASKED if gallery is None else NOT_RECORDED)
+    if gallery is not None:
+        answers |= {source: gallery(*source, sorted(some)) for source, some in wanted.items() if source is not None}
     found = [(source, answer.files) for source, answer in answers.items() if isinstance(answer, Pictures)]
     pictures = {(source, index): _data_uri(file) for source, files in found for index, file in files.items()}
     numbers = {place: number for number, place in enumerate(pictures)}
@@ -256,12 +241,6 @@ def _outcomes(
 def _source(file: CertificatesFile) -> Source:
     dataset, split = file.settings.get("dataset"), file.settings.get("split")
     return (str(dataset), str(split)) if dataset and split else None
-
-
-def _asked(gallery: Gallery | None, source: Source, indices: Sequence[int]) -> Pictures | str:
-    if gallery is None:
-        return NOT_ASKED
-    return NOT_RECORDED if source is None else gallery(*source, indices)
 
 
 def _checked(answer: Pictures | str, rows: Sequence[CertifiedImage], classes: object) -> Pictures | str:

@@ -64,9 +64,12 @@ def sweeps(summaries: Sequence[Summary]) -> list[Sweep]:
         for parameter in dict.fromkeys(key for s in members for key in s.hyperparameters):
             groups: dict[str, list[Summary]] = {}
             for s in members:
-                if _is_number(s.hyperparameters.get(parameter)):
+                if isinstance(s.hyperparameters.get(parameter), int | float):
                     groups.setdefault(repr(sorted(_others(s, parameter).items())), []).append(s)
-            found += [_sweep(parameter, group, summaries) for group in groups.values() if _enough(parameter, group)]
+            for group in groups.values():
+                values = {s.hyperparameters[parameter] for s in group}
+                if len(values) >= FEWEST_VALUES and not obstacles(group):
+                    found.append(_sweep(parameter, group, summaries))
     return found
 
 
@@ -81,10 +84,6 @@ def _alike(summaries: Sequence[Summary]) -> Iterator[list[Summary]]:
 
 def _others(summary: Summary, parameter: str) -> dict[str, Value]:
     return {key: value for key, value in summary.hyperparameters.items() if key != parameter}
-
-
-def _enough(parameter: str, group: Sequence[Summary]) -> bool:
-    return len({s.hyperparameters[parameter] for s in group}) >= FEWEST_VALUES and not obstacles(group)
 
 
 def _sweep(parameter: str, group: Sequence[Summary], summaries: Sequence[Summary]) -> Sweep:
@@ -110,7 +109,3 @@ def _flat(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 def _value(value: object) -> Value:
     return value if isinstance(value, int | float | str) and not isinstance(value, bool) else str(value)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -29,16 +29,11 @@ _RUN_FILES = (RECIPE, MODEL, CERTIFICATES)
 
 def _other_tables(folder: Path) -> list[Path]:
     """The files of any name in `folder` that begin like a table of certificates, as other tools write them."""
-    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    return [path for path in files if columns_of(_first_line(path)) is not None]
-
-
-def _first_line(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.readline(_LONGEST_HEADER)
-    except OSError:
-        return b""
+    tables = []
+    for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
+        with suppress(OSError), path.open("rb") as file:
+            tables += [path] if columns_of(file.readline(_LONGEST_HEADER)) is not None else []
+    return tables
 
 
 def _stem(path: Path) -> str:
@@ -100,15 +95,6 @@ def _certify_command(run: Path) -> str:
     with suppress(WorkError):
         network = str(read_recipe(run).get("model", ""))
     return shlex.join(["smoothcert", "certify", str(run), *(["--model", network] if ":" in network else [])])
-
-
-def find_attacks(path: Path) -> list[Path]:
-    """The attacks files of the run that the certificates file `path` belongs to: those in its `attacks` folder.
-
-    Files are not opened: the caller checks whether they attack the classifier that `path` certifies.
-    """
-    run = run_of_certificates(path)
-    return [] if run is None else result_files(run / "attacks")
 
 
 def read_recipe(run: Path) -> Mapping[str, Any]:

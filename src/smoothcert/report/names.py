@@ -17,6 +17,9 @@ from smoothcert.report.layout import decimals_needed
 if TYPE_CHECKING:
     from smoothcert.report.summary import Summary
 
+    Panel = Sequence[tuple[str, Summary]]
+    """The label and the summary of each run of a panel."""
+
 METHODS = {
     "gaussian": "Gaussian",
     "stability": "Stability",
@@ -273,29 +276,16 @@ def facts_of(summaries: "Sequence[Summary]") -> list[str]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One run in a panel, with its label there."""
-
-    label: str
-    summary: "Summary"
-
-
-def panels_of(summaries: "Sequence[Summary]") -> list[list[Member]]:
-    """One list per panel, by sigma (and data set, if there are several), runs in the given order."""
+def panels_of(summaries: "Sequence[Summary]") -> "list[Panel]":
+    """One panel per sigma (and data set, if there are several), runs in the given order."""
     labels = labels_of([summary.named for summary in summaries])
-    return [[Member(labels[s.name], s) for s in members] for members in in_groups(summaries)]
+    return [[(labels[s.name], s) for s in members] for members in in_groups(summaries)]
 
 
-def labels_of_runs(panels: Sequence[Sequence[Member]]) -> dict[str, str]:
-    """Name of a run -> its label, on one line."""
-    return {member.summary.name: one_line(member.label) for panel in panels for member in panel}
-
-
-def titles_of(panels: Sequence[Sequence[Member]]) -> list[str]:
+def titles_of(panels: "Sequence[Panel]") -> list[str]:
     """The titles of the panels that `panels_of` gives."""
-    firsts = [panel[0].summary for panel in panels]
-    networks = [shared_network(member.summary.recipe for member in panel) for panel in panels]
+    firsts = [panel[0][1] for panel in panels]
+    networks = [shared_network(summary.recipe for _, summary in panel) for panel in panels]
     titles = panel_titles([((s.group[0], s.dataset), net) for s, net in zip(firsts, networks, strict=True)])
     return [", ".join(filter(None, (title, s.apart))) for title, s in zip(titles, firsts, strict=True)]
 
@@ -317,11 +307,11 @@ def panel_titles(groups: Sequence[tuple[tuple[float, str | None], str | None]]) 
     return titles
 
 
-def scope_text(runs: "Sequence[tuple[str, Summary]]") -> str:
-    """The numbers of images and votes of the runs (label, summary) of a panel, on two lines; runs with more images than
-    the others are named where that is short."""
+def scope_text(panel: "Panel") -> str:
+    """The numbers of images and votes of the runs of a panel, on two lines; runs with more images than the others are
+    named where that is short."""
     by_count: dict[int, list[str]] = {}
-    for label, summary in runs:
+    for label, summary in panel:
         by_count.setdefault(summary.images, []).append(label)
     few, *others = sorted(by_count)
     text = f"{few:,} images"
@@ -329,7 +319,7 @@ def scope_text(runs: "Sequence[tuple[str, Summary]]") -> str:
         named = f"{text} ({others[-1]:,} for: {', '.join(by_count[others[-1]])})"
         short = len(others) == 1 and len(named) <= _MOST_LETTERS
         text = named if short else f"{few:,} to {others[-1]:,} images, see the table"
-    votes = sorted({summary.n for _, summary in runs if summary.n is not None})
+    votes = sorted({summary.n for _, summary in panel if summary.n is not None})
     if votes:
         most = f" to {votes[-1]:,}" if len(votes) > 1 else ""
         text += f"\nn = {votes[0]:,}{most} votes per image"

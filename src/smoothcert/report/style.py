@@ -3,7 +3,7 @@
 import io
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import matplotlib
 from matplotlib.artist import Artist
@@ -14,7 +14,10 @@ from PIL import Image
 
 from smoothcert.io.text import one_line
 from smoothcert.report.looks import Look
-from smoothcert.report.names import Member, meanings_in, titles_of
+from smoothcert.report.names import meanings_in, titles_of
+
+if TYPE_CHECKING:
+    from smoothcert.report.names import Panel
 
 GREY = "#666666"
 PALE = "#E6E6E6"
@@ -67,7 +70,7 @@ def one_panel(width: float, height: float, title: str, x: str, y: str) -> tuple[
 
 
 def panel_grid(
-    panels: Sequence[Sequence[Member]], x: str, y: str, extra_height: float = 0.0, pad: float = 4.0
+    panels: "Sequence[Panel]", x: str, y: str, extra_height: float = 0.0, pad: float = 4.0
 ) -> tuple[Figure, list[Axes]]:
     """A figure with empty `panels` and their titles, row by row, at most three per row.
 
@@ -84,7 +87,7 @@ def panel_grid(
         axes.remove()
     for axes, title, panel in zip(grid, titles_of(panels), panels, strict=False):
         axes.set_title(plain(title), fontsize=TITLE_SIZE, pad=pad)
-        axes.set_xlabel(x.format(norm=panel[0].summary.norm), fontsize=AXIS_SIZE)
+        axes.set_xlabel(x.format(norm=panel[0][1].norm), fontsize=AXIS_SIZE)
         axes.set_ylim(0, 102)
         quiet_axes(axes)
     for axes in grid[:count:columns]:
