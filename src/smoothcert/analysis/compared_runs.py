@@ -26,9 +26,10 @@ NOISE_BLOCK = 20
 GRADIENT_BATCH = 256
 """Number of noisy images whose gradient is computed at once."""
 LARGEST_SEED = 2**63 - 1
+"""Generators take 63 bits."""
 MOST_NOISES = 10**6
 """Limit for an image or an attack: an analysis keeps a number per noise, and some keep all noises in memory."""
-LARGEST_LENGTH = 1e6
+LARGEST_LENGTH = 10**6
 """Limit of a noise level or an attack step: far above the diagonal of any image, far below the limit of float32."""
 
 
@@ -76,7 +77,7 @@ class Subjects:
         It depends only on image, seed and stage, so that all runs see the same noise. The stage "select" is for finding
         adversarial examples, "estimate" for evaluating them on fresh noise.
         """
-        refuse_wrong_seed(seed)
+        refuse_outside("seed", seed, 0, LARGEST_SEED)
         blocks = -(-num_noise // NOISE_BLOCK)
         keys = [block_keys((seed, index), stage, blocks) for index in indices]
         for block in range(blocks):
@@ -98,26 +99,15 @@ class UnrestrictedAttack:
     def __post_init__(self) -> None:
         if not self.step_size > 0:
             raise RequestError(f"step-size: expected a number > 0, got {self.step_size}")
-        _refuse_length("step-size", self.step_size)
-        refuse_wrong_count("steps", self.steps)
-        refuse_wrong_count("num-noise", self.num_noise)
+        refuse_outside("step-size", self.step_size, 0, LARGEST_LENGTH)
+        refuse_outside("steps", self.steps)
+        refuse_outside("num-noise", self.num_noise)
 
 
-def _refuse_length(name: str, value: float) -> None:
-    if value > LARGEST_LENGTH:
-        raise RequestError(f"{name}: expected at most {LARGEST_LENGTH:,.0f}, got {value}")
-
-
-def refuse_wrong_count(name: str, value: int, least: int = 1) -> None:
-    """Refuse a number of noises, points or steps that is too small or that takes forever."""
-    if not least <= value <= MOST_NOISES:
-        raise RequestError(f"{name}: expected {least} to {MOST_NOISES:,}, got {value}")
-
-
-def refuse_wrong_seed(seed: int) -> None:
-    """Refuse a seed that generators do not accept: they take 63 bits."""
-    if not 0 <= seed <= LARGEST_SEED:
-        raise RequestError(f"seed: expected 0 to {LARGEST_SEED}, got {seed}")
+def refuse_outside(name: str, value: float, least: int = 1, most: int = MOST_NOISES) -> None:
+    """Refuse a number that is too small, or so large that the work takes forever or overflows."""
+    if not least <= value <= most:
+        raise RequestError(f"{name}: expected {least} to {most:,}, got {value}")
 
 
 def load_subjects(
@@ -142,7 +132,7 @@ def load_subjects(
         _refuse_other(runs, "sigma", "choose the noise level of the comparison with --sigma")
     first = runs[0].recipe
     level = first.sigma if sigma is None else sigma
-    _refuse_length("sigma", level)
+    refuse_outside("sigma", level, 0, LARGEST_LENGTH)
     images = load_dataset(first.dataset, "test", data, image_size=first.image_size, on_note=silent)
     images = with_known_classes(images, runs[0].spec.class_names)
     for run in runs:

@@ -16,7 +16,7 @@ from smoothcert.analysis.compared_runs import (
     Subjects,
     UnrestrictedAttack,
     adversarial_examples,
-    refuse_wrong_count,
+    refuse_outside,
     smoothed,
 )
 from smoothcert.certification.columns import Floats
@@ -103,8 +103,8 @@ def interpolate(
     All points of a line and all runs see the same noise, so that curves are smooth and comparable; it is not the noise
     that the attack used.
     """
-    refuse_wrong_count("points", points, 2)
-    refuse_wrong_count("n", num_noise)
+    refuse_outside("points", points, 2)
+    refuse_outside("n", num_noise)
     _, labels = subjects.images([index])
     ratios = torch.linspace(0, 1, points, device=subjects.device)
     lines = []

@@ -8,7 +8,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from smoothcert.analysis.compared_runs import Subjects, refuse_wrong_count, refuse_wrong_seed
+from smoothcert.analysis.compared_runs import LARGEST_SEED, Subjects, refuse_outside
 from smoothcert.certification.columns import Floats
 from smoothcert.classifier import evaluating
 from smoothcert.io.text import csv_text
@@ -51,8 +51,8 @@ def margins_of(logits: Tensor, label: int) -> Tensor:
 @torch.no_grad()
 def margins_under_noise(subjects: Subjects, index: int, n: int = 10_000, seed: int = 0) -> Margins:
     """Margins of the test image `index` under `n` noises, the same ones for every run."""
-    refuse_wrong_count("n", n)
-    refuse_wrong_seed(seed)
+    refuse_outside("n", n)
+    refuse_outside("seed", seed, 0, LARGEST_SEED)
     images, labels = subjects.images([index])
     label = int(labels[0])
     generator = torch.Generator(subjects.device).manual_seed(seed)

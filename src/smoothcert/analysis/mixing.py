@@ -14,7 +14,7 @@ from smoothcert.analysis.compared_runs import (
     Subjects,
     UnrestrictedAttack,
     adversarial_examples,
-    refuse_wrong_count,
+    refuse_outside,
     smoothed,
 )
 from smoothcert.certification.columns import Floats
@@ -106,7 +106,7 @@ def mixing_ratios(
     Confidence is the mean softmax over `num_noise` noises, the same at all ratios and for all runs, hence continuous in
     the ratio.
     """
-    refuse_wrong_count("n", num_noise)
+    refuse_outside("n", num_noise)
     if not indices:
         raise RequestError("expected at least one image, got none")
     results = []

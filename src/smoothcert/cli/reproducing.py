@@ -37,7 +37,7 @@ def reproduce(
 
     for table in tables:
         paper_table(table)  # refuses a wrong name before torch is imported
-    from smoothcert.papers.reproduce import Request, plan, plan_table, share_runs
+    from smoothcert.papers.reproduce import QUICK, Request, plan, plan_table, share_runs
     from smoothcert.papers.reproduce import reproduce as reproduce_tables
 
     names = {table: table.replace("/", "-") for table in tables}
@@ -67,6 +67,7 @@ def reproduce(
     requests = requests if len(requests) > 1 else [first]
     plans = list(zip(requests, share_runs([plan(request) for request in requests]), strict=True))
     for request, planned in plans:
-        console.print(plan_table(request, planned))
+        title = f"{request.table} ({QUICK})" if quick else request.table
+        console.print(plan_table(planned, title, [run.paper.acr for run in planned]))
     if not dry_run:
         reproduce_tables(plans, console)

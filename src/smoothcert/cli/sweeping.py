@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Column, Table
 
 from smoothcert.cli.options import (
     Data,
@@ -24,7 +23,6 @@ from smoothcert.cli.options import (
 from smoothcert.cli.recipes import RecipeOptions, choose_recipe
 from smoothcert.cli.reporting import report_runs
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.text import duration
 from smoothcert.training.run_folder import refuse_file
 
 if TYPE_CHECKING:  # commands import torch only when they need it
@@ -70,16 +68,14 @@ def sweep(
     from smoothcert.certification.estimate import LONG
     from smoothcert.distributed import find_device
     from smoothcert.objectives import is_built_in
-    from smoothcert.papers.reproduce.run_state import Resources, with_estimate
+    from smoothcert.papers.reproduce.run_state import Resources, plan_table, with_estimate
     from smoothcert.papers.reproduce.work import failures_in_words, finish_runs
 
     where = find_device(device)
     runs = [with_estimate(run, data, where) for run in plan_runs(recipes, out, (n, skip, max_images), load)]
     console.print(plan_table(runs))
-    total = sum(run.seconds for run in runs)
-    if total > 0:
-        less = "; fewer votes (--n) or images (--skip) take less" if total > LONG else ""
-        console.print(f"estimate for all, one after the other: {duration(total)}{less}", soft_wrap=True)
+    if sum(run.seconds for run in runs) > LONG:
+        console.print("fewer votes (--n) or images (--skip) take less", soft_wrap=True)
     if dry_run:
         return
     at_once = jobs if jobs is not None else min(JOBS_ON_A_GPU, len(runs)) if where.type == "cuda" else 1
@@ -154,11 +150,3 @@ def plan_runs(
             built.add((recipe.model, recipe.dataset))
         runs.append(with_state(RunState(out / name, recipe, n, skip, max_images, len(indices)), indices))
     return runs
-
-
-def plan_table(runs: "Sequence[RunState]") -> Table:
-    """Return the plan for a terminal: state and estimate of each run."""
-    table = Table(Column("run", overflow="fold"), "state", "estimate")
-    for run in runs:
-        table.add_row(run.folder.name, run.state, duration(run.seconds) if run.seconds else "-")
-    return table

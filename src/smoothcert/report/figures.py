@@ -9,7 +9,6 @@ import numpy as np
 
 from smoothcert.io.written_files import stored_request
 from smoothcert.report.contents import Contents
-from smoothcert.report.hyperparameters import loss_forms_without_sweep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,7 +51,7 @@ def figures_of(contents: Contents) -> "Mapping[str, Callable[[], Figure | None]]
     return {
         "curves": lambda: draw_curves(contents.summaries),
         "distribution": lambda: draw_distribution(contents.summaries),
-        "sweeps": lambda: draw_sweeps(contents.sweeps, loss_forms_without_sweep(contents.summaries, contents.sweeps)),
+        "sweeps": lambda: draw_sweeps(contents.sweeps),
         "training": lambda: draw_training_curves(contents.trained),
     }
 

@@ -97,12 +97,6 @@ def _sweep(parameter: str, group: Sequence[Summary], summaries: Sequence[Summary
     return Sweep(parameter, at, shared, next((s for s in plain if not obstacles([*group, s])), None))
 
 
-def loss_forms_without_sweep(summaries: Sequence[Summary], found: Sequence[Sweep]) -> list[str]:
-    """The forms of the loss that runs differ in and that no sweep of `found` has."""
-    forms = dict.fromkeys(str(s.hyperparameters[LOSS_FORM]) for s in summaries if LOSS_FORM in s.hyperparameters)
-    return [form for form in forms if form not in {sweep.shared.get(LOSS_FORM) for sweep in found}]
-
-
 def _flat(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {str(key): value for key, value in flattened(recipe).items() if value is not None}
 

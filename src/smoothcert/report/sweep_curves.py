@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from smoothcert.report.hyperparameters import FEWEST_VALUES, LOSS_FORM, Sweep
+from smoothcert.report.hyperparameters import Sweep
 from smoothcert.report.looks import looks_of
 from smoothcert.report.names import MEANINGS, METHODS, dataset_name, setting_name, setting_text, shared_network
 from smoothcert.report.style import AXIS_SIZE, GREY, NOTE_SIZE, TITLE_SIZE, legend_below, new_figure, plain, quiet_axes
@@ -18,11 +18,11 @@ _SPREAD = 20
 """Values whose largest is this many times the smallest have a logarithmic axis."""
 
 
-def draw_sweeps(sweeps: Sequence[Sweep], forms_left_out: Sequence[str] = ()) -> Figure | None:
+def draw_sweeps(sweeps: Sequence[Sweep]) -> Figure | None:
     """ACR at each value, with bars of ± one standard error over images, or ± one standard deviation over seeds where a
     value has several runs; None without sweeps.
 
-    A dashed line marks the run of plain Gaussian training. A note names the forms of the loss that have no sweep.
+    A dashed line marks the run of plain Gaussian training.
     """
     if not sweeps:
         return None
@@ -36,11 +36,11 @@ def draw_sweeps(sweeps: Sequence[Sweep], forms_left_out: Sequence[str] = ()) -> 
         axes.remove()
     for axes, sweep in zip(grid, sweeps, strict=False):
         _draw(axes, sweep)
-    legend_below(figure, curves=False, notes=_notes(sweeps, forms_left_out))
+    legend_below(figure, curves=False, notes=_notes(sweeps))
     return figure
 
 
-def _notes(sweeps: Sequence[Sweep], forms_left_out: Sequence[str]) -> list[str]:
+def _notes(sweeps: Sequence[Sweep]) -> list[str]:
     counts = {len(runs) for sweep in sweeps for runs in sweep.runs.values()}
     scopes = dict.fromkeys(
         f"{first.images:,} images{f', n = {first.n:,} votes per image' if first.n else ''}"
@@ -51,9 +51,6 @@ def _notes(sweeps: Sequence[Sweep], forms_left_out: Sequence[str]) -> list[str]:
         notes.append("bars: ± 1 standard error over images; differences on the same images are more precise")
     if counts - {1}:
         notes.append("bars of values with several runs: ± 1 standard deviation over training seeds")
-    if forms_left_out:
-        forms = ", ".join(plain(setting_text(LOSS_FORM, form)) for form in forms_left_out)
-        notes.append(f"not drawn, fewer than {FEWEST_VALUES} values: {forms}")
     return notes
 
 

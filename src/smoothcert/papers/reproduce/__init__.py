@@ -10,13 +10,12 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
 
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.text import duration, escape_markdown, markdown_table
+from smoothcert.io.text import escape_markdown, markdown_table
 from smoothcert.io.written_files import write_files
 from smoothcert.papers.reproduce.planning import PlannedRun, Request, plan, share_runs
+from smoothcert.papers.reproduce.run_state import plan_table
 from smoothcert.papers.reproduce.work import failures_in_words, finish_runs
 from smoothcert.papers.rows import PaperRun, paper_runs, published
 from smoothcert.report import Published, terminal_report, write_report
@@ -30,23 +29,6 @@ NOT_ASKED, DONE, FAILED = "not asked for", "done", "failed: "
 
 Outcome = tuple[PaperRun, str, str]
 """A run of the table, the name of its folder, its state in the end."""
-
-
-def plan_table(request: Request, planned: Sequence[PlannedRun]) -> Table:
-    """Return the plan as a table for a terminal: state and estimate of each run."""
-    total = duration(sum(run.seconds for run in planned))
-    table = Table(
-        Column("run", overflow="fold"),
-        Column("published ACR", max_width=9),  # in two lines: names of runs are long
-        "state",
-        "estimate",
-        title=f"{request.table} ({QUICK})" if request.quick else request.table,
-        caption=f"estimate for all, one after the other: {total}",
-    )
-    for run in planned:
-        acr = "" if run.paper.acr is None else f"{run.paper.acr:.3f}"
-        table.add_row(run.folder.name, acr, Text(run.state), duration(run.seconds) if run.seconds else "-")
-    return table
 
 
 def reproduce(plans: Sequence[tuple[Request, Sequence[PlannedRun]]], console: Console) -> None:

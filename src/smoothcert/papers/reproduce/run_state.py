@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from rich.table import Column, Table
+from rich.text import Text
 
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.data import DATASETS, load_dataset, silent
 from smoothcert.errors import WorkError
 from smoothcert.io.compressed import existing_form
+from smoothcert.io.text import duration
 from smoothcert.papers.reproduce.estimate import certification_seconds, training_seconds
 from smoothcert.training.checkpoint import MODEL, RECIPE, InputSpec, load_run
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe
@@ -103,6 +106,18 @@ def with_state(run: R, indices: Sequence[int]) -> R:
     except WorkError as error:
         return replace(run, problem=str(error))
     return replace(run, epochs_done=epochs, images_done=images)
+
+
+def plan_table(runs: Sequence[RunState], title: str = "", acrs: Sequence[float | None] | None = None) -> Table:
+    """Return a plan for a terminal: state and estimate of each run, and the published ACRs if they are given."""
+    # The ACR in two lines: names of runs are long.
+    columns = [Column("run", overflow="fold"), *([] if acrs is None else [Column("published ACR", max_width=9)])]
+    caption = f"estimate for all, one after the other: {duration(sum(run.seconds for run in runs))}"
+    table = Table(*columns, "state", "estimate", title=title or None, caption=caption)
+    for run, acr in zip(runs, acrs or [None] * len(runs), strict=True):
+        printed = [] if acrs is None else ["" if acr is None else f"{acr:.3f}"]
+        table.add_row(run.folder.name, *printed, Text(run.state), duration(run.seconds) if run.seconds else "-")
+    return table
 
 
 def sizes_of(recipe: TrainRecipe, data: Path | None) -> tuple[int, int]:
