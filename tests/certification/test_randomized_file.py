@@ -97,7 +97,7 @@ def test_reports_label_the_bound_and_never_rank_it_with_the_plain_one(folder: Pa
 
 
 def test_published_numbers_are_not_compared_with_it(folder: Path, run_cli: Cli, tmp_path: Path) -> None:
-    from smoothcert.report.comparison import Published, published_rows
+    from smoothcert.report.published import Published, published_rows
 
     path = folder / "certificates" / "randomized.tsv"
     row = Published("smoothmix/table2", "Gaussian", 1.0, {}, ())

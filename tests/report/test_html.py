@@ -21,7 +21,6 @@ from smoothcert.certification.certificates import CertificatesFile, CertifiedIma
 from smoothcert.certification.columns import columns_of
 from smoothcert.io.text import one_line
 from smoothcert.report import Contents, summarize
-from smoothcert.report.comparison import Published
 from smoothcert.report.further_tables import further_tables
 from smoothcert.report.headline import headlines
 from smoothcert.report.html import _AS_HEAT_MAP, html_page
@@ -38,6 +37,7 @@ from smoothcert.report.html_data import (
 )
 from smoothcert.report.layout import comma_separated
 from smoothcert.report.paired import comparisons
+from smoothcert.report.published import Published
 from smoothcert.report.tables import intervals_layout, layout
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 

@@ -11,10 +11,10 @@ from PIL import Image
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.certification.columns import columns_of
 from smoothcert.report import Contents, summarize
-from smoothcert.report.comparison import Published
 from smoothcert.report.html import html_page
 from smoothcert.report.html_data import Pictures
 from smoothcert.report.paired import comparisons
+from smoothcert.report.published import Published
 
 from .browser import PROGRAM, Browser
 from .conftest import SETTINGS, image, images

@@ -16,11 +16,11 @@ from smoothcert.certification.certificates import CertificatesFile, CertifiedIma
 from smoothcert.certification.columns import columns_of
 from smoothcert.errors import RequestError
 from smoothcert.noise import NOISES, Laplace
-from smoothcert.report.outcomes import wilson_interval
 from smoothcert.report.protocol import ceiling_of
 from smoothcert.report.summary import (
     default_radii,
     summarize,
+    wilson_interval,
 )
 from smoothcert.smoothing.certificate import ABSTAIN
 

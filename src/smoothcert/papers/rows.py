@@ -13,7 +13,7 @@ from smoothcert.io.results import read_settings, settings_path, stored_settings
 from smoothcert.io.text import flattened
 from smoothcert.papers.presets import PRESETS, preset
 from smoothcert.papers.tables import dataset_of, is_radius, matches, paper_table
-from smoothcert.report.comparison import Published
+from smoothcert.report.published import Published
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe, with_overrides
 from smoothcert.training.run_folder import recipe_of_certificates
 

@@ -12,12 +12,12 @@ from smoothcert.certification.certificates import CertificatesFile, read_certifi
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import stem
 from smoothcert.io.written_files import refuse_foreign_files, write_files
-from smoothcert.report.comparison import Published
 from smoothcert.report.contents import Choices, Contents, LatexTable, read_contents
 from smoothcert.report.document import TEXTS, terminal_report
 from smoothcert.report.figures import PICTURE_FORMATS, STORED_AS, digest_of, digests_stored_in, figures_of
 from smoothcert.report.locate import find_certificates
 from smoothcert.report.paired import Difference
+from smoothcert.report.published import Published
 from smoothcert.report.summary import Summary, summarize
 
 if TYPE_CHECKING:  # tables are made without torch and matplotlib

@@ -10,7 +10,6 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file
 from smoothcert.io.results import settings_path
 from smoothcert.io.text import one_line
-from smoothcert.report.comparison import Published, comparison_notes, place_in_table, published_rows
 from smoothcert.report.described import Description, describe
 from smoothcert.report.further_tables import FurtherTable, further_tables
 from smoothcert.report.headline import headlines
@@ -22,6 +21,7 @@ from smoothcert.report.metrics import TrainedRun, read_run, training_runs
 from smoothcert.report.names import by_sigma, panels_of
 from smoothcert.report.paired import Comparison, comparisons
 from smoothcert.report.protocol import in_l1
+from smoothcert.report.published import Published, comparison_notes, place_in_table, published_rows
 from smoothcert.report.seeds import SeedMean, over_seeds
 from smoothcert.report.summary import Summary, default_radii, implied_l_infinity, summarize
 from smoothcert.report.tables import RANKED_SEEDS, intervals_layout, layout, seeds_layout

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smoothcert.report.comparison import signed
 from smoothcert.report.layout import UNKNOWN, Column, Layout, Value, decimals_needed, layout_of
 from smoothcert.report.paired import Best, Comparison, Difference, PairedRun
+from smoothcert.report.published import signed
 from smoothcert.report.summary import FEWER_VOTES, Summary
 
 MOST_CLASSES = 20

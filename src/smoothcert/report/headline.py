@@ -5,10 +5,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from smoothcert.report.names import images_text
-from smoothcert.report.outcomes import wilson_interval
 from smoothcert.report.paired import Comparison
 from smoothcert.report.seeds import SeedMean
-from smoothcert.report.summary import Summary
+from smoothcert.report.summary import Summary, wilson_interval
 
 MOST_RUNS = 4
 """Up to this number, runs that are not ranked or never certify a class are named one by one."""

@@ -14,9 +14,8 @@ from smoothcert.certification.columns import Columns, Flags, Floats, Integers
 from smoothcert.io.text import one_line
 from smoothcert.report.looks import Look
 from smoothcert.report.names import dataset_name, titles_of
-from smoothcert.report.outcomes import Outcomes
 from smoothcert.report.paired import Comparison
-from smoothcert.report.summary import Summary
+from smoothcert.report.summary import Outcomes, Summary
 from smoothcert.smoothing.certificate import ABSTAIN
 
 if TYPE_CHECKING:

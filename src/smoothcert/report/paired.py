@@ -13,8 +13,7 @@ import numpy as np
 from smoothcert.certification.columns import Floats
 from smoothcert.errors import RequestError
 from smoothcert.report.names import in_groups
-from smoothcert.report.outcomes import standard_error
-from smoothcert.report.summary import Summary
+from smoothcert.report.summary import Summary, standard_error
 
 SIGNIFICANT = 2.0
 """A difference of more than this many standard errors is significant."""

@@ -1,4 +1,4 @@
-"""Numbers of a certificates file: average certified radius, certified accuracy, abstention."""
+"""Numbers of a certificates file: average certified radius, certified accuracy, abstention; their 95% intervals."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,14 +7,15 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtri
 
 from smoothcert.certification.certificates import CertificatesFile
+from smoothcert.certification.columns import Columns, Flags, Floats, Integers
 from smoothcert.data.datasets import DATASETS
 from smoothcert.errors import RequestError
 from smoothcert.report.fewer_votes import acr_at_fewer_votes
 from smoothcert.report.locate import run_recipe
 from smoothcert.report.names import NamedRun
-from smoothcert.report.outcomes import NORMAL_95, Outcomes, outcomes_of, standard_error, wilson_interval
 from smoothcert.report.protocol import ceiling_of, in_l1, kept_apart, protocol_of, remarks_on
 from smoothcert.smoothing.certificate import ABSTAIN
 
@@ -23,6 +24,64 @@ FEWER_VOTES = (1_000, 10_000)
 """The numbers of votes at which ACR is derived again from the stored votes."""
 LIMITED = 0.1
 """From this share of images at the largest radius on, the report says that n limits the result."""
+NORMAL_95 = float(ndtri(0.975))
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """What counts of some images, one entry per image in each array, ascending by index."""
+
+    index: Integers
+    label: Integers
+    certified: Flags
+    """Whether the image is certified for its label, with any radius."""
+    radius: Floats
+    """The certified radius; 0 where wrong or abstained."""
+    unanimous: Flags
+    """Whether all n votes went to the label: the largest radius that n can show. False where votes are not stored."""
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def certified_at(self, radius: float) -> Flags:
+        """Whether each image is certified for its label with a radius of at least `radius`."""
+        return self.certified & (self.radius >= radius)
+
+    def accuracy(self, radius: float = 0.0) -> float:
+        """The certified accuracy at `radius`, in [0, 1]."""
+        return float(self.certified_at(radius).mean())
+
+    @property
+    def acr(self) -> float:
+        """The average certified radius."""
+        return float(self.radius.mean())
+
+    def at(self, c: Flags | Integers) -> "Outcomes":
+        """The chosen images, by flags or positions."""
+        return Outcomes(self.index[c], self.label[c], self.certified[c], self.radius[c], self.unanimous[c])
+
+
+def outcomes_of(columns: Columns) -> Outcomes:
+    """What counts of rows in any order."""
+    certified = columns.correct
+    radius = np.where(certified, columns.radius, 0.0)
+    unanimous = certified & (columns.n > 0) & (columns.count == columns.n)
+    outcomes = Outcomes(columns.index, columns.label, certified, radius, unanimous)
+    return outcomes.at(np.argsort(columns.index, kind="stable"))
+
+
+def wilson_interval(fraction: float, images: int) -> tuple[float, float]:
+    """Wilson's 95% interval for a proportion that was `fraction` among `images`: unlike the normal one it stays in
+    [0, 1] and has a width at 0 and 1 too."""
+    z2 = NORMAL_95**2 / images
+    centre = (fraction + z2 / 2) / (1 + z2)
+    half = math.sqrt(z2 * (fraction * (1 - fraction) + z2 / 4)) / (1 + z2)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def standard_error(values: Floats) -> float | None:
+    """Of the mean of `values`: sample standard deviation / sqrt(count); None for a single value."""
+    return None if len(values) < 2 else float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
 @dataclass(frozen=True)
@@ -179,8 +238,6 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
             f"{file.path}: expected at least one certified image, got none; continue with `smoothcert certify RUN`"
         )
     columns, settings = file.columns, file.settings
-    counted = columns.counted_radii
-    radii_of_all = np.concatenate([counted, np.zeros(len(columns) - len(counted))])
     sigma, alpha = settings.get("sigma"), settings.get("alpha")
     n = _shared_count(file, "n", set(columns.n.tolist()))
     return Summary(
@@ -191,7 +248,7 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         n=n,
         alpha=alpha,
         acr=columns.acr,
-        acr_standard_error=standard_error(radii_of_all),
+        acr_standard_error=standard_error(np.where(columns.correct, columns.radius, 0.0)),
         accuracy_at={r: columns.certified_accuracy(r) for r in sorted(set(radii))},
         abstention=int((columns.predict == ABSTAIN).sum()) / len(columns),
         votes=int(columns.spent.sum()),

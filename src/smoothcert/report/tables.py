@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from smoothcert.report.comparison import Published, minus, published_below
 from smoothcert.report.further_tables import csv_columns
 from smoothcert.report.layout import UNKNOWN, Column, Layout, Row, Value, decimals_needed
 from smoothcert.report.names import VALUES, in_groups, setting_titles
 from smoothcert.report.paired import SIGNIFICANT, Comparison, obstacles
+from smoothcert.report.published import Published, minus, published_below
 from smoothcert.report.seeds import SeedMean
 from smoothcert.report.summary import Summary
 

@@ -13,7 +13,7 @@ from smoothcert.certification.certificates import CertifiedImage
 from smoothcert.errors import RequestError
 from smoothcert.papers.tables import dataset_of, paper_table, paper_table_names
 from smoothcert.report import Published, summarize, terminal_report, write_report
-from smoothcert.report.comparison import AS_PUBLISHED, certified_otherwise
+from smoothcert.report.published import AS_PUBLISHED, certified_otherwise
 
 from .conftest import MakeRun, image
 from .test_summary import as_file
