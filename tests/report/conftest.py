@@ -1,12 +1,13 @@
 """Certificates files to report on: ours with votes and settings, and the field's with six columns."""
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from smoothcert.certification.certificates import CertifiedImage, certificates_writer
+from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, certificates_writer
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 
 SETTINGS = {
@@ -53,6 +54,28 @@ def image(
 
 def images(rows: Sequence[tuple[int, int, float]] = PLAIN, **numbers: int) -> list[CertifiedImage]:
     return [image(i, *row, **numbers) for i, row in enumerate(rows)]
+
+
+def as_file(rows: Sequence[CertifiedImage], **settings: object) -> CertificatesFile:
+    """A file in memory with these settings alone."""
+    return CertificatesFile(Path("some.tsv"), tuple(rows), settings, {})
+
+
+def our_file(rows: Sequence[CertifiedImage] | None = None, **changes: object) -> CertificatesFile:
+    """A file in memory with SETTINGS; None leaves a setting out."""
+    settings = {key: value for key, value in {**SETTINGS, **changes}.items() if value is not None}
+    return as_file(images() if rows is None else rows, **settings)
+
+
+def random_rows(seed: int, count: int = 200, classes: int = 3) -> list[CertifiedImage]:
+    """Labels cycle through the classes; radii are at most what 1,000 votes can show at sigma 0.5."""
+    rng = random.Random(seed)
+    rows = []
+    for i in range(count):
+        predict = rng.choice([ABSTAIN, i % classes, i % classes, i % classes, rng.randrange(classes)])
+        radius = 0.0 if predict == ABSTAIN else rng.choice([0.25, 0.5, 1.2 * rng.random()])
+        rows.append(image(i, i % classes, predict, radius))
+    return rows
 
 
 MakeRun = Callable[..., Path]

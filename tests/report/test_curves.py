@@ -22,11 +22,7 @@ from smoothcert.report import summarize
 from smoothcert.report.curves import ATTACKED, ATTACKED_PART, attacked_curve, draw_curves, step_curve
 from smoothcert.report.style import new_figure, pictures_of
 
-from .conftest import SETTINGS, MakeRun, image, images
-
-
-def file(rows: list[CertifiedImage] | None = None, **settings: object) -> CertificatesFile:
-    return CertificatesFile(Path("f.tsv"), tuple(images() if rows is None else rows), {**SETTINGS, **settings}, {})
+from .conftest import SETTINGS, MakeRun, as_file, image, images, our_file
 
 
 def figure_of(runs: Sequence[tuple[str, CertificatesFile]]) -> Figure:
@@ -55,7 +51,7 @@ def test_steps_are_exact_at_and_between_the_jumps() -> None:
 
 def test_the_figure_shows_the_step_curve_in_percent() -> None:
     rows = images()
-    (axes,) = figure_of([("a", file(rows))]).axes
+    (axes,) = figure_of([("a", our_file(rows))]).axes
     (line,) = [x for x in axes.lines if x.get_label() == "Gaussian"]
     x, y = step_curve(columns_of(rows))
     assert line.get_drawstyle() == "steps-post"
@@ -67,11 +63,11 @@ def test_the_figure_shows_the_step_curve_in_percent() -> None:
 
 def test_one_panel_per_sigma_and_one_look_per_method() -> None:
     runs = [
-        (f"{method}-{sigma}", file(sigma=sigma, objective=method))
+        (f"{method}-{sigma}", our_file(sigma=sigma, objective=method))
         for sigma in (1.0, 0.25)
         for method in ("gaussian", "smoothmix")
     ]
-    figure = figure_of([*runs, ("theirs", CertificatesFile(Path("t"), tuple(images()), {}, {}))])
+    figure = figure_of([*runs, ("theirs", as_file(images()))])
     assert [axes.get_title() for axes in figure.axes] == ["MNIST, σ = 0.25", "MNIST, σ = 1.00", "σ not recorded"]
     assert curve_lines(figure) == [["Gaussian", "SmoothMix"]] * 2 + [["theirs"]]
     looks: dict[str, set[tuple[object, str]]] = {}
@@ -85,22 +81,22 @@ def test_one_panel_per_sigma_and_one_look_per_method() -> None:
 
 
 def test_two_runs_of_a_method_keep_their_names() -> None:
-    assert curve_lines(figure_of([("first", file()), ("second", file())])) == [["first", "second"]]
-    clash = [("Gaussian", file(objective=None)), ("other", file(objective="gaussian"))]
+    assert curve_lines(figure_of([("first", our_file()), ("second", our_file())])) == [["first", "second"]]
+    clash = [("Gaussian", our_file(objective=None)), ("other", our_file(objective="gaussian"))]
     assert curve_lines(figure_of(clash)) == [["Gaussian", "other"]]
 
 
 def test_data_sets_do_not_share_a_panel() -> None:
-    figure = figure_of([("a", file()), ("b", file(dataset="cifar10"))])
+    figure = figure_of([("a", our_file()), ("b", our_file(dataset="cifar10"))])
     assert [axes.get_title() for axes in figure.axes] == ["CIFAR-10, σ = 0.50", "MNIST, σ = 0.50"]
 
 
 def test_a_known_limit_of_n_is_marked() -> None:
-    (axes,) = figure_of([("a", file())]).axes
+    (axes,) = figure_of([("a", our_file())]).axes
     marked = [line.get_xdata()[0] for line in axes.lines if line.get_linewidth() == 0.7]  # type: ignore[index]
     assert marked == [pytest.approx(0.5 * norm.ppf(0.001 ** (1 / 1000)))]
-    assert axes.texts[0].get_text() == f"{len(file().rows)} images\nn = 1,000 votes per image"
-    (axes,) = figure_of([("a", file(alpha=None))]).axes
+    assert axes.texts[0].get_text() == f"{len(our_file().rows)} images\nn = 1,000 votes per image"
+    (axes,) = figure_of([("a", our_file(alpha=None))]).axes
     assert not [line for line in axes.lines if line.get_linewidth() == 0.7]
 
 
@@ -108,14 +104,14 @@ def test_runs_with_more_images_are_named_where_that_is_short() -> None:
     def note(*runs: tuple[str, CertificatesFile]) -> str:
         return str(figure_of(list(runs)).axes[0].texts[0].get_text()).partition("\n")[0]
 
-    few = file(images()[:4])
-    assert note(("a", few), ("b", file())) == "4 images (10 for: b)"
-    assert note(("a" * 40, few), ("b" * 40, file())) == "4 to 10 images, see the table"
-    assert note(("a", few), ("b", file()), ("c", file(images()[:5]))) == "4 to 10 images, see the table"
+    few = our_file(images()[:4])
+    assert note(("a", few), ("b", our_file())) == "4 images (10 for: b)"
+    assert note(("a" * 40, few), ("b" * 40, our_file())) == "4 to 10 images, see the table"
+    assert note(("a", few), ("b", our_file()), ("c", our_file(images()[:5]))) == "4 to 10 images, see the table"
 
 
 def test_one_legend_lists_each_method_once() -> None:
-    runs = [(f"{name}-{sigma}", file(sigma=sigma, objective=name)) for sigma in (0.5, 1.0) for name in ("x", "y")]
+    runs = [(f"{name}-{sigma}", our_file(sigma=sigma, objective=name)) for sigma in (0.5, 1.0) for name in ("x", "y")]
     assert legend_texts(figure_of(runs)) == ["x", "y"]
 
 
@@ -123,7 +119,7 @@ def test_a_few_curves_are_named_at_their_ends() -> None:
     """In the order of their ends, in their colours, next to no legend; curves with the same ends have a legend."""
     apart = {"low": 0.5, "middle": 0.7, "high": 0.9}
     runs = [
-        (k, file([*spread(0.5, 100 - round(100 * v)), *[image(0, 1, 1, 1.0)] * round(100 * v)], objective=None))
+        (k, our_file([*spread(0.5, 100 - round(100 * v)), *[image(0, 1, 1, 1.0)] * round(100 * v)], objective=None))
         for k, v in apart.items()
     ]
     figure = figure_of(runs)
@@ -135,14 +131,14 @@ def test_a_few_curves_are_named_at_their_ends() -> None:
     lines = {str(line.get_label()): line.get_color() for line in axes.lines}
     assert {name: text.get_color() for name, text in names.items()} == {name: lines[name] for name in apart}
     assert legend_texts(figure) == []
-    assert legend_texts(figure_of([(f"run {i}", file(objective=None)) for i in range(4)])) != []
+    assert legend_texts(figure_of([(f"run {i}", our_file(objective=None)) for i in range(4)])) != []
 
 
 def test_a_long_legend_takes_no_room_from_the_panel() -> None:
     heights = []
     for number in (3, 30):
         names = [f"a run with a long name, number {i}" for i in range(number)]
-        figure = figure_of([(name, file(spread(1.0), objective=None)) for name in names])
+        figure = figure_of([(name, our_file(spread(1.0), objective=None)) for name in names])
         figure.draw_without_rendering()
         (axes,), (legend,) = figure.axes, figure.legends
         box = legend.get_window_extent()
@@ -231,8 +227,8 @@ def test_a_damaged_attacks_file_is_named(make_run: MakeRun) -> None:
 def test_pictures_of_every_kind() -> None:
     settings, backend = dict(rcParams), get_backend()
     summaries = [
-        summarize(file(), "a <&> b", ()),
-        summarize(file(spread(1.0), objective="smoothmix"), "b", ()),
+        summarize(our_file(), "a <&> b", ()),
+        summarize(our_file(spread(1.0), objective="smoothmix"), "b", ()),
     ]
     first = pictures_of("curves", lambda: draw_curves(summaries), ["png", "pdf", "svg"])
     png, pdf, svg = (picture or b"" for picture in first.values())
@@ -252,7 +248,7 @@ def test_pictures_of_every_kind() -> None:
 
 
 def test_a_file_of_another_tool_and_one_without_a_correct_image(field_file: Path) -> None:
-    wrong = file([image(0, 1, 2, 0.5)], alpha=None)
+    wrong = our_file([image(0, 1, 2, 0.5)], alpha=None)
     figure = figure_of([("theirs", read_certificates(field_file)), ("wrong", wrong)])
     figure.draw_without_rendering()
     assert sorted(label for labels in curve_lines(figure) for label in labels) == ["Gaussian", "theirs"]
@@ -261,7 +257,7 @@ def test_a_file_of_another_tool_and_one_without_a_correct_image(field_file: Path
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", ["$x_{$", r"\$y^$", "_hidden", "a\tb\nc"])
 def test_odd_names_are_text(name: str) -> None:
-    runs = [(name, file(objective=None)), ("b", file(spread(1), objective=None))]
+    runs = [(name, our_file(objective=None)), ("b", our_file(spread(1), objective=None))]
     for shown in (runs, runs[:1]):
         figure = figure_of(shown)
         figure.draw_without_rendering()
@@ -270,7 +266,7 @@ def test_odd_names_are_text(name: str) -> None:
 
 def test_one_name_for_two_runs_is_refused() -> None:
     with pytest.raises(RequestError, match="one name twice"):
-        figure_of([("a", file()), ("a", file())])
+        figure_of([("a", our_file()), ("a", our_file())])
 
 
 def test_a_figure_with_images_has_all_shades() -> None:

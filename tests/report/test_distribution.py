@@ -16,7 +16,7 @@ from smoothcert.report.distribution import LEAST_SHOWN, Distribution, cumulative
 from smoothcert.report.style import pictures_of
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 
-from .conftest import SETTINGS
+from .conftest import as_file, our_file
 
 NORMAL = NormalDist()
 # Votes for the label (class 3) out of 1000.
@@ -33,12 +33,8 @@ def bare(index: int, predict: int, radius: float) -> CertifiedImage:
     return CertifiedImage(index, 3, Certificate(predict, radius, 0, 0, 0, ()), 0.5)
 
 
-def file(rows: Sequence[CertifiedImage], **settings: object) -> CertificatesFile:
-    return CertificatesFile(Path("f.tsv"), tuple(rows), {**SETTINGS, **settings}, {})
-
-
 def voted_file(votes: Sequence[int] = RIGHT_VOTES, n: int = 1000, **settings: object) -> CertificatesFile:
-    return file([voted(i, k, n) for i, k in enumerate(votes)], **settings)
+    return our_file([voted(i, k, n) for i, k in enumerate(votes)], **settings)
 
 
 def only(stored: CertificatesFile) -> Distribution | None:
@@ -81,21 +77,21 @@ def test_a_wrong_image_counts_by_its_label_not_by_the_winner() -> None:
 
 def test_radii_replace_missing_votes_as_lower_bounds() -> None:
     rows = [bare(0, 3, 0.5), bare(1, 3, 0.25), bare(2, 5, 0.9), bare(3, ABSTAIN, 0.0), bare(4, 3, 0.0)]
-    distribution = only(file(rows))
+    distribution = only(our_file(rows))
     assert distribution is not None
     assert distribution.bounded
     x, y = cumulative(distribution, 9.0)
     assert x[0] == 0, "nothing is known below p = 1/2"
     for radius, at_most in ((0.001, 3), (0.24, 3), (0.26, 4), (0.49, 4), (0.51, 5)):
         assert held(x, y, NORMAL.inv_cdf(NORMAL.cdf(radius / 0.5))) == pytest.approx(at_most / 5)
-    partly = only(file([*rows, voted(5, 900)]))
+    partly = only(our_file([*rows, voted(5, 900)]))
     assert partly is not None
     assert partly.bounded, "votes of some images only tell less than the radii of all"
 
 
 @pytest.mark.parametrize("settings", [{"sigma": None}, {"noise": "laplace"}])
 def test_files_that_do_not_determine_p_are_named_and_not_drawn(settings: dict[str, object]) -> None:
-    silent = file([bare(0, 3, 0.5)], **settings)
+    silent = our_file([bare(0, 3, 0.5)], **settings)
     assert only(silent) is None
     assert draw_distribution([summarize(silent, "silent", ())]) is None
     note = drawn([("silent", silent), ("loud", voted_file())]).get_supxlabel()
@@ -153,7 +149,7 @@ def test_one_panel_per_sigma_and_the_looks_of_the_other_figures() -> None:
 
 def test_a_users_matplotlib_settings_change_nothing(field_file: Path) -> None:
     theirs = read_certificates(field_file)
-    runs = [("$a_b$", voted_file()), ("theirs", CertificatesFile(theirs.path, theirs.rows, {"sigma": 0.5}, {}))]
+    runs = [("$a_b$", voted_file()), ("theirs", as_file(theirs.rows, sigma=0.5))]
     first = pictures_of("d", lambda: drawn(runs), ["svg"])
     assert b"(lower bounds)" in (first["d.svg"] or b"")
     with rc_context({"text.usetex": True}):

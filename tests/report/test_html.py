@@ -41,7 +41,7 @@ from smoothcert.report.published import Published
 from smoothcert.report.tables import intervals_layout, layout
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 
-from .conftest import PLAIN, SETTINGS, MakeRun, image, images
+from .conftest import PLAIN, MakeRun, image, images, our_file
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)">'
 RADII = (0.0, 0.25, 0.5)
@@ -77,11 +77,6 @@ class Seen(HTMLParser):
         return len(self.texts.get(tag, []))
 
 
-def file(rows: Sequence[CertifiedImage] | None = None, **settings: object) -> CertificatesFile:
-    kept = {key: value for key, value in {**SETTINGS, **settings}.items() if value is not None}
-    return CertificatesFile(Path("f.tsv"), tuple(images() if rows is None else rows), kept, {})
-
-
 def page(*runs: tuple[str, CertificatesFile], title: str = "Title", gallery: Gallery | None = None, **more: Any) -> str:
     summaries = [summarize(run, name, RADII) for name, run in runs]
     return html_page(Contents(title, summaries, gallery=gallery, comparisons=comparisons(summaries), **more))
@@ -100,8 +95,8 @@ def test_names_and_settings_are_never_html_or_script(make_run: MakeRun) -> None:
     hostile = read_certificates(run / "certificates" / "test.tsv")
     asked = Pictures({0: b"\x89PNG"}, {}, (HOSTILE,) * 10)
     more = {"notes": {HOSTILE: [HOSTILE]}, "published": {HOSTILE: Published(HOSTILE, HOSTILE, 1.0, {}, ())}}
-    text = page((HOSTILE, hostile), ("b", file(dataset=HOSTILE)), title=HOSTILE, gallery=lambda *_: asked, **more)
-    seen, plain = Seen(text), Seen(page(("a", file()), ("b", file()), title="t"))
+    text = page((HOSTILE, hostile), ("b", our_file(dataset=HOSTILE)), title=HOSTILE, gallery=lambda *_: asked, **more)
+    seen, plain = Seen(text), Seen(page(("a", our_file()), ("b", our_file()), title="t"))
     assert seen.count("script") == plain.count("script") == 2
     assert seen.count("img") == 0
     assert not [name for _, attributes in seen.elements for name in attributes if name.startswith("on")]
@@ -113,7 +108,7 @@ def test_names_and_settings_are_never_html_or_script(make_run: MakeRun) -> None:
 
 
 def test_the_policy_allows_only_the_pages_script_and_no_requests() -> None:
-    text = page(("a", file()))
+    text = page(("a", our_file()))
     seen = Seen(text)
     (policy,) = [a["content"] or "" for tag, a in seen.elements if a.get("http-equiv") == "Content-Security-Policy"]
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
@@ -127,7 +122,7 @@ def test_the_policy_allows_only_the_pages_script_and_no_requests() -> None:
 
 
 def test_tables_are_those_of_the_other_formats() -> None:
-    runs = [("a", file()), ("b", file(objective=None)), ("c", file([image(0, 1, 1, 0.3)], sigma=None))]
+    runs = [("a", our_file()), ("b", our_file(objective=None)), ("c", our_file([image(0, 1, 1, 0.3)], sigma=None))]
     summaries = [summarize(run, name, RADII) for name, run in runs]
     published = {"a": Published("t/1", "Gaussian", 0.7, {0.25: 55.0}, ())}
     compared = comparisons(summaries)
@@ -153,7 +148,7 @@ def test_tables_are_those_of_the_other_formats() -> None:
 
 def test_the_curves_have_every_step_of_the_data() -> None:
     rows = {"a": images(), "b": [image(i, 1, 1, math.sqrt(i)) for i in range(50)]}
-    data = embedded(page(*((name, file(some, objective=None)) for name, some in rows.items())))
+    data = embedded(page(*((name, our_file(some, objective=None)) for name, some in rows.items())))
     (panel,) = data["panels"]
     assert (panel["title"], panel["norm"]) == ("MNIST, σ = 0.50", "L2")
     for run in panel["runs"]:
@@ -163,21 +158,21 @@ def test_the_curves_have_every_step_of_the_data() -> None:
             enough = [r for r in radii if r >= radius]
             assert len(enough) / run["images"] == columns_of(some).certified_accuracy(radius)
         assert radii == sorted(radii)
-    summary = summarize(file(), "a", ())
+    summary = summarize(our_file(), "a", ())
     assert panel["ceilings"] == [[summary.ceiling, 1000]]
 
 
 def test_one_panel_per_sigma_and_data_set_and_one_look_per_method() -> None:
     runs = [
-        (f"{method}-{sigma}", file(sigma=sigma, objective=method)) for sigma in (1.0, 0.25) for method in ("x", "y")
+        (f"{method}-{sigma}", our_file(sigma=sigma, objective=method)) for sigma in (1.0, 0.25) for method in ("x", "y")
     ]
-    panels = embedded(page(*runs, ("theirs", file(sigma=None, dataset="cifar10", objective=None))))["panels"]
+    panels = embedded(page(*runs, ("theirs", our_file(sigma=None, dataset="cifar10", objective=None))))["panels"]
     assert [panel["title"] for panel in panels] == ["MNIST, σ = 0.25", "MNIST, σ = 1.00", "CIFAR-10, σ not recorded"]
     shown = [[(run["label"], run["look"]) for run in panel["runs"]] for panel in panels]
     assert shown[0] == shown[1]
     assert [label for panel in shown for label, _ in panel] == ["x", "y", "x", "y", "theirs"]
     assert len({look for panel in shown for _, look in panel}) == 3
-    twice = embedded(page(("one", file()), ("two", file())))["panels"]
+    twice = embedded(page(("one", our_file()), ("two", our_file())))["panels"]
     assert [run["label"] for run in twice[0]["runs"]] == ["one", "two"]
 
 
@@ -206,7 +201,7 @@ def test_radii_with_three_digits_are_not_rounded() -> None:
 
 
 def test_radii_are_rounded_down_in_curves_and_cards() -> None:
-    data = embedded(page(("a", file([image(0, 1, 1, 0.1239999)]))))
+    data = embedded(page(("a", our_file([image(0, 1, 1, 0.1239999)]))))
     assert data["panels"][0]["runs"][0]["steps"] == [1239]
     assert data["gallery"]["groups"] == [{"0": [[0, "1", True, 0.123]]}]
 
@@ -227,7 +222,7 @@ def test_a_card_has_classes_votes_and_radius() -> None:
     rows = [CertifiedImage(7, 0, Certificate(2, 0.12399, 10, 1000, 600, votes), 0.1)]
     rows += [CertifiedImage(9, 1, Certificate(ABSTAIN, 0.0, 10, 0, 0, ()), 0.1)]
     names = ("cat", "dog", "frog")
-    data = embedded(page(("a", file(rows)), gallery=lambda *_: Pictures({7: b"\x89PNGx"}, {7: 0, 9: 1}, names)))
+    data = embedded(page(("a", our_file(rows)), gallery=lambda *_: Pictures({7: b"\x89PNGx"}, {7: 0, 9: 1}, names)))
     assert data["gallery"]["pictures"] == ["data:image/png;base64," + base64.b64encode(b"\x89PNGx").decode()]
     kinds = {kind["title"]: kind for kind in data["gallery"]["runs"][0]["kinds"]}
     assert kinds["wrong"]["images"] == [
@@ -253,7 +248,7 @@ def test_pictures_are_asked_for_once_and_shared_by_runs_on_the_same_images() -> 
         asked.append((dataset, split, list(indices)))
         return Pictures({i: f"{dataset} {i}".encode() for i in indices}, dict.fromkeys(indices, 1))
 
-    runs = [("a", file(rows)), ("b", file(rows, objective="x")), ("c", file(rows[:1], dataset="other"))]
+    runs = [("a", our_file(rows)), ("b", our_file(rows, objective="x")), ("c", our_file(rows[:1], dataset="other"))]
     data = embedded(page(*runs, gallery=gallery))["gallery"]
     extremes = [*range(PER_KIND), *range(100 - PER_KIND, 100)]
     assert sorted(asked) == [("mnist", "test", extremes), ("other", "test", [0])]
@@ -271,7 +266,7 @@ def test_pictures_are_asked_for_once_and_shared_by_runs_on_the_same_images() -> 
 def test_an_image_is_shown_under_all_runs_and_the_largest_differences_come_first() -> None:
     radii = {"a": [0.1, 0.2, 0.3, 0.4], "b": [0.1, 0.9, 0.3, 0.5], "c": [0.1, 0.2, 0.3]}
     runs = [
-        (name, file([image(i, 1, 1 if i else 0, r) for i, r in enumerate(own)], objective=None))
+        (name, our_file([image(i, 1, 1 if i else 0, r) for i, r in enumerate(own)], objective=None))
         for name, own in radii.items()
     ]
     gallery = embedded(page(*runs))["gallery"]
@@ -297,7 +292,7 @@ def test_an_image_is_shown_under_all_runs_and_the_largest_differences_come_first
 def test_without_pictures_the_page_lists_the_images_and_the_reason(
     gallery: Gallery | None, settings: dict[str, Any], reason: str
 ) -> None:
-    (run,) = embedded(page(("a", file(**settings)), gallery=gallery))["gallery"]["runs"]
+    (run,) = embedded(page(("a", our_file(**settings)), gallery=gallery))["gallery"]["runs"]
     assert run["note"] == reason
     cards = [card for kind in run["kinds"] for card in kind["images"]]
     assert len(cards) == 16
@@ -312,7 +307,7 @@ def test_pictures_follow_the_order_of_classes_that_was_certified() -> None:
     def folder(*_: object) -> Pictures:
         return Pictures({0: b"x", 1: b"y"}, {0: 0, 1: 1}, ("ant", "bee"))
 
-    (run,) = embedded(page(("a", file(rows, classes=["bee", "ant", "cat"])), gallery=folder))["gallery"]["runs"]
+    (run,) = embedded(page(("a", our_file(rows, classes=["bee", "ant", "cat"])), gallery=folder))["gallery"]["runs"]
     assert run["note"] is None
     cards = {card["index"]: card for kind in run["kinds"] for card in kind["images"]}
     assert [(cards[index]["label"], cards[index]["picture"] is None) for index in (0, 1)] == [
@@ -341,12 +336,12 @@ def test_recipe_settings_and_provenance_of_each_run_are_in_the_page(make_run: Ma
 
 
 def test_lone_surrogates_are_escaped(tmp_path: Path) -> None:
-    text = page(("a", file(precision="half \ud800")), title="broken \udcff")
+    text = page(("a", our_file(precision="half \ud800")), title="broken \udcff")
     (tmp_path / "page.html").write_text(text, encoding="utf-8")
 
 
 def test_the_page_says_what_it_is_about_and_its_result_in_words() -> None:
-    runs = [("a", file(model="lenet")), ("b", file(model="lenet", objective="smoothmix"))]
+    runs = [("a", our_file(model="lenet")), ("b", our_file(model="lenet", objective="smoothmix"))]
     summaries = [summarize(run, name, RADII) for name, run in runs]
     text = html_page(Contents("Title", summaries, comparisons=comparisons(summaries)), datetime.date(2026, 3, 5))
     (about,) = re.findall(r'<p class="about">(.*?)</p>', text)
@@ -360,7 +355,7 @@ def test_the_page_says_what_it_is_about_and_its_result_in_words() -> None:
 
 
 def test_the_csv_file_can_be_downloaded() -> None:
-    summaries = [summarize(file(), "a", RADII)]
+    summaries = [summarize(our_file(), "a", RADII)]
     text = html_page(Contents("t", summaries, comparisons=comparisons(summaries)))
     (link,) = [a for _, a in Seen(text).elements if a.get("download")]
     content = base64.b64decode((link["href"] or "").removeprefix("data:text/csv;base64,")).decode()
@@ -370,7 +365,7 @@ def test_the_csv_file_can_be_downloaded() -> None:
 def test_the_heat_map_shows_each_class_and_marks_what_is_never_certified() -> None:
     rows = [image(i, label, label if label < 2 else 0, 0.6) for i, label in enumerate([0, 0, 1, 2, 2])]
     asked = Pictures({}, {}, ("cat", "dog", "frog"))
-    text = page(("a", file(rows)), gallery=lambda *_: asked)
+    text = page(("a", our_file(rows)), gallery=lambda *_: asked)
     (table,) = re.findall(r'<table class="heat">(.*?)</table>', text, flags=re.DOTALL)
     seen = Seen(table)
     assert seen.texts["th"] == ["run", "cat", "dog", "frog", "Gaussian"]
@@ -382,5 +377,5 @@ def test_the_heat_map_shows_each_class_and_marks_what_is_never_certified() -> No
 
 def test_figures_of_the_report_are_in_the_page() -> None:
     drawn = {"curves.png": b"c", "distribution.png": b"d", "distribution.pdf": b"x"}
-    sources = [a["src"] for tag, a in Seen(page(("a", file()), pictures=drawn)).elements if tag == "img"]
+    sources = [a["src"] for tag, a in Seen(page(("a", our_file()), pictures=drawn)).elements if tag == "img"]
     assert sources == ["data:image/png;base64," + base64.b64encode(b"d").decode()], "the curves are interactive"

@@ -4,13 +4,12 @@ import math
 import random
 import statistics
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
+from smoothcert.certification.certificates import CertifiedImage
 from smoothcert.errors import RequestError
 from smoothcert.noise import Gaussian
 from smoothcert.report.fewer_votes import _curve, acr_at_fewer_votes, expected_unit_radii
@@ -20,25 +19,13 @@ from smoothcert.report.summary import Summary, implied_l_infinity, summarize
 from smoothcert.smoothing.bounds import error_upper_bound
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate, certificate_of_class
 
-from .conftest import SETTINGS, image
+from .conftest import as_file, image, our_file, random_rows
 
 RADII = (0.0, 0.25, 0.5, 1.0, 1.5)
 
 
-def random_rows(seed: int, count: int = 60, classes: int = 3) -> list[CertifiedImage]:
-    """Labels cycle through the classes; radii are at most what 1,000 votes can show at sigma 0.5."""
-    rng = random.Random(seed)
-    rows = []
-    for i in range(count):
-        predict = rng.choice([ABSTAIN, i % classes, i % classes, i % classes, rng.randrange(classes)])
-        rows.append(
-            image(i, i % classes, predict, 0.0 if predict == ABSTAIN else rng.choice([0.25, 1.2 * rng.random()]))
-        )
-    return rows
-
-
 def summary_of(rows: list[CertifiedImage], name: str = "run", **changes: object) -> Summary:
-    return summarize(CertificatesFile(Path(f"{name}.tsv"), tuple(rows), {**SETTINGS, **changes}, {}), name, RADII)
+    return summarize(our_file(rows, **changes), name, RADII)
 
 
 def counted(rows: list[CertifiedImage]) -> list[float]:
@@ -51,7 +38,7 @@ def certified(row: CertifiedImage, radius: float) -> bool:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_numbers_of_a_run_against_a_loop(seed: int) -> None:
-    rows = random_rows(seed)
+    rows = random_rows(seed, 60)
     shuffled = random.Random(seed).sample(rows, len(rows))
     run = summary_of(shuffled)
     assert run.acr == pytest.approx(statistics.fmean(counted(rows)), abs=1e-14)
@@ -121,12 +108,12 @@ def test_expected_acr_is_the_mean_over_all_subsets_of_the_votes() -> None:
         subsets = [[kept.count(c) for c in range(4)] for kept in combinations(drawn, n)]
         results = [certificate_of_class(chosen, subset, 10, noise, alpha) for subset in subsets]
         expected.append(statistics.fmean(c.radius if c.predict == label else 0.0 for c in results))
-    file = CertificatesFile(Path("x.tsv"), tuple(rows), {**SETTINGS, "n": 8, "alpha": alpha}, {})
+    file = our_file(rows, n=8, alpha=alpha)
     assert acr_at_fewer_votes(file, n) == pytest.approx(statistics.fmean(expected), rel=1e-9)
     assert acr_at_fewer_votes(file, 8) == pytest.approx(statistics.fmean(counted(rows)), rel=1e-9)
     assert acr_at_fewer_votes(file, 9) is None
     for other in ({"bound": "two-sided"}, {"radii": [0.5]}, {"sound": True}, {"alpha": None}):
-        changed = CertificatesFile(Path("x.tsv"), tuple(rows), {**file.settings, **other}, {})
+        changed = as_file(rows, **{**file.settings, **other})
         assert acr_at_fewer_votes(changed, n) is None
 
 
@@ -136,7 +123,7 @@ def test_files_with_many_counts_use_a_curve_through_exact_points(votes: int, n: 
     rows = [
         CertifiedImage(i, 1, Certificate(1, 0.1, 1, votes, k, ((1, k),)), 0.0) for i, k in enumerate(right.tolist())
     ]
-    file = CertificatesFile(Path("x.tsv"), tuple(rows), {**SETTINGS, "sigma": 1.0, "n": votes}, {})
+    file = our_file(rows, sigma=1.0, n=votes)
     exact = expected_unit_radii(right, votes, n, 0.001, "gaussian")
     assert acr_at_fewer_votes(file, n) == pytest.approx(exact.mean(), abs=1e-7)
     assert np.abs(_curve(votes, n, 0.001, "gaussian")(np.log(votes - right + 1.0)) - exact).max() < 1e-6
@@ -145,7 +132,7 @@ def test_files_with_many_counts_use_a_curve_through_exact_points(votes: int, n: 
 def test_an_abstention_may_be_certified_with_other_votes() -> None:
     """The class of an abstention is the one with the stored count."""
     rows = [CertifiedImage(0, 1, Certificate(ABSTAIN, 0.0, 10, 100, 52, ((1, 52), (0, 48))), 0.0)]
-    file = CertificatesFile(Path("x.tsv"), tuple(rows), {**SETTINGS, "n": 100, "alpha": 0.4}, {})
+    file = our_file(rows, n=100, alpha=0.4)
     few = acr_at_fewer_votes(file, 5)
     assert few is not None
     assert few > 0
@@ -153,7 +140,7 @@ def test_an_abstention_may_be_certified_with_other_votes() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_paired_differences_against_a_loop(seed: int) -> None:
-    ours, theirs = random_rows(seed), random_rows(seed + 10)
+    ours, theirs = random_rows(seed, 60), random_rows(seed + 10, 60)
     shuffled = random.Random(seed).sample(theirs, len(theirs))  # rows are paired by their index, not by their place
     (comparison,) = comparisons([summary_of(ours, "ours", objective="other"), summary_of(shuffled, "theirs")])
     assert (comparison.ranked, comparison.reference) == (True, "theirs"), "the Gaussian run"

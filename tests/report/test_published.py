@@ -15,8 +15,7 @@ from smoothcert.papers.tables import dataset_of, paper_table, paper_table_names
 from smoothcert.report import Published, summarize, terminal_report, write_report
 from smoothcert.report.published import AS_PUBLISHED, certified_otherwise
 
-from .conftest import MakeRun, image
-from .test_summary import as_file
+from .conftest import MakeRun, as_file, image
 
 TABLE = "smoothmix/table2"
 ROW = Published(TABLE, "SmoothMix (eta=5)", 0.3, {0.0: 60.0, 0.5: 39.9, 1.0: 12.0}, ("epochs 2, the paper's 90",))

@@ -14,8 +14,7 @@ from smoothcert.report import Published, terminal_report, write_report
 from smoothcert.report.seeds import SeedMean
 from smoothcert.report.summary import summarize
 
-from .conftest import MakeRun, image
-from .test_summary import as_file
+from .conftest import MakeRun, as_file, image
 
 RECIPE = {"dataset": "mnist", "sigma": 0.5, "objective": {"name": "gaussian", "num_noise": 1}, "epochs": 90, "seed": 0}
 

@@ -1,7 +1,6 @@
 """The numbers of a report against loops over the rows and numbers worked out by hand."""
 
 import math
-import random
 import statistics
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 from scipy.stats import binomtest, norm
 
 import smoothcert.report
-from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, read_certificates
+from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.columns import columns_of
 from smoothcert.errors import RequestError
 from smoothcert.noise import NOISES, Laplace
@@ -24,22 +23,7 @@ from smoothcert.report.summary import (
 )
 from smoothcert.smoothing.certificate import ABSTAIN
 
-from .conftest import SETTINGS, image, images
-
-
-def random_rows(seed: int, count: int = 200) -> list[CertifiedImage]:
-    rng = random.Random(seed)
-    rows = []
-    for i in range(count):
-        predict = rng.choice([ABSTAIN, 0, 1, 2])
-        rows.append(
-            image(i, rng.randrange(3), predict, 0.0 if predict == ABSTAIN else rng.choice([0.25, 0.5, rng.random()]))
-        )
-    return rows
-
-
-def as_file(rows: list[CertifiedImage], **settings: object) -> CertificatesFile:
-    return CertificatesFile(Path("some.tsv"), tuple(rows), settings, {})
+from .conftest import SETTINGS, as_file, image, images, random_rows
 
 
 def test_numbers_of_a_small_file() -> None:

@@ -1,6 +1,5 @@
 // Certified accuracy against radius: one panel per sigma, one step curve per run with every step of the data.
 const MARGIN = { left: 36, right: 16, top: 24, bottom: 40 };
-const NAME_HEIGHT = 15;
 const hidden = new Set(); // labels
 
 // The percentage of images certified with a radius of at least `radius`.
@@ -70,49 +69,6 @@ function stepPath(run, { x, y }) {
   return `M${x(0)} ${height(right)}${steps.join("")}`;
 }
 
-// Where a name can be placed next to its curve, clear of all curves and of the names in `taken`; undefined without room.
-function namePlace(run, runs, length, taken, limit, { x, y, reach }) {
-  const heights = (other, at) => y(accuracy(other, Math.max(0, (reach * (at - x(0))) / (x(reach) - x(0)))));
-  const others = runs.filter((other) => other !== run);
-  let best;
-  for (let i = 3; i < 56; i++) {
-    const at = x((reach * i) / 60);
-    const own = heights(run, at);
-    if (own >= y(0)) break;
-    const clearance = Math.min(60, ...others.map((other) => Math.abs(heights(other, at) - own)));
-    const score = clearance - Math.abs(i - 28) / 4;
-    if (clearance < NAME_HEIGHT || (best && best.score >= score)) continue;
-    // Curves never rise: above to the right and below to the left are clear of the own curve.
-    for (const [left, top] of [[at + 5, own - NAME_HEIGHT - 2], [at - length - 5, own + 2]]) {
-      const [edge, bottom] = [left + length, top + NAME_HEIGHT];
-      const inside = left > x(0) + 2 && edge < limit && top > y(100) && bottom < y(0);
-      const crossed = runs.some((other) => heights(other, left) < bottom && heights(other, edge) > top);
-      const met = taken.some((box) => left < box.edge && box.left < edge && top < box.bottom && box.top < bottom);
-      if (inside && !crossed && !met) {
-        best = { score, left, top, edge, bottom };
-        break;
-      }
-    }
-  }
-  return best;
-}
-
-function nameMarks(panel, runs, svg, scale) {
-  const taken = [];
-  const limit = scale.x(Math.min(scale.reach, ...panel.ceilings.map(([radius]) => radius)));
-  for (const run of runs) {
-    const text = drawn("text", { class: `name ${lookOf(run)}` }, run.label);
-    svg.append(text);
-    const place = namePlace(run, runs, text.getComputedTextLength(), taken, limit, scale);
-    if (!place) {
-      text.remove();
-      continue;
-    }
-    filled(text, { x: place.left, y: place.bottom - 3 }, []);
-    taken.push(place);
-  }
-}
-
 // One name in the legend, with the ACR of its run in each panel.
 function chip(label, redraw) {
   const runs = data.panels.map((panel) => panel.runs.find((run) => run.label === label));
@@ -156,7 +112,6 @@ function drawPanel(panel) {
       const look = { class: `curve ${lookOf(run)}`, "stroke-dasharray": run.dash, d: stepPath(run, scale) };
       svg.append(drawn("path", look));
     }
-    nameMarks(panel, shown(), svg, scale);
     point(radius);
   }
 
