@@ -12,8 +12,8 @@ from smoothcert.analysis.compared_runs import (
     UnrestrictedAttack,
     adversarial_examples,
     default_attack,
-    distinct_names,
     load_subjects,
+    names_of,
     smoothed,
 )
 from smoothcert.attacks import smoothed_pgd
@@ -56,10 +56,10 @@ def test_runs_of_several_sigmas_compare_at_a_given_one(two_runs: list[Path], tmp
 
 def test_names_are_distinct(tmp_path: Path) -> None:
     folders = [tmp_path / "a" / "x", tmp_path / "b" / "x", tmp_path / "y"]
-    assert distinct_names(folders) == ["a/x", "b/x", f"{tmp_path.name}/y"]
-    assert distinct_names(folders[1:]) == ["x", "y"]
+    assert names_of(folders) == ["a/x", "b/x", "y"]
+    assert names_of(folders[1:]) == ["x", "y"]
     with pytest.raises(RequestError, match="each run once"):
-        distinct_names([tmp_path / "y", tmp_path / "a" / ".." / "y"])
+        names_of([tmp_path / "y", tmp_path / "a" / ".." / "y"])
 
 
 @pytest.mark.parametrize(("sigma", "expected"), [(0.25, (2, 1.0)), (0.5, (4, 1.0)), (1.0, (8, 1.0))])

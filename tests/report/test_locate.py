@@ -90,7 +90,11 @@ def test_a_run_named_by_a_dot(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 def test_equal_names_become_distinct(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("x/run"), make_run("y/run"), make_run("z/x/run"), make_run("other")]
     names = [name for name, _ in find_certificates(runs)]
-    assert names == ["x/run", "y/run", "x/run (2)", "other"]
+    assert names == [f"{tmp_path.name}/x/run", "y/run", "z/x/run", "other"]
+    same = [tmp_path / "a.tsv", tmp_path / "a.txt"]
+    for path in same:
+        path.write_text(FIELD_FILE)
+    assert [name.rpartition("/")[2] for name, _ in find_certificates(same)] == ["a", "a (2)"]
 
 
 def test_a_file_that_is_named_twice_is_listed_once(make_run: MakeRun) -> None:

@@ -17,6 +17,7 @@ from smoothcert.models.precision import at_precision
 from smoothcert.noise import NOISES, Noise
 from smoothcert.objectives import SmoothMix
 from smoothcert.papers.presets import PRESETS, preset
+from smoothcert.report.locate import distinct_names
 from smoothcert.report.names import NamedRun, dataset_name, labels_of, shared_network
 from smoothcert.smoothing.votes import Stage, block_keys, default_batch_size
 from smoothcert.training.checkpoint import Run, load_run
@@ -137,7 +138,7 @@ def load_subjects(
     images = with_known_classes(images, runs[0].spec.class_names)
     for run in runs:
         run.refuse_other_images(images)
-    named = dict(zip(distinct_names(folders), runs, strict=True))
+    named = dict(zip(names_of(folders), runs, strict=True))
     recipes = {name: run.recipe.model_dump(mode="json") for name, run in named.items()}
     labels = labels_of([NamedRun(name, run.recipe.method, recipes[name], (level, "")) for name, run in named.items()])
     ready = tuple(
@@ -156,17 +157,12 @@ def _refuse_other(runs: Sequence[Run], key: str, remedy: str) -> None:
             )
 
 
-def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """The last parts of each path, as many as are needed for distinct names; printable."""
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """Distinct, printable names of runs; a folder that is given twice is refused."""
     whole = [folder.resolve() for folder in folders]
     if repeated := [folder for folder, times in Counter(whole).items() if times > 1]:
         raise RequestError(f"{repeated[0]}: expected each run once, got it twice; leave one out")
-    names: list[str] = []
-    for parts in range(1, max((len(folder.parts) for folder in whole), default=0) + 1):
-        names = [one_line(Path(*folder.parts[-parts:])) for folder in whole]
-        if len(set(names)) == len(names):
-            break
-    return names
+    return [one_line(name) for name in distinct_names([folder.name for folder in whole], whole)]
 
 
 def default_attack(data: Images, sigma: float) -> tuple[int, float]:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import BaseModel, ConfigDict, Field
 
-from smoothcert.analysis.compared_runs import distinct_names
+from smoothcert.analysis.compared_runs import names_of
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.model_provenance import model_provenance
 from smoothcert.errors import RequestError
@@ -88,7 +88,7 @@ def training_costs(folders: Sequence[Path]) -> list[Cost]:
     if not folders:
         raise RequestError("expected at least one run folder, got none; give one")
     folders = [run for folder in folders for run in runs_in(folder, lambda path: exists(path / METRICS))]
-    return [_cost(name, folder) for name, folder in zip(distinct_names(folders), folders, strict=True)]
+    return [_cost(name, folder) for name, folder in zip(names_of(folders), folders, strict=True)]
 
 
 def _cost(name: str, folder: Path) -> Cost:

@@ -84,19 +84,10 @@ class Diagnosis:
         title = plain(f"{self.model} on {self.images:,} images of {dataset_name(self.dataset)}")
         figure, axes = one_panel(4.8, 3.2, title, "σ: standard deviation of the noise", "accuracy under noise (%)")
         points = [(0.0, self.clean_accuracy), *self.accuracy_under_noise]
-        axes.plot(
-            *zip(*((s, 100 * a) for s, a in points), strict=True), color=FIRST, marker="o", markersize=4, clip_on=False
-        )
+        sigmas, accuracies = [sigma for sigma, _ in points], [100 * accuracy for _, accuracy in points]
+        axes.plot(sigmas, accuracies, color=FIRST, marker="o", markersize=4, clip_on=False)
         axes.axvline(self.sigma, color=GREY, linewidth=1, linestyle="--", zorder=1)
-        axes.annotate(
-            f" chosen σ = {self.sigma:g}",
-            (self.sigma, 98),
-            ha="left",
-            va="top",
-            fontsize=8,
-            color=GREY,
-            annotation_clip=False,
-        )
+        axes.text(self.sigma, 98, f" chosen σ = {self.sigma:g}", ha="left", va="top", fontsize=8, color=GREY)
         axes.set_ylim(0, 100)
         return figure
 

@@ -222,16 +222,8 @@ def _draw_class(axes: Axes, whole: Interpolation, line: Line, c: int, name: str,
     values = line.confidence[:, c]
     axes.plot(whole.ratios, values, color=colour, linestyle=style, linewidth=1.7)
     end, side = (0, "left") if values[0] >= values[-1] else (-1, "right")
-    axes.annotate(
-        name,
-        (whole.ratios[end], values[end]),
-        xytext=(5 if end == 0 else -5, 2),
-        textcoords="offset points",
-        color=colour,
-        fontsize=8.5,
-        va="bottom",
-        ha=side,
-    )
+    text = axes.annotate(name, (whole.ratios[end], values[end]), (-5 if end else 5, 2), textcoords="offset points")
+    text.set(color=colour, fontsize=8.5, va="bottom", ha=side)
 
 
 def _draw_strip(axes: Axes, images: Floats) -> None:

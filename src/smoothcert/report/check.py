@@ -58,7 +58,10 @@ def differing_numbers(folder: Path, contents: Contents) -> list[str]:
     # The Markdown page shows the figures that were drawn with it.
     drawn = [f"{name}.{kind}" for name in FIGURES for kind in PICTURE_FORMATS if (folder / f"{name}.{kind}").exists()]
     contents = replace(contents, pictures=dict.fromkeys(drawn, b""))
-    written = {name: _text(folder / name) for name in NAMES if (folder / name).exists()}
+    found_files = [folder / name for name in NAMES if (folder / name).exists()]
+    for path in found_files:
+        check_regular_file(path)
+    written = {path.name: path.read_text(encoding="utf-8", errors="replace") for path in found_files}
     if not written and not drawn:
         raise RequestError(f"{folder}: expected one of {', '.join(NAMES)}, got none; give the folder of a report")
     if PAGE in written:
@@ -74,11 +77,6 @@ def differing_numbers(folder: Path, contents: Contents) -> list[str]:
         else:
             found += _line_differences(text, expected[name], name)
     return [*found, *_picture_differences(folder, contents, drawn)]
-
-
-def _text(path: Path) -> str:
-    check_regular_file(path)
-    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _picture_differences(folder: Path, contents: Contents, files: Sequence[str]) -> Iterator[str]:

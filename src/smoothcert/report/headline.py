@@ -34,7 +34,9 @@ def _sentences(
     comparison: Comparison, label: Callable[[str], str], several: bool, seeds: Sequence[SeedMean]
 ) -> list[str]:
     radius = comparison.headline_radius
-    start = _where(comparison) if several or comparison.first.apart else ""
+    first = comparison.first
+    where = "Without a recorded σ" if first.sigma is None else f"At σ = {first.sigma:g}"
+    start = f"{', '.join(filter(None, (where, first.apart)))}: " if several or first.apart else ""
     if radius is None:
         text = [f"{start}{_without_radius(comparison)}"]
     elif comparison.ranked:
@@ -57,11 +59,6 @@ def _without_radius(comparison: Comparison) -> str:
     return (
         f"The largest certified radius is {math.floor(1000 * largest) / 1000:g}; choose radii up to it for the table."
     )
-
-
-def _where(comparison: Comparison) -> str:
-    where = "Without a recorded σ" if comparison.first.sigma is None else f"At σ = {comparison.first.sigma:g}"
-    return f"{where}, {comparison.first.apart}: " if comparison.first.apart else f"{where}: "
 
 
 def _count(run: Summary, radius: float) -> int:
@@ -143,14 +140,10 @@ def _never_certified(comparison: Comparison, label: Callable[[str], str]) -> lis
         few = certified and len(certified) < len(never)
         text = f"Only {_classes(certified)} ever certified" if few else f"{_classes(never)} never certified"
         names.setdefault(text[0].upper() + text[1:], []).append(label(run.name))
-    sentences = [f"{text} by {_listed(by)}." for text, by in names.items()]
+    sentences = [f"{text} by {' and '.join(filter(None, [', '.join(by[:-1]), by[-1]]))}." for text, by in names.items()]
     more = len(runs) - MOST_RUNS
     counted = "1 more run never certifies" if more == 1 else f"{more} more runs never certify"
     return [*sentences, *([f"{counted} some class."] if more > 0 else [])]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _classes(labels: Sequence[int]) -> str:

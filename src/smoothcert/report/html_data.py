@@ -4,7 +4,7 @@ images of the gallery with what it says about each."""
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,13 +13,10 @@ from smoothcert.certification.certificates import CertificatesFile, CertifiedIma
 from smoothcert.certification.columns import Columns, Flags, Floats, Integers
 from smoothcert.io.text import one_line
 from smoothcert.report.looks import Look
-from smoothcert.report.names import dataset_name, titles_of
+from smoothcert.report.names import Panel, dataset_name, titles_of
 from smoothcert.report.paired import Comparison
 from smoothcert.report.summary import Outcomes, Summary
 from smoothcert.smoothing.certificate import ABSTAIN
-
-if TYPE_CHECKING:
-    from smoothcert.report.names import Panel
 
 STEPS_PER_UNIT = 10_000
 """Radii are rounded down to a multiple of 1 / STEPS_PER_UNIT."""
@@ -53,7 +50,7 @@ Source = tuple[str, str] | None
 """Data set and split, None if the certificates do not record both."""
 
 
-def curve_data(panels: "Sequence[Panel]", look_of: Mapping[str, int], looks: Sequence[Look]) -> list[dict[str, Any]]:
+def curve_data(panels: Sequence[Panel], look_of: Mapping[str, int], looks: Sequence[Look]) -> list[dict[str, Any]]:
     """For each sigma and data set its runs, each with all steps of its curve and with its look.
 
     `steps` are the ascending radii that count, each as its difference from the one before, in 1 / STEPS_PER_UNIT.

@@ -118,11 +118,15 @@ def run_recipe(path: Path) -> Mapping[str, Any]:
     return {} if run is None else read_recipe(run)
 
 
-def _distinct(names: Sequence[str], owners: Sequence[Path]) -> list[str]:
-    """Names that occur twice get their parent folder's name in front, then, if that does not help, a number."""
-    counts = Counter(names)
-    parents = [owner.resolve().parent.name for owner in owners]
-    longer = [f"{p}/{n}" if counts[n] > 1 and p else n for n, p in zip(names, parents, strict=True)]
+def distinct_names(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
+    """Names that occur twice get the folders of their paths in front, as many as needed, up to three, then a number."""
+    folders, longer = [path.resolve().parent.parts for path in paths], list(names)
+    for depth in (1, 2, 3):
+        counts = Counter(longer)
+        longer = [
+            "/".join([*parts[-depth:], name]) if counts[text] > 1 else text
+            for text, name, parts in zip(longer, names, folders, strict=True)
+        ]
     result: list[str] = []
     for name in longer:
         candidate, number = name, 2
@@ -157,4 +161,4 @@ def find_certificates(paths: Sequence[Path]) -> list[tuple[str, Path]]:
     for file, owner in found.values():
         stem = _stem(file)
         names.append(stem if owner == file else f"{owner.name}/{stem}" if counts[owner] > 1 else owner.name)
-    return list(zip(_distinct(names, owners), files, strict=True))
+    return list(zip(distinct_names(names, owners), files, strict=True))

@@ -17,9 +17,8 @@ from smoothcert.report.layout import decimals_needed
 if TYPE_CHECKING:
     from smoothcert.report.summary import Summary
 
-    Panel = Sequence[tuple[str, Summary]]
-    """The label and the summary of each run of a panel."""
-
+Panel = Sequence[tuple[str, "Summary"]]
+"""The label and the summary of each run of a panel."""
 METHODS = {
     "gaussian": "Gaussian",
     "stability": "Stability",
@@ -276,13 +275,13 @@ def facts_of(summaries: "Sequence[Summary]") -> list[str]:
     ]
 
 
-def panels_of(summaries: "Sequence[Summary]") -> "list[Panel]":
+def panels_of(summaries: "Sequence[Summary]") -> list[Panel]:
     """One panel per sigma (and data set, if there are several), runs in the given order."""
     labels = labels_of([summary.named for summary in summaries])
     return [[(labels[s.name], s) for s in members] for members in in_groups(summaries)]
 
 
-def titles_of(panels: "Sequence[Panel]") -> list[str]:
+def titles_of(panels: Sequence[Panel]) -> list[str]:
     """The titles of the panels that `panels_of` gives."""
     firsts = [panel[0][1] for panel in panels]
     networks = [shared_network(summary.recipe for _, summary in panel) for panel in panels]
@@ -307,7 +306,7 @@ def panel_titles(groups: Sequence[tuple[tuple[float, str | None], str | None]]) 
     return titles
 
 
-def scope_text(panel: "Panel") -> str:
+def scope_text(panel: Panel) -> str:
     """The numbers of images and votes of the runs of a panel, on two lines; runs with more images than the others are
     named where that is short."""
     by_count: dict[int, list[str]] = {}

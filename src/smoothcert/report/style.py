@@ -3,7 +3,7 @@
 import io
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import matplotlib
 from matplotlib.artist import Artist
@@ -14,10 +14,7 @@ from PIL import Image
 
 from smoothcert.io.text import one_line
 from smoothcert.report.looks import Look
-from smoothcert.report.names import meanings_in, titles_of
-
-if TYPE_CHECKING:
-    from smoothcert.report.names import Panel
+from smoothcert.report.names import Panel, meanings_in, titles_of
 
 GREY = "#666666"
 PALE = "#E6E6E6"
@@ -70,7 +67,7 @@ def one_panel(width: float, height: float, title: str, x: str, y: str) -> tuple[
 
 
 def panel_grid(
-    panels: "Sequence[Panel]", x: str, y: str, extra_height: float = 0.0, pad: float = 4.0
+    panels: Sequence[Panel], x: str, y: str, extra_height: float = 0.0, pad: float = 4.0
 ) -> tuple[Figure, list[Axes]]:
     """A figure with empty `panels` and their titles, row by row, at most three per row.
 
