@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress
 
 from smoothcert.io.console import PlainColumn, PlainConsole, leads
+from smoothcert.io.text import duration
 
 if TYPE_CHECKING:  # each command loads what it needs: certifying starts without the training libraries
     from smoothcert.certification.attack import AttackStatus
@@ -64,18 +65,7 @@ def print_data_notes(console: Console, images: "Images", trained_on: str | None 
         )
 
 
-def clock(seconds: float) -> str:
-    """Hours, minutes and seconds, such as 1:02:03."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
-
-
-def train_with_bar(
-    recipe: "TrainRecipe",
-    data: "Images",
-    folder: Path,
-    **options: Any,
-) -> None:
+def train_with_bar(recipe: "TrainRecipe", data: "Images", folder: Path, **options: Any) -> None:
     """`train`, showing epoch, loss, accuracy if known, images/s and the time left, and notes above the bar."""
     from smoothcert.training.loop import train
 
@@ -84,11 +74,8 @@ def train_with_bar(
 
         def show(status: "TrainingStatus") -> None:
             accuracy = "" if status.noisy_accuracy is None else f"noisy acc {status.noisy_accuracy:.1%} "
-            now = (
-                f"epoch {status.epoch + 1}/{status.epochs} loss {status.loss:.3f} "
-                f"{accuracy}{status.images_per_second:,.0f} img/s "
-                f"{clock(status.seconds_left)} left"
-            )
+            now = f"epoch {status.epoch + 1}/{status.epochs} loss {status.loss:.3f} {accuracy}"
+            now += f"{status.images_per_second:,.0f} img/s {duration(status.seconds_left)} left"
             done = status.epoch * status.steps + status.step
             bar.update(task, total=status.epochs * status.steps, completed=done, now=now)
 
@@ -106,7 +93,7 @@ class CertificationBar:
         now = f"{status.done}/{status.total} ACR {status.average_certified_radius:.3f}"
         if status.images_per_second:  # none if the file was complete
             now += f" {status.images_per_second:.2f} img/s {status.votes_per_second:,.0f} votes/s"
-        now += f" {clock(left)} left" if left else ""
+        now += f" {duration(left)} left" if left else ""
         self._bar.update(self._task, total=status.total, completed=status.done, now=now)
 
     def warn(self, text: str) -> None:
@@ -133,10 +120,8 @@ def attack_bar(name: str, images: int) -> Iterator["Callable[[AttackStatus], Non
 
         def show(status: "AttackStatus") -> None:
             loud = f" {status.contradictions} CONTRADICTIONS" if status.contradictions else ""
-            now = (
-                f"{status.done}/{status.total} withstood {status.withstood} {status.images_per_second:.2f} img/s{loud}"
-            )
-            bar.update(task, completed=status.done, now=now)
+            now = f"{status.done}/{status.total} withstood {status.withstood}"
+            bar.update(task, completed=status.done, now=f"{now} {status.images_per_second:.2f} img/s{loud}")
 
         yield show
 
