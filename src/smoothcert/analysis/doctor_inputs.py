@@ -199,13 +199,8 @@ def right_in_fitted_order(labels: Tensor, classes: Tensor, outputs: int) -> Tens
     right = torch.zeros(len(labels), dtype=torch.bool)
     for fitted, tested in (halves, halves[::-1]):
         order = best_order(labels[fitted], classes[fitted], outputs)
-        right[tested] = right_in_order(order, labels[tested], classes[tested])
+        right[tested] = classes[tested] == torch.tensor([order.get(label, -1) for label in labels[tested].tolist()])
     return right
-
-
-def right_in_order(order: dict[int, int], labels: Tensor, classes: Tensor) -> Tensor:
-    """Whether each of `classes` is the output of its label in `order`, bool [n]."""
-    return classes == torch.tensor([order.get(label, -1) for label in labels.tolist()], dtype=torch.int64)
 
 
 def check_labels_order(examined: Examined, inputs: Tensor) -> Finding | None:

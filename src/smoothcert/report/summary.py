@@ -210,18 +210,14 @@ class Summary:
     def group(self) -> tuple[float, str]:
         """Runs of one group can be compared: same sigma, same data set, radii in the same norm. Groups sort by sigma,
         the unknown last."""
-        return (math.inf if self.sigma is None else self.sigma, self.compared_on or "")
+        data = self.dataset if self.norm == "L2" else f"{self.dataset or 'radii'} in {self.norm}"
+        compared_on = f"{data or 'radii'}, {self.apart}" if self.apart else data
+        return (math.inf if self.sigma is None else self.sigma, compared_on or "")
 
     @property
     def named(self) -> NamedRun:
         """What the label of the run depends on."""
         return NamedRun(self.name, self.method, self.recipe, self.group)
-
-    @property
-    def compared_on(self) -> str | None:
-        """The data set, the norm if it is not L2, and what keeps these radii apart from others."""
-        data = self.dataset if self.norm == "L2" else f"{self.dataset or 'radii'} in {self.norm}"
-        return f"{data or 'radii'}, {self.apart}" if self.apart else data
 
 
 def _shared_count(file: CertificatesFile, key: str, counts: set[int]) -> int | None:
