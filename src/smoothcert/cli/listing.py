@@ -46,7 +46,9 @@ def papers(
     if table is not None:
         rows = paper_table(table)
         columns = [
-            layout.Column(t, t, itemgetter(t), None if t == "method" else 0, radius=float(t) if is_radius(t) else None)
+            layout.Column(t, t, itemgetter(t), folds_at=18)
+            if t == "method"
+            else layout.Column(t, t, itemgetter(t), 0, radius=float(t) if is_radius(t) else None)
             for t in rows[0]
         ]
         console.print(layout.terminal(layout.layout_of(columns, [rows]), console.width))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -52,6 +52,8 @@ class Column:
     """Whether the largest value of a group is marked: ACR and accuracies."""
     text: Callable[[Any], str] | None = None
     """The text of the cell, if it is not the value with its decimals."""
+    folds_at: int | None = None
+    """On a terminal, longer texts may take several lines, so that more columns fit."""
     left_out: int = 0
     """A narrow terminal leaves out the columns with 1 first, then those with 2, and so on; never those with 0."""
 
@@ -116,8 +118,8 @@ class Layout:
     def printed_width(self) -> int:
         """The width on a terminal: each column is as wide as its widest cell, a border and two spaces."""
         rows = [row for group in self.groups for row in group]
-        widest = (max(len(c.title), *(len(row[i].text) for row in rows)) for i, c in enumerate(self.columns))
-        return sum(width + 3 for width in widest) + 1
+        widest = [max(len(c.title), *(len(row[i].text) for row in rows)) for i, c in enumerate(self.columns)]
+        return sum(min(width, c.folds_at or width) + 3 for width, c in zip(widest, self.columns, strict=True)) + 1
 
 
 def layout_of(columns: Sequence[Column], groups: Sequence[Sequence[Any]]) -> Layout:
@@ -180,7 +182,8 @@ def terminal(content: Layout, width: int, caption: str = "") -> Table:
     more = "a wider terminal shows more radii" if radii[0] < radii[1] else ""
     table = Table(caption="; ".join(filter(None, (caption, more))))
     for column in fit.columns:
-        table.add_column(Text(column.title), justify="right" if column.numeric else "left", no_wrap=True)
+        justify: Literal["left", "right"] = "right" if column.numeric else "left"
+        table.add_column(Text(column.title), justify=justify, no_wrap=column.folds_at is None)
     for group in fit.groups:
         for row in group:
             styles = ["bold" if cell.best else "italic" if cell.aside else "" for cell in row]
