@@ -2,6 +2,7 @@
 
 import copy
 import doctest
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,11 +109,12 @@ def test_noise_is_drawn_as_in_the_training_loop(name: str) -> None:
     expected, model = network(), network()
     run: Any = SimpleNamespace(
         recipe=SimpleNamespace(objective=objective, images_per_step=BATCH),
-        module=Step(expected, objective, device_type="cpu", bf16=False),
+        module=Step(expected, objective),
         optimizer=SGD(expected.parameters(), 0.1),
         progress=Progress(SIGMA, torch.tensor(1.0), torch.tensor(1.0), torch.empty(0)),
         meter=Meter(torch.device("cpu"), 1),
         noise=NOISES["gaussian"](SIGMA),
+        autocast=nullcontext,
         share=slice(None),
         generator=torch.Generator().manual_seed(5),
     )

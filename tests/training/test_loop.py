@@ -2,6 +2,7 @@
 
 import gc
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -213,6 +214,7 @@ def test_step_draws_other_noise_for_each_copy_from_its_generator() -> None:
         progress=Progress(0.5, torch.zeros(()), torch.zeros(()), torch.zeros(1)),
         meter=Meter(torch.device("cpu"), 2),
         noise=Noise(0.5),
+        autocast=nullcontext,
         share=slice(2, 4),
         generator=torch.Generator().manual_seed(7),
     )

@@ -196,7 +196,7 @@ class RunInProgress:
         network, self.frozen = self.model, None
         if isinstance(recipe.objective, Denoising):
             network, self.frozen = behind_denoiser(self.model, options.classifier, device)
-        self.loss = Step(network, recipe.objective, device_type=device.type, bf16=self.precision == "bf16")
+        self.loss = Step(network, recipe.objective)
         self.module: nn.Module = self.loss
         if group.size > 1:  # their gradients are averaged; a user's network may have parameters that the loss ignores
             self.module = DistributedDataParallel(self.loss, find_unused_parameters=self.own_network)
@@ -234,7 +234,7 @@ class RunInProgress:
             self.average.update(self.epoch * self.steps + self.steps_done)
 
     def autocast(self) -> torch.autocast:
-        """The precision of the run, for forward passes between epochs."""
+        """The precision of the run, for forward passes."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
     def leave_group(self) -> None:

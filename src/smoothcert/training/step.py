@@ -36,12 +36,10 @@ COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER = 15.0, 0.35
 class Step(nn.Module):
     """The loss of one step as a module, which DistributedDataParallel wraps once, whatever the loss computes."""
 
-    def __init__(self, classifier: nn.Module, objective: Objective, *, device_type: str, bf16: bool) -> None:
+    def __init__(self, classifier: nn.Module, objective: Objective) -> None:
         super().__init__()
         self.classifier = classifier
         self.objective = objective
-        self.device_type = device_type
-        self.bf16 = bf16
         self.set_compiled(False)
 
     def set_objective(self, objective: Objective) -> None:
@@ -58,8 +56,7 @@ class Step(nn.Module):
             self.loss = torch.compile(self.objective.loss, dynamic=False)
 
     def forward(self, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress) -> LossTerms:
-        with torch.autocast(self.device_type, torch.bfloat16, enabled=self.bf16):
-            return self.loss(self.classifier, images, labels, noise, progress)
+        return self.loss(self.classifier, images, labels, noise, progress)
 
 
 def training_step(run: "RunInProgress", images: Tensor, labels: Tensor) -> None:
@@ -72,7 +69,8 @@ def training_step(run: "RunInProgress", images: Tensor, labels: Tensor) -> None:
     shape = (recipe.objective.num_noise, recipe.images_per_step, *images.shape[1:])
     noise = run.noise.sample(shape, generator)[:, run.share]
     uniform = torch.rand(recipe.images_per_step, generator=generator, device=images.device)[run.share]
-    terms = run.module(images, labels, noise, run.progress._replace(uniform=uniform))
+    with run.autocast():
+        terms = run.module(images, labels, noise, run.progress._replace(uniform=uniform))
     terms.loss.backward()
     run.optimizer.step()
     run.optimizer.zero_grad()
