@@ -171,7 +171,7 @@ class RunInProgress:
             self.initial_weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         self.average = AveragedWeights(self.model, recipe.ema) if recipe.ema else None
         restore(self.model, self.optimizer, self.average, start, folder)
-        self.sampler = make_sampler(recipe.sampler, len(data), start.state, folder)
+        self.sampler = make_sampler(recipe.sampler, None if start.state is None else start.state.sampler)
 
         self.test_data = None if options.test_data is None else options.test_data.to(device)
         self.active_runs = 1  # the largest number of runs side by side in this epoch
