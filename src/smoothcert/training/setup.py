@@ -107,7 +107,7 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
     check_denoiser_request(recipe, data, options.classifier, options.test_data is not None)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(derived_seed(recipe.seed, 0))
-        model = new_model(recipe, InputSpec.of(data)) if model is None else model
+        model = new_model(recipe.model, InputSpec.of(data)) if model is None else model
     if next(model.parameters(), None) is None:
         raise RequestError(f"model: {recipe.model} has no parameters to train; give a network that has some")
     source: Mapping[str, str] | None = None
