@@ -51,7 +51,7 @@ def random_images(dataset: str, count: int) -> ImageData:
 
 
 def usual_epoch_seconds(recipe: TrainRecipe, data: ImageData, device: torch.device, steps: int) -> float:
-    model = new_model(recipe, InputSpec.of(data)).to(device).train()
+    model = new_model(recipe.model, InputSpec.of(data)).to(device).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-4)
     floats = TensorDataset(data.images.float() / 255, data.labels)
     loader = DataLoader(floats, recipe.batch_size, shuffle=True, num_workers=4, pin_memory=True, drop_last=True)

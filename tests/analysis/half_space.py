@@ -35,7 +35,7 @@ def untrained_run(folder: Path, seconds: tuple[float, ...] = (2.0, 1.0), **chang
     spec = InputSpec.of(mnist.load_sample("test"))
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
-        model = new_model(recipe, spec)
+        model = new_model(recipe.model, spec)
     recipe.save(folder / RECIPE)
     save_weights(Run(folder, recipe, spec, model, len(seconds), {"versions": {"device": "cuda (a card)"}}))
     lines = [json.dumps({"epoch": epoch, "loss": 1.0, "seconds": s}) + "\n" for epoch, s in enumerate(seconds)]

@@ -2,6 +2,7 @@
 
 import copy
 import doctest
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +29,7 @@ from smoothcert.noise import NOISES
 from smoothcert.objectives import OBJECTIVES, Objective, Progress
 from smoothcert.training.loop import fill_progress
 from smoothcert.training.metrics import Meter
-from smoothcert.training.step import Step, TrainingStep
+from smoothcert.training.step import Step, training_step
 
 every_method = pytest.mark.parametrize("name", OBJECTIVES)
 
@@ -106,11 +107,18 @@ def test_noise_is_drawn_as_in_the_training_loop(name: str) -> None:
     objective = OBJECTIVES[name]()
     images, labels, *_ = batch(1)
     expected, model = network(), network()
-    draws = (NOISES["gaussian"](SIGMA), objective.num_noise, BATCH, slice(None), torch.Generator().manual_seed(5))
-    progress = Progress(SIGMA, torch.tensor(1.0), torch.tensor(1.0), torch.empty(0))
-    step = Step(expected, objective, device_type="cpu", bf16=False)
-    meter = Meter(torch.device("cpu"), 1)
-    TrainingStep(step, SGD(expected.parameters(), 0.1), progress, meter, *draws)(images, labels)
+    run: Any = SimpleNamespace(
+        recipe=SimpleNamespace(objective=objective, images_per_step=BATCH),
+        module=Step(expected, objective),
+        optimizer=SGD(expected.parameters(), 0.1),
+        progress=Progress(SIGMA, torch.tensor(1.0), torch.tensor(1.0), torch.empty(0)),
+        meter=Meter(torch.device("cpu"), 1),
+        noise=NOISES["gaussian"](SIGMA),
+        autocast=nullcontext,
+        share=slice(None),
+        generator=torch.Generator().manual_seed(5),
+    )
+    training_step(run, images, labels)
     criterion = MODULES[name](sigma=SIGMA, generator=torch.Generator().manual_seed(5))
     before = torch.get_rng_state()
     criterion(model, images, labels).backward()

@@ -2,8 +2,10 @@
 
 import gc
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ from smoothcert.training.metrics import Meter
 from smoothcert.training.resume import load_state
 from smoothcert.training.run_folder import MODEL
 from smoothcert.training.seeds import derived_seed
-from smoothcert.training.step import TrainingStep
+from smoothcert.training.step import training_step
 
 
 @pytest.mark.parametrize(
@@ -205,13 +207,20 @@ def test_step_draws_other_noise_for_each_copy_from_its_generator() -> None:
         logits = (images + noise).flatten(2) @ weight
         return LossTerms(logits.mean(), {"a": logits.sum()}, logits)
 
-    progress = Progress(0.5, torch.zeros(()), torch.zeros(()), torch.zeros(1))
-    optimizer, meter = torch.optim.SGD([weight], 0.1), Meter(torch.device("cpu"), 2)
-    draws = (Noise(0.5), 3, 5, slice(2, 4), torch.Generator().manual_seed(7))
-    step = TrainingStep(loss, optimizer, progress, meter, *draws)
+    run: Any = SimpleNamespace(
+        recipe=tiny_recipe(batch_size=15, objective=Gaussian(num_noise=3)),
+        module=loss,
+        optimizer=torch.optim.SGD([weight], 0.1),
+        progress=Progress(0.5, torch.zeros(()), torch.zeros(()), torch.zeros(1)),
+        meter=Meter(torch.device("cpu"), 2),
+        noise=Noise(0.5),
+        autocast=nullcontext,
+        share=slice(2, 4),
+        generator=torch.Generator().manual_seed(7),
+    )
     generator = torch.Generator().manual_seed(7)
     for i in range(2):
-        step(torch.rand(2, 1, 2, 2), torch.tensor([0, 1]))
+        training_step(run, torch.rand(2, 1, 2, 2), torch.tensor([0, 1]))
         torch.testing.assert_close(seen[i][0], 0.5 * torch.randn(3, 5, 1, 2, 2, generator=generator)[:, 2:4])
         assert torch.equal(seen[i][1], torch.rand(5, generator=generator)[2:4])
     assert weight.grad is None

@@ -146,7 +146,7 @@ def plan_runs(
         indices = settings.selection(len(load(recipe.dataset, "test", recipe.image_size))).indices
         check_request(recipe, images, out / name, Team())
         if (recipe.model, recipe.dataset) not in built:
-            new_model(recipe, InputSpec.of(images))  # refuses an unknown network, and one for other images
+            new_model(recipe.model, InputSpec.of(images))  # refuses an unknown network, and one for other images
             built.add((recipe.model, recipe.dataset))
         runs.append(with_state(RunState(out / name, recipe, n, skip, max_images, len(indices)), indices))
     return runs

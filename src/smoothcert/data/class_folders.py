@@ -12,7 +12,7 @@ from torch import Tensor
 
 from smoothcert.data.datasets import UNSPLIT, Split, with_home
 from smoothcert.data.decoding import Decoder, ImageHead, image_head
-from smoothcert.data.image_files import FileList, ImageFiles, transparency_note
+from smoothcert.data.image_files import COMPOSITED, FileList, ImageFiles, note_about
 from smoothcert.data.images import ImageData
 from smoothcert.errors import RequestError, WorkError
 
@@ -233,4 +233,4 @@ def _notes(files: FileList, heads: dict[int, ImageHead], classes: list[str], cha
             f"{files.root}: all images are read as RGB, although {grey} of {len(heads)} files are grey, because "
             f"{files[coloured].relative_to(files.root)} is in colour (mode {heads[coloured].mode})"
         )
-    return (*notes, *transparency_note([files[index] for index, head in heads.items() if head.transparent]))
+    return (*notes, *note_about([files[index] for index, head in heads.items() if head.transparent], COMPOSITED))

@@ -88,7 +88,7 @@ def read_image_files(
         pixels.append(image)
         for change in changes:
             changed.setdefault(change, []).append(path)
-    notes = [note for change, files in changed.items() for note in _note(files, change)]
+    notes = [note for change, files in changed.items() for note in note_about(files, change)]
     return in_unit_interval(torch.from_numpy(np.stack(pixels))), notes
 
 
@@ -112,11 +112,7 @@ def read_image(file: Path | ImageBytes, decoder: Decoder, otherwise: str) -> tup
     return pixels, [change for change, made in changes.items() if made]
 
 
-def transparency_note(paths: Sequence[Path]) -> list[str]:
-    """A note about files with transparent pixels, if there are any."""
-    return _note(paths, COMPOSITED)
-
-
-def _note(paths: Sequence[Path], change: str) -> list[str]:
+def note_about(paths: Sequence[Path], change: str) -> list[str]:
+    """A note that says what was changed in the files `paths`, if there are any."""
     files = f"{paths[0]} is" if len(paths) == 1 else f"{len(paths)} files (first: {paths[0]}) are" if paths else ""
     return [f"{files} {change}"] if paths else []

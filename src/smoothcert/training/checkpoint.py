@@ -165,12 +165,12 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def new_model(recipe: TrainRecipe | ImportRecipe, spec: InputSpec) -> nn.Module:
-    """Build the network of the recipe on the CPU in float32, initialized by the global torch generator."""
+def new_model(name: str, spec: InputSpec) -> nn.Module:
+    """Build the network that a recipe calls `name` on the CPU in float32, initialized by the global torch generator."""
     normalization = spec.normalization
     mean, std = (normalization.mean, normalization.std) if normalization else (None, None)
     with default_float32(), torch.device("cpu"):
-        return build_model(recipe.model, spec.shape, spec.num_classes, mean, std)
+        return build_model(name, spec.shape, spec.num_classes, mean, std)
 
 
 def save_weights(run: Run, weights: Mapping[str, Tensor] | None = None) -> None:
@@ -269,7 +269,7 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
     try:
         if model is None:
             with torch.random.fork_rng(devices=[]):  # the weights that it draws are replaced
-                model = new_model(file.recipe, file.spec)
+                model = new_model(file.recipe.model, file.spec)
         weights = load_file(path)
         if file.digest not in (None, tensors_digest(weights)):
             raise ValueError("the weights have changed since they were saved")

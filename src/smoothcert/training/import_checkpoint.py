@@ -90,7 +90,7 @@ def import_checkpoint(
     recipe = parse_recipe(ImportRecipe, {**fields, "source": source, "method": method}, "import")
     spec = InputSpec(DATASETS[dataset].shape, fit.num_classes, normalization)
     with torch.random.fork_rng(devices=[]):
-        model = new_model(recipe, spec)
+        model = new_model(name, spec)
     network_of(model, spec).load_state_dict(fit.weights)
     refuse_not_finite(file, model.state_dict())
     epoch = contents.get("epoch")

@@ -1,6 +1,5 @@
 """The layer before an imported network: its mean and standard deviation, and whether another one is more accurate."""
 
-from dataclasses import replace
 from typing import get_args
 
 import torch
@@ -18,7 +17,7 @@ from smoothcert.training.choices import InputLayer
 from smoothcert.training.recipe import ImportRecipe
 
 CLEARLY_BETTER = 0.10
-BATCH = 50
+MOST_IMAGES, BATCH = 200, 50
 
 
 def layer_normalization(layer: InputLayer, published: Normalization | None) -> Normalization | None:
@@ -34,48 +33,34 @@ def network_of(model: nn.Module, spec: InputSpec) -> nn.Module:
 
 
 @torch.no_grad()
-def check_accuracy(run: Run, images: Images, count: int = 200) -> float:
-    """The base classifier's accuracy on one noisy copy of `count` images spread over the data, always the same one."""
-    spec, total = run.spec, min(count, len(images))
-    if images.shape != spec.shape or images.num_classes > spec.num_classes or total < 1:
-        raise RequestError(
-            f"{run.folder}: expected at least one image of shape {spec.shape} and at most {spec.num_classes} classes, "
-            f"got {total} of shape {images.shape} and {images.num_classes}; give images of the run's data set"
-        )
-    device = next(run.model.parameters()).device
-    noise, generator = Gaussian(run.recipe.sigma), torch.Generator().manual_seed(0)
-    correct = 0
-    with evaluating(run.model):
-        for indices in torch.split(spread(len(images), total), BATCH):
-            pixels, labels = (part.to(device) for part in images.batch(indices))
-            noisy = pixels + noise.sample(pixels.shape, generator).to(device)
-            correct += int((run.model(noisy).argmax(1) == labels).sum())
-    return correct / total
-
-
-def input_layer_warning(run: Run, images: Images, count: int = 200) -> str | None:
+def input_layer_warning(run: Run, images: Images) -> str | None:
     """One line if another input layer is more accurate by over 10 points on the same noisy images; otherwise None.
 
-    Images that cannot be read or do not fit raise no error: the line then says that nothing was checked.
+    Each of up to 200 images, spread over the data, has one noisy copy, always the same one. Images that cannot be read
+    raise no error: the line then says that nothing was checked.
     """
     assert isinstance(run.recipe, ImportRecipe), "only an imported run has an input layer to check"
     current, network = run.recipe.input_layer, network_of(run.model, run.spec)
     published = DATASETS[run.recipe.dataset].normalization
-    accuracy: dict[str, float] = {}
     try:
-        for layer in get_args(InputLayer):
-            normalization = run.spec.normalization if layer == current else layer_normalization(layer, published)
-            if normalization is None and layer not in (current, "none"):
-                continue  # a data set without a published mean
-            first = [Normalize(normalization.mean, normalization.std)] if normalization else []
-            model = nn.Sequential(*first, network).to(next(network.parameters()).device)
-            accuracy[layer] = check_accuracy(replace(run, model=model), images, count)
+        pixels, labels = images.batch(spread(len(images), MOST_IMAGES))
     except (RequestError, WorkError, OSError) as error:
         return f"input layer: not checked ({one_line(error)})"
+    noisy = pixels + Gaussian(run.recipe.sigma).sample(pixels.shape, torch.Generator().manual_seed(0))
+    accuracy: dict[str, float] = {}
+    for layer in get_args(InputLayer):
+        normalization = run.spec.normalization if layer == current else layer_normalization(layer, published)
+        if normalization is None and layer not in (current, "none"):
+            continue  # a data set without a published mean
+        first = [Normalize(normalization.mean, normalization.std)] if normalization else []
+        model = nn.Sequential(*first, network)
+        with evaluating(model):
+            classes = torch.cat([model(part).argmax(1) for part in torch.split(noisy, BATCH)])
+        accuracy[layer] = float((classes == labels).double().mean())
     best = max(accuracy, key=accuracy.__getitem__)
     if accuracy[best] - accuracy[current] <= CLEARLY_BETTER:
         return None
     return (
-        f"input layer: accuracy on {min(count, len(images))} noisy images is {accuracy[current]:.0%} with {current}, "
+        f"input layer: accuracy on {len(labels)} noisy images is {accuracy[current]:.0%} with {current}, "
         f"{accuracy[best]:.0%} with {best}; import again with --input-layer {best}"
     )

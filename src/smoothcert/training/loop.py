@@ -109,7 +109,7 @@ def start_epoch(run: RunInProgress) -> Iterator[tuple[Tensor, Tensor]]:
     run.set_objective(recipe.objective.in_epoch(epoch))
     fill_progress(run.progress, recipe, epoch)
 
-    generator = run.plain_step.generator.manual_seed(derived_seed(recipe.seed, 1, epoch))
+    generator = run.generator.manual_seed(derived_seed(recipe.seed, 1, epoch))
     order = run.sampler.order(run, generator)
     # The last, smaller batch is left out (0.2% of MNIST and CIFAR-10, different images in each epoch): all steps then
     # have the same shape, as a captured step needs, and all images the same weight.

@@ -5,7 +5,6 @@ of the images before each epoch. What it draws depends on the seed of the recipe
 is part of the state that a run resumes from. Several processes draw the same order.
 """
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,8 +14,6 @@ from smoothcert.errors import WorkError
 from smoothcert.noise import NOISES, Noise
 from smoothcert.smoothing.bounds import error_upper_bound
 from smoothcert.training.evaluate import correct_votes
-from smoothcert.training.resume import State
-from smoothcert.training.run_folder import STATE
 from smoothcert.training.sampler_settings import RadiusWeighted, Uniform
 from smoothcert.training.seeds import derived_seed
 
@@ -72,16 +69,6 @@ class RadiusWeightedSampler(UniformSampler):
         drawn = torch.multinomial(self.weights[kept], len(run.data), replacement=True, generator=draws)
         return kept[drawn].to(run.device)
 
-    def load(self, weights: Tensor | None, images: int, source: Path) -> None:
-        """Continue with the weights of `images` images from the file `source`; a WorkError if they do not fit."""
-        fits = weights is not None and weights.dtype == torch.float64 and weights.shape == (images,)
-        if weights is None or not fits or not (weights.isfinite() & (weights >= 0)).all() or not weights.any():
-            raise WorkError(
-                f"{source}: sampler: expected the weights of {images} images; restore it, or train again into another "
-                "folder"
-            )
-        self.weights = weights.clone()
-
     def metrics(self) -> dict[str, int]:
         return {"discarded_images": 0 if self.weights is None else int((self.weights == 0).sum())}
 
@@ -110,13 +97,10 @@ class RadiusWeightedSampler(UniformSampler):
         return weights
 
 
-def make_sampler(settings: Uniform, images: int, state: State | None, folder: Path) -> UniformSampler:
-    """The sampler of a run in `folder` on `images` images, which continues from `state`."""
-    if not isinstance(settings, RadiusWeighted):
-        return UniformSampler()
-    sampler = RadiusWeightedSampler(settings)
-    if state is not None and state.epoch > settings.start:
-        sampler.load(state.sampler, images, folder / STATE)
+def make_sampler(settings: Uniform, weights: Tensor | None) -> UniformSampler:
+    """The sampler of a run that continues with `weights`; None for a new run, and before the sampler has any."""
+    sampler = RadiusWeightedSampler(settings) if isinstance(settings, RadiusWeighted) else UniformSampler()
+    sampler.weights = weights
     return sampler
 
 

@@ -50,10 +50,10 @@ from smoothcert.training.seeds import derived_seed
 from smoothcert.training.step import (
     CapturedStep,
     Step,
-    TrainingStep,
     keep_compiled_kernels,
     make_optimizer,
     seconds_worth_compiling,
+    training_step,
 )
 from smoothcert.training.versions import versions
 
@@ -107,7 +107,7 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
     check_denoiser_request(recipe, data, options.classifier, options.test_data is not None)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(derived_seed(recipe.seed, 0))
-        model = new_model(recipe, InputSpec.of(data)) if model is None else model
+        model = new_model(recipe.model, InputSpec.of(data)) if model is None else model
     if next(model.parameters(), None) is None:
         raise RequestError(f"model: {recipe.model} has no parameters to train; give a network that has some")
     source: Mapping[str, str] | None = None
@@ -171,7 +171,7 @@ class RunInProgress:
             self.initial_weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         self.average = AveragedWeights(self.model, recipe.ema) if recipe.ema else None
         restore(self.model, self.optimizer, self.average, start, folder)
-        self.sampler = make_sampler(recipe.sampler, len(data), start.state, folder)
+        self.sampler = make_sampler(recipe.sampler, None if start.state is None else start.state.sampler)
 
         self.test_data = None if options.test_data is None else options.test_data.to(device)
         self.active_runs = 1  # the largest number of runs side by side in this epoch
@@ -196,15 +196,12 @@ class RunInProgress:
         network, self.frozen = self.model, None
         if isinstance(recipe.objective, Denoising):
             network, self.frozen = behind_denoiser(self.model, options.classifier, device)
-        self.loss = Step(network, recipe.objective, device_type=device.type, bf16=self.precision == "bf16")
-        module: nn.Module = self.loss
+        self.loss = Step(network, recipe.objective)
+        self.module: nn.Module = self.loss
         if group.size > 1:  # their gradients are averaged; a user's network may have parameters that the loss ignores
-            module = DistributedDataParallel(self.loss, find_unused_parameters=self.own_network)
-        draws = (self.noise, recipe.objective.num_noise, per_step, self.share, torch.Generator(device))
-        self.plain_step = TrainingStep(module, self.optimizer, self.progress, self.meter, *draws)
-        self.step: TrainingStep | CapturedStep = self.plain_step
-        if self._captures():
-            self.step = self._captured_step(network)
+            self.module = DistributedDataParallel(self.loss, find_unused_parameters=self.own_network)
+        self.generator = torch.Generator(device)
+        self.captured = self._captured_step(network) if self._captures() else None
 
     def _captures(self) -> bool:
         """Whether steps are captured as CUDA graphs: see `Options`."""
@@ -219,25 +216,25 @@ class RunInProgress:
         kernels = self.precision == "bf16" and kernels_work(self.device.index or 0)
         worth = seconds_worth_compiling(network, self.options.compiling, by_kernels=kernels)
         steps_left = (self.recipe.epochs - self.first_epoch) * self.steps
-        return CapturedStep(self.plain_step, self.loss, steps_left, worth, self.options.on_note)
+        return CapturedStep(steps_left, worth)
 
     def set_objective(self, objective: Objective) -> None:
         """Train by this objective from the next step on."""
         if objective == self.loss.objective:
             return
         self.loss.set_objective(objective)
-        if isinstance(self.step, CapturedStep):
-            self.step.loss_changed()
+        if self.captured is not None:
+            self.captured.loss_changed()
 
     def train_step(self, images: Tensor, labels: Tensor) -> None:
         """Train on one batch."""
-        self.step(images, labels)
+        (self.captured or training_step)(self, images, labels)
         self.steps_done += 1
         if self.average is not None:
             self.average.update(self.epoch * self.steps + self.steps_done)
 
     def autocast(self) -> torch.autocast:
-        """The precision of the run, for forward passes between epochs."""
+        """The precision of the run, for forward passes."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
     def leave_group(self) -> None:
@@ -246,14 +243,14 @@ class RunInProgress:
         Its reducer would otherwise hold the last reference to the group, and join the group's threads without
         releasing Python's interpreter lock, for which one of these threads may be waiting: a deadlock.
         """
-        self.plain_step.step = self.loss
+        self.module = self.loss
 
     def set_teacher(self, shares: Tensor, teacher: dict[str, Any]) -> None:
         """Use these shares of a teacher's votes [images, classes] in every step; call it before the first one."""
         self.targets, self.teacher = shares.to(self.device), teacher
         # A captured step reads this tensor.
         rows = self.targets.new_empty(self.share.stop - self.share.start, shares.shape[1])
-        self.progress = self.plain_step.progress = self.progress._replace(targets=rows)
+        self.progress = self.progress._replace(targets=rows)
 
     def weights(self) -> Mapping[str, Tensor]:
         """The weights that are saved as the model: those of the network, or their moving average."""
@@ -268,8 +265,8 @@ class RunInProgress:
             "processes": self.group.size,
             "precision": self.precision,
             "runs_at_once": self.options.runs_at_once,
-            "captured": isinstance(self.step, CapturedStep) and self.step.graph is not None,
-            "compiled": isinstance(self.step, CapturedStep) and bool(self.step.compiled),
+            "captured": self.captured is not None and self.captured.graph is not None,
+            "compiled": self.captured is not None and bool(self.captured.compiled),
             "learning_rate_warm_up": self.warm_up,
             **({"sync_batch_norm": True} if self.options.sync_batch_norm else {}),
         } | {name: value for name, value in origin.items() if value is not None}

@@ -10,17 +10,19 @@ import os
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from smoothcert.data import default_folder
 from smoothcert.models import CifarResNet
-from smoothcert.noise import Noise
 from smoothcert.objectives import LossTerms, Objective, Progress
 from smoothcert.training.choices import Compiling
-from smoothcert.training.metrics import Meter
 from smoothcert.training.recipe import TrainRecipe
+
+if TYPE_CHECKING:
+    from smoothcert.training.setup import RunInProgress
 
 WARM_UP_STEPS = 3
 """Steps before a capture, in which libraries choose their kernels and memory. They are steps of the run."""
@@ -34,12 +36,10 @@ COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER = 15.0, 0.35
 class Step(nn.Module):
     """The loss of one step as a module, which DistributedDataParallel wraps once, whatever the loss computes."""
 
-    def __init__(self, classifier: nn.Module, objective: Objective, *, device_type: str, bf16: bool) -> None:
+    def __init__(self, classifier: nn.Module, objective: Objective) -> None:
         super().__init__()
         self.classifier = classifier
         self.objective = objective
-        self.device_type = device_type
-        self.bf16 = bf16
         self.set_compiled(False)
 
     def set_objective(self, objective: Objective) -> None:
@@ -56,54 +56,40 @@ class Step(nn.Module):
             self.loss = torch.compile(self.objective.loss, dynamic=False)
 
     def forward(self, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress) -> LossTerms:
-        with torch.autocast(self.device_type, torch.bfloat16, enabled=self.bf16):
-            return self.loss(self.classifier, images, labels, noise, progress)
+        return self.loss(self.classifier, images, labels, noise, progress)
 
 
-@dataclass(eq=False)
-class TrainingStep:
-    """Draws noise, calls `step` on a batch, backpropagates, updates the weights, and logs to `meter`.
+def training_step(run: "RunInProgress", images: Tensor, labels: Tensor) -> None:
+    """Draw noise, compute the loss of a batch, backpropagate, update the weights, and log to the meter of `run`.
 
-    A step has `num_noise` noisy copies of `images` images, of which this process computes `share`.
+    A step has `num_noise` noisy copies of `images_per_step` images, of which this process computes its share:
+    images [share, c, h, w] in [0, 1], labels [share].
     """
-
-    step: Callable[[Tensor, Tensor, Tensor, Progress], LossTerms]
-    optimizer: torch.optim.Optimizer
-    progress: Progress
-    meter: Meter
-    noise: Noise
-    num_noise: int
-    images: int
-    share: slice
-    generator: torch.Generator
-
-    def __call__(self, images: Tensor, labels: Tensor) -> None:
-        """images [share, c, h, w] in [0, 1], labels [share]."""
-        shape = (self.num_noise, self.images, *images.shape[1:])
-        noise = self.noise.sample(shape, self.generator)[:, self.share]
-        uniform = torch.rand(self.images, generator=self.generator, device=images.device)[self.share]
-        terms = self.step(images, labels, noise, self.progress._replace(uniform=uniform))
-        terms.loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.meter.add(terms, labels)
+    recipe, generator = run.recipe, run.generator
+    shape = (recipe.objective.num_noise, recipe.images_per_step, *images.shape[1:])
+    noise = run.noise.sample(shape, generator)[:, run.share]
+    uniform = torch.rand(recipe.images_per_step, generator=generator, device=images.device)[run.share]
+    with run.autocast():
+        terms = run.module(images, labels, noise, run.progress._replace(uniform=uniform))
+    terms.loss.backward()
+    run.optimizer.step()
+    run.optimizer.zero_grad()
+    run.meter.add(terms, labels)
 
 
 @dataclass(eq=False)
 class CapturedStep:
-    """`TrainingStep` as a CUDA graph: the first steps run without a graph, then one is captured and replayed.
+    """`training_step` as a CUDA graph: the first steps run without a graph, then one is captured and replayed.
 
     The results equal those of the plain step up to rounding: the same kernels use the same random numbers. If the
     `steps_left` will take `worth_compiling` seconds or more, the loss is compiled and captured again. A step that
     cannot be captured (for example because the network reads a value on the host) or compiled continues without, and
-    `note` receives the reason.
+    a note of the run gives the reason. A captured step belongs to one run, and does not refer to it, so that the memory
+    of a finished run is released at once.
     """
 
-    plain: TrainingStep
-    loss: Step
     steps_left: int
     worth_compiling: float
-    note: Callable[[str], None]
     warm_up: int = WARM_UP_STEPS
     graph: torch.cuda.CUDAGraph | None = None
     images: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -112,20 +98,20 @@ class CapturedStep:
     compiled: bool | None = None
     """None until this is decided."""
 
-    def __call__(self, images: Tensor, labels: Tensor) -> None:
+    def __call__(self, run: "RunInProgress", images: Tensor, labels: Tensor) -> None:
         self.steps_left -= 1
         if self.graph is not None:
             self.images.copy_(images)
             self.labels.copy_(labels)
             if self.compiled is None:
-                self._replay_and_decide(self.graph)
+                self._replay_and_decide(run, self.graph)
             else:
                 self.graph.replay()
             return
-        self._run_plain(images, labels)
+        self._run_plain(run, images, labels)
         self.warm_up -= 1
         if self.warm_up == 0:
-            self._capture(images, labels)
+            self._capture(run, images, labels)
 
     def loss_changed(self) -> None:
         """Capture a step anew, and decide again whether compiling pays; what could not be captured is not tried again.
@@ -136,43 +122,43 @@ class CapturedStep:
             self.graph, self.warm_up = None, WARM_UP_STEPS
             self.compiled, self.timed = self.compiled or None, []
 
-    def _run_plain(self, images: Tensor, labels: Tensor) -> None:
+    def _run_plain(self, run: "RunInProgress", images: Tensor, labels: Tensor) -> None:
         if not self.compiled:
-            self.plain(images, labels)
+            training_step(run, images, labels)
             return
-        generator = self.plain.generator
-        state, buffers = generator.get_state(), [buffer.clone() for buffer in self.loss.buffers()]
+        state, buffers = run.generator.get_state(), [buffer.clone() for buffer in run.loss.buffers()]
         try:
-            self.plain(images, labels)
+            training_step(run, images, labels)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            self.note(f"the loss cannot be compiled ({_first_line(error)}); training continues without")
+            run.options.on_note(f"the loss cannot be compiled ({_first_line(error)}); training continues without")
             self.compiled = False
-            self.loss.set_compiled(False)
+            run.loss.set_compiled(False)
             # Repeat the step from the values that it started with.
-            self.plain.optimizer.zero_grad()
-            generator.set_state(state)
-            for buffer, before in zip(self.loss.buffers(), buffers, strict=True):
+            run.optimizer.zero_grad()
+            run.generator.set_state(state)
+            for buffer, before in zip(run.loss.buffers(), buffers, strict=True):
                 buffer.copy_(before)
-            self.plain(images, labels)
+            training_step(run, images, labels)
 
-    def _capture(self, images: Tensor, labels: Tensor) -> None:
+    def _capture(self, run: "RunInProgress", images: Tensor, labels: Tensor) -> None:
         """Capture a step on copies of this batch; capturing computes nothing."""
         self.images, self.labels = images.clone(), labels.clone()
-        generator = self.plain.generator
-        state = generator.get_state()
+        state = run.generator.get_state()
         try:
-            self.graph = _recorded(lambda: self.plain(self.images, self.labels), generator)
+            self.graph = _recorded(lambda: training_step(run, self.images, self.labels), run.generator)
         except RuntimeError as error:
-            self.note(f"steps are not captured as a CUDA graph ({_first_line(error)}); training continues, more slowly")
-            self.plain.optimizer.zero_grad()
+            run.options.on_note(
+                f"steps are not captured as a CUDA graph ({_first_line(error)}); training continues, more slowly"
+            )
+            run.optimizer.zero_grad()
             # A capture that fails leaves its generators and the default one in a state in which they cannot draw.
             # A capture that succeeds ends it.
-            _recorded(self.images.zero_, generator)
-            generator.set_state(state)
+            _recorded(self.images.zero_, run.generator)
+            run.generator.set_state(state)
 
-    def _replay_and_decide(self, graph: torch.cuda.CUDAGraph) -> None:
+    def _replay_and_decide(self, run: "RunInProgress", graph: torch.cuda.CUDAGraph) -> None:
         """Time a few replays; then compile, warm up and capture again if that saves time."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()  # do not measure the work of other runs on this GPU
@@ -186,7 +172,7 @@ class CapturedStep:
         step = statistics.median(start.elapsed_time(end) for start, end in self.timed) / 1000
         self.compiled = step * self.steps_left >= self.worth_compiling
         if self.compiled:
-            self.loss.set_compiled(True)
+            run.loss.set_compiled(True)
             self.graph, self.warm_up = None, WARM_UP_STEPS
 
 

@@ -6,22 +6,20 @@ runs with the same teacher, for instance with other noise levels, share it.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from smoothcert.data import Images
-from smoothcert.errors import WorkError
 from smoothcert.io.files import LockedError, check_regular_file, locked
-from smoothcert.io.text import error_line
 from smoothcert.noise import NOISES
 from smoothcert.smoothing.votes import VoteCounter, default_batch_size
-from smoothcert.training.checkpoint import Run, load_run, tensors_digest, write_tensors
+from smoothcert.training.checkpoint import DAMAGE, Run, load_run, tensors_digest, write_tensors
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.run_folder import RECIPE
 
@@ -93,20 +91,13 @@ def count_votes(run: Run, data: Images, votes: int, device: torch.device) -> Ten
     return torch.cat(counts).to(torch.int32)
 
 
-def read_votes(path: Path, about: dict[str, Any]) -> Tensor | None:
-    """Read votes; None if there are none or other ones. A file whose checksum is wrong is a WorkError."""
+def read_votes(path: Path, about: Mapping[str, Any]) -> Tensor | None:
+    """Read votes; None if there are none, other ones or damaged ones, which are then counted again."""
     check_regular_file(path)
-    if not path.exists():
-        return None
     try:
         with safe_open(path, framework="pt") as file:
-            stored = json.loads((file.metadata() or {})["smoothcert"])
-            votes: Tensor = file.get_tensor("votes")
-        if stored.pop("sha256") != tensors_digest({"votes": votes}):
-            raise ValueError("wrong checksum")
-    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, OSError) as error:
-        raise WorkError(
-            f"{path}: expected the votes of a teacher, got a damaged file ({error_line(error)}); delete it, and they "
-            "are counted again"
-        ) from error
-    return votes if stored == about else None
+            stored, votes = json.loads(file.metadata()["smoothcert"]), file.get_tensor("votes")
+        same = stored == {**about, "sha256": tensors_digest({"votes": votes})}
+    except DAMAGE:  # a missing file is an OSError
+        return None
+    return votes if same else None

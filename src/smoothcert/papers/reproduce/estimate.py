@@ -8,11 +8,11 @@ from torch import nn
 
 from smoothcert.certification.estimate import seconds_per_input, seconds_per_vote
 from smoothcert.certification.settings import CertifyRecipe, make_counter
-from smoothcert.models import build_model, is_code
+from smoothcert.models import is_code
 from smoothcert.models.precision import resolve_precision
 from smoothcert.objectives.inputs import inputs_by_epoch
 from smoothcert.smoothing.votes import default_batch_size
-from smoothcert.training.checkpoint import InputSpec
+from smoothcert.training.checkpoint import InputSpec, new_model
 from smoothcert.training.device import training_device, weights_layout
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.step import WARM_UP_STEPS
@@ -77,7 +77,5 @@ def _seconds_per_vote(name: str, spec: InputSpec, device: torch.device) -> float
 
 
 def _network(name: str, spec: InputSpec) -> nn.Module:
-    normalization = spec.normalization
-    mean, std = (normalization.mean, normalization.std) if normalization else (None, None)
     with torch.random.fork_rng(devices=[]):
-        return build_model(name, spec.shape, spec.num_classes, mean, std)
+        return new_model(name, spec)
