@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from types import SimpleNamespace
@@ -353,7 +354,7 @@ def test_rules_that_exclude_each_other_are_refused(changes: dict[str, object], m
 
 
 def test_folding_skips_shared_layers_hooks_and_parametrized_weights() -> None:
-    """Shared layers, hooks and computed weights: the network is then evaluated as it is."""
+    """Shared layers, hooks, a forward of its own and computed weights: the network is then evaluated as it is."""
 
     class Shared(torch.nn.Module):
         def __init__(self) -> None:
@@ -367,12 +368,13 @@ def test_folding_skips_shared_layers_hooks_and_parametrized_weights() -> None:
     def plain() -> torch.nn.Sequential:
         return torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.Flatten())
 
-    hooked, watched, spectral = plain(), plain(), plain()
+    hooked, watched, patched, spectral = plain(), plain(), plain(), plain()
+    patched.forward = partial(lambda forward, x: -forward(x), patched.forward)
     hooked.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2 - 1,))
     watched[0].register_forward_hook(lambda module, inputs, output: output * 3)
     spectral[0] = torch.nn.utils.parametrizations.spectral_norm(spectral[0])
     torch.manual_seed(0)
-    for network in (Shared(), hooked, watched, spectral):
+    for network in (Shared(), hooked, watched, patched, spectral):
         for module in network.modules():
             if isinstance(module, torch.nn.BatchNorm2d):
                 module.running_mean.normal_()

@@ -9,7 +9,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 from smoothcert import Ensemble, RequestError, SmoothedClassifier
-from smoothcert.models import LeNet
+from smoothcert.models import Denoised, LeNet
 from smoothcert.models.precision import at_precision, has_batch_norm
 
 CPU = torch.device("cpu")
@@ -150,6 +150,25 @@ def test_precision_folds_batch_norm_of_each_member_and_keeps_the_logits() -> Non
         half = at_precision(Ensemble(members), "bf16", CPU, (1, 28, 28))(images.bfloat16())
     assert half.dtype == torch.float32
     torch.testing.assert_close(half, mean, rtol=0.1, atol=0.05)
+
+
+def test_subclasses_and_hooks_are_certified_as_they_are() -> None:
+    """They may compute another class from the same parts."""
+
+    class Least(Ensemble):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return -super().forward(inputs)
+
+    class Reversed(Denoised):
+        def forward(self, noisy: Tensor) -> Tensor:
+            return -super().forward(noisy)
+
+    hooked = Ensemble([Threshold(0.5), Threshold(0.4)])
+    hooked.register_forward_hook(lambda module, inputs, output: -output)
+    for network in (Least([Threshold(0.5), Threshold(0.4)]), Reversed(nn.Identity(), Threshold(0.5)), hooked):
+        bright = torch.full((1, 1, 1, 1), 0.9)
+        (certificate,) = SmoothedClassifier(network, sigma=0.01).certify(bright, n=100)
+        assert certificate.predict == int(network(bright).argmax()) == 0
 
 
 def test_impossible_ensembles_are_refused() -> None:

@@ -156,9 +156,9 @@ def test_paired_differences_against_a_loop(seed: int) -> None:
         error = math.sqrt(((won + lost) / 60 - ((won - lost) / 60) ** 2) / 59)
         assert difference.standard_error == pytest.approx(error)
         assert difference.significant == (abs(won - lost) / 60 > 2 * error)
-    middle = statistics.median(counted(theirs))
-    easy = [gap for gap, radius in zip(gaps, counted(theirs), strict=True) if radius >= middle]
-    hard = [gap for gap, radius in zip(gaps, counted(theirs), strict=True) if radius < middle]
+    means = [(a + b) / 2 for a, b in zip(counted(ours), counted(theirs), strict=True)]
+    easy = [gap for gap, mean in zip(gaps, means, strict=True) if mean >= statistics.median(means)]
+    hard = [gap for gap, mean in zip(gaps, means, strict=True) if mean < statistics.median(means)]
     assert paired.easy is not None
     assert paired.hard is not None
     assert (paired.easy.value, paired.hard.value) == (pytest.approx(np.mean(easy)), pytest.approx(np.mean(hard)))

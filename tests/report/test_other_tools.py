@@ -132,6 +132,7 @@ def test_descriptions_belong_to_files_in_order_or_by_name(run_cli: Report, ours:
         (["n=few"], "--as: expected a number for n, got 'few'"),
         (["name=ours"], "--as: expected a different name for each run, got 'ours' twice"),
         (["name=a", "name=b"], "--as: expected one for each file of another tool, got more"),
+        (["sigma=0.25,n=1000,alpha=0.001"], "--as: expected radii of at most 0.616 for sigma 0.25, n 1,000"),
         (["file=nowhere,name=a"], "--as: expected file= to name one file without settings, got 'nowhere'"),
     ],
 )

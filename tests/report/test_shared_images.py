@@ -9,6 +9,7 @@ import pytest
 
 import smoothcert as sc
 from smoothcert.errors import RequestError
+from smoothcert.io.results import read_settings, write_settings
 from smoothcert.report import write_report
 
 from .conftest import MakeRun, image, images
@@ -75,3 +76,18 @@ def test_runs_without_a_common_image_are_not_ranked(make_run: MakeRun, tmp_path:
     report = write_report(runs, tmp_path / "out", ["md"])
     assert [summary.images for summary in report.summaries] == [5, 5]
     assert "**even**, **odd**: not ranked: the images differ" in (tmp_path / "out/report.md").read_text()
+
+
+def test_a_report_says_that_a_file_is_incomplete(make_run: MakeRun, tmp_path: Path) -> None:
+    """Interrupted, or merged with --partial."""
+    selection = {"images": 12, "skip": 1, "max_images": None, "shard": [1, 1]}
+    for provenance, words in (
+        ({"selection": selection}, "incomplete: test.tsv lacks 2 of its 12 images"),
+        ({"incomplete": ["shard 2 of 2 is missing"]}, "incomplete: shard 2 of 2 is missing"),
+        ({"selection": selection | {"images": 10}}, ""),
+    ):
+        path = make_run(f"run{len(words)}") / "certificates" / "test.tsv"
+        write_settings(path, read_settings(path)["settings"], provenance)
+        contents = write_report([path], tmp_path / "out", ["md"]).contents
+        assert list(contents.warnings) == [words] * bool(words)
+        assert words in (tmp_path / "out" / "report.md").read_text()

@@ -149,7 +149,7 @@ def missing_rows(file: CertificatesFile) -> str | None:
     selection = Selection.from_provenance(file.provenance)
     if selection is not None:
         wanted = selection.indices
-        absent = set(wanted).difference(row.index for row in file.rows)
+        absent = set(wanted).difference(file.columns.index.tolist())
         return f"{file.path.name} lacks {len(absent):,} of its {len(wanted):,} images" if absent else None
     if file.torn:
         return f"{file.path.name} ends in the middle of a row"

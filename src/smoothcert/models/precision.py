@@ -102,10 +102,11 @@ def at_precision(model: nn.Module, precision: Precision, device: torch.device, s
     the memory layout of the weights is channels last. Logits are float32 if a linear layer
     computes them. Each member of an ensemble, and a denoiser and its classifier, are converted separately.
     """
-    if isinstance(model, Ensemble):
+    # A subclass, or a hook, may compute something else from the parts: it is copied as any other module.
+    if type(model) is Ensemble and is_plain(model):
         members = [at_precision(member, precision, device, shape) for member in model.members]
         return Ensemble(members, model.consensus).eval()
-    if isinstance(model, Denoised) and model.classifier is not None:
+    if type(model) is Denoised and is_plain(model) and model.classifier is not None:
         parts = [at_precision(part, precision, device, shape) for part in (model.denoiser, model.classifier)]
         return Denoised(*parts).eval()
     try:

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from smoothcert.certification.certificates import CertificatesFile, read_certificates
+from smoothcert.certification.shards import missing_rows
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file
 from smoothcert.io.results import settings_path
@@ -151,7 +152,7 @@ def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
     warnings = {note: names for note, names in left_out.items() if names}
     for (name, file), (_, all_rows) in zip(files, whole, strict=True):
         summary = summarize(file, name, columns)
-        differences = _trained_otherwise(summary)
+        differences = _trained_otherwise(summary) + _incomplete(all_rows)
         if summary.images < len(all_rows.rows):
             differences.append(f"only the {summary.images:,} images that all runs of its σ have are counted")
         summaries.append(replace(summary, remarks=(*summary.remarks, *differences)))
@@ -207,6 +208,13 @@ def _read(path: Path) -> CertificatesFile:
     if level:
         raise WorkError(f"{settings_path(path)}: damaged, expected at most {DEEPEST} levels of settings, got more")
     return file
+
+
+def _incomplete(file: CertificatesFile) -> list[str]:
+    """What an interrupted or partly merged file lacks: the images that it has may be those of a few classes."""
+    merged = file.provenance.get("incomplete")
+    missing = "; ".join(map(str, merged)) if isinstance(merged, list) else missing_rows(replace(file, torn=False))
+    return [f"incomplete: {one_line(missing)[:200]}"] if missing else []
 
 
 def _trained_otherwise(summary: Summary) -> list[str]:

@@ -8,11 +8,14 @@ from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.certification.checks import check_settings
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import did_you_mean
+from smoothcert.report.protocol import ceiling_of
 
 Description = Mapping[str, str]
 """Key -> value, as given."""
 Named = tuple[str, CertificatesFile]
 KEYS = ("name", "file", "sigma", "dataset", "split", "n", "n0", "alpha", "noise", "bound", "method", "model")
+ROUNDED = 0.01
+"""Relative excess of a radius over what its votes can show: other tools print three digits."""
 
 
 def parse_description(text: str) -> dict[str, str]:
@@ -52,10 +55,22 @@ def describe(files: Sequence[Named], descriptions: Sequence[Description]) -> lis
             reason = str(error).partition("damaged, ")[2].partition("; ")[0]
             raise RequestError(f"--as: {reason}; correct it") from error
         described[place] = (description.get("name", name), replace(file, settings=settings))
+        _refuse_impossible(described[place][1])
     names = [name for name, _ in described]
     if twice := [name for name in names if names.count(name) > 1]:
         raise RequestError(f"--as: expected a different name for each run, got '{twice[0]}' twice; choose another")
     return described
+
+
+def _refuse_impossible(file: CertificatesFile) -> None:
+    """Refuse sigma, n and alpha at which no votes show the largest radius of the file: one of them is wrong."""
+    sigma, n, alpha = (file.settings.get(key) for key in ("sigma", "n", "alpha"))
+    ceiling, largest = ceiling_of(file, sigma, n, alpha), float(file.columns.radius.max(initial=0.0))
+    if ceiling is not None and largest > ceiling * (1 + ROUNDED):
+        raise RequestError(
+            f"--as: expected radii of at most {ceiling:.3f} for sigma {sigma:g}, n {n:,} and alpha {alpha:g}, got "
+            f"{largest:.3f} in {file.path}; correct these"
+        )
 
 
 def _place(files: Sequence[Named], free: Sequence[int], description: Description) -> int:

@@ -86,7 +86,7 @@ def _differences(comparisons: Sequence[Comparison]) -> FurtherTable:
     caption = (
         "Run minus reference on the same images, with the standard error of the paired difference in brackets; "
         "accuracies in points. A star marks differences of more than two standard errors. Easy images: those for which "
-        "the radius of the reference is at least its median radius; hard images: the others."
+        "the mean radius of the two runs is at least its median; hard images: the others."
     )
     return _table(
         "Differences from a reference run", caption, columns, [[(c, run) for run in c.paired] for c in ranked]

@@ -41,9 +41,9 @@ class PairedRun:
     accuracy: Mapping[float, Difference]
     """Radius -> difference of the certified accuracy; radii that one of the two cannot reach are left out."""
     easy: Difference | None
-    """Difference of ACR on the images that are easy for the reference: its radius is at least its median radius."""
+    """Difference of ACR on the images that are easy for both: the sum of their radii is at least its median."""
     hard: Difference | None
-    """On the other images. Both are None if all images have the same radius."""
+    """On the other images. Both are None if all images are easy."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,9 @@ def _paired(run: Summary, reference: Summary) -> PairedRun:
         for r in run.accuracy_at
         if run.reaches(r) and reference.reaches(r)
     }
-    easy = theirs.radius >= np.median(theirs.radius)
+    # By both runs alike: images chosen by the radius of one of two equal runs have a smaller radius in the other.
+    both = ours.radius + theirs.radius
+    easy = both >= np.median(both)
     parts = (None, None) if easy.all() else (difference_of(radius[easy]), difference_of(radius[~easy]))
     return PairedRun(run.name, difference_of(radius), accuracy, *parts)
 

@@ -22,9 +22,9 @@ CHANNELS = (16, 32, 64)
 
 
 def is_plain(module: nn.Module) -> bool:
-    """True if the module has no hooks and no parametrized weights, which the kernels would bypass."""
+    """True if the module has no hooks, forward of its own or parametrized weights, which the kernels would bypass."""
     computed = isinstance(module, nn.Conv2d) and not isinstance(module._parameters.get("weight"), nn.Parameter)
-    return not (module._forward_hooks or module._forward_pre_hooks or computed)
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module) or computed)
 
 
 def has_kernels(convolution: nn.Module) -> bool:
