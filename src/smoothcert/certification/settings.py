@@ -156,14 +156,12 @@ class CertifySettings(Recipe):
 class CertifyRecipe(CertifySettings):
     """Settings with nothing left open: what a certificate depends on besides the model and the image."""
 
-    sigma: float = Field(gt=0, description="standard deviation of the noise")
-    noise: NoiseName = Field(default="gaussian", description="gaussian certifies in L2, laplace and uniform in L1")
-    precision: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="of the network; noise is float32")
-    hold_back: bool = Field(
-        default=False, description="keep part of alpha for the full radius of images that reach n votes"
-    )
-    batch_size: int = Field(default=500, ge=1, le=MOST_VOTES, description="noisy images in a forward pass")
-    seed: int = Field(ge=0, description="of the noise")
+    sigma: float = Field(gt=0)
+    noise: NoiseName = "gaussian"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    hold_back: bool = False
+    batch_size: int = Field(default=500, ge=1, le=MOST_VOTES)
+    seed: int = Field(ge=0)
 
 
 def unreachable_radius(settings: CertifySettings, radius: float) -> str | None:
