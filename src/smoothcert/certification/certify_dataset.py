@@ -103,7 +103,8 @@ def certify_dataset(
     images take at most, and calls `on_estimate` with the result.
     """
     path, device = certificates_path(out), find_device(device)
-    given = {**(settings.model_dump() if settings else {}), **fields}
+    given = settings.model_dump() if settings else {}
+    given |= {"radii": (), **fields} if fields.get("until_radius") is not None else fields
     settings = parse_recipe(CertifySettings, given, "certify")
     subject = Subject.of(model, name).behind(denoiser)
     if isinstance(model, Cascade):
