@@ -365,7 +365,7 @@ def test_attack_writes_to_another_folder_as_certify_does(run_cli: Cli, run: Path
 def test_attack_refuses_wrong_radii_before_it_reads_a_file(run_cli: Cli, trained_run: Path) -> None:
     code, _, err = run_cli("attack", trained_run, "--radii", "x", "--certificates", trained_run / "recipe.yaml")
     assert (code, err.count("\n")) == (2, 1)
-    assert "radii: expected comma-separated numbers >= 0" in err
+    assert "radii: expected comma-separated numbers" in err
 
 
 def test_all_next_steps_are_known() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from smoothcert import data
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.report import style
 
@@ -15,18 +16,18 @@ quickstart = import_module("smoothcert.cli.quickstart")  # the package has a com
 @pytest.mark.slow
 def test_methods_have_the_published_order_on_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gaussian is below Consistency and SmoothMix at sigma 0.5: a small network, 2,400 images, and 25 test images."""
-    load = quickstart.load_dataset
+    load = data.load_dataset
     few = {"train": slice(2400), "test": slice(None)}
     monkeypatch.setattr(
-        quickstart,
+        data,
         "load_dataset",
-        lambda name, split: (d := load(name, split)).subset(torch.arange(len(d))[few[split]]),
+        lambda name, split, *more: (d := load(name, split, *more)).subset(torch.arange(len(d))[few[split]]),
     )
     budget = [change for change in quickstart.BUDGET if not change.startswith(("epochs", "learning_rate_drops"))]
     monkeypatch.setattr(quickstart, "BUDGET", (*budget, "model=tiny", "epochs=1", "learning_rate_drops=[]"))
     monkeypatch.setattr(quickstart, "VOTES", 100)
     monkeypatch.setattr(quickstart, "SKIP", 80)
-    quickstart.run_quickstart(tmp_path)
+    quickstart.quickstart(tmp_path)
     acr = {
         folder.name: read_certificates(folder / "certificates" / "test-n100.tsv").acr
         for folder in (tmp_path / "runs").iterdir()
@@ -39,5 +40,5 @@ def test_methods_have_the_published_order_on_the_sample(tmp_path: Path, monkeypa
     # Finished work is not repeated.
     before = (tmp_path / "runs/smoothmix/state.pt").stat().st_mtime_ns
     monkeypatch.setattr(style, "_picture", lambda figure, kind: b"a picture")
-    quickstart.run_quickstart(tmp_path)
+    quickstart.quickstart(tmp_path)
     assert (tmp_path / "runs/smoothmix/state.pt").stat().st_mtime_ns == before

@@ -25,6 +25,7 @@ from smoothcert.attacks import attacked, smoothed_pgd
 from smoothcert.certification.attack_file import AttackedImage, AttacksFile, attacks_writer, read_attacks
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.certification.ensemble import RunEnsemble
+from smoothcert.certification.settings import in_groups
 from smoothcert.certification.subject import Subject, data_settings
 from smoothcert.data import Images
 from smoothcert.errors import RequestError
@@ -253,8 +254,8 @@ def attack_dataset(
             on_progress(AttackStatus(len(rows), len(indices), withstood, contradictions, rate))
 
         report()
-        for start in range(0, len(todo), recipe.images_at_once):
-            fresh = _attack_images(attacker, data, todo[start : start + recipe.images_at_once], claims, device)
+        for part in in_groups(todo, recipe.images_at_once):
+            fresh = _attack_images(attacker, data, part, claims, device)
             writer.append(fresh)
             rows += fresh
             report()

@@ -22,7 +22,7 @@ from smoothcert.certification.certificates import (
 )
 from smoothcert.certification.estimate import CertificationEstimate, seconds_per_vote
 from smoothcert.certification.prepare import Prepared, checked_indices
-from smoothcert.certification.settings import CertifySettings, images_at_once, make_counter
+from smoothcert.certification.settings import CertifySettings, images_at_once, in_groups, make_counter
 from smoothcert.certification.subject import Certifiable, Data, Subject, as_images, data_settings
 from smoothcert.data import Images
 from smoothcert.data.images import spread
@@ -103,7 +103,8 @@ def certify_dataset(
     images take at most, and calls `on_estimate` with the result.
     """
     path, device = certificates_path(out), find_device(device)
-    given = {**(settings.model_dump() if settings else {}), **fields}
+    given = settings.model_dump() if settings else {}
+    given |= {"radii": (), **fields} if fields.get("until_radius") is not None else fields
     settings = parse_recipe(CertifySettings, given, "certify")
     subject = Subject.of(model, name).behind(denoiser)
     if isinstance(model, Cascade):
@@ -219,7 +220,7 @@ class Certification:
         team, wanted, known = self.team, set(indices), {row.index for row in existing}
         counted = [row for row in existing if row.index in wanted] if team.leads else []
         todo = [index for index in indices if index not in known][team.rank :: team.size]
-        total, started, group = len(counted) + len(todo), time.perf_counter(), images_at_once(self.prepared.recipe)
+        total, started = len(counted) + len(todo), time.perf_counter()
         done, fresh, votes, radii = len(counted), 0, 0, sum(row.radius_if_correct for row in counted)
 
         def report() -> None:
@@ -228,8 +229,8 @@ class Certification:
             on_progress(CertificationStatus(done, total, mean, fresh / seconds, votes / seconds, votes))
 
         report()
-        for start in range(0, len(todo), group):
-            rows = self.rows(todo[start : start + group])
+        for part in in_groups(todo, images_at_once(self.prepared.recipe)):
+            rows = self.rows(part)
             writer.append(rows)
             done, fresh = done + len(rows), fresh + len(rows)
             votes += sum(row.certificate.spent for row in rows)

@@ -17,15 +17,15 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from smoothcert.certification.certificates import CertifiedImage, certificates_path, certificates_writer
-from smoothcert.certification.prepare import Prepared, checked_inputs, noise_seeds, prepare
-from smoothcert.certification.settings import images_at_once
+from smoothcert.certification.prepare import checked_inputs, noise_seeds, prepare
+from smoothcert.certification.settings import images_at_once, in_groups
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import DIGEST_IMAGES, Subject
 from smoothcert.data import UNSPLIT, Images
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import plain_while_written
 from smoothcert.io.console import terminal_bar
-from smoothcert.io.results import ResultWriter, alone, stored_settings
+from smoothcert.io.results import alone, stored_settings
 from smoothcert.smoothing.certificate_batch import CertificateBatch
 from smoothcert.training.checkpoint import tensors_digest
 
@@ -129,6 +129,20 @@ def _warn_unless_begun(path: Path, begun: Event) -> None:
         )
 
 
+def _checked(batches: Iterable[object], strict: bool) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """The inputs and labels of each batch; inputs of another shape than those of the first batch are refused."""
+    shape = None
+    for inputs, labels in map(inputs_and_labels, batches):
+        checked = checked_inputs(inputs, strict=strict)
+        shape = shape or checked.shape[1:]
+        if checked.shape[1:] != shape:
+            raise RequestError(
+                f"data: expected batches [n, {', '.join(map(str, shape))}] like the first, got "
+                f"{list(checked.shape)}; resize the inputs"
+            )
+        yield checked, labels
+
+
 def _stream(
     smoothed: SmoothedClassifier,
     source: Batches,
@@ -140,92 +154,70 @@ def _stream(
     begun: Event,
 ) -> Iterator[CertificateBatch]:
     begun.set()
-    batches = map(inputs_and_labels, source.batches)
+    batches = _checked(source.batches, smoothed.strict)
     first = list(islice(batches, 1))
     if not first:
         raise RequestError("data: expected at least one batch, got none; check the data set and the loader")
-    example = checked_inputs(first[0][0], strict=smoothed.strict)
-    example = example.to(smoothed.device or example.device)
+    example = first[0][0].to(smoothed.device or first[0][0].device)
     _, prepared = prepare(smoothed, example, options, seed=seed, stored={} if path is None else stored_settings(path))
     position = 0
     with ExitStack() as stack:
         writer = None
         if path is not None:
-            while sum(map(_length_of_batch, first)) < DIGEST_IMAGES and (more := next(batches, None)) is not None:
+            while sum(len(inputs) for inputs, _ in first) < DIGEST_IMAGES and (more := next(batches, None)) is not None:
                 first.append(more)
-            inputs = torch.cat([_checked(smoothed, prepared, x) for x, _ in first])[:DIGEST_IMAGES]
+            some = torch.cat([inputs for inputs, _ in first])[:DIGEST_IMAGES]
             subject = Subject.of(smoothed, name)
             settings = {
-                **subject.about(inputs, prepared.device, prepared.recipe.batch_size),
-                **{"dataset": source.name, "split": source.split, "images_sha256": tensors_digest({"inputs": inputs})},
+                **subject.about(some, prepared.device, prepared.recipe.batch_size),
+                **{"dataset": source.name, "split": source.split, "images_sha256": tensors_digest({"inputs": some})},
                 **prepared.settings(smoothed.classifier),
             }
             stack.enter_context(alone(path, "choose another out"))
             plain = stack.enter_context(plain_while_written(path))
             writer = stack.enter_context(certificates_writer(plain, settings, subject.provenance(prepared.device)))
-        existing = {row.index: row for row in writer.done} if writer is not None else {}
         bar = stack.enter_context(terminal_bar(MofNCompleteColumn(), TimeRemainingColumn(), shown=progress))
         task = bar.add_task("certify", total=source.inputs)
-        for x, labels in chain(first, batches):
-            result = _certify_batch(
-                smoothed, prepared, x, labels, position if source.ordered else None, writer, existing
-            )
-            position += len(result)
+        existing = {} if writer is None else {row.index: row for row in writer.done}
+        for inputs, labels in chain(first, batches):
+            indices = list(range(position, position + len(inputs)))
+            rows = {index: existing[index] for index in indices if index in existing}
+            seeds = noise_seeds(inputs, prepared.recipe.seed, indices if source.ordered else None)
+            known = _checked_labels(labels, len(inputs), prepared.counter.num_classes, rows, position)
+            if writer is not None and labels is None:
+                raise RequestError("data: expected batches (inputs, labels) for a certificates file, got inputs alone")
+            for part in in_groups([i for i in indices if i not in rows], images_at_once(prepared.recipe)):
+                places = [index - position for index in part]
+                of_part = [known[i] for i in places], part, [seeds[i] for i in places]
+                fresh = prepared.rows(inputs[places], *of_part, time.perf_counter())
+                rows |= {row.index: row for row in fresh}
+                if writer is not None:
+                    writer.append(fresh)
+            position += len(inputs)
             bar.update(task, completed=position)
-            yield result
+            yield CertificateBatch.of(
+                [rows[index].certificate for index in indices],
+                *(prepared.counter.num_classes, inputs.device),
+                labels=labels,
+                indices=indices if source.ordered else None,
+            )
 
 
-def _length_of_batch(batch: tuple[object, Tensor | None]) -> int:
-    return _length(batch[0]) or 0
-
-
-def _checked(smoothed: SmoothedClassifier, prepared: Prepared, x: object) -> Tensor:
-    """The inputs of a batch, of the same shape as those of the first batch."""
-    inputs = checked_inputs(x, strict=smoothed.strict)
-    if tuple(inputs.shape[1:]) != prepared.shape:
-        raise RequestError(
-            f"data: expected batches [n, {', '.join(map(str, prepared.shape))}] like the first, got "
-            f"{list(inputs.shape)}; resize the inputs"
-        )
-    return inputs
-
-
-def _certify_batch(
-    smoothed: SmoothedClassifier,
-    prepared: Prepared,
-    x: object,
-    labels: Tensor | None,
-    position: int | None,
-    writer: ResultWriter[CertifiedImage] | None,
-    existing: dict[int, CertifiedImage],
-) -> CertificateBatch:
-    inputs = _checked(smoothed, prepared, x)
-    if writer is not None and labels is None:
-        raise RequestError("data: expected batches (inputs, labels) for a certificates file, got inputs alone")
-    known = [-1] * len(inputs) if labels is None else labels.tolist()
-    classes = prepared.counter.num_classes
-    if labels is not None and not all(0 <= label < classes for label in known):
+def _checked_labels(
+    labels: Tensor | None, inputs: int, classes: int, rows: Mapping[int, CertifiedImage], position: int
+) -> list[int]:
+    """The labels, -1 for inputs without one; labels of no class, or others than those of `rows`, are refused."""
+    if labels is None:
+        return [-1] * inputs
+    known: list[int] = labels.tolist()
+    if not all(0 <= label < classes for label in known):
         raise RequestError(
             f"data: expected labels from 0 to {classes - 1}, got {min(known)} to {max(known)}; number the classes as "
             "the outputs of the classifier"
         )
-    indices = None if position is None else list(range(position, position + len(inputs)))
-    seeds = noise_seeds(inputs, prepared.recipe.seed, indices)
-    rows: list[CertifiedImage | None] = [None] * len(inputs) if indices is None else list(map(existing.get, indices))
-    for row, label in zip(rows, known, strict=True):
-        if row is not None and row.label != label:
+    for index, row in rows.items():
+        if row.label != (label := known[index - position]):
             raise RequestError(
-                f"out: the file has label {row.label} for input {row.index}, the data {label}; choose another"
+                f"out: the file has label {row.label} for input {index}, the data {label}; choose another"
             )
-    todo = [i for i, row in enumerate(rows) if row is None]
-    group = images_at_once(prepared.recipe)
-    for part in (todo[start : start + group] for start in range(0, len(todo), group)):
-        labels_of_part, numbers = [known[i] for i in part], [i + (position or 0) for i in part]
-        fresh = prepared.rows(inputs[part], labels_of_part, numbers, [seeds[i] for i in part], time.perf_counter())
-        for i, row in zip(part, fresh, strict=True):
-            rows[i] = row
-        if writer is not None:
-            writer.append(fresh)
-    certificates = [row.certificate for row in rows if row is not None]
-    device = x.device if isinstance(x, Tensor) else inputs.device
-    return CertificateBatch.of(certificates, prepared.counter.num_classes, device, labels=labels, indices=indices)
+    return known

@@ -7,7 +7,6 @@ from itertools import product
 from typing import Any
 
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-from smoothcert.data import Images
 from smoothcert.errors import RequestError
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.training.checkpoint import InputSpec, Run, tensors_digest
@@ -77,15 +76,6 @@ class RunEnsemble:
             "members": members,
             "consensus": self.consensus,
         }
-
-    @property
-    def provenance(self) -> list[dict[str, Any]]:
-        """The name of each run and how it was trained."""
-        return list(map(training_of, self.runs))
-
-    def refuse_other_images(self, data: Images) -> None:
-        """Raise a RequestError if `data` does not have the shape and number of classes of the members."""
-        self.runs[0].refuse_other_images(data)
 
 
 def training_of(run: Run) -> dict[str, Any]:

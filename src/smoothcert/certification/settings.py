@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -156,14 +156,12 @@ class CertifySettings(Recipe):
 class CertifyRecipe(CertifySettings):
     """Settings with nothing left open: what a certificate depends on besides the model and the image."""
 
-    sigma: float = Field(gt=0, description="standard deviation of the noise")
-    noise: NoiseName = Field(default="gaussian", description="gaussian certifies in L2, laplace and uniform in L1")
-    precision: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="of the network; noise is float32")
-    hold_back: bool = Field(
-        default=False, description="keep part of alpha for the full radius of images that reach n votes"
-    )
-    batch_size: int = Field(default=500, ge=1, le=MOST_VOTES, description="noisy images in a forward pass")
-    seed: int = Field(ge=0, description="of the noise")
+    sigma: float = Field(gt=0)
+    noise: NoiseName = "gaussian"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    hold_back: bool = False
+    batch_size: int = Field(default=500, ge=1, le=MOST_VOTES)
+    seed: int = Field(ge=0)
 
 
 def unreachable_radius(settings: CertifySettings, radius: float) -> str | None:
@@ -222,6 +220,11 @@ def make_rule(recipe: CertifyRecipe, shape: tuple[int, ...]) -> Rule:
         label_aware=recipe.label_aware,
         slack=IntegerGaussian(recipe.sigma).slack(math.prod(shape)) if recipe.sound else 0.0,
     )
+
+
+def in_groups(indices: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    """Divide `indices` into groups of at most `size`."""
+    return (indices[start : start + size] for start in range(0, len(indices), size))
 
 
 def images_at_once(recipe: CertifyRecipe) -> int:

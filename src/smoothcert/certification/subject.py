@@ -48,6 +48,11 @@ class Subject:
     denoiser: Denoiser | None = None
     """What is in front of the classifier."""
 
+    @property
+    def runs(self) -> Sequence[Run]:
+        """The run, or the members of an ensemble; () for a user's own classifier."""
+        return self.run.runs if isinstance(self.run, RunEnsemble) else () if self.run is None else (self.run,)
+
     @classmethod
     def of(cls, model: "Certifiable", name: str | None = None) -> "Subject":
         if isinstance(model, Cascade):
@@ -86,9 +91,9 @@ class Subject:
             stage.check(data, sigma, noise, device)
         if self.stages:
             return
-        if self.run is not None:
-            self.run.refuse_other_images(data)
-        else:
+        for run in self.runs:
+            run.refuse_other_images(data)
+        if not self.runs:
             check_outputs(self.classifier, self.name, data.shape, data.num_classes, device)
         image = data.batch(torch.tensor([0]))[0].to(device_of(self.classifier) or device)
         refuse_unsound(self.classifier, image, self.name, data.num_classes)
@@ -105,8 +110,7 @@ class Subject:
         return {**about, **trained, "objective": f"{about['objective']} + denoiser", "denoiser": front}
 
     def _about_classifier(self, data: Images | Tensor, device: torch.device, batch_size: int) -> dict[str, Any]:
-        runs = self.run.runs if isinstance(self.run, RunEnsemble) else (self.run,) if self.run is not None else ()
-        if self.run is not None and not any(is_code(run.recipe.model) for run in runs):
+        if self.run is not None and not any(is_code(run.recipe.model) for run in self.runs):
             return self.run.about()
         model = self.classifier
         weights = tensors_digest(model.state_dict()) if isinstance(model, nn.Module) else None
@@ -125,9 +129,9 @@ class Subject:
         """Return how the classifier was trained, or all members of an ensemble or stages; {} if it is not a run."""
         if self.stages:
             return {"members": [training_of(s.run) if isinstance(s.run, Run) else s.training() for s in self.stages]}
-        if isinstance(self.run, RunEnsemble):
-            return {"members": self.run.provenance}
-        return {} if self.run is None else {"model": dict(self.run.provenance)}
+        if isinstance(self.run, Run):
+            return {"model": dict(self.run.provenance)}
+        return {"members": list(map(training_of, self.runs))} if self.runs else {}
 
 
 Certifiable = Run | RunEnsemble | Cascade | SmoothedClassifier | Classifier

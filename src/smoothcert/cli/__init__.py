@@ -23,7 +23,8 @@ from smoothcert.cli.doctor import doctor
 from smoothcert.cli.help import FILES, LISTS, PAPERS, START, add_command
 from smoothcert.cli.listing import datasets, models, objectives, papers, presets
 from smoothcert.cli.predicting import predict
-from smoothcert.cli.reporting import quickstart, report
+from smoothcert.cli.quickstart import quickstart
+from smoothcert.cli.reporting import report
 from smoothcert.cli.reproducing import reproduce
 from smoothcert.cli.serving import serve
 from smoothcert.cli.sweeping import sweep

@@ -48,15 +48,9 @@ def training_command(
     return command_line("train", *words, "--out", folder.with_name(f"{folder.name}-{label}-{sigma:g}"))
 
 
-def retraining_command(
-    run: "Run | None",
-    folder: Path,
-    request: NetworkOptions,
-    dataset: str,
-    image_size: int | None,
-    settings: "CertifySettings",
-) -> str:
+def retraining_command(run: "Run | None", folder: Path, request: NetworkOptions, settings: "CertifySettings") -> str:
     """Return the command that trains the network of a certification under its noise."""
+    dataset, image_size = request.chosen_data(run)
     noise = settings.noise or "gaussian"
     label: str = noise
     if run is not None and (folder / RECIPE).exists():

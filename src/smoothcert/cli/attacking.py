@@ -70,7 +70,7 @@ def attack(
     from smoothcert.certification.attack_file import contradiction_p_value, empirical_accuracy
     from smoothcert.certification.certificates import read_certificates
     from smoothcert.certification.shards import chosen_images
-    from smoothcert.cli.certify_targets import if_elsewhere, refuse_other_run
+    from smoothcert.cli.certify_targets import if_elsewhere
     from smoothcert.distributed import find_device
     from smoothcert.io.compressed import result_files
     from smoothcert.io.files import check_inside
@@ -81,8 +81,6 @@ def attack(
     check_name(name)
     loaded, where = None if run is None else load_run(run, request.model), find_device(device)
     elsewhere = if_elsewhere(loaded, folder)
-    if elsewhere is not None:
-        refuse_other_run(elsewhere, folder)
     own = result_files(folder / CERTIFICATES)
     certified = own if own or run is None else result_files(run / CERTIFICATES)
     source = certificates if certificates is not None else certified[0] if len(certified) == 1 else None

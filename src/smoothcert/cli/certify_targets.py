@@ -58,22 +58,12 @@ class Target:
     folder: Path
     path: Path
     settings: CertifySettings
-    dataset: str
-    image_size: int | None
+    elsewhere: Run | None
+    """The run, if it is the only one and its certificates are written to another folder."""
 
     @property
     def first(self) -> Run | None:
         return self.members[0] if self.members else None
-
-    @property
-    def trained_on(self) -> str | None:
-        return self.first.recipe.dataset if self.first is not None else None
-
-    @property
-    def run_elsewhere(self) -> Run | None:
-        """The run, if it is the only one and its certificates are written to another folder."""
-        alone = self.first if self.combined is None else None
-        return if_elsewhere(alone, self.folder)
 
 
 def find_target(
@@ -108,11 +98,8 @@ def find_target(
     path = folder / "certificates" / f"{request.name}.tsv" if request.name else path
     path = compressed_form(path) if request.compress_ else path
     check_inside(path, folder)
-    dataset = request.chosen_data(members[0] if members else None)
-    target = Target(members, combined, published, denoiser, folder, path, settings, *dataset)
-    if target.run_elsewhere is not None:
-        refuse_other_run(target.run_elsewhere, folder)
-    return target
+    elsewhere = if_elsewhere(members[0] if members and combined is None else None, folder)
+    return Target(members, combined, published, denoiser, folder, path, settings, elsewhere)
 
 
 def common_folder(kind: str, runs: Sequence[Path]) -> Path:
@@ -124,12 +111,12 @@ def common_folder(kind: str, runs: Sequence[Path]) -> Path:
 
 
 def if_elsewhere(run: Run | None, folder: Path) -> Run | None:
-    """Return `run` if `folder`, for its results, is not its own folder; None otherwise."""
-    return run if run is not None and run.folder.resolve() != folder.resolve() else None
+    """Return `run` if `folder`, for its results, is not its own folder; None otherwise.
 
-
-def refuse_other_run(run: Run, folder: Path) -> None:
-    """Refuse a folder for the certificates of `run` that holds those of another classifier or another recipe."""
+    A folder that holds results of another classifier or another recipe is refused.
+    """
+    if run is None or run.folder.resolve() == folder.resolve():
+        return None
     copy = folder / RECIPE
     same = copy.is_file() and copy.read_text(encoding="utf-8", errors="replace") == run.recipe.to_yaml()
     if (folder / MODEL).exists() or (not same and (copy.exists() or result_files(folder / CERTIFICATES))):
@@ -137,6 +124,7 @@ def refuse_other_run(run: Run, folder: Path) -> None:
             f"--out: expected a folder without files of another classifier than {run.folder}, got {folder}; "
             "choose another"
         )
+    return run
 
 
 def certify_target(request: Request, target: Target, images: Images, device: torch.device, group: Team) -> Target:
@@ -156,8 +144,8 @@ def certify_target(request: Request, target: Target, images: Images, device: tor
 
         def judge(accuracy: NoiseAccuracy) -> None:
             # Nothing is refused from here on. Reports read the recipe next to the certificates.
-            if target.run_elsewhere is not None:
-                target.run_elsewhere.recipe.save(target.folder / RECIPE)
+            if target.elsewhere is not None:
+                target.elsewhere.recipe.save(target.folder / RECIPE)
             if (warning := accuracy_warning(accuracy, retrain)) is not None:
                 show.warn(warning)
             elif not target.members:  # nobody has seen the accuracy of a network that was trained elsewhere
@@ -187,21 +175,20 @@ def certify_target(request: Request, target: Target, images: Images, device: tor
         apart = f"a report is about all {len(rows):,}: choose another --name to keep them apart"
         print_note(console, f"{more}; {apart}")
     if request.json_:
-        print(json.dumps(for_machines(target, file)), flush=True)
+        print(json.dumps(for_machines(target, file, request.chosen_data(target.first)[0])), flush=True)
     return target
 
 
 def print_warnings(request: Request, target: Target, images: Images) -> str:
     """Print what a user should know before votes are drawn; return the command that trains for this noise."""
     settings = target.settings
-    about = (request, target.dataset, target.image_size, settings)
-    commands = [retraining_command(member, member.folder, *about) for member in target.members]
+    commands = [retraining_command(member, member.folder, request, settings) for member in target.members]
     if leads():
         for member in target.members:
             if not member.finished:
                 trained = f"{member.epoch} of {member.recipe.epochs} epochs"
                 print_note(request.console, f"{member.folder} has trained {trained}")
-        print_data_notes(request.console, images, target.trained_on)
+        print_data_notes(request.console, images, target.first.recipe.dataset if target.first is not None else None)
         asked = [request.radius] if request.radius is not None else settings.radii[-1:]
         everything = replace(settings.selection(len(images)), shard=(1, 1)).indices
         # The stages of a cascade have the noise of their training; a classifier behind a denoiser need not know noise.
@@ -215,16 +202,16 @@ def print_warnings(request: Request, target: Target, images: Images) -> str:
         ):
             if warning is not None:
                 print_warning(request.warnings, warning)
-    return commands[0] if commands else retraining_command(None, target.folder, *about)
+    return commands[0] if commands else retraining_command(None, target.folder, request, settings)
 
 
-def for_machines(target: Target, file: CertificatesFile) -> dict[str, Any]:
+def for_machines(target: Target, file: CertificatesFile, dataset: str) -> dict[str, Any]:
     """Return the result of a certification for --json; accuracies and shares are in [0, 1]."""
     summary = summarize(file, target.folder.name, default_radii([file]))
     stored = ("sigma", "noise", "n0", "n", "alpha", "bound", "precision", "seed")
     run = target.members[0].folder if len(target.members) == 1 else target.folder
     return {
-        **{"run": str(run), "certificates": str(target.path), "dataset": target.dataset},
+        **{"run": str(run), "certificates": str(target.path), "dataset": dataset},
         **{key: file.settings.get(key) for key in stored},
         **{"images": summary.images, "acr": summary.acr, "acr_standard_error": summary.acr_standard_error},
         "certified_accuracy": {f"{radius:g}": accuracy for radius, accuracy in summary.accuracy_at.items()},

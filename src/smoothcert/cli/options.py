@@ -127,17 +127,11 @@ def check_name(name: str) -> None:
 
 
 def parse_radii(text: str | None) -> list[float] | None:
-    if text is None:
-        return None
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        values = [-1.0]
-    if min(values) < 0 or not all(map(math.isfinite, values)):
-        raise RequestError(
-            f"radii: expected comma-separated numbers >= 0, such as 0,0.5,1.0, got {text[:60] or 'nothing'}"
-        )
-    return values
+    """Return the radii of a comma-separated list; None for None."""
+    values = parse_numbers("radii", text, float)
+    if not all(0 <= value < math.inf for value in values):
+        raise RequestError(f"radii: expected comma-separated numbers >= 0, such as 0,0.5,1.0, got {str(text)[:60]}")
+    return None if text is None else list(values)
 
 
 def no_network(options: Mapping[str, object]) -> RequestError:
@@ -152,7 +146,7 @@ def parse_numbers(option: str, text: str | None, kind: type[Number]) -> tuple[Nu
     try:
         return () if text is None else tuple(kind(part) for part in text.split(","))
     except ValueError as error:
-        raise RequestError(f"{option}: expected comma-separated numbers, got {text or 'nothing'}") from error
+        raise RequestError(f"{option}: expected comma-separated numbers, got {str(text)[:60] or 'nothing'}") from error
 
 
 class Load(Protocol):

@@ -34,7 +34,6 @@ if TYPE_CHECKING:  # commands import torch only when they need it: --help answer
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
     from smoothcert.classifier import Classifier
     from smoothcert.smoothing.certificate import Certificate
-    from smoothcert.training.denoiser import Denoiser as TrainedDenoiser
 
 
 def predict(
@@ -71,45 +70,54 @@ def predict(
         raise RequestError(f"--sigma: missing; give the noise level for --model {model}, for instance --sigma 0.25")
     NetworkOptions(init=init, dataset=dataset).check(published=not without_run)
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
+    from smoothcert.certification.subject import Subject
     from smoothcert.data import read_class_names, scaled_side
     from smoothcert.data.image_files import read_image_files
     from smoothcert.distributed import find_device
     from smoothcert.report.progress import print_note, print_warning
+    from smoothcert.training.checkpoint import load_run
     from smoothcert.training.denoiser import load_denoiser
 
     named = read_class_names(classes) if classes is not None else None
     front = load_denoiser(denoiser, sigma) if denoiser is not None else None
     note = partial(print_note, console if format_ == "table" else PlainConsole(stderr=True))
     if without_run:
-        network = own_network(str(model), init, images[0], dataset, image_size, named, note)
+        network, expected = own_network(str(model), init, images[0], dataset, image_size, named, note)
+        subject = Subject.of(network)
     elif dataset is not None or image_size is not None:
         raise RequestError("--dataset and --image-size: expected none with a run folder, which has both; omit them")
     else:
-        network = network_of_run(paths[0], model, named)
-    where = find_device(device)
+        run = load_run(paths[0], model)
+        expected = Inputs(run.spec.shape, run.spec.num_classes, run.spec.class_names, run.recipe.dataset)
+        expected = with_names(expected, named, paths[0])
+        run.refuse_denoiser()
+        subject = Subject.of(run)
+    where, subject = find_device(device), subject.behind(front)
+    trained = subject.defaults or {}
+    noise_level, kind = sigma if sigma is not None else trained["sigma"], noise or trained.get("noise", "gaussian")
     if front is not None:
-        network = behind_denoiser(network, front, sigma, noise)
-    side = scaled_side(network.dataset, network.shape) if resize else None
-    batch, notes = read_image_files(images, network.shape, shorter_side=side)
+        front.check(expected.shape, noise_level, kind)
+    side = scaled_side(expected.dataset, expected.shape) if resize else None
+    batch, notes = read_image_files(images, expected.shape, shorter_side=side)
     smoothed = SmoothedClassifier(
-        network.classifier,
-        sigma=float((network.sigma if sigma is None else sigma) or 0),
-        num_classes=network.num_classes,
-        noise=noise or network.noise,
+        subject.classifier,
+        sigma=noise_level,
+        num_classes=expected.num_classes,
+        noise=kind,
         precision=precision,
     ).to(where)
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always", UserWarning)
         certificates = smoothed.certify(batch.to(where), n=n, alpha=alpha, bound=bound)
     texts = [str(one.message) for one in raised if issubclass(one.category, UserWarning)]
-    if network.sigma is not None and (smoothed.noise.sigma, smoothed.noise.name) != (network.sigma, network.noise):
-        kind = f"{network.noise} noise at sigma {network.sigma:g}"
-        texts.append(f"{paths[0]} was trained with {kind}, not with this noise")
+    if "sigma" in trained and (noise_level, kind) != (trained["sigma"], trained["noise"]):
+        with_noise = f"{trained['noise']} noise at sigma {trained['sigma']:g}"
+        texts.append(f"{paths[0]} was trained with {with_noise}, not with this noise")
     for text in texts:
         print_warning(PlainConsole(stderr=True), text)
     for text in notes:
         note(text)
-    rows = [row_of(path, row, network.names) for path, row in zip(images, certificates, strict=True)]
+    rows = [row_of(path, row, expected.names) for path, row in zip(images, certificates, strict=True)]
     about = about_radii(smoothed, n, alpha, bound)
     if format_ == "json":
         print(json.dumps({**about, "images": rows}, indent=2))
@@ -138,52 +146,28 @@ def checked_images(paths: Sequence[Path], model: str | None, without_run: bool) 
 
 
 @dataclass(frozen=True)
-class Network:
-    """A classifier, the images that it takes, the classes that it knows and the noise that it is for.
+class Inputs:
+    """The images that a classifier takes and the classes that it knows.
 
     None is not known; the number of classes is found by a forward pass.
     """
 
-    classifier: "Classifier"
     shape: tuple[int, int, int]
     num_classes: int | None
     names: Sequence[str] | None
     dataset: str | None
-    sigma: float | None = None
-    noise: str = "gaussian"
 
 
-def network_of_run(folder: Path, model: str | None, named: Sequence[str] | None) -> Network:
-    """Return the network of a run; `model` is the code of the user's own network, if it has one."""
-    from smoothcert.training.checkpoint import load_run
-
-    run = load_run(folder, model)
-    spec, recipe = run.spec, run.recipe
-    known = (spec.shape, spec.num_classes, spec.class_names, recipe.dataset, recipe.sigma, recipe.noise)
-    network = with_names(Network(run.model, *known), named, folder)
-    run.refuse_denoiser()
-    return network
-
-
-def behind_denoiser(network: Network, front: "TrainedDenoiser", sigma: float | None, noise: str | None) -> Network:
-    """Return `network` with a denoiser in front, which must fit its images and the noise that was asked for."""
-    from smoothcert.models import Denoised
-
-    front.check(network.shape, front.sigma if sigma is None else sigma, noise or network.noise)
-    classifier: Any = network.classifier  # which Denoised checks
-    return replace(network, classifier=Denoised(front.model, classifier), sigma=front.sigma, noise=front.noise)
-
-
-def with_names(network: Network, named: Sequence[str] | None, source: object) -> Network:
-    """Return `network` with the names of its classes: those of --classes, else those of its data set."""
+def with_names(known: Inputs, named: Sequence[str] | None, source: object) -> Inputs:
+    """Return the names of the classes as well: those of --classes, else those of the data set."""
     from smoothcert.data import known_class_names
 
-    names = named or network.names or known_class_names(network.dataset)
-    if names is not None and network.num_classes is not None and len(names) != network.num_classes:
+    names = named or known.names or known_class_names(known.dataset)
+    if names is not None and known.num_classes is not None and len(names) != known.num_classes:
         raise RequestError(
-            f"--classes: expected {network.num_classes} names, one per output of {source}, got {len(names)}"
+            f"--classes: expected {known.num_classes} names, one per output of {source}, got {len(names)}"
         )
-    return replace(network, names=names)
+    return replace(known, names=names)
 
 
 def own_network(
@@ -194,8 +178,8 @@ def own_network(
     image_size: int | None,
     named: Sequence[str] | None,
     on_note: Callable[[str], None],
-) -> Network:
-    """Return the user's own network; the size of its images is that of `dataset`, `image_size`, or the first file."""
+) -> "tuple[Classifier, Inputs]":
+    """Return the user's own network and its images, of the size of `dataset`, of `image_size`, or of the first file."""
     from smoothcert.data import DATASETS, load_dataset, silent
     from smoothcert.data.decoding import image_head
     from smoothcert.training.checkpoint import InputSpec
@@ -215,7 +199,7 @@ def own_network(
         width, height = (image_size, image_size) if image_size is not None else head.size
         shape = (1 if head.grey else 3, height, width)
     classifier = own_model_with_weights(reference, num_classes, init, on_note)
-    return with_names(Network(classifier, shape, num_classes, names, dataset), named, reference)
+    return classifier, with_names(Inputs(shape, num_classes, names, dataset), named, reference)
 
 
 def about_radii(smoothed: "SmoothedClassifier", n: int, alpha: float, bound: str) -> dict[str, Any]:

@@ -1,18 +1,16 @@
-"""The whole flow on the bundled MNIST sample: train, certify, compare, report."""
+"""`smoothcert quickstart`: the whole flow on the bundled MNIST sample: train, certify, compare, report."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import torch
+import typer
 
-from smoothcert.certification.certify_dataset import certify_dataset
-from smoothcert.certification.settings import CertifySettings
+from smoothcert.cli.options import console
 from smoothcert.cli.reporting import report_runs
-from smoothcert.data import Images, load_dataset
-from smoothcert.io.console import PlainConsole
-from smoothcert.papers.presets import preset
-from smoothcert.report.progress import certification_bar, train_with_bar
-from smoothcert.training.checkpoint import RECIPE, load_run
-from smoothcert.training.recipe import TrainRecipe, with_overrides
+from smoothcert.training.run_folder import RECIPE
+
+if TYPE_CHECKING:  # commands import torch only when they need it
+    from smoothcert.data import Images
 
 METHODS = ("mnist/gaussian", "mnist/consistency", "mnist/smoothmix")
 SIGMA = 0.5
@@ -30,20 +28,14 @@ CHEAPER = {"mnist/smoothmix": ("objective.num_noise=2", "objective.steps=1", "ob
 VOTES, SKIP = 1_000, 20
 
 
-def quickstart_recipe(name: str) -> TrainRecipe:
-    return with_overrides(preset(name, SIGMA), (*BUDGET, *CHEAPER.get(name, ())))
+def quickstart(out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("quickstart")) -> None:
+    """Train, certify and compare three small networks on a bundled MNIST sample, in about three minutes."""
+    from smoothcert.certification.certify_dataset import certify_dataset
+    from smoothcert.certification.settings import CertifySettings
+    from smoothcert.data import load_dataset
+    from smoothcert.report.progress import certification_bar
+    from smoothcert.training.checkpoint import load_run
 
-
-def train_method(name: str, folder: Path, data: Images | None = None) -> None:
-    """Train the quickstart's run of one method, or continue it, with a bar."""
-    data = load_dataset("mnist-sample", "train") if data is None else data
-    train_with_bar(quickstart_recipe(name), data, folder, resume=(folder / RECIPE).exists())
-
-
-def run_quickstart(out: Path) -> None:
-    """Train, certify and report under `out`; an interrupted call is continued."""
-    console = PlainConsole()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train_data, test_data = (load_dataset("mnist-sample", split) for split in ("train", "test"))
     settings = CertifySettings(n=VOTES, skip=SKIP)
     images = len(settings.selection(len(test_data)).indices)
@@ -52,7 +44,19 @@ def run_quickstart(out: Path) -> None:
         train_method(name, folder, train_data)
         path = folder / "certificates" / f"test-n{VOTES}.tsv"
         with certification_bar(folder.name, images) as show:
-            certify_dataset(load_run(folder), test_data, path, settings, device=device, on_progress=show)
+            certify_dataset(load_run(folder), test_data, path, settings, on_progress=show)
     report_runs(folders, out / "report", ("md", "html", "png"))
     console.print(f"{images} test images, n = {VOTES:,} votes: a small budget for a first look.", soft_wrap=True)
     console.print(f"Full runs: smoothcert train --preset {METHODS[-1]} --sigma {SIGMA} --out runs/a", soft_wrap=True)
+
+
+def train_method(name: str, folder: Path, data: "Images | None" = None) -> None:
+    """Train the quickstart's run of one method, or continue it, with a bar."""
+    from smoothcert.data import load_dataset
+    from smoothcert.papers.presets import preset
+    from smoothcert.report.progress import train_with_bar
+    from smoothcert.training.recipe import with_overrides
+
+    data = load_dataset("mnist-sample", "train") if data is None else data
+    recipe = with_overrides(preset(name, SIGMA), (*BUDGET, *CHEAPER.get(name, ())))
+    train_with_bar(recipe, data, folder, resume=(folder / RECIPE).exists())

@@ -1,4 +1,4 @@
-"""`smoothcert report` and `smoothcert quickstart`."""
+"""`smoothcert report`."""
 
 import os
 from collections.abc import Sequence
@@ -199,10 +199,3 @@ def _check(folder: Path, request: ReportRequest) -> None:
     if differences:
         raise WorkError(f"{folder}: {len(differences):,} numbers or lines differ from the certificates; report again")
     console.print(f"{folder}: every number agrees with the certificates", soft_wrap=True, markup=False)
-
-
-def quickstart(out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("quickstart")) -> None:
-    """Train, certify and compare three small networks on a bundled MNIST sample, in about three minutes."""
-    from smoothcert.cli.quickstart import run_quickstart
-
-    run_quickstart(out)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from smoothcert.cli.options import Device, OwnNetwork, console
+from smoothcert.cli.quickstart import train_method
 from smoothcert.errors import RequestError
 from smoothcert.training.run_folder import MODEL, check_run_folder
 
@@ -87,7 +88,5 @@ def demo_run(out: Path) -> Path:
     """The quickstart's run in `out`, trained first if it has no model."""
     folder = out / "runs" / DEMO
     if not (folder / MODEL).exists():
-        from smoothcert.cli.quickstart import train_method
-
         train_method(f"mnist/{DEMO}", folder)
     return folder
