@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,19 @@ from smoothcert.noise import NOISES
 from smoothcert.smoothing.certificate import Certificate, class_from_votes, sorted_votes
 from smoothcert.smoothing.certificate_batch import CertificateBatch
 from smoothcert.training.choices import Bound
+
+
+class RuleOptions(TypedDict, total=False):
+    """The options of `SmoothedClassifier.certify` that decide how votes are drawn and what they prove."""
+
+    n: int
+    n0: int
+    alpha: float
+    radii: Sequence[float] | float
+    until_radius: float | None
+    radius_loss: float | None
+    bound: Bound
+    sound: bool
 
 
 class SmoothedClassifier(nn.Module):
@@ -121,7 +134,7 @@ class SmoothedClassifier(nn.Module):
         two-sided bounds the runner-up, too; randomized draws a coin per input, on which the radius depends. `sound`
         draws integer noise, for images made from bytes.
         """
-        options: dict[str, Any] = {
+        options: RuleOptions = {
             **{"n": n, "n0": n0, "alpha": alpha, "radii": radii, "until_radius": until_radius},
             **{"radius_loss": radius_loss, "bound": bound, "sound": sound},
         }
@@ -137,7 +150,7 @@ class SmoothedClassifier(nn.Module):
         out: str | Path | None = None,
         name: str | None = None,
         progress: bool = False,
-        **options: Any,
+        **options: Unpack[RuleOptions],
     ) -> Iterator[CertificateBatch]:
         """Certify all batches of a DataLoader, a torch Dataset or data of `load_dataset`, one result per batch.
 
