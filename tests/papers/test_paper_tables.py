@@ -85,5 +85,7 @@ def test_ambiguous_columns_are_refused() -> None:
 def test_unknown_table_is_refused() -> None:
     with pytest.raises(RequestError, match=r"'smoothmx/table2'.*smoothmix/table2"):
         paper_table("smoothmx/table2")
+    with pytest.raises(RequestError, match=r"'smoothmix'; choose one of smoothmix/table1, .*, smoothmix/table9$"):
+        paper_table("smoothmix")
     with pytest.raises(RequestError, match="consistency/table1"):
         published_acr("?", sigma=1)

@@ -51,7 +51,9 @@ def paper_table(name: str) -> list[dict[str, str]]:
     """Return the rows of a table, each as {column: printed text}. Columns such as "0.50" are radii."""
     file = _files().get(name)
     if file is None:
-        hint = did_you_mean(name, paper_table_names())
+        known = paper_table_names()
+        of_paper = [table for table in known if table.startswith(f"{name.partition('/')[0]}/")]
+        hint = f"choose one of {', '.join(of_paper)}" if of_paper else did_you_mean(name, known)
         raise RequestError(f"expected the name of a paper's table, got {name!r}; {hint}")
     text = files(__package__).joinpath(file).read_text(encoding="utf-8")
     return list(csv.DictReader(io.StringIO(text)))
