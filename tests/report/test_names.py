@@ -1,5 +1,6 @@
 """Labels of runs in figures and pages, and the colours and styles that belong to them."""
 
+import itertools
 import random
 from dataclasses import replace
 from typing import Any
@@ -126,6 +127,13 @@ def test_a_method_looks_the_same_in_every_figure() -> None:
 def brightness(colour: str) -> int:
     red, green, blue = bytes.fromhex(colour[1:])
     return 2 * red + 7 * green + blue
+
+
+def test_methods_of_one_line_style_differ_in_brightness() -> None:
+    """A figure that is printed in grey shows which curve is which."""
+    for one, other in itertools.combinations(looks_of(PAPERS).values(), 2):
+        if one.dash == other.dash:
+            assert abs(brightness(one.colour) - brightness(other.colour)) > 150, (one, other)
 
 
 def test_an_ordered_hyper_parameter_gets_a_ramp() -> None:

@@ -22,7 +22,7 @@ SOLID, DASHED, DASH_DOT, DOTTED, DASH_DOTS = DASHES
 # Neighbours in the papers' tables differ in hue, lightness and style, so that they also differ in black and white and
 # for colour-blind readers.
 _KNOWN = {
-    "Gaussian": Look("#4d4d4d", "#c9ced6"),
+    "Gaussian": Look("#4d4d4d", "#c9ced6", DASH_DOTS),
     "Stability": Look("#3a9fd6", "#8fd3f4", DASH_DOT),
     "SmoothAdv": Look("#009e73", "#2fc49a", DASHED),
     "MACER": Look("#c0639a", "#e09bc4", DOTTED),
@@ -32,7 +32,7 @@ _KNOWN = {
     "SmoothMix, one-step": Look("#8c1c13", "#ff6b5e", DASHED),
     "SmoothMix (η = 5)": Look("#d55e00", "#f08a4b"),
     "SmoothMix (η = 5), one-step": Look("#8c1c13", "#ff6b5e", DASHED),
-    "SmoothMix (η = 1)": Look("#c98500", "#e6b422", DASH_DOT),
+    "SmoothMix (η = 1)": Look("#c98500", "#e6b422", DASH_DOTS),
     "SmoothMix (η = 1), one-step": Look("#7a5c00", "#c9a94b", DOTTED),
     "CAT-RS": Look("#5a8f00", "#a3d154", DASH_DOTS),
 }
