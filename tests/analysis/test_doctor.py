@@ -180,6 +180,24 @@ def test_images_in_bytes(robust: nn.Module, data: ImageData) -> None:
     assert codes(doctor(robust, integers, sigma=0.5)) == []
 
 
+@pytest.mark.parametrize(("one_in", "found"), [(12, ["normalisation"]), (50, [])])
+def test_a_normalisation_that_few_images_need(
+    robust: nn.Module, data: ImageData, one_in: int, found: list[str]
+) -> None:
+    """One image in twelve is wrong if it is not normalised, clearly more than chance; one in fifty is not."""
+    images = data.batch(torch.arange(200))[0]
+    forgotten = {float(image.sum()) for image in images[::one_in]}
+
+    def network(x: Tensor) -> Tensor:
+        is_normalised = x.std((1, 2, 3), keepdim=True) > 0.8  # even with noise, images in [0, 1] have less
+        logits: Tensor = robust(torch.where(is_normalised, x * 0.3081 + 0.1307, x))
+        wrong = torch.tensor([[float(image.sum()) in forgotten] for image in x])
+        return torch.where(wrong, -logits, logits)
+
+    diagnosis = doctor(network, TensorDataset(images, data.labels[:200]), sigma=0.5)
+    assert codes(diagnosis) == found, str(diagnosis)
+
+
 @pytest.mark.parametrize("sigma", [32.0, 127.5])
 def test_sigma_in_units_of_bytes(robust: nn.Module, data: ImageData, sigma: float) -> None:
     diagnosis = doctor(robust, data, sigma=sigma)

@@ -129,7 +129,7 @@ def check_input(examined: Examined, noisy: Tensor) -> tuple[Finding | None, Tens
     given = examined.classes(images)
     before = right_in_any_order(labels, given, examined.outputs)
     rights = {text: right_in_any_order(labels, chosen, examined.outputs) for text, chosen in classes.items()}
-    better = [text for text, right in rights.items() if clearly_better(right, before, 0.1)]
+    better = [text for text, right in rights.items() if clearly_better(right, before, 0.05)]
     if better:
         under_noise = right_in_any_order(labels, examined.classes(noisy), examined.outputs)
         for text in tuple(better):
