@@ -215,6 +215,7 @@ def test_names_of_outputs_correct_the_order_of_folders(workplace: Path, run_cli:
         ("--hub vit --dataset npz:grey.npz", "--hub: expected hf:NAME, timm:NAME"),
         ("--hub hf:a --dataset npz:grey.npz --init weights.pt", "--init: expected none with a run folder or --hub"),
         ("--model net.py --dataset npz:grey.npz", "got net.py; add the name of the function after a colon"),
+        ("--model net.pt --dataset npz:grey.npz", "after a colon; weights in a file are --init FILE"),
         ("--model net.py:mean --dataset npz:grey.npz --sigma -1", "sigma"),
         ("--model net.py:swapped --init weights.pt --dataset npz:grey.npz", "to return a torch module, got function"),
         ("--model net.py:empty --dataset npz:grey.npz", "got one on the device meta, without any; load them"),

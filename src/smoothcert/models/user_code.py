@@ -91,6 +91,7 @@ def import_code(reference: str, field: str, kind: str) -> Any:
         raise RequestError(
             f"{field}: expected package.module:{kind} or FILE.py:{kind}, got {reference}; "
             f"add the name of the {kind.lower()} after a colon"
+            + ("; weights in a file are --init FILE" if field == "model" else "")
         )
     try:
         module = _import_file(Path(name), field) if name.endswith(".py") else _import(name)
