@@ -12,6 +12,7 @@ from torch import nn
 
 from smoothcert.certification.shards import Selection
 from smoothcert.errors import RequestError
+from smoothcert.io.text import radius_text
 from smoothcert.models.denoised import Denoised
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.models.precision import DTYPES, at_precision, resolve_precision
@@ -174,8 +175,8 @@ def unreachable_radius(settings: CertifySettings, radius: float) -> str | None:
         return None
     q = noise.error_at(radius)
     enough = f"n = {votes_needed(q, settings.alpha):,} can" if q > 1e-15 else f"no n can at sigma {settings.sigma}"
-    most = math.floor(ceiling * 1000) / 1000
-    return f"n = {settings.n:,} votes cannot certify radius {radius:g} (at most {most:.3f}); {enough}"
+    most = radius_text(ceiling)
+    return f"n = {settings.n:,} votes cannot certify radius {radius:g} (at most {most}); {enough}"
 
 
 def make_counter(

@@ -1,7 +1,6 @@
 """`smoothcert predict`."""
 
 import json
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from smoothcert.cli.options import (
 )
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
-from smoothcert.io.text import csv_text, printable
+from smoothcert.io.text import csv_text, printable, radius_text
 from smoothcert.training.run_folder import MODEL, RECIPE, check_file, check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
@@ -231,12 +230,12 @@ def print_table(rows: Sequence[dict[str, Any]], about: dict[str, Any], reached: 
     table = Table("image", "class", f"{about['norm']} radius{kind}", f"votes of {about['n']:,}")
     for row in rows:
         answer = "abstain" if row["class"] is None else " ".join(filter(None, [str(row["class"]), row["name"]]))
-        table.add_row(row["image"], answer, f"{math.floor(row['radius'] * 1000) / 1000:.3f}", votes_text(row, 3))
+        table.add_row(row["image"], answer, radius_text(row["radius"]), votes_text(row, 3))
     console.print(table)
     console.print(
         f"radius: every image closer than this in {about['norm']} (pixels in [0, 1]) gets the same class, with "
         f"probability at least {1 - about['alpha']:.6g} for each row; "
-        f"{math.floor(about['largest_radius'] * 1000) / 1000:.3f} is the most that n = {about['n']:,} votes can show"
+        f"{radius_text(about['largest_radius'])} is the most that n = {about['n']:,} votes can show"
         + ("; it is reached here: raise --n for more" if reached and not randomized else "")
         + ("; each radius depends on a coin: do not choose among repeated calls" if randomized else ""),
         soft_wrap=True,

@@ -3,6 +3,7 @@
 import csv
 import difflib
 import io
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -44,6 +45,11 @@ def did_you_mean(name: object, known: Iterable[str], otherwise: str | None = Non
     if near:
         return f"did you mean {', '.join(near)}?"
     return f"choose one of {', '.join(known)}" if otherwise is None else otherwise
+
+
+def radius_text(radius: float) -> str:
+    """A certified radius with three decimals, rounded down: nothing beyond it is proved."""
+    return f"{math.floor(1000 * radius) / 1000:.3f}"
 
 
 def duration(seconds: float) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from smoothcert.io.text import radius_text
 from smoothcert.report.layout import UNKNOWN, Column, Layout, Value, decimals_needed, layout_of
 from smoothcert.report.paired import Best, Comparison, Difference, PairedRun
 from smoothcert.report.published import signed
@@ -162,7 +163,7 @@ def _votes(comparisons: Sequence[Comparison]) -> FurtherTable:
         Column("name", "run", lambda run: run.name),
         Column("acr", "ACR", lambda run: run.acr, 3),
         *(Column(f"acr_at_n_{n}", f"ACR at n = {n:,}", lambda run, n=n: run.acr_at[n], 3) for n in FEWER_VOTES),  # type: ignore[misc]
-        Column("ceiling", "largest radius", lambda run: run.ceiling, 3),
+        Column("ceiling", "largest radius", lambda run: run.ceiling, 3, text=lambda run: radius_text(run.ceiling)),
         Column("at_ceiling", "images there (%)", lambda run: _percent(run.at_ceiling), 1),
     ]
     caption = (

@@ -1,9 +1,9 @@
 """The result of a report in words: one short paragraph per sigma and data set."""
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
+from smoothcert.io.text import radius_text
 from smoothcert.report.names import images_text
 from smoothcert.report.paired import Comparison
 from smoothcert.report.seeds import SeedMean
@@ -56,9 +56,7 @@ def _without_radius(comparison: Comparison) -> str:
     largest = max(float(run.outcomes.radius.max()) for run in comparison.runs)
     if largest == 0:
         return "No radius above 0 is certified."
-    return (
-        f"The largest certified radius is {math.floor(1000 * largest) / 1000:g}; choose radii up to it for the table."
-    )
+    return f"The largest certified radius is {radius_text(largest)}; choose radii up to it for the table."
 
 
 def _count(run: Summary, radius: float) -> int:
@@ -158,6 +156,6 @@ def _limit(comparison: Comparison) -> str:
     shares = sorted({round(100 * (run.at_ceiling or 0.0)) for run in limited})
     share = f"{shares[0]}%" if len(shares) == 1 else f"{shares[0]} to {shares[-1]}%"
     which = "" if len(limited) == len(comparison.runs) else f" of {len(limited)} of the {len(comparison.runs)} runs"
-    ceilings = {f"{math.floor(1000 * run.ceiling) / 1000:.3f}" for run in limited if run.ceiling is not None}
+    ceilings = {radius_text(run.ceiling) for run in limited if run.ceiling is not None}
     radius = f", {ceilings.pop()}" if len(ceilings) == 1 else ""
     return f"The number of votes n limits the result{which}: {share} of the images have the largest radius{radius}."

@@ -1,6 +1,5 @@
 """Certificates of a batch of inputs, as tensors and as records."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
@@ -8,6 +7,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from smoothcert.io.text import radius_text
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 
 
@@ -97,8 +97,7 @@ class CertificateBatch(Sequence[Certificate]):
     def __repr__(self) -> str:
         shown = []
         for r in self.records[:10]:
-            # Rounded down: nothing beyond the radius is proved. `predict` draws no n0 votes.
-            radius = f", radius {math.floor(r.radius * 1000) / 1000:.3f}" if r.n0 else ""
+            radius = f", radius {radius_text(r.radius)}" if r.n0 else ""  # `predict` draws no n0 votes
             answer = "abstained" if r.predict == ABSTAIN else f"class {r.predict}{radius}"
             coin = "" if r.coin is None else f", randomized bound with coin {r.coin:.3f}"
             shown.append(f"  {answer}, {r.count:,} of {r.n:,} votes{coin}")
