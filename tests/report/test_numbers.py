@@ -271,7 +271,7 @@ def test_runs_on_other_images_or_with_other_labels_are_not_ranked() -> None:
 
 
 def test_the_headline_of_radii_below_those_of_the_table() -> None:
-    for radius, words in ((0.2, "The largest certified radius is 0.2; "), (0.0, "No radius above 0 is certified.")):
+    for radius, words in ((0.2, "The largest certified radius is 0.200; "), (0.0, "No radius above 0 is certified.")):
         file = summary_of([image(0, 1, 1 if radius else -1, radius)], "a").file
         assert headlines(comparisons([summarize(file, "a", [0.0])]))[0].startswith(words)
 
