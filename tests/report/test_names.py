@@ -89,6 +89,11 @@ def test_labels_of_one_method_have_what_differs() -> None:
     assert list(labels_of(steps).values()) == ["SmoothMix (η = 5, T = 2)", "SmoothMix (η = 5, T = 4)"]
     seeds = [run(f"g{seed}", "gaussian", seed=seed) for seed in (0, 1)]
     assert list(labels_of(seeds).values()) == ["Gaussian (seed = 0)", "Gaussian (seed = 1)"]
+    schedules = [
+        run("consistency-0.5", "consistency", epochs=150, learning_rate=0.1, weight_decay=1e-4, warm_up=0),
+        run("best-0.5", "consistency", epochs=110, learning_rate=0.2, weight_decay=5e-4, warm_up=2),
+    ]
+    assert list(labels_of(schedules).values()) == ["Consistency", "Consistency (best)"]
 
 
 def test_labels_of_a_panel_are_distinct() -> None:

@@ -64,6 +64,8 @@ _NO_NAMES = ("build", "build_model", "create_model", "get_model", "make_model", 
 _MOST_LETTERS = 55
 """Of a note above a panel."""
 _NOT_SHOWN = ("name", "sigma", "dataset", "noise")
+_MOST_SETTINGS = 3
+"""Of a label: runs of a method that differ in more are told apart by their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +168,9 @@ def labels_of(runs: Sequence[NamedRun]) -> dict[str, str]:
     """Name of a run -> its label, distinct within a panel and independent of the order of the runs.
 
     Runs that differ only in sigma share a label, and so look the same in all panels. The label is the method; where a
-    panel has several runs of a method, with the hyper-parameters that differ; where these do not differ, or the method
-    is not known, the name of the run without the sigma at its end. In a panel with several networks, the networks
-    other than the most common one are named as well.
+    panel has several runs of a method, with the hyper-parameters that differ, or with the name of the run if many
+    differ; where none differ, or the method is not known, the name of the run without the sigma at its end. In a panel
+    with several networks, the networks other than the most common one are named as well.
     """
     if len({run.name for run in runs}) < len(runs):
         raise RequestError("expected a different name for each curve, got one name twice; rename one of them")
@@ -177,7 +179,7 @@ def labels_of(runs: Sequence[NamedRun]) -> dict[str, str]:
     for run in runs:
         families.setdefault((run.label(), networks[run.name]), []).append(run)
     differing = {run.name: _differing(family) for family in families.values() for run in family}
-    methods = {run.name: run.label(differing[run.name]) for run in runs}
+    methods = {run.name: _method_label(run, differing[run.name]) for run in runs}
     labels = {
         run.name: _without_sigma(run) if methods[run.name] is None else f"{methods[run.name]}{networks[run.name]}"
         for run in runs
@@ -188,6 +190,14 @@ def labels_of(runs: Sequence[NamedRun]) -> dict[str, str]:
         while twice := [run for run in _repeated(runs, labels) if labels[run.name] != fallback(run)]:
             labels |= {run.name: fallback(run) for run in twice}
     return labels
+
+
+def _method_label(run: NamedRun, differing: Sequence[str]) -> str | None:
+    """The method with the settings in which its runs differ, or with the name of the run if these are many."""
+    if len(differing) <= _MOST_SETTINGS or run.title is None:
+        return run.label(differing)
+    name = _without_sigma(run)
+    return run.title if name.lower() == run.title.lower() else f"{run.title} ({name})"
 
 
 def _differing(runs: Sequence[NamedRun]) -> list[str]:
