@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -97,8 +98,6 @@ def device_of(classifier: Classifier) -> torch.device | None:
 
 def in_float32(classifier: Classifier) -> Classifier:
     """Return a copy in float32 of a module with floating-point weights of another type; else what was given."""
-    import copy
-
     import torch
 
     if not isinstance(classifier, torch.nn.Module):

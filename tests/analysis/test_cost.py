@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from half_space import untrained_run
+from rich.console import Console
 
 from smoothcert.analysis.cost import (
     GIB,
@@ -22,6 +23,7 @@ from smoothcert.certification.certificates import FIELD_COLUMNS
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import write_settings
 from smoothcert.objectives import Adversary, Consistency, Gaussian, Macer, SmoothAdv, SmoothMix
+from smoothcert.report.layout import terminal
 from smoothcert.training.checkpoint import MODEL
 from smoothcert.training.metrics import METRICS
 
@@ -269,3 +271,13 @@ def test_nested_hyper_parameters_have_the_names_that_set_takes(tmp_path: Path) -
     run = untrained_run(tmp_path / "a", (1.0, 1.0), epochs=2, objective=SmoothAdv(num_noise=2, adversary=Adversary()))
     (shown,) = columns_of(training_costs([run]))["hyper-parameters"]
     assert shown == "num_noise 2, adversary.attack pgd, adversary.steps 10, adversary.epsilon 1.0"
+
+
+def test_a_narrow_terminal_folds_names_and_times_instead_of_cutting_them(tmp_path: Path) -> None:
+    run = untrained_run(tmp_path / "smoothadv-consistency-lambda1-0.5", (70.0, 80.0, 90.0), epochs=500)
+    certify(run, "whole", ROWS, 0.5)
+    shown = io.StringIO()
+    Console(file=shown, width=60).print(terminal(cost_table(training_costs([run])), 60))
+    assert "σ" in shown.getvalue()
+    assert "ACR" in shown.getvalue()
+    assert "…" not in shown.getvalue()

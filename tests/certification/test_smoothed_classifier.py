@@ -90,6 +90,7 @@ BAD_CLASSIFIERS = {
     "one row": (lambda x: brightness(x)[:1], r"expected logits of shape \[2, classes\], got \[1, 2\]"),
     "wrong channels": (cnn(channels=1), r"fails on inputs of shape \[3, 8, 8\] \(RuntimeError"),
     "exception": (lambda x: {}["key"], r"fails on inputs .* \(KeyError"),
+    "fixed batch size": (lambda x: brightness(x.view(2, 3, 8, 8)), r"fails on inputs .* \(RuntimeError"),
     "nan logits": (nan_weights(), "returned NaN for an input without noise"),
     "another device": (cnn().to("meta"), r"expected them on meta, .* got cpu; use x.to\('meta'\)"),
 }

@@ -358,3 +358,10 @@ def test_a_narrow_terminal_drops_votes_before_radii() -> None:
     )
     assert wide == ["σ", "run", "method", "ACR", "0.00", "0.50", "1.00", "abstain", "images", "votes in all"]
     assert narrow == ["σ", "run", "ACR", "0.00", "0.50", "1.00", "abstain", "images"]
+
+
+def test_a_narrow_terminal_drops_hyperparameters_before_radii() -> None:
+    settings = {f"objective.a-long-name-{i}": i for i in range(3)}
+    rows = [summary(f"run{i}", 0.5, 1.25, "consistency", hyperparameters=settings) for i in range(2)]
+    titles = [column.header.plain for column in terminal_table(rows, 80).columns]  # type: ignore[union-attr]
+    assert titles == ["σ", "run", "ACR", "0.00", "0.50", "1.00"]

@@ -210,13 +210,13 @@ def _known(value: float | None, text: Callable[[float], str]) -> str | None:
 
 
 COLUMNS = (
-    Column("run", "run", lambda c: c.run),
+    Column("run", "run", lambda c: c.run, folds_at=14),
     Column("method", "method", lambda c: c.method, left_out=5),
     Column("hyperparameters", "hyper-parameters", lambda c: c.hyperparameters, left_out=1),
     Column("sigma", "σ", lambda c: f"{c.sigma:g}"),
     Column("epochs", "epochs", lambda c: str(c.epochs) if c.done else f"{c.epochs} of {c.epochs_planned}", left_out=7),
     Column("seconds_per_epoch", "per epoch", lambda c: _known(c.seconds_per_epoch, duration)),
-    Column("seconds", "total", _total),
+    Column("seconds", "total", _total, folds_at=13),
     Column("peak_memory_bytes", "peak memory", _memory, left_out=6),
     Column("device", "device", lambda c: c.device, left_out=2),
     Column("acr", "ACR", lambda c: _known(c.acr, "{:.3f}".format)),

@@ -127,11 +127,8 @@ def _listed(names: Sequence[str], runs: Sequence[str]) -> str:
 
 def terminal_report(contents: Contents, width: int) -> list[RenderableType]:
     """The result in words, the tables and the notes to print on a terminal of `width` columns."""
-    runs = contents.table.for_reading()
     shown: list[RenderableType] = [Text(one_line(sentence), style="bold") for sentence in contents.headlines]
-    if runs.fitting(width).printed_width > width:
-        runs = runs.without(contents.hyperparameters)
-    shown.append(terminal(runs, width, CAPTION))
+    shown.append(terminal(contents.table, width, CAPTION))
     if contents.published:
         shown.append(Text(f"next to {contents.tables}: {PUBLISHED_ROWS}", style="italic"))
     runs_here = [summary.name for summary in contents.summaries]

@@ -183,7 +183,9 @@ def terminal(content: Layout, width: int, caption: str = "") -> Table:
     table = Table(caption="; ".join(filter(None, (caption, more))))
     for column in fit.columns:
         justify: Literal["left", "right"] = "right" if column.numeric else "left"
-        table.add_column(Text(column.title), justify=justify, no_wrap=column.folds_at is None)
+        overflow: Literal["ellipsis", "fold"] = "ellipsis" if column.folds_at is None else "fold"
+        no_wrap = column.folds_at is None
+        table.add_column(Text(column.title), justify=justify, no_wrap=no_wrap, overflow=overflow)
     for group in fit.groups:
         for row in group:
             styles = ["bold" if cell.best else "italic" if cell.aside else "" for cell in row]

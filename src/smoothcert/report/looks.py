@@ -18,7 +18,7 @@ class Look(NamedTuple):
 
 
 DASHES: tuple[Dash, ...] = ((), (5, 1.5), (6, 2, 1, 2), (1, 1), (3, 1, 1, 1, 1, 1))
-SOLID, DASHED, DASH_DOT, DOTTED, DASH_DOTS = DASHES
+_, DASHED, DASH_DOT, DOTTED, DASH_DOTS = DASHES
 # Neighbours in the papers' tables differ in hue, lightness and style, so that they also differ in black and white and
 # for colour-blind readers.
 _KNOWN = {

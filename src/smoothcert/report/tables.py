@@ -122,7 +122,7 @@ def _hyperparameter_columns(summaries: Sequence[Summary], of: Callable[[Any], Su
             text = f"{value:g}" if isinstance(value, float) else str(value)
             return UNKNOWN if value is None else VALUES.get(text, text)
 
-        return Column(key, title, lambda row: of(row).hyperparameters.get(key), text=text)
+        return Column(key, title, lambda row: of(row).hyperparameters.get(key), text=text, left_out=4)
 
     return [column(key, title) for key, title in titles.items()]
 

@@ -8,7 +8,15 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from smoothcert.classifier import Classifier, check_logits, evaluating, first_logits, logits_of, refuse_nan
+from smoothcert.classifier import (
+    Classifier,
+    check_logits,
+    evaluating,
+    failures_reported,
+    first_logits,
+    logits_of,
+    refuse_nan,
+)
 from smoothcert.errors import RequestError
 
 SAME = 0.05
@@ -40,7 +48,7 @@ def refuse_unsound(classifier: Classifier, inputs: Tensor, name: str, num_classe
     logits = first_logits(classifier, pair, name)
     check_logits(logits, 2, num_classes)
     refuse_nan(logits)
-    with evaluating(classifier):
+    with failures_reported(name, inputs.shape[1:]), evaluating(classifier):  # it may fail on larger batches only
         refuse_batch_dependence(classifier, pair, logits)
     return int(logits.shape[1])
 

@@ -233,6 +233,7 @@ def test_model_metrics_and_log_agree(
     assert float(values["smoothcert_answer_seconds_count"]) == 3
     assert float(values["smoothcert_queue_images"]) == 0
     assert client.get("/docs").status_code == 404
+    assert client.get("/v1/predict").status_code == 405, "the address exists, but expects POST"
     page = client.get("/")
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "http" not in page.text.replace("http-equiv", "")

@@ -4,15 +4,14 @@ import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
-from fastapi.staticfiles import StaticFiles
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
@@ -26,7 +25,12 @@ from smoothcert.errors import RequestError
 from smoothcert.io.text import one_line
 
 PAGE = Path(__file__).parent / "page"
-OPEN_TO_ALL = ("/", "/page.js", "/page.css", "/healthz")
+PAGE_FILES = {
+    "/": ("index.html", "text/html"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/page.css": ("page.css", "text/css"),
+}
+"""Address -> file and type: on Windows, other programs may have registered other types."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -74,7 +78,8 @@ def make_app(service: Service, token: str | None = None) -> FastAPI:
     async def predict(request: Request) -> Response:
         return await answer_request(service, request)
 
-    app.mount("/", StaticFiles(directory=PAGE, html=True))
+    for path, (name, media_type) in PAGE_FILES.items():  # a mount of the folder would hide wrong methods of the others
+        app.add_api_route(path, page_file(name, media_type), include_in_schema=False)
     app.add_exception_handler(RefusedError, lambda request, error: problem(error.status, error))
     app.add_exception_handler(RequestError, lambda request, error: problem(400, error))
     app.add_exception_handler(HTTPException, lambda request, error: problem(error.status_code, error.detail))
@@ -104,7 +109,7 @@ class Guard:
             await send(message)
 
         app: ASGIApp = self.app
-        if self.token is not None and scope["path"] not in OPEN_TO_ALL:
+        if self.token is not None and scope["path"] not in (*PAGE_FILES, "/healthz"):
             header = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
             wanted = "expected the header 'Authorization: Bearer TOKEN' with the token of this server"
             refusal = problem(401, wanted, {"WWW-Authenticate": "Bearer"})
@@ -121,6 +126,13 @@ def authorized(header: str, token: str) -> bool:
 
 def problem(status: int, message: object, headers: Mapping[str, str] | None = None) -> JSONResponse:
     return JSONResponse({"error": one_line(message)}, status, headers)
+
+
+def page_file(name: str, media_type: str) -> Callable[[], Awaitable[FileResponse]]:
+    async def give() -> FileResponse:
+        return FileResponse(PAGE / name, media_type=media_type)
+
+    return give
 
 
 async def read_body(request: Request, limit: int) -> bytes:

@@ -61,8 +61,9 @@ class ServedModel:
         counter, settings = make_counter(run.model.to(device), shape, run.spec.num_classes, settings, device)
         if isinstance(counter.classifier, nn.Module):
             counter.classifier.eval()  # for good: several threads use it
-        grey = torch.full((1, *shape), 0.5, device=device, dtype=counter.dtype)
-        refuse_unsound(counter.classifier, grey, str(folder), run.spec.num_classes)
+        # Random pixels: a network that divides by the standard deviation of an image gives NaN for a plain one.
+        tried = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0)).to(device, counter.dtype)
+        refuse_unsound(counter.classifier, tried, str(folder), run.spec.num_classes)
         decoder = Decoder(*shape, scaled_side(recipe.dataset, shape))
         names = run.spec.class_names or known_class_names(recipe.dataset)
         digest = str(run.about()["weights_sha256"])
