@@ -52,7 +52,7 @@ def paper_table(name: str) -> list[dict[str, str]]:
     file = _files().get(name)
     if file is None:
         known = paper_table_names()
-        of_paper = [table for table in known if table.startswith(f"{name.partition('/')[0]}/")]
+        of_paper = [table for table in known if table.startswith(f"{name.rstrip('/')}/")]
         hint = f"choose one of {', '.join(of_paper)}" if of_paper else did_you_mean(name, known)
         raise RequestError(f"expected the name of a paper's table, got {name!r}; {hint}")
     text = files(__package__).joinpath(file).read_text(encoding="utf-8")
