@@ -242,7 +242,7 @@ def test_losses_take_any_objective() -> None:
             "Fails",
             "losses.py:Fails.loss() failed in line 16 (AttributeError: 'LossTerms' object has no attribute 'los'",
         ),
-        ("Set", "scale: expected a field of the class, such as `scale: float = 1.0`"),
+        ("Set", "scale: expected no assignment to self, got one; declare `scale: float = 1.0`"),
     ],
 )
 def test_a_wrong_loss_is_refused_before_anything_is_written(

@@ -82,7 +82,7 @@ def train(
         final = choose_recipe(options, sigma, files.image_size, set_, load, **chosen)
     except RequestError as error:
         if any(re.fullmatch(r"[^=]+=[^\[{\"']+,.*", text) for text in set_):
-            raise RequestError(f"{error}; one run per value of key=a,b: `smoothcert sweep`") from error
+            raise RequestError(f"{error}; for one run per value of key=a,b use `smoothcert sweep`") from error
         raise
     from smoothcert.data import UNSPLIT
     from smoothcert.distributed import meet

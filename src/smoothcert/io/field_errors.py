@@ -73,9 +73,8 @@ def _describe(kind: type[BaseModel], error: Any, prefix: str) -> str:
         # Our own validators name the field, the value and what is allowed.
         return str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "frozen_instance":
-        return (
-            f"{field}: expected a field of the class, such as `{error['loc'][-1]}: float = 1.0`, got one that code sets"
-        )
+        example = f"`{error['loc'][-1]}: float = 1.0`"
+        return f"{field}: expected no assignment to self, got one; declare {example} in the class, or use a variable"
     expected = str(error["msg"]).removeprefix("Input should be ").replace("a valid tuple", "a list, such as [30, 60]")
     return f"{field}: expected {expected}, got {shown(repr(error['input']))}"
 
