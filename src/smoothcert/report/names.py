@@ -65,7 +65,7 @@ _MOST_LETTERS = 55
 """Of a note above a panel."""
 _NOT_SHOWN = ("name", "sigma", "dataset", "noise")
 _MOST_SETTINGS = 3
-"""Of a label: runs of a method that differ in more are told apart by their names."""
+"""Of a label: runs of a method that differ in more have their names instead."""
 
 
 @dataclass(frozen=True, slots=True)
