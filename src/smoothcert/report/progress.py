@@ -75,7 +75,8 @@ def train_with_bar(recipe: "TrainRecipe", data: "Images", folder: Path, **option
         def show(status: "TrainingStatus") -> None:
             accuracy = "" if status.noisy_accuracy is None else f"noisy acc {status.noisy_accuracy:.1%} "
             now = f"epoch {status.epoch + 1}/{status.epochs} loss {status.loss:.3f} {accuracy}"
-            now += f"{status.images_per_second:,.0f} img/s {duration(status.seconds_left)} left"
+            # The speed is last: a narrow terminal cuts the end.
+            now += f"{duration(status.seconds_left)} left {status.images_per_second:,.0f} img/s"
             done = status.epoch * status.steps + status.step
             bar.update(task, total=status.epochs * status.steps, completed=done, now=now)
 
@@ -91,9 +92,9 @@ class CertificationBar:
     def __call__(self, status: "CertificationStatus") -> None:
         left = status.seconds_left
         now = f"{status.done}/{status.total} ACR {status.average_certified_radius:.3f}"
+        now += f" {duration(left)} left" if left else ""
         if status.images_per_second:  # none if the file was complete
             now += f" {status.images_per_second:.2f} img/s {status.votes_per_second:,.0f} votes/s"
-        now += f" {duration(left)} left" if left else ""
         self._bar.update(self._task, total=status.total, completed=status.done, now=now)
 
     def warn(self, text: str) -> None:
