@@ -18,7 +18,7 @@ from smoothcert.training.recipe import TrainRecipe
 def try_loss(recipe: TrainRecipe, data: Images, network: nn.Module, images: int) -> None:
     """Compute the loss of the first `images` images and its gradients; refuse what breaks a rule of `Objective.loss`.
 
-    The weights, the buffers and the mode of `network`, and the global random numbers, are as before.
+    What `state_dict` has, the mode of `network`, and the global random numbers are as before.
     """
     name, device = name_in_recipes(recipe.objective), next(network.parameters()).device
     x, y = (part.to(device) for part in data.batch(torch.arange(images)))
