@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from smoothcert.attacks import smoothed_pgd
 from smoothcert.classifier import Classifier, evaluating, probabilities
 from smoothcert.data import Images, load_dataset, silent, with_known_classes
+from smoothcert.data.images import in_parts
 from smoothcert.errors import RequestError
 from smoothcert.io.text import one_line
 from smoothcert.models.precision import at_precision
@@ -201,8 +202,7 @@ def adversarial_examples(
     """
     at_once = max(1, GRADIENT_BATCH // attack.num_noise)
     moved = []
-    for start in range(0, len(indices), at_once):
-        part = indices[start : start + at_once]
+    for part in in_parts(indices, at_once):
         images, labels = subjects.images(part)
         noise = torch.cat(list(subjects.noise_blocks(part, attack.num_noise, seed, "select")))
         iterates = smoothed_pgd(

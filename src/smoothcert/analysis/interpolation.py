@@ -130,8 +130,7 @@ def _line(
     offset = adversarial - images
     confidence, votes = [], []
     at_once = subjects.images_at_once()
-    for start in range(0, len(ratios), at_once):
-        part = ratios[start : start + at_once]
+    for part in torch.split(ratios, at_once):
         noise = subjects.noise_blocks([index], num_noise, seed, "estimate")
         mean, share = smoothed(run.classifier, images + part.view(-1, 1, 1, 1) * offset, noise)
         confidence.append(mean)

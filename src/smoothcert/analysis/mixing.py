@@ -18,6 +18,7 @@ from smoothcert.analysis.compared_runs import (
     smoothed,
 )
 from smoothcert.certification.columns import Floats
+from smoothcert.data.images import in_parts
 from smoothcert.errors import RequestError
 from smoothcert.io.text import csv_text
 from smoothcert.report.looks import looks_of
@@ -113,10 +114,9 @@ def mixing_ratios(
     at_once = subjects.images_at_once()
     for run in subjects.runs:
         parts = []
-        for start in range(0, len(indices), at_once):
-            part = list(indices[start : start + at_once])
+        for part in in_parts(indices, at_once):
             parts.append(_of_images(subjects, run, part, attack, num_noise, seed))
-            on_progress(run.name, start + len(part))
+            on_progress(run.name, sum(len(ratio) for ratio, _ in parts))
         ratio, distance = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         results.append(Ratios(run.name, ratio, distance, run.label))
     return Mixing(subjects.title, subjects.noise.sigma, tuple(indices), tuple(results))

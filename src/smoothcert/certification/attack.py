@@ -25,9 +25,9 @@ from smoothcert.attacks import attacked, smoothed_pgd
 from smoothcert.certification.attack_file import AttackedImage, AttacksFile, attacks_writer, read_attacks
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.certification.ensemble import RunEnsemble
-from smoothcert.certification.settings import in_groups
 from smoothcert.certification.subject import Subject, data_settings
 from smoothcert.data import Images
+from smoothcert.data.images import in_parts
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import plain_form
 from smoothcert.io.results import alone, differing_settings, stored_settings
@@ -254,7 +254,7 @@ def attack_dataset(
             on_progress(AttackStatus(len(rows), len(indices), withstood, contradictions, rate))
 
         report()
-        for part in in_groups(todo, recipe.images_at_once):
+        for part in in_parts(todo, recipe.images_at_once):
             fresh = _attack_images(attacker, data, part, claims, device)
             writer.append(fresh)
             rows += fresh

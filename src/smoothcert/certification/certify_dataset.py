@@ -22,10 +22,10 @@ from smoothcert.certification.certificates import (
 )
 from smoothcert.certification.estimate import CertificationEstimate, seconds_per_vote
 from smoothcert.certification.prepare import Prepared, checked_indices
-from smoothcert.certification.settings import CertifySettings, images_at_once, in_groups, make_counter
+from smoothcert.certification.settings import CertifySettings, images_at_once, make_counter
 from smoothcert.certification.subject import Certifiable, Data, Subject, as_images, data_settings
 from smoothcert.data import Images
-from smoothcert.data.images import spread
+from smoothcert.data.images import in_parts, spread
 from smoothcert.distributed import Team, find_device
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import PLAIN, existing_form, exists, plain_form, plain_while_written, stem
@@ -229,7 +229,7 @@ class Certification:
             on_progress(CertificationStatus(done, total, mean, fresh / seconds, votes / seconds, votes))
 
         report()
-        for part in in_groups(todo, images_at_once(self.prepared.recipe)):
+        for part in in_parts(todo, images_at_once(self.prepared.recipe)):
             rows = self.rows(part)
             writer.append(rows)
             done, fresh = done + len(rows), fresh + len(rows)

@@ -18,10 +18,11 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from smoothcert.certification.certificates import CertifiedImage, certificates_path, certificates_writer
 from smoothcert.certification.prepare import checked_inputs, noise_seeds, prepare
-from smoothcert.certification.settings import images_at_once, in_groups
+from smoothcert.certification.settings import images_at_once
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import DIGEST_IMAGES, Subject
 from smoothcert.data import UNSPLIT, Images
+from smoothcert.data.images import in_parts
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import plain_while_written
 from smoothcert.io.console import terminal_bar
@@ -186,7 +187,7 @@ def _stream(
             known = _checked_labels(labels, len(inputs), prepared.counter.num_classes, rows, position)
             if writer is not None and labels is None:
                 raise RequestError("data: expected batches (inputs, labels) for a certificates file, got inputs alone")
-            for part in in_groups([i for i in indices if i not in rows], images_at_once(prepared.recipe)):
+            for part in in_parts([i for i in indices if i not in rows], images_at_once(prepared.recipe)):
                 places = [index - position for index in part]
                 of_part = [known[i] for i in places], part, [seeds[i] for i in places]
                 fresh = prepared.rows(inputs[places], *of_part, time.perf_counter())

@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -221,11 +221,6 @@ def make_rule(recipe: CertifyRecipe, shape: tuple[int, ...]) -> Rule:
         label_aware=recipe.label_aware,
         slack=IntegerGaussian(recipe.sigma).slack(math.prod(shape)) if recipe.sound else 0.0,
     )
-
-
-def in_groups(indices: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    """Divide `indices` into groups of at most `size`."""
-    return (indices[start : start + size] for start in range(0, len(indices), size))
 
 
 def images_at_once(recipe: CertifyRecipe) -> int:

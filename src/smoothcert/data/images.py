@@ -177,6 +177,11 @@ def spread(total: int, most: int) -> Tensor:
     return torch.arange(count) * total // max(count, 1)
 
 
+def in_parts(indices: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    """Divide `indices` into parts of at most `size`."""
+    return (indices[start : start + size] for start in range(0, len(indices), size))
+
+
 def describe(tensor: Tensor) -> str:
     """Dtype and shape, for messages."""
     return f"dtype {str(tensor.dtype).removeprefix('torch.')} and shape {list(tensor.shape)}"
