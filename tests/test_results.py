@@ -120,9 +120,9 @@ def test_results_have_all_rows_in_the_published_order(table: str, tmp_path: Path
         ("mnist", 30),
         ("mnist-published-recipe", 4),
         ("cifar10", 13),
-        ("cifar10-n10000", 13),
+        ("cifar10-n10000", 15),
         ("mnist-ablations", 30),
-        ("beyond", 8),
+        ("beyond", 9),
     ],
 )
 def test_each_result_has_its_recipe_and_provenance(name: str, runs: int) -> None:
@@ -246,8 +246,10 @@ CIFAR10_ROWS = {
     "`cifar10/gaussian`": "cifar10/gaussian-0.5",
 }
 CIFAR10_ROWS_1 = {
-    "`cifar10/consistency` = `cifar10/best`": "cifar10/consistency-1.0",
+    "ensemble": "beyond/cifar10-ensemble-1.0",
+    "`cifar10/sun2024` = `cifar10/best`": "beyond/cifar10-sun2024-1.0",
     "`cifar10/smoothmix-one-step`": "cifar10/smoothmix-one-step-1.0",
+    "`cifar10/consistency`": "cifar10/consistency-1.0",
     "the schedule above": "beyond/cifar10-cosine-1.0",
     "`cifar10/gaussian`": "cifar10/gaussian-1.0",
 }
@@ -313,7 +315,7 @@ def counted_radii(run: str, skip: int) -> dict[int, float]:
 
 MODELS = {
     "cifar10-best-0.5": "beyond/cifar10-best-0.5",
-    "cifar10-consistency-1.0": "cifar10/consistency-1.0",
+    "cifar10-best-1.0": "beyond/cifar10-sun2024-1.0",
     "mnist-best-0.5": "beyond/mnist-best-0.5",
     "mnist-best-1.0": "beyond/mnist-best-1.0",
     "mnist-consistency-1.0": "mnist-published-recipe/consistency-1.0",

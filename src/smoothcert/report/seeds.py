@@ -9,8 +9,11 @@ from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.io.text import flattened
 from smoothcert.report.summary import Summary
 
-# Settings that follow from the training seed, or that do not change what is measured.
-_NOT_COMPARED = ("weights_sha256", "seed", "batch_size", "noise_block", "batch_norm_folded", "compile", "device")
+# Settings that follow from the training seed or from the data set, or that do not change what is measured.
+_NOT_COMPARED = (
+    *("weights_sha256", "seed", "num_classes"),
+    *("batch_size", "noise_block", "batch_norm_folded", "compile", "device"),
+)
 
 
 @dataclass(frozen=True)
