@@ -8,7 +8,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.written_files import write_files
 from smoothcert.report import find_certificates
 from smoothcert.report.contents import NO_CERTIFICATES, Choices, read_contents
-from smoothcert.report.locate import uncertified
+from smoothcert.report.locate import locate
 
 from .conftest import FIELD_FILE, MakeRun
 
@@ -50,16 +50,14 @@ def test_runs_without_certificates_are_skipped_and_known_in_a_folder_and_one_by_
     trained.mkdir()
     (trained / "recipe.yaml").write_text("")
     for paths in ([runs], sorted(runs.iterdir())):
-        assert [name for name, _ in find_certificates(paths)] == ["certified"]
-        assert uncertified(paths) == [trained]
+        assert locate(paths) == ([("certified", run / "certificates" / "test.tsv")], [trained])
     assert read_contents([runs], Choices()).warnings == {NO_CERTIFICATES: ["trained"]}
 
 
 def test_a_report_among_runs_is_skipped_and_reports_alone_are_refused(make_run: MakeRun, tmp_path: Path) -> None:
     run, report = make_run("run"), tmp_path / "report"
     write_files(report, {"report.md": b"text"})
-    assert [name for name, _ in find_certificates([report, run])] == ["run"]
-    assert uncertified([report, run]) == []
+    assert locate([report, run]) == ([("run", run / "certificates" / "test.tsv")], [])
     with pytest.raises(RequestError, match="expected a run folder"):
         find_certificates([report])
     other = tmp_path / "other"

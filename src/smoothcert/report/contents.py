@@ -17,7 +17,7 @@ from smoothcert.report.headline import headlines
 from smoothcert.report.html_data import Gallery
 from smoothcert.report.hyperparameters import Sweep, sweeps, with_hyperparameters
 from smoothcert.report.layout import MOST_DECIMALS, Layout
-from smoothcert.report.locate import find_certificates, uncertified
+from smoothcert.report.locate import locate
 from smoothcert.report.metrics import TrainedRun, read_run, training_runs
 from smoothcert.report.names import by_sigma, panels_of
 from smoothcert.report.paired import Comparison, comparisons
@@ -134,11 +134,11 @@ class Contents:
 def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
     """The contents of a report of `paths`."""
     chosen = None if choices.radii is None else _checked_radii(choices.radii)
-    located = find_certificates(paths)
+    located, uncertified = locate(paths)
     named = describe([(name, _read(path)) for name, path in located], choices.described)
     named = [_marked(name, file) for name, file in named]
     left_out = {
-        NO_CERTIFICATES: [path.name for path in uncertified(map(Path, paths))],
+        NO_CERTIFICATES: [path.name for path in uncertified],
         NO_IMAGES: [name for name, file in named if not file.rows],
     }
     whole = [(name, file) for name, file in named if file.rows] or named

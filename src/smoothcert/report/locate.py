@@ -72,11 +72,6 @@ def _files_of(path: Path) -> tuple[Path, list[Path]]:
     return folder, _other_tables(path)
 
 
-def uncertified(paths: Iterable[Path]) -> list[Path]:
-    """The folders among `paths`, and the runs in folders of runs, that have no certificates; reports aside."""
-    return [path for path in _with_runs_in(paths) if not (_files_of(path)[1] or (path / MANIFEST).is_file())]
-
-
 def _no_certificates(path: Path) -> RequestError:
     if path.name == CERTIFICATES or _is_run(path):
         run = path.parent if path.name == CERTIFICATES else path
@@ -141,16 +136,25 @@ def find_certificates(paths: Sequence[Path]) -> list[tuple[str, Path]]:
 
     A path is a run folder (it holds `certificates/*.tsv`), a folder of such folders (`*.tsv` files in it count too), a
     folder of `*.tsv` files (or, without these, of other files that begin like a table of certificates), or a file of
-    any name. Folders without certificates are skipped (see `uncertified`); it is a RequestError if all are. A file of a
-    run is named after the run's folder, with `/<stem>` if there are several files of that run; any other file after
-    itself. A file that is given twice is listed once.
+    any name. Folders without certificates are skipped (see `locate`); it is a RequestError if all are. A file of a run
+    is named after the run's folder, with `/<stem>` if there are several files of that run; any other file after itself.
+    A file that is given twice is listed once.
     """
+    return locate(paths)[0]
+
+
+def locate(paths: Sequence[Path]) -> tuple[list[tuple[str, Path]], list[Path]]:
+    """What `find_certificates` gives, and what it skips: the folders among `paths`, and the runs in folders of runs,
+    that have no certificates; reports aside."""
     if not paths:
         raise RequestError("expected at least one run folder or certificates file, got none; give one to report on")
     found: dict[Path, tuple[Path, Path]] = {}  # by its real path: the file as it was given, and its owner
+    uncertified: list[Path] = []
     every = _with_runs_in(map(Path, paths))
     for path in every:
         owner, files_of_path = _files_of(path)
+        if not files_of_path and not (path / MANIFEST).is_file():
+            uncertified.append(path)
         for file in files_of_path:
             found.setdefault(file.resolve(), (file, owner))
     if not found:
@@ -161,4 +165,4 @@ def find_certificates(paths: Sequence[Path]) -> list[tuple[str, Path]]:
     for file, owner in found.values():
         stem = _stem(file)
         names.append(stem if owner == file else f"{owner.name}/{stem}" if counts[owner] > 1 else owner.name)
-    return list(zip(distinct_names(names, owners), files, strict=True))
+    return list(zip(distinct_names(names, owners), files, strict=True)), uncertified
