@@ -15,7 +15,6 @@ from smoothcert.certification.certificates import read_certificates
 from smoothcert.cli import COMMANDS, app
 from smoothcert.cli.help import FILES, LISTS, PAPERS, START
 from smoothcert.cli.listing import console
-from smoothcert.cli.options import parse_count
 from smoothcert.objectives import OBJECTIVES
 from smoothcert.papers.presets import PRESETS
 from smoothcert.papers.tables import paper_table, paper_table_names
@@ -140,20 +139,6 @@ def test_papers_lists_every_table_and_prints_one(run_cli: Cli, monkeypatch: pyte
     code, _, err = run_cli("papers", "smoothmix/table66")
     assert (code, err.count("\n")) == (2, 1)
     assert "did you mean smoothmix/table6" in err
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("100k", 10**5), ("1e5", 10**5), ("100_000", 10**5), ("1.5k", 1500), ("2M", 2 * 10**6), (7, 7), ("-3", -3)],
-)
-def test_counts(text: str | int, count: int) -> None:
-    assert parse_count(text) == count
-
-
-@pytest.mark.parametrize("text", ["", "k", "1.5", "1e-3", "1e", "0x10", "1,000", "nan", "٣", "_1", "1__0", "1" * 99])
-def test_other_texts_are_not_counts(text: str) -> None:
-    with pytest.raises(ValueError, match="expected a whole number"):
-        parse_count(text)
 
 
 def test_several_runs_with_json_and_quiet(run_cli: Cli, trained_run: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import sys
 
 import pytest
@@ -17,7 +18,9 @@ from smoothcert.io.text import (
     flattened,
     markdown_table,
     one_line,
+    parse_count,
     printable,
+    radius_text,
 )
 from smoothcert.report.progress import certification_bar, counting_bar
 
@@ -117,3 +120,25 @@ def test_markdown_tables() -> None:
 
 def test_nested_keys_are_joined_by_dots() -> None:
     assert flattened({"a": 1, "b": {"c": 2, "d": {"e": [3]}}, "f": {}}) == {"a": 1, "b.c": 2, "b.d.e": [3]}
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("100k", 10**5), ("1e5", 10**5), ("100_000", 10**5), ("1.5k", 1500), ("2M", 2 * 10**6), (7, 7), ("-3", -3)],
+)
+def test_counts(text: str | int, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "k", "1.5", "1e-3", "1e", "0x10", "1,000", "nan", "٣", "_1", "1__0", "1" * 99])
+def test_other_texts_are_not_counts(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a whole number"):
+        parse_count(text)
+
+
+def test_radii_are_rounded_down_and_those_with_three_decimals_stay() -> None:
+    for text in (f"{thousandths / 1000:.3f}" for thousandths in range(1, 4000)):
+        radius = float(text)
+        before = math.nextafter(radius, 0)
+        assert radius_text(radius) == radius_text(math.nextafter(radius, 9)) == text
+        assert radius_text(before) == f"{radius - 0.001:.3f}"

@@ -102,7 +102,7 @@ def test_a_described_file_is_in_the_same_table(run_cli: Report, ours: Path, tmp_
     rows = described(report, out, ours, theirs, "--as", "name=CAT-RS,sigma=0.5")
     assert (rows["CAT-RS"]["sigma"], rows["CAT-RS"]["dataset"]) == ("0.5", "mnist")
     assert "not ranked: n differs (1,000 and not recorded)" in (out / "report.md").read_text()
-    same = "name=CAT-RS,sigma=0.5,n=1000,alpha=0.001,method=cat-rs"
+    same = "name=CAT-RS,sigma=0.5,n=1e3,alpha=0.001,method=cat-rs"
     rows = described(report, out, ours, theirs, "--as", same, "--radii", "0,0.5")
     assert rows["CAT-RS"]["method"] == "cat-rs"
     assert float(rows["CAT-RS"]["acr_minus_reference"]) == pytest.approx((0.951 + 0.25 + 1.231) / 2 / 5)
@@ -132,7 +132,7 @@ def test_descriptions_belong_to_files_in_order_or_by_name(run_cli: Report, ours:
         (["n=few"], "--as: expected a number for n, got 'few'"),
         (["name=ours"], "--as: expected a different name for each run, got 'ours' twice"),
         (["name=a", "name=b"], "--as: expected one for each file of another tool, got more"),
-        (["sigma=0.25,n=1000,alpha=0.001"], "--as: expected radii of at most 0.616 for sigma 0.25, n 1,000"),
+        (["sigma=0.25,n=1000,alpha=0.001"], "--as: expected radii of at most 0.615 for sigma 0.25, n 1,000"),
         (["file=nowhere,name=a"], "--as: expected file= to name one file without settings, got 'nowhere'"),
     ],
 )

@@ -1,11 +1,9 @@
 """The console, the options and the checks that commands share."""
 
 import math
-import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
@@ -15,7 +13,7 @@ from rich.table import Column, Table
 
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
-from smoothcert.io.text import printable
+from smoothcert.io.text import parse_count, printable
 from smoothcert.training.choices import Bound as Bound
 from smoothcert.training.choices import Compiling as Compiling
 from smoothcert.training.choices import InputLayer as InputLayer
@@ -65,16 +63,6 @@ CompileTraining = Annotated[Compiling, typer.Option("--compile", help="torch.com
 BoundName = Annotated[Bound, typer.Option(help="Two-sided bounds the runner-up too; randomized draws a coin.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the noise, for tests and replays.", show_default="fresh")]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute.")]
-
-
-def parse_count(value: str | int) -> int:
-    """Return a count that may be written as 100000, 100_000, 100k, 2M or 1e5."""
-    text = re.sub(r"(?<=\d)_(?=\d)", "", str(value).strip().lower())
-    number = re.fullmatch(r"(-?\d{1,30}(?:\.\d{1,6})?)(?:e(\d{1,2}))?([km]?)", text, re.ASCII)
-    count = Fraction(number[1]) * 10 ** (int(number[2] or 0) + {"": 0, "k": 3, "m": 6}[number[3]]) if number else None
-    if count is None or count.denominator != 1:
-        raise ValueError("expected a whole number, such as 100000, 100k or 1e5")
-    return int(count)
 
 
 def count_option(*names: str, **settings: Any) -> Any:

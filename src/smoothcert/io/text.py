@@ -1,11 +1,13 @@
-"""Text from outside (file names, settings, error messages) made safe for every output: terminal, CSV, Markdown."""
+"""Text from outside (file names, settings, error messages) made safe for every output: terminal, CSV, Markdown; counts,
+radii and times as text."""
 
 import csv
 import difflib
 import io
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import ROUND_FLOOR, Decimal
+from fractions import Fraction
 from typing import Any
 
 _FORMULA = ("=", "+", "-", "@")
@@ -47,9 +49,22 @@ def did_you_mean(name: object, known: Iterable[str], otherwise: str | None = Non
     return f"choose one of {', '.join(known)}" if otherwise is None else otherwise
 
 
+def parse_count(value: str | int) -> int:
+    """A count that may be written as 100000, 100_000, 100k, 2M or 1e5; other texts are a ValueError."""
+    text = re.sub(r"(?<=\d)_(?=\d)", "", str(value).strip().lower())
+    number = re.fullmatch(r"(-?\d{1,30}(?:\.\d{1,6})?)(?:e(\d{1,2}))?([km]?)", text, re.ASCII)
+    count = Fraction(number[1]) * 10 ** (int(number[2] or 0) + {"": 0, "k": 3, "m": 6}[number[3]]) if number else None
+    if count is None or count.denominator != 1:
+        raise ValueError("expected a whole number, such as 100000, 100k or 1e5")
+    return int(count)
+
+
 def radius_text(radius: float) -> str:
-    """A certified radius with three decimals, rounded down: nothing beyond it is proved."""
-    return f"{math.floor(1000 * radius) / 1000:.3f}"
+    """A certified radius with three decimals, rounded down: nothing beyond it is proved.
+
+    One with at most three decimals stays as it is; a product such as 1000 * 1.001 would be rounded.
+    """
+    return str(Decimal(str(float(radius))).quantize(Decimal("0.001"), ROUND_FLOOR))
 
 
 def duration(seconds: float) -> str:

@@ -1,19 +1,20 @@
 """Files of other tools with what their users say about them: `smoothcert report ... --as "name=CAT-RS,sigma=0.5"`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.certification.checks import check_settings
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.text import did_you_mean
+from smoothcert.io.text import did_you_mean, parse_count, radius_text
 from smoothcert.report.protocol import ceiling_of
 
 Description = Mapping[str, str]
 """Key -> value, as given."""
 Named = tuple[str, CertificatesFile]
 KEYS = ("name", "file", "sigma", "dataset", "split", "n", "n0", "alpha", "noise", "bound", "method", "model")
+NUMBERS: Mapping[str, Callable[[str], float]] = {"sigma": float, "alpha": float, "n": parse_count, "n0": parse_count}
 ROUNDED = 0.01
 """Relative excess of a radius over what its votes can show: other tools print three digits."""
 
@@ -68,8 +69,8 @@ def _refuse_impossible(file: CertificatesFile) -> None:
     ceiling, largest = ceiling_of(file, sigma, n, alpha), float(file.columns.radius.max(initial=0.0))
     if ceiling is not None and largest > ceiling * (1 + ROUNDED):
         raise RequestError(
-            f"--as: expected radii of at most {ceiling:.3f} for sigma {sigma:g}, n {n:,} and alpha {alpha:g}, got "
-            f"{largest:.3f} in {file.path}; correct these"
+            f"--as: expected radii of at most {radius_text(ceiling)} for sigma {sigma:g}, n {n:,} and alpha {alpha:g}, "
+            f"got {radius_text(largest)} in {file.path}; correct these"
         )
 
 
@@ -90,13 +91,12 @@ def _place(files: Sequence[Named], free: Sequence[int], description: Description
 
 def _settings(description: Description) -> dict[str, Any]:
     settings: dict[str, Any] = {key: description[key] for key in KEYS[2:] if key in description}
-    for key in [key for key in ("sigma", "alpha", "n", "n0") if key in settings]:
-        text = settings[key]
-        try:
-            whole = key in ("n", "n0")
-            settings[key] = int(text.replace("_", "").lower().replace("k", "000")) if whole else float(text)
-        except ValueError:
-            raise RequestError(f"--as: expected a number for {key}, got '{text[:40]}'; correct it") from None
+    for key, parse in NUMBERS.items():
+        if (text := description.get(key)) is not None:
+            try:
+                settings[key] = parse(text)
+            except ValueError:
+                raise RequestError(f"--as: expected a number for {key}, got '{text[:40]}'; correct it") from None
     if "method" in settings:
         settings["objective"] = settings.pop("method")
     return settings
