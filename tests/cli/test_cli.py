@@ -158,6 +158,7 @@ def test_a_wrong_run_folder_gets_a_hint(
         (["train"], "give --preset NAME, --recipe FILE, or --dataset"),
         (["train", *SAMPLE, "--set", "=3"], "--set =3: expected key=value"),
         (["train", *SAMPLE, "--sigma", "0.5", "--set", "seed=0,1"], "of key=a,b use `smoothcert sweep`"),
+        (["train", *SAMPLE, "--sigma", "0.5", "--set", "learning_rate_drops=[1],[2]"], "use `smoothcert sweep`"),
         (["train", *SAMPLE, "--set", "objective.lambd=3"], "objective.lambd: unknown key"),
         (["certfy", "x"], "No such command 'certfy'"),
         (["report", "nowhere"], "nowhere"),

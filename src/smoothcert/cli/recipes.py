@@ -1,6 +1,7 @@
 """Which recipe `smoothcert train` and `sweep` mean: of a preset, of a file, or made for a data set and a method."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,10 @@ from smoothcert.io.console import leads
 
 if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.training.recipe import TrainRecipe
+
+
+_VALUE = r"""((?:\[.*?\]|\{.*?\}|"[^"]*"|'[^']*'|[^,])*)(?:,|$)"""
+"""A value and the comma after it, if any."""
 
 
 @dataclass(frozen=True)
@@ -125,3 +130,9 @@ def recipe_for_data(
     if leads():
         print_note(console, f"without a preset: {describe_choices(recipe)}; --set changes them")
     return recipe
+
+
+def split_values(text: str) -> list[str]:
+    """Return the values of `a,b,c`, at least one; commas inside brackets and quotes belong to a value."""
+    values = [value.strip() for value in re.findall(_VALUE, text)]
+    return values[:-1] if len(values) > 1 and not text.endswith(",") else values  # an empty match at the end

@@ -20,7 +20,7 @@ from smoothcert.cli.options import (
     console,
     parse_numbers,
 )
-from smoothcert.cli.recipes import RecipeOptions, choose_recipe
+from smoothcert.cli.recipes import RecipeOptions, choose_recipe, split_values
 from smoothcert.cli.reporting import report_runs
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.training.run_folder import refuse_file
@@ -31,8 +31,6 @@ if TYPE_CHECKING:  # commands import torch only when they need it
 
 JOBS_ON_A_GPU = 8
 """Runs that train side by side on a GPU, at most, unless --jobs is given."""
-VALUE = r"""((?:\[.*?\]|\{.*?\}|"[^"]*"|'[^']*'|[^,])*)(?:,|$)"""
-"""A value and the comma after it, if any."""
 FORMATS = ("md", "csv", "html", "png")
 
 
@@ -90,7 +88,7 @@ def sweep(
 
 
 def parse_grid(overrides: Sequence[str]) -> dict[str, list[str]]:
-    """Return the values of each key of `key=a,b,c`; commas inside brackets and quotes belong to a value."""
+    """Return the values of each key of `key=a,b,c`, each value once."""
     grid: dict[str, list[str]] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -98,9 +96,8 @@ def parse_grid(overrides: Sequence[str]) -> dict[str, list[str]]:
             raise RequestError(f"--set {override}: expected key=value or key=a,b,c, for instance --set seed=0,1,2")
         if key in grid:
             raise RequestError(f"--set {override}: {key} is given twice; give all its values at once, as in {key}=a,b")
-        values = [value.strip() for value in re.findall(VALUE, text)]
-        values = values[:-1] if len(values) > 1 and not text.endswith(",") else values  # an empty match at the end
-        if "" in values or not values:
+        values = split_values(text)
+        if "" in values:
             raise RequestError(f"--set {override}: expected comma-separated values, got an empty one; remove it")
         grid[key] = list(dict.fromkeys(values))
     return grid

@@ -1,7 +1,6 @@
 """`smoothcert train`, `import` and `export`: commands that make run folders."""
 
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +19,7 @@ from smoothcert.cli.options import (
     console,
     optional,
 )
-from smoothcert.cli.recipes import RecipeOptions, choose_recipe
+from smoothcert.cli.recipes import RecipeOptions, choose_recipe, split_values
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import leads
 from smoothcert.training.choices import Tracker
@@ -81,7 +80,7 @@ def train(
     try:
         final = choose_recipe(options, sigma, files.image_size, set_, load, **chosen)
     except RequestError as error:
-        if any(re.fullmatch(r"[^=]+=[^\[{\"']+,.*", text) for text in set_):
+        if any(len(split_values(text.partition("=")[2])) > 1 for text in set_):
             raise RequestError(f"{error}; for one run per value of key=a,b use `smoothcert sweep`") from error
         raise
     from smoothcert.data import UNSPLIT
