@@ -22,8 +22,13 @@ Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 LARGEST_INTEGER, LARGEST_CLASS = 10**12, 10**6
 """Far above any index or number of votes, and any class."""
-_PAIRS = re.compile(r"\d{1,18}:\d{1,18}(,\d{1,18}:\d{1,18})*", re.ASCII)
-"""Votes such as `3:998,5:2`; 18 digits always fit into 64 bits."""
+_NUMBER = "[0-9]{1,18}+"
+"""18 digits always fit into 64 bits."""
+_USUAL_ROWS = re.compile(
+    rf"(?:{_NUMBER}\t{_NUMBER}\t-?{_NUMBER}\t[^\t\n]++\t[01]\t[^\t\n]++\t{_NUMBER}\t{_NUMBER}\t{_NUMBER}\t"
+    rf"{_NUMBER}:{_NUMBER}(?:,{_NUMBER}:{_NUMBER})*+\n)*+"
+)
+"""Rows of ten cells, the last of which are votes such as `3:998,5:2`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,18 +170,16 @@ def parse_columns(lines: Sequence[str], limits: RowLimits) -> Columns | None:
     None if a row is damaged, claims too much, or is of a rule whose rows must be checked one by one: the parser of
     single rows knows what to say. Everything that is accepted here is accepted there.
     """
+    if not _USUAL_ROWS.fullmatch("\n".join([*lines, ""])):
+        return None
+    cells = "\t".join(lines).split("\t") if lines else []
+    radius, times, votes = (cells[column::10] for column in (3, 5, 9))
     try:
-        index, label, predict, radius, correct, times, n0, n, count, votes = zip(
-            *(line.split("\t") for line in lines), strict=True
-        )
-        cells = (index, label, predict, correct, n0, n, count)
-        indices, labels, classes, right, first, fresh, counts = (np.array(cell, dtype=np.int64) for cell in cells)
         seconds, radii = np.array(list(map(parse_seconds, times))), np.array(radius, dtype=np.float64)
     except (ValueError, OverflowError):
         return None
-    if not all(map(_PAIRS.fullmatch, votes)):
-        return None
-    pairs = np.fromstring(",".join(votes).replace(":", ","), dtype=np.int64, sep=",").reshape(-1, 2)
+    indices, labels, classes, right, first, fresh, counts = (_integers(cells[i::10]) for i in (0, 1, 2, 4, 6, 7, 8))
+    pairs = _integers(votes).reshape(-1, 2)
     rows = np.repeat(np.arange(len(lines)), [cell.count(":") for cell in votes])
     c = Columns(indices, labels, classes, radii, first, fresh, counts, first + fresh, rows, *pairs.T)
     named = np.sort(rows * (LARGEST_CLASS + 1) + c.votes_class)
@@ -199,6 +202,11 @@ def parse_columns(lines: Sequence[str], limits: RowLimits) -> Columns | None:
         ((c.votes_for(c.predict) == c.count) | (c.predict == ABSTAIN)).all(),
     )
     return c if all(rights) and limits.allow(c) else None
+
+
+def _integers(cells: Sequence[str]) -> Integers:
+    """The numbers in `cells`, all of which are known to be digits with signs, colons and commas between them."""
+    return np.fromstring(",".join(cells).replace(":", ","), dtype=np.int64, sep=",")
 
 
 def _within(values: Integers | Floats, least: int, most: int | Integers) -> bool:
