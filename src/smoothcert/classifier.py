@@ -158,7 +158,12 @@ def first_logits(classifier: Classifier, inputs: Tensor, name: str) -> Tensor:
 
 
 def check_logits(logits: Tensor, inputs: int, num_classes: int | None = None) -> None:
-    """Refuse logits of another shape than [inputs, num_classes]; None stands for any number of classes above 1."""
+    """Refuse logits that are not real numbers, or not of shape [inputs, num_classes]; None stands for any number of
+    classes above 1."""
+    import torch
+
+    if logits.dtype == torch.bool or logits.is_complex():
+        raise RequestError(f"model: expected real numbers as logits, got {logits.dtype}; return floats")
     given = tuple(logits.shape)
     if len(given) == 2 and given[0] == inputs and given[1] == (num_classes or given[1]) and given[1] > 1:
         return

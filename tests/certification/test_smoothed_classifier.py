@@ -88,6 +88,8 @@ BAD_CLASSIFIERS = {
     "class indices": (lambda x: brightness(x).argmax(1), r"got \[2\]; .*one score per class, such as one_hot"),
     "binary score": (lambda x: brightness(x)[:, :1], r"got \[2, 1\]; .*one score per class"),
     "one row": (lambda x: brightness(x)[:1], r"expected logits of shape \[2, classes\], got \[1, 2\]"),
+    "truth values": (lambda x: brightness(x) > 0, r"expected real numbers as logits, got torch\.bool; return floats"),
+    "complex": (lambda x: brightness(x) + 0j, r"expected real numbers as logits, got torch\.complex64"),
     "wrong channels": (cnn(channels=1), r"fails on inputs of shape \[3, 8, 8\] \(RuntimeError"),
     "exception": (lambda x: {}["key"], r"fails on inputs .* \(KeyError"),
     "fixed batch size": (lambda x: brightness(x.view(2, 3, 8, 8)), r"fails on inputs .* \(RuntimeError"),
