@@ -52,6 +52,8 @@ def test_parameters_that_differ_are_columns(make_run: MakeRun, tmp_path: Path) -
     assert not [key for key in rows["mix"] if key in ("seed", "model", "objective.name")]
     text = (tmp_path / "out/report.md").read_text()
     assert "| σ | run | method | epochs | λ | ACR |" in text or "| σ | run | method | λ | epochs | ACR |" in text
+    assert f"| 0.50 | mix | {report.contents.labels['mix']} | " in text, "as in the legends of figures"
+    assert report.contents.labels["mix"] == "SmoothMix (η = 5)"
     assert report.contents.sweeps == [], "two values are not a curve"
 
 

@@ -140,7 +140,7 @@ def _columns(
 
     def method(summary: Summary) -> str:
         row = published.get(summary.name)
-        return summary.named.title or UNKNOWN if row is None else row.label
+        return summary.named.label() or UNKNOWN if row is None else row.label
 
     def votes(summary: Summary) -> str:
         return compact(summary.votes)
@@ -244,7 +244,7 @@ def seeds_layout(means: Sequence[SeedMean], published: Mapping[str, Published] =
 
     def method(mean: SeedMean) -> str:
         row = published_of(mean)
-        return mean.members[0].named.title or UNKNOWN if row is None else row.label
+        return mean.members[0].named.label() or UNKNOWN if row is None else row.label
 
     def first(mean: SeedMean) -> Summary:
         return mean.members[0]
