@@ -1,8 +1,9 @@
 """`smoothcert attack`."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +24,9 @@ from smoothcert.cli.options import (
 )
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.training.run_folder import CERTIFICATES, RECIPE, check_file
+
+if TYPE_CHECKING:  # commands import torch only when they need it
+    from smoothcert.certification.attack_file import AttacksFile
 
 LIKELY_A_BUG = 1e-3
 """Contradictions less likely than this are not attributed to chance."""
@@ -67,7 +71,6 @@ def attack(
     if certificates is not None:
         check_file(certificates, "a certificates file")
     from smoothcert.certification.attack import attack_dataset, complete_attack_recipe
-    from smoothcert.certification.attack_file import contradiction_p_value, empirical_accuracy
     from smoothcert.certification.certificates import read_certificates
     from smoothcert.certification.shards import chosen_images
     from smoothcert.cli.certify_targets import if_elsewhere
@@ -81,14 +84,8 @@ def attack(
     check_name(name)
     loaded, where = None if run is None else load_run(run, request.model), find_device(device)
     elsewhere = if_elsewhere(loaded, folder)
-    own = result_files(folder / CERTIFICATES)
-    certified = own if own or run is None else result_files(run / CERTIFICATES)
-    source = certificates if certificates is not None else certified[0] if len(certified) == 1 else None
-    if source is None and certified:
-        names = ", ".join(path.name for path in certified)
-        raise RequestError(
-            f"{certified[0].parent}: has several certificates files ({names}); choose one with --certificates"
-        )
+    certified = bool(result_files(folder / CERTIFICATES))
+    source = certificates if certificates is not None else only_certificates(folder, run)
     claims = read_certificates(source) if source is not None else None
     path = folder / "attacks" / f"{name}.tsv"
     check_inside(path, folder)
@@ -117,12 +114,32 @@ def attack(
         )
     if elsewhere is not None:
         elsewhere.recipe.save(folder / RECIPE)  # which reports read
-    accuracies = [(f"{r:g}", f"{empirical_accuracy(file.rows, r):.1%}") for r in (0.0, *recipe.radii)]
-    show_table(["radius", "accuracy under attack, at most"], accuracies)
     words = [*optional(None, run), *request.network_words(), *optional("--denoiser", denoiser), *request.data_words()]
     words += [*optional("--sigma", recipe.sigma if run is None else sigma), *optional("--out", out)]
-    onwards = command_line("report", folder) if own else command_line("certify", *words)
-    console.print(f"wrote {path}; next: {onwards}", soft_wrap=True)
+    onwards = command_line("report", folder) if certified else command_line("certify", *words)
+    print_attacks(file, recipe.radii, onwards)
+
+
+def only_certificates(*folders: Path | None) -> Path | None:
+    """Return the certificates file of the first of `folders` that has any; None if none has. Several are refused."""
+    from smoothcert.io.compressed import result_files
+
+    files = next(filter(None, (result_files(folder / CERTIFICATES) for folder in folders if folder is not None)), [])
+    if len(files) > 1:
+        names = ", ".join(path.name for path in files)
+        raise RequestError(
+            f"{files[0].parent}: has several certificates files ({names}); choose one with --certificates"
+        )
+    return files[0] if files else None
+
+
+def print_attacks(file: "AttacksFile", radii: Sequence[float], onwards: str) -> None:
+    """Print the accuracy under attack, the command to go on with and contradictions; too many of these are an error."""
+    from smoothcert.certification.attack_file import contradiction_p_value, empirical_accuracy
+
+    accuracies = [(f"{r:g}", f"{empirical_accuracy(file.rows, r):.1%}") for r in (0.0, *radii)]
+    show_table(["radius", "accuracy under attack, at most"], accuracies)
+    console.print(f"wrote {file.path}; next: {onwards}", soft_wrap=True)
     for row in file.contradictions:
         console.print(
             f"CONTRADICTION: image {row.index}, certified to {row.certified_radius:.4f}, falls at {row.distance:.4f}",
@@ -131,6 +148,6 @@ def attack(
     chance = contradiction_p_value(file)
     if file.contradictions and chance is not None and chance < LIKELY_A_BUG:
         raise WorkError(
-            f"{path}: {len(file.contradictions)} attacks succeeded inside certified radii; by chance that happens with "
-            f"probability {chance:.1e}: the certificates are wrong"
+            f"{file.path}: {len(file.contradictions)} attacks succeeded inside certified radii; by chance that happens "
+            f"with probability {chance:.1e}: the certificates are wrong"
         )
