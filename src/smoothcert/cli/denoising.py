@@ -83,12 +83,17 @@ def train_denoiser(
         compiling=compile_,
     )
     if leads():
-        # A line after "next:" runs as it is; without a classifier there is none.
-        subject: list[object] = ["RUN"] if classifier is None else [classifier]
-        if classifier is not None and not Path(classifier).is_dir():
-            subject = ["--model", classifier, *optional("--init", classifier_init), "--dataset", recipe.dataset]
-            subject += optional("--image-size", files.image_size)
-            subject += ["--out", f"{out}-certified"]
-        step = command_line("certify", *subject, "--denoiser", out, *files.words())
-        onwards = f"next: {step}" if classifier is not None else f"in front of a classifier RUN: {step}"
-        console.print(f"trained {out}; {onwards}", soft_wrap=True)
+        console.print(
+            f"trained {out}; {next_step(out, recipe.dataset, classifier, classifier_init, files)}", soft_wrap=True
+        )
+
+
+def next_step(out: Path, dataset: str, classifier: str | None, init: Path | None, files: ImageOptions) -> str:
+    """Return how to certify `classifier`, with the weights `init`, behind the denoiser in `out`."""
+    if classifier is None:  # a line after "next:" runs as it is; this one does not
+        return f"in front of a classifier RUN: {command_line('certify', 'RUN', '--denoiser', out, *files.words())}"
+    subject: list[object] = [classifier]
+    if not Path(classifier).is_dir():
+        subject = ["--model", classifier, *optional("--init", init), "--dataset", dataset]
+        subject += [*optional("--image-size", files.image_size), "--out", f"{out}-certified"]
+    return f"next: {command_line('certify', *subject, '--denoiser', out, *files.words())}"

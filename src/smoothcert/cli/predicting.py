@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # commands import torch only when they need it: --help answer
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
     from smoothcert.classifier import Classifier
     from smoothcert.smoothing.certificate import Certificate
+    from smoothcert.training.checkpoint import Run
 
 
 def predict(
@@ -68,30 +69,25 @@ def predict(
     if without_run and sigma is None and denoiser is None:
         raise RequestError(f"--sigma: missing; give the noise level for --model {model}, for instance --sigma 0.25")
     NetworkOptions(init=init, dataset=dataset).check(published=not without_run)
+    if not without_run and (dataset is not None or image_size is not None):
+        raise RequestError("--dataset and --image-size: expected none with a run folder, which has both; omit them")
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
     from smoothcert.certification.subject import Subject
     from smoothcert.data import read_class_names, scaled_side
     from smoothcert.data.image_files import read_image_files
     from smoothcert.distributed import find_device
     from smoothcert.report.progress import print_note, print_warning
-    from smoothcert.training.checkpoint import load_run
     from smoothcert.training.denoiser import load_denoiser
 
     named = read_class_names(classes) if classes is not None else None
     front = load_denoiser(denoiser, sigma) if denoiser is not None else None
     note = partial(print_note, console if format_ == "table" else PlainConsole(stderr=True))
+    network: Classifier | Run
     if without_run:
         network, expected = own_network(str(model), init, images[0], dataset, image_size, named, note)
-        subject = Subject.of(network)
-    elif dataset is not None or image_size is not None:
-        raise RequestError("--dataset and --image-size: expected none with a run folder, which has both; omit them")
     else:
-        run = load_run(paths[0], model)
-        expected = Inputs(run.spec.shape, run.spec.num_classes, run.spec.class_names, run.recipe.dataset)
-        expected = with_names(expected, named, paths[0])
-        run.refuse_denoiser()
-        subject = Subject.of(run)
-    where, subject = find_device(device), subject.behind(front)
+        network, expected = trained_network(paths[0], model, named)
+    where, subject = find_device(device), Subject.of(network).behind(front)
     trained = subject.defaults or {}
     noise_level, kind = sigma if sigma is not None else trained["sigma"], noise or trained.get("noise", "gaussian")
     if front is not None:
@@ -118,13 +114,10 @@ def predict(
         note(text)
     rows = [row_of(path, row, expected.names) for path, row in zip(images, certificates, strict=True)]
     about = about_radii(smoothed, n, alpha, bound)
-    if format_ == "json":
-        print(json.dumps({**about, "images": rows}, indent=2))
-    elif format_ == "csv":
-        cells = [[*row.values(), *about.values()] for row in ({**row, "votes": votes_text(row)} for row in rows)]
-        print(csv_text([[*rows[0], *about], *cells]), end="")
-    else:
+    if format_ == "table":
         print_table(rows, about, any(certificate.count == n for certificate in certificates))
+    else:
+        print_data(rows, about, format_)
 
 
 def checked_images(paths: Sequence[Path], model: str | None, without_run: bool) -> Sequence[Path]:
@@ -201,6 +194,16 @@ def own_network(
     return classifier, with_names(Inputs(shape, num_classes, names, dataset), named, reference)
 
 
+def trained_network(folder: Path, model: str | None, named: Sequence[str] | None) -> "tuple[Run, Inputs]":
+    """Return the run in `folder`, whose own network is named by `model`, and its images."""
+    from smoothcert.training.checkpoint import load_run
+
+    run = load_run(folder, model)
+    run.refuse_denoiser()
+    expected = Inputs(run.spec.shape, run.spec.num_classes, run.spec.class_names, run.recipe.dataset)
+    return run, with_names(expected, named, folder)
+
+
 def about_radii(smoothed: "SmoothedClassifier", n: int, alpha: float, bound: str) -> dict[str, Any]:
     """Return what all radii depend on, and the largest one that n votes can show."""
     from smoothcert.smoothing.bounds import smallest_error_bound
@@ -221,6 +224,15 @@ def row_of(path: Path, certificate: "Certificate", names: Sequence[str] | None) 
 
 def votes_text(row: dict[str, Any], most: int | None = None) -> str:
     return ", ".join(f"{c}: {k}" for c, k in [*row["votes"].items()][:most])
+
+
+def print_data(rows: Sequence[dict[str, Any]], about: dict[str, Any], format_: Literal["json", "csv"]) -> None:
+    """Print the results for programs; in CSV what all radii depend on is in each line."""
+    if format_ == "json":
+        print(json.dumps({**about, "images": rows}, indent=2))
+        return
+    cells = [[*row.values(), *about.values()] for row in ({**row, "votes": votes_text(row)} for row in rows)]
+    print(csv_text([[*rows[0], *about], *cells]), end="")
 
 
 def print_table(rows: Sequence[dict[str, Any]], about: dict[str, Any], reached: bool) -> None:

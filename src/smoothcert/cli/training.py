@@ -61,22 +61,15 @@ def train(
     device: Device = "auto",
 ) -> None:
     """Train a model into a run folder: from a preset, a recipe, or a data set and a method."""
-    name, continued = options.name(sigma), False
-    if out is None:
-        out = Path("runs") / name if name is not None else None
-    if out is not None and options.preset is None and options.recipe is None and resume:
-        continued = (out / RECIPE).exists()
-        if continued:
-            options = replace(options, recipe=out / RECIPE)
-        else:
-            refuse_lost_recipe(out)
-            if name is None:  # a whole request, of a process that ended before it made the folder, starts again
-                raise RequestError(
-                    f"{out}: holds no run to continue; name its run by --out, or give --preset NAME for a new one"
-                )
+    name, stored = options.name(sigma), None
+    if out is None and name is not None:
+        out = Path("runs") / name
+    if out is not None and resume and options.preset is None and options.recipe is None:
+        stored = stored_recipe(out, startable=name is not None)
+        options = replace(options, recipe=stored)
     refuse_used_folder(out, resume)
     load = files.load
-    chosen = {"trained": init is not None, "continued": continued}
+    chosen = {"trained": init is not None, "continued": stored is not None}
     try:
         final = choose_recipe(options, sigma, files.image_size, set_, load, **chosen)
     except RequestError as error:
@@ -112,6 +105,22 @@ def train(
     again: list[object] = ["--model", final.model] if is_code(final.model) else []
     onwards = command_line("certify", out, *again, *replace(files, channels=None).words())
     console.print(f"trained {out}; next: {onwards}", soft_wrap=True)
+
+
+def stored_recipe(out: Path, *, startable: bool) -> Path | None:
+    """Return the recipe of the run in `out`, which is continued.
+
+    None if there is no run yet and the request is `startable`, that is whole: a process that ended before it made the
+    folder starts again.
+    """
+    if (out / RECIPE).exists():
+        return out / RECIPE
+    refuse_lost_recipe(out)
+    if not startable:
+        raise RequestError(
+            f"{out}: holds no run to continue; name its run by --out, or give --preset NAME for a new one"
+        )
+    return None
 
 
 def refuse_used_folder(out: Path | None, resume: bool) -> None:
