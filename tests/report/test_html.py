@@ -21,9 +21,9 @@ from smoothcert.certification.certificates import CertificatesFile, CertifiedIma
 from smoothcert.certification.columns import columns_of
 from smoothcert.io.text import one_line
 from smoothcert.report import Contents, summarize
-from smoothcert.report.further_tables import further_tables
+from smoothcert.report.further_tables import CLASS_ACCURACY, further_tables
 from smoothcert.report.headline import headlines
-from smoothcert.report.html import _AS_HEAT_MAP, html_page
+from smoothcert.report.html import html_page
 from smoothcert.report.html_data import (
     NOT_ASKED,
     NOT_RECORDED,
@@ -127,7 +127,7 @@ def test_tables_are_those_of_the_other_formats() -> None:
     published = {"a": Published("t/1", "Gaussian", 0.7, {0.25: 55.0}, ())}
     compared = comparisons(summaries)
     expected = layout(summaries, published, compared).for_reading()
-    further = [table.layout.for_reading() for table in further_tables(compared) if table.title != _AS_HEAT_MAP]
+    further = [table.layout.for_reading() for table in further_tables(compared) if table.title != CLASS_ACCURACY]
     assert further
     intervals = intervals_layout(summaries).for_reading()
     text = page(*runs, published=published, notes={"few images": ["a", "b"]})

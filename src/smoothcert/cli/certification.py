@@ -1,4 +1,4 @@
-"""`smoothcert certify`, `merge` and `recertify`."""
+"""`smoothcert certify`, `merge`, `compress` and `recertify`: commands that write certificates files."""
 
 import math
 import re

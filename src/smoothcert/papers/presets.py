@@ -70,7 +70,7 @@ def at_sigma(values: Any, sigma: float) -> Any:
     return {key: at_sigma(value, sigma) for key, value in values.items()}
 
 
-def main(
+def method_preset(
     dataset: str,
     objective: type[Objective],
     row: str | None,
@@ -79,7 +79,10 @@ def main(
     table: str | None = None,
     precision: str = "auto",
 ) -> Preset:
-    """Return a preset whose published ACR is in the row `row` of `table`, by default of the main table."""
+    """Return the preset of a method at the sigmas of its data set.
+
+    The published ACRs are in the row `row` of `table`, by default of the main table; a `row` of None is not published.
+    """
     sigmas, table = SIGMAS[dataset], table or MAIN_TABLE[dataset]
     published = {sigma: (table, {"sigma": sigma, "method": row}) for sigma in sigmas} if row else {}
     return Preset(dataset, objective, hyper_parameters or {}, sigmas, published, precision)
@@ -117,89 +120,95 @@ CIFAR10_COSINE = COSINE | {"epochs": 110, "learning_rate": 0.2, "learning_rate_w
 
 PRESETS: dict[str, Preset] = {
     "mnist/best": replace(
-        main("mnist", SmoothMix, None, MNIST_BEST), protocol=COSINE | {"epochs": 150, "learning_rate": 0.05}
+        method_preset("mnist", SmoothMix, None, MNIST_BEST), protocol=COSINE | {"epochs": 150, "learning_rate": 0.05}
     ),
-    "mnist/gaussian": main("mnist", Gaussian, "Gaussian"),
+    "mnist/gaussian": method_preset("mnist", Gaussian, "Gaussian"),
     # As many steps per epoch as the methods with four noises: much of what they gain over Gaussian is that.
-    "mnist/gaussian-m4": main("mnist", Gaussian, None, {"num_noise": 4}),
+    "mnist/gaussian-m4": method_preset("mnist", Gaussian, None, {"num_noise": 4}),
     "mnist/attacked-noise": replace(
-        main("mnist", Gaussian, None, MNIST_SPHERE),
+        method_preset("mnist", Gaussian, None, MNIST_SPHERE),
         protocol=COSINE | {"epochs": 121, "batch_size": 512, "learning_rate": 0.1},
     ),
-    "mnist/stability": main("mnist", Stability, "Stability"),
-    "mnist/smoothadv": main("mnist", SmoothAdv, "SmoothAdv"),
+    "mnist/stability": method_preset("mnist", Stability, "Stability"),
+    "mnist/smoothadv": method_preset("mnist", SmoothAdv, "SmoothAdv"),
     # MACER multiplies its logits by 16: training in bf16 does not give the published curve, in fp32 it does.
-    "mnist/macer": main(
+    "mnist/macer": method_preset(
         *("mnist", Macer, "MACER", {"weight": {0.25: 16.0, 0.5: 16.0, 1.0: 6.0}, "deferred": True}), precision="fp32"
     ),
-    "mnist/consistency": main("mnist", Consistency, "Consistency", {"weight": MNIST_CONSISTENCY}),
-    "mnist/smoothadv-consistency": main(
+    "mnist/consistency": method_preset("mnist", Consistency, "Consistency", {"weight": MNIST_CONSISTENCY}),
+    "mnist/smoothadv-consistency": method_preset(
         *("mnist", Consistency, "SmoothAdv + Consistency (lambda=1)", {"num_noise": 4, "weight": 1, "adversary": {}}),
         table="consistency/supp-table2",
     ),
-    "mnist/smoothmix": main("mnist", SmoothMix, "SmoothMix (eta=5)", {"steps": MNIST_STEPS, "eta": 5}),
-    "mnist/smoothmix-one-step": main(
+    "mnist/smoothmix": method_preset("mnist", SmoothMix, "SmoothMix (eta=5)", {"steps": MNIST_STEPS, "eta": 5}),
+    "mnist/smoothmix-one-step": method_preset(
         *("mnist", SmoothMix, "SmoothMix (eta=5) + one-step adversary"),
         {"steps": MNIST_STEPS, "eta": 5, "one_step": True},
     ),
-    "mnist/smoothmix-eta1": main("mnist", SmoothMix, "SmoothMix (eta=1)", {"steps": MNIST_STEPS_ETA1, "eta": 1}),
-    "mnist/smoothmix-eta1-one-step": main(
+    "mnist/smoothmix-eta1": method_preset(
+        "mnist", SmoothMix, "SmoothMix (eta=1)", {"steps": MNIST_STEPS_ETA1, "eta": 1}
+    ),
+    "mnist/smoothmix-eta1-one-step": method_preset(
         *("mnist", SmoothMix, "SmoothMix (eta=1) + one-step adversary"),
         {"steps": MNIST_STEPS_ETA1, "eta": 1, "one_step": True},
     ),
     # The weight is published for sigma 0.25 only.
     "mnist/catrs": replace(
-        main("mnist", CatRs, "CAT-RS", {"weight": 1.0}, table="later/mnist"),
+        method_preset("mnist", CatRs, "CAT-RS", {"weight": 1.0}, table="later/mnist"),
         protocol={"epochs": 150, "learning_rate_drops": (50, 100)},
         teacher_sigma=0.25,
     ),
     # At 1.0 the method of Sun et al., whose ACR is the largest of those that were measured.
     "cifar10/best": replace(
-        main("cifar10", Consistency, None, {0.5: CIFAR10_CONSISTENCY, 1.0: SUN_ATTACK}),
+        method_preset("cifar10", Consistency, None, {0.5: CIFAR10_CONSISTENCY, 1.0: SUN_ATTACK}),
         objective={0.5: Consistency, 1.0: Gaussian},
         protocol={0.5: CIFAR10_COSINE, 1.0: SUN_SAMPLER},
     ),
-    "cifar10/gaussian": main("cifar10", Gaussian, "Gaussian"),
-    "cifar10/gaussian-m4": main("cifar10", Gaussian, "Gaussian (m=4)", {"num_noise": 4}, table="later/cifar10"),
-    "cifar10/stability": main("cifar10", Stability, "Stability", {"weight": {0.25: 2.0, 0.5: 2.0, 1.0: 1.0}}),
-    "cifar10/smoothadv": main("cifar10", SmoothAdv, "SmoothAdv", {"num_noise": CIFAR10_NOISES}),
-    "cifar10/smoothadv-best": main(
+    "cifar10/gaussian": method_preset("cifar10", Gaussian, "Gaussian"),
+    "cifar10/gaussian-m4": method_preset(
+        "cifar10", Gaussian, "Gaussian (m=4)", {"num_noise": 4}, table="later/cifar10"
+    ),
+    "cifar10/stability": method_preset("cifar10", Stability, "Stability", {"weight": {0.25: 2.0, 0.5: 2.0, 1.0: 1.0}}),
+    "cifar10/smoothadv": method_preset("cifar10", SmoothAdv, "SmoothAdv", {"num_noise": CIFAR10_NOISES}),
+    "cifar10/smoothadv-best": method_preset(
         *("cifar10", SmoothAdv, "SmoothAdv + hyperparameter search"),
         {"num_noise": {0.25: 4, 0.5: 2, 1.0: 2}, "adversary": {"epsilon": {0.25: 1.0, 0.5: 2.0, 1.0: 2.0}}},
         table="consistency/table1",
     ),
-    "cifar10/macer": main(
+    "cifar10/macer": method_preset(
         *("cifar10", Macer, "MACER"),
         {"weight": {0.25: 12.0, 0.5: 4.0, 1.0: 12.0}, "deferred": {0.25: False, 0.5: False, 1.0: True}},
     ),
-    "cifar10/consistency": main("cifar10", Consistency, "Consistency", CIFAR10_CONSISTENCY),
+    "cifar10/consistency": method_preset("cifar10", Consistency, "Consistency", CIFAR10_CONSISTENCY),
     # The published rows have other weights and an earlier form of the entropy, and cannot be compared.
-    "cifar10/smoothadv-consistency": main(
+    "cifar10/smoothadv-consistency": method_preset(
         *("cifar10", Consistency, None),
         {"num_noise": CIFAR10_NOISES, "weight": {0.25: 2.0, 0.5: 1.0, 1.0: 1.0}, "adversary": {}},
     ),
-    "cifar10/smoothmix": main("cifar10", SmoothMix, "SmoothMix", CIFAR10_SMOOTHMIX),
-    "cifar10/smoothmix-one-step": main(
+    "cifar10/smoothmix": method_preset("cifar10", SmoothMix, "SmoothMix", CIFAR10_SMOOTHMIX),
+    "cifar10/smoothmix-one-step": method_preset(
         "cifar10", SmoothMix, "SmoothMix + one-step adversary", CIFAR10_SMOOTHMIX | {"one_step": True}
     ),
     "cifar10/catrs": replace(
-        main("cifar10", CatRs, "CAT-RS", {"weight": {0.25: 0.5, 0.5: 1.0, 1.0: 2.0}}, table="later/cifar10"),
+        method_preset("cifar10", CatRs, "CAT-RS", {"weight": {0.25: 0.5, 0.5: 1.0, 1.0: 2.0}}, table="later/cifar10"),
         teacher_sigma=0.25,
     ),
     # From one epoch on: attacked noises, and images drawn by their radius, without those that are mostly wrong.
     "cifar10/sun2024": replace(
-        main("cifar10", Gaussian, "Sun et al. 2024", SUN_ATTACK, table="later/cifar10"), protocol=SUN_SAMPLER
+        method_preset("cifar10", Gaussian, "Sun et al. 2024", SUN_ATTACK, table="later/cifar10"), protocol=SUN_SAMPLER
     ),
-    "imagenet/gaussian": main("imagenet", Gaussian, "Gaussian"),
-    "imagenet/smoothadv": main(
+    "imagenet/gaussian": method_preset("imagenet", Gaussian, "Gaussian"),
+    "imagenet/smoothadv": method_preset(
         *("imagenet", SmoothAdv, "SmoothAdv"),
         {"num_noise": 1, "adversary": {"steps": 1, "epsilon": {0.5: 1.0, 1.0: 2.0}}},
     ),
-    "imagenet/consistency": main(
+    "imagenet/consistency": method_preset(
         "imagenet", Consistency, "Consistency", {"weight": 5, "entropy_weight": {0.5: 0.5, 1.0: 0.1}}
     ),
     # With T = 1 the released code does not change the clean side: its one-step option has no effect.
-    "imagenet/smoothmix": main("imagenet", SmoothMix, "SmoothMix", {"num_noise": 1, "steps": 1, "step_size": 8}),
+    "imagenet/smoothmix": method_preset(
+        "imagenet", SmoothMix, "SmoothMix", {"num_noise": 1, "steps": 1, "step_size": 8}
+    ),
 }
 
 

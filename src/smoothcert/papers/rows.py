@@ -254,7 +254,7 @@ def differences_from(paper: TrainRecipe, recipe: TrainRecipe) -> list[str]:
     """Return the differences of `recipe` from the paper's, such as "epochs 2, the paper's 90"."""
     before, now = paper.model_dump(mode="json"), recipe.model_dump(mode="json")
     pairs = [(word, now[field], before[field]) for field, word in DIFFERENCES.items()]
-    pairs += [("sampler", _settings(now["sampler"]), _settings(before["sampler"]))]
+    pairs += [("sampler", _sampler_text(now["sampler"]), _sampler_text(before["sampler"]))]
     teachers = [flattened(fields["teacher"] or {}, "teacher.") for fields in (now, before)]
     names = dict.fromkeys(name for teacher in teachers for name in teacher if name not in UNCOMPARED)
     pairs += [(name, teachers[0].get(name), teachers[1].get(name)) for name in names]
@@ -263,7 +263,8 @@ def differences_from(paper: TrainRecipe, recipe: TrainRecipe) -> list[str]:
     return [f"{word} {ours}, the paper's {theirs}" for word, ours, theirs in pairs if ours != theirs]
 
 
-def _settings(sampler: dict[str, Any]) -> str:
+def _sampler_text(sampler: dict[str, Any]) -> str:
+    """Return the name of a sampler with its settings in brackets."""
     settings = ", ".join(f"{name} {value}" for name, value in sampler.items() if name != "name")
     return f"{sampler['name']} ({settings})" if settings else str(sampler["name"])
 

@@ -12,6 +12,8 @@ from smoothcert.report.summary import FEWER_VOTES, Summary
 
 MOST_CLASSES = 20
 """With more classes, tables show the worst one only."""
+CLASS_ACCURACY = "Certified accuracy of each class"
+"""Heading of the table that the HTML page shows as a heat map instead."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def _classes(comparisons: Sequence[Comparison]) -> list[FurtherTable]:
     if shares and any(radius is not None for radius in radius_of.values()):
         radius = Column("radius", "radius", lambda run: radius_of[run.name], 2)
         caption = "In %, of the images of each class, at the radius of the headline."
-        tables.append(_table("Certified accuracy of each class", caption, [*heading, radius, *shares], groups))
+        tables.append(_table(CLASS_ACCURACY, caption, [*heading, radius, *shares], groups))
     return tables
 
 

@@ -20,7 +20,7 @@ from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.io.text import flattened, one_line, printable
 from smoothcert.report.contents import Contents
 from smoothcert.report.figures import FIGURES
-from smoothcert.report.further_tables import constant_sentences
+from smoothcert.report.further_tables import CLASS_ACCURACY, constant_sentences
 from smoothcert.report.headline import STATISTICS
 from smoothcert.report.html_data import class_map, curve_data, gallery_data
 from smoothcert.report.layout import Layout, comma_separated
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 _SCRIPTS = ("page.js", "table.js", "curves.js", "gallery.js")
-_AS_HEAT_MAP = "Certified accuracy of each class"
 
 
 def html_page(contents: Contents, written: datetime.date | None = None) -> str:
@@ -66,7 +65,7 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
         looks=look_of,
         table=_shown(_settings_last(contents.table, settings)),
         notes={**contents.warnings, **contents.notes},
-        further=[(t.title, t.caption, _shown(t.layout)) for t in contents.further if t.title != _AS_HEAT_MAP],
+        further=[(t.title, t.caption, _shown(t.layout)) for t in contents.further if t.title != CLASS_ACCURACY],
         maps=[class_map(c, labels, gallery["class_names"].get(c.first.dataset or "", ())) for c in compared],
         figures=_figures(contents),
         runs=list(map(_provenance, ordered)),

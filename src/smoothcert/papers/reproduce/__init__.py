@@ -75,7 +75,7 @@ def show_report(request: Request, finished: Sequence[PlannedRun], rows: Sequence
         out,
         FORMATS,
         title=title,
-        published=published_rows(finished),
+        published=row_of_file(finished),
         gallery=partial(pictures, folder=request.data),
     )
     write_files(out, {"rows.md": rows_page(title, rows).encode()})
@@ -112,7 +112,7 @@ def missing(rows: Sequence[Outcome]) -> list[str]:
     ]
 
 
-def published_rows(finished: Sequence[PlannedRun]) -> Callable[[Path], Published | None]:
+def row_of_file(finished: Sequence[PlannedRun]) -> Callable[[Path], Published | None]:
     """Return the function from a certificates file to the row of its run, also if overrides changed the recipe.
 
     `missing` reports the rows without a run.

@@ -103,6 +103,7 @@ def share_runs(plans: Sequence[Sequence[PlannedRun]]) -> list[list[PlannedRun]]:
 
 
 def chosen_runs(request: Request) -> list[PaperRun]:
+    """Return the runs of the table that `request` selects; a selection of none, and an unknown method, are refused."""
     runs = paper_runs(request.table)
     methods = [part.lower() for part in request.methods or ("",)]
     chosen = [
