@@ -13,8 +13,8 @@ import typer
 
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.cli import COMMANDS, app
-from smoothcert.cli.help import FILES, LISTS, PAPERS, START
 from smoothcert.cli.listing import console
+from smoothcert.cli.registration import FILES, LISTS, PAPERS, START
 from smoothcert.objectives import OBJECTIVES
 from smoothcert.papers.presets import PRESETS
 from smoothcert.papers.tables import paper_table, paper_table_names

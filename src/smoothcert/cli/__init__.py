@@ -21,10 +21,10 @@ from smoothcert.cli.attacking import attack
 from smoothcert.cli.certification import certify, compress, merge, recertify
 from smoothcert.cli.denoising import train_denoiser
 from smoothcert.cli.doctor import doctor
-from smoothcert.cli.help import FILES, LISTS, PAPERS, START, add_command
 from smoothcert.cli.listing import datasets, models, objectives, papers, presets
 from smoothcert.cli.predicting import predict
 from smoothcert.cli.quickstart import quickstart
+from smoothcert.cli.registration import FILES, LISTS, PAPERS, START, add_command
 from smoothcert.cli.reporting import report
 from smoothcert.cli.reproducing import reproduce
 from smoothcert.cli.serving import serve

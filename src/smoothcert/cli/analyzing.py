@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from smoothcert.cli.help import add_command
 from smoothcert.cli.options import Data, Device, Force, console, count_option, show_table
+from smoothcert.cli.registration import add_command
 from smoothcert.training.run_folder import check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
