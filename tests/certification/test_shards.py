@@ -121,3 +121,14 @@ def test_files_of_the_user_are_not_overwritten(tmp_path: Path) -> None:
     # A merge that was killed between its two files leaves settings of ours: it can be repeated.
     (tmp_path / "all.json").write_text('{"settings": {}, "provenance": {}}')
     assert merge_certificates(paths, tmp_path / "all.tsv") == 20
+
+
+def test_files_without_settings_are_not_merged(tmp_path: Path) -> None:
+    """They may be of different classifiers, noise levels or data."""
+    header = "idx\tlabel\tpredict\tradius\tcorrect\ttime\n"
+    files = [tmp_path / "a.tsv", tmp_path / "b.tsv"]
+    for index, file in enumerate(files):
+        file.write_text(f"{header}{index}\t1\t1\t0.5\t1\t0:00:01\n")
+    with pytest.raises(RequestError, match=r"a\.tsv: expected its settings in a\.json next to it, got none"):
+        merge_certificates(files, tmp_path / "out.tsv")
+    assert not (tmp_path / "out.tsv").exists()

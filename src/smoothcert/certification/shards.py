@@ -15,7 +15,7 @@ from smoothcert.certification.certificates import (
 )
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import compress, existing_form, plain_form
-from smoothcert.io.results import alone, differing_settings, not_being_written, refuse_existing
+from smoothcert.io.results import alone, differing_settings, not_being_written, refuse_existing, settings_path
 
 SHARD_NAME = re.compile(r"shard([0-9]{1,9})of([0-9]{1,9})")
 
@@ -80,6 +80,11 @@ def merge_certificates(
         for path in dict.fromkeys(map(Path, paths)):
             stack.enter_context(not_being_written(path, "merge the others with --partial"))
         files = [read_certificates(path) for path in paths]
+    if unknown := [file.path for file in files if not file.settings]:
+        raise RequestError(
+            f"{unknown[0]}: expected its settings in {settings_path(unknown[0]).name} next to it, got none, so nothing "
+            "shows that the files are of one classifier; merge files that `smoothcert certify` wrote"
+        )
     rows = _united(files)
     if problems := incomplete(files):
         text = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
