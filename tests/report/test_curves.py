@@ -205,7 +205,8 @@ def test_one_legend_for_runs_and_attacks(make_run: MakeRun) -> None:
 
 def test_only_attacks_on_the_certified_classifier_are_drawn(make_run: MakeRun) -> None:
     run = make_run("a")
-    for field, value in (("sigma", 1.0), ("dataset", "cifar10"), ("sound", True), ("weights_sha256", "00")):
+    others = {"sigma": 1.0, "dataset": "cifar10", "sound": True, "weights_sha256": "00", "denoiser": {"model": "unet"}}
+    for field, value in (others | {"consensus": 2, "classes_sha256": "00", "images_sha256": "00"}).items():
         attack(run, FELL, field, **{field: value})
     assert thin_lines(figure_of([("a", run_file(run))])) == []
     attack(run, [], "empty")

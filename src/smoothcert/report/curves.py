@@ -75,7 +75,8 @@ def _attacks_on(file: CertificatesFile) -> list[AttacksFile]:
     """The attacks in the folder of the run on the classifier and data that `file` certifies."""
     run = run_of_certificates(file.path)
     attacks = [] if run is None else [read_attacks(path) for path in result_files(run / "attacks")]
-    keys = ("weights_sha256", "noise", "sigma", "sound", "dataset", "split", "precision")
+    classifier = ("weights_sha256", "classes_sha256", "denoiser", "consensus", "cascade", "precision")
+    keys = (*classifier, "noise", "sigma", "sound", "dataset", "split", "images_sha256")
     # Settings that are off may also be unrecorded.
     wanted = [file.settings.get(key) or None for key in keys]
     return [a for a in attacks if a.rows and [a.settings.get(key) or None for key in keys] == wanted]
