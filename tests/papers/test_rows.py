@@ -171,6 +171,21 @@ def test_differences_from_the_paper_are_reported(tmp_path: Path) -> None:
     assert find(certificates(tmp_path / "c", preset("mnist/smoothmix", 0.3))) is None
 
 
+def test_changes_of_the_weights_and_a_denoiser_are_reported(tmp_path: Path) -> None:
+    """The recipe of such a run is the paper's, its classifier is not."""
+    path = certificates(tmp_path / "a", preset("mnist/smoothmix", 0.5), denoiser={"model": "unet"})
+    stored = json.loads(path.with_suffix(".json").read_text())
+    stored["provenance"] = {"model": {"precision": "fp32", "init": {"file": "a.pt"}, "batch_norm": {"sigma": 0.5}}}
+    path.with_suffix(".json").write_text(json.dumps(stored))
+    row = published_for("smoothmix/table2")(path)
+    assert row is not None
+    assert row.differences == (
+        "trained from given weights",
+        "batch norm adapted to noise after training",
+        "certified behind a denoiser",
+    )
+
+
 def test_changed_hyper_parameters_are_reported(tmp_path: Path) -> None:
     run = only("consistency/supp-table2", "SmoothAdv + Consistency (lambda=1)", 0.5)
     assert run.recipe is not None

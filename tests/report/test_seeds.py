@@ -1,6 +1,7 @@
 """Mean and spread over seeds against numpy, and which runs are put together."""
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,13 @@ def test_the_published_row_of_all_seeds(make_run: MakeRun, tmp_path: Path) -> No
 
     write_report(runs, tmp_path / "half", ["md"], published=other)
     assert "*published*" not in (tmp_path / "half" / "report.md").read_text().split("Mean ± sd")[1]
+
+
+def test_unfinished_runs_and_runs_from_given_weights_are_not_averaged_with_others(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    runs = [seeded(make_run, f"seed{i}", i) for i in range(4)]
+    for run, provenance in zip(runs, ({"epoch": 2}, {"model": {"init": {"file": "a.pt"}}}), strict=False):
+        path = run / "certificates" / "test.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "provenance": provenance}))
+    assert names(runs, tmp_path / "out") == [["seed2", "seed3"]]

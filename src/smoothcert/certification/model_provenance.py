@@ -1,6 +1,7 @@
 """How the model of a run was trained (versions, device, precision), from the files of its folder."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,21 @@ from smoothcert.errors import WorkError
 from smoothcert.io.compressed import result_files
 from smoothcert.io.results import read_settings, settings_path
 from smoothcert.training.run_folder import CERTIFICATES, MODEL
+
+CHANGES = {
+    "init": "trained from given weights",
+    "batch_norm": "batch norm adapted to noise after training",
+    "weights": "weights rounded to float16 after training",
+}
+"""Entries in the provenance of a model whose weights do not follow from its recipe alone."""
+
+
+def changes_of(provenance: Mapping[str, Any], epochs: object) -> list[str]:
+    """Return how the certified weights differ from those that the recipe, with its `epochs`, gives."""
+    model, epoch = provenance.get("model"), provenance.get("epoch")
+    changes = [text for key, text in CHANGES.items() if isinstance(model, dict) and model.get(key)]
+    early = isinstance(epoch, int) and isinstance(epochs, int) and epoch < epochs
+    return [*changes, *([f"certified after {epoch} of its epochs"] if early else [])]
 
 
 def model_provenance(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from smoothcert.certification.model_provenance import model_provenance
+from smoothcert.certification.model_provenance import changes_of, model_provenance
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import read_settings, settings_path, stored_settings
 from smoothcert.io.text import flattened
@@ -213,7 +213,8 @@ def published_for(table: str) -> Callable[[Path], Published | None]:
 def published(run: PaperRun, recipe: TrainRecipe, path: Path) -> Published:
     """Return the row of `run` for the certificates file `path` of a model that was trained by `recipe`."""
     differences = differences_from(run.recipe, recipe) if run.recipe is not None else []
-    provenance = read_settings(path)["provenance"] if settings_path(path).exists() else {}
+    stored = read_settings(path) if settings_path(path).exists() else {"settings": {}, "provenance": {}}
+    provenance = stored["provenance"]
     model = provenance.get("model")
     precision = _precision(recipe, model, path.resolve().parent.parent)
     if precision not in (None, "fp32"):
@@ -221,9 +222,9 @@ def published(run: PaperRun, recipe: TrainRecipe, path: Path) -> Published:
     warm_up = model.get("learning_rate_warm_up") if isinstance(model, dict) else None
     if warm_up not in (None, recipe.learning_rate_warm_up):
         differences.append(f"started again, after a dead start, with {warm_up} epoch of learning-rate warm-up")
-    epoch = provenance.get("epoch")
-    if isinstance(epoch, int) and epoch < recipe.epochs:
-        differences.append(f"certified after {epoch} of its epochs")
+    differences += changes_of(provenance, recipe.epochs)
+    if stored["settings"].get("denoiser"):
+        differences.append("certified behind a denoiser")
     return _published(run, differences)
 
 

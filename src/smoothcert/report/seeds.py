@@ -6,6 +6,7 @@ from os.path import commonprefix
 from typing import Any
 
 from smoothcert.certification.certificates import CertificatesFile
+from smoothcert.certification.model_provenance import changes_of
 from smoothcert.io.text import flattened
 from smoothcert.report.summary import Summary
 
@@ -36,9 +37,13 @@ class SeedMean:
 
 
 def _all_but_the_seed(file: CertificatesFile, recipe: Mapping[str, Any]) -> tuple[str, frozenset[int]]:
-    """What the runs of a mean share: recipe, protocol and images. Settings that are off may also be unrecorded."""
+    """What the runs of a mean share: recipe, changes of the weights, protocol and images.
+
+    Settings that are off may also be unrecorded.
+    """
     trained = {key: value for key, value in recipe.items() if key != "seed" and value is not None}
     certified = {key: value for key, value in file.settings.items() if key not in _NOT_COMPARED and value}
+    certified["changes"] = changes_of(file.provenance, recipe.get("epochs"))
     return repr([sorted(flattened(fields).items(), key=repr) for fields in (trained, certified)]), frozenset(
         file.columns.index.tolist()
     )
