@@ -17,7 +17,7 @@ from smoothcert.report.headline import headlines
 from smoothcert.report.paired import comparisons
 from smoothcert.report.summary import Summary, implied_l_infinity, summarize
 from smoothcert.smoothing.bounds import error_upper_bound
-from smoothcert.smoothing.certificate import ABSTAIN, Certificate, certificate_of_class
+from smoothcert.smoothing.certificate import ABSTAIN, Certificate, certificate_of_class, certified_radius
 
 from .conftest import as_file, image, our_file, random_rows
 
@@ -203,6 +203,29 @@ def test_only_images_whose_votes_all_go_to_their_label_are_at_the_ceiling() -> N
     more = summary_of([*rows, wrong, image(10, 0, 1, 0.5)])
     assert (more.at_ceiling, more.limited_by_n) == (pytest.approx(1 / 11), False)
     assert summary_of([image(0, 1, 1, 0.5, n=0)]).at_ceiling is None, "without votes"
+
+
+@pytest.mark.parametrize("bound", ["two-sided", "randomized"])
+def test_the_largest_radius_is_that_of_the_bound(bound: str) -> None:
+    """With a randomized bound it depends on the coin: no share of the images has one largest radius."""
+    coin = 0.5 if bound == "randomized" else None
+    radius = certified_radius(1000, 0, 1000, Gaussian(0.5), 0.001, two_sided=coin is None, coin=coin)
+    row = Certificate(1, radius, 10, 1000, 1000, ((1, 1000),), coin=coin)
+    run = summary_of([CertifiedImage(0, 1, row, 0.5)], bound=bound)
+    assert run.ceiling is not None
+    assert (run.ceiling == radius, run.at_ceiling) == ((True, 1.0) if coin is None else (False, None))
+
+
+def test_a_sequential_rule_says_nothing_about_radii_beyond_its_own() -> None:
+    """All images stopped after 1,000 votes that agree: not the votes limit their radius, but the question."""
+    rows = [image(i, 1, 1, 0.25) for i in range(10)]
+    until, full = (summary_of(rows, name, radii=[0.25], hold_back=name == "full") for name in ("until", "full"))
+    assert (until.ceiling, until.limited_by_n) == (None, False)
+    assert [until.reaches(radius) for radius in (0.25, 0.5)] == [True, False]
+    (text,) = headlines(comparisons([until]))
+    assert text.startswith("10 of 10 test digits of MNIST keep their class under every change of L2 length up to 0.25 ")
+    (comparison,) = comparisons([until, full])
+    assert not comparison.ranked, "one of them has the full radius of images that reach n votes"
 
 
 def test_the_constant_classifier() -> None:

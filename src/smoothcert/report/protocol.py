@@ -3,10 +3,10 @@
 import numpy as np
 
 from smoothcert.certification.certificates import CertificatesFile
-from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED, RANDOMIZED
+from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED, RANDOMIZED, TWO_SIDED
 from smoothcert.noise import NOISES, Gaussian
-from smoothcert.smoothing.bounds import smallest_error_bound
 from smoothcert.smoothing.cascade import stage_error
+from smoothcert.smoothing.certificate import certified_radius
 
 MANY_IMAGES = 20
 """This many images of one class, and no other, are not a coincidence."""
@@ -34,13 +34,17 @@ def kept_apart(file: CertificatesFile) -> str:
 
 
 def ceiling_of(file: CertificatesFile, sigma: float | None, n: int | None, alpha: float | None) -> float | None:
-    """The radius of an image whose n votes all agree; None if it is not known."""
-    if noise_of(file) != "gaussian" or sigma is None or n is None or alpha is None:
+    """The radius of an image whose n votes all agree (the largest, if it depends on a coin); None if it is not known.
+
+    A sequential rule stops such an image at the radii that it was asked for.
+    """
+    if noise_of(file) != "gaussian" or sigma is None or n is None or alpha is None or file.settings.get("radii"):
         return None
     if sigmas := file.settings.get("cascade"):
         errors = [stage_error(n, n, stage, len(sigmas), alpha) for stage in range(len(sigmas))]
         return max(Gaussian(s).radius(error) for s, error in zip(sigmas, errors, strict=True))
-    return Gaussian(sigma).radius(smallest_error_bound(n, alpha, randomized=file.is_randomized))
+    coin = 0.0 if file.is_randomized else None
+    return certified_radius(n, 0, n, Gaussian(sigma), alpha, two_sided=bound_of(file) == TWO_SIDED, coin=coin)
 
 
 def protocol_of(file: CertificatesFile, n: int | None, alpha: float | None) -> dict[str, object]:
@@ -53,6 +57,7 @@ def protocol_of(file: CertificatesFile, n: int | None, alpha: float | None) -> d
         "bound": bound_of(file),
         "noise": noise_of(file),
         "radii": str(settings.get("radii") or ""),
+        "full radius after n votes": bool(settings.get("hold_back")),
         "radius loss": settings.get("radius_loss"),
         "label-aware": bool(settings.get("label_aware")),
         "sound": bool(settings.get("sound")),

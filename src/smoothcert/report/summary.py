@@ -158,9 +158,10 @@ class Summary:
     def at_ceiling(self) -> float | None:
         """The share of images whose n votes all go to their label: their radius is `ceiling`, whatever the network.
 
-        None without votes, and for a cascade, whose later stages have smaller radii.
+        None without votes, and where it is not the same for all of them: in a later stage of a cascade it is smaller,
+        and with a randomized bound it depends on the coin.
         """
-        stored = self.ceiling is not None and self.file.columns.n.any() and not self.file.settings.get("cascade")
+        stored = self.ceiling is not None and self.file.columns.n.any() and not self.apart
         return float(self.outcomes.unanimous.mean()) if stored else None
 
     @property
@@ -174,8 +175,12 @@ class Summary:
         return {n: acr_at_fewer_votes(self.file, n) for n in FEWER_VOTES}
 
     def reaches(self, radius: float) -> bool:
-        """Whether n votes can show this radius at all; True if that is not known."""
-        return self.ceiling is None or radius <= self.ceiling
+        """Whether n votes can show this radius at all, and it was asked for; True if that is not known.
+
+        A sequential rule stops at the largest of its radii: its votes say nothing about larger ones.
+        """
+        largest = max(self.file.settings.get("radii") or [math.inf])
+        return radius <= largest and (self.ceiling is None or radius <= self.ceiling)
 
     def interval(self, radius: float | None = None) -> tuple[float, float] | None:
         """The 95% confidence interval over the choice of images, of the ACR (normal, cut off at 0) or of the accuracy
