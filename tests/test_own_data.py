@@ -72,7 +72,10 @@ def test_predict_shows_names_and_explains_the_radius(
     cell = next(line for line in out.splitlines() if "a.png" in line).split("│")[2].strip()
     assert cell in ("abstain", "0 one", "1 seven", "2 zero")
     last = out.splitlines()[-1]
-    assert last.startswith("radius: every image closer than this in L2 (pixels in [0, 1]) gets the same class, with")
+    assert last.startswith(
+        "radius: the smoothed classifier gives this class to every image closer than this in L2 (pixels in [0, 1]); "
+        "each row is wrong with probability at most 0.5; "
+    )
     assert "is the most that n = 300 votes can show" in last
     Path("names.txt").write_text("een\nzeven\nnul\n")
     assert run_cli("predict", run, "a.png", "--n", 10, "--classes", "names.txt", "--device", "cpu")[0] == 0

@@ -133,6 +133,9 @@ def test_predict_with_your_own_network(run_cli: Cli, place: Path) -> None:
     code, out, err = run_cli(*asked, "dark.png", "bright.png", "--device", "cpu", "--format", "csv")
     (first, second) = csv.DictReader(io.StringIO(out))
     assert (first["image"], first["name"], first["votes"], second["class"]) == ("dark.png", "dark", "0: 1000", "1")
+    assert float(first["radius"]) == result["images"][0]["radius"], "no digit is rounded up"
+    code, out, err = run_cli(*asked, "dark.png", "--bound", "two-sided", "--device", "cpu", "--format", "json")
+    assert json.loads(out)["largest_radius"] == json.loads(out)["images"][0]["radius"] < ceiling
     code, out, err = run_cli(*asked, "dark.png", "--device", "cpu")
     assert (code, err) == (0, "")
     assert "0 dark" in out

@@ -160,10 +160,8 @@ def test_the_readout_is_the_certified_accuracy_of_every_run(opened: Browser) -> 
         radius, shown = readout(opened, 1)
         assert shown.keys() == labels.keys()
         for label, name in labels.items():
-            rows = RUNS[name][0]
-            # The radius has three decimals: the curve may step in between.
-            ends = sorted(100 * columns_of(rows).certified_accuracy(radius + change) for change in (-0.001, 0.001))
-            assert ends[0] - 0.05 <= shown[label] <= ends[1] + 0.05
+            exact = 100 * columns_of(RUNS[name][0]).certified_accuracy(radius)
+            assert shown[label] == pytest.approx(exact, abs=0.05), "at the radius that is shown, not at the pointer"
         assert texts(opened, ".panel:nth-child(2) .readout:not([hidden])") == []
 
 

@@ -206,10 +206,10 @@ def trained_network(folder: Path, model: str | None, named: Sequence[str] | None
 
 def about_radii(smoothed: "SmoothedClassifier", n: int, alpha: float, bound: str) -> dict[str, Any]:
     """Return what all radii depend on, and the largest one that n votes can show."""
-    from smoothcert.smoothing.bounds import smallest_error_bound
+    from smoothcert.smoothing.certificate import certified_radius
 
-    noise = smoothed.noise
-    ceiling = noise.radius(smallest_error_bound(n, alpha, randomized=bound == "randomized"))
+    noise, coin = smoothed.noise, 0.0 if bound == "randomized" else None
+    ceiling = certified_radius(n, 0, n, noise, alpha, two_sided=bound == "two-sided", coin=coin)
     about = {"n": n, "alpha": alpha, "bound": bound, "sigma": noise.sigma, "noise": noise.name}
     return {**about, "norm": noise.norm, "largest_radius": ceiling}
 
@@ -231,7 +231,9 @@ def print_data(rows: Sequence[dict[str, Any]], about: dict[str, Any], format_: L
     if format_ == "json":
         print(json.dumps({**about, "images": rows}, indent=2))
         return
-    cells = [[*row.values(), *about.values()] for row in ({**row, "votes": votes_text(row)} for row in rows)]
+    # All digits of the radius: ten of them, rounded, may be more than was proved.
+    written = ({**row, "radius": repr(row["radius"]), "votes": votes_text(row)} for row in rows)
+    cells = [[*row.values(), *about.values()] for row in written]
     print(csv_text([[*rows[0], *about], *cells]), end="")
 
 
@@ -245,8 +247,8 @@ def print_table(rows: Sequence[dict[str, Any]], about: dict[str, Any], reached: 
         table.add_row(row["image"], answer, radius_text(row["radius"]), votes_text(row, 3))
     console.print(table)
     console.print(
-        f"radius: every image closer than this in {about['norm']} (pixels in [0, 1]) gets the same class, with "
-        f"probability at least {1 - about['alpha']:.6g} for each row; "
+        f"radius: the smoothed classifier gives this class to every image closer than this in {about['norm']} (pixels "
+        f"in [0, 1]); each row is wrong with probability at most {about['alpha']}; "
         f"{radius_text(about['largest_radius'])} is the most that n = {about['n']:,} votes can show"
         + ("; it is reached here: raise --n for more" if reached and not randomized else "")
         + ("; each radius depends on a coin: do not choose among repeated calls" if randomized else ""),

@@ -86,14 +86,14 @@ function chip(label, redraw) {
   return button;
 }
 
-// The radius, and the runs in the order in which a vertical line meets their curves.
+// The radius as it is shown, and the runs at this radius in the order in which a vertical line meets their curves.
 function readoutLines(runs, radius) {
-  const values = runs.map((run) => [run, accuracy(run, radius)]).sort(([, a], [, b]) => b - a);
+  const values = runs.map((run) => [run, accuracy(run, Number(radius))]).sort(([, a], [, b]) => b - a);
   const lines = values.map(([run, percent]) => {
     const name = make("span", {}, make("span", { class: `swatch ${lookOf(run)}` }), run.label);
     return make("p", {}, name, make("b", {}, `${percent.toFixed(1)} %`));
   });
-  return [make("p", {}, `radius ${radius.toFixed(3)}`), ...lines];
+  return [make("p", {}, `radius ${radius}`), ...lines];
 }
 
 function drawPanel(panel) {
@@ -125,14 +125,15 @@ function drawPanel(panel) {
     for (const run of shown()) {
       svg.append(drawn("circle", { class: `dot ${lookOf(run)}`, cx: x(at), cy: y(accuracy(run, at)), r: 4 }));
     }
-    readout.replaceChildren(...readoutLines(shown(), at));
+    const text = at.toFixed(3);
+    readout.replaceChildren(...readoutLines(shown(), text));
     const near = `${(100 * (x(at) + 12)) / width}%`;
     const far = `${100 - (100 * (x(at) - 12)) / width}%`;
     const onTheRight = x(at) < width / 2;
     readout.style.left = onTheRight ? near : "auto";
     readout.style.right = onTheRight ? "auto" : far;
-    const values = shown().map((run) => `${run.label} ${accuracy(run, at).toFixed(1)} %`);
-    filled(svg, { "aria-valuenow": at.toFixed(3), "aria-valuetext": `radius ${at.toFixed(3)}: ${values.join(", ")}` }, []);
+    const values = shown().map((run) => `${run.label} ${accuracy(run, Number(text)).toFixed(1)} %`);
+    filled(svg, { "aria-valuenow": text, "aria-valuetext": `radius ${text}: ${values.join(", ")}` }, []);
   }
 
   svg.setAttribute("aria-label", `Certified accuracy at a radius, ${panel.title}`);
