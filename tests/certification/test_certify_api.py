@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import smoothcert as sc
 from smoothcert.certification.certificates import CertifiedImage
-from smoothcert.data import mnist
+from smoothcert.data import load_folder, mnist
 from smoothcert.training.checkpoint import load_run
 
 FEW = {"n": 50, "n0": 20, "seed": 3, "device": "cpu"}
@@ -124,6 +125,34 @@ def test_wrong_settings_cost_one_line(dataset: TensorDataset, tmp_path: Path) ->
             sc.certify_dataset(bright, dataset, tmp_path / "a.tsv", device="cpu", **fields)
     with pytest.raises(sc.RequestError, match=r"out: expected the path of a file .* \.tsv or \.tsv\.gz, got c\.json"):
         sc.certify_dataset(bright, dataset, "c.json", sigma=0.25, **FEW)
+
+
+def test_a_part_of_a_data_set_does_not_continue_a_file_of_the_whole(tmp_path: Path) -> None:
+    """Its images are numbered from 0: image 0 of the part is another one."""
+    whole = mnist.load_sample("test")
+
+    def ten_classes(images: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(bright(images), (0, 7), value=-9)
+
+    sc.certify_dataset(ten_classes, whole, tmp_path / "a.tsv", indices=[0], sigma=0.25, **FEW)
+    with pytest.raises(sc.RequestError, match="split: the file has 'test', the request 'part of test'"):
+        sc.certify_dataset(ten_classes, whole.subset(torch.arange(5, 9)), tmp_path / "a.tsv", sigma=0.25, **FEW)
+
+
+def test_files_that_are_scaled_otherwise_do_not_continue_a_file(tmp_path: Path) -> None:
+    """The network takes images of any size; images that are not in memory are identified by their files."""
+    for name, grey in (("a", 0), ("b", 255)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        Image.new("L", (8, 8), grey).save(tmp_path / "photos" / name / "1.png")
+    small, large = (load_folder(tmp_path / "photos", "test", size, in_memory_bytes=0) for size in (2, 4))
+
+    def two_classes(images: torch.Tensor) -> torch.Tensor:
+        return bright(images)[:, :2]
+
+    sc.certify_dataset(two_classes, small, tmp_path / "a.tsv", indices=[0], sigma=0.25, **FEW)
+    with pytest.raises(sc.RequestError, match="images_sha256"):
+        sc.certify_dataset(two_classes, large, tmp_path / "a.tsv", sigma=0.25, **FEW)
+    assert len(sc.certify_dataset(two_classes, small, tmp_path / "a.tsv", sigma=0.25, **FEW)) == 2
 
 
 def test_data_that_have_changed_do_not_continue_a_file(dataset: TensorDataset, tmp_path: Path) -> None:

@@ -80,12 +80,12 @@ def test_batch_has_the_same_bits_on_every_device() -> None:
     assert torch.equal(images.cpu(), data.batch(torch.arange(4))[0])
 
 
-def test_subset_keeps_the_order_and_the_names() -> None:
+def test_a_subset_keeps_the_order_and_the_name_of_the_data_set() -> None:
     data = make()
     part = data.subset(torch.tensor([4, 1]))
     assert torch.equal(part.images, torch.stack([data.images[4], data.images[1]]))
     assert part.labels.tolist() == [2, 1]
-    assert (part.num_classes, part.name, part.split) == (4, "made", "train")
+    assert (part.num_classes, part.name, part.split) == (4, "made", "part of train"), "image 0 is another one"
     assert len(data.subset(torch.tensor([], dtype=torch.int64))) == 0
 
 

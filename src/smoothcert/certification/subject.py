@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from smoothcert.certification.cascade import Cascade
 from smoothcert.certification.ensemble import RunEnsemble, names_of, training_of
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.classifier import device_of, evaluating, first_logits, in_float32, logits_of
-from smoothcert.data import DATASETS, UNSPLIT, ImageFiles, Images, images_from_dataset
+from smoothcert.data import DATASETS, UNSPLIT, ImageFiles, Images, Split, images_from_dataset
 from smoothcert.data.images import spread
 from smoothcert.errors import RequestError
 from smoothcert.models import Denoised, check_outputs, is_code
@@ -188,19 +188,20 @@ def data_settings(data: Images) -> dict[str, Any]:
     return {
         "dataset": data.name,
         "split": data.split,
-        # A name in DATASETS stands for its images; the content of user data may change.
-        **({} if data.name in DATASETS else {"images_sha256": _images_digest(data)}),
+        # The splits of a name in DATASETS stand for their images; the content of user data may change.
+        **({} if data.name in DATASETS and data.split in get_args(Split) else {"images_sha256": _images_digest(data)}),
         **({"classes": list(data.class_names or ())} if data.relabelled else {}),
     }
 
 
 def _images_digest(data: Images) -> str:
-    """Return the SHA-256 of all labels and of some images.
+    """Return the SHA-256 of all labels and of some images; of files, of their names and sizes and the shape of images.
 
-    An added or removed image changes it, an edited one may not. Files are identified by their labels alone.
+    An added or removed image changes it, an edited one may not.
     """
-    images = {} if isinstance(data, ImageFiles) else {"images": _some_images(data)}
-    return tensors_digest({"labels": data.labels, **images})
+    if isinstance(data, ImageFiles):
+        return data.digest()
+    return tensors_digest({"labels": data.labels, "images": _some_images(data)})
 
 
 def _some_images(data: Images | Tensor) -> Tensor:

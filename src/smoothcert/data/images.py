@@ -103,9 +103,10 @@ class ImageData(Dataset[tuple[Tensor, int]]):
             yield from zip(torch.split(images, each), torch.split(labels, each), strict=True)
 
     def subset(self, indices: Tensor) -> "ImageData":
-        """The images and labels at `indices` (int64 [m]), in that order."""
+        """The images and labels at `indices` (int64 [m]), in that order, which are numbered from 0."""
         indices = indices.to(self.images.device)
-        return self._with(self.images.index_select(0, indices), self.labels.index_select(0, indices))
+        part = self._with(self.images.index_select(0, indices), self.labels.index_select(0, indices))
+        return replace(part, split=f"part of {self.split}")
 
     def digest(self) -> str:
         """SHA-256 of shape, labels and pixels, in order."""
