@@ -86,6 +86,11 @@ def test_unanimous_votes_have_a_closed_form() -> None:
     assert mean == pytest.approx(3.8545, abs=1e-3)  # the plain bound gives 3.811
 
 
+def test_a_bound_that_rounds_to_1() -> None:
+    """P(at least 1 of 10 votes) = 1e-17 at p = 1e-18: 1 - p is 1 in floating point."""
+    assert randomized_error_bound(1, 10, 1e-17, 0.5) == error_upper_bound(1, 10, 1e-17) == 1
+
+
 def test_impossible_coins_are_refused() -> None:
     for coin in (-0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match="expected a coin from 0 to 1"):

@@ -60,7 +60,7 @@ def randomized_error_bound(count: int, n: int, alpha: float, coin: float) -> flo
     plain = error_upper_bound(count, n, alpha)
     if not 0 <= coin <= 1:
         raise ValueError(f"expected a coin from 0 to 1, got {coin}")
-    if count == 0:
+    if plain == 1:  # no vote, or so few at so small an alpha that q rounds to 1
         return plain
     if count == n:
         share = min(1.0, max(coin, 2 * alpha))
