@@ -179,6 +179,15 @@ def test_the_best_run_needs_a_significant_lead_over_every_other() -> None:
     assert (best.name, best.second, best.significant) == ("high", "same", False)
 
 
+def test_a_few_images_establish_nothing() -> None:
+    """All of them differ alike, so the standard error is 0; five coins fall alike once in 16 times."""
+    for count, established in ((5, False), (6, True)):
+        runs = [summary_of([image(i, 1, 1, radius) for i in range(count)], f"{radius}") for radius in (0.1, 0.6)]
+        best = comparisons(runs)[0].best_at(None)
+        assert best is not None
+        assert (best.lead.standard_error, best.significant) == (pytest.approx(0), established)
+
+
 def test_a_cascade_has_neither_acr_at_fewer_votes_nor_a_share_at_the_ceiling() -> None:
     """The second image was answered by the stage of the smaller sigma: all its votes agree, at a smaller radius."""
     first = image(0, 1, 1, 2.4)

@@ -1,7 +1,7 @@
 """Runs of one sigma and data set next to each other: who is best, by how much, and whether that is established.
 
 Differences are paired: image by image on the same images, so that the choice of images cancels out. A difference is
-significant if it exceeds two standard errors.
+significant if it exceeds two standard errors, and there are six images or more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,8 @@ from smoothcert.report.summary import Summary, standard_error
 
 SIGNIFICANT = 2.0
 """A difference of more than this many standard errors is significant."""
+FEWEST = 6
+"""Images of a significant difference, at least: of fewer, all may favour one of two equal runs once in 16 times."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,12 @@ class Difference:
     value: float
     standard_error: float | None
     """None for a single image."""
+    images: int
 
     @property
     def significant(self) -> bool:
-        return self.standard_error is not None and abs(self.value) > SIGNIFICANT * self.standard_error
+        enough = self.standard_error is not None and self.images >= FEWEST
+        return enough and abs(self.value) > SIGNIFICANT * (self.standard_error or 0.0)
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,7 @@ def _compared(group: list[Summary], reference: str | None) -> Comparison:
 
 def difference_of(values: Floats) -> Difference:
     """The mean of paired differences and its standard error."""
-    return Difference(float(values.mean()), standard_error(values))
+    return Difference(float(values.mean()), standard_error(values), len(values))
 
 
 def _paired(run: Summary, reference: Summary) -> PairedRun:
