@@ -164,7 +164,7 @@ def test_differences_from_the_paper_are_reported(tmp_path: Path) -> None:
         "data mnist-sample, the paper's mnist",
         "epochs 2, the paper's 90",
         "learning-rate drops [1], the paper's [31, 61]",
-        "certified after 1 of its epochs",
+        "certified after 1 of its 2 epochs",
     )
     other = with_overrides(preset("mnist/smoothmix", 0.5), ["objective.eta=4"])
     assert find(certificates(tmp_path / "b", other)) is None

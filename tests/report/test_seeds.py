@@ -10,6 +10,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from smoothcert.certification.certificates import read_certificates
 from smoothcert.errors import WorkError
 from smoothcert.report import Published, terminal_report, write_report
 from smoothcert.report.seeds import SeedMean
@@ -209,3 +210,5 @@ def test_unfinished_runs_and_runs_from_given_weights_are_not_averaged_with_other
         path = run / "certificates" / "test.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "provenance": provenance}))
     assert names(runs, tmp_path / "out") == [["seed2", "seed3"]]
+    early = summarize(read_certificates(runs[0] / "certificates" / "test.tsv"), "early", [])
+    assert "certified after 2 of its 90 epochs" in early.remarks

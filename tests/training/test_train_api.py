@@ -1,5 +1,6 @@
 """`smoothcert.train` and `smoothcert.load`: data of several kinds, callbacks, and the run that they return."""
 
+import copy
 import re
 import shutil
 import sys
@@ -159,6 +160,15 @@ def test_to_pandas_has_one_row_per_image(certified: sc.Run, monkeypatch: pytest.
     assert frame["radius"].tolist() == [row.certificate.radius for row in certified.certificates]
     empty = replace(certified.certificates, rows=()).to_pandas()
     assert (len(empty), list(empty.columns)) == (0, list(frame.columns))
+
+
+def test_certificates_of_other_weights_give_a_warning(certified: sc.Run) -> None:
+    """As after training has continued, or if the model was changed in memory."""
+    changed = copy.deepcopy(certified)
+    with torch.no_grad():
+        next(changed.model.parameters()).mul_(2)
+    with pytest.warns(UserWarning, match="certifies other weights than this run has now; certify again"):
+        _ = changed.certificates
 
 
 def test_several_certificates_files_need_a_name(certified: sc.Run, tmp_path: Path) -> None:

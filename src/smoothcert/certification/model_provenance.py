@@ -22,10 +22,16 @@ CHANGES = {
 
 def changes_of(provenance: Mapping[str, Any], epochs: object) -> list[str]:
     """Return how the certified weights differ from those that the recipe, with its `epochs`, gives."""
-    model, epoch = provenance.get("model"), provenance.get("epoch")
+    model = provenance.get("model")
     changes = [text for key, text in CHANGES.items() if isinstance(model, dict) and model.get(key)]
+    return [*changes, *unfinished(provenance, epochs)]
+
+
+def unfinished(provenance: Mapping[str, Any], epochs: object) -> list[str]:
+    """Return that the certified weights are those before the last of the `epochs` of the recipe, if they are."""
+    epoch = provenance.get("epoch")
     early = isinstance(epoch, int) and isinstance(epochs, int) and epoch < epochs
-    return [*changes, *([f"certified after {epoch} of its epochs"] if early else [])]
+    return [f"certified after {epoch} of its {epochs} epochs"] if early else []
 
 
 def model_provenance(folder: Path) -> dict[str, Any]:

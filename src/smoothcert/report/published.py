@@ -110,7 +110,8 @@ def comparison_notes(summaries: Sequence[Summary], published: Mapping[str, Publi
         if row is None:
             note = f"not in {tables}"
         else:
-            note = "; ".join([*row.differences, *certified_otherwise(summary, row.dataset)]) or AS_PUBLISHED
+            differences = dict.fromkeys([*row.differences, *certified_otherwise(summary, row.dataset)])
+            note = "; ".join(differences) or AS_PUBLISHED
         notes.setdefault(note, []).append(summary.name)
     reproduced = {row.row for row in published.values()}
     rows = dict.fromkeys(name for row in published.values() for name in row.rows)

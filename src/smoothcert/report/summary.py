@@ -11,6 +11,7 @@ from scipy.special import ndtri
 
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.certification.columns import Columns, Flags, Floats, Integers
+from smoothcert.certification.model_provenance import unfinished
 from smoothcert.data.datasets import DATASETS
 from smoothcert.errors import RequestError
 from smoothcert.report.fewer_votes import acr_at_fewer_votes
@@ -238,7 +239,7 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         raise RequestError(
             f"{file.path}: expected at least one certified image, got none; continue with `smoothcert certify RUN`"
         )
-    columns, settings = file.columns, file.settings
+    columns, settings, recipe = file.columns, file.settings, run_recipe(file.path)
     sigma, alpha = settings.get("sigma"), settings.get("alpha")
     n = _shared_count(file, "n", set(columns.n.tolist()))
     return Summary(
@@ -259,11 +260,11 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         n0=_shared_count(file, "n0", set(columns.n0.tolist())),
         precision=settings.get("precision") or None,
         ceiling=ceiling_of(file, sigma, n, alpha),
-        remarks=remarks_on(file),
+        remarks=(*remarks_on(file), *unfinished(file.provenance, recipe.get("epochs"))),
         norm="L1" if in_l1(file) else "L2",
         apart=kept_apart(file),
         protocol=protocol_of(file, n, alpha),
-        recipe=run_recipe(file.path),
+        recipe=recipe,
     )
 
 

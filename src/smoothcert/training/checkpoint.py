@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -111,11 +112,17 @@ class Run:
         return self.read_certificates()
 
     def read_certificates(self, name: str | None = None) -> "CertificatesFile":
-        """The certificates file called `name`, such as "test-n100000"; by default the only one."""
+        """The certificates file called `name`, such as "test-n100000"; by default the only one.
+
+        Certificates of other weights, from before training continued, give a warning.
+        """
         # An import from a higher layer: tables and figures belong to reports, and users expect them here.
         from smoothcert.report import certificates_of_run
 
-        return certificates_of_run(self.folder, name)
+        file = certificates_of_run(self.folder, name)
+        if file.settings.get(DIGEST) not in (None, self.about()[DIGEST]):
+            warnings.warn(f"{file.path}: certifies other weights than this run has now; certify again", stacklevel=2)
+        return file
 
     def smoothed(self, sigma: float | None = None, **options: Any) -> "SmoothedClassifier":
         """The smoothed classifier of the model with the noise of its training, or with another `sigma`."""
