@@ -1,5 +1,6 @@
 """`smoothcert.certify_dataset` as a user calls it: models, torch data, paths, and agreement with the command line."""
 
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -125,6 +126,27 @@ def test_wrong_settings_cost_one_line(dataset: TensorDataset, tmp_path: Path) ->
             sc.certify_dataset(bright, dataset, tmp_path / "a.tsv", device="cpu", **fields)
     with pytest.raises(sc.RequestError, match=r"out: expected the path of a file .* \.tsv or \.tsv\.gz, got c\.json"):
         sc.certify_dataset(bright, dataset, "c.json", sigma=0.25, **FEW)
+
+
+def test_rows_of_other_versions_are_recorded(
+    dataset: TensorDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def certify(images: int, loader: bool) -> Any:
+        smoothed, path = sc.SmoothedClassifier(bright, sigma=0.25), tmp_path / f"{loader}.tsv"
+        if not loader:
+            return sc.certify_dataset(smoothed, dataset, path, max_images=images, **FEW).provenance
+        batches = smoothed.certify_loader(DataLoader(dataset, 2), out=path, n=50, n0=20, seed=3)
+        _ = list(itertools.islice(batches, images // 2))
+        batches.close()
+        return sc.read_certificates(path).provenance
+
+    for loader in (False, True):
+        first = certify(2, loader)["versions"]
+        with monkeypatch.context() as patch:
+            patch.setattr("smoothcert.certification.subject.versions", lambda device: {"torch": "other"})
+            assert "other_versions" not in certify(2, loader), "it computes nothing"
+            provenance = certify(4, loader)
+        assert (provenance["versions"], provenance["other_versions"]) == (first, [{"torch": "other"}])
 
 
 def test_a_part_of_a_data_set_does_not_continue_a_file_of_the_whole(tmp_path: Path) -> None:

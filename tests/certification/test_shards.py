@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from smoothcert.certification.certificates import CertifiedImage, certificates_writer, read_certificates
-from smoothcert.certification.shards import Selection, chosen_images, merge_certificates
+from smoothcert.certification.shards import Selection, chosen_images, merge_certificates, other_versions
 from smoothcert.errors import RequestError
 from smoothcert.io.results import alone
 from smoothcert.smoothing.certificate import Certificate
@@ -132,3 +132,11 @@ def test_files_without_settings_are_not_merged(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"a\.tsv: expected its settings in a\.json next to it, got none"):
         merge_certificates(files, tmp_path / "out.tsv")
     assert not (tmp_path / "out.tsv").exists()
+
+
+def test_versions_of_all_shards_are_recorded() -> None:
+    old, new = {"torch": "2.11"}, {"torch": "2.12"}
+    assert other_versions([{"versions": old}, {"versions": old}, {}]) == {}
+    continued = {"versions": old, "other_versions": [new]}
+    assert other_versions([continued, {"versions": old}, {"versions": new}]) == {"other_versions": [new]}
+    assert other_versions([{"versions": new}, continued]) == {"other_versions": [old]}

@@ -23,6 +23,7 @@ from smoothcert.certification.certificates import (
 from smoothcert.certification.estimate import CertificationEstimate, seconds_per_vote
 from smoothcert.certification.prepare import Prepared, checked_indices
 from smoothcert.certification.settings import CertifySettings, images_at_once, make_counter
+from smoothcert.certification.shards import other_versions
 from smoothcert.certification.subject import Certifiable, Data, Subject, as_images, data_settings
 from smoothcert.data import Images
 from smoothcert.data.images import in_parts, spread
@@ -180,7 +181,7 @@ class Certification:
                 on_accuracy(accuracy)
                 if self.on_estimate is not None:
                     self.on_estimate(self.estimate(missing))
-            update_provenance(path, provenance)
+            update_provenance(path, provenance, more=bool(missing))
             if team.size > 1 and not path.exists():
                 write_settings(path, settings, provenance)  # includes the seed, with which parts are continued
         team.wait()
@@ -266,12 +267,17 @@ def recorded_accuracy(path: Path, selection: object) -> NoiseAccuracy | None:
     return NoiseAccuracy(**accuracy) if numbers else None
 
 
-def update_provenance(path: Path, provenance: Mapping[str, Any]) -> None:
-    """Record the selection and the accuracy of this call in an existing file; everything else stays."""
+def update_provenance(path: Path, provenance: Mapping[str, Any], *, more: bool) -> None:
+    """Record the selection and the accuracy of this call in an existing file; everything else stays.
+
+    If `more` rows follow, other versions or hardware than those of the first rows are recorded, too.
+    """
     if not path.exists():
         return
     stored = read_settings(path)
     fresh = {key: provenance[key] for key in ("selection", "accuracy") if key in provenance}
+    if more:
+        fresh |= other_versions([stored["provenance"], provenance])
     if {**stored["provenance"], **fresh} != stored["provenance"]:
         write_settings(path, stored["settings"], {**stored["provenance"], **fresh})
 

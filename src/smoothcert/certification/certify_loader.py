@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from smoothcert.certification.certificates import CertifiedImage, certificates_path, certificates_writer
+from smoothcert.certification.certify_dataset import update_provenance
 from smoothcert.certification.prepare import checked_inputs, noise_seeds, prepare
 from smoothcert.certification.settings import images_at_once
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
@@ -163,7 +164,7 @@ def _stream(
     _, prepared = prepare(smoothed, example, options, seed=seed, stored={} if path is None else stored_settings(path))
     position = 0
     with ExitStack() as stack:
-        writer = None
+        writer, provenance = None, {}
         if path is not None:
             while sum(len(inputs) for inputs, _ in first) < DIGEST_IMAGES and (more := next(batches, None)) is not None:
                 first.append(more)
@@ -176,7 +177,8 @@ def _stream(
             }
             stack.enter_context(alone(path, "choose another out"))
             plain = stack.enter_context(plain_while_written(path))
-            writer = stack.enter_context(certificates_writer(plain, settings, subject.provenance(prepared.device)))
+            provenance = subject.provenance(prepared.device)
+            writer = stack.enter_context(certificates_writer(plain, settings, provenance))
         bar = stack.enter_context(terminal_bar(MofNCompleteColumn(), TimeRemainingColumn(), shown=progress))
         task = bar.add_task("certify", total=source.inputs)
         existing = {} if writer is None else {row.index: row for row in writer.done}
@@ -193,6 +195,7 @@ def _stream(
                 fresh = prepared.rows(inputs[places], *of_part, time.perf_counter())
                 rows |= {row.index: row for row in fresh}
                 if writer is not None:
+                    update_provenance(writer.path, provenance, more=True)
                     writer.append(fresh)
             position += len(inputs)
             bar.update(task, completed=position)

@@ -95,7 +95,7 @@ def merge_certificates(
     settings = {**files[0].settings, "seed": seeds[0] if len(seeds) == 1 else None}
     # Selection and accuracy are those of one shard.
     common = {key: value for key, value in files[0].provenance.items() if key not in ("selection", "accuracy")}
-    provenance = {**common, "merged": len(files), "seeds": seeds}
+    provenance = {**common, **other_versions([f.provenance for f in files]), "merged": len(files), "seeds": seeds}
     whole = Selection.from_provenance(files[0].provenance)
     if problems:
         provenance["incomplete"] = problems
@@ -105,6 +105,14 @@ def merge_certificates(
         refuse_existing(out)
         write_certificates(out, rows.values(), settings, provenance)
     return len(rows)
+
+
+def other_versions(provenances: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return {"other_versions": ...}: versions and hardware of rows, where they are not those of the first; or {}."""
+    first, *others = ([p.get("versions"), *(p.get("other_versions") or ())] for p in provenances)
+    further = [*first[1:], *(version for group in others for version in group)]
+    distinct = [v for i, v in enumerate(further) if v not in (None, first[0], *further[:i])]
+    return {"other_versions": distinct} if distinct else {}
 
 
 def _united(files: Sequence[CertificatesFile]) -> dict[int, CertifiedImage]:
