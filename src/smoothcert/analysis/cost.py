@@ -153,16 +153,16 @@ def _runs_at_once(provenance: Mapping[str, Any]) -> int:
 
 def _certified(folder: Path, sigma: float) -> tuple[float | None, int | None]:
     """ACR and number of images of the run's certificates at `sigma`; of several files the one with most images, then
-    with the shortest name: names of files with other rules are longer. ACRs of another kind (radii in L1, votes that
-    stopped at a radius, wrong images left out) are not used."""
+    with the shortest name: names of files with other rules are longer. ACRs of another kind (radii in L1 or with luck,
+    votes that stopped at a radius, wrong images left out, a denoiser in front) are not used."""
     files = [read_certificates(path) for path in result_files(folder / CERTIFICATES)]
     plain_files = [
         file
         for file in files
         if file.settings.get("sigma", sigma) == sigma
         and file.settings.get("noise", "gaussian") == "gaussian"
-        and not file.settings.get("radii")
-        and not file.settings.get("label_aware")
+        and not file.is_randomized
+        and not any(file.settings.get(key) for key in ("radii", "label_aware", "denoiser"))
     ]
     plainest = max(plain_files, key=lambda file: (len(file.rows), -len(stem(file.path))), default=None)
     if plainest is None or not plainest.rows:

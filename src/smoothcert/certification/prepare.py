@@ -120,7 +120,8 @@ def prepare(
         if x.ndim != 3:
             raise
         try:  # one image without a batch dimension
-            return checked[None], _prepared(smoothed, checked[None], options, device, seed, stored, optimize)
+            one = _prepared(smoothed, checked[None], options, device, seed, stored, optimize)
+            return checked_inputs(x[None], strict=smoothed.strict), one
         except RequestError as second:
             if str(second) == str(error):
                 raise
