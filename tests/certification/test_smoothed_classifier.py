@@ -153,6 +153,8 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
 def test_images_outside_the_unit_interval_give_a_warning_or_an_error() -> None:
     with pytest.warns(UserWarning, match=r"expected values in \[0, 1\], got .* normalisation belongs inside"):
         smoothed().certify(IMAGES - 0.5, n=100)
+    with pytest.warns(UserWarning, match=r"expected values in \[0, 1\], got"):
+        smoothed(cnn()).certify(255 * IMAGES[0], n=100)  # one image without a batch dimension
     with pytest.raises(RequestError, match="normalisation belongs inside the classifier"):
         smoothed(strict=True).certify(IMAGES - 0.5, n=100)
     with warnings.catch_warnings():

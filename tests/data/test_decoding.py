@@ -182,6 +182,10 @@ def test_resize_covers_the_shape_and_crops_the_centre(tmp_path: Path) -> None:
     Image.new("L", (30, 90), 200).save(tmp_path / "tall.png")
     read, _ = read_image_files([tmp_path / "tall.png"], (1, 20, 40), shorter_side=20)
     assert (read * 255).round().unique().tolist() == [200]
+    # The same file for a network of coloured images: a change of length 1 has the length sqrt(3) there.
+    _, notes = read_image_files([tmp_path / "tall.png"], (3, 90, 30))
+    assert len(notes) == 1
+    assert notes[0].endswith("is grey and read as RGB: a change of a pixel counts in each of the three channels")
 
 
 def test_wrong_files_are_one_line(tmp_path: Path) -> None:

@@ -106,6 +106,9 @@ def read_image(file: Path | ImageBytes, decoder: Decoder, otherwise: str) -> tup
     changes = {
         f"scaled and cropped to {size[0]}x{size[1]} pixels: the radius is about the result": head.size != size,
         "converted to grey: the radius is about the result": decoder.channels == 1 and not head.grey,
+        "grey and read as RGB: a change of a pixel counts in each of the three channels": (
+            decoder.channels == 3 and head.grey
+        ),
         COMPOSITED: head.transparent,
     }
     pixels = (decoder if head.size != size else replace(decoder, shorter_side=None)).centre(file)

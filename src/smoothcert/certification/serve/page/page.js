@@ -243,7 +243,8 @@ function answer(content) {
   if (!change) return;
   $("changed").src = change.picture;
   $("distance").textContent = change.distance.toFixed(2);
-  $("verdict").textContent = `The changed image still gets ${change.votes} of ${change.of} votes for ${named(change.class)}. ` +
+  const still = change.class === content.class ? "still " : "";
+  $("verdict").textContent = `The changed image ${still}gets ${change.votes} of ${change.of} votes for ${named(change.class)}. ` +
     "Stronger changes are not covered.";
 }
 
