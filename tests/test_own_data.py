@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from tiny import tiny_recipe
 
@@ -13,6 +14,7 @@ from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.data import load_folder, mnist
 from smoothcert.errors import RequestError
+from smoothcert.models.precision import resolve_precision
 from smoothcert.training.checkpoint import load_run
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -73,7 +75,8 @@ def test_predict_shows_names_and_explains_the_radius(
     assert cell in ("abstain", "0 one", "1 seven", "2 zero")
     last = out.splitlines()[-1]
     assert last.startswith(
-        "radius: the smoothed classifier gives this class to every image closer than this in L2 (pixels in [0, 1]); "
+        f"radius: the smoothed classifier (network in {resolve_precision('auto', torch.device('cpu'))}) "
+        "gives this class to every image closer than this in L2 (pixels in [0, 1]); "
         "each row is wrong with probability at most 0.5; "
     )
     assert "is the most that n = 300 votes can show" in last

@@ -30,6 +30,8 @@ from smoothcert.io.text import csv_text, printable, radius_text
 from smoothcert.training.run_folder import MODEL, RECIPE, check_file, check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
+    import torch
+
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
     from smoothcert.classifier import Classifier
     from smoothcert.smoothing.certificate import Certificate
@@ -113,7 +115,7 @@ def predict(
     for text in notes:
         note(text)
     rows = [row_of(path, row, expected.names) for path, row in zip(images, certificates, strict=True)]
-    about = about_radii(smoothed, n, alpha, bound)
+    about = about_radii(smoothed, n, alpha, bound, where)
     if format_ == "table":
         print_table(rows, about, any(certificate.count == n for certificate in certificates))
     else:
@@ -204,14 +206,18 @@ def trained_network(folder: Path, model: str | None, named: Sequence[str] | None
     return run, with_names(expected, named, folder)
 
 
-def about_radii(smoothed: "SmoothedClassifier", n: int, alpha: float, bound: str) -> dict[str, Any]:
+def about_radii(
+    smoothed: "SmoothedClassifier", n: int, alpha: float, bound: str, device: "torch.device"
+) -> dict[str, Any]:
     """Return what all radii depend on, and the largest one that n votes can show."""
+    from smoothcert.models.precision import resolve_precision
     from smoothcert.smoothing.certificate import certified_radius
 
     noise, coin = smoothed.noise, 0.0 if bound == "randomized" else None
     ceiling = certified_radius(n, 0, n, noise, alpha, two_sided=bound == "two-sided", coin=coin)
     about = {"n": n, "alpha": alpha, "bound": bound, "sigma": noise.sigma, "noise": noise.name}
-    return {**about, "norm": noise.norm, "largest_radius": ceiling}
+    precision = resolve_precision(smoothed.precision, device)
+    return {**about, "norm": noise.norm, "largest_radius": ceiling, "precision": precision}
 
 
 def row_of(path: Path, certificate: "Certificate", names: Sequence[str] | None) -> dict[str, Any]:
@@ -247,9 +253,9 @@ def print_table(rows: Sequence[dict[str, Any]], about: dict[str, Any], reached: 
         table.add_row(row["image"], answer, radius_text(row["radius"]), votes_text(row, 3))
     console.print(table)
     console.print(
-        f"radius: the smoothed classifier gives this class to every image closer than this in {about['norm']} (pixels "
-        f"in [0, 1]); each row is wrong with probability at most {about['alpha']}; "
-        f"{radius_text(about['largest_radius'])} is the most that n = {about['n']:,} votes can show"
+        f"radius: the smoothed classifier (network in {about['precision']}) gives this class to every image closer "
+        f"than this in {about['norm']} (pixels in [0, 1]); each row is wrong with probability at most "
+        f"{about['alpha']}; {radius_text(about['largest_radius'])} is the most that n = {about['n']:,} votes can show"
         + ("; it is reached here: raise --n for more" if reached and not randomized else "")
         + ("; each radius depends on a coin: do not choose among repeated calls" if randomized else ""),
         soft_wrap=True,
