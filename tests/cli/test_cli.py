@@ -1,11 +1,12 @@
 """The command line: what each command prints and writes, and that a wrong request costs one line and exit code 2."""
 
 import dataclasses
+import os
 import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -128,6 +129,23 @@ def test_a_wrong_run_folder_gets_a_hint(
         code, out, err = run_cli("certify", folder)
         assert (code, out, err) == (2, "", f"smoothcert: {folder}: no such run folder; did you mean {meant}?\n")
     assert "`smoothcert train --preset NAME --out runs/macer` makes one" in run_cli("certify", "runs/macer")[2]
+
+
+def test_a_folder_that_disappears_during_the_search_for_a_hint_is_ignored(
+    run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another program may remove one in a shared folder such as /tmp."""
+    (tmp_path / "gone").mkdir()
+    list_folder = os.scandir
+
+    def list_unless_gone(path: str | os.PathLike[str] = ".") -> Any:
+        if Path(path).name == "gone":
+            raise FileNotFoundError(path)
+        return list_folder(path)
+
+    monkeypatch.setattr(os, "scandir", list_unless_gone)
+    code, _, errors = run_cli("certify", str(tmp_path / "missing"))
+    assert (code, "no such run folder" in errors) == (2, True), errors
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,9 @@ def check_run_folder(folder: Path) -> None:
 def _runs_with_similar_names(folder: Path) -> list[str]:
     """Runs next to `folder`, or in folders next to it, whose names are similar to its name."""
     nearby = folder.parent if folder.parent.is_dir() else folder.parent.parent
-    runs = {file.parent.name: file.parent for depth in ("*", "*/*") for file in sorted(nearby.glob(f"{depth}/{MODEL}"))}
+    # Unlike Path.glob, this ignores folders that disappear meanwhile, as in a shared folder.
+    files = (file for depth in ("*", "*/*") for file in sorted(glob(f"{depth}/{MODEL}", root_dir=nearby)))
+    runs = {Path(file).parent.name: nearby / Path(file).parent for file in files}
     return [str(runs[name]) for name in get_close_matches(folder.name, runs)]
 
 
