@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from smoothcert.cli.options import Data, Device, Force, console, count_option, show_table
+from smoothcert.cli.options import NOISE_LEVEL, Data, Device, Force, console, count_option, show_table
 from smoothcert.cli.registration import add_command
 from smoothcert.training.run_folder import check_run_folder
 
@@ -33,7 +33,7 @@ Index = Annotated[int, typer.Option(help="Which test image, from 0.")]
 class Comparison:
     """The options of analyses that load networks."""
 
-    sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the runs' own")] = None
+    sigma: Annotated[float | None, typer.Option(help=NOISE_LEVEL, show_default="the runs' own")] = None
     out: Out = Path("analysis")
     format_: Formats = "png"
     force: Force = False
@@ -87,7 +87,7 @@ def margins(
     *,
     runs: Runs,
     index: Index = 0,
-    n: Annotated[int, count_option("--n", help="Noises.")] = 10_000,
+    n: Annotated[int, count_option("--n", help="Number of noises.")] = 10_000,
     comparison: Comparison,
 ) -> None:
     """Log-probability margins of one test image under noise: histograms of several runs."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from smoothcert.cli.options import (
+    NOISE_LEVEL,
     Denoiser,
     Device,
     NetworkOptions,
@@ -34,7 +35,9 @@ LIKELY_A_BUG = 1e-3
 
 def attack(
     *,
-    run: Annotated[Path | None, typer.Argument(help="Run folder; none with --model, --dataset and --out.")] = None,
+    run: Annotated[
+        Path | None, typer.Argument(help="Run folder; leave it out with --model, --dataset and --out.")
+    ] = None,
     certificates: Annotated[
         Path | None, typer.Option(help="Certificates to check and images to attack.", show_default="the run's, if one")
     ] = None,
@@ -53,7 +56,7 @@ def attack(
     ] = None,
     seed: Seed = None,
     name: Annotated[str, typer.Option(help="Name of the attacks file.")] = "pgd",
-    sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="as certified")] = None,
+    sigma: Annotated[float | None, typer.Option(help=NOISE_LEVEL, show_default="as certified")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the attacks, as in certify.", show_default="the run's")
     ] = None,

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from smoothcert.cli.options import (
+    NOISE_LEVEL,
     Bound,
     BoundName,
     Denoiser,
@@ -113,7 +114,7 @@ def certify(
     n: Votes = 100_000,
     n0: Annotated[int, count_option(help="Votes that choose the class.")] = 100,
     alpha: Annotated[float, typer.Option(help="Largest probability that a certificate is wrong.")] = 0.001,
-    sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the run's")] = None,
+    sigma: Annotated[float | None, typer.Option(help=NOISE_LEVEL, show_default="the run's")] = None,
     noise: Annotated[NoiseName | None, typer.Option(help="Kind of noise.", show_default="the run's")] = None,
     skip: Skip = 1,
     max_images: MaxImages = None,

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from smoothcert.cli.advice import training_command
-from smoothcert.cli.options import Device, HubOptions, command_line, console, no_network, optional, show_table
+from smoothcert.cli.options import (
+    NOISE_LEVEL,
+    Device,
+    HubOptions,
+    command_line,
+    console,
+    no_network,
+    optional,
+    show_table,
+)
 
 if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.analysis.doctor import Diagnosis
@@ -25,7 +34,7 @@ class Request(HubOptions):
     """What `doctor` is asked to examine, and the commands for the same network and images that follow from it."""
 
     run: Annotated[Path | None, typer.Argument(help="Run folder.", show_default=False)] = None
-    sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the run's, or 0.25")] = None
+    sigma: Annotated[float | None, typer.Option(help=NOISE_LEVEL, show_default="the run's, or 0.25")] = None
 
     def completed(self, run: "Run | None") -> "Request":
         """Return the request with the settings of the run where it has none."""

@@ -7,7 +7,7 @@ import typer
 from rich.table import Column, Table
 
 from smoothcert.cli.completion import complete_objective, complete_preset
-from smoothcert.cli.options import command_line, console, show_table
+from smoothcert.cli.options import NOISE_LEVEL, command_line, console, show_table
 from smoothcert.errors import RequestError
 
 
@@ -15,7 +15,7 @@ def presets(
     name: Annotated[
         str | None, typer.Argument(help="Print this preset's recipe.", autocompletion=complete_preset)
     ] = None,
-    sigma: Annotated[float | None, typer.Option(help="Noise level.")] = None,
+    sigma: Annotated[float | None, typer.Option(help=NOISE_LEVEL)] = None,
 ) -> None:
     """List the published runs and our own recipes, or print the recipe of one."""
     from smoothcert.papers.presets import PRESETS, preset

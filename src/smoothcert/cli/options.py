@@ -61,6 +61,8 @@ Overrides = Annotated[list[str], typer.Option("--set", help="key=value: override
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
 CompileTraining = Annotated[Compiling, typer.Option("--compile", help="torch.compile on a GPU; auto: if it pays.")]
 BoundName = Annotated[Bound, typer.Option(help="Two-sided bounds the runner-up too; randomized draws a coin.")]
+NOISE_LEVEL = "Standard deviation of the noise, for pixels in [0, 1]."
+"""The help of --sigma."""
 Seed = Annotated[int | None, typer.Option(help="Seed of the noise, for tests and replays.", show_default="fresh")]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute.")]
 

@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from smoothcert.cli.options import (
+    NOISE_LEVEL,
     BoundName,
     Classes,
     Denoiser,
@@ -45,7 +46,7 @@ def predict(
     ],
     n: Annotated[int, count_option(help="Votes that bound the class's probability.")] = 10_000,
     alpha: Annotated[float, typer.Option(help="Largest probability that a line is wrong.")] = 0.001,
-    sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the run's")] = None,
+    sigma: Annotated[float | None, typer.Option(help=NOISE_LEVEL, show_default="the run's")] = None,
     noise: Annotated[NoiseName | None, typer.Option(help="Kind of noise.", show_default="the run's")] = None,
     bound: BoundName = "one-sided",
     precision: Annotated[Precision, typer.Option(help="Precision of the network.")] = "auto",

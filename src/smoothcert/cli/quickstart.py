@@ -29,7 +29,7 @@ VOTES, SKIP = 1_000, 20
 
 
 def quickstart(out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("quickstart")) -> None:
-    """Train, certify and compare three small networks on a bundled MNIST sample, in about three minutes."""
+    """Train, certify and compare three small networks on a bundled MNIST sample, in three to four minutes."""
     from smoothcert.certification.certify_dataset import certify_dataset
     from smoothcert.certification.settings import CertifySettings
     from smoothcert.data import load_dataset

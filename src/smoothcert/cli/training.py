@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from smoothcert.cli.options import (
+    NOISE_LEVEL,
     CompileTraining,
     Data,
     Device,
@@ -40,7 +41,7 @@ def train(
         Path | None, typer.Option(help="Run folder to make.", show_default="runs/ and a name for the recipe")
     ] = None,
     options: RecipeOptions,
-    sigma: Annotated[float | None, typer.Option(help="Noise level.")] = None,
+    sigma: Annotated[float | None, typer.Option(help=NOISE_LEVEL)] = None,
     set_: Overrides = [],  # noqa: B006
     init: Annotated[
         Path | None, typer.Option(help="Weights to start from: a run folder, .safetensors or a PyTorch checkpoint.")
