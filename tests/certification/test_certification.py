@@ -715,7 +715,7 @@ def test_the_time_left_is_extrapolated() -> None:
 @pytest.mark.parametrize("field", ["n", "n0", "batch_size"])
 def test_too_large_numbers_are_refused(field: str) -> None:
     for value in (10**9 + 1, 2**63 - 1):
-        with pytest.raises(RequestError, match=f"{field}: expected less than or equal to 1000000000"):
+        with pytest.raises(RequestError, match=f"{field}: expected at most 1000000000"):
             parse_recipe(CertifySettings, {field: value}, "certify")
 
 

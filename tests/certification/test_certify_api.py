@@ -118,7 +118,7 @@ def test_data_without_pairs_are_refused(data: Any, message: str, tmp_path: Path)
 def test_wrong_settings_cost_one_line(dataset: TensorDataset, tmp_path: Path) -> None:
     for fields, message in (
         ({}, "certify: sigma: missing; it must be given"),
-        ({"sigma": 0.25, "n": 0}, "certify: n: expected greater than or equal to 1, got 0"),
+        ({"sigma": 0.25, "n": 0}, "certify: n: expected at least 1, got 0"),
         ({"sigma": 0.25, "votes": 5}, "certify: votes: unknown key"),
         ({"sigma": 0.25, "skip": 0}, "certify: skip: expected at least 1"),
     ):

@@ -129,6 +129,7 @@ def test_a_wrong_run_folder_gets_a_hint(
         code, out, err = run_cli("certify", folder)
         assert (code, out, err) == (2, "", f"smoothcert: {folder}: no such run folder; did you mean {meant}?\n")
     assert "`smoothcert train --preset NAME --out runs/macer` makes one" in run_cli("certify", "runs/macer")[2]
+    assert "give one of the runs in it: runs/gaussian, runs/smoothmix\n" in run_cli("certify", ".")[2]
 
 
 def test_a_folder_that_disappears_during_the_search_for_a_hint_is_ignored(
@@ -163,8 +164,11 @@ def test_a_folder_that_disappears_during_the_search_for_a_hint_is_ignored(
         (["train", "--out", "x", "--preset", "mnist/gausian"], "did you mean mnist/gaussian"),
         (["train", "--out", "x", "--preset", "mnist/gaussian", "--set", "epoch=3"], "did you mean epochs"),
         (["train", "--out", "x", "--preset", "mnist/gaussian", "--sigma", "-1"], "sigma: expected a number > 0"),
-        (["train", "--out", "x", "--preset", "mnist/gaussian", "--sigma", "much"], "Invalid value for '--sigma'"),
-        (["train", "--out", "x", "--preset", "mnist/gaussian", "--sigma", "much"], "much"),
+        (
+            ["train", "--out", "x", "--preset", "mnist/gaussian", "--sigma", "much"],
+            "'--sigma': expected a valid number, got much",
+        ),
+        (["merge"], "Missing argument 'files'; `smoothcert merge --help` has an example"),
         (["certify", "x", "--n", "1.5"], "expected a whole number, such as 100000, 100k or 1e5, got 1.5"),
         (["certify", "x", "--n", "many"], "expected a whole number, such as 100000, 100k or 1e5, got many"),
         (["train", "--out", "x", "--preset", "a", "--recipe", "b"], "not both"),
@@ -289,13 +293,13 @@ def test_help_shows_the_choices(run_cli: Cli, command: str, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--n", "0"], "n: expected greater than or equal to 1"),
+        (["--n", "0"], "n: expected at least 1"),
         (["--alpha", "2"], "alpha: expected less than 1"),
         (["--skip", "0"], "skip: expected at least 1"),
         (["--precision", "int4"], "'int4' is not one of 'auto', 'fp32', 'bf16', 'fp16'"),
         (["--sigma", "0"], "sigma: expected greater than 0"),
-        (["--batch-size", "0"], "batch_size: expected greater"),
-        (["--seed", "-3"], "seed: expected greater"),
+        (["--batch-size", "0"], "batch_size: expected at least"),
+        (["--seed", "-3"], "seed: expected at least"),
         (["--radius", "nan"], "--radius: expected a number >= 0, got nan"),
         (["--until-radius", "inf"], "--until-radius: expected a number >= 0, got inf"),
         (["--name", "../../x"], "--name: expected a file's name without folders"),

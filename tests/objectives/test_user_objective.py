@@ -168,7 +168,7 @@ def test_overrides_choose_code_and_its_fields(project: Path) -> None:
         (REFERENCE, ["objective.scale=0"], r"objective\.scale: expected greater than 0, got 0"),
         (REFERENCE, ["objective.scael=1"], r"objective\.scael: unknown key; did you mean objective\.scale"),
         (REFERENCE, ["objective.num_noise=3"], r"batch_size: expected a multiple of objective\.num_noise = 3, got 64"),
-        (REFERENCE, ["objective.num_noise=0"], r"objective\.num_noise: expected greater than or equal to 1, got 0"),
+        (REFERENCE, ["objective.num_noise=0"], r"objective\.num_noise: expected at least 1, got 0"),
         (":Mine", [], "objective: unknown method :Mine"),
         ("mine.Mine", [], "objective: unknown method mine.Mine; expected one of .*, or your own as FILE.py:Class"),
         ("mi\x1bne:A", [], "objective"),

@@ -122,7 +122,10 @@ def _united(files: Sequence[CertificatesFile]) -> dict[int, CertifiedImage]:
         # Each shard may have its own seed: votes of different images are independent with one seed or several.
         this, that = ({k: v for k, v in f.settings.items() if k != "seed"} for f in (file, files[0]))
         if differences := differing_settings(this, that, ("this", "that")):
-            raise RequestError(f"{file.path}: has other settings than {files[0].path} ({'; '.join(differences)})")
+            raise RequestError(
+                f"{file.path}: has other settings than {files[0].path} ({'; '.join(differences)}); merge only files of "
+                "one certification"
+            )
         for row in file.rows:
             known = rows.setdefault(row.index, row)
             if (known.label, known.certificate) != (row.label, row.certificate):

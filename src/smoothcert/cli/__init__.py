@@ -3,6 +3,7 @@
 import codecs
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -93,8 +94,11 @@ def parser_message(error: typer.TyperException) -> str:
     message = error.format_message()
     if isinstance(error.__cause__, ValidationError):
         message = message.replace("Value error, ", "", 1)
+        message = re.sub(r"Input should be a valid (\w+), unable to parse .*", r"expected a valid \1", message)
         value = error.__cause__.errors()[0]["input"]
         message += f", got {value}" if repr(value) not in message else ""
+    if message.startswith("Missing") and (context := getattr(error, "ctx", None)):
+        message = f"{message.rstrip('.')}; `{context.command_path} --help` has an example"
     return message
 
 

@@ -12,6 +12,11 @@ from smoothcert.io.text import did_you_mean, printable
 MOST_SHOWN = 120
 LETTERS = {"lambda": "weight", "lambda_": "weight", "lbd": "weight", "m": "num_noise", "lr": "learning_rate"}
 """What papers call a hyper-parameter -> its field."""
+PLAIN_WORDS = {
+    **{"greater than or equal to": "at least", "less than or equal to": "at most"},
+    "a valid tuple": "a list, such as [30, 60]",
+}
+"""Words of pydantic -> those of our messages."""
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -75,7 +80,9 @@ def _describe(kind: type[BaseModel], error: Any, prefix: str) -> str:
     if error["type"] == "frozen_instance":
         example = f"`{error['loc'][-1]}: float = 1.0`"
         return f"{field}: expected no assignment to self, got one; declare {example} in the class, or use a variable"
-    expected = str(error["msg"]).removeprefix("Input should be ").replace("a valid tuple", "a list, such as [30, 60]")
+    expected = str(error["msg"]).removeprefix("Input should be ")
+    for words, plain in PLAIN_WORDS.items():
+        expected = expected.replace(words, plain)
     return f"{field}: expected {expected}, got {shown(repr(error['input']))}"
 
 

@@ -303,6 +303,8 @@ def _full_key(keys: list[str], objective: Any) -> list[str]:
             return ["objective", candidate, *rest]
     # Fields of a user's objective are not known yet; one that resembles a field of the recipe is refused with a hint.
     own = _is_reference(known.get("name")) and not get_close_matches(name, TrainRecipe.model_fields, cutoff=0.8)
+    if name in LETTERS and not own and not inside:
+        return ["objective", meant, *rest]  # which this method does not have: the message lists those that it has
     return ["objective", *keys] if own and not inside else keys
 
 

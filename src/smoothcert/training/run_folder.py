@@ -56,10 +56,9 @@ def check_run_folder(folder: Path) -> None:
         hint = did_you_mean(folder.name, (), how_to_make, _runs_with_similar_names(folder))
         raise RequestError(f"{folder}: no such run folder; {hint}")
     if not (folder / MODEL).exists() and not (folder / RECIPE).exists():
-        runs = [run.name for run in runs_in(folder, lambda run: (run / MODEL).exists()) if run != folder]
-        hint = (
-            f"give one of the runs in it: {', '.join(runs[:3])}{', ...' * (len(runs) > 3)}" if runs else "give another"
-        )
+        runs = [str(run) for run in _runs_below(folder)]
+        more = ", ..." * (len(runs) > 3)
+        hint = f"give one of the runs in it: {', '.join(runs[:3])}{more}" if runs else "give another"
         raise RequestError(f"{folder}: expected a run folder, got one without {RECIPE} and {MODEL}; {hint}")
     if not (folder / MODEL).exists():
         raise RequestError(
@@ -71,10 +70,14 @@ def check_run_folder(folder: Path) -> None:
 def _runs_with_similar_names(folder: Path) -> list[str]:
     """Runs next to `folder`, or in folders next to it, whose names are similar to its name."""
     nearby = folder.parent if folder.parent.is_dir() else folder.parent.parent
-    # Unlike Path.glob, this ignores folders that disappear meanwhile, as in a shared folder.
-    files = (file for depth in ("*", "*/*") for file in sorted(glob(f"{depth}/{MODEL}", root_dir=nearby)))
-    runs = {Path(file).parent.name: nearby / Path(file).parent for file in files}
+    runs = {run.name: run for run in _runs_below(nearby)}
     return [str(runs[name]) for name in get_close_matches(folder.name, runs)]
+
+
+def _runs_below(folder: Path) -> list[Path]:
+    """Runs in `folder`, then runs in the folders in it. Folders that disappear meanwhile are ignored."""
+    files = (file for depth in ("*", "*/*") for file in sorted(glob(f"{depth}/{MODEL}", root_dir=folder)))
+    return [folder / Path(file).parent for file in files]
 
 
 def check_exists(path: Path) -> None:
