@@ -152,7 +152,7 @@ def test_certificates_of_a_run_are_a_table(certified: sc.Run, tmp_path: Path) ->
 def test_to_pandas_has_one_row_per_image(certified: sc.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "pandas", None)
-        with pytest.raises(RequestError, match="pip install pandas"):
+        with pytest.raises(RequestError, match=r"pip install 'smoothcert\[notebook\]'"):
             certified.certificates.to_pandas()
     pytest.importorskip("pandas")
     frame = certified.certificates.to_pandas()

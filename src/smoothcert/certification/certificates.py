@@ -106,7 +106,9 @@ class CertificatesFile:
         try:
             import pandas
         except ImportError:
-            raise RequestError("to_pandas: expected pandas, got none; install it with `pip install pandas`") from None
+            raise RequestError(
+                "to_pandas: expected pandas, got none; install it: pip install 'smoothcert[notebook]'"
+            ) from None
         own = ("index", "label", "correct", "seconds")
         votes = ("predict", "radius", "n0", "n", "count", *(("coin",) if self.is_randomized else ()))
         rows = [

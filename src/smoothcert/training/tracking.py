@@ -16,7 +16,7 @@ def tracker(tool: Tracker) -> Callable[[Run, dict[str, Any]], None]:
     if tool not in get_args(Tracker):
         raise RequestError(f"track: expected one of {', '.join(get_args(Tracker))}, got {tool}; choose one of these")
     if find_spec(tool) is None:
-        raise RequestError(f"track: expected the package {tool}, got none; install it with `pip install {tool}`")
+        raise RequestError(f"track: expected the package {tool}, got none; install it: pip install 'smoothcert[track]'")
     return _write_for_tensorboard if tool == "tensorboard" else _WeightsAndBiases()
 
 
