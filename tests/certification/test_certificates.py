@@ -20,6 +20,7 @@ from smoothcert.certification.certificates import (
     parse_row,
     read_certificates,
 )
+from smoothcert.certification.checks import check_settings
 from smoothcert.certification.recertify import bounded_again, recertify
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import settings_path
@@ -261,6 +262,15 @@ def test_wrong_settings_are_one_line(tmp_path: Path, settings: dict[str, object]
         with pytest.raises(WorkError, match=rf"a\.json: damaged, expected .* for '{key}'") as caught:
             read(path)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["n", "n0"])
+def test_numbers_of_votes_that_certify_takes_are_read(tmp_path: Path, key: str) -> None:
+    for votes in (1, 10**9):
+        check_settings({key: votes}, tmp_path / "a.tsv")
+    for votes in (0, 10**9 + 1):
+        with pytest.raises(WorkError, match=f"expected an integer from 1 to 1,000,000,000 for '{key}'"):
+            check_settings({key: votes}, tmp_path / "a.tsv")
 
 
 @pytest.mark.parametrize("sound", [False, True])

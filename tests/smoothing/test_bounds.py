@@ -86,6 +86,7 @@ def test_radius_when_all_votes_agree(n: int, radius: float) -> None:
 def test_no_votes_prove_nothing() -> None:
     assert error_upper_bound(0, 10, 0.001) == 1.0
     assert lower_bound(0, 10, 0.001) == 0.0
+    assert error_upper_bound(1, 1, 1e-15) == 1.0  # a probability, although it is rounded up
 
 
 @pytest.mark.parametrize(("count", "n", "alpha"), [(-1, 5, 0.1), (6, 5, 0.1), (0, 0, 0.1), (1, 2, 0.0), (1, 2, 1.0)])
@@ -106,3 +107,7 @@ def test_top_two_p_value_is_the_binomial_test(a: int, b: int) -> None:
 def test_votes_needed_is_the_least_n(q: float) -> None:
     n = votes_needed(q, 0.001)
     assert smallest_error_bound(n, 0.001) <= q < smallest_error_bound(n - 1, 0.001)
+
+
+def test_one_vote_is_enough_for_a_large_error() -> None:
+    assert votes_needed(0.9991, 0.001) == 1

@@ -57,6 +57,12 @@ def test_radius_of_each_bound_has_the_slack(slack: float) -> None:
     assert all_of_coin == pytest.approx(one, rel=1e-9)
 
 
+def test_two_sided_radius_when_all_votes_agree() -> None:
+    """No other class has a vote: its bound is that of the class itself, which takes 0.9 alpha."""
+    certificate = certificate_of_class(1, [0, 1000, 0], 100, Gaussian(0.5), 0.001, two_sided=True)
+    assert certificate.radius == pytest.approx(-0.5 * float(ndtri(1 - 0.0009 ** (1 / 1000))), rel=1e-9)
+
+
 @pytest.mark.parametrize("options", [{}, {"two_sided": True}, {"coin": 0.5}])
 def test_slack_on_a_hopeless_class_abstains(options: dict[str, float]) -> None:
     certificate = certificate_of_class(0, [0, 10], 1, Gaussian(0.5), 0.001, slack=0.1, **options)  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """Samplers: the discard rule and the weights against slow transcriptions, draws, resume and several processes."""
 
+import math
 from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
@@ -18,7 +19,7 @@ from smoothcert.distributed import Team
 from smoothcert.errors import WorkError
 from smoothcert.noise import NOISES
 from smoothcert.objectives import OBJECTIVES
-from smoothcert.training import evaluate, loop
+from smoothcert.training import evaluate, loop, sampler
 from smoothcert.training.evaluate import correct_votes
 from smoothcert.training.loop import TrainingStatus, train
 from smoothcert.training.recipe import TrainRecipe
@@ -153,6 +154,16 @@ def test_images_are_drawn_in_proportion_to_their_weights() -> None:
     positive = weights > 0
     assert stats.chisquare(counts[positive], expected[positive]).pvalue > 1e-4
     assert not torch.equal(orders[0], orders[1])
+
+
+def test_weights_are_radii_of_the_noise_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Laplace noise: the radius of an image whose votes all agree is ln(0.5 / q) / sqrt(2), 1 - q = 0.1^(1/8)."""
+    monkeypatch.setattr(sampler, "correct_votes", lambda run, votes, kept, purpose: torch.full((256,), VOTES))
+    weighted = RadiusWeightedSampler(RadiusWeighted(start=START, every=1, votes=VOTES, discard_below=0.0))
+    weighted.order(run_stub(recipe=weighted_recipe(noise="laplace")), torch.Generator())
+    assert weighted.weights is not None
+    expected = math.log(0.5 / (1 - 0.1 ** (1 / VOTES))) / math.sqrt(2)
+    assert weighted.weights.tolist() == pytest.approx([expected] * 256, rel=1e-9)
 
 
 @pytest.mark.parametrize("batch_size", [48, 100, 1000])
