@@ -134,6 +134,27 @@ def test_existing_run_is_not_overwritten(finished: Path, tiny_data: ImageData) -
     refused_and_unchanged(finished, tiny_data, "epochs: the run has 2, the request 3", tiny_recipe(epochs=3))
 
 
+@pytest.mark.parametrize("left", [MODEL, STATE, "attacks"])
+def test_a_folder_with_one_useful_file_of_a_run_is_not_overwritten(half: Path, tiny_data: ImageData, left: str) -> None:
+    for name in {MODEL, STATE, METRICS} - {left}:
+        (half / name).unlink()
+    (half / left).touch()
+    refused_and_unchanged(half, tiny_data, "holds a run already", tiny_recipe(learning_rate=0.001), resume=False)
+
+
+def test_a_run_that_diverged_at_once_is_replaced(finished: Path, tmp_path: Path, tiny_data: ImageData) -> None:
+    """From initial weights, whose state is saved before the first epoch; and with weights that the last step ruins."""
+    weights, one_step = finished / MODEL, tiny_data.subset(torch.arange(64))
+    for data, rate, what in ((tiny_data, 1e8, "loss"), (one_step, 1e15, "weights")):
+        out, slow = tmp_path / what, tiny_recipe(epochs=1)
+        with pytest.raises(WorkError, match=f"{what} diverged .*no epoch was saved: train again into the same --out"):
+            train(tiny_recipe(learning_rate=rate), data, out, init=weights, device="cpu")
+        train(slow, data, out, device="cpu")
+        train(slow, data, tmp_path / "elsewhere" / what, device="cpu")
+        assert digest(out) == digest(tmp_path / "elsewhere" / what)
+        assert len(metrics(out)) == 1
+
+
 def test_damaged_model_is_refused(finished: Path) -> None:
     path = finished / MODEL
     path.write_bytes(path.read_bytes()[:5000])

@@ -30,6 +30,7 @@ from smoothcert.training.evaluate import noisy_accuracy, recompute_statistics
 from smoothcert.training.metrics import ACCURACY, METRICS, append_metrics
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.resume import save_state
+from smoothcert.training.run_folder import MODEL
 from smoothcert.training.seeds import derived_seed
 from smoothcert.training.setup import Options, RunInProgress, set_up
 from smoothcert.training.teacher import teacher_shares
@@ -143,7 +144,7 @@ def report_progress(run: RunInProgress) -> None:
     now = time.perf_counter()
     if now - run.last_report <= REPORT_SECONDS and run.steps_done < run.steps:
         return
-    run.meter.stop_if_diverged(run.epoch, run.folder)
+    run.meter.stop_if_diverged(run.epoch, run.folder, lower_rate(run.folder))
     run.last_report = time.perf_counter()
     if run.group.leads:
         run.options.on_progress(status_of(run))
@@ -201,9 +202,15 @@ def stop_if_weights_diverged(model: nn.Module, epoch: int, folder: Path) -> None
     largest = torch.stack([parameter.detach().abs().max() for parameter in model.parameters()]).max()
     if not float(largest) < WEIGHTS_DIVERGED:
         raise WorkError(
-            f"{folder}: the weights diverged in epoch {epoch} (one is {float(largest):.3g}); saved epochs are kept; "
-            "train again into another --out with a lower learning_rate"
+            f"{folder}: the weights diverged in epoch {epoch} (one is {float(largest):.3g}); {lower_rate(folder)}"
         )
+
+
+def lower_rate(folder: Path) -> str:
+    """What to do after training has diverged: a run without a saved epoch is replaced by the next one."""
+    saved = (folder / MODEL).exists()
+    kept, out = ("saved epochs are kept", "another") if saved else ("no epoch was saved", "the same")
+    return f"{kept}: train again into {out} --out with a lower learning_rate"
 
 
 def status_of(run: RunInProgress) -> TrainingStatus:

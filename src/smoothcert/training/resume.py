@@ -105,7 +105,8 @@ def open_folder(
 ) -> Start:
     """Make or reopen the folder; refuse recipe, data, state, model and metrics that do not belong together.
 
-    Processes that torchrun has restarted continue the run that their job has made, also without `resume`.
+    A new run replaces one of which no epoch was saved, such as one whose loss diverged at once. Processes that torchrun
+    has restarted continue the run that their job has made, also without `resume`.
     """
     exists = (folder / RECIPE).exists()
     if group.agree(exists) != exists:
@@ -118,10 +119,13 @@ def open_folder(
         refuse_existing_run(folder)
     if not exists:
         refuse_lost_recipe(folder, compared=resume)
-    else:
+    elif resume:
         refuse_other_recipe(load_run_recipe(folder / RECIPE), recipe, folder)
     model = read_model_file(folder / MODEL) if (folder / MODEL).exists() else None
     state, digest = load_state(folder), data.digest()
+    if not resume and state is not None:
+        refuse_existing_run(folder, trained=state.epoch > 0)
+        state = None
     if state is not None and state.data != digest:
         raise RequestError(
             f"{folder}: the training data have changed since its state was saved; restore them, or train on the new "
@@ -141,7 +145,9 @@ def open_folder(
     if group.leads:
         for name in (RECIPE, STATE, MODEL, METRICS):
             remove_temporaries(folder / name)
-        if not exists:
+        if not resume:
+            (folder / STATE).unlink(missing_ok=True)
+        if not (exists and resume):
             recipe.save(folder / RECIPE)
             claim_run(folder)
         keep_metrics_before(folder / METRICS, epoch)

@@ -11,7 +11,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.compressed import exists
 from smoothcert.io.files import check_regular_file
 from smoothcert.io.text import did_you_mean
-from smoothcert.training.metrics import METRICS
+from smoothcert.training.metrics import METRICS, epochs_in
 
 MODEL, RECIPE, STATE = "model.safetensors", "recipe.yaml", "state.pt"
 CERTIFICATES = "certificates"
@@ -101,10 +101,17 @@ def refuse_file(folder: Path) -> None:
         raise RequestError(f"{folder}: expected a folder to write to, got a file; choose another --out")
 
 
-def refuse_existing_run(folder: Path) -> None:
-    """Refuse a folder for a new run that is a file or holds a run."""
+def refuse_existing_run(folder: Path, trained: bool = False) -> None:
+    """Refuse a folder for a new run that is a file or holds a run, unless no epoch of that run was saved.
+
+    Without a model and other results, `state.pt` says whether an epoch was saved: `trained`.
+    """
     refuse_file(folder)
-    if (folder / RECIPE).exists():
+    if not (folder / RECIPE).exists():
+        return
+    others = {path.name for path in folder.iterdir() if path.name[0] != "."} - {RECIPE, STATE, METRICS}
+    # A process may end after the metrics of the first epoch, before its state is saved.
+    if trained or others or epochs_in(folder / METRICS) > 1:
         raise RequestError(f"{folder}: holds a run already; continue it with --resume or choose another --out")
 
 
