@@ -4,6 +4,7 @@ import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from tiny import tiny_recipe
 from torch import Tensor, nn
 
 from smoothcert.data import ImageData
+from smoothcert.distributed import Team
 from smoothcert.models import CifarResNet, Denoised, LeNet, Normalize, UNet
 from smoothcert.models.precision import Precision, at_precision
+from smoothcert.noise import NOISES
 from smoothcert.objectives import (
     Adversary,
     Consistency,
@@ -26,6 +29,7 @@ from smoothcert.objectives import (
     Stability,
 )
 from smoothcert.papers.reproduce import estimate
+from smoothcert.training import evaluate
 from smoothcert.training.checkpoint import InputSpec, load_run
 from smoothcert.training.denoiser import denoiser_recipe
 from smoothcert.training.loop import TrainingStatus, train
@@ -173,3 +177,29 @@ def test_a_run_is_estimated_by_captured_steps(
     assert 0 < estimate.training_seconds(recipe, InputSpec(shape, 10), 640, 1, torch.device("cuda")) < 600
     assert len(replays) > 2
     assert len(set(replays)) == 1
+
+
+def test_the_sampler_counts_the_votes_of_a_resnet_by_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels round otherwise than autocast: a few of the votes near a decision boundary differ."""
+    torch.manual_seed(0)
+    network = nn.Sequential(Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)), CifarResNet(20, 10)).cuda()
+    colours = torch.randint(0, 256, (300, 3, 1, 1), dtype=torch.uint8, device="cuda").expand(-1, -1, 32, 32)
+    with torch.no_grad():
+        for _ in range(20):  # in training mode: statistics of batch norm as after some steps
+            network(colours / 255 + 0.25 * torch.randn(colours.shape, device="cuda"))
+        network.eval()
+        network[1].fc.bias -= network(colours / 255).mean(0)  # every class is the largest for some colours
+        labels = network(colours / 255).argmax(1)
+        network.train()
+    data = ImageData(colours.contiguous(), labels, 10, "toy", "train")
+    run = SimpleNamespace(
+        **{"recipe": tiny_recipe(sigma=0.25), "epoch": 3, "data": data, "model": network, "group": Team()},
+        **{"device": torch.device("cuda"), "precision": "bf16", "noise": NOISES["gaussian"](0.25)},
+        autocast=lambda: torch.autocast("cuda", torch.bfloat16),
+    )
+    fast = evaluate.correct_votes(run, 20, torch.arange(300), 4)  # type: ignore[arg-type]
+    monkeypatch.setattr(evaluate, "with_kernels", lambda model, *_: (model, torch.float32))
+    slow = evaluate.correct_votes(run, 20, torch.arange(300), 4)  # type: ignore[arg-type]
+    assert 600 < int(slow.sum()) < 5900, "some of the 6,000 votes are wrong"
+    assert int((fast - slow).abs().sum()) < 0.05 * 6000
+    assert network.training

@@ -138,7 +138,7 @@ def test_discarded_images_are_not_drawn(recorded: tuple[Path, list[dict[str, Any
 def run_stub(**changes: object) -> Any:
     """What samplers read of a run."""
     fields = {"recipe": weighted_recipe(), "epoch": START + 1, "data": range(256), "device": torch.device("cpu")}
-    run = SimpleNamespace(**(fields | {"group": Team(), "autocast": nullcontext} | changes))
+    run = SimpleNamespace(**(fields | {"group": Team(), "autocast": nullcontext, "precision": "fp32"} | changes))
     run.noise = NOISES[run.recipe.noise](run.recipe.sigma)
     return run
 

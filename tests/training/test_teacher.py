@@ -116,7 +116,8 @@ def test_every_image_has_its_own_noise(
     monkeypatch.setattr(teacher, "IMAGES_AT_ONCE", 3)
     model = load_run(files_of_teacher(trained)[0])
     copies = images.subset(torch.full((8,), 5))
-    votes = teacher.count_votes(model, copies, 30, torch.device("cpu"))
+    assert isinstance(model.recipe, TrainRecipe)
+    votes = teacher.count_votes(model.model, model.recipe, copies, 30, torch.device("cpu"))
     batch, _ = copies.batch(torch.arange(8))
     counter = VoteCounter(model.model, NOISES["gaussian"](0.25), 10)
     alone = [counter.count(batch[:1], [(model.recipe.seed, i)], "estimate", 30)[0].tolist() for i in range(8)]

@@ -130,6 +130,20 @@ def at_precision(model: nn.Module, precision: Precision, device: torch.device, s
     return fused_resnet(evaluated, model, dtype, device)
 
 
+def with_kernels(model: nn.Module, precision: Precision, device: torch.device) -> tuple[nn.Module, torch.dtype]:
+    """`model`, which is on `device`, as it votes during training, and the dtype of its images.
+
+    A ResNet for CIFAR on a GPU is evaluated in `precision` by its kernels, many times faster; its weights are read now.
+    Any other network is returned unchanged, for images in float32.
+    """
+    if device.type != "cuda":
+        return model, torch.float32
+    from smoothcert.models.kernels.resnet_evaluation import fused_resnet
+
+    fused = fused_resnet(model, model, DTYPES[precision], device)
+    return fused, torch.float32 if fused is model else DTYPES[precision]
+
+
 def with_float32_logits(model: nn.Module, images: Tensor) -> nn.Module:
     """`model` with its last layer in float32, if that is a linear layer that gives the logits.
 

@@ -10,6 +10,7 @@ from torch.func import functional_call
 
 from smoothcert.classifier import evaluating, logits_of
 from smoothcert.data import Images
+from smoothcert.models.precision import with_kernels
 from smoothcert.training.batch_norm import MOST_IMAGES, layers_with_statistics, replace_statistics
 from smoothcert.training.seeds import derived_seed
 
@@ -57,12 +58,14 @@ def correct_votes(run: "RunInProgress", votes: int, indices: Tensor, purpose: in
     run.group.copy_from_first(run.model.buffers())
     numbers = range(len(rows))[run.group.rank :: run.group.size]
     batches = run.data.batches(rows[run.group.rank :: run.group.size], slice(None), None)
+    network, dtype = with_kernels(run.model, run.precision, run.device)
     with evaluating(run.model), run.autocast():
         for number, (images, labels) in zip(numbers, batches, strict=False):
             seed = derived_seed(run.recipe.seed, purpose, run.epoch, number)
             generator = torch.Generator(run.device).manual_seed(seed)
             for _ in range(votes):
-                logits = logits_of(run.model(images + run.noise.sample(images.shape, generator)))
+                noisy = images + run.noise.sample(images.shape, generator)
+                logits = logits_of(network(noisy.to(dtype)))
                 counts[number] += logits.argmax(1) == labels
     return run.group.total(counts).flatten()[: len(indices)].cpu()
 

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from smoothcert.data import Images
 from smoothcert.io.files import LockedError, check_regular_file, locked
+from smoothcert.models.precision import resolve_precision, with_kernels
 from smoothcert.noise import NOISES
 from smoothcert.smoothing.votes import VoteCounter, default_batch_size
-from smoothcert.training.checkpoint import DAMAGE, Run, load_run, tensors_digest, write_tensors
+from smoothcert.training.checkpoint import DAMAGE, load_run, tensors_digest, write_tensors
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.run_folder import RECIPE
 
@@ -53,7 +54,7 @@ def teacher_shares(
     path = home / f"votes-n{recipe.teacher_votes}.safetensors"
     votes = read_votes(path, about)
     if votes is None:
-        votes = count_votes(trained, run.data, recipe.teacher_votes, run.device)
+        votes = count_votes(trained.model, teacher, run.data, recipe.teacher_votes, run.device)
         write_tensors(path, {"votes": votes}, {**about, "sha256": tensors_digest({"votes": votes})})
     provenance = {"folder": home.name, "votes_sha256": tensors_digest({"votes": votes})}
     return votes.to(torch.float32) / recipe.teacher_votes, provenance
@@ -79,14 +80,15 @@ def teacher_folder(teacher: TrainRecipe, digest: str, folder: Path) -> Path:
     return folder.resolve().parent / f"teacher-{identity[:12]}"
 
 
-def count_votes(run: Run, data: Images, votes: int, device: torch.device) -> Tensor:
-    """Return the votes int32 [images, classes] of the teacher for each image, without augmentation."""
-    noise, size = NOISES[run.recipe.noise](run.recipe.sigma), default_batch_size(device, data.shape)
-    counter = VoteCounter(run.model.to(device), noise, data.num_classes, size)
-    counts, seed = [], run.recipe.seed if isinstance(run.recipe, TrainRecipe) else 0
+def count_votes(model: nn.Module, recipe: TrainRecipe, data: Images, votes: int, device: torch.device) -> Tensor:
+    """Return the votes int32 [images, classes] of a teacher, trained by `recipe`, without augmentation."""
+    noise, size = NOISES[recipe.noise](recipe.sigma), default_batch_size(device, data.shape)
+    network, dtype = with_kernels(model.to(device), resolve_precision(recipe.precision, device), device)
+    counter = VoteCounter(network, noise, data.num_classes, size, dtype)
+    counts = []
     for indices in torch.split(torch.arange(len(data)), IMAGES_AT_ONCE):
         images, _ = data.batch(indices)
-        seeds = [(seed, index) for index in indices.tolist()]
+        seeds = [(recipe.seed, index) for index in indices.tolist()]
         counts.append(torch.from_numpy(counter.count(images.to(device), seeds, "estimate", votes)))
     return torch.cat(counts).to(torch.int32)
 
