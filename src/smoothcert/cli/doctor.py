@@ -166,8 +166,8 @@ def show_ways_forward(
     forward = diagnosis.seconds_per_image
     epoch = 1000 * NOISES_PER_IMAGE * PASSES * forward
     lines = [
-        "way 1, fine-tune the network under noise; best radii, needs its training data and changes its weights;",
-        f"  about {epoch:.2g} s per 1,000 training images and epoch, 20 epochs; votes then cost what they cost now:",
+        "way 1, fine-tune the network under noise; largest radii; needs its training data and changes its weights;",
+        f"  about {epoch:.2g} s per 1,000 training images and epoch, 20 epochs; votes stay as fast as now:",
         f"  {fine_tuning}",
         "way 2, train a denoiser in front of the network, which does not change; needs images without labels;",
         f"  30 epochs of a U-Net; each vote runs both networks, and yours alone takes {1000 * forward:.2g} ms here:",
