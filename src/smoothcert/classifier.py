@@ -139,7 +139,7 @@ def failures_reported(name: str, shape: Sequence[int]) -> Iterator[None]:
     except (Exception, SystemExit) as error:  # a user's code may fail in any way
         raise RequestError(
             f"model: {name} fails on inputs of shape {list(shape)} ({named_error(error)}); correct it, or give inputs "
-            "that it takes"
+            "of its shape (for folder:PATH, --image-size and --channels choose the shape)"
         ) from error
 
 
