@@ -30,7 +30,7 @@ def pooled(
 ):
     """x [n, height, width, channels], weight [outputs, size, size, channels] -> out, which [cells, outputs]."""
     taps: tl.constexpr = size * size * channels
-    number = out.dtype.element_ty
+    element_type = out.dtype.element_ty
     cell = tl.program_id(0) * block_cells + tl.arange(0, block_cells)
     corner = _corner(cell, height, width, channels, size)
     output = tl.arange(0, block_outputs)
@@ -40,24 +40,24 @@ def pooled(
     fourth = tl.zeros((block_cells, block_outputs), tl.float32)
     for start in range(0, taps, block_taps):
         tap = start + tl.arange(0, block_taps)
-        there = (tap < taps)[:, None] & (output < outputs)[None, :]
-        kernels = tl.load(weight + output[None, :] * taps + tap[:, None], there, other=0.0).to(number)
-        at = x + corner[:, None] + _offset(tap, width, channels, size)[None, :]
+        mask = (tap < taps)[:, None] & (output < outputs)[None, :]
+        kernels = tl.load(weight + output[None, :] * taps + tap[:, None], mask, other=0.0).to(element_type)
+        pointers = x + corner[:, None] + _offset(tap, width, channels, size)[None, :]
         inside = (cell < cells)[:, None] & (tap < taps)[None, :]
-        first = tl.dot(tl.load(at, inside, other=0.0).to(number), kernels, first)
-        second = tl.dot(tl.load(at + channels, inside, other=0.0).to(number), kernels, second)
-        third = tl.dot(tl.load(at + width * channels, inside, other=0.0).to(number), kernels, third)
-        fourth = tl.dot(tl.load(at + (width + 1) * channels, inside, other=0.0).to(number), kernels, fourth)
+        first = tl.dot(tl.load(pointers, inside, other=0.0).to(element_type), kernels, first)
+        second = tl.dot(tl.load(pointers + channels, inside, other=0.0).to(element_type), kernels, second)
+        third = tl.dot(tl.load(pointers + width * channels, inside, other=0.0).to(element_type), kernels, third)
+        fourth = tl.dot(tl.load(pointers + (width + 1) * channels, inside, other=0.0).to(element_type), kernels, fourth)
     winner, largest = tl.zeros_like(first).to(tl.int32), first
     winner, largest = _larger(second, 1, winner, largest)
     winner, largest = _larger(third, 2, winner, largest)
     winner, largest = _larger(fourth, 3, winner, largest)
     value = largest + tl.load(bias + output, output < outputs, other=0.0).to(tl.float32)[None, :]
     dead = value <= 0  # not `~(value > 0)`: NaN must remain NaN
-    to = cell[:, None].to(tl.int64) * outputs + output[None, :]
-    there = (cell < cells)[:, None] & (output < outputs)[None, :]
-    tl.store(out + to, tl.where(dead, 0.0, value).to(number), there)
-    tl.store(which + to, tl.where(dead, DEAD, winner).to(tl.uint8), there)
+    out_offsets = cell[:, None].to(tl.int64) * outputs + output[None, :]
+    mask = (cell < cells)[:, None] & (output < outputs)[None, :]
+    tl.store(out + out_offsets, tl.where(dead, 0.0, value).to(element_type), mask)
+    tl.store(which + out_offsets, tl.where(dead, DEAD, winner).to(tl.uint8), mask)
 
 
 @triton.jit
@@ -82,10 +82,10 @@ def window_gradient(
     cell = tl.program_id(0) * block_cells + tl.arange(0, block_cells)
     number = tl.program_id(1) * block_numbers + tl.arange(0, block_numbers)
     output = tl.arange(0, block_outputs)
-    at = cell[:, None].to(tl.int64) * outputs + output[None, :]
-    there = (cell < cells)[:, None] & (output < outputs)[None, :]
-    won = tl.load(which + at, there, other=4).to(tl.int32)
-    share = tl.load(gradient + at, there, other=0.0).to(tl.float32)
+    offsets = cell[:, None].to(tl.int64) * outputs + output[None, :]
+    mask = (cell < cells)[:, None] & (output < outputs)[None, :]
+    won = tl.load(which + offsets, mask, other=4).to(tl.int32)
+    share = tl.load(gradient + offsets, mask, other=0.0).to(tl.float32)
     total = tl.zeros((block_cells, block_numbers), tl.float32)
     for position in tl.static_range(4):
         down, along = number // row - position // 2, number % row - position % 2 * channels
@@ -93,8 +93,8 @@ def window_gradient(
         place = output[:, None] * (size * kernel_row) + (down * kernel_row + along)[None, :]
         kernels = tl.load(weight + place, (output < outputs)[:, None] & seen[None, :], other=0.0).to(kind)
         total = tl.dot(tl.where(won == position, share, 0.0).to(kind), kernels, total)
-    to = cell[:, None].to(tl.int64) * window + number[None, :]
-    tl.store(out + to, total.to(kind), (cell < cells)[:, None] & (number < window)[None, :])
+    out_offsets = cell[:, None].to(tl.int64) * window + number[None, :]
+    tl.store(out + out_offsets, total.to(kind), (cell < cells)[:, None] & (number < window)[None, :])
 
 
 @triton.jit
@@ -148,7 +148,7 @@ def weight_gradient(
 ):
     """Sums over a part of the cells: parts [parts, outputs, size * size * channels] and bias_parts [parts, outputs]."""
     taps: tl.constexpr = size * size * channels
-    number = gradient.dtype.element_ty
+    element_type = gradient.dtype.element_ty
     part = tl.program_id(1)
     output = tl.arange(0, block_outputs)
     tap = tl.program_id(0) * block_taps + tl.arange(0, block_taps)
@@ -158,19 +158,19 @@ def weight_gradient(
     for start in range(0, cells_a_part, block_cells):
         cell = part * cells_a_part + start + tl.arange(0, block_cells)
         corner = _corner(cell, height, width, channels, size)
-        at = cell[:, None].to(tl.int64) * outputs + output[None, :]
-        there = (cell < cells)[:, None] & (output < outputs)[None, :]
-        won = tl.load(which + at, there, other=4).to(tl.int32)
-        share = tl.load(gradient + at, there, other=0.0).to(tl.float32)
+        offsets = cell[:, None].to(tl.int64) * outputs + output[None, :]
+        mask = (cell < cells)[:, None] & (output < outputs)[None, :]
+        won = tl.load(which + offsets, mask, other=4).to(tl.int32)
+        share = tl.load(gradient + offsets, mask, other=0.0).to(tl.float32)
         seen = x + corner[:, None] + offset[None, :]
         inside = (cell < cells)[:, None] & (tap < taps)[None, :]
         for position in tl.static_range(4):
             moved = position // 2 * width * channels + position % 2 * channels
-            pixels = tl.load(seen + moved, inside, other=0.0).to(number)
-            total = tl.dot(tl.trans(tl.where(won == position, share, 0.0).to(number)), pixels, total)
+            pixels = tl.load(seen + moved, inside, other=0.0).to(element_type)
+            total = tl.dot(tl.trans(tl.where(won == position, share, 0.0).to(element_type)), pixels, total)
         bias_total += tl.sum(tl.where(won == DEAD, 0.0, share), 0)
-    to = (part * outputs + output)[:, None] * taps + tap[None, :]
-    tl.store(parts + to, total, (output < outputs)[:, None] & (tap < taps)[None, :])
+    out_offsets = (part * outputs + output)[:, None] * taps + tap[None, :]
+    tl.store(parts + out_offsets, total, (output < outputs)[:, None] & (tap < taps)[None, :])
     if tl.program_id(0) == 0:
         tl.store(bias_parts + part * outputs + output, bias_total, output < outputs)
 

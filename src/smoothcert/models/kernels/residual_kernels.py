@@ -30,12 +30,12 @@ def matrices(
     place, channel, target = product // along * 3 + tap, source % channels, output % channels
     if transposed:
         place, channel, target = 8 - place, target, channel
-    at = ((layer * channels + target) * 9 + place) * channels + channel
-    values = tl.load(weight + at, (tap >= 0) & (tap <= 2), other=0.0).to(tl.float32)
+    offsets = ((layer * channels + target) * 9 + place) * channels + channel
+    values = tl.load(weight + offsets, (tap >= 0) & (tap <= 2), other=0.0).to(tl.float32)
     if scaled:
         values *= tl.load(factor + layer * channels + target)
-    to = ((layer * (3 * along) + product) * (reach * channels) + source) * (wide * channels) + output
-    tl.store(out + to, values.to(out.dtype.element_ty))
+    out_offsets = ((layer * (3 * along) + product) * (reach * channels) + source) * (wide * channels) + output
+    tl.store(out + out_offsets, values.to(out.dtype.element_ty))
 
 
 @triton.jit
@@ -56,14 +56,14 @@ def convolution(
     differences from its mean in this program."""
     pixel, number = _places(pixels, channels, wide, rows)
     total = _nine_taps(x, weight, pixel, pixels, height, width, channels, wide, rows, stages)
-    at, there = pixel[:, None] * channels + number[None, :], (pixel < pixels)[:, None]
+    offsets, mask = pixel[:, None] * channels + number[None, :], (pixel < pixels)[:, None]
     rounded = total.to(out.dtype.element_ty)
-    tl.store(out + at, rounded, there)
+    tl.store(out + offsets, rounded, mask)
     rounded = rounded.to(tl.float32)  # zero beyond the last pixel
     count = tl.minimum(pixels - tl.program_id(0) * rows * wide, rows * wide)
     mean = tl.sum(tl.reshape(tl.sum(rounded, 0), (wide, channels)), 0) / count
     means = tl.reshape(tl.broadcast_to(mean[None, :], (wide, channels)), (wide * channels,))
-    apart = tl.where(there, rounded - means[None, :], 0.0)
+    apart = tl.where(mask, rounded - means[None, :], 0.0)
     _store_sums(sums, rounded, apart * apart, channels, wide)
 
 
@@ -87,10 +87,10 @@ def evaluation(
     pixel, number = _places(pixels, channels, wide, rows)
     value = _nine_taps(x, weight, pixel, pixels, height, width, channels, wide, rows, stages)
     value += tl.load(bias + number % channels).to(tl.float32)[None, :]
-    at, there = pixel[:, None] * channels + number[None, :], (pixel < pixels)[:, None]
+    offsets, mask = pixel[:, None] * channels + number[None, :], (pixel < pixels)[:, None]
     if added:
-        value += tl.load(shortcut + at, there, other=0.0).to(tl.float32)
-    tl.store(out + at, tl.where(value <= 0, 0.0, value).to(out.dtype.element_ty), there)  # NaN stays
+        value += tl.load(shortcut + offsets, mask, other=0.0).to(tl.float32)
+    tl.store(out + offsets, tl.where(value <= 0, 0.0, value).to(out.dtype.element_ty), mask)  # NaN stays
 
 
 @triton.jit
@@ -122,16 +122,16 @@ def convolution_gradient(
     """
     pixel, number = _places(pixels, channels, wide, rows)
     value = _nine_taps(gradient, weight, pixel, pixels, height, width, channels, wide, rows, stages)
-    at, there = pixel[:, None] * channels + number[None, :], (pixel < pixels)[:, None]
+    offsets, mask = pixel[:, None] * channels + number[None, :], (pixel < pixels)[:, None]
     if added:
-        value += tl.load(carried + at, there, other=0.0).to(tl.float32)
+        value += tl.load(carried + offsets, mask, other=0.0).to(tl.float32)
     if masked:
-        value = tl.where(tl.load(below + at, there, other=0.0) > 0, value, 0.0)
+        value = tl.where(tl.load(below + offsets, mask, other=0.0) > 0, value, 0.0)
     rounded = value.to(out.dtype.element_ty)
-    tl.store(out + at, rounded, there)
+    tl.store(out + offsets, rounded, mask)
     if summed:
         rounded = rounded.to(tl.float32)
-        _store_sums(sums, rounded, rounded * _normal(y, statistic, at, there, number, channels), channels, wide)
+        _store_sums(sums, rounded, rounded * _normal(y, statistic, offsets, mask, number, channels), channels, wide)
 
 
 @triton.jit
@@ -149,13 +149,13 @@ def masked_gradient(
 ):
     """The gradient, zero where out [pixels, c] is zero; sums as in `convolution_gradient`."""
     pixel, number = _places(pixels, channels, 1, rows)
-    at, there = pixel[:, None] * channels + number[None, :], (pixel < pixels)[:, None]
-    value = tl.load(gradient + at, there, other=0.0)
-    value = tl.where(tl.load(out + at, there, other=0.0) > 0, value, 0.0)
-    tl.store(passed + at, value, there)
+    offsets, mask = pixel[:, None] * channels + number[None, :], (pixel < pixels)[:, None]
+    value = tl.load(gradient + offsets, mask, other=0.0)
+    value = tl.where(tl.load(out + offsets, mask, other=0.0) > 0, value, 0.0)
+    tl.store(passed + offsets, value, mask)
     if summed:
         value = value.to(tl.float32)
-        _store_sums(sums, value, value * _normal(y, statistic, at, there, number, channels), channels, 1)
+        _store_sums(sums, value, value * _normal(y, statistic, offsets, mask, number, channels), channels, 1)
 
 
 @triton.jit
@@ -189,28 +189,28 @@ def _nine_taps(
     for product in tl.range(0, 3 * along, num_stages=stages):
         down, start = product // along, product % along
         source_column = column[:, None] + (source // channels + start - 1)[None, :]
-        there = (pixel < pixels) & (row + down >= 1) & (row + down <= height)
-        inside = there[:, None] & (source_column >= 0) & (source_column < width)
-        at = (pixel + (down - 1) * width + start - 1)[:, None] * channels + source[None, :]
-        values = tl.load(x + at, inside, other=0.0)
+        mask = (pixel < pixels) & (row + down >= 1) & (row + down <= height)
+        inside = mask[:, None] & (source_column >= 0) & (source_column < width)
+        offsets = (pixel + (down - 1) * width + start - 1)[:, None] * channels + source[None, :]
+        values = tl.load(x + offsets, inside, other=0.0)
         kernels = tl.load(matrix + product * (reach * wide * channels * channels))
         total = tl.dot(values, kernels, total)
     return total
 
 
 @triton.jit
-def _normal(y, statistic, at, there, number, channels: tl.constexpr):
+def _normal(y, statistic, offsets, mask, number, channels: tl.constexpr):
     """(y - mean) / standard deviation at these positions."""
     channel = number % channels
-    centred = tl.load(y + at, there, other=0.0).to(tl.float32) - tl.load(statistic + channel)[None, :]
+    centred = tl.load(y + offsets, mask, other=0.0).to(tl.float32) - tl.load(statistic + channel)[None, :]
     return centred * tl.load(statistic + channels + channel)[None, :]
 
 
 @triton.jit
 def _store_sums(sums, first, second, channels: tl.constexpr, wide: tl.constexpr):
-    to = sums + tl.program_id(0) * (2 * channels) + tl.arange(0, channels)
-    tl.store(to, tl.sum(tl.reshape(tl.sum(first, 0), (wide, channels)), 0))
-    tl.store(to + channels, tl.sum(tl.reshape(tl.sum(second, 0), (wide, channels)), 0))
+    pointers = sums + tl.program_id(0) * (2 * channels) + tl.arange(0, channels)
+    tl.store(pointers, tl.sum(tl.reshape(tl.sum(first, 0), (wide, channels)), 0))
+    tl.store(pointers + channels, tl.sum(tl.reshape(tl.sum(second, 0), (wide, channels)), 0))
 
 
 @triton.jit
@@ -220,10 +220,10 @@ def _added_up(sums, parts, channel, channels: tl.constexpr, few: tl.constexpr, b
     first = tl.zeros((block, few), tl.float32)
     second = tl.zeros((block, few), tl.float32)
     for start in range(0, parts, block):
-        at = sums + (start + part)[:, None] * (2 * channels) + channel[None, :]
-        there = (start + part < parts)[:, None]
-        first += tl.load(at, there, other=0.0)
-        second += tl.load(at + channels, there, other=0.0)
+        pointers = sums + (start + part)[:, None] * (2 * channels) + channel[None, :]
+        mask = (start + part < parts)[:, None]
+        first += tl.load(pointers, mask, other=0.0)
+        second += tl.load(pointers + channels, mask, other=0.0)
     return tl.sum(first, 0), tl.sum(second, 0)
 
 
@@ -268,10 +268,10 @@ def statistics(
     for start in range(0, parts, block):
         part = start + tl.arange(0, block)
         count = tl.maximum(tl.minimum(pixels - part * size, size), 1).to(tl.float32)[:, None]
-        there = (part < parts)[:, None]
-        total = tl.load(sums + part[:, None] * (2 * channels) + channel[None, :], there, other=0.0)
+        mask = (part < parts)[:, None]
+        total = tl.load(sums + part[:, None] * (2 * channels) + channel[None, :], mask, other=0.0)
         apart = total / count - mean[None, :]
-        between += tl.where(there, apart * apart * count, 0.0)
+        between += tl.where(mask, apart * apart * count, 0.0)
     variance = (within + tl.sum(between, 0)) / pixels
     inverse = 1 / tl.sqrt(variance + epsilon)
     factor = scale * inverse
@@ -299,12 +299,12 @@ def normalisation(
 ):
     """relu(factor * y + summand [+ shortcut]) for y [pixels, c]."""
     number = tl.program_id(0) * block + tl.arange(0, block)
-    there, channel = number < numbers, number % channels
-    value = tl.load(y + number, there, other=0.0).to(tl.float32)
+    mask, channel = number < numbers, number % channels
+    value = tl.load(y + number, mask, other=0.0).to(tl.float32)
     value = value * tl.load(statistic + 2 * channels + channel) + tl.load(statistic + 3 * channels + channel)
     if added:
-        value += tl.load(shortcut + number, there, other=0.0).to(tl.float32)
-    tl.store(out + number, tl.where(value <= 0, 0.0, value).to(out.dtype.element_ty), there)  # NaN stays
+        value += tl.load(shortcut + number, mask, other=0.0).to(tl.float32)
+    tl.store(out + number, tl.where(value <= 0, 0.0, value).to(out.dtype.element_ty), mask)  # NaN stays
 
 
 @triton.jit
@@ -321,13 +321,13 @@ def normalisation_gradient(
 ):
     """The gradient with respect to y [pixels, c], from that of the normalised y and its sums [2, c]."""
     number = tl.program_id(0) * block + tl.arange(0, block)
-    there, channel = number < numbers, number % channels
-    given = tl.load(gradient + number, there, other=0.0).to(tl.float32)
-    centred = tl.load(y + number, there, other=0.0).to(tl.float32) - tl.load(statistic + channel)
+    mask, channel = number < numbers, number % channels
+    given = tl.load(gradient + number, mask, other=0.0).to(tl.float32)
+    centred = tl.load(y + number, mask, other=0.0).to(tl.float32) - tl.load(statistic + channel)
     normal = centred * tl.load(statistic + channels + channel)
     rest = tl.load(sums + channel) + normal * tl.load(sums + channels + channel)
     value = tl.load(statistic + 2 * channels + channel) * (given - rest / pixels)
-    tl.store(out + number, value.to(out.dtype.element_ty), there)
+    tl.store(out + number, value.to(out.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -355,14 +355,14 @@ def weight_gradient(
     for offset in range(0, part, rows * wide):
         pixel = start + offset + tl.arange(0, rows) * wide
         column, row = pixel % width, pixel // width % height
-        there = (pixel < pixels) & (row + down >= 1) & (row + down <= height)
+        mask = (pixel < pixels) & (row + down >= 1) & (row + down <= height)
         source_column = column[:, None] + along[None, :]
-        inside = there[:, None] & (source_column >= 0) & (source_column < width) & (along <= wide)[None, :]
+        inside = mask[:, None] & (source_column >= 0) & (source_column < width) & (along <= wide)[None, :]
         values = tl.load(x + (pixel + (down - 1) * width - 1)[:, None] * channels + source[None, :], inside, other=0.0)
-        at = gradient + pixel[:, None] * channels + output[None, :]
-        share = tl.load(at, (pixel < pixels)[:, None], other=0.0)
+        pointers = gradient + pixel[:, None] * channels + output[None, :]
+        share = tl.load(pointers, (pixel < pixels)[:, None], other=0.0)
         total = tl.dot(tl.trans(values), share, total)
     tap = (source // channels)[:, None] - (output // channels)[None, :]
-    to = (tl.program_id(0) * (wide * channels) + output)[None, :] * (9 * channels)
-    to += (down * 3 + tap) * channels + (source % channels)[:, None]
-    tl.store(sums + to, total, (tap >= 0) & (tap <= 2))
+    out_offsets = (tl.program_id(0) * (wide * channels) + output)[None, :] * (9 * channels)
+    out_offsets += (down * 3 + tap) * channels + (source % channels)[:, None]
+    tl.store(sums + out_offsets, total, (tap >= 0) & (tap <= 2))
