@@ -150,7 +150,7 @@ def certify(
     for option, value in (("--radius", request.radius), ("--until-radius", until_radius)):
         if value is not None and not 0 <= value < math.inf:
             raise RequestError(f"{option}: expected a number >= 0, got {value}")
-    where = find_device(device)
+    chosen_device = find_device(device)
     fields = {
         **{"n": n, "n0": n0, "alpha": alpha, "noise": noise, "precision": precision, "bound": bound, "sound": sound},
         "sigma": front.sigma if front is not None and sigma is None else sigma,
@@ -167,7 +167,7 @@ def certify(
             images = request.images(target.first)
             if target.published is not None and request.classes is None:
                 images = with_known_classes(images, target.published.class_names)
-            written.append(certify_target(request, target, images, where, group))
+            written.append(certify_target(request, target, images, chosen_device, group))
         if group.leads:
             request.console.print(last_line(written), soft_wrap=True)
 
