@@ -93,7 +93,10 @@ def test_an_error_before_the_first_progress_leaves_no_bar(
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(1.26, "1.3 s"), (42.4, "42 s"), (59.7, "1 min 0 s"), (260, "4 min 20 s"), (31_320, "8 h 42 min")],
+    [
+        *((1.26, "1.3 s"), (42.4, "42 s"), (59.7, "1 min 0 s"), (260, "4 min 20 s"), (31_320, "8 h 42 min")),
+        *((172_740, "47 h 59 min"), (414_720, "4.8 days")),
+    ],
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -68,13 +68,15 @@ def radius_text(radius: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in words, such as 1.3 s, 4 min 20 s or 8 h 42 min."""
+    """A time in words, such as 1.3 s, 4 min 20 s, 8 h 42 min or 4.8 days."""
     if round(seconds) < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes / (24 * 60):,.1f} days"
 
 
 def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]], rule: Sequence[str] | None = None) -> str:
