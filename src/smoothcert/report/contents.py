@@ -132,15 +132,13 @@ class Contents:
 
 
 def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
-    """The contents of a report of `paths`."""
+    """The contents of a report of `paths`; every file is read and checked, and nothing is written."""
     chosen = None if choices.radii is None else _checked_radii(choices.radii)
     located, uncertified = locate(paths)
     named = describe([(name, _read(path)) for name, path in located], choices.described)
     named = [_marked(name, file) for name, file in named]
-    left_out = {
-        NO_CERTIFICATES: [path.name for path in uncertified],
-        NO_IMAGES: [name for name, file in named if not file.rows],
-    }
+    left_out = [(NO_CERTIFICATES, path.name) for path in uncertified]
+    left_out += [(NO_IMAGES, name) for name, file in named if not file.rows]
     whole = [(name, file) for name, file in named if file.rows] or named
     rows = {} if choices.published is None else published_rows(whole, choices.published)
     whole.sort(key=lambda run: place_in_table(rows.get(run[0])))
@@ -148,24 +146,17 @@ def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
     if chosen is None:
         chosen = sorted({radius for row in rows.values() for radius in row.accuracy_at})
     columns = chosen or default_radii([file for _, file in files])
-    summaries = []
-    warnings = {note: names for note, names in left_out.items() if names}
-    for (name, file), (_, all_rows) in zip(files, whole, strict=True):
-        summary = summarize(file, name, columns)
-        differences = _trained_otherwise(summary) + _incomplete(all_rows)
-        if summary.images < len(all_rows.rows):
-            differences.append(f"only the {summary.images:,} images that all runs of its σ have are counted")
-        summaries.append(replace(summary, remarks=(*summary.remarks, *differences)))
-        for difference in differences:
-            warnings.setdefault(difference, []).append(name)
+    summaries = [summarize(file, name, columns) for name, file in files]
+    differences = {s.name: _differences(s, every) for s, (_, every) in zip(summaries, whole, strict=True)}
+    summaries = [replace(s, remarks=(*s.remarks, *differences[s.name])) for s in summaries]
     summaries = with_hyperparameters(summaries)
     if choices.l_infinity:
         summaries = [replace(s, l_infinity=implied_l_infinity(s)) for s in summaries]
     compared = comparisons(summaries, choices.reference)
-    for comparison in compared:
-        if comparison.obstacles:
-            note = f"not ranked: {'; '.join(comparison.obstacles)}"
-            warnings.setdefault(note, []).extend(run.name for run in comparison.runs)
+    unranked = [(f"not ranked: {'; '.join(c.obstacles)}", run.name) for c in compared if c.obstacles for run in c.runs]
+    warnings: dict[str, list[str]] = {}
+    for note, name in (*left_out, *((text, name) for name, texts in differences.items() for text in texts), *unranked):
+        warnings.setdefault(note, []).append(name)
     return Contents(
         title=choices.title,
         summaries=summaries,
@@ -208,6 +199,13 @@ def _read(path: Path) -> CertificatesFile:
     if level:
         raise WorkError(f"{settings_path(path)}: damaged, expected at most {DEEPEST} levels of settings, got more")
     return file
+
+
+def _differences(summary: Summary, whole: CertificatesFile) -> list[str]:
+    """What tells the numbers of a run from those of a usual one; `whole` is its file with all images."""
+    fewer = summary.images < len(whole.rows)
+    counted = [f"only the {summary.images:,} images that all runs of its σ have are counted"] if fewer else []
+    return [*_trained_otherwise(summary), *_incomplete(whole), *counted]
 
 
 def _incomplete(file: CertificatesFile) -> list[str]:
