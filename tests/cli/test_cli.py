@@ -382,7 +382,7 @@ def test_sigterm_is_an_interrupt(run_cli: Cli, tmp_path: Path, monkeypatch: pyte
 def test_sigterm_ends_a_worker_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that waits for the others handles no signals; torchrun would have to wait until it may kill it."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with cli.noted([]):
+    with cli.recording_signals([]):
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 

@@ -125,7 +125,7 @@ def accept_any_terminal() -> None:
 
 
 @contextmanager
-def noted(interrupts: list[int]) -> Iterator[None]:
+def recording_signals(interrupts: list[int]) -> Iterator[None]:
     """Add each Ctrl-C and each SIGTERM, which job schedulers send, to `interrupts`; both raise KeyboardInterrupt."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -153,7 +153,7 @@ def main() -> None:
     code: object = 0
     interrupts: list[int] = []
     try:
-        with noted(interrupts):
+        with recording_signals(interrupts):
             code = app(standalone_mode=False, prog_name="smoothcert")
     except typer.TyperException as error:
         message = parser_message(error)

@@ -38,21 +38,21 @@ def adapt(
     from smoothcert.training.checkpoint import load_run, refuse_other_files, write_tensors
 
     CertifySettings(sigma=sigma)  # refuses a wrong noise level before anything is loaded
-    chosen_device, loaded = find_device(device), None if run is None else load_run(run, model)
+    torch_device, loaded = find_device(device), None if run is None else load_run(run, model)
     if loaded is not None:
         refuse_other_files(out)
     images = request.images(loaded, "train")
     print_data_notes(console, images)
     if loaded is not None:
-        loaded.model.to(chosen_device)
-        about = adapt_run(loaded, images.to(chosen_device), out, sigma)
+        loaded.model.to(torch_device)
+        about = adapt_run(loaded, images.to(torch_device), out, sigma)
         words = [*optional("--model", model), *optional("--sigma", sigma), *request.words()]
         onwards = command_line("certify", out, *words)
     else:
         assert sigma is not None, "checked above"
         built = request.own_network(images.num_classes, partial(print_note, console))
         network = as_module(built, str(model), "--model")
-        about = adapt_batch_norm(network.to(chosen_device), images.to(chosen_device), sigma)
+        about = adapt_batch_norm(network.to(torch_device), images.to(torch_device), sigma)
         write_tensors(out, network.state_dict(), {CHANGE: dict(about)})
         words = [*replace(request, init=out).network_words(), *request.data_words(), "--sigma", sigma]
         onwards = command_line("certify", *words, "--out", out.with_suffix(""))

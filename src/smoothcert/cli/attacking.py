@@ -85,7 +85,7 @@ def attack(
     from smoothcert.training.denoiser import load_denoiser
 
     check_name(name)
-    loaded, chosen_device = None if run is None else load_run(run, request.model), find_device(device)
+    loaded, torch_device = None if run is None else load_run(run, request.model), find_device(device)
     elsewhere = if_elsewhere(loaded, folder)
     certified = bool(result_files(folder / CERTIFICATES))
     source = certificates if certificates is not None else only_certificates(folder, run)
@@ -103,14 +103,14 @@ def attack(
         front = load_denoiser(denoiser, sigma if claims is None else claims.settings.get("sigma"))
         fields["sigma"] = front.sigma
     trained_sigma = None if loaded is None else loaded.recipe.sigma
-    recipe = complete_attack_recipe(fields, path, chosen_device, images.shape, claims, trained_sigma)
+    recipe = complete_attack_recipe(fields, path, torch_device, images.shape, claims, trained_sigma)
     indices = chosen_images(len(images), skip, max_images)
     if claims is not None:
         indices = sorted(row.index for row in claims.rows)[::skip][:max_images]
     classifier = loaded or request.own_network(images.num_classes, partial(print_note, console))
     with attack_bar(folder.name, len(indices)) as show:
         file = attack_dataset(
-            *(classifier, images, indices, recipe, path, chosen_device),
+            *(classifier, images, indices, recipe, path, torch_device),
             certificates=claims,
             denoiser=front,
             on_progress=show,
@@ -137,7 +137,7 @@ def only_certificates(*folders: Path | None) -> Path | None:
 
 
 def print_attacks(file: "AttacksFile", radii: Sequence[float], onwards: str) -> None:
-    """Print the accuracy under attack, the command to go on with and contradictions; too many of these are an error."""
+    """Print the accuracy under attack, the next command and contradictions; too many of these are an error."""
     from smoothcert.certification.attack_file import contradiction_p_value, empirical_accuracy
 
     accuracies = [(f"{r:g}", f"{empirical_accuracy(file.rows, r):.1%}") for r in (0.0, *radii)]

@@ -150,7 +150,7 @@ def certify(
     for option, value in (("--radius", request.radius), ("--until-radius", until_radius)):
         if value is not None and not 0 <= value < math.inf:
             raise RequestError(f"{option}: expected a number >= 0, got {value}")
-    chosen_device = find_device(device)
+    torch_device = find_device(device)
     fields = {
         **{"n": n, "n0": n0, "alpha": alpha, "noise": noise, "precision": precision, "bound": bound, "sound": sound},
         "sigma": front.sigma if front is not None and sigma is None else sigma,
@@ -167,16 +167,17 @@ def certify(
             images = request.images(target.first)
             if target.published is not None and request.classes is None:
                 images = with_known_classes(images, target.published.class_names)
-            written.append(certify_target(request, target, images, chosen_device, group))
+            written.append(certify_target(request, target, images, torch_device, group))
         if group.leads:
             request.console.print(last_line(written), soft_wrap=True)
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    found = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
-    if found is None:
+    """Return (i, k) of `i/k`."""
+    match = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
+    if match is None:
         raise RequestError(f"shard: expected i/k, such as 3/8, got {text}")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def merge(

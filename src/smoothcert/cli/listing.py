@@ -23,14 +23,14 @@ def presets(
     if name is not None and name in PRESETS:
         print(preset(name, sigma).to_yaml(), end="")
         return
-    chosen = {key: found for key, found in PRESETS.items() if name is None or key.startswith(name)}
+    chosen = {key: entry for key, entry in PRESETS.items() if name is None or key.startswith(name)}
     if not chosen:
         preset(str(name))
     table = Table(Column("preset", overflow="fold"), "sigma", "published ACR")
-    for key, found in chosen.items():
-        values = (found.published_acr(s) for s in found.sigmas)
+    for key, entry in chosen.items():
+        values = (entry.published_acr(s) for s in entry.sigmas)
         shown = " / ".join("-" if value is None else f"{value:.3f}" for value in values)
-        table.add_row(key, " / ".join(f"{s:g}" for s in found.sigmas), shown)
+        table.add_row(key, " / ".join(f"{s:g}" for s in entry.sigmas), shown)
     console.print(table)
     if ours := [key for key in chosen if key.endswith("/best")]:
         console.print(f"for a large ACR: {', '.join(ours)} (docs/best-recipe.md)", soft_wrap=True)

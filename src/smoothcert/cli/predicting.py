@@ -90,7 +90,7 @@ def predict(
         network, expected = own_network(str(model), init, images[0], dataset, image_size, named, note)
     else:
         network, expected = trained_network(paths[0], model, named)
-    chosen_device, subject = find_device(device), Subject.of(network).behind(front)
+    torch_device, subject = find_device(device), Subject.of(network).behind(front)
     trained = subject.defaults or {}
     noise_level, kind = sigma if sigma is not None else trained["sigma"], noise or trained.get("noise", "gaussian")
     if front is not None:
@@ -103,10 +103,10 @@ def predict(
         num_classes=expected.num_classes,
         noise=kind,
         precision=precision,
-    ).to(chosen_device)
+    ).to(torch_device)
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always", UserWarning)
-        certificates = smoothed.certify(batch.to(chosen_device), n=n, alpha=alpha, bound=bound)
+        certificates = smoothed.certify(batch.to(torch_device), n=n, alpha=alpha, bound=bound)
     texts = [str(one.message) for one in raised if issubclass(one.category, UserWarning)]
     if "sigma" in trained and (noise_level, kind) != (trained["sigma"], trained["noise"]):
         with_noise = f"{trained['noise']} noise at sigma {trained['sigma']:g}"
@@ -116,7 +116,7 @@ def predict(
     for text in notes:
         note(text)
     rows = [row_of(path, row, expected.names) for path, row in zip(images, certificates, strict=True)]
-    about = about_radii(smoothed, n, alpha, bound, chosen_device)
+    about = about_radii(smoothed, n, alpha, bound, torch_device)
     if format_ == "table":
         print_table(rows, about, any(certificate.count == n for certificate in certificates))
     else:

@@ -73,6 +73,7 @@ class ReportRequest:
 
     @classmethod
     def stored_in(cls, folder: Path) -> "ReportRequest":
+        """Return the request of the report in `folder`, with the paths of its runs from the current folder."""
         from smoothcert.report.check import request_of
 
         known = {key: value for key, value in request_of(folder).items() if key in cls.__dataclass_fields__}
@@ -83,10 +84,12 @@ class ReportRequest:
         return cls(**{**known, **lists, "runs": runs})  # type: ignore[arg-type]
 
     def to_store(self, folder: Path) -> dict[str, object]:
+        """Return what `stored_in` reads, for a report in `folder`; fields that are not used are left out."""
         used = {key: value for key in self.__dataclass_fields__ if (value := getattr(self, key))}
         return {**used, "runs": [_relative(run, folder) for run in self.runs or ()]}
 
     def choices(self) -> "Choices":
+        """Return what `write_report` takes; wrong radii, descriptions and tables are refused."""
         from smoothcert.report import Choices, LatexTable
         from smoothcert.report.described import parse_description
 

@@ -66,9 +66,9 @@ def serve(
     secret = None if token is None else read_token(token)
     listener = listen(host, port)  # a port in use is reported before models are loaded
     folders = [demo_run(out)] if demo else list(runs or ())
-    chosen_device = find_device(device)
+    torch_device = find_device(device)
     limits = Limits(votes=max_votes, milliseconds=1000 * max_seconds, body=max_body << 20, queue=queue)
-    service = Service([ServedModel.load(folder, chosen_device, max_batch, model) for folder in folders], limits, log)
+    service = Service([ServedModel.load(folder, torch_device, max_batch, model) for folder in folders], limits, log)
     service.warm_up()
     if secret is None and not is_local(host):
         print_warning(console, f"anyone who reaches {host} can use this server; give a --token FILE")
@@ -76,7 +76,7 @@ def serve(
     for served in service.models:
         noise = served.counter.noise
         console.print(
-            f"serving {served.name} ({noise.name} noise, sigma {noise.sigma:g}, {chosen_device.type})", soft_wrap=True
+            f"serving {served.name} ({noise.name} noise, sigma {noise.sigma:g}, {torch_device.type})", soft_wrap=True
         )
     url = address(listener)
     console.print(f"open {url} in a browser, or POST images to {url}/v1/predict; Ctrl+C stops", soft_wrap=True)

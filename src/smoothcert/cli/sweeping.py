@@ -69,19 +69,16 @@ def sweep(
     from smoothcert.papers.reproduce.run_state import Resources, plan_table, with_estimate
     from smoothcert.papers.reproduce.work import failures_in_words, finish_runs
 
-    chosen_device = find_device(device)
-    runs = [with_estimate(run, data, chosen_device) for run in plan_runs(recipes, out, (n, skip, max_images), load)]
+    torch_device = find_device(device)
+    runs = [with_estimate(run, data, torch_device) for run in plan_runs(recipes, out, (n, skip, max_images), load)]
     console.print(plan_table(runs))
     if sum(run.seconds for run in runs) > LONG:
         console.print("fewer votes (--n) or images (--skip) take less", soft_wrap=True)
     if dry_run:
         return
-    at_once = jobs if jobs is not None else min(JOBS_ON_A_GPU, len(runs)) if chosen_device.type == "cuda" else 1
-    if (
-        at_once > 1
-        and chosen_device.type == "cpu"
-        and not all(is_built_in(chosen.objective) for chosen in recipes.values())
-    ):
+    at_once = jobs if jobs is not None else min(JOBS_ON_A_GPU, len(runs)) if torch_device.type == "cuda" else 1
+    built_in = all(is_built_in(recipe.objective) for recipe in recipes.values())
+    if at_once > 1 and torch_device.type == "cpu" and not built_in:
         raise RequestError(f"--jobs: expected 1 on a CPU with an objective of your own, got {at_once}; leave it out")
     resources = Resources(data=data, device=device, jobs=at_once)
     failed = finish_runs(runs, resources, console)

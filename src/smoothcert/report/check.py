@@ -68,15 +68,15 @@ def differing_numbers(folder: Path, contents: Contents) -> list[str]:
         contents = replace(contents, gallery=_without_pictures(written[PAGE]))
     kinds = [kind for kind in TEXTS if any(name.endswith(f".{kind}") for name in written)]
     expected = {name: text or "" for kind in kinds for name, text in TEXTS[kind](contents).items()}
-    found: list[str] = []
+    differences: list[str] = []
     for name, text in written.items():
         if name.endswith(".csv"):
-            found += _differences(_rows(text), _rows(expected[name]), name)
+            differences += _differences(_rows(text), _rows(expected[name]), name)
         elif name == PAGE:
-            found += _page_differences(text, expected[name])
+            differences += _page_differences(text, expected[name])
         else:
-            found += _line_differences(text, expected[name], name)
-    return [*found, *_picture_differences(folder, contents, drawn)]
+            differences += _line_differences(text, expected[name], name)
+    return [*differences, *_picture_differences(folder, contents, drawn)]
 
 
 def _picture_differences(folder: Path, contents: Contents, files: Sequence[str]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file
 from smoothcert.io.results import settings_path
 from smoothcert.io.text import one_line
-from smoothcert.report.described import Description, describe
+from smoothcert.report.described import Description, Named, describe
 from smoothcert.report.further_tables import FurtherTable, further_tables
 from smoothcert.report.headline import headlines
 from smoothcert.report.html_data import Gallery
@@ -40,7 +40,6 @@ INTERVALS = (
     "Over the choice of images: normal for ACR, Wilson for accuracies. The spread over training seeds is not in them."
 )
 PublishedFor = Callable[[Path], Published | None]
-Files = list[tuple[str, CertificatesFile]]
 
 
 @dataclass(frozen=True)
@@ -229,7 +228,7 @@ def _trained_otherwise(summary: Summary) -> list[str]:
     return differences
 
 
-def cut_to_shared_images(files: Files) -> Files:
+def cut_to_shared_images(files: Sequence[Named]) -> list[Named]:
     """`files` with only the images that all files of one sigma, data set, split and norm share.
 
     Files that have no image in common keep all of theirs: they are not ranked.
@@ -246,6 +245,7 @@ def cut_to_shared_images(files: Files) -> Files:
 
 
 def _checked_radii(radii: Sequence[float]) -> list[float]:
+    """The radii ascending, each once; none, too many, or some that a table cannot tell apart are a RequestError."""
     wrong = [r for r in radii if not 0 <= r <= LARGEST_RADIUS]
     if wrong or not radii:
         given = f"{wrong[0]:g}" if wrong else "none"

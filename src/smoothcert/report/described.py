@@ -90,6 +90,7 @@ def _place(files: Sequence[Named], free: Sequence[int], description: Description
 
 
 def _settings(description: Description) -> dict[str, Any]:
+    """The settings of a description, as a certificates file records them; wrong numbers are a RequestError."""
     settings: dict[str, Any] = {key: description[key] for key in KEYS[2:] if key in description}
     for key, parse in NUMBERS.items():
         if (text := description.get(key)) is not None:

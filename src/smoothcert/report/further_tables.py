@@ -36,8 +36,8 @@ def constant_sentences(comparisons: Sequence[Comparison]) -> list[str]:
     acrs: dict[tuple[int, float], list[str]] = {}
     for comparison in comparisons:
         constant = comparison.constant
-        where = "" if comparison.first.sigma is None else f" at σ = {comparison.first.sigma:g}"
-        acr = [] if constant.acr is None else [f"ACR {constant.acr:.3f}{where}"]
+        noise_level = "" if comparison.first.sigma is None else f" at σ = {comparison.first.sigma:g}"
+        acr = [] if constant.acr is None else [f"ACR {constant.acr:.3f}{noise_level}"]
         acrs.setdefault((constant.label, constant.share), []).extend(acr)
     return [
         f"For comparison: a classifier that always answers class {label} has certified accuracy {100 * share:.1f}% at "

@@ -35,8 +35,8 @@ def _sentences(
 ) -> list[str]:
     radius = comparison.headline_radius
     first = comparison.first
-    where = "Without a recorded σ" if first.sigma is None else f"At σ = {first.sigma:g}"
-    start = f"{', '.join(filter(None, (where, first.apart)))}: " if several or first.apart else ""
+    noise_level = "Without a recorded σ" if first.sigma is None else f"At σ = {first.sigma:g}"
+    start = f"{', '.join(filter(None, (noise_level, first.apart)))}: " if several or first.apart else ""
     if radius is None:
         text = [f"{start}{_without_radius(comparison)}"]
     elif comparison.ranked:

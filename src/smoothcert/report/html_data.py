@@ -103,13 +103,13 @@ def class_map(comparison: Comparison, labels: Mapping[str, str], names: Sequence
     `labels` gives the label of each run, `names` the names of the classes, if known.
     """
     first, radius = comparison.first, comparison.headline_radius or 0.0
-    found = {run.name: run.classes for run in comparison.runs}
+    classes_of = {run.name: run.classes for run in comparison.runs}
 
     def mean(label: int) -> float:
-        own = [classes[label].accuracy(radius) for classes in found.values() if label in classes]
-        return sum(own) / len(own)
+        accuracies = [classes[label].accuracy(radius) for classes in classes_of.values() if label in classes]
+        return sum(accuracies) / len(accuracies)
 
-    every = sorted({label for classes in found.values() for label in classes})
+    every = sorted({label for classes in classes_of.values() for label in classes})
     shown = sorted(sorted(every, key=mean)[:MOST_CLASSES])
     sigma = "σ not recorded" if first.sigma is None else f"σ = {first.sigma:g}"
     data = "" if first.dataset is None else f"{dataset_name(first.dataset)}, "
@@ -119,7 +119,7 @@ def class_map(comparison: Comparison, labels: Mapping[str, str], names: Sequence
         "classes": [class_name(label, names) for label in shown],
         "runs": [
             {"name": name, "label": labels[name], "cells": [_cell(classes.get(label), radius) for label in shown]}
-            for name, classes in found.items()
+            for name, classes in classes_of.items()
         ],
     }
 
@@ -169,8 +169,8 @@ def gallery_data(summaries: Sequence[Summary], gallery: Gallery | None, labels: 
     answers: dict[Source, Pictures | str] = dict.fromkeys(wanted, NOT_ASKED if gallery is None else NOT_RECORDED)
     if gallery is not None:
         answers |= {source: gallery(*source, sorted(some)) for source, some in wanted.items() if source is not None}
-    found = [(source, answer.files) for source, answer in answers.items() if isinstance(answer, Pictures)]
-    pictures = {(source, index): _data_uri(file) for source, files in found for index, file in files.items()}
+    available = [(source, answer.files) for source, answer in answers.items() if isinstance(answer, Pictures)]
+    pictures = {(source, index): _data_uri(file) for source, files in available for index, file in files.items()}
     numbers = {place: number for number, place in enumerate(pictures)}
     runs: list[dict[str, Any]] = []
     outcomes, class_names = [], {}

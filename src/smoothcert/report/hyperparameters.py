@@ -59,7 +59,7 @@ def with_hyperparameters(summaries: Sequence[Summary]) -> list[Summary]:
 
 def sweeps(summaries: Sequence[Summary]) -> list[Sweep]:
     """ACR against each hyper-parameter of `with_hyperparameters` that takes three or more numbers, all else equal."""
-    found = []
+    every_sweep = []
     for members in _alike(summaries):
         for parameter in dict.fromkeys(key for s in members for key in s.hyperparameters):
             groups: dict[str, list[Summary]] = {}
@@ -69,8 +69,8 @@ def sweeps(summaries: Sequence[Summary]) -> list[Sweep]:
             for group in groups.values():
                 values = {s.hyperparameters[parameter] for s in group}
                 if len(values) >= FEWEST_VALUES and not obstacles(group):
-                    found.append(_sweep(parameter, group, summaries))
-    return found
+                    every_sweep.append(_sweep(parameter, group, summaries))
+    return every_sweep
 
 
 def _alike(summaries: Sequence[Summary]) -> Iterator[list[Summary]]:
@@ -87,6 +87,7 @@ def _others(summary: Summary, parameter: str) -> dict[str, Value]:
 
 
 def _sweep(parameter: str, group: Sequence[Summary], summaries: Sequence[Summary]) -> Sweep:
+    """The sweep of `group`, whose runs share all but `parameter`; the reference is one of `summaries`."""
     at: dict[float, list[Summary]] = {}
     for s in sorted(group, key=lambda s: float(s.hyperparameters[parameter] or 0)):
         at.setdefault(float(s.hyperparameters[parameter] or 0), []).append(s)

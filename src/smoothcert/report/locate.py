@@ -1,5 +1,6 @@
 """The certificates files of the paths that a user gives, with distinct names; the recipe and attacks of their runs."""
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,8 +22,8 @@ from smoothcert.training.run_folder import (
     stored_fields,
 )
 
-# Files of other tools are called things like `noise_0.25`: only these endings are not part of the name.
-_ENDINGS = (".tsv", ".txt")
+_ENDING = re.compile(r"(?<=.)\.(tsv|txt)(\.gz)?$")
+"""Files of other tools are called things like `noise_0.25`: only these endings are not part of the name."""
 _LONGEST_HEADER = 1_000
 _RUN_FILES = (RECIPE, MODEL, CERTIFICATES)
 
@@ -34,11 +35,6 @@ def _other_tables(folder: Path) -> list[Path]:
         with suppress(OSError), path.open("rb") as file:
             tables += [path] if columns_of(file.readline(_LONGEST_HEADER)) is not None else []
     return tables
-
-
-def _stem(path: Path) -> str:
-    name = Path(path.name.removesuffix(".gz"))
-    return name.stem if name.suffix in _ENDINGS else path.name
 
 
 def _is_run(folder: Path) -> bool:
@@ -73,6 +69,7 @@ def _files_of(path: Path) -> tuple[Path, list[Path]]:
 
 
 def _no_certificates(path: Path) -> RequestError:
+    """The error of a folder without certificates: what it should hold, and the command that makes them for a run."""
     if path.name == CERTIFICATES or _is_run(path):
         run = path.parent if path.name == CERTIFICATES else path
         return RequestError(
@@ -148,7 +145,7 @@ def locate(paths: Sequence[Path]) -> tuple[list[tuple[str, Path]], list[Path]]:
     that have no certificates; reports aside."""
     if not paths:
         raise RequestError("expected at least one run folder or certificates file, got none; give one to report on")
-    found: dict[Path, tuple[Path, Path]] = {}  # by its real path: the file as it was given, and its owner
+    by_real_path: dict[Path, tuple[Path, Path]] = {}  # the file as it was given, and what it is named after
     uncertified: list[Path] = []
     every = _with_runs_in(map(Path, paths))
     for path in every:
@@ -156,13 +153,13 @@ def locate(paths: Sequence[Path]) -> tuple[list[tuple[str, Path]], list[Path]]:
         if not files_of_path and not (path / MANIFEST).is_file():
             uncertified.append(path)
         for file in files_of_path:
-            found.setdefault(file.resolve(), (file, owner))
-    if not found:
+            by_real_path.setdefault(file.resolve(), (file, owner))
+    if not by_real_path:
         raise _no_certificates(every[0])
-    files, owners = zip(*found.values(), strict=True)
+    files, owners = zip(*by_real_path.values(), strict=True)
     counts = Counter(owners)
     names = []
-    for file, owner in found.values():
-        stem = _stem(file)
+    for file, owner in by_real_path.values():
+        stem = _ENDING.sub("", file.name)
         names.append(stem if owner == file else f"{owner.name}/{stem}" if counts[owner] > 1 else owner.name)
     return list(zip(distinct_names(names, owners), files, strict=True)), uncertified

@@ -152,6 +152,7 @@ def _shown(value: object) -> str:
 
 
 def _compared(group: list[Summary], reference: str | None) -> Comparison:
+    """The comparison of one group; one that has obstacles, or a single run, has neither a reference nor a best run."""
     reasons = tuple(obstacles(group))
     if reasons or len(group) < 2:
         return Comparison(tuple(group), reasons, None, (), (), _constant(group))
@@ -168,6 +169,7 @@ def difference_of(values: Floats) -> Difference:
 
 
 def _paired(run: Summary, reference: Summary) -> PairedRun:
+    """`run` minus `reference`; both have the same images, in the same order."""
     ours, theirs = run.outcomes, reference.outcomes
     radius = ours.radius - theirs.radius
     accuracy = {

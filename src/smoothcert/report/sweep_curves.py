@@ -78,10 +78,10 @@ def _draw(axes: Axes, sweep: Sweep) -> None:
         place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
         axes.annotate(METHODS["gaussian"], (0.02 if left else 1, acr), (0, 3), **place, **style)
     network = shared_network(run.recipe for runs in sweep.runs.values() for run in runs)
-    where = (method, first.dataset and dataset_name(first.dataset), network, f"σ = {first.sigma:g}")
+    facts = (method, first.dataset and dataset_name(first.dataset), network, f"σ = {first.sigma:g}")
     shared = ", ".join(setting_text(key, value) for key, value in sweep.shared.items())
     axes.set_title(
-        "\n".join(plain(line) for line in (", ".join(filter(None, where)), shared) if line), fontsize=TITLE_SIZE
+        "\n".join(plain(line) for line in (", ".join(filter(None, facts)), shared) if line), fontsize=TITLE_SIZE
     )
     name = setting_name(sweep.parameter)
     axes.set_xlabel(plain(f"{name}: {MEANINGS[name]}" if name in MEANINGS else name), fontsize=AXIS_SIZE)
