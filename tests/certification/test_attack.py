@@ -168,6 +168,19 @@ def test_a_certificate_for_the_wrong_class_is_contradicted_by_other_classes_only
         assert (attacked.predict, attacked.certified_radius) == (1, radius)
 
 
+def test_a_certificate_for_another_class_than_that_of_the_image_is_contradicted(
+    data: ImageData, tmp_path: Path
+) -> None:
+    """Image 2, of class 1, is right as it is, withstands small attacks, and reaches the claimed class 0 at 0.78."""
+    claims = CertificatesFile(
+        Path("c.tsv"), (CertifiedImage(2, 1, Certificate(0, 0.1, 0, 0, 0, ()), 0.0),), {"alpha": 0.001}, {}
+    )
+    for radius, distance in ((0.18, math.inf), (0.78, pytest.approx(0.78, rel=1e-5))):
+        file = attack(data, tmp_path / f"{radius}.tsv", [2], certificates=claims, radii=(radius,))
+        assert [(row.distance, row.contradiction) for row in file.rows] == [(distance, True)]
+        assert contradiction_p_value(file) == pytest.approx(0.002)
+
+
 def test_misclassified_images_have_radius_0(data: ImageData, tmp_path: Path) -> None:
     rows = attack(replace(data, labels=1 - data.labels), tmp_path / "a.tsv").rows
     assert {(row.distance, row.radius) for row in rows} == {(0.0, 0.0)}
@@ -405,7 +418,7 @@ def test_rows_are_read_back_exactly(tmp_path: Path) -> None:
         "1\t1\t1\t0.5\t\t0\t0.5\t0.0",  # fell, but has its label
         "1\t1\t0\tinf\t\t0\tinf\t0.0",  # withstood, but has another class
         "1\t1\t0\t0.5\t-1.0\t0\t0.5\t0.0",
-        "1\t1\t0\t0.5\t0.4\t1\t0.5\t0.0",  # a contradiction outside the certified radius
+        "1\t1\t0\t0.5\t\t1\t0.5\t0.0",  # a contradiction without a certificate
         "1\t1\t0\tnan\t\t0\t0.5\t0.0",
     ],
 )

@@ -154,16 +154,16 @@ class Attacker:
     counter: VoteCounter
     recipe: AttackRecipe
 
-    def attack(self, images: Tensor, labels: Tensor, indices: Sequence[int]) -> list[tuple[int, float, float]]:
-        """Return (class, distance, radius) of each image: the first point with a wrong class, and its search ball.
+    def attack(self, images: Tensor, labels: Tensor, indices: Sequence[int]) -> list[tuple[int, float, float, int]]:
+        """Return (class, distance, radius, own class) of each image: the first point with a wrong class, its search
+        ball, and the class of the image itself.
 
         Both numbers are 0 for an image that is wrong without attack, and infinite for one that no attack changed. With
         probability at least 1 - alpha over the votes of an image, the smoothed classifier is wrong at the point.
         """
-        true_classes = labels.tolist()
+        true_classes, own = labels.tolist(), self.classes(images, indices, 0.0)
         results = [
-            (c, 0.0, 0.0) if _wrong(c, y) else (c, math.inf, math.inf)
-            for c, y in zip(self.classes(images, indices, 0.0), true_classes, strict=True)
+            (c, 0.0, 0.0) if _wrong(c, y) else (c, math.inf, math.inf) for c, y in zip(own, true_classes, strict=True)
         ]
         for radius in self.recipe.radii:
             standing = [i for i, (_, distance, _) in enumerate(results) if math.isinf(distance)]
@@ -176,7 +176,7 @@ class Attacker:
             for i, c, distance in zip(standing, self.classes(moved, names, radius), distances, strict=True):
                 if _wrong(c, true_classes[i]):
                     results[i] = (c, distance, radius)
-        return results
+        return [(*result, c) for result, c in zip(results, own, strict=True)]
 
     def classes(self, images: Tensor, indices: Sequence[int], radius: float) -> list[int]:
         """Return PREDICT on noise that nothing else uses; `radius` is 0 for images that are not attacked."""
@@ -291,7 +291,7 @@ def _attack_images(
 ) -> list[AttackedImage]:
     """Return the rows of at most `images_at_once` images; their time is divided evenly.
 
-    A certificate claims one class for all points that are closer than its radius.
+    A certificate claims one class for all points that are closer than its radius, and for the image itself.
     """
     started = time.perf_counter()
     images, labels = (tensor.to(device) for tensor in data.batch(torch.tensor(indices)))
@@ -304,9 +304,12 @@ def _attack_images(
     results = attacker.attack(images, labels, indices)
     seconds = (time.perf_counter() - started) / len(indices)
     rows = []
-    for index, label, (predict, distance, radius) in zip(indices, labels.tolist(), results, strict=True):
+    for index, label, (predict, distance, radius, own) in zip(indices, labels.tolist(), results, strict=True):
         claim = claims[index].certificate if index in claims else None
-        contradiction = claim is not None and distance < claim.radius and predict != claim.predict
+        contradiction = claim is not None and (
+            (distance < claim.radius and predict != claim.predict)
+            or (claim.radius > 0 and own not in (claim.predict, ABSTAIN))
+        )
         certified = None if claim is None else claim.radius
         rows.append(AttackedImage(index, label, predict, distance, certified, contradiction, radius, seconds))
     return rows

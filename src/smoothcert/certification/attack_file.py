@@ -31,7 +31,8 @@ class AttackedImage:
     `predict` is the class there, `distance` its distance from the image, `radius` that of the ball that was searched.
     Both numbers are 0 for an image that is wrong without attack, and infinite for one that withstood every attack;
     `predict` is then the class of the image itself, or ABSTAIN. `certified_radius` is what a certificates file claims
-    for the image (None if it has no row); `contradiction`: the point is inside it and has another class.
+    for the image (None if it has no row); `contradiction`: the point is inside it and has another class, or the image
+    itself has another class than the certified one.
     """
 
     index: int
@@ -117,8 +118,8 @@ def parse_row(line: str) -> AttackedImage:
         raise ValueError(f"distance {cells[3]} does not fit label {label} and prediction {predict}")
     if certified is not None and not 0 <= certified < math.inf:
         raise ValueError(f"expected a certified radius >= 0, got {cells[4]}")
-    if contradiction not in (0, 1) or (contradiction and not distance < (certified or 0.0)):
-        raise ValueError(f"contradiction {cells[5]} does not fit distance {cells[3]} and certified radius {cells[4]}")
+    if contradiction not in (0, 1) or (contradiction and not certified):
+        raise ValueError(f"contradiction {cells[5]} does not fit certified radius {cells[4]}")
     return AttackedImage(index, label, predict, distance, certified, bool(contradiction), radius, seconds)
 
 

@@ -144,10 +144,9 @@ def print_attacks(file: "AttacksFile", radii: Sequence[float], onwards: str) -> 
     show_table(["radius", "accuracy under attack, at most"], accuracies)
     console.print(f"wrote {file.path}; next: {onwards}", soft_wrap=True)
     for row in file.contradictions:
-        console.print(
-            f"CONTRADICTION: image {row.index}, certified to {row.certified_radius:.4f}, falls at {row.distance:.4f}",
-            style="bold red",
-        )
+        radius = row.certified_radius or 0.0
+        found = f"falls at {row.distance:.4f}" if row.distance < radius else "has another class as it is"
+        console.print(f"CONTRADICTION: image {row.index}, certified to {radius:.4f}, {found}", style="bold red")
     chance = contradiction_p_value(file)
     if file.contradictions and chance is not None and chance < LIKELY_A_BUG:
         raise WorkError(
