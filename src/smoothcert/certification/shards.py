@@ -109,10 +109,12 @@ def merge_certificates(
 
 def other_versions(provenances: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return {"other_versions": ...}: versions and hardware of rows, where they are not those of the first; or {}."""
-    first, *others = ([p.get("versions"), *(p.get("other_versions") or ())] for p in provenances)
-    further = [*first[1:], *(version for group in others for version in group)]
-    distinct = [v for i, v in enumerate(further) if v not in (None, first[0], *further[:i])]
-    return {"other_versions": distinct} if distinct else {}
+    further = (p.get("other_versions") for p in provenances)
+    lists = [list(value) if isinstance(value, list) else [] for value in further]
+    first, *others = ([p.get("versions"), *more] for p, more in zip(provenances, lists, strict=True))
+    every = [*first, *(version for group in others for version in group)]
+    distinct = [version for i, version in enumerate(every) if version is not None and version not in every[:i]]
+    return {"other_versions": distinct[1:]} if len(distinct) > 1 else {}
 
 
 def _united(files: Sequence[CertificatesFile]) -> dict[int, CertifiedImage]:
