@@ -57,7 +57,7 @@ def protocol_of(file: CertificatesFile, n: int | None, alpha: float | None) -> d
         "bound": bound_of(file),
         "noise": noise_of(file),
         "radii": str(settings.get("radii") or ""),
-        "full radius after n votes": bool(settings.get("hold_back")),
+        "full radius after n votes": bool(settings.get("radii") and settings.get("hold_back")),
         "radius loss": settings.get("radius_loss"),
         "label-aware": bool(settings.get("label_aware")),
         "sound": bool(settings.get("sound")),
