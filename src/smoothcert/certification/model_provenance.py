@@ -12,12 +12,8 @@ from smoothcert.io.compressed import result_files
 from smoothcert.io.results import read_settings, settings_path
 from smoothcert.training.run_folder import CERTIFICATES, MODEL
 
-CHANGES = {
-    "init": "trained from given weights",
-    "batch_norm": "batch norm adapted to noise after training",
-    "weights": "weights rounded to float16 after training",
-}
-"""Entries in the provenance of a model whose weights do not follow from its recipe alone."""
+CHANGES = {"init": "trained from given weights", "batch_norm": "batch norm adapted to noise after training"}
+"""Entries in the provenance of a model whose weights do not follow from its recipe alone; rounding aside."""
 
 
 def changes_of(provenance: Mapping[str, Any], epochs: object) -> list[str]:
