@@ -302,6 +302,7 @@ def test_certificates_of_another_classifier_are_refused(data: ImageData, tmp_pat
         ("weights_sha256", "0" * 64),
         ("classes_sha256", "0" * 64),
         ("consensus", 2),
+        ("cascade", [0.25, 0.12]),
     ):
         with pytest.raises(RequestError, match=f"another classifier.*{field}: the file has") as caught:
             attack(data, tmp_path / "a.tsv", certificates=certified(data, **{field: value}))
