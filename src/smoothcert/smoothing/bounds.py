@@ -82,7 +82,7 @@ def _falling_root(function: Callable[[float], float], low: float, high: float) -
         return low
     last = 0
     for _ in range(100):
-        if high - low <= BRACKET * high or at_high == 0:
+        if high - low <= BRACKET * high:
             break
         middle = (low * at_high - high * at_low) / (at_high - at_low)
         value = function(middle)
@@ -117,7 +117,7 @@ def votes_needed(q: float, alpha: float) -> int:
     """The smallest n for which n agreeing votes prove an error probability of at most q."""
     if not 0 < q < 1:
         raise ValueError(f"expected 0 < q < 1, got {q}")
-    n = max(1, math.ceil(math.log(alpha) / math.log1p(-q)))
+    n = math.ceil(math.log(alpha) / math.log1p(-q))
     while smallest_error_bound(n, alpha) > q:
         n += 1
     return n

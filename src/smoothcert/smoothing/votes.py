@@ -22,7 +22,6 @@ from smoothcert.classifier import check_logits, evaluating, image_layout, logits
 from smoothcert.distributed import enough_memory
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.noise import Noise
-from smoothcert.smoothing.certificate import MOST_VOTES
 from smoothcert.smoothing.integer_noise import IntegerGaussian, pixels
 
 Vote = Callable[[Tensor, Tensor, Tensor | None, torch.memory_format], Tensor]
@@ -119,8 +118,6 @@ class VoteCounter:
         `first_block` skips noise blocks that earlier calls have drawn, for votes that are drawn in several looks: one
         number, or one per image.
         """
-        if not 1 <= n <= MOST_VOTES:
-            raise RequestError(f"n: expected 1 to {MOST_VOTES:,} votes, got {n}")
         block = self.block(images.device, n)
         slots = self.batch_size // block
         blocks = -(-n // block)
