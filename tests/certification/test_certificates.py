@@ -286,6 +286,12 @@ def test_recertify_bounds_the_class_that_the_first_votes_chose(tmp_path: Path, s
     assert (second.predict, second.radius) == (2, NOISES["gaussian"](0.25).radius(error))
 
 
+def test_an_image_that_a_label_aware_rule_left_out_stays_without_votes_and_coin() -> None:
+    left_out = CertifiedImage(4, 1, Certificate(-1, 0.0, 100, 0, 0, ()), 0.5)
+    settings = {"alpha": 0.01, "bound": "randomized", "seed": 3}
+    assert bounded_again(left_out, NOISES["gaussian"](1.0), settings) == left_out
+
+
 @pytest.mark.parametrize("alpha", [0.3, 0.7, 0.9])
 @pytest.mark.parametrize("n", [2, 4, 10])
 def test_recertified_abstentions_are_wrong_with_probability_at_most_alpha(n: int, alpha: float) -> None:

@@ -42,6 +42,8 @@ def test_selections_are_recorded_and_read_back() -> None:
         {},
         {"selection": 3},
         {"selection": {"images": "x", "skip": 1, "max_images": None, "shard": [1, 1]}},
+        {"selection": {"images": 10, "skip": 0, "max_images": None, "shard": [1, 1]}},
+        {"selection": {"images": 10**12, "skip": 1, "max_images": None, "shard": [1, 1]}},  # too many to list
     ):
         assert Selection.from_provenance(damage) is None
 
@@ -65,16 +67,18 @@ def test_a_merged_file_does_not_record_the_accuracy_of_one_shard(tmp_path: Path)
     assert (provenance["threads"], provenance["merged"]) == (2, 2)
 
 
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("absent", "rows"), [(1, 17), (3, 17), (8, 18)])
+def test_a_missing_shard_is_named(tmp_path: Path, absent: int, rows: int) -> None:
     paths = shards(tmp_path, 8)
-    del paths[2]
-    with pytest.raises(RequestError, match=r"test-shard3of8\.tsv is missing"):
+    del paths[absent - 1]
+    with pytest.raises(RequestError, match=rf"test-shard{absent}of8\.tsv is missing"):
         merge_certificates(paths, tmp_path / "all.tsv")
     assert not (tmp_path / "all.tsv").exists()
     notes: list[str] = []
-    assert merge_certificates(paths, tmp_path / "all.tsv", partial=True, on_note=notes.append) == 17
-    assert "test-shard3of8.tsv is missing" in notes[0]
-    assert read_certificates(tmp_path / "all.tsv").provenance["incomplete"] == ["test-shard3of8.tsv is missing"]
+    assert merge_certificates(paths, tmp_path / "all.tsv", partial=True, on_note=notes.append) == rows
+    missing = f"test-shard{absent}of8.tsv is missing"
+    assert missing in notes[0]
+    assert read_certificates(tmp_path / "all.tsv").provenance["incomplete"] == [missing]
 
 
 def test_a_shard_that_lacks_rows_is_refused(tmp_path: Path) -> None:
