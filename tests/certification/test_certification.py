@@ -309,6 +309,8 @@ def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
 
     assert fitting_batch_size(narrow, 640, torch.zeros(1, 2, 2)) == 80
     assert seen == [640, 320, 160, 80]
+    with pytest.raises(torch.OutOfMemoryError):  # not even one copy
+        fitting_batch_size(lambda images: narrow(images.repeat(101, 1, 1, 1)), 2, torch.zeros(1, 2, 2))
     monkeypatch.setitem(BATCH_SIZE, "cpu", 500)
     assert default_batch_size(CPU, (1, 28, 28)) == 500
     assert 8 <= default_batch_size(CPU, (3, 224, 224)) < 20

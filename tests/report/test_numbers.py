@@ -11,7 +11,7 @@ from scipy import stats
 
 from smoothcert.certification.certificates import CertifiedImage
 from smoothcert.errors import RequestError
-from smoothcert.noise import Gaussian
+from smoothcert.noise import Gaussian, Laplace, Noise, Uniform
 from smoothcert.report.fewer_votes import _curve, acr_at_fewer_votes, expected_unit_radii
 from smoothcert.report.headline import headlines
 from smoothcert.report.paired import comparisons
@@ -95,10 +95,11 @@ def test_expected_radius_against_scipy(count: int, votes: int, n: int) -> None:
     assert got == pytest.approx([expected], rel=1e-10, abs=1e-12)
 
 
-def test_expected_acr_is_the_mean_over_all_subsets_of_the_votes() -> None:
+@pytest.mark.parametrize("noise", [Gaussian(0.5), Laplace(0.5), Uniform(0.5)])
+def test_expected_acr_is_the_mean_over_all_subsets_of_the_votes(noise: Noise) -> None:
     """Every way to keep 5 of 8 votes, certified by the code that certifies fresh votes."""
     votes = {0: [0] * 8, 1: [1] * 6 + [0, 2], 2: [2] * 7 + [1], 3: [1] * 8}
-    noise, alpha, n = Gaussian(0.5), 0.2, 5
+    alpha, n = 0.2, 5
     rows, expected = [], []
     for label, drawn in votes.items():
         chosen = drawn[0]
@@ -108,7 +109,7 @@ def test_expected_acr_is_the_mean_over_all_subsets_of_the_votes() -> None:
         subsets = [[kept.count(c) for c in range(4)] for kept in combinations(drawn, n)]
         results = [certificate_of_class(chosen, subset, 10, noise, alpha) for subset in subsets]
         expected.append(statistics.fmean(c.radius if c.predict == label else 0.0 for c in results))
-    file = our_file(rows, n=8, alpha=alpha)
+    file = our_file(rows, n=8, alpha=alpha, noise=noise.name)
     assert acr_at_fewer_votes(file, n) == pytest.approx(statistics.fmean(expected), rel=1e-9)
     assert acr_at_fewer_votes(file, 8) == pytest.approx(statistics.fmean(counted(rows)), rel=1e-9)
     assert acr_at_fewer_votes(file, 9) is None
