@@ -273,17 +273,19 @@ def test_numbers_of_votes_that_certify_takes_are_read(tmp_path: Path, key: str) 
             check_settings({key: votes}, tmp_path / "a.tsv")
 
 
-@pytest.mark.parametrize("sound", [False, True])
-def test_recertify_bounds_the_class_that_the_first_votes_chose(tmp_path: Path, sound: bool) -> None:
+@pytest.mark.parametrize(
+    ("noise", "sound"), [("gaussian", False), ("gaussian", True), ("laplace", False), ("uniform", False)]
+)
+def test_recertify_bounds_the_class_that_the_first_votes_chose(tmp_path: Path, noise: str, sound: bool) -> None:
     """An abstention stores its count alone: the class with more votes was not chosen, and is not certified."""
     lost = "0\t0\t-1\t0.0\t0\t0:00:01\t100\t200\t80\t0:120,1:80"
     close = "1\t2\t-1\t0.0\t0\t0:00:01\t100\t200\t115\t2:115,1:85"
-    possible(tmp_path / "a.tsv", POSSIBLE | {"sound": sound}, lost, close)
+    possible(tmp_path / "a.tsv", POSSIBLE | {"noise": noise, "sound": sound}, lost, close)
     assert recertify(tmp_path / "a.tsv", tmp_path / "b.tsv", alpha=0.2) == 2
     first, second = (row.certificate for row in read_certificates(tmp_path / "b.tsv").rows)
     assert (first.predict, first.radius, first.count) == (-1, 0.0, 80)
     error = error_upper_bound(115, 200, 0.2) + (1e-10 if sound else 0.0)
-    assert (second.predict, second.radius) == (2, NOISES["gaussian"](0.25).radius(error))
+    assert (second.predict, second.radius) == (2, NOISES[noise](0.25).radius(error))
 
 
 def test_an_image_that_a_label_aware_rule_left_out_stays_without_votes_and_coin() -> None:
@@ -332,6 +334,14 @@ def test_recertify_names_a_missing_setting(tmp_path: Path) -> None:
         with pytest.raises(RequestError, match=f"expected the setting '{key}', got none"):
             recertify(path, tmp_path / "x.tsv")
         assert not (tmp_path / "x.tsv").exists()
+
+
+def test_recertify_draws_no_coins_without_the_seed_of_the_file(tmp_path: Path) -> None:
+    """Shards of several seeds were merged: no seed gives the coins of all images."""
+    possible(tmp_path / "a.tsv", POSSIBLE | {"seed": None}, "3\t7\t7\t0.25\t1\t0:00:01\t100\t200\t200\t7:200")
+    with pytest.raises(RequestError, match="expected the seed that its coins are drawn from, got none"):
+        recertify(tmp_path / "a.tsv", tmp_path / "x.tsv", bound="randomized")
+    assert not (tmp_path / "x.tsv").exists()
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"settings": [], "provenance": {}}', "[1]", '{"settings": {}}'])

@@ -32,7 +32,7 @@ from smoothcert.training.step import training_step
     [
         {},
         {"nesterov": True, "seed": 3},
-        {"optimizer": "adamw", "learning_rate": 0.002, "weight_decay": 0.1, "ema": 0.9},
+        {"optimizer": "adamw", "momentum": 0.8, "learning_rate": 0.002, "weight_decay": 0.1, "ema": 0.9},
     ],
     ids=["sgd", "nesterov", "adamw-ema"],
 )
@@ -62,10 +62,10 @@ def test_run_equals_a_transcription_of_the_protocol(
             with torch.no_grad():
                 for p, g, m, v, e in zip(model.parameters(), gradients, first, second, average, strict=True):
                     if recipe.optimizer == "adamw":
-                        m.mul_(0.9).add_(0.1 * g)
+                        m.mul_(0.8).add_(0.2 * g)
                         v.mul_(0.999).add_(0.001 * g**2)
                         p *= 1 - rate * recipe.weight_decay
-                        p -= rate * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+                        p -= rate * (m / (1 - 0.8**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
                     else:
                         g = g + recipe.weight_decay * p
                         m.mul_(0.9).add_(g)
