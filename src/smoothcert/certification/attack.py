@@ -25,7 +25,7 @@ from smoothcert.attacks import attacked, smoothed_pgd
 from smoothcert.certification.attack_file import AttackedImage, AttacksFile, attacks_writer, read_attacks
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.certification.ensemble import RunEnsemble
-from smoothcert.certification.subject import Subject, data_settings
+from smoothcert.certification.subject import Subject, as_images, data_settings
 from smoothcert.data import Images
 from smoothcert.data.images import in_parts
 from smoothcert.errors import RequestError
@@ -232,6 +232,7 @@ def attack_dataset(
     subject = Subject.of(model).behind(denoiser)
     if subject.stages:
         raise RequestError("model: expected one classifier, got a cascade; attack each of its stages alone")
+    data = as_images(data, subject, device)
     subject.check(data, recipe.sigma, Gaussian.name, device)
     about = subject.about(data, device, recipe.batch_size)
     settings = {**about, **attack_settings(data, recipe, device, certificates)}

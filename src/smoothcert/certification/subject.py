@@ -14,10 +14,10 @@ from smoothcert.certification.cascade import Cascade
 from smoothcert.certification.ensemble import RunEnsemble, names_of, training_of
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.classifier import device_of, evaluating, first_logits, in_float32, logits_of
-from smoothcert.data import DATASETS, UNSPLIT, ImageFiles, Images, Split, images_from_dataset
+from smoothcert.data import DATASETS, UNSPLIT, ImageFiles, Images, Split, images_from_dataset, with_known_classes
 from smoothcert.data.images import spread
 from smoothcert.errors import RequestError
-from smoothcert.models import Denoised, check_outputs, is_code
+from smoothcert.models import Denoised, HubClassifier, check_outputs, is_code
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.smoothing.batch_dependence import refuse_unsound, seeded
 from smoothcert.smoothing.votes import Classifier
@@ -47,6 +47,8 @@ class Subject:
     stages: "tuple[Subject, ...]" = ()
     denoiser: Denoiser | None = None
     """What is in front of the classifier."""
+    class_names: Sequence[str] | None = None
+    """Of the outputs of a published classifier, if its files contain them."""
 
     @property
     def runs(self) -> Sequence[Run]:
@@ -68,9 +70,10 @@ class Subject:
             return cls(model.model, "ensemble", model, model.defaults)
         if isinstance(model, SmoothedClassifier):
             smoothing = {"sigma": model.noise.sigma, "noise": model.noise.name, "precision": model.precision}
-            return cls(in_float32(model.classifier), name or _name_of(model.classifier), None, smoothing)
+            return replace(cls.of(model.classifier, name), defaults=smoothing)
+        names = model.class_names if isinstance(model, HubClassifier) else None
         # The precision is not reduced by default: an unknown network may not tolerate it.
-        return cls(in_float32(model), name or _name_of(model), None, {"precision": "fp32"})
+        return cls(in_float32(model), name or _name_of(model), None, {"precision": "fp32"}, class_names=names)
 
     def behind(self, denoiser: Denoiser | None) -> "Subject":
         """Return the classifier with `denoiser` in front, and the noise that this is for."""
@@ -153,7 +156,10 @@ def _name_of(model: object) -> str:
 
 
 def as_images(data: Data, subject: Subject, device: torch.device) -> Images:
-    """Return `data` as images; torch data get as many classes as the classifier has outputs."""
+    """Return `data` as images; torch data get as many classes as the classifier has outputs.
+
+    Labels are matched with the outputs of a published classifier by the names of the classes.
+    """
     if isinstance(data, DataLoader):
         if not isinstance(data.sampler, SequentialSampler) or data.collate_fn is not default_collate:
             raise RequestError(
@@ -162,7 +168,7 @@ def as_images(data: Data, subject: Subject, device: torch.device) -> Images:
             )
         data = data.dataset
     if isinstance(data, Images):
-        return data
+        return with_known_classes(data, subject.class_names)
     images = images_from_dataset(data, split=UNSPLIT)
     if subject.run is not None:
         return replace(images, num_classes=subject.run.spec.num_classes)

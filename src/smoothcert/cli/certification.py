@@ -141,7 +141,6 @@ def certify(
     folders = runs or []
     request.check_all(folders, sigma)
     from smoothcert.cli.certify_targets import certify_target, find_target, last_line
-    from smoothcert.data import with_known_classes
     from smoothcert.distributed import find_device, meet, team
     from smoothcert.training.denoiser import load_denoiser
 
@@ -161,13 +160,10 @@ def certify(
     }
     # All are checked before the first is certified.
     targets = [find_target(*group, fields, front) for group in request.groups(folders)]
-    written = []
     with team() as group:
-        for target in targets:
-            images = request.images(target.first)
-            if target.published is not None and request.classes is None:
-                images = with_known_classes(images, target.published.class_names)
-            written.append(certify_target(request, target, images, torch_device, group))
+        written = [
+            certify_target(request, target, request.images(target.first), torch_device, group) for target in targets
+        ]
         if group.leads:
             request.console.print(last_line(written), soft_wrap=True)
 

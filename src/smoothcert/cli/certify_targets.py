@@ -33,7 +33,6 @@ from smoothcert.errors import RequestError
 from smoothcert.io.compressed import compressed_form, result_files
 from smoothcert.io.console import leads
 from smoothcert.io.files import check_inside
-from smoothcert.models import HubClassifier, load_hub
 from smoothcert.noise import NOISES, sigma_warning
 from smoothcert.report.progress import certification_bar, print_data_notes, print_note, print_warning
 from smoothcert.report.summary import default_radii, summarize
@@ -53,7 +52,6 @@ class Target:
 
     members: Sequence[Run]
     combined: RunEnsemble | Cascade | None
-    published: HubClassifier | None
     denoiser: Denoiser | None
     folder: Path
     path: Path
@@ -81,7 +79,6 @@ def find_target(
         combined = Cascade.of_runs(members)
     first = members[0].recipe if members else None
     sigma, noise = fields["sigma"], fields["noise"]
-    published = load_hub(request.hub) if request.hub is not None and first is None else None
     folder = request.out
     if folder is None:
         folder = folders[0] if combined is None else common_folder(request.kind, folders)
@@ -99,7 +96,7 @@ def find_target(
     path = compressed_form(path) if request.compress_ else path
     check_inside(path, folder)
     elsewhere = if_elsewhere(members[0] if members and combined is None else None, folder)
-    return Target(members, combined, published, denoiser, folder, path, settings, elsewhere)
+    return Target(members, combined, denoiser, folder, path, settings, elsewhere)
 
 
 def common_folder(kind: str, runs: Sequence[Path]) -> Path:
@@ -135,9 +132,8 @@ def certify_target(request: Request, target: Target, images: Images, device: tor
         recipe = settings.completed({}, device, images.shape)
         make_rule(recipe, images.shape).errors_at_radii(NOISES[recipe.noise](recipe.sigma))
     retrain = print_warnings(request, target, images)
-    known = target.combined or target.first or target.published
-    network: Any = known
-    if known is None:
+    network: Any = target.combined or target.first
+    if network is None:
         note = partial(print_note, console) if group.leads else silent
         network = request.own_network(images.num_classes, note)
     with certification_bar(target.folder.name, len(indices), quiet=console.quiet) as show:

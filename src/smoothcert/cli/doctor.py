@@ -135,7 +135,7 @@ def load_subject(request: Request, run: "Run | None", device: str) -> "tuple[Cla
     print_data_notes(console, selected)
     note = partial(print_note, console)
     network: Classifier = run.model if run is not None else request.own_network(selected.num_classes, note)
-    if isinstance(network, HubClassifier) and request.classes is None:
+    if isinstance(network, HubClassifier):
         selected = with_known_classes(selected, network.class_names)
     return network.to(find_device(device)) if isinstance(network, nn.Module) else network, selected
 

@@ -220,7 +220,7 @@ class NetworkOptions(ImageOptions):
         dataset, image_size = self.chosen_data(run)
         channels = run.spec.shape[0] if run is not None and dataset.startswith("folder:") else None
         images = self.load(dataset, split, image_size, channels)
-        return images if run is None or self.classes is not None else with_known_classes(images, run.spec.class_names)
+        return with_known_classes(images, None if run is None else run.spec.class_names)
 
     def own_network(self, num_classes: int | None, on_note: Callable[[str], None]) -> "Classifier":
         """Return the network of --model, with the weights of --init."""

@@ -43,8 +43,13 @@ def with_classes(data: Images, names: Sequence[str]) -> Images:
 
 
 def with_known_classes(data: Images, names: Sequence[str] | None) -> Images:
-    """`data` with labels in the order of `names`, which a model contains, if these have all classes of `data`."""
-    if names is None or data.class_names in (None, tuple(names)) or not set(data.class_names or ()) <= set(names):
+    """`data` with labels in the order of `names`, which a model contains, if these have all classes of `data`.
+
+    Labels in an order that a user has given stay as they are.
+    """
+    if names is None or data.relabelled or data.class_names in (None, tuple(names)):
+        return data
+    if not set(data.class_names or ()) <= set(names):
         return data
     return with_classes(data, names)
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from smoothcert.data import Images
+from smoothcert.data import Images, with_known_classes
 from smoothcert.distributed import Team, find_device
 from smoothcert.errors import RequestError
 from smoothcert.io.results import alone
-from smoothcert.models import check_outputs, is_code
+from smoothcert.models import HubClassifier, check_outputs, is_code, is_hub, load_hub
 from smoothcert.models.kernels import kernels_work
 from smoothcert.models.precision import resolve_precision
 from smoothcert.noise import NOISES, sigma_warning
@@ -101,6 +101,12 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
     device, model, on_note = find_device(options.device), options.model, options.on_note
     if options.sync_batch_norm and device.type != "cuda":
         raise RequestError(f"sync_batch_norm: expected GPUs, got {device.type}, for which torch has none; leave it out")
+    if model is None and is_hub(recipe.model):
+        with torch.random.fork_rng(devices=[]):
+            model = load_hub(recipe.model)
+    for network in (model, options.classifier):
+        if isinstance(network, HubClassifier):  # the order of its outputs need not be that of the folders
+            data = with_known_classes(data, network.class_names)
     check_request(recipe, data, folder, group)
     if model is not None:
         check_outputs(model, recipe.model, data.shape, data.num_classes)
@@ -125,7 +131,7 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
         check_frozen_classifier(folder, start.state, run.frozen)
         fresh = group.leads and start.state is None and start.epoch == 0
         if fresh and (run.own_network or source is not None) and not isinstance(recipe.objective, Denoising):
-            for note in start_notes(model, data, trained=source is not None):
+            for note in start_notes(model, data, trained=source is not None or is_hub(recipe.model)):
                 on_note(note)
         if fresh and source is not None:
             # A killed process must not leave a run that continues from random weights.
@@ -173,7 +179,8 @@ class RunInProgress:
         restore(self.model, self.optimizer, self.average, start, folder)
         self.sampler = make_sampler(recipe.sampler, None if start.state is None else start.state.sampler)
 
-        self.test_data = None if options.test_data is None else options.test_data.to(device)
+        tested = options.test_data
+        self.test_data = None if tested is None else with_known_classes(tested, self.spec.class_names).to(device)
         self.active_runs = 1  # the largest number of runs side by side in this epoch
 
         self.epoch = self.first_epoch = start.epoch
