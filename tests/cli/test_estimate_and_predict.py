@@ -1,4 +1,4 @@
-"""How long `certify` says it takes, and what `predict` prints for runs and for a user's own network."""
+"""How long `certify` says it takes, and how `predict`, `attack` and `serve` take every classifier of `certify`."""
 
 import csv
 import io
@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import torch
 from PIL import Image
 from scipy.stats import beta, norm
 
+from smoothcert.certification.attack_file import read_attacks
 from smoothcert.certification.estimate import FEWEST_IMAGES, SHORT, SKIPS, cheaper_settings
 from smoothcert.certification.settings import CertifySettings
 from smoothcert.data import mnist
@@ -96,7 +98,9 @@ def test_the_alternative_certifies_as_many_images_as_fit(seconds_per_vote: float
     assert cheaper[1] == pytest.approx(times[cheaper[0].n, cheaper[0].skip])
 
 
-def test_predict_and_attack_with_weights_in_a_file(run_cli: Cli, place: Path) -> None:
+def test_predict_attack_and_serve_with_weights_in_a_file(
+    run_cli: Cli, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A network whose function does not load its weights: the printed command certifies it with the same weights."""
     weight = torch.tensor([[-1.0], [1.0]]).expand(2, 64)
     torch.save({"1.weight": weight.contiguous(), "1.bias": torch.tensor([16.0, -16.0])}, "weights.pt")
@@ -113,6 +117,45 @@ def test_predict_and_attack_with_weights_in_a_file(run_cli: Cli, place: Path) ->
     assert "│ 0.5    │ 100.0% " in out, "the boundary is 2 and 6 away"
     assert "next: smoothcert certify --model nets.py:linear --init weights.pt --dataset npz:two.npz" in out
     assert "--classes names.txt" in out
+    pytest.importorskip("fastapi")
+    services = list[Any]()
+    monkeypatch.setattr("smoothcert.certification.serve.server.serve", lambda *given: services.append(given[0]))
+    data = ("--dataset", "npz:two.npz", "--classes", "names.txt")
+    assert run_cli("serve", *network, *data, "--port", 0)[0] == 0
+    (served,) = services[0].models
+    dark_and_bright = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1).expand(2, 1, 8, 8)
+    votes = served.counter.count(dark_and_bright, [(0, 0), (0, 1)], "select", 9)
+    assert (served.name, served.class_names, votes.tolist()) == ("nets", ("dark", "bright"), [[9, 0], [0, 9]])
+    for wrong, message in (
+        (("serve", *network), "--image-size: missing; give the side of the images, or --dataset NAME"),
+        (("serve", *network[:4]), "--sigma: missing; give the noise level for nets.py:linear"),
+        (("attack", *network, *data, "--cascade", "--out", "out"), "--cascade: expected none for attack"),
+    ):
+        assert message in run_cli(*wrong)[2]
+
+
+def test_an_ensemble_is_certified_predicted_attacked_and_served(
+    run_cli: Cli, trained_run: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two copies of one network vote as that network does."""
+    runs = [shutil.copytree(trained_run, place / name) for name in "ab"]
+    digit, options = mnist.load_sample("test").images[0, 0].numpy(), ("--ensemble", "--device", "cpu")
+    Image.fromarray(digit).save("digit.png")
+    code, out, err = run_cli("predict", *runs, "digit.png", *options, "--n", 100, "--format", "json")
+    assert (code, err) == (0, "")
+    alone = run_cli("predict", runs[0], "digit.png", "--device", "cpu", "--n", 100, "--format", "json")[1]
+    assert json.loads(out)["images"][0]["class"] == json.loads(alone)["images"][0]["class"]
+    assert "got 2; --ensemble makes one classifier of them" in run_cli("predict", *runs, "digit.png")[2]
+    assert run_cli("certify", *runs, *options, "--n", 50, "--max-images", 1)[0] == 0
+    few = ("--steps", 1, "--num-noise", 1, "--votes", 50, "--radii", 0.5)
+    code, _, err = run_cli("attack", *runs, *options, *few)
+    assert code == 0, err
+    (attacked,) = read_attacks(place / "ensemble-a-b/attacks/pgd.tsv").rows
+    assert attacked.certified_radius is not None, "the certificates of the ensemble are compared"
+    pytest.importorskip("fastapi")
+    monkeypatch.setattr("smoothcert.certification.serve.server.serve", lambda *given: None)
+    code, out, err = run_cli("serve", *runs, *options, "--port", 0)
+    assert "serving ensemble-a-b (gaussian noise" in out, err
 
 
 def test_predict_with_your_own_network(run_cli: Cli, place: Path) -> None:

@@ -109,6 +109,12 @@ def test_a_trained_classifier_is_certified_and_fine_tuned_from_the_command_line(
     assert [row.label for row in stored.rows] == [1] * 4 + [0] * 4
     assert sum(row.correct for row in stored.rows) == 8
     assert stored.settings["model"] == f"hf:{vit}"
+    few = ("--steps", 1, "--num-noise", 1, "--votes", 50, "--radii", 0.1, "--max-images", 2)
+    code, out, err = run_cli("attack", *arguments, *few, "--out", tmp_path / "out")
+    assert (code, "│ 0      │ 100.0% " in out) == (0, True), err
+    image = tmp_path / "data/light/0.png"
+    code, out, err = run_cli("predict", *arguments[:2], *arguments[4:], image, "--n", 100)
+    assert (code, "0 light" in out) == (0, True), err
     code, out, err = run_cli("doctor", *arguments, "--out", tmp_path / "doctor")
     assert code == 0, err
     assert "nothing was found" in out

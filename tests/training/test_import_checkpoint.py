@@ -426,7 +426,7 @@ def test_weights_that_are_not_finite_are_refused(value: float, lenet: nn.Module,
 
 def test_unknown_network_is_directed_to_certify(tmp_path: Path) -> None:
     file = saved(nn.Linear(784, 10).state_dict(), tmp_path / "mynet.pt")
-    refused(file, tmp_path / "run", RequestError, r"`smoothcert certify --model package\.module:function`")
+    refused(file, tmp_path / "run", RequestError, r"`smoothcert certify --model FILE\.py:function --init ")
 
 
 @pytest.mark.parametrize("operation", range(20))

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from smoothcert.attacks import attacked, smoothed_pgd
 from smoothcert.certification.attack_file import AttackedImage, AttacksFile, attacks_writer, read_attacks
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
-from smoothcert.certification.ensemble import RunEnsemble
-from smoothcert.certification.subject import Subject, as_images, data_settings
+from smoothcert.certification.subject import Certifiable, Subject, as_images, data_settings
 from smoothcert.data import Images
 from smoothcert.data.images import in_parts
 from smoothcert.errors import RequestError
@@ -36,7 +35,6 @@ from smoothcert.noise import Gaussian
 from smoothcert.smoothing.bounds import top_two_p_value
 from smoothcert.smoothing.certificate import ABSTAIN, MOST_VOTES, class_from_votes
 from smoothcert.smoothing.votes import Classifier, VoteCounter, default_batch_size, noise_block
-from smoothcert.training.checkpoint import Run
 from smoothcert.training.denoiser import Denoiser
 from smoothcert.training.recipe import Recipe, parse_recipe
 
@@ -213,7 +211,7 @@ def _wrong(predict: int, label: int) -> bool:
 
 
 def attack_dataset(
-    model: Run | RunEnsemble | Classifier,
+    model: Certifiable,
     data: Images,
     indices: Sequence[int],
     recipe: AttackRecipe,

@@ -9,9 +9,8 @@ import typer
 
 from smoothcert.cli.options import (
     NOISE_LEVEL,
-    Denoiser,
+    ClassifierOptions,
     Device,
-    NetworkOptions,
     Precision,
     Seed,
     check_name,
@@ -35,8 +34,8 @@ LIKELY_A_BUG = 1e-3
 
 def attack(
     *,
-    run: Annotated[
-        Path | None, typer.Argument(help="Run folder; leave it out with --model, --dataset and --out.")
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run folder; none with --model or --hub, --dataset and --out.")
     ] = None,
     certificates: Annotated[
         Path | None, typer.Option(help="Certificates to check and images to attack.", show_default="the run's, if one")
@@ -60,49 +59,53 @@ def attack(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the attacks, as in certify.", show_default="the run's")
     ] = None,
-    denoiser: Denoiser = None,
-    request: NetworkOptions,
+    request: ClassifierOptions,
     device: Device = "auto",
 ) -> None:
     """Attack the smoothed classifier: an upper bound on its robust accuracy, and a check of its certificates."""
-    folder = out if out is not None else run
-    if folder is None or (run is None and (request.model is None or request.dataset is None)):
+    folders = runs or []
+    if not folders and not request.kind and None in (request.network, request.dataset, out):
         given = {"--sigma S": sigma if sigma is not None else "as certified", "--out DIR": out}
-        raise no_network({"--model FILE.py:function": request.model, "--dataset NAME": request.dataset, **given})
-    request.check(run)
+        raise no_network({"--model FILE.py:function": request.network, "--dataset NAME": request.dataset, **given})
+    request.check_classifier(folders, "attack")
     attacked_radii = parse_radii(radii)
     if certificates is not None:
         check_file(certificates, "a certificates file")
     from smoothcert.certification.attack import attack_dataset, complete_attack_recipe
     from smoothcert.certification.certificates import read_certificates
     from smoothcert.certification.shards import chosen_images
-    from smoothcert.cli.certify_targets import if_elsewhere
+    from smoothcert.certification.subject import Subject
+    from smoothcert.cli.certify_targets import common_folder, if_elsewhere
+    from smoothcert.cli.classifiers import load_runs
     from smoothcert.distributed import find_device
     from smoothcert.io.compressed import result_files
     from smoothcert.io.files import check_inside
     from smoothcert.report.progress import attack_bar, print_note
-    from smoothcert.training.checkpoint import load_run
+    from smoothcert.training.checkpoint import Run
     from smoothcert.training.denoiser import load_denoiser
 
     check_name(name)
-    loaded, torch_device = None if run is None else load_run(run, request.model), find_device(device)
-    elsewhere = if_elsewhere(loaded, folder)
+    (members, loaded), torch_device = load_runs(request, folders), find_device(device)
+    folder = out or (common_folder(request.kind, folders) if request.kind else folders[0])
+    single = loaded if isinstance(loaded, Run) else None
+    elsewhere = if_elsewhere(single, folder)
     certified = bool(result_files(folder / CERTIFICATES))
-    source = certificates if certificates is not None else only_certificates(folder, run)
+    own = None if single is None else single.folder
+    source = certificates if certificates is not None else only_certificates(folder, own)
     claims = read_certificates(source) if source is not None else None
     path = folder / "attacks" / f"{name}.tsv"
     check_inside(path, folder)
     # Not the name in the certificates: data of this name need not be those that were certified. It is compared later.
-    images = request.images(loaded)
+    images = request.images(members[0] if members else None)
     fields = {
         **{"radii": attacked_radii, "steps": steps, "num_noise": num_noise, "n": n, "alpha": alpha},
         **{"precision": precision, "seed": seed, "sigma": sigma},
     }
     front = None
-    if denoiser is not None:
-        front = load_denoiser(denoiser, sigma if claims is None else claims.settings.get("sigma"))
+    if request.denoiser is not None:
+        front = load_denoiser(request.denoiser, sigma if claims is None else claims.settings.get("sigma"))
         fields["sigma"] = front.sigma
-    trained_sigma = None if loaded is None else loaded.recipe.sigma
+    trained_sigma = (Subject.of(loaded).defaults or {}).get("sigma") if loaded is not None else None
     recipe = complete_attack_recipe(fields, path, torch_device, images.shape, claims, trained_sigma)
     indices = chosen_images(len(images), skip, max_images)
     if claims is not None:
@@ -117,8 +120,8 @@ def attack(
         )
     if elsewhere is not None:
         elsewhere.recipe.save(folder / RECIPE)  # which reports read
-    words = [*optional(None, run), *request.network_words(), *optional("--denoiser", denoiser), *request.data_words()]
-    words += [*optional("--sigma", recipe.sigma if run is None else sigma), *optional("--out", out)]
+    words = [*folders, *request.network_words(), *request.data_words()]
+    words += [*optional("--sigma", sigma if folders else recipe.sigma), *optional("--out", out)]
     onwards = command_line("report", folder) if certified else command_line("certify", *words)
     print_attacks(file, recipe.radii, onwards)
 

@@ -13,9 +13,8 @@ from smoothcert.cli.options import (
     NOISE_LEVEL,
     Bound,
     BoundName,
-    Denoiser,
+    ClassifierOptions,
     Device,
-    HubOptions,
     MaxImages,
     NoiseName,
     Precision,
@@ -35,17 +34,9 @@ from smoothcert.training.run_folder import check_exists, check_file, recipe_of_c
 
 
 @dataclass(frozen=True)
-class Request(HubOptions):
+class Request(ClassifierOptions):
     """The options of `certify` that are the same for all classifiers and do not change a certificate."""
 
-    ensemble: Annotated[bool, typer.Option("--ensemble", help="Certify all run folders as one classifier.")] = False
-    cascade: Annotated[
-        bool, typer.Option("--cascade", help="Certify all run folders in turn, from the largest sigma down.")
-    ] = False
-    consensus: Annotated[
-        int | None, typer.Option(help="Evaluate only this many members of --ensemble where they agree.")
-    ] = None
-    denoiser: Denoiser = None
     out: Annotated[
         Path | None,
         typer.Option(
@@ -61,11 +52,6 @@ class Request(HubOptions):
         bool, typer.Option("--json", help="Print one JSON object per classifier, and nothing else on standard output.")
     ] = False
     quiet: Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")] = False
-
-    @property
-    def kind(self) -> str:
-        """How several runs are one classifier: "ensemble", "cascade" or "" for each run alone."""
-        return "ensemble" if self.ensemble else "cascade" if self.cascade else ""
 
     def groups(self, runs: Sequence[Path]) -> "list[tuple[Request, Sequence[Path]]]":
         """Return the runs of each classifier (none for the user's own), with the folder of its certificates."""
@@ -85,18 +71,12 @@ class Request(HubOptions):
 
     def check_all(self, runs: Sequence[Path], sigma: float | None) -> None:
         """Refuse what does not fit together, before torch is imported."""
-        if self.ensemble and self.cascade:
-            raise RequestError("give --ensemble or --cascade, not both; runs of one sigma are one stage of a cascade")
         level = sigma if sigma is not None else self.denoiser  # which has a noise level
         own = {"--model FILE.py:function": self.network, "--dataset NAME": self.dataset, "--sigma S": level}
         own["--out DIR"] = self.out
         if not runs and not self.kind and None in own.values():
             raise no_network(own)
-        if self.kind and len(runs) < 2:
-            raise RequestError(f"--{self.kind}: expected at least two run folders, got {len(runs)}; name its members")
-        if self.consensus is not None and not self.ensemble:
-            raise RequestError(f"--consensus: expected none without --ensemble, got {self.consensus}; leave it out")
-        self.check(*runs, published=self.hub is not None)
+        self.check_runs(runs)
         if not self.kind and len({run.resolve() for run in runs}) < len(runs):
             raise RequestError("run: expected different run folders, got one of them twice; name each once")
         if not self.kind and self.out is not None and len({run.resolve().name for run in runs}) < len(runs):

@@ -26,6 +26,7 @@ from smoothcert.cli.advice import (
     spent_votes,
 )
 from smoothcert.cli.certification import Request
+from smoothcert.cli.classifiers import load_runs
 from smoothcert.cli.options import command_line
 from smoothcert.data import Images, silent
 from smoothcert.distributed import Team
@@ -37,7 +38,7 @@ from smoothcert.noise import NOISES, sigma_warning
 from smoothcert.report.progress import certification_bar, print_data_notes, print_note, print_warning
 from smoothcert.report.summary import default_radii, summarize
 from smoothcert.smoothing.accuracy import NoiseAccuracy
-from smoothcert.training.checkpoint import Run, load_run
+from smoothcert.training.checkpoint import Run
 from smoothcert.training.denoiser import Denoiser
 from smoothcert.training.recipe import parse_recipe
 from smoothcert.training.run_folder import CERTIFICATES, MODEL, RECIPE
@@ -71,12 +72,8 @@ def find_target(
     denoiser: Denoiser | None,
 ) -> Target:
     """Return the classifier of the run `folders` (none for the user's own model); wrong settings are refused."""
-    members = [load_run(path, request.network) for path in folders]
-    combined: RunEnsemble | Cascade | None = None
-    if request.kind == "ensemble":
-        combined = RunEnsemble(members, request.consensus)
-    elif request.kind == "cascade":
-        combined = Cascade.of_runs(members)
+    members, classifier = load_runs(request, folders)
+    combined = None if isinstance(classifier, Run) else classifier
     first = members[0].recipe if members else None
     sigma, noise = fields["sigma"], fields["noise"]
     folder = request.out

@@ -14,6 +14,7 @@ from smoothcert.cli.options import (
     HubOptions,
     command_line,
     console,
+    folder_name,
     no_network,
     optional,
     show_table,
@@ -138,13 +139,6 @@ def load_subject(request: Request, run: "Run | None", device: str) -> "tuple[Cla
     if isinstance(network, HubClassifier):
         selected = with_known_classes(selected, network.class_names)
     return network.to(find_device(device)) if isinstance(network, nn.Module) else network, selected
-
-
-def folder_name(model: str) -> str:
-    """Return a name for folders of a network: of the file or module of its code, or of the published classifier."""
-    code, _, function = model.rpartition(":")
-    source = function if code in ("hf", "timm") else code.removesuffix(".py").replace(".", "/")
-    return Path(source).name or "mine"
 
 
 def show(diagnosis: "Diagnosis") -> None:

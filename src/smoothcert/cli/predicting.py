@@ -2,9 +2,9 @@
 
 import json
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,35 +14,30 @@ from rich.table import Table
 from smoothcert.cli.options import (
     NOISE_LEVEL,
     BoundName,
-    Classes,
-    Denoiser,
+    ClassifierOptions,
     Device,
-    NetworkOptions,
     NoiseName,
-    OwnNetwork,
     Precision,
-    Weights,
     console,
     count_option,
 )
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import csv_text, printable, radius_text
-from smoothcert.training.run_folder import MODEL, RECIPE, check_file, check_run_folder
+from smoothcert.training.run_folder import MODEL, RECIPE, check_file
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
     import torch
 
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-    from smoothcert.classifier import Classifier
     from smoothcert.smoothing.certificate import Certificate
-    from smoothcert.training.checkpoint import Run
 
 
 def predict(
+    *,
     paths: Annotated[
         list[Path],
-        typer.Argument(help="A run folder and image files; with --model and --sigma, image files alone."),
+        typer.Argument(help="A run folder and image files; with --model or --hub, and --sigma, image files alone."),
     ],
     n: Annotated[int, count_option(help="Votes that bound the class's probability.")] = 10_000,
     alpha: Annotated[float, typer.Option(help="Largest probability that a line is wrong.")] = 0.001,
@@ -51,51 +46,31 @@ def predict(
     bound: BoundName = "one-sided",
     precision: Annotated[Precision, typer.Option(help="Precision of the network.")] = "auto",
     resize: Annotated[bool, typer.Option("--resize", help="Scale and crop images that have another size.")] = False,
-    image_size: Annotated[
-        int | None, typer.Option(min=1, help="Side of the images, for --model.", show_default="that of the first file")
-    ] = None,
-    classes: Classes = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="Data set whose classes and image size --model has.", show_default="the run's")
-    ] = None,
-    model: OwnNetwork = None,
-    init: Weights = None,
-    denoiser: Denoiser = None,
+    request: ClassifierOptions,
     format_: Annotated[
         Literal["table", "json", "csv"], typer.Option("--format", help="What to print on standard output.")
     ] = "table",
     device: Device = "auto",
 ) -> None:
     """Print the class, the votes and the certified radius of image files."""
-    without_run = model is not None and not paths[0].is_dir()
-    images = checked_images(paths, model, without_run)
-    if without_run and sigma is None and denoiser is None:
-        raise RequestError(f"--sigma: missing; give the noise level for --model {model}, for instance --sigma 0.25")
-    NetworkOptions(init=init, dataset=dataset).check(published=not without_run)
-    if not without_run and (dataset is not None or image_size is not None):
-        raise RequestError("--dataset and --image-size: expected none with a run folder, which has both; omit them")
+    runs, images = runs_and_images(paths, request)
+    if not runs and sigma is None and request.denoiser is None:
+        raise RequestError(f"--sigma: missing; give the noise level for {request.network}, for instance --sigma 0.25")
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-    from smoothcert.certification.subject import Subject
-    from smoothcert.data import read_class_names, scaled_side
+    from smoothcert.cli.classifiers import named_classifier
+    from smoothcert.data import scaled_side
     from smoothcert.data.image_files import read_image_files
     from smoothcert.distributed import find_device
     from smoothcert.report.progress import print_note, print_warning
-    from smoothcert.training.denoiser import load_denoiser
 
-    named = read_class_names(classes) if classes is not None else None
-    front = load_denoiser(denoiser, sigma) if denoiser is not None else None
+    torch_device = find_device(device)
     note = partial(print_note, console if format_ == "table" else PlainConsole(stderr=True))
-    network: Classifier | Run
-    if without_run:
-        network, expected = own_network(str(model), init, images[0], dataset, image_size, named, note)
-    else:
-        network, expected = trained_network(paths[0], model, named)
-    torch_device, subject = find_device(device), Subject.of(network).behind(front)
-    trained = subject.defaults or {}
-    noise_level, kind = sigma if sigma is not None else trained["sigma"], noise or trained.get("noise", "gaussian")
-    if front is not None:
-        front.check(expected.shape, noise_level, kind)
-    side = scaled_side(expected.dataset, expected.shape) if resize else None
+    named = named_classifier(request, runs, sigma, note, images[0])
+    subject, expected = named.subject, named.spec
+    noise_level, kind = named.noise(sigma, noise)
+    if subject.denoiser is not None:
+        subject.denoiser.check(expected.shape, noise_level, kind)
+    side = scaled_side(named.dataset, expected.shape) if resize else None
     batch, notes = read_image_files(images, expected.shape, shorter_side=side)
     smoothed = SmoothedClassifier(
         subject.classifier,
@@ -108,14 +83,13 @@ def predict(
         warnings.simplefilter("always", UserWarning)
         certificates = smoothed.certify(batch.to(torch_device), n=n, alpha=alpha, bound=bound)
     texts = [str(one.message) for one in raised if issubclass(one.category, UserWarning)]
-    if "sigma" in trained and (noise_level, kind) != (trained["sigma"], trained["noise"]):
-        with_noise = f"{trained['noise']} noise at sigma {trained['sigma']:g}"
-        texts.append(f"{paths[0]} was trained with {with_noise}, not with this noise")
+    if (text := named.noise_warning(noise_level, kind, paths[0])) is not None:
+        texts.append(text)
     for text in texts:
         print_warning(PlainConsole(stderr=True), text)
     for text in notes:
         note(text)
-    rows = [row_of(path, row, expected.names) for path, row in zip(images, certificates, strict=True)]
+    rows = [row_of(path, row, expected.class_names) for path, row in zip(images, certificates, strict=True)]
     about = about_radii(smoothed, n, alpha, bound, torch_device)
     if format_ == "table":
         print_table(rows, about, any(certificate.count == n for certificate in certificates))
@@ -123,88 +97,21 @@ def predict(
         print_data(rows, about, format_)
 
 
-def checked_images(paths: Sequence[Path], model: str | None, without_run: bool) -> Sequence[Path]:
-    """Return the image files among `paths`; a folder that is no run, and missing files, are refused."""
-    images = paths if without_run else paths[1:]
-    if model is not None and not without_run and not any((paths[0] / file).exists() for file in (MODEL, RECIPE)):
+def runs_and_images(paths: Sequence[Path], request: ClassifierOptions) -> tuple[Sequence[Path], Sequence[Path]]:
+    """Return the run folders and the image files in `paths`; refuse a folder that is no run, and missing files."""
+    runs = [*takewhile(Path.is_dir, paths)] or ([] if request.network is not None else [*paths[:1]])
+    images, network = paths[len(runs) :], request.network
+    if network is not None and runs and not any((runs[0] / file).exists() for file in (MODEL, RECIPE)):
         raise RequestError(
-            f"{paths[0]}: expected a run folder or none, got one without {RECIPE} and {MODEL}; to predict with "
-            "--model give --sigma S and image files alone"
+            f"{runs[0]}: expected a run folder or none, got one without {RECIPE} and {MODEL}; to predict with "
+            f"{network} give --sigma S and image files alone"
         )
-    if not without_run:
-        check_run_folder(paths[0])
+    request.check_classifier(runs, "predict")
     if not images:
         raise RequestError(f"expected image files after {paths[0]}, got none; name some")
     for image in images:
         check_file(image, "an image file")
-    return images
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The images that a classifier takes and the classes that it knows.
-
-    None is not known; the number of classes is found by a forward pass.
-    """
-
-    shape: tuple[int, int, int]
-    num_classes: int | None
-    names: Sequence[str] | None
-    dataset: str | None
-
-
-def with_names(known: Inputs, named: Sequence[str] | None, source: object) -> Inputs:
-    """Return the names of the classes as well: those of --classes, else those of the data set."""
-    from smoothcert.data import known_class_names
-
-    names = named or known.names or known_class_names(known.dataset)
-    if names is not None and known.num_classes is not None and len(names) != known.num_classes:
-        raise RequestError(
-            f"--classes: expected {known.num_classes} names, one per output of {source}, got {len(names)}"
-        )
-    return replace(known, names=names)
-
-
-def own_network(
-    reference: str,
-    init: Path | None,
-    first: Path,
-    dataset: str | None,
-    image_size: int | None,
-    named: Sequence[str] | None,
-    on_note: Callable[[str], None],
-) -> "tuple[Classifier, Inputs]":
-    """Return the user's own network and its images, of the size of `dataset`, of `image_size`, or of the first file."""
-    from smoothcert.data import DATASETS, load_dataset, silent
-    from smoothcert.data.decoding import image_head
-    from smoothcert.training.checkpoint import InputSpec
-    from smoothcert.training.initial_weights import own_model_with_weights
-
-    names, num_classes = named, None if named is None else len(named)
-    if dataset is not None:
-        known = DATASETS.get(dataset)
-        spec = (
-            InputSpec(known.shape, known.num_classes, known.normalization)
-            if known is not None
-            else InputSpec.of(load_dataset(dataset, "test", image_size=image_size, on_note=silent))
-        )
-        shape, num_classes, names = spec.shape, spec.num_classes, spec.class_names
-    else:
-        head = image_head(first)
-        width, height = (image_size, image_size) if image_size is not None else head.size
-        shape = (1 if head.grey else 3, height, width)
-    classifier = own_model_with_weights(reference, num_classes, init, on_note)
-    return classifier, with_names(Inputs(shape, num_classes, names, dataset), named, reference)
-
-
-def trained_network(folder: Path, model: str | None, named: Sequence[str] | None) -> "tuple[Run, Inputs]":
-    """Return the run in `folder`, whose own network is named by `model`, and its images."""
-    from smoothcert.training.checkpoint import load_run
-
-    run = load_run(folder, model)
-    run.refuse_denoiser()
-    expected = Inputs(run.spec.shape, run.spec.num_classes, run.spec.class_names, run.recipe.dataset)
-    return run, with_names(expected, named, folder)
+    return runs, images
 
 
 def about_radii(

@@ -1,24 +1,27 @@
 """`smoothcert serve`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from smoothcert.cli.options import Device, OwnNetwork, console
+from smoothcert.cli.options import ClassifierOptions, Device, console, folder_name
 from smoothcert.cli.quickstart import train_method
 from smoothcert.errors import RequestError
-from smoothcert.training.run_folder import MODEL, check_run_folder
+from smoothcert.training.run_folder import MODEL
 
 DEMO = "consistency"
 """The run of the quickstart that --demo serves."""
 
 
 def serve(
+    *,
     runs: Annotated[
         list[Path] | None, typer.Argument(help="Run folders; the page has a slider if sigmas differ.")
     ] = None,
-    model: OwnNetwork = None,
+    request: ClassifierOptions,
+    sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the run's")] = None,
     demo: Annotated[
         bool, typer.Option("--demo", help="Serve the quickstart's model; train it if there is none.")
     ] = False,
@@ -39,15 +42,14 @@ def serve(
     out: Annotated[Path, typer.Option("--out", help="Folder of the quickstart, for --demo.")] = Path("quickstart"),
 ) -> None:
     """Answer prediction requests with certificates over HTTP, with a page that shows the votes."""
-    if demo == bool(runs):
+    folders, named = runs or [], request.network
+    if demo == bool(folders or named):
         raise RequestError(
-            "expected run folders or --demo, got "
-            + ("both" if demo else "neither")
-            + "; give one of them"
-            + ("" if model is None else "; `smoothcert train --init WEIGHTS` makes a run of your own network")
+            f"expected run folders, --model, --hub or --demo, got {'several' if demo else 'none'} of them; give one"
         )
-    for run in runs or ():
-        check_run_folder(run)
+    request.check_classifier(folders, "serve", most=None)
+    if named is not None and not folders and sigma is None and request.denoiser is None:
+        raise RequestError(f"--sigma: missing; give the noise level for {named}, for instance --sigma 0.25")
     try:
         import fastapi
         import uvicorn
@@ -60,15 +62,31 @@ def serve(
     from smoothcert.certification.serve.requests import Limits
     from smoothcert.certification.serve.server import address, is_local, listen, read_token, serve
     from smoothcert.certification.serve.service import ServedModel, Service
+    from smoothcert.certification.settings import CertifySettings
+    from smoothcert.cli.certify_targets import common_folder
+    from smoothcert.cli.classifiers import named_classifier
     from smoothcert.distributed import find_device
-    from smoothcert.report.progress import print_warning
+    from smoothcert.report.progress import print_note, print_warning
 
     secret = None if token is None else read_token(token)
     listener = listen(host, port)  # a port in use is reported before models are loaded
-    folders = [demo_run(out)] if demo else list(runs or ())
+    folders = [demo_run(out)] if demo else folders
     torch_device = find_device(device)
     limits = Limits(votes=max_votes, milliseconds=1000 * max_seconds, body=max_body << 20, queue=queue)
-    service = Service([ServedModel.load(folder, torch_device, max_batch, model) for folder in folders], limits, log)
+    groups = [(folder.resolve().name, [folder]) for folder in folders]
+    if request.kind or not folders:
+        groups = [(common_folder(request.kind, folders).name if folders else folder_name(str(named)), folders)]
+    models = []
+    for name, members in groups:
+        classifier = named_classifier(request, members, sigma, partial(print_note, console))
+        level, kind = classifier.noise(sigma, None)
+        if (text := classifier.noise_warning(level, kind, name)) is not None:
+            print_warning(console, text)
+        settings = CertifySettings(batch_size=max_batch, sigma=level)
+        models.append(
+            ServedModel.of(name, classifier.subject, classifier.spec, classifier.dataset, torch_device, settings)
+        )
+    service = Service(models, limits, log)
     service.warm_up()
     if secret is None and not is_local(host):
         print_warning(console, f"anyone who reaches {host} can use this server; give a --token FILE")

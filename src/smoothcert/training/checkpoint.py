@@ -25,7 +25,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file, remove_temporaries, replaced_atomically
 from smoothcert.io.results import alone
 from smoothcert.io.text import named_error
-from smoothcert.models import DENOISERS, build_model, is_code, is_hub
+from smoothcert.models import DENOISERS, MODELS, build_model, is_code, is_hub
 from smoothcert.training.device import default_float32
 from smoothcert.training.metrics import METRICS, read_epochs
 from smoothcert.training.recipe import ImportRecipe, TrainRecipe, parse_recipe
@@ -272,7 +272,14 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
     path = folder / MODEL
     file = read_model_file(path)
     if model is None:
-        refuse_code(folder, file.recipe.model, code)
+        name = file.recipe.model
+        if not is_code(name) and name not in MODELS and name not in DENOISERS:
+            raise RequestError(
+                f"{folder}: expected a built-in network or named code, got {name}, which was given to `train` in "
+                "Python; load it with load(PATH, model=network), or use its weights on the command line: --model "
+                f"FILE.py:function --init {folder}"
+            )
+        refuse_code(folder, name, code)
     try:
         if model is None:
             with torch.random.fork_rng(devices=[]):  # the weights that it draws are replaced

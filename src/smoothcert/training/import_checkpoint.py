@@ -202,7 +202,7 @@ def _architecture(file: Path, given: str | None, stored: object, state: Mapping[
         raise RequestError(
             f"{file}: expected weights of one of {', '.join(MODELS)}, got {len(state)} tensors that fit none{says}, "
             f"such as {', '.join(list(state)[:3])}; with --arch the differences are listed; another network is "
-            "certified from code that builds it: `smoothcert certify --model package.module:function`"
+            f"certified from code that builds it: `smoothcert certify --model FILE.py:function --init {file}`"
         )
     note = f"architecture: {fitting}, which the names and shapes of the tensors fit"
     return fitting, replace(fits[fitting], notes=(note, *fits[fitting].notes))

@@ -10,7 +10,10 @@ from PIL import Image
 
 from smoothcert.certification.serve.requests import Limits
 from smoothcert.certification.serve.service import ServedModel, Service
+from smoothcert.certification.settings import CertifySettings
+from smoothcert.certification.subject import Subject
 from smoothcert.data import mnist
+from smoothcert.training.checkpoint import load_run
 
 pytest.importorskip("fastapi")
 
@@ -31,7 +34,13 @@ def digit() -> torch.Tensor:
 
 @pytest.fixture(scope="session")
 def served(trained_run: Path) -> ServedModel:
-    return ServedModel.load(trained_run, torch.device("cpu"))
+    return served_run(trained_run)
+
+
+def served_run(folder: Path) -> ServedModel:
+    run = load_run(folder)
+    settings = CertifySettings()
+    return ServedModel.of(folder.name, Subject.of(run), run.spec, run.recipe.dataset, torch.device("cpu"), settings)
 
 
 @pytest.fixture

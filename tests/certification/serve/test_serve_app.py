@@ -25,7 +25,7 @@ from smoothcert.errors import RequestError
 from smoothcert.models import MODELS, ModelSpec
 from smoothcert.smoothing.bounds import error_upper_bound
 
-from .conftest import png
+from .conftest import png, served_run
 
 PNG = {"content-type": "image/png"}
 RAW = {"content-type": "application/octet-stream"}
@@ -246,7 +246,7 @@ def test_a_network_with_dependent_votes_is_not_served(trained_run: Path, monkeyp
 
     monkeypatch.setitem(MODELS, "tiny", ModelSpec("of the other images in the batch", (1, 28, 28), Centred))
     with pytest.raises(RequestError, match="depend on one input alone"):
-        ServedModel.load(trained_run, torch.device("cpu"))
+        served_run(trained_run)
 
 
 def test_wrong_options_of_the_command_cost_one_line(
@@ -257,8 +257,8 @@ def test_wrong_options_of_the_command_cost_one_line(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for arguments, message in (
-            ((), "expected run folders or --demo, got neither"),
-            ((trained_run, "--demo"), "got both"),
+            ((), "expected run folders, --model, --hub or --demo, got none of them"),
+            ((trained_run, "--demo"), "got several of them"),
             ((tmp_path / "no",), "no such run folder"),
             ((trained_run, tmp_path / "copy", "--port", 0), "expected runs with different weights"),
             ((trained_run, trained_run, "--port", 0), "name each once, or rename a folder"),

@@ -19,14 +19,15 @@ from smoothcert.certification.serve.log import CertificateLog
 from smoothcert.certification.serve.requests import Limits, RefusedError
 from smoothcert.certification.serve.rule import Plan, Question, make_plan
 from smoothcert.certification.settings import CertifySettings, make_counter, unreachable_radius
-from smoothcert.data import known_class_names, scaled_side
+from smoothcert.certification.subject import Subject
+from smoothcert.data import scaled_side
 from smoothcert.data.decoding import Decoder
 from smoothcert.errors import RequestError
 from smoothcert.smoothing.batch_dependence import refuse_unsound
 from smoothcert.smoothing.certificate import MOST_VOTES
 from smoothcert.smoothing.rules import votes_per_look
 from smoothcert.smoothing.votes import VoteCounter
-from smoothcert.training.checkpoint import load_run
+from smoothcert.training.checkpoint import InputSpec, tensors_digest
 
 DIGEST = 12
 """Number of characters of a digest that name a model in requests and in the log."""
@@ -36,7 +37,7 @@ BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:
-    """A run that is ready to vote."""
+    """A classifier that is ready to vote."""
 
     name: str
     digest: str
@@ -47,27 +48,34 @@ class ServedModel:
     settings: CertifySettings
 
     @classmethod
-    def load(
-        cls, folder: Path, device: torch.device, max_batch: int | None = None, code: str | None = None
+    def of(
+        cls,
+        name: str,
+        subject: Subject,
+        spec: InputSpec,
+        dataset: str | None,
+        device: torch.device,
+        settings: CertifySettings,
     ) -> "ServedModel":
-        """Load the run in `folder`, whose network may be the user's `code`; the model is called after the folder.
+        """Serve `subject` as `name`, for the images and classes of `spec`, which are those of `dataset` if it is known.
 
         A network whose votes are not independent is refused, as `certify` refuses it.
         """
-        run = load_run(folder, code)
-        shape, recipe = run.spec.shape, run.recipe
-        defaults = {"sigma": recipe.sigma, "noise": recipe.noise}
-        settings = CertifySettings(batch_size=max_batch).completed({}, device, shape, defaults)
-        counter, settings = make_counter(run.model.to(device), shape, run.spec.num_classes, settings, device)
+        shape, model = spec.shape, subject.classifier
+        recipe = settings.completed({}, device, shape, subject.defaults)
+        if subject.denoiser is not None:
+            subject.denoiser.check(shape, recipe.sigma, recipe.noise)
+        # Random pixels: a network that divides by the standard deviation of an image gives NaN for a plain one.
+        tried = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0))
+        weights = model.state_dict() if isinstance(model, nn.Module) else None
+        digest = tensors_digest(weights) if weights else str(subject.about(tried, device, 1)["classes_sha256"])
+        model = model.to(device) if isinstance(model, nn.Module) else model
+        counter, recipe = make_counter(model, shape, spec.num_classes, recipe, device)
         if isinstance(counter.classifier, nn.Module):
             counter.classifier.eval()  # for good: several threads use it
-        # Random pixels: a network that divides by the standard deviation of an image gives NaN for a plain one.
-        tried = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0)).to(device, counter.dtype)
-        refuse_unsound(counter.classifier, tried, str(folder), run.spec.num_classes)
-        decoder = Decoder(*shape, scaled_side(recipe.dataset, shape))
-        names = run.spec.class_names or known_class_names(recipe.dataset)
-        digest = str(run.about()["weights_sha256"])
-        return cls(folder.resolve().name, digest, counter, decoder, names, device, settings)
+        refuse_unsound(counter.classifier, tried.to(device, counter.dtype), name, spec.num_classes)
+        decoder = Decoder(*shape, scaled_side(dataset, shape))
+        return cls(name, digest, counter, decoder, spec.class_names, device, recipe)
 
     @property
     def key(self) -> str:

@@ -1,0 +1,110 @@
+"""The classifier that a command line names, and the images and classes that it takes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from smoothcert.certification.cascade import Cascade
+from smoothcert.certification.ensemble import RunEnsemble
+from smoothcert.certification.subject import Subject
+from smoothcert.classifier import device_of, first_logits
+from smoothcert.cli.options import ClassifierOptions
+from smoothcert.data import DATASETS, known_class_names, read_class_names
+from smoothcert.data.decoding import image_head
+from smoothcert.errors import RequestError
+from smoothcert.training.checkpoint import InputSpec, Run, load_run
+from smoothcert.training.denoiser import load_denoiser
+
+
+def load_runs(
+    request: ClassifierOptions, folders: Sequence[Path]
+) -> tuple[Sequence[Run], Run | RunEnsemble | Cascade | None]:
+    """Return the runs in `folders` and the classifier that they are together; None for a network that is no run."""
+    members = [load_run(folder, request.network) for folder in folders]
+    if request.kind == "ensemble":
+        return members, RunEnsemble(members, request.consensus)
+    if request.kind == "cascade":
+        return members, Cascade.of_runs(members)
+    return members, members[0] if members else None
+
+
+@dataclass(frozen=True)
+class NamedClassifier:
+    """A classifier, the images and classes that it is for, and the data set that these are from, if it is known."""
+
+    subject: Subject
+    spec: InputSpec
+    dataset: str | None
+
+    def noise(self, sigma: float | None, kind: str | None) -> tuple[float, str]:
+        """Return the noise level and the kind of noise: those that are given, else those of its training."""
+        trained = self.subject.defaults or {}
+        if sigma is None and "sigma" not in trained:
+            raise RequestError(
+                f"--sigma: missing; give the noise level for {self.subject.name}, for instance --sigma 0.25"
+            )
+        return trained["sigma"] if sigma is None else sigma, kind or trained.get("noise", "gaussian")
+
+    def noise_warning(self, sigma: float, kind: str, source: object) -> str | None:
+        """Return a warning if `source` was trained with other noise than this; else None."""
+        trained = self.subject.defaults or {}
+        if "sigma" not in trained or (sigma, kind) == (trained["sigma"], trained["noise"]):
+            return None
+        return f"{source} was trained with {trained['noise']} noise at sigma {trained['sigma']:g}, not with this noise"
+
+
+def named_classifier(
+    request: ClassifierOptions,
+    folders: Sequence[Path],
+    sigma: float | None,
+    on_note: Callable[[str], None],
+    first: Path | None = None,
+) -> NamedClassifier:
+    """Return the classifier of the run `folders`, or the network that is no run, behind --denoiser if it is given.
+
+    The images of a network that is no run have the size of --dataset, of --image-size, or of the image file `first`.
+    """
+    names = None if request.classes is None else read_class_names(request.classes)
+    front = None if request.denoiser is None else load_denoiser(request.denoiser, sigma)
+    members, known = load_runs(request, folders)
+    dataset: str | None
+    if known is not None and (request.dataset is not None or request.image_size is not None):
+        raise RequestError("--dataset and --image-size: expected none with a run folder, which has both; omit them")
+    if known is not None:
+        members[0].refuse_denoiser()
+        subject, spec = Subject.of(known), members[0].spec
+        dataset, source = members[0].recipe.dataset, str(folders[0])
+    else:
+        shape, num_classes, labels = own_inputs(request, first)
+        network = request.own_network(num_classes if names is None else len(names), on_note)
+        dataset, source = request.dataset, str(request.network)
+        subject = Subject.of(network, source)
+        pixels = torch.full((1, *shape), 0.5, device=device_of(network))
+        outputs = first_logits(network, pixels, subject.name).flatten(1).shape[1]
+        spec = InputSpec(shape, outputs, None, tuple(subject.class_names or labels or ()) or None)
+    names = names or spec.class_names or known_class_names(dataset)
+    if names is not None and len(names) != spec.num_classes:
+        raise RequestError(
+            f"--classes: expected {spec.num_classes} names, one per output of {source}, got {len(names)}"
+        )
+    return NamedClassifier(subject.behind(front), replace(spec, class_names=names), dataset)
+
+
+def own_inputs(
+    request: ClassifierOptions, first: Path | None
+) -> tuple[tuple[int, int, int], int | None, Sequence[str] | None]:
+    """Return the shape (c, h, w) of the images, the number of classes and their names; None is not known."""
+    size, dataset = request.image_size, request.dataset
+    if dataset in DATASETS:
+        return DATASETS[dataset].shape, DATASETS[dataset].num_classes, None
+    if dataset is not None:
+        images = request.load(dataset, "test", size)
+        return images.shape, images.num_classes, images.class_names
+    if first is None and size is None:
+        raise RequestError("--image-size: missing; give the side of the images, or --dataset NAME, which has it")
+    head = None if first is None else image_head(first)
+    width, height = (size, size) if size is not None or head is None else head.size
+    channels = request.channels or (1 if head is not None and head.grey else 3)
+    return (channels, int(height or 0), int(width or 0)), None, None
