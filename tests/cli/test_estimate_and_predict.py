@@ -145,7 +145,7 @@ def test_an_ensemble_is_certified_predicted_attacked_and_served(
     assert (code, err) == (0, "")
     alone = run_cli("predict", runs[0], "digit.png", "--device", "cpu", "--n", 100, "--format", "json")[1]
     assert json.loads(out)["images"][0]["class"] == json.loads(alone)["images"][0]["class"]
-    assert "got 2; --ensemble makes one classifier of them" in run_cli("predict", *runs, "digit.png")[2]
+    assert "got 2; --ensemble makes one classifier of them" in run_cli("attack", *runs)[2]
     assert run_cli("certify", *runs, *options, "--n", 50, "--max-images", 1)[0] == 0
     few = ("--steps", 1, "--num-noise", 1, "--votes", 50, "--radii", 0.5)
     code, _, err = run_cli("attack", *runs, *options, *few)

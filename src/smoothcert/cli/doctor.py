@@ -74,10 +74,11 @@ class Request(HubOptions):
         """Return the command that gives batch norm the statistics of noisy images; None for a network without it."""
         from smoothcert.models.precision import has_batch_norm
 
-        if self.hub is not None or not has_batch_norm(network):
+        if not has_batch_norm(network):
             return None
         out = "adapted.safetensors" if self.run is None else self.run.with_name(f"{self.run.name}-adapted")
-        return command_line("adapt", *self._words(), "--out", out)
+        named = replace(self, model=self.network, hub=None)  # --init can replace the weights of --model hf:NAME
+        return command_line("adapt", *named._words(), "--out", out)
 
     def certification(self) -> str:
         """Return the command that certifies the network as it is."""
@@ -115,9 +116,12 @@ def doctor(
     show(diagnosis)
     measured = [(0.0, diagnosis.clean_accuracy), *diagnosis.accuracy_under_noise]
     written = output.write({"csv": csv_text([("sigma", "accuracy"), *measured])}, diagnosis.plot)
-    if any(finding.code == "noise" for finding in diagnosis.findings):
+    codes, adaptation = {finding.code for finding in diagnosis.findings}, request.adaptation(network)
+    if "noise" in codes:
         ways = request.fine_tuning(loaded), request.denoiser(loaded), request.certification()
-        show_ways_forward(diagnosis, *ways, request.adaptation(network))
+        show_ways_forward(diagnosis, *ways, adaptation)
+    elif "batch-statistics" in codes and adaptation is not None:
+        console.print(f"next: {adaptation}", soft_wrap=True, markup=False, highlight=False)
     console.print(f"wrote {written[-1]}" + ("" if diagnosis.findings else "; nothing was found"), soft_wrap=True)
     if diagnosis.healthy:
         console.print(f"next: {request.certification()}", soft_wrap=True)

@@ -99,7 +99,8 @@ def predict(
 
 def runs_and_images(paths: Sequence[Path], request: ClassifierOptions) -> tuple[Sequence[Path], Sequence[Path]]:
     """Return the run folders and the image files in `paths`; refuse a folder that is no run, and missing files."""
-    runs = [*takewhile(Path.is_dir, paths)] or ([] if request.network is not None else [*paths[:1]])
+    first = paths if request.kind else paths[:1]
+    runs = [*takewhile(Path.is_dir, first)] or ([] if request.network is not None else [*paths[:1]])
     images, network = paths[len(runs) :], request.network
     if network is not None and runs and not any((runs[0] / file).exists() for file in (MODEL, RECIPE)):
         raise RequestError(
