@@ -35,7 +35,7 @@ LIKELY_A_BUG = 1e-3
 def attack(
     *,
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Run folder; none with --model or --hub, --dataset and --out.")
+        list[Path] | None, typer.Argument(help="Run folder, or those of --ensemble; none with --model or --hub.")
     ] = None,
     certificates: Annotated[
         Path | None, typer.Option(help="Certificates to check and images to attack.", show_default="the run's, if one")

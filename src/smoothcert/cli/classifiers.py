@@ -50,7 +50,11 @@ class NamedClassifier:
     def noise_warning(self, sigma: float, kind: str, source: object) -> str | None:
         """Return a warning if `source` was trained with other noise than this; else None."""
         trained = self.subject.defaults or {}
-        if "sigma" not in trained or (sigma, kind) == (trained["sigma"], trained["noise"]):
+        if (
+            self.subject.denoiser is not None
+            or "sigma" not in trained
+            or (sigma, kind) == (trained["sigma"], trained["noise"])
+        ):
             return None
         return f"{source} was trained with {trained['noise']} noise at sigma {trained['sigma']:g}, not with this noise"
 

@@ -201,7 +201,10 @@ class NetworkOptions(ImageOptions):
         for folder in folders:
             check_run_folder(folder)
         if self.init is not None and (folders or published):
-            raise RequestError("--init: expected none with a run folder or --hub, which have weights; leave it out")
+            raise RequestError(
+                "--init: expected none with a run folder or --hub, which have weights; leave it out, or give --model "
+                "hf:NAME with it"
+            )
         check_dataset(self.dataset)
 
     def chosen_data(self, run: "Run | None") -> tuple[str, int | None]:
