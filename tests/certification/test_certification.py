@@ -186,6 +186,15 @@ def test_chosen_images() -> None:
             chosen_images(10, skip, most)
 
 
+@pytest.mark.parametrize("indices", [[0, 1, 0], [-1], [2000]])
+def test_indices_that_do_not_name_different_images_are_refused(
+    trained_run: Path, test_data: ImageData, tmp_path: Path, indices: list[int]
+) -> None:
+    with pytest.raises(RequestError, match="indices: expected different integers from 0 to 1999"):
+        certify(trained_run, test_data, tmp_path / "a.tsv", indices)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_missing_classes_are_reported() -> None:
     """Where classes repeat every ten images, and where they come one after the other."""
     labels = torch.arange(1000) % 10

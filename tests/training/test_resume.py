@@ -220,6 +220,14 @@ def test_folder_without_recipe_is_refused(
     refused_and_unchanged(half, tiny_data, match, tiny_recipe(sigma=0.25), resume)
 
 
+def test_model_without_recipe_and_state_is_not_that_of_other_data(finished: Path, tiny_data: ImageData) -> None:
+    """Without a state nothing but the name tells which data the model was trained on."""
+    (finished / "recipe.yaml").unlink()
+    (finished / STATE).unlink()
+    match = "dataset: the run has 'mnist-sample', the request 'mnist'"
+    refused_and_unchanged(finished, tiny_data, match, tiny_recipe(dataset="mnist"), True)
+
+
 def test_resume_refuses_changed_training_data(half: Path, tiny_data: ImageData) -> None:
     labels, images = tiny_data.labels.clone(), tiny_data.images.clone()
     labels[7] = (labels[7] + 1) % 10

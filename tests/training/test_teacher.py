@@ -2,6 +2,7 @@
 
 import shutil
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -109,17 +110,19 @@ def test_votes_follow_their_images_through_the_shuffle(trained: Path, images: Im
     assert steps[0][1].unique(dim=0).shape[0] > 1
 
 
+@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
 def test_every_image_has_its_own_noise(
-    images: ImageData, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: ImageData, trained: Path, monkeypatch: pytest.MonkeyPatch, noise: str
 ) -> None:
     """Copies of one image in several groups: their votes are those of the library for (seed, position in the data)."""
     monkeypatch.setattr(teacher, "IMAGES_AT_ONCE", 3)
     model = load_run(files_of_teacher(trained)[0])
+    model = replace(model, recipe=model.recipe.model_copy(update={"noise": noise}))
     copies = images.subset(torch.full((8,), 5))
     assert isinstance(model.recipe, TrainRecipe)
     votes = teacher.count_votes(model.model, model.recipe, copies, 30, torch.device("cpu"))
     batch, _ = copies.batch(torch.arange(8))
-    counter = VoteCounter(model.model, NOISES["gaussian"](0.25), 10)
+    counter = VoteCounter(model.model, NOISES[noise](0.25), 10)
     alone = [counter.count(batch[:1], [(model.recipe.seed, i)], "estimate", 30)[0].tolist() for i in range(8)]
     assert votes.tolist() == alone
     assert len(set(map(tuple, alone))) > 4
