@@ -113,7 +113,8 @@ def test_expected_acr_is_the_mean_over_all_subsets_of_the_votes(noise: Noise) ->
     assert acr_at_fewer_votes(file, n) == pytest.approx(statistics.fmean(expected), rel=1e-9)
     assert acr_at_fewer_votes(file, 8) == pytest.approx(statistics.fmean(counted(rows)), rel=1e-9)
     assert acr_at_fewer_votes(file, 9) is None
-    for other in ({"bound": "two-sided"}, {"radii": [0.5]}, {"sound": True}, {"alpha": None}):
+    rules: tuple[dict[str, object], ...] = ({"radii": [0.5]}, {"radius_loss": 0.1}, {"label_aware": True})
+    for other in (*rules, {"bound": "two-sided"}, {"sound": True}, {"alpha": None}):
         changed = as_file(rows, **{**file.settings, **other})
         assert acr_at_fewer_votes(changed, n) is None
 
