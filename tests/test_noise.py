@@ -67,8 +67,7 @@ def test_radius_is_never_rounded_up(q: float, sigma: float) -> None:
 
 
 def test_no_radius_at_or_beyond_one_half() -> None:
-    assert Gaussian(1.0).radius(0.5) == 0.0
-    assert Gaussian(1.0).radius(1.0) == 0.0
+    assert {noise(1.0).radius(q) for noise in NOISES.values() for q in (0.5, 0.7, 1.0)} == {0.0}
 
 
 def test_radius_between_two_bounds() -> None:
