@@ -184,22 +184,24 @@ def test_the_sampler_counts_the_votes_of_a_resnet_by_its_kernels(monkeypatch: py
     torch.manual_seed(0)
     network = nn.Sequential(Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)), CifarResNet(20, 10)).cuda()
     colours = torch.randint(0, 256, (300, 3, 1, 1), dtype=torch.uint8, device="cuda").expand(-1, -1, 32, 32)
+    noise = NOISES["gaussian"](0.05)
+    noisy = colours / 255 + noise.sample(colours.shape, torch.Generator("cuda").manual_seed(0))
     with torch.no_grad():
         for _ in range(20):  # in training mode: statistics of batch norm as after some steps
-            network(colours / 255 + 0.25 * torch.randn(colours.shape, device="cuda"))
+            network(noisy)
         network.eval()
-        network[1].fc.bias -= network(colours / 255).mean(0)  # every class is the largest for some colours
-        labels = network(colours / 255).argmax(1)
+        network[1].fc.bias -= network(noisy).mean(0)  # every class is the largest for some colours
+        labels = network(noisy).argmax(1)
         network.train()
     data = ImageData(colours.contiguous(), labels, 10, "toy", "train")
     run = SimpleNamespace(
-        **{"recipe": tiny_recipe(sigma=0.25), "epoch": 3, "data": data, "model": network, "group": Team()},
-        **{"device": torch.device("cuda"), "precision": "bf16", "noise": NOISES["gaussian"](0.25)},
+        **{"recipe": tiny_recipe(sigma=0.05), "epoch": 3, "data": data, "model": network, "group": Team()},
+        **{"device": torch.device("cuda"), "precision": "bf16", "noise": noise},
         autocast=lambda: torch.autocast("cuda", torch.bfloat16),
     )
     fast = evaluate.correct_votes(run, 20, torch.arange(300), 4)  # type: ignore[arg-type]
     monkeypatch.setattr(evaluate, "with_kernels", lambda model, *_: (model, torch.float32))
     slow = evaluate.correct_votes(run, 20, torch.arange(300), 4)  # type: ignore[arg-type]
-    assert 600 < int(slow.sum()) < 5900, "some of the 6,000 votes are wrong"
+    assert 2000 < int(slow.sum()) < 5500, "most of the 6,000 votes are right, and many are wrong"
     assert int((fast - slow).abs().sum()) < 0.05 * 6000
     assert network.training
