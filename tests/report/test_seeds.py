@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import yaml
 from rich.console import Console
+from scipy import stats
 
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.errors import WorkError
 from smoothcert.report import Published, terminal_report, write_report
-from smoothcert.report.seeds import SeedMean
+from smoothcert.report.seeds import SeedMean, exceeds
 from smoothcert.report.summary import summarize
 
 from .conftest import MakeRun, as_file, image
@@ -91,6 +92,20 @@ def test_the_best_mean_is_marked(make_run: MakeRun, tmp_path: Path) -> None:
     lines = (tmp_path / "out" / "report.md").read_text().split("Mean ± sd")[1].partition("## ")[0].splitlines()
     marked = [("a\\*" in line, line.count("**")) for line in lines if "\\*" in line]
     assert marked == [(True, 0), (False, 2)], "ACR by 0.26 with a standard error of 0.04; at radius 0 both have 100%"
+
+
+@pytest.mark.parametrize(("seeds", "other_seeds"), [(2, 2), (2, 5), (3, 3), (5, 4)])
+def test_a_mean_exceeds_another_by_a_t_test(seeds: int, other_seeds: int) -> None:
+    """Compared with scipy's test, for differences on both sides of its limit."""
+    random, answers = np.random.default_rng(seeds), []
+    for shift in np.linspace(-2, 8, 40):
+        values, others = random.normal(shift, 1, seeds).tolist(), random.normal(0, 2, other_seeds).tolist()
+        test = stats.ttest_ind(values, others, equal_var=False)
+        answers.append(exceeds(values, others))
+        assert answers[-1] == (test.statistic > 0 and test.pvalue < 0.05)
+    assert {True, False} == set(answers)
+    assert exceeds([1.0, 1.0], [0.9, 0.9])
+    assert not exceeds([1.0, 1.0], [1.0, 1.0])
 
 
 @pytest.mark.parametrize(

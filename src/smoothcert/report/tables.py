@@ -1,6 +1,5 @@
 """Tables in the layout of the papers: sigma, run, ACR, certified accuracy in percent at each radius."""
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,9 +9,9 @@ from typing import Any, TypeVar
 from smoothcert.report.further_tables import csv_columns
 from smoothcert.report.layout import UNKNOWN, Column, Layout, Row, Value, decimals_needed
 from smoothcert.report.names import VALUES, in_groups, setting_titles
-from smoothcert.report.paired import SIGNIFICANT, Comparison, obstacles
+from smoothcert.report.paired import Comparison, obstacles
 from smoothcert.report.published import Published, minus, published_below
-from smoothcert.report.seeds import SeedMean
+from smoothcert.report.seeds import SeedMean, exceeds
 from smoothcert.report.summary import Summary
 
 CAPTION = "certified accuracy in % at each radius"
@@ -23,7 +22,7 @@ RANKED = (
     "not ranked"
 )
 """What bold means in the table of runs."""
-RANKED_SEEDS = "the best mean of each σ, where it exceeds every other by more than two standard errors over seeds"
+RANKED_SEEDS = "the best mean of each σ, where a t-test over seeds (5%) tells it from every other"
 """What bold means in the table over seeds."""
 NAME = Column("name", "run", lambda subject: subject.name)
 NOTHING: Mapping[str, Published] = {}
@@ -263,15 +262,10 @@ def seeds_layout(means: Sequence[SeedMean], published: Mapping[str, Published] =
 
 
 def _best_mean(means: Sequence[SeedMean], number: int, column: Column) -> bool:
-    """Whether the mean exceeds every other of its group by more than two standard errors over seeds."""
+    """Whether the mean exceeds every other of its group, beyond what seeds differ by chance."""
     if len(means) < 2 or obstacles([mean.members[0] for mean in means]):
         return False
-
-    def estimate(mean: SeedMean) -> tuple[float, float]:
-        """The mean over seeds and its squared standard error."""
-        values = [s.acr if column.radius is None else 100 * s.accuracy_at[column.radius] for s in mean.members]
-        return statistics.fmean(values), statistics.variance(values) / len(values)
-
-    value, error = estimate(means[number])
-    others = [estimate(mean) for i, mean in enumerate(means) if i != number]
-    return all(value - other > SIGNIFICANT * math.sqrt(error + squared) for other, squared in others)
+    values = [
+        [s.acr if column.radius is None else s.accuracy_at[column.radius] for s in mean.members] for mean in means
+    ]
+    return all(exceeds(values[number], other) for i, other in enumerate(values) if i != number)
