@@ -14,6 +14,7 @@ from scipy import stats
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.errors import WorkError
 from smoothcert.report import Published, terminal_report, write_report
+from smoothcert.report.contents import LatexTable
 from smoothcert.report.seeds import SeedMean, exceeds
 from smoothcert.report.summary import summarize
 
@@ -54,6 +55,10 @@ def test_means_of_an_ablation_have_its_hyper_parameter(make_run: MakeRun, tmp_pa
     latex = (tmp_path / "out/report.tex").read_text()
     assert "runs & method & $\\lambda$ & seeds & ACR" in latex
     assert "w10.0-s* & Consistency & 10 & 2 &" in latex
+    chosen = LatexTable(["name", "acr", "images"])
+    write_report(runs, tmp_path / "chosen", ["tex"], radii=[0.0], latex=chosen)
+    latex = (tmp_path / "chosen/report.tex").read_text()
+    assert r"$\sigma$ & runs & ACR & images & seeds \\" in latex, "--columns is for both tables"
 
 
 def test_mean_and_sd_of_three_seeds(make_run: MakeRun, tmp_path: Path) -> None:
