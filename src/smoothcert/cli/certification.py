@@ -215,10 +215,17 @@ def recertify(
     check_file(file, "a certificates file")
     from smoothcert.certification.recertify import recertify as recompute
     from smoothcert.io.compressed import PLAIN, read_content, stem
+    from smoothcert.report.progress import print_note
+    from smoothcert.training.run_folder import CERTIFICATES
 
     changes = [*([f"alpha{alpha:g}"] if alpha is not None else []), *([bound] if bound else [])]
     words = [stem(file), *(changes or ["recertified"])]
     target = out if out is not None else file.with_name("-".join(words) + (file.name.removeprefix(stem(file)) or PLAIN))
     rows = recompute(file, target, alpha=alpha, bound=bound)
     total = read_content(file, "a certificates file").count(b"\n") - 1  # a log has rows that cannot be recomputed
-    console.print(f"wrote {rows:,} of {total:,} rows to {target}", soft_wrap=True)
+    console.print(
+        f"wrote {rows:,} of {total:,} rows to {target}; next: {command_line('report', target)}", soft_wrap=True
+    )
+    if target.parent == file.parent and file.parent.name == CERTIFICATES:
+        text = f"reports about {file.parent.parent} now show both files, and do not rank them; --out writes elsewhere"
+        print_note(console, text)
