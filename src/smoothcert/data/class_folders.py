@@ -185,8 +185,7 @@ def _decoder(files: FileList, heads: dict[int, ImageHead], image_size: int | Non
             names = [files[number].relative_to(files.root) for number in (first, index)]
             raise RequestError(
                 f"{files.root}: expected images of one size, got {names[0]} of {width}x{height} and {names[1]} of "
-                f"{head.size[0]}x{head.size[1]} pixels; give --image-size S (train: --set image_size=S), the side to "
-                "scale and crop them to"
+                f"{head.size[0]}x{head.size[1]} pixels; give --image-size S, the side to scale and crop them to"
             )
     channels = channels or (1 if all(head.grey for head in heads.values()) else 3)
     return Decoder(channels, image_size or height, image_size or width, shorter_side=image_size)

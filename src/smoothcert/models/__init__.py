@@ -71,7 +71,7 @@ def build_model(
     spec = MODELS[name]
     if any(expected not in (None, size) for expected, size in zip(spec.shape, shape, strict=True)):
         raise RequestError(
-            f"model: {name} takes images of shape {spec.shape}, the data has {shape}; choose another model"
+            f"model: {name} takes images of shape {spec.shape}, the data has {shape}; `smoothcert models` lists others"
         )
     model = spec.build(num_classes)
     return model if mean is None or std is None else nn.Sequential(Normalize(mean, std), model)
