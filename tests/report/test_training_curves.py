@@ -88,9 +88,12 @@ def test_drops_of_the_learning_rate_are_marked(training: MakeTraining) -> None:
         marked = [line for line in axes.lines if line.get_linewidth() < 1]
         assert [list(np.asarray(line.get_xdata())) for line in marked] == [[3, 3]]
     assert "learning rate drops" in legend_texts(figure)
-    short = figure_of(training("c", epochs=3))
-    assert not [line for axes in short.axes for line in axes.lines if line.get_linewidth() < 1]
-    assert legend_texts(short) == ["Gaussian"]
+    name, folder = training("cosine")
+    with (folder / "recipe.yaml").open("a") as recipe:
+        recipe.write("schedule: cosine\n")
+    for figure in (figure_of(training("c", epochs=3)), figure_of((name, folder))):
+        assert not [line for axes in figure.axes for line in axes.lines if line.get_linewidth() < 1]
+        assert legend_texts(figure) == ["Gaussian"]
 
 
 def test_one_column_per_sigma_and_one_look_per_method(training: MakeTraining) -> None:

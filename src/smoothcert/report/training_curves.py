@@ -55,7 +55,8 @@ def _scale_row(row: Sequence[Axes]) -> None:
 
 
 def _mark_drops(axes: Axes, runs: Sequence[TrainedRun]) -> list[Line2D]:
-    drops = sorted({drop for run in runs for drop in learning_rate_drops(run.metrics)})
+    stepped = [run for run in runs if run.recipe.get("schedule") != "cosine"]  # cosine: falls in every epoch
+    drops = sorted({drop for run in stepped for drop in learning_rate_drops(run.metrics)})
     return [axes.axvline(drop, color=GREY, linewidth=0.7, linestyle=(0, (1, 2)), zorder=1) for drop in drops]
 
 
