@@ -110,6 +110,7 @@ def test_predict_attack_and_serve_with_weights_in_a_file(
     assert [row["class"] for row in json.loads(out)["images"]] == [0, 1]
     images = np.stack([np.zeros((8, 8), np.uint8), np.full((8, 8), 255, np.uint8)])
     np.savez("two.npz", images=images, labels=np.array([0, 1]), class_names=np.array(["dark", "bright"]))
+    np.savez("three.npz", images=images[[0, 1, 1]], labels=np.array([0, 1, 2]))
     (place / "names.txt").write_text("dark\nbright\n")
     few = ("--steps", 1, "--num-noise", 1, "--votes", 50, "--radii", 0.5, "--out", "out")
     code, out, err = run_cli("attack", *network, "--dataset", "npz:two.npz", "--classes", "names.txt", *few)
@@ -127,9 +128,13 @@ def test_predict_attack_and_serve_with_weights_in_a_file(
     votes = served.counter.count(dark_and_bright, [(0, 0), (0, 1)], "select", 9)
     assert (served.name, served.class_names, votes.tolist()) == ("nets", ("dark", "bright"), [[9, 0], [0, 9]])
     for wrong, message in (
-        (("serve", *network), "--image-size: missing; give the side of the images, or --dataset NAME"),
+        (("serve", *network, "--port", 0), "--image-size: missing; give the side of the images, or --dataset NAME"),
         (("serve", *network[:4]), "--sigma: missing; give the noise level for nets.py:linear"),
-        (("attack", *network, *data, "--cascade", "--out", "out"), "--cascade: expected none for attack"),
+        (("serve", *network, "--image-size", -8), "'--image-size': Input should be greater than or equal to 1, got -8"),
+        (
+            ("predict", *network, "dark.png", "--dataset", "npz:three.npz"),
+            "expected logits of shape [1, 3], got [1, 2]",
+        ),
     ):
         assert message in run_cli(*wrong)[2]
 

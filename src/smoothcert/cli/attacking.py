@@ -67,7 +67,7 @@ def attack(
     if not folders and not request.kind and None in (request.network, request.dataset, out):
         given = {"--sigma S": sigma if sigma is not None else "as certified", "--out DIR": out}
         raise no_network({"--model FILE.py:function": request.network, "--dataset NAME": request.dataset, **given})
-    request.check_classifier(folders, "attack")
+    request.check_classifier(folders)
     attacked_radii = parse_radii(radii)
     if certificates is not None:
         check_file(certificates, "a certificates file")

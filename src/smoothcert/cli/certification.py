@@ -37,6 +37,9 @@ from smoothcert.training.run_folder import check_exists, check_file, recipe_of_c
 class Request(ClassifierOptions):
     """The options of `certify` that are the same for all classifiers and do not change a certificate."""
 
+    cascade: Annotated[
+        bool, typer.Option("--cascade", help="All run folders in turn, from the largest sigma down.")
+    ] = False
     out: Annotated[
         Path | None,
         typer.Option(
@@ -52,6 +55,10 @@ class Request(ClassifierOptions):
         bool, typer.Option("--json", help="Print one JSON object per classifier, and nothing else on standard output.")
     ] = False
     quiet: Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")] = False
+
+    @property
+    def kind(self) -> str:
+        return "cascade" if self.cascade else super().kind
 
     def groups(self, runs: Sequence[Path]) -> "list[tuple[Request, Sequence[Path]]]":
         """Return the runs of each classifier (none for the user's own), with the folder of its certificates."""
@@ -71,12 +78,14 @@ class Request(ClassifierOptions):
 
     def check_all(self, runs: Sequence[Path], sigma: float | None) -> None:
         """Refuse what does not fit together, before torch is imported."""
+        if self.ensemble and self.cascade:
+            raise RequestError("give --ensemble or --cascade, not both; runs of one sigma are one stage of a cascade")
         level = sigma if sigma is not None else self.denoiser  # which has a noise level
         own = {"--model FILE.py:function": self.network, "--dataset NAME": self.dataset, "--sigma S": level}
         own["--out DIR"] = self.out
         if not runs and not self.kind and None in own.values():
             raise no_network(own)
-        self.check_runs(runs)
+        self.check_classifier(runs, several=True)
         if not self.kind and len({run.resolve() for run in runs}) < len(runs):
             raise RequestError("run: expected different run folders, got one of them twice; name each once")
         if not self.kind and self.out is not None and len({run.resolve().name for run in runs}) < len(runs):

@@ -9,7 +9,7 @@ import torch
 from smoothcert.certification.cascade import Cascade
 from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.subject import Subject
-from smoothcert.classifier import device_of, first_logits
+from smoothcert.classifier import check_logits, device_of, first_logits
 from smoothcert.cli.options import ClassifierOptions
 from smoothcert.data import DATASETS, known_class_names, read_class_names
 from smoothcert.data.decoding import image_head
@@ -74,8 +74,10 @@ def named_classifier(
     front = None if request.denoiser is None else load_denoiser(request.denoiser, sigma)
     members, known = load_runs(request, folders)
     dataset: str | None
-    if known is not None and (request.dataset is not None or request.image_size is not None):
-        raise RequestError("--dataset and --image-size: expected none with a run folder, which has both; omit them")
+    if known is not None and (request.dataset, request.image_size, request.channels) != (None, None, None):
+        raise RequestError(
+            "--dataset, --image-size and --channels: expected none with a run folder, which has them; leave them out"
+        )
     if known is not None:
         members[0].refuse_denoiser()
         subject, spec = Subject.of(known), members[0].spec
@@ -85,9 +87,9 @@ def named_classifier(
         network = request.own_network(num_classes if names is None else len(names), on_note)
         dataset, source = request.dataset, str(request.network)
         subject = Subject.of(network, source)
-        pixels = torch.full((1, *shape), 0.5, device=device_of(network))
-        outputs = first_logits(network, pixels, subject.name).flatten(1).shape[1]
-        spec = InputSpec(shape, outputs, None, tuple(subject.class_names or labels or ()) or None)
+        logits = first_logits(network, torch.full((1, *shape), 0.5, device=device_of(network)), subject.name)
+        check_logits(logits, 1, None if names or subject.class_names else num_classes)
+        spec = InputSpec(shape, logits.shape[1], None, tuple(subject.class_names or labels or ()) or None)
     names = names or spec.class_names or known_class_names(dataset)
     if names is not None and len(names) != spec.num_classes:
         raise RequestError(

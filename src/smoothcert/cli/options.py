@@ -47,7 +47,9 @@ Denoiser = Annotated[
 DatasetName = Annotated[
     str | None, typer.Option("--dataset", help="Data set: see `smoothcert datasets`.", show_default="the recipe's")
 ]
-ImageSize = Annotated[int | None, typer.Option("--image-size", help="Side of the images, for folder:PATH.")]
+ImageSize = Annotated[
+    int | None, typer.Option("--image-size", min=1, help="Side of the images, for folder:PATH and image files.")
+]
 OwnNetwork = Annotated[
     str | None, typer.Option("--model", help="Your own network: package.module:function or FILE.py:function.")
 ]
@@ -272,9 +274,6 @@ class ClassifierOptions(HubOptions):
     """The options that name a classifier: run folders as one, or a network that is no run; a denoiser in front."""
 
     ensemble: Annotated[bool, typer.Option("--ensemble", help="All run folders as one classifier.")] = False
-    cascade: Annotated[
-        bool, typer.Option("--cascade", help="All run folders in turn, from the largest sigma down; certify only.")
-    ] = False
     consensus: Annotated[
         int | None, typer.Option(help="Evaluate only this many members of --ensemble where they agree.")
     ] = None
@@ -282,28 +281,21 @@ class ClassifierOptions(HubOptions):
 
     @property
     def kind(self) -> str:
-        """How several runs are one classifier: "ensemble", "cascade" or "" for each run alone."""
-        return "ensemble" if self.ensemble else "cascade" if self.cascade else ""
+        """How several runs are one classifier: "ensemble", of certify also "cascade", or "" for each run alone."""
+        return "ensemble" if self.ensemble else ""
 
-    def check_runs(self, runs: Sequence[Path]) -> None:
-        """Refuse run folders and options that do not fit together, before torch is imported."""
-        if self.ensemble and self.cascade:
-            raise RequestError("give --ensemble or --cascade, not both; runs of one sigma are one stage of a cascade")
+    def check_classifier(self, runs: Sequence[Path], *, several: bool = False) -> None:
+        """Refuse run folders and options that do not fit together, before torch is imported.
+
+        Several runs that are not one classifier are refused unless the command takes `several`.
+        """
+        if len(runs) > 1 and not self.kind and not several:
+            raise RequestError(f"expected one run folder, got {len(runs)}; --ensemble makes one classifier of them")
         if self.kind and len(runs) < 2:
             raise RequestError(f"--{self.kind}: expected at least two run folders, got {len(runs)}; name its members")
         if self.consensus is not None and not self.ensemble:
             raise RequestError(f"--consensus: expected none without --ensemble, got {self.consensus}; leave it out")
         self.check(*runs, published=self.hub is not None)
-
-    def check_classifier(self, runs: Sequence[Path], command: str, most: int | None = 1) -> None:
-        """Do the same for a command that takes no cascade, and at most `most` runs that are no ensemble."""
-        if self.cascade:
-            raise RequestError(
-                f"--cascade: expected none for {command}, which takes one sigma; {command} its runs alone"
-            )
-        if most is not None and len(runs) > most and not self.ensemble:
-            raise RequestError(f"expected one run folder, got {len(runs)}; --ensemble makes one classifier of them")
-        self.check_runs(runs)
 
     def network_words(self) -> list[object]:
         words = [*(["--ensemble"] if self.ensemble else []), *optional("--consensus", self.consensus)]

@@ -107,7 +107,7 @@ def runs_and_images(paths: Sequence[Path], request: ClassifierOptions) -> tuple[
             f"{runs[0]}: expected a run folder or none, got one without {RECIPE} and {MODEL}; to predict with "
             f"{network} give --sigma S and image files alone"
         )
-    request.check_classifier(runs, "predict")
+    request.check_classifier(runs)
     if not images:
         raise RequestError(f"expected image files after {paths[0]}, got none; name some")
     for image in images:

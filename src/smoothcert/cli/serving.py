@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from smoothcert.cli.options import ClassifierOptions, Device, console, folder_name
+from smoothcert.cli.options import NOISE_LEVEL, ClassifierOptions, Device, console, folder_name
 from smoothcert.cli.quickstart import train_method
 from smoothcert.errors import RequestError
 from smoothcert.training.run_folder import MODEL
@@ -21,7 +21,7 @@ def serve(
         list[Path] | None, typer.Argument(help="Run folders; the page has a slider if sigmas differ.")
     ] = None,
     request: ClassifierOptions,
-    sigma: Annotated[float | None, typer.Option(help="Noise level.", show_default="the run's")] = None,
+    sigma: Annotated[float | None, typer.Option(help=NOISE_LEVEL, show_default="the run's")] = None,
     demo: Annotated[
         bool, typer.Option("--demo", help="Serve the quickstart's model; train it if there is none.")
     ] = False,
@@ -47,7 +47,7 @@ def serve(
         raise RequestError(
             f"expected run folders, --model, --hub or --demo, got {'several' if demo else 'none'} of them; give one"
         )
-    request.check_classifier(folders, "serve", most=None)
+    request.check_classifier(folders, several=True)
     if named is not None and not folders and sigma is None and request.denoiser is None:
         raise RequestError(f"--sigma: missing; give the noise level for {named}, for instance --sigma 0.25")
     try:
