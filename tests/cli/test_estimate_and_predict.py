@@ -182,6 +182,7 @@ def test_predict_with_your_own_network(run_cli: Cli, place: Path) -> None:
     (first, second) = csv.DictReader(io.StringIO(out))
     assert (first["image"], first["name"], first["votes"], second["class"]) == ("dark.png", "dark", "0: 1000", "1")
     assert float(first["radius"]) == result["images"][0]["radius"], "no digit is rounded up"
+    assert float(first["largest_radius"]) == result["largest_radius"]
     code, out, err = run_cli(*asked, "dark.png", "--bound", "two-sided", "--device", "cpu", "--format", "json")
     assert json.loads(out)["largest_radius"] == json.loads(out)["images"][0]["radius"] < ceiling
     code, out, err = run_cli(*asked, "dark.png", "--device", "cpu")

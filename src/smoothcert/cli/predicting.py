@@ -146,9 +146,10 @@ def print_data(rows: Sequence[dict[str, Any]], about: dict[str, Any], format_: L
     if format_ == "json":
         print(json.dumps({**about, "images": rows}, indent=2))
         return
-    # All digits of the radius: ten of them, rounded, may be more than was proved.
+    # All digits of the radii: ten of them, rounded, may be more than was proved.
+    shared = {**about, "largest_radius": repr(about["largest_radius"])}
     written = ({**row, "radius": repr(row["radius"]), "votes": votes_text(row)} for row in rows)
-    cells = [[*row.values(), *about.values()] for row in written]
+    cells = [[*row.values(), *shared.values()] for row in written]
     print(csv_text([[*rows[0], *about], *cells]), end="")
 
 
