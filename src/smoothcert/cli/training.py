@@ -88,7 +88,9 @@ def train(
     images = load(final.dataset, "train", final.image_size)
     print_data_notes(console, images)
     if images.split == UNSPLIT and leads():
-        print_note(console, f"{images.name} has no split: all {len(images):,} images are trained on; certify others")
+        text = f"{images.name} has no split: all {len(images):,} images are trained on; certify others"
+        folders = ", or keep some apart: PATH/train/CLASS and PATH/test/CLASS"
+        print_note(console, text + (folders if images.name.startswith("folder:") else ""))
     train_with_bar(
         *(final, images, out),
         resume=resume,

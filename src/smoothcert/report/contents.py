@@ -7,6 +7,7 @@ from pathlib import Path
 
 from smoothcert.certification.certificates import CertificatesFile, read_certificates
 from smoothcert.certification.shards import missing_rows
+from smoothcert.data import UNSPLIT
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file
 from smoothcert.io.results import settings_path
@@ -204,7 +205,14 @@ def _differences(summary: Summary, whole: CertificatesFile) -> list[str]:
     """What tells the numbers of a run from those of a usual one; `whole` is its file with all images."""
     fewer = summary.images < len(whole.rows)
     counted = [f"only the {summary.images:,} images that all runs of its σ have are counted"] if fewer else []
-    return [*_trained_otherwise(summary), *_incomplete(whole), *counted]
+    return [*_trained_on_these(summary), *_trained_otherwise(summary), *_incomplete(whole), *counted]
+
+
+def _trained_on_these(summary: Summary) -> list[str]:
+    """Whether the run was trained on the images that were certified: data without a split."""
+    dataset, split = (summary.file.settings.get(key) for key in ("dataset", "split"))
+    same = split == UNSPLIT and dataset == summary.recipe.get("dataset")
+    return ["certified on images that it was trained on: new images may do worse"] if same else []
 
 
 def _incomplete(file: CertificatesFile) -> list[str]:
