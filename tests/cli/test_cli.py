@@ -494,7 +494,7 @@ def test_merge_and_recertify_commands(run_cli: Cli, run: Path, tmp_path: Path) -
     assert [r.index for r in read_certificates(tmp_path / "whole.tsv").rows] == [0, 1, 2, 3]
     code, out, _ = run_cli("recertify", tmp_path / "whole.tsv", "--alpha", 0.01)
     assert code == 0
-    assert f"next: smoothcert report {tmp_path / 'whole-alpha0.01.tsv'}" in out
+    assert "whole-alpha0.01.tsv" in out
     assert "both files" not in out
     assert f"reports about {run} now show both files" in run_cli("recertify", shards[0], "--alpha", 0.01)[1]
     before, after = (read_certificates(tmp_path / f"whole{x}.tsv").rows for x in ("", "-alpha0.01"))

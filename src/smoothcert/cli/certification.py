@@ -232,9 +232,7 @@ def recertify(
     target = out if out is not None else file.with_name("-".join(words) + (file.name.removeprefix(stem(file)) or PLAIN))
     rows = recompute(file, target, alpha=alpha, bound=bound)
     total = read_content(file, "a certificates file").count(b"\n") - 1  # a log has rows that cannot be recomputed
-    console.print(
-        f"wrote {rows:,} of {total:,} rows to {target}; next: {command_line('report', target)}", soft_wrap=True
-    )
+    console.print(f"wrote {rows:,} of {total:,} rows to {target}", soft_wrap=True)
     if target.parent == file.parent and file.parent.name == CERTIFICATES:
         text = f"reports about {file.parent.parent} now show both files, and do not rank them; --out writes elsewhere"
         print_note(console, text)
