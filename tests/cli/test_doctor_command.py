@@ -213,7 +213,10 @@ def test_names_of_outputs_correct_the_order_of_folders(workplace: Path, run_cli:
         ("runs/nope", "runs/nope"),
         ("--model net.py:mean --hub hf:a --dataset npz:grey.npz", "give --model or --hub, not both"),
         ("--hub vit --dataset npz:grey.npz", "--hub: expected hf:NAME, timm:NAME"),
-        ("--hub hf:a --dataset npz:grey.npz --init weights.pt", "--init: expected none with a run folder or --hub"),
+        (
+            "--hub hf:a --dataset npz:grey.npz --init weights.pt",
+            "--init: expected none with a run folder or --hub, which have weights; leave it out, or",
+        ),
         ("--model net.py --dataset npz:grey.npz", "got net.py; add the name of the function after a colon"),
         ("--model net.pt --dataset npz:grey.npz", "after a colon; weights in a file are --init FILE"),
         ("--model net.py:mean --dataset npz:grey.npz --sigma -1", "sigma"),

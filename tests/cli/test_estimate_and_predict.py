@@ -130,7 +130,7 @@ def test_predict_attack_and_serve_with_weights_in_a_file(
     for wrong, message in (
         (("serve", *network, "--port", 0), "--image-size: missing; give the side of the images, or --dataset NAME"),
         (("serve", *network[:4]), "--sigma: missing; give the noise level for nets.py:linear"),
-        (("serve", *network, "--image-size", -8), "'--image-size': Input should be greater than or equal to 1, got -8"),
+        (("serve", *network, "--image-size", -8), "'--image-size': expected at least 1, got -8"),
         (
             ("predict", *network, "dark.png", "--dataset", "npz:three.npz"),
             "expected logits of shape [1, 3], got [1, 2]",

@@ -70,7 +70,7 @@ def test_overrides_change_what_they_name() -> None:
     [
         ("epochs", "expected key=value"),
         ("epochs=0", "epochs: expected at least 1, got 0"),
-        ("epochs=many", "epochs: expected a valid integer"),
+        ("epochs=many", "epochs: expected a valid integer, got 'many'"),
         ("epoch=3", "epoch: unknown key; did you mean epochs"),
         ("learning_rat=3", "did you mean learning_rate"),
         ("sigma=-1", "sigma: expected greater than 0, got -1"),

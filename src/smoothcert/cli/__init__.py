@@ -3,7 +3,6 @@
 import codecs
 import io
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -91,10 +90,11 @@ def parser_message(error: typer.TyperException) -> str:
     """Return the message of the parser, with the value that it could not read if the message does not repeat it."""
     from pydantic import ValidationError
 
+    from smoothcert.io.field_errors import in_plain_words
+
     message = error.format_message()
     if isinstance(error.__cause__, ValidationError):
-        message = message.replace("Value error, ", "", 1)
-        message = re.sub(r"Input should be a valid (\w+), unable to parse .*", r"expected a valid \1", message)
+        message = in_plain_words(message.replace("Value error, ", "", 1))
         value = error.__cause__.errors()[0]["input"]
         message += f", got {value}" if repr(value) not in message else ""
     if message.startswith("Missing") and (context := getattr(error, "ctx", None)):

@@ -203,10 +203,8 @@ class NetworkOptions(ImageOptions):
         for folder in folders:
             check_run_folder(folder)
         if self.init is not None and (folders or published):
-            raise RequestError(
-                "--init: expected none with a run folder or --hub, which have weights; leave it out, or give --model "
-                "hf:NAME with it"
-            )
+            instead = "leave it out" if folders else "leave it out, or give the name of --hub as --model"
+            raise RequestError(f"--init: expected none with a run folder or --hub, which have weights; {instead}")
         check_dataset(self.dataset)
 
     def chosen_data(self, run: "Run | None") -> tuple[str, int | None]:

@@ -1,6 +1,7 @@
 """Turn the validation errors of pydantic into one line for the user."""
 
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args
 
@@ -80,10 +81,16 @@ def _describe(kind: type[BaseModel], error: Any, prefix: str) -> str:
     if error["type"] == "frozen_instance":
         example = f"`{error['loc'][-1]}: float = 1.0`"
         return f"{field}: expected no assignment to self, got one; declare {example} in the class, or use a variable"
-    expected = str(error["msg"]).removeprefix("Input should be ")
-    for words, plain in PLAIN_WORDS.items():
-        expected = expected.replace(words, plain)
+    expected = in_plain_words(str(error["msg"])).removeprefix("expected ")
     return f"{field}: expected {expected}, got {shown(repr(error['input']))}"
+
+
+def in_plain_words(message: str) -> str:
+    """A message of pydantic, or one that ends with it, in the words of our messages."""
+    message = re.sub(r", unable to parse .*", "", message).replace("Input should be ", "expected ", 1)
+    for words, plain in PLAIN_WORDS.items():
+        message = message.replace(words, plain)
+    return message
 
 
 def shown(text: str) -> str:
