@@ -213,6 +213,7 @@ def test_predict_of_a_run_in_json(run_cli: Cli, trained_run: Path, place: Path) 
     assert row["radius"] <= json.loads(out)["largest_radius"]
     assert run_cli("predict", run)[2] == f"smoothcert: expected image files after {run}, got none; name some\n"
     assert "expected none with a run folder" in run_cli("predict", run, "digit.png", "--image-size", 28)[2]
+    assert "--ensemble makes one classifier of runs" in run_cli("predict", run, run, "digit.png")[2]
     wrong = run_cli("predict", run, "digit.png", "--sigma", -1, "--device", "cpu")
     assert wrong == (2, "", "smoothcert: sigma: expected a number > 0, got -1.0\n"), "without a warning before it"
     code, _, err = run_cli("predict", run, "digit.png", "--n", 100, "--sigma", 1.0, "--device", "cpu")

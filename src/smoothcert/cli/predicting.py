@@ -111,6 +111,8 @@ def runs_and_images(paths: Sequence[Path], request: ClassifierOptions) -> tuple[
     if not images:
         raise RequestError(f"expected image files after {paths[0]}, got none; name some")
     for image in images:
+        if (image / RECIPE).exists() and not request.kind:
+            raise RequestError(f"{image}: expected an image file, got a run; --ensemble makes one classifier of runs")
         check_file(image, "an image file")
     return runs, images
 

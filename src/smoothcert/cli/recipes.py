@@ -128,7 +128,7 @@ def recipe_for_data(
         trained=trained,
     )
     if leads():
-        print_note(console, f"without a preset: {describe_choices(recipe)}; --set changes them")
+        print_note(console, f"defaults without a preset: {describe_choices(recipe)}; --set changes them")
     return recipe
 
 
