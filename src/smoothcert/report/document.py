@@ -14,7 +14,7 @@ from smoothcert.report.headline import STATISTICS
 from smoothcert.report.html import html_page
 from smoothcert.report.layout import Layout, comma_separated, escape_latex, latex, markdown, terminal
 from smoothcert.report.names import by_sigma, facts_of
-from smoothcert.report.tables import CAPTION, RANKED, SEEDS_CAPTION
+from smoothcert.report.tables import CAPTION, RANKED, RANKED_SEEDS, SEEDS_CAPTION
 
 PUBLISHED_ROWS = "the published row under each run, and the difference: run minus published, accuracies in points"
 BELOW = "Below each run: the published row, and run minus published (accuracies in points)."
@@ -85,8 +85,7 @@ def latex_document(contents: Contents) -> str:
         known = {column.key for column in contents.seeds_table.columns}
         asked = [key for key in contents.latex.columns if key in known]
         means = _chosen(contents.seeds_table, [*asked, "seeds"] if asked else ())
-        bold = "Bold: better than every other mean of its σ by more than two standard errors over seeds."
-        caption = f"Mean ± sample standard deviation over training seeds. {bold}"
+        caption = f"Mean ± sample standard deviation over training seeds. Bold: {RANKED_SEEDS}."
         parts.append(latex(means, caption, "tab:certified-seeds"))
     return "\n".join(parts)
 
