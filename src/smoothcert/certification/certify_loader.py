@@ -181,7 +181,7 @@ def _stream(
             writer = stack.enter_context(certificates_writer(plain, settings, provenance))
         bar = stack.enter_context(terminal_bar(MofNCompleteColumn(), TimeRemainingColumn(), shown=progress))
         task = bar.add_task("certify", total=source.inputs)
-        existing = {} if writer is None else {row.index: row for row in writer.done}
+        existing, recorded = {} if writer is None else {row.index: row for row in writer.done}, False
         for inputs, labels in chain(first, batches):
             indices = list(range(position, position + len(inputs)))
             rows = {index: existing[index] for index in indices if index in existing}
@@ -195,7 +195,9 @@ def _stream(
                 fresh = prepared.rows(inputs[places], *of_part, time.perf_counter())
                 rows |= {row.index: row for row in fresh}
                 if writer is not None:
-                    update_provenance(writer.path, provenance, more=True)
+                    if not recorded:  # before the first new row, and only if there is one
+                        update_provenance(writer.path, provenance, more=True)
+                        recorded = True
                     writer.append(fresh)
             position += len(inputs)
             bar.update(task, completed=position)
