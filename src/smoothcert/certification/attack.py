@@ -22,7 +22,14 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from smoothcert.attacks import attacked, smoothed_pgd
-from smoothcert.certification.attack_file import AttackedImage, AttacksFile, attacks_writer, read_attacks
+from smoothcert.certification.attack_file import (
+    SAME_IF_BOTH_HAVE_IT,
+    SAME_OR_IN_NEITHER,
+    AttackedImage,
+    AttacksFile,
+    attacks_writer,
+    read_attacks,
+)
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.certification.subject import Certifiable, Subject, as_images, data_settings
 from smoothcert.data import Images
@@ -42,12 +49,6 @@ INSIDE = 1 - 1e-6
 """Factor on the radius of the ball, because the norm of a float32 perturbation has a relative error of about 1e-7."""
 RELATIVE_STEP = 2.5
 """Step size * steps / radius: enough to reach the sphere and to move along it."""
-SAME_IF_BOTH_HAVE_IT = (
-    *("dataset", "split", "images_sha256"),
-    *("noise", "sigma", "sound", "precision", "weights_sha256", "classes_sha256"),
-)
-SAME_OR_IN_NEITHER = ("consensus", "denoiser", "cascade")
-"""Settings in which certificates and attack must agree; otherwise they describe other images or classifiers."""
 
 
 class AttackRecipe(Recipe):

@@ -22,6 +22,12 @@ from smoothcert.smoothing.certificate import ABSTAIN
 
 COLUMNS = ("idx", "label", "predict", "distance", "certified_radius", "contradiction", "radius", "time")
 HEADER = "\t".join(COLUMNS) + "\n"
+SAME_IF_BOTH_HAVE_IT = (
+    *("dataset", "split", "images_sha256"),
+    *("noise", "sigma", "sound", "precision", "weights_sha256", "classes_sha256"),
+)
+SAME_OR_IN_NEITHER = ("consensus", "denoiser", "cascade")
+"""Settings in which certificates and attack must agree; otherwise they describe other images or classifiers."""
 
 
 @dataclass(frozen=True, slots=True)

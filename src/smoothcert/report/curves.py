@@ -9,7 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from smoothcert.certification.attack_file import AttacksFile, read_attacks
+from smoothcert.certification.attack_file import (
+    SAME_IF_BOTH_HAVE_IT,
+    SAME_OR_IN_NEITHER,
+    AttacksFile,
+    read_attacks,
+)
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.certification.columns import Columns, Floats
 from smoothcert.io.compressed import result_files
@@ -75,8 +80,7 @@ def _attacks_on(file: CertificatesFile) -> list[AttacksFile]:
     """The attacks in the folder of the run on the classifier and data that `file` certifies."""
     run = run_of_certificates(file.path)
     attacks = [] if run is None else [read_attacks(path) for path in result_files(run / "attacks")]
-    classifier = ("weights_sha256", "classes_sha256", "denoiser", "consensus", "cascade", "precision")
-    keys = (*classifier, "noise", "sigma", "sound", "dataset", "split", "images_sha256")
+    keys = (*SAME_IF_BOTH_HAVE_IT, *SAME_OR_IN_NEITHER)
     # Settings that are off may also be unrecorded.
     wanted = [file.settings.get(key) or None for key in keys]
     return [a for a in attacks if a.rows and [a.settings.get(key) or None for key in keys] == wanted]
