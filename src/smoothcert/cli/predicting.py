@@ -122,10 +122,10 @@ def about_radii(
 ) -> dict[str, Any]:
     """Return what all radii depend on, and the largest one that n votes can show."""
     from smoothcert.models.precision import resolve_precision
-    from smoothcert.smoothing.certificate import certified_radius
+    from smoothcert.smoothing.certificate import largest_radius
 
-    noise, coin = smoothed.noise, 0.0 if bound == "randomized" else None
-    ceiling = certified_radius(n, 0, n, noise, alpha, two_sided=bound == "two-sided", coin=coin)
+    noise = smoothed.noise
+    ceiling = largest_radius(n, noise, alpha, bound)
     about = {"n": n, "alpha": alpha, "bound": bound, "sigma": noise.sigma, "noise": noise.name}
     precision = resolve_precision(smoothed.precision, device)
     return {**about, "norm": noise.norm, "largest_radius": ceiling, "precision": precision}

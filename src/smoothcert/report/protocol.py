@@ -3,10 +3,10 @@
 import numpy as np
 
 from smoothcert.certification.certificates import CertificatesFile
-from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED, RANDOMIZED, TWO_SIDED
+from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED, RANDOMIZED
 from smoothcert.noise import NOISES, Gaussian
 from smoothcert.smoothing.cascade import stage_error
-from smoothcert.smoothing.certificate import certified_radius
+from smoothcert.smoothing.certificate import largest_radius
 
 MANY_IMAGES = 20
 """This many images of one class, and no other, are not a coincidence."""
@@ -43,8 +43,7 @@ def ceiling_of(file: CertificatesFile, sigma: float | None, n: int | None, alpha
     if sigmas := file.settings.get("cascade"):
         errors = [stage_error(n, n, stage, len(sigmas), alpha) for stage in range(len(sigmas))]
         return max(Gaussian(s).radius(error) for s, error in zip(sigmas, errors, strict=True))
-    coin = 0.0 if file.is_randomized else None
-    return certified_radius(n, 0, n, Gaussian(sigma), alpha, two_sided=bound_of(file) == TWO_SIDED, coin=coin)
+    return largest_radius(n, Gaussian(sigma), alpha, bound_of(file))
 
 
 def protocol_of(file: CertificatesFile, n: int | None, alpha: float | None) -> dict[str, object]:
