@@ -156,6 +156,30 @@ def test_first_table_of_the_readme_equals_the_results() -> None:
     assert table[2:] == [f"| {' | '.join([label, *cells])} |" for label, cells in expected.items()]
 
 
+CIFAR10_OF_THE_README = {
+    "Gaussian": "cifar10/gaussian",
+    "Consistency": "cifar10/consistency",
+    "SmoothMix + one-step adversary": "cifar10/smoothmix-one-step",
+    "Sun et al.": "beyond/cifar10-sun2024",
+    "[three networks as one](docs/best-recipe.md#cifar10best)": "beyond/cifar10-ensemble",
+}
+
+
+def test_second_table_of_the_readme_equals_the_results() -> None:
+    table = table_from(RESULTS.parent / "README.md", "| CIFAR-10")[2:]
+    printed = {(run.label, run.sigma): f"{run.acr:.3f}" for run in paper_runs("smoothmix/table1")}
+    printed |= {("Sun et al.", 0.5): "0.760", ("Sun et al.", 1.0): "0.844"}
+    for line, (label, name) in zip(table, CIFAR10_OF_THE_README.items(), strict=True):
+        cells = [label]
+        for sigma in (0.5, 1.0):
+            ((_, path),) = find_certificates([RESULTS / f"{name}-{sigma}"])
+            file = read_certificates(path)
+            assert [row.index for row in file.rows] == list(range(0, 10_000, 20))
+            assert file.settings["n"] == 100_000
+            cells += [f"{file.acr:.3f}", printed.get((label, sigma), "")]
+        assert " ".join(line.split()) == " ".join(f"| {' | '.join(cells)} |".split())
+
+
 def estimate_for_more_images(many_votes: str, many_images: str) -> str:
     """The ACR of few images with many votes, corrected by more images with few votes; its standard error in brackets.
 
