@@ -18,6 +18,7 @@ from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.columns import columns_of
 from smoothcert.io.text import duration
 from smoothcert.io.written_files import MANIFEST, refuse_foreign_files
+from smoothcert.papers.presets import PRESETS
 from smoothcert.papers.rows import paper_runs, published_for
 from smoothcert.report import contents, find_certificates, style, write_report
 from smoothcert.training.metrics import METRICS, epochs_in
@@ -160,7 +161,7 @@ CIFAR10_OF_THE_README = {
     "Gaussian": "cifar10/gaussian",
     "Consistency": "cifar10/consistency",
     "SmoothMix + one-step adversary": "cifar10/smoothmix-one-step",
-    "Sun et al.": "beyond/cifar10-sun2024",
+    "Sun et al. (`cifar10/best`)": "beyond/cifar10-sun2024",
     "[three networks as one](docs/best-recipe.md#cifar10best)": "beyond/cifar10-ensemble",
 }
 
@@ -168,7 +169,8 @@ CIFAR10_OF_THE_README = {
 def test_second_table_of_the_readme_equals_the_results() -> None:
     table = table_from(RESULTS.parent / "README.md", "| CIFAR-10")[2:]
     printed = {(run.label, run.sigma): f"{run.acr:.3f}" for run in paper_runs("smoothmix/table1")}
-    printed |= {("Sun et al.", 0.5): "0.760", ("Sun et al.", 1.0): "0.844"}
+    sun = PRESETS["cifar10/sun2024"].published_acr
+    printed |= {("Sun et al. (`cifar10/best`)", sigma): f"{sun(sigma):.3f}" for sigma in (0.5, 1.0)}
     for line, (label, name) in zip(table, CIFAR10_OF_THE_README.items(), strict=True):
         cells = [label]
         for sigma in (0.5, 1.0):
@@ -262,20 +264,21 @@ def test_cost_table_equals_the_runs() -> None:
 
 CIFAR10_ROWS = {
     "ensemble of the three rows below": "beyond/cifar10-ensemble-0.5",
-    "`cifar10/sun2024`": "beyond/cifar10-sun2024-0.5",
-    "`cifar10/best`": "beyond/cifar10-best-0.5",
+    "`cifar10/best`": "beyond/cifar10-sun2024-0.5",
+    "`cifar10/consistency-cosine`": "beyond/cifar10-consistency-cosine-0.5",
     "`cifar10/smoothmix`": "cifar10/smoothmix-0.5",
     "`cifar10/consistency`, seed 1": "cifar10/consistency-0.5-seed1",
     "`cifar10/consistency`": "cifar10/consistency-0.5",
-    "`cifar10/sun2024` with the schedule of `cifar10/best`": "beyond/cifar10-attack-cosine-0.5",
+    "`cifar10/best` with a cosine schedule": "beyond/cifar10-attack-cosine-0.5",
     "`cifar10/gaussian`": "cifar10/gaussian-0.5",
 }
 CIFAR10_ROWS_1 = {
     "ensemble": "beyond/cifar10-ensemble-1.0",
-    "`cifar10/sun2024` = `cifar10/best`": "beyond/cifar10-sun2024-1.0",
+    "`cifar10/best`": "beyond/cifar10-sun2024-1.0",
     "`cifar10/smoothmix-one-step`": "cifar10/smoothmix-one-step-1.0",
     "`cifar10/consistency`": "cifar10/consistency-1.0",
-    "the schedule above": "beyond/cifar10-cosine-1.0",
+    "`cifar10/consistency`, seed 1": "cifar10/consistency-1.0-seed1",
+    "`cifar10/consistency-cosine`": "beyond/cifar10-consistency-cosine-1.0",
     "`cifar10/gaussian`": "cifar10/gaussian-1.0",
 }
 SMOOTHMIX_1, SMOOTHMIX_HALF = "mnist/smoothmix-eta5-one-step-adversary-1.0", "mnist/smoothmix-eta5-0.5"
@@ -339,7 +342,7 @@ def counted_radii(run: str, skip: int) -> dict[int, float]:
 
 
 MODELS = {
-    "cifar10-best-0.5": "beyond/cifar10-best-0.5",
+    "cifar10-best-0.5": "beyond/cifar10-sun2024-0.5",
     "cifar10-best-1.0": "beyond/cifar10-sun2024-1.0",
     "mnist-best-0.5": "beyond/mnist-best-0.5",
     "mnist-best-1.0": "beyond/mnist-best-1.0",

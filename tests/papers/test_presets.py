@@ -121,13 +121,13 @@ def test_catrs_as_published() -> None:
 
 
 def test_our_recipes_are_those_that_were_measured() -> None:
-    """Those of the certified runs in results/. At sigma 1.0 `cifar10/best` is the method of Sun et al."""
-    cosine = load_train_recipe(RESULTS / "beyond/cifar10-cosine-1.0/recipe.yaml")
-    assert preset("cifar10/best", 0.5) == with_overrides(cosine, ["sigma=0.5"])
-    assert load_train_recipe(RESULTS / "beyond/cifar10-best-0.5/recipe.yaml") == preset("cifar10/best", 0.5)
-    assert load_train_recipe(RESULTS / "beyond/cifar10-sun2024-1.0/recipe.yaml") == preset("cifar10/best", 1.0)
-    assert preset("cifar10/best", 1.0) == preset("cifar10/sun2024", 1.0)
+    """Those of the certified runs in results/. `cifar10/best` is the method of Sun et al."""
+    for sigma in (0.25, 0.5, 1.0):
+        assert preset("cifar10/best", sigma) == preset("cifar10/sun2024", sigma)
     for sigma in (0.5, 1.0):
+        for name in ("sun2024", "consistency-cosine"):
+            measured = load_train_recipe(RESULTS / f"beyond/cifar10-{name}-{sigma}/recipe.yaml")
+            assert measured == preset(f"cifar10/{name}", sigma)
         assert load_train_recipe(RESULTS / f"beyond/mnist-best-{sigma}/recipe.yaml") == preset("mnist/best", sigma)
         measured = load_train_recipe(RESULTS / f"beyond/mnist-attacked-noise-{sigma}/recipe.yaml")
         assert measured == with_overrides(preset("mnist/attacked-noise", sigma), ["seed=2"])
@@ -178,7 +178,7 @@ def test_preset_trains_two_steps(name: str, tmp_path: Path) -> None:
     recipe = preset(name)
     size = recipe.objective.num_noise * 2 if recipe.objective.chunked else 2
     changes = [f"batch_size={size}", "epochs=1", "learning_rate_warm_up=0"]
-    if name == "cifar10/sun2024":
+    if name in ("cifar10/best", "cifar10/sun2024"):
         changes += ["epochs=5", "sampler.start=3", "sampler.discard_below=0", "learning_rate_drops=[]"]
         changes += ["objective.noise_attack.first_epoch=3", "objective.noise_attack.steps=2"]
     changes += ["model=resnet20"] if recipe.model != "lenet" and name != "imagenet/gaussian" else []
