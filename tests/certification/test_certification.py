@@ -25,7 +25,7 @@ from smoothcert.certification.certificates import CertifiedImage, read_certifica
 from smoothcert.certification.certify_dataset import Certification, CertificationStatus, certify_dataset
 from smoothcert.certification.prepare import Prepared
 from smoothcert.certification.recertify import recertify
-from smoothcert.certification.settings import CertifyRecipe, CertifySettings, images_at_once, unreachable_radius
+from smoothcert.certification.settings import CertifyRecipe, CertifySettings, images_at_once
 from smoothcert.certification.shards import chosen_images, merge_certificates
 from smoothcert.certification.subject import missing_classes
 from smoothcert.classifier import image_layout
@@ -226,17 +226,6 @@ def test_classes_missing_by_chance_are_not_reported() -> None:
 @pytest.mark.parametrize(("n", "images"), [(100_000, 1), (1_000, 5), (5_000, 2)])
 def test_rows_are_written_often(n: int, images: int) -> None:
     assert images_at_once(recipe(n=n)) == images
-
-
-def test_unreachable_radius_is_reported_with_the_votes_needed() -> None:
-    assert unreachable_radius(recipe(n=1000), 1.2) is None
-    warning = unreachable_radius(recipe(n=1000), 1.5)
-    assert warning is not None
-    assert "at most 1.231" in warning
-    needed = int(warning.split("; n = ")[1].split(" ")[0].replace(",", ""))
-    assert unreachable_radius(recipe(n=needed), 1.499) is None
-    assert unreachable_radius(recipe(n=needed - 10), 1.5) is not None
-    assert "no n can" in str(unreachable_radius(recipe(n=1000), 50.0))
 
 
 def test_shards_merge_into_the_whole(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from smoothcert import CertifySettings, RequestError, certify_dataset, load, read_certificates, report
 from smoothcert.certification.recertify import recertify
-from smoothcert.certification.settings import unreachable_radius
 from smoothcert.data import ImageData
 from smoothcert.errors import WorkError
 from smoothcert.report import write_report
@@ -105,13 +104,10 @@ def test_published_numbers_are_not_compared_with_it(folder: Path, run_cli: Cli, 
         published_rows([("run", read_certificates(path))], lambda _: row)
 
 
-def test_rules_that_do_not_fit_are_refused_and_ceilings_are_its_own(tmp_path: Path) -> None:
+def test_rules_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises((RequestError, ValidationError), match="expected one-sided together with radii, got randomized"):
         CertifySettings(bound="randomized", radii=(0.5,))
     assert CertifySettings(bound="randomized").default_path(tmp_path, None).name == "test-n100000-randomized.tsv"
-    for bound, warns in (("one-sided", True), ("randomized", False)):
-        settings = CertifySettings(sigma=1.0, bound=bound)
-        assert (unreachable_radius(settings, 4.0) is not None) == warns
 
 
 def test_commands_take_the_bound_and_say_so(run_cli: Cli, folder: Path, test_data: ImageData, tmp_path: Path) -> None:

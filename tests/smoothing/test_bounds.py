@@ -17,7 +17,6 @@ from smoothcert.smoothing.bounds import (
     randomized_error_bound,
     smallest_error_bound,
     top_two_p_value,
-    votes_needed,
 )
 
 
@@ -101,13 +100,3 @@ def test_top_two_p_value_is_the_binomial_test(a: int, b: int) -> None:
     high, low = max(a, b), min(a, b)
     reference = stats.binomtest(high, high + low).pvalue if high + low else 1.0
     assert top_two_p_value(high, low) == pytest.approx(reference, rel=1e-9)
-
-
-@pytest.mark.parametrize("q", [0.4, 0.02, 1e-4, 1 - 0.001 ** (1 / 12)])  # the last: 12 votes, but for rounding
-def test_votes_needed_is_the_least_n(q: float) -> None:
-    n = votes_needed(q, 0.001)
-    assert smallest_error_bound(n, 0.001) <= q < smallest_error_bound(n - 1, 0.001)
-
-
-def test_one_vote_is_enough_for_a_large_error() -> None:
-    assert votes_needed(0.9991, 0.001) == 1

@@ -104,6 +104,48 @@ def test_two_stages_ask_the_first_votes_and_round_up_to_blocks(n: int, loss: flo
         assert dict(c.votes) == {cls: int(k) for cls, k in enumerate(fresh) if k}
 
 
+RULES = {
+    "one-sided": Rule(n0=20, n=1, alpha=0.1),
+    "two-sided": Rule(n0=20, n=1, alpha=0.1, two_sided=True),
+    "randomized": Rule(n0=20, n=1, alpha=0.1, randomized=True),
+    "sound": Rule(n0=20, n=1, alpha=0.1, slack=0.02),
+    "one radius": Rule(n0=20, n=1, alpha=0.1, radii=(0.45,)),
+    "radii": Rule(n0=20, n=1, alpha=0.1, radii=(0.2, 0.45), hold_back=True),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_votes_that_a_radius_needs_are_found_by_trying_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smoothcert.smoothing.rules.coin_of", lambda seed: 2.0**-53)
+    rule, radius, image = RULES[name], 0.45, at_distances(50.0)  # so far that all votes agree
+    n = next(n for n in range(1, 100) if certify(replace(rule, n=n), image)[0].radius >= radius)
+    assert replace(rule, n=n).unreachable(radius, Gaussian(SIGMA)) is None
+    assert str(replace(rule, n=n - 1).unreachable(radius, Gaussian(SIGMA))).endswith(f"; n = {n:,} can")
+    assert str(rule.unreachable(radius, Gaussian(SIGMA))).endswith(f"; n = {n:,} can")
+    assert "at most" in str(rule.unreachable(20.0, Gaussian(SIGMA)))
+    assert str(rule.unreachable(20.0, Gaussian(SIGMA))).endswith("; no n up to 1,000,000,000 can at sigma 0.5")
+
+
+def test_the_votes_that_a_radius_needs_allow_for_what_two_stages_give_up() -> None:
+    class Agreeing(VoteCounter):
+        """All votes are for class 1, and none are rounded up to blocks."""
+
+        def block(self, device: torch.device, n: int) -> int:
+            return 1
+
+        def count(self, images: Tensor, seeds: object, stage: object, n: int, **options: object) -> np.ndarray:
+            return np.array([[0, n]] * len(images))
+
+    def largest(n: int) -> float:
+        agreeing = Agreeing(half_space, Gaussian(SIGMA), 2)
+        return replace(rule, n=n).certify(agreeing, at_distances(50.0), [(11, 0)])[0].radius
+
+    rule, radius = Rule(n0=20, n=100, alpha=0.1, radius_loss=0.05), 1.45
+    n = next(n for n in range(1200, 2000) if largest(n) >= radius)
+    assert str(rule.unreachable(radius, Gaussian(SIGMA))).endswith(f"; n = {n:,} can")
+    assert replace(rule, n=n - 100, radius_loss=None).unreachable(radius, Gaussian(SIGMA)) is None
+
+
 def test_grid_spends_alpha_and_keeps_the_slack() -> None:
     """Each radius, slightly enlarged, is tested at the whole alpha, or at the part that is not held back."""
     rule, look = Rule(n0=10, n=1000, alpha=0.01, radii=(0.1, 0.2), slack=0.003), 500

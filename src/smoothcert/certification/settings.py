@@ -12,12 +12,10 @@ from torch import nn
 
 from smoothcert.certification.shards import Selection
 from smoothcert.errors import RequestError
-from smoothcert.io.text import radius_text
 from smoothcert.models.denoised import Denoised
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.models.precision import DTYPES, at_precision, resolve_precision
 from smoothcert.noise import NOISES
-from smoothcert.smoothing.bounds import smallest_error_bound, votes_needed
 from smoothcert.smoothing.certificate import MOST_VOTES
 from smoothcert.smoothing.integer_noise import IntegerGaussian
 from smoothcert.smoothing.rules import Rule
@@ -163,20 +161,6 @@ class CertifyRecipe(CertifySettings):
     hold_back: bool = False
     batch_size: int = Field(default=500, ge=1, le=MOST_VOTES)
     seed: int = Field(ge=0)
-
-
-def unreachable_radius(settings: CertifySettings, radius: float) -> str | None:
-    """Return a warning if n votes cannot certify `radius` even if all agree, with the n that can; else None."""
-    if settings.sigma is None:
-        return None
-    noise = NOISES[settings.noise or "gaussian"](settings.sigma)
-    ceiling = noise.radius(smallest_error_bound(settings.n, settings.alpha, randomized=settings.bound == "randomized"))
-    if radius <= ceiling:
-        return None
-    q = noise.error_at(radius)
-    enough = f"n = {votes_needed(q, settings.alpha):,} can" if q > 1e-15 else f"no n can at sigma {settings.sigma}"
-    most = radius_text(ceiling)
-    return f"n = {settings.n:,} votes cannot certify radius {radius:g} (at most {most}); {enough}"
 
 
 def make_counter(

@@ -14,7 +14,7 @@ from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.estimate import CertificationEstimate
-from smoothcert.certification.settings import CertifySettings, make_rule, unreachable_radius
+from smoothcert.certification.settings import CertifySettings, make_rule
 from smoothcert.certification.subject import missing_classes
 from smoothcert.cli.advice import (
     accuracy_warning,
@@ -38,6 +38,7 @@ from smoothcert.noise import NOISES, sigma_warning
 from smoothcert.report.progress import certification_bar, print_data_notes, print_note, print_warning
 from smoothcert.report.summary import default_radii, summarize
 from smoothcert.smoothing.accuracy import NoiseAccuracy
+from smoothcert.smoothing.cascade import stage_alphas
 from smoothcert.training.checkpoint import Run
 from smoothcert.training.denoiser import Denoiser
 from smoothcert.training.recipe import parse_recipe
@@ -125,10 +126,13 @@ def certify_target(request: Request, target: Target, images: Images, device: tor
     """Certify the missing images of `target`; print warnings, notes and progress; return it with its final path."""
     console, settings = request.console, target.settings
     indices = settings.selection(len(images)).indices
-    if settings.radii and settings.sigma is not None:  # refuses radii that no n certifies, before there are warnings
-        recipe = settings.completed({}, device, images.shape)
-        make_rule(recipe, images.shape).errors_at_radii(NOISES[recipe.noise](recipe.sigma))
-    retrain = print_warnings(request, target, images)
+    recipe = settings.completed({}, device, images.shape)
+    rule, noise = make_rule(recipe, images.shape), NOISES[recipe.noise](recipe.sigma)
+    rule.errors_at_radii(noise)  # refuses radii that no n certifies, before there are warnings
+    if isinstance(target.combined, Cascade):  # whose first stage certifies the largest radii
+        rule = replace(rule, alpha=stage_alphas(rule.alpha, len(target.combined.stages))[0])
+    asked = [request.radius] if request.radius is not None else settings.radii[-1:]
+    retrain = print_warnings(request, target, images, [rule.unreachable(radius, noise) for radius in asked])
     network: Any = target.combined or target.first
     if network is None:
         note = partial(print_note, console) if group.leads else silent
@@ -172,7 +176,7 @@ def certify_target(request: Request, target: Target, images: Images, device: tor
     return target
 
 
-def print_warnings(request: Request, target: Target, images: Images) -> str:
+def print_warnings(request: Request, target: Target, images: Images, further: Sequence[str | None]) -> str:
     """Print what a user should know before votes are drawn; return the command that trains for this noise."""
     settings = target.settings
     commands = [retraining_command(member, member.folder, request, settings) for member in target.members]
@@ -182,13 +186,12 @@ def print_warnings(request: Request, target: Target, images: Images) -> str:
                 trained = f"{member.epoch} of {member.recipe.epochs} epochs"
                 print_note(request.console, f"{member.folder} has trained {trained}")
         print_data_notes(request.console, images, target.first.recipe.dataset if target.first is not None else None)
-        asked = [request.radius] if request.radius is not None else settings.radii[-1:]
         everything = replace(settings.selection(len(images)), shard=(1, 1)).indices
         # The stages of a cascade have the noise of their training; a classifier behind a denoiser need not know noise.
         other = request.kind == "cascade" or target.denoiser is not None
         pairs = () if other else zip(target.members, commands, strict=True)
         for warning in (
-            *(unreachable_radius(settings, radius) for radius in asked),
+            *further,
             missing_classes(images, everything),
             sigma_warning(float(settings.sigma or 0)),
             *(noise_warning(member, settings, command) for member, command in pairs),

@@ -113,16 +113,6 @@ def smallest_error_bound(n: int, alpha: float, *, randomized: bool = False) -> f
     return randomized_error_bound(n, n, alpha, 0.0) if randomized else error_upper_bound(n, n, alpha)
 
 
-def votes_needed(q: float, alpha: float) -> int:
-    """The smallest n for which n agreeing votes prove an error probability of at most q."""
-    if not 0 < q < 1:
-        raise ValueError(f"expected 0 < q < 1, got {q}")
-    n = math.ceil(math.log(alpha) / math.log1p(-q))
-    while smallest_error_bound(n, alpha) > q:
-        n += 1
-    return n
-
-
 def runner_up_upper_bound(largest_other_count: int, n: int, alpha: float) -> float:
     """Clopper-Pearson upper bound on the probability of the true runner-up, from the largest count of another class.
 

@@ -11,7 +11,7 @@ would break this, because n would depend on the votes that are then bounded.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
@@ -21,16 +21,19 @@ from scipy import special
 from torch import Tensor
 
 from smoothcert.errors import RequestError
+from smoothcert.io.text import radius_text
 from smoothcert.noise import Noise
 from smoothcert.smoothing.certificate import (
     ABSTAIN,
+    MOST_VOTES,
     Certificate,
     certificate_from_bound,
     certificate_of_class,
+    certified_radius,
     sorted_votes,
 )
-from smoothcert.smoothing.sequential import GridTest, combined_error_bound, split_alpha
-from smoothcert.smoothing.votes import VoteCounter, coin_of
+from smoothcert.smoothing.sequential import GridTest, combined_error_bound, spendable, split_alpha
+from smoothcert.smoothing.votes import NOISE_BLOCK, VoteCounter, coin_of
 
 FIRST_STAGE = 500
 """Minimum number of votes of the first stage of the two-stage rule."""
@@ -149,6 +152,31 @@ class Rule:
         qs = self.errors_at_radii(noise)
         alpha, held_back = split_alpha(self.alpha) if self.hold_back else (self.alpha, 0.0)
         return GridTest(qs, alpha, look, self.n), held_back
+
+    def largest_radius(self, noise: Noise, block: int = 1) -> float:
+        """The largest radius that the rule can certify: all votes agree, and the coin of a randomized bound is 0.
+
+        The two-stage rule may round its votes up to a multiple of `block` or less.
+        """
+        n, alpha = self.n, self.alpha
+        if self.radii:  # while no vote has failed, the looks before n have spent almost nothing
+            alpha = split_alpha(alpha)[1] if self.hold_back else spendable(alpha, n)
+        elif self.radius_loss is not None:
+            n0 = max(self.n0, FIRST_STAGE)
+            fewer = second_stage_votes(n0, n0, alpha=alpha, n_max=n, radius_loss=self.radius_loss)
+            n = min(n, fewer + block - 1)
+        coin = 0.0 if self.randomized else None
+        return certified_radius(n, 0, n, noise, alpha, two_sided=self.two_sided, coin=coin, slack=self.slack)
+
+    def unreachable(self, radius: float, noise: Noise) -> str | None:
+        """A warning if the rule can never certify `radius`, with the least n for which it can; else None."""
+        most = self.largest_radius(noise, max(NOISE_BLOCK.values()))
+        if radius <= most:
+            return None
+        numbers = range(MOST_VOTES + 1)
+        n = bisect_left(numbers, radius, lo=self.n, key=lambda n: replace(self, n=n).largest_radius(noise))
+        enough = f"n = {n:,} can" if n in numbers else f"no n up to {MOST_VOTES:,} can at sigma {noise.sigma:g}"
+        return f"n = {self.n:,} votes cannot certify radius {radius:g} (at most {radius_text(most)}); {enough}"
 
     def _sequential(self, chosen: _Chosen) -> list[Certificate]:
         """Draw votes in looks; an image leaves when its tests are decided."""

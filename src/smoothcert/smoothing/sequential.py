@@ -92,6 +92,11 @@ def _binomials(sizes: Ints, q: float, cut: float) -> dict[int, tuple[_Counts, fl
     return found
 
 
+def spendable(alpha: float, n: int, half_spent: int = HALF_SPENT) -> float:
+    """The part of alpha that the looks up to n votes may spend."""
+    return alpha * (1 - ROUNDING - CUT) * n / (n + half_spent)
+
+
 def _most_failures(q: float, alpha: float, looks: Ints, half_spent: int) -> tuple[Ints, float]:
     """The most failures with which each look claims (-1: none), and the probability of ever claiming under q."""
     sizes = np.diff(looks, prepend=0)
@@ -104,9 +109,8 @@ def _most_failures(q: float, alpha: float, looks: Ints, half_spent: int) -> tupl
         counts = counts.plus(batch)
         _, dropped, counts = counts.split_high(cut)
         spent += tails + dropped
-        allowed = alpha * (1 - ROUNDING - CUT) * n / (n + half_spent)
         # Counts below the array were cut off and paid for: the boundary may lie there at no further cost.
-        boundary[k], absorbed, counts = counts.split_low(allowed - spent)
+        boundary[k], absorbed, counts = counts.split_low(spendable(alpha, n, half_spent) - spent)
         spent += absorbed
     return boundary, spent
 

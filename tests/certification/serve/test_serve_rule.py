@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from smoothcert import RequestError
 from smoothcert.certification.serve.rule import Plan, Question, RuleName, make_plan
 from smoothcert.noise import Gaussian, Laplace, Uniform
 from smoothcert.smoothing.bounds import error_upper_bound
@@ -90,3 +91,10 @@ def test_votes_between_looks_are_refused() -> None:
     progress = make_plan(Question(1000, 0.001), NOISE, 100, 500).start(0, 2)
     with pytest.raises(ValueError, match="expected 500 votes up to the next look, got 499"):
         progress.update(np.array([499, 0]))
+
+
+def test_a_radius_that_only_a_fixed_number_of_votes_can_show_is_refused() -> None:
+    """1,000 agreeing votes show 2.46 sigma at alpha, and 2.39 sigma at the quarter of it that the test may spend."""
+    with pytest.raises(RequestError, match=r"^radius: n = 1,000 votes cannot certify radius .*; n = 1,\d+ can$"):
+        make_plan(Question(1000, 0.001, 2.43 * NOISE.sigma), NOISE, 100, 500)
+    make_plan(Question(1000, 0.001, 2.38 * NOISE.sigma), NOISE, 100, 500)

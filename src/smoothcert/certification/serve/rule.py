@@ -34,6 +34,7 @@ from typing import Literal
 import numpy as np
 from scipy import special
 
+from smoothcert.errors import RequestError
 from smoothcert.noise import Noise
 from smoothcert.smoothing.bounds import error_upper_bound, smallest_error_bound
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate, certificate_from_bound, sorted_votes
@@ -139,12 +140,14 @@ def grid_radii(noise: Noise, votes: int, alpha: float) -> tuple[float, ...]:
 
 
 def make_plan(question: Question, noise: Noise, n0: int, look: int) -> Plan:
-    """The looks of `question`, after every `look` votes; a radius that can never be certified is a RequestError."""
+    """The looks of `question`, after every `look` votes; a radius that they can never show is a RequestError."""
     n = question.votes
     if question.rule == "fixed":
         return Plan(question, noise, n0, (*range(look, n, look), n), None)
     open_question = question.radius is None
     radii = grid_radii(noise, n, question.alpha) if question.radius is None else (question.radius,)
     rule = Rule(n0=n0, n=n, alpha=question.alpha, radii=radii, hold_back=open_question)
+    if not open_question and (problem := rule.unreachable(radii[0], noise)):
+        raise RequestError(f"radius: {problem}")
     test, held_back = rule.grid(noise, min(look, n))
     return Plan(question, noise, n0, tuple(test.looks.tolist()), test, held_back)

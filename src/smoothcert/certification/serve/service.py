@@ -18,7 +18,7 @@ from smoothcert.certification.serve.engine import Engine, Job
 from smoothcert.certification.serve.log import CertificateLog
 from smoothcert.certification.serve.requests import Limits, RefusedError
 from smoothcert.certification.serve.rule import Plan, Question, make_plan
-from smoothcert.certification.settings import CertifySettings, make_counter, unreachable_radius
+from smoothcert.certification.settings import CertifySettings, make_counter
 from smoothcert.certification.subject import Subject
 from smoothcert.data import scaled_side
 from smoothcert.data.decoding import Decoder
@@ -87,11 +87,7 @@ class ServedModel:
         return votes_per_look(self.counter, self.device, MOST_VOTES)
 
     def plan(self, question: Question) -> Plan:
-        """The looks of a question; a radius that this many votes can never show is a RequestError."""
-        if question.radius is not None:
-            asked = self.settings.model_copy(update={"n": question.votes, "alpha": question.alpha})
-            if problem := unreachable_radius(asked, question.radius):
-                raise RequestError(f"radius: {problem}")
+        """The looks of a question; a radius that its votes can never show is a RequestError."""
         return _cached_plan(question, self.counter.noise, self.settings.n0, self.look)
 
     def name_of(self, cls: int) -> str:
