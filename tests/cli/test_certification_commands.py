@@ -73,13 +73,13 @@ def test_certify_prints_no_warning_for_a_trained_run(run_cli: Cli, run: Path) ->
 
 def test_another_sigma_or_noise_than_in_training_is_reported(run_cli: Cli, run: Path) -> None:
     for options, asked in (
-        (("--sigma", 0.6), "certified with gaussian noise at sigma 0.6"),
-        (("--noise", "laplace"), "certified with laplace noise at sigma 0.5"),
+        (("--sigma", 0.6), "gaussian noise at sigma 0.6"),
+        (("--noise", "laplace"), "laplace noise at sigma 0.5"),
     ):
         code, out, _ = run_cli("certify", run, *FEW, *options, "--max-images", 3, "--name", options[0].strip("-"))
         assert code == 0
         (warning,) = (line for line in out.splitlines() if line.startswith("warning"))
-        assert f"was trained with gaussian noise at sigma 0.5 and is {asked}" in warning
+        assert f"was trained with gaussian noise at sigma 0.5, not with {asked}; next: smoothcert train" in warning
         assert "next: smoothcert train --recipe" in warning
 
 
@@ -144,14 +144,14 @@ def test_a_network_that_fails_under_the_noise_is_reported(run_cli: Cli, run: Pat
     )
     accuracy = read_certificates(run / "certificates" / "test-n50-sigma8.tsv").provenance["accuracy"]
     measured = f"clean accuracy {accuracy['clean']:.0%}, under noise {accuracy['noisy']:.0%} (100 images)"
-    assert warning.startswith(f"warning: not trained under this noise: {measured}; choose a smaller --sigma or train")
+    assert warning.startswith(f"warning: not robust to this noise: {measured}; choose a smaller --sigma or train")
     words = shlex.split(warning.split("next: ")[1])
     assert words[:2] == ["smoothcert", "train"]
     few = mnist.load_sample("train").subset(torch.arange(64))
     np.savez(run / "few.npz", images=few.images[:, 0].numpy(), labels=few.labels.numpy())
     assert run_cli(*words[1:], "--set", f"dataset=npz:{run / 'few.npz'}", "--device", "cpu")[0] == 0
     code, out, _ = run_cli(*call)
-    assert "not trained under this noise" not in out, "a finished file is not judged again"
+    assert "not robust to this noise" not in out, "a finished file is not judged again"
 
 
 def test_accuracy_at_chance_is_reported(run_cli: Cli, workplace: Path) -> None:

@@ -217,4 +217,5 @@ def test_predict_of_a_run_in_json(run_cli: Cli, trained_run: Path, place: Path) 
     wrong = run_cli("predict", run, "digit.png", "--sigma", -1, "--device", "cpu")
     assert wrong == (2, "", "smoothcert: sigma: expected a number > 0, got -1.0\n"), "without a warning before it"
     code, _, err = run_cli("predict", run, "digit.png", "--n", 100, "--sigma", 1.0, "--device", "cpu")
-    assert (code, err) == (0, f"warning: {run} was trained with gaussian noise at sigma 0.5, not with this noise\n")
+    noise = "gaussian noise at sigma"
+    assert (code, err) == (0, f"warning: {run} was trained with {noise} 0.5, not with {noise} 1\n")

@@ -57,6 +57,8 @@ def test_a_classifier_that_does_not_know_the_images() -> None:
     [
         (NoiseAccuracy(100, 0.97, 0.1, 0.19, 0.12), "noise"),
         (NoiseAccuracy(40, 0.97, 0.1, 0.19, 0.12), "noise"),
+        (NoiseAccuracy(100, 0.97, 0.1, 0.60, 0.1), "noise"),  # kept 62% of its accuracy
+        (NoiseAccuracy(100, 0.45, 0.1, 0.30, 0.1), None),  # 67% of 45, which may be 75% by chance
         (NoiseAccuracy(100, 0.11, 0.1, 0.10, 0.1), "chance"),
         (NoiseAccuracy(100, 0.15, 0.1, 0.15, 0.1), "chance"),  # P(15 or more of 100 by chance) is 0.07
         (NoiseAccuracy(100, 0.16, 0.1, 0.16, 0.1), None),  # 0.04

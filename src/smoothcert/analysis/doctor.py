@@ -31,7 +31,7 @@ from smoothcert.data.images import in_unit_interval, spread
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError
 from smoothcert.noise import NOISES
-from smoothcert.smoothing.accuracy import NoiseAccuracy, clearly_below, independent_accuracy
+from smoothcert.smoothing.accuracy import NoiseAccuracy, independent_accuracy
 from smoothcert.training.checkpoint import Run
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 SIGMAS = (0.12, 0.25, 0.5, 1.0)
 """Noise levels of the table, besides the requested one."""
-KEPT = 0.75
-"""Share of the clean accuracy that a network trained under noise keeps at least."""
 EXPLAINED = (
     *("images-range", "images-normalised", "input-range", "normalisation"),
     *("channel-order", "label-order", "sigma-units"),
@@ -186,7 +184,7 @@ def _findings(
     if measured.fault == "chance":
         advice = "check the weights, the labels and the preprocessing; then train the network"
         found.append(Finding("chance", f"the network is at chance: {text}", advice))
-    elif measured.fault == "noise" or clearly_below(measured.noisy, KEPT * measured.clean, measured.images):
+    elif measured.fault == "noise":
         found.append(
             Finding(
                 "noise",

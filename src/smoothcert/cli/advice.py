@@ -17,15 +17,12 @@ if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.training.checkpoint import Run
 
 
-def noise_warning(run: "Run | None", settings: "CertifySettings", retrain: str) -> str | None:
-    """Return a warning if the run was trained with other noise; else None."""
-    if run is None or (run.recipe.sigma, run.recipe.noise) == (settings.sigma, settings.noise):
+def noise_warning(run: "Run", sigma: float | None, noise: str | None) -> str | None:
+    """Return a warning if the run was trained with other noise than this; else None."""
+    if (run.recipe.sigma, run.recipe.noise) == (sigma, noise):
         return None
-    trained = f"trained with {run.recipe.noise} noise at sigma {run.recipe.sigma:g}"
-    return (
-        f"{run.folder} was {trained} and is certified with {settings.noise} noise at sigma {settings.sigma:g}; "
-        f"next: {retrain}"
-    )
+    trained = f"{run.recipe.noise} noise at sigma {run.recipe.sigma:g}"
+    return f"{run.folder} was trained with {trained}, not with {noise} noise at sigma {sigma:g}"
 
 
 def next_step(path: Path, folder: Path, shard: tuple[int, int]) -> str:
@@ -76,7 +73,7 @@ def accuracy_warning(accuracy: "NoiseAccuracy", retrain: str) -> str | None:
             f"[0, 1] and the order of the labels; if they are right, train the network; next: {retrain}"
         )
     if accuracy.fault == "noise":
-        return f"not trained under this noise: {measured}; choose a smaller --sigma or train; next: {retrain}"
+        return f"not robust to this noise: {measured}; choose a smaller --sigma or train; next: {retrain}"
     return None
 
 

@@ -188,13 +188,14 @@ def print_warnings(request: Request, target: Target, images: Images, further: Se
         print_data_notes(request.console, images, target.first.recipe.dataset if target.first is not None else None)
         everything = replace(settings.selection(len(images)), shard=(1, 1)).indices
         # The stages of a cascade have the noise of their training; a classifier behind a denoiser need not know noise.
-        other = request.kind == "cascade" or target.denoiser is not None
-        pairs = () if other else zip(target.members, commands, strict=True)
+        known = request.kind == "cascade" or target.denoiser is not None
+        pairs = () if known else zip(target.members, commands, strict=True)
+        others = ((noise_warning(run, settings.sigma, settings.noise), command) for run, command in pairs)
         for warning in (
             *further,
             missing_classes(images, everything),
             sigma_warning(float(settings.sigma or 0)),
-            *(noise_warning(member, settings, command) for member, command in pairs),
+            *(f"{text}; next: {command}" for text, command in others if text is not None),
         ):
             if warning is not None:
                 print_warning(request.warnings, warning)

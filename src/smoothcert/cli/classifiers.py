@@ -10,6 +10,7 @@ from smoothcert.certification.cascade import Cascade
 from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.subject import Subject
 from smoothcert.classifier import check_logits, device_of, first_logits
+from smoothcert.cli.advice import noise_warning
 from smoothcert.cli.options import ClassifierOptions
 from smoothcert.data import DATASETS, known_class_names, read_class_names
 from smoothcert.data.decoding import image_head
@@ -47,16 +48,10 @@ class NamedClassifier:
             )
         return trained["sigma"] if sigma is None else sigma, kind or trained.get("noise", "gaussian")
 
-    def noise_warning(self, sigma: float, kind: str, source: object) -> str | None:
-        """Return a warning if `source` was trained with other noise than this; else None."""
-        trained = self.subject.defaults or {}
-        if (
-            self.subject.denoiser is not None
-            or "sigma" not in trained
-            or (sigma, kind) == (trained["sigma"], trained["noise"])
-        ):
-            return None
-        return f"{source} was trained with {trained['noise']} noise at sigma {trained['sigma']:g}, not with this noise"
+    def noise_warnings(self, sigma: float, kind: str) -> list[str]:
+        """Return a warning for each run that was trained with other noise; behind a denoiser it need not know noise."""
+        runs = self.subject.runs if self.subject.denoiser is None else ()
+        return [text for run in runs if (text := noise_warning(run, sigma, kind)) is not None]
 
 
 def named_classifier(

@@ -83,9 +83,7 @@ def predict(
         warnings.simplefilter("always", UserWarning)
         certificates = smoothed.certify(batch.to(torch_device), n=n, alpha=alpha, bound=bound)
     texts = [str(one.message) for one in raised if issubclass(one.category, UserWarning)]
-    if (text := named.noise_warning(noise_level, kind, paths[0])) is not None:
-        texts.append(text)
-    for text in texts:
+    for text in texts + named.noise_warnings(noise_level, kind):
         print_warning(PlainConsole(stderr=True), text)
     for text in notes:
         note(text)

@@ -80,7 +80,7 @@ def serve(
     for name, members in groups:
         classifier = named_classifier(request, members, sigma, partial(print_note, console))
         level, kind = classifier.noise(sigma, None)
-        if (text := classifier.noise_warning(level, kind, name)) is not None:
+        for text in classifier.noise_warnings(level, kind):
             print_warning(console, text)
         settings = CertifySettings(batch_size=max_batch, sigma=level)
         models.append(

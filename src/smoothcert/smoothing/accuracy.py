@@ -11,6 +11,8 @@ from smoothcert.smoothing.votes import VoteCounter
 
 COPIES = 5
 """Number of noisy copies of each image."""
+KEPT = 0.75
+"""Share of the clean accuracy that a network trained under noise keeps at least."""
 LEVEL = 0.05
 """Significance level of the tests that distinguish a poor classifier from too few images."""
 
@@ -40,7 +42,7 @@ class NoiseAccuracy:
         if noisy_at_chance and at_chance(self.clean, self.clean_chance, self.images):
             return "chance"
         lost = noisy_at_chance and above_chance(self.clean, self.clean_chance, self.images)
-        return "noise" if lost or clearly_below(self.noisy, self.clean / 2, self.images) else None
+        return "noise" if lost or clearly_below(self.noisy, KEPT * self.clean, self.images) else None
 
 
 def accuracy_under_noise(counter: VoteCounter, images: Tensor, labels: Tensor) -> NoiseAccuracy:
