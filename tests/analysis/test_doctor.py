@@ -23,6 +23,8 @@ from smoothcert.analysis.doctor import Diagnosis, doctor
 from smoothcert.analysis.doctor_inputs import best_order, clearly_better
 from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError
+from smoothcert.models.hub import HubClassifier
+from smoothcert.models.preprocessing import Preprocessing
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import train
 
@@ -164,6 +166,17 @@ def test_channels_in_another_order(robust: nn.Module, data: ImageData) -> None:
     assert codes(diagnosis) == ["channel-order"], str(diagnosis)
     right = float((robust(images).argmax(1) == labels).double().mean())
     assert f"and {right:.0%} with the channels reversed" in diagnosis.findings[0].problem
+
+
+def test_labels_are_matched_with_the_names_in_a_published_classifier(robust: nn.Module, data: ImageData) -> None:
+    class Reversed(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return robust(images).flip(1)
+
+    names = tuple("abcdefghij")
+    published = HubClassifier(Reversed(), Preprocessing((0.0,), (1.0,)), names[::-1], grey=True)
+    diagnosis = doctor(published, dataclasses.replace(data, class_names=names), sigma=0.5, device="cpu")
+    assert diagnosis.healthy, str(diagnosis)
 
 
 def test_two_faults_at_once(robust: nn.Module, data: ImageData) -> None:

@@ -26,7 +26,7 @@ from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import Subject
 from smoothcert.classifier import Classifier, check_logits, device_of, first_logits, refuse_nan
-from smoothcert.data import Images
+from smoothcert.data import Images, with_known_classes
 from smoothcert.data.images import in_unit_interval, spread
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError
@@ -116,6 +116,7 @@ def doctor(
     sigma = float((subject.defaults or {}).get("sigma", 0.25) if sigma is None else sigma)
     if images < 1:
         raise RequestError(f"images: expected at least 1, got {images}")
+    data = with_known_classes(data, subject.class_names) if isinstance(data, Images) else data
     inputs, labels, about = _gather(data, images)
     device = device_of(classifier) or find_device(device)
     inputs, labels = inputs.to(device), labels.to(device)

@@ -17,7 +17,7 @@ from smoothcert.classifier import device_of, evaluating, first_logits, in_float3
 from smoothcert.data import DATASETS, UNSPLIT, ImageFiles, Images, Split, images_from_dataset, with_known_classes
 from smoothcert.data.images import spread
 from smoothcert.errors import RequestError
-from smoothcert.models import Denoised, HubClassifier, check_outputs, is_code
+from smoothcert.models import Denoised, check_outputs, is_code, output_names
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.smoothing.batch_dependence import refuse_unsound, seeded
 from smoothcert.smoothing.votes import Classifier
@@ -71,9 +71,9 @@ class Subject:
         if isinstance(model, SmoothedClassifier):
             smoothing = {"sigma": model.noise.sigma, "noise": model.noise.name, "precision": model.precision}
             return replace(cls.of(model.classifier, name), defaults=smoothing)
-        names = model.class_names if isinstance(model, HubClassifier) else None
         # The precision is not reduced by default: an unknown network may not tolerate it.
-        return cls(in_float32(model), name or _name_of(model), None, {"precision": "fp32"}, class_names=names)
+        precision = {"precision": "fp32"}
+        return cls(in_float32(model), name or _name_of(model), None, precision, class_names=output_names(model))
 
     def behind(self, denoiser: Denoiser | None) -> "Subject":
         """Return the classifier with `denoiser` in front, and the noise that this is for."""

@@ -128,20 +128,16 @@ def doctor(
 
 
 def load_subject(request: Request, run: "Run | None", device: str) -> "tuple[Classifier, Images]":
-    """Return the network with its weights on `device`, and the test images with labels in the order of its outputs."""
+    """Return the network with its weights on `device`, and the test images."""
     from torch import nn
 
-    from smoothcert.data import with_known_classes
     from smoothcert.distributed import find_device
-    from smoothcert.models import HubClassifier
     from smoothcert.report.progress import print_data_notes, print_note
 
     selected = request.images(run)
     print_data_notes(console, selected)
     note = partial(print_note, console)
     network: Classifier = run.model if run is not None else request.own_network(selected.num_classes, note)
-    if isinstance(network, HubClassifier):
-        selected = with_known_classes(selected, network.class_names)
     return network.to(find_device(device)) if isinstance(network, nn.Module) else network, selected
 
 

@@ -13,6 +13,7 @@ from smoothcert.models.densenet import DenseNet40
 from smoothcert.models.hub import HubClassifier as HubClassifier
 from smoothcert.models.hub import is_hub as is_hub
 from smoothcert.models.hub import load_hub as load_hub
+from smoothcert.models.hub import output_names as output_names
 from smoothcert.models.lenet import LeNet as LeNet
 from smoothcert.models.normalize import Normalize as Normalize
 from smoothcert.models.resnet50 import ResNet50

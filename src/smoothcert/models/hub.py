@@ -48,6 +48,11 @@ class HubClassifier(nn.Module):
         return logits_of(self.network(inputs.to(parameter.dtype)))
 
 
+def output_names(model: object) -> tuple[str, ...] | None:
+    """Names of the outputs of a published classifier, in order, if its files contain them; None for other models."""
+    return model.class_names if isinstance(model, HubClassifier) else None
+
+
 def load_hub(reference: str) -> HubClassifier:
     """Load the classifier `hf:NAME`, `hf:FOLDER`, `timm:NAME` or `timm:FOLDER` on the CPU in eval mode, in float32.
 

@@ -16,7 +16,7 @@ from smoothcert.data import Images, with_known_classes
 from smoothcert.distributed import Team, find_device
 from smoothcert.errors import RequestError
 from smoothcert.io.results import alone
-from smoothcert.models import HubClassifier, check_outputs, is_code, is_hub, load_hub
+from smoothcert.models import check_outputs, is_code, is_hub, load_hub, output_names
 from smoothcert.models.kernels import kernels_work
 from smoothcert.models.precision import resolve_precision
 from smoothcert.noise import NOISES, sigma_warning
@@ -104,9 +104,8 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
     if model is None and is_hub(recipe.model):
         with torch.random.fork_rng(devices=[]):
             model = load_hub(recipe.model)
-    for network in (model, options.classifier):
-        if isinstance(network, HubClassifier):  # the order of its outputs need not be that of the folders
-            data = with_known_classes(data, network.class_names)
+    for network in (model, options.classifier):  # the order of its outputs need not be that of the folders
+        data = with_known_classes(data, output_names(network))
     check_request(recipe, data, folder, group)
     if model is not None:
         check_outputs(model, recipe.model, data.shape, data.num_classes)
