@@ -144,7 +144,7 @@ def report_progress(run: RunInProgress) -> None:
     now = time.perf_counter()
     if now - run.last_report <= REPORT_SECONDS and run.steps_done < run.steps:
         return
-    run.meter.stop_if_diverged(run.epoch, run.folder, lower_rate(run.folder))
+    run.meter.stop_if_diverged(run.epoch, run.folder, lower_rate)
     run.last_report = time.perf_counter()
     if run.group.leads:
         run.options.on_progress(status_of(run))

@@ -153,7 +153,7 @@ class Meter:
         self.values.index_copy_(0, self.step, values.unsqueeze(0))
         self.step += 1
 
-    def stop_if_diverged(self, epoch: int, folder: Path, advice: str) -> None:
+    def stop_if_diverged(self, epoch: int, folder: Path, advice: Callable[[Path], str]) -> None:
         values = self._steps()
         bad_steps = (~(values[:, 0].abs() < DIVERGED)).nonzero().flatten().tolist()
         if not bad_steps:
@@ -161,8 +161,8 @@ class Meter:
         step = bad_steps[0]
         terms = ", ".join(f"{n} {v:.4g}" for n, v in zip(self.names, values[step].tolist(), strict=True))
         raise WorkError(
-            f"{folder}: the loss diverged in epoch {epoch}, step {step} ({terms}); {advice}, or a lower weight of the "
-            "largest term"
+            f"{folder}: the loss diverged in epoch {epoch}, step {step} ({terms}); {advice(folder)}, or a lower weight "
+            "of the largest term"
         )
 
     def running_means(self) -> tuple[float, float | None]:
