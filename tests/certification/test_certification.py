@@ -32,7 +32,7 @@ from smoothcert.classifier import image_layout
 from smoothcert.data import ImageData
 from smoothcert.distributed import Team
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.results import alone, stored_settings
+from smoothcert.io.results import alone, read_settings, stored_settings, write_settings
 from smoothcert.models.precision import at_precision, has_batch_norm
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.accuracy import NoiseAccuracy
@@ -719,20 +719,27 @@ def test_too_large_numbers_are_refused(field: str) -> None:
             parse_recipe(CertifySettings, {field: value}, "certify")
 
 
-def test_parts_of_an_interrupted_team_are_continued_with_their_seed(
+def test_parts_of_an_interrupted_team_are_continued_with_their_seed_and_versions(
     trained_run: Path, test_data: ImageData, tmp_path: Path
 ) -> None:
     """Two processes were killed before their parts were joined: the settings exist, the file does not."""
     path, part = tmp_path / "a.tsv", tmp_path / ".a.part1.tsv"
     rows = certify(trained_run, test_data, path, [0, 1], seed=77)
     path.rename(part)
-    shutil.copy(tmp_path / "a.json", tmp_path / ".a.part1.json")
+    stored = read_settings(path)
+    versions = stored["provenance"]["versions"]
+    first, second = ({**versions, "device": device} for device in ("of process 0", "of process 1"))
+    for file, of_process in ((path, first), (part, second)):
+        write_settings(file, stored["settings"], {"versions": of_process, "threads": 99})
     again = CertifySettings(sigma=0.5, n=300, precision="fp32")
     certify_dataset(load_run(trained_run), test_data, path, again, indices=[0, 1, 2], device=CPU)
     assert read_certificates(path).settings["seed"] == 77
     found = comparable(read_certificates(path).rows)
     assert len(found) == 3
     assert rows.items() <= found.items()
+    provenance = read_certificates(path).provenance
+    assert (provenance["versions"], provenance["threads"]) == (first, 99)
+    assert provenance["other_versions"] == [second, versions]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "a.tsv"]
 
 

@@ -3,6 +3,7 @@
 import inspect
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 import smoothcert as sc
 from smoothcert.data import ImageData
 from smoothcert.errors import RequestError
-from smoothcert.training.batch_norm import adapt_batch_norm
+from smoothcert.training.batch_norm import adapt_batch_norm, adapt_run
 from smoothcert.training.checkpoint import MODEL, InputSpec, Run, load_run, save_weights, tensors_digest
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -69,6 +70,14 @@ def test_networks_without_statistics_and_single_images_are_refused(tiny_data: Im
         adapt_batch_norm(nn.Linear(2, 2), tiny_data, 0.5)
     with pytest.raises(RequestError, match="expected at least 2 images, got 1"):
         adapt_batch_norm(network(), tiny_data.subset(torch.arange(1)), 0.5)
+
+
+def test_images_of_another_shape_than_those_of_a_run_are_refused(tiny_data: ImageData, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", tiny_recipe(), InputSpec.of(tiny_data), network(), 2, {})
+    cropped = replace(tiny_data, images=tiny_data.images[..., :20, :20])
+    with pytest.raises(RequestError, match=r"its model takes images \(1, 28, 28\) of 10 classes, .* has \(1, 20, 20\)"):
+        adapt_run(run, cropped, tmp_path / "adapted")
+    assert not (tmp_path / "adapted").exists()
 
 
 def test_weights_that_are_tied_are_written(run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

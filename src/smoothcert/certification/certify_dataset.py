@@ -295,8 +295,8 @@ def join_parts(path: Path, settings: Mapping[str, Any], provenance: Mapping[str,
         with certificates_writer(file, settings, provenance) as writer:
             rows |= {row.index: row for row in writer.done}
     if parts:
-        kept = read_settings(path)["provenance"] if settings_path(path).exists() else provenance
-        write_certificates(path, rows.values(), settings, kept)
+        kept, *others = (read_settings(file)["provenance"] for file in (path, *parts))
+        write_certificates(path, rows.values(), settings, {**kept, **other_versions([kept, *others])})
     for part in parts:
         part.unlink()
         settings_path(part).unlink(missing_ok=True)
