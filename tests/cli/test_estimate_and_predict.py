@@ -197,6 +197,8 @@ def test_predict_with_your_own_network(run_cli: Cli, place: Path) -> None:
         (("predict", "--model", "nets.py:brightness", "--sigma", 0.5, "dark.png"), "takes num_classes"),
         (("predict", "--model", "nets.py:brightness", "--sigma", 0.5, "nowhere.png"), "nowhere.png: no such file"),
         ((*asked[:-2], "--image-size", 4, "dark.png"), "expected an image of 4x4 pixels, got 8x8"),
+        ((*asked, "--dataset", "mnist", "--image-size", 4, "dark.png"), "expected none with mnist, which has them"),
+        ((*asked, "--skip-unreadable", "dark.png"), "--skip-unreadable: expected --dataset folder:PATH"),
     ):
         code, _, err = run_cli(*wrong)
         assert (code, err.count("\n")) == (2, 1)
@@ -212,7 +214,9 @@ def test_predict_of_a_run_in_json(run_cli: Cli, trained_run: Path, place: Path) 
     assert sum(row["votes"].values()) == 100
     assert row["radius"] <= json.loads(out)["largest_radius"]
     assert run_cli("predict", run)[2] == f"smoothcert: expected image files after {run}, got none; name some\n"
-    assert "expected none with a run folder" in run_cli("predict", run, "digit.png", "--image-size", 28)[2]
+    for option in ("--image-size=28", "--channels=1", "--dataset=mnist"):
+        assert "expected none with a run folder" in run_cli("predict", run, "digit.png", option)[2]
+    assert "expected --dataset folder:PATH" in run_cli("predict", run, "digit.png", "--skip-unreadable")[2]
     assert "--ensemble makes one classifier of runs" in run_cli("predict", run, run, "digit.png")[2]
     wrong = run_cli("predict", run, "digit.png", "--sigma", -1, "--device", "cpu")
     assert wrong == (2, "", "smoothcert: sigma: expected a number > 0, got -1.0\n"), "without a warning before it"

@@ -69,6 +69,8 @@ def named_classifier(
     front = None if request.denoiser is None else load_denoiser(request.denoiser, sigma)
     members, known = load_runs(request, folders)
     dataset: str | None
+    if request.skip_unreadable and not str(request.dataset).startswith("folder:"):
+        raise RequestError("--skip-unreadable: expected --dataset folder:PATH, whose files it is about; leave it out")
     if known is not None and (request.dataset, request.image_size, request.channels) != (None, None, None):
         raise RequestError(
             "--dataset, --image-size and --channels: expected none with a run folder, which has them; leave them out"
@@ -99,6 +101,8 @@ def own_inputs(
     """Return the shape (c, h, w) of the images, the number of classes and their names; None is not known."""
     size, dataset = request.image_size, request.dataset
     if dataset in DATASETS:
+        if (size, request.channels) != (None, None):
+            raise RequestError(f"--image-size and --channels: expected none with {dataset}, which has them; omit them")
         return DATASETS[dataset].shape, DATASETS[dataset].num_classes, None
     if dataset is not None:
         images = request.load(dataset, "test", size)
