@@ -34,7 +34,7 @@ from smoothcert.training.run_folder import check_exists, check_file, recipe_of_c
 
 
 @dataclass(frozen=True)
-class Request(ClassifierOptions):
+class CertifyOptions(ClassifierOptions):
     """The options of `certify` that are the same for all classifiers and do not change a certificate."""
 
     cascade: Annotated[
@@ -60,7 +60,7 @@ class Request(ClassifierOptions):
     def kind(self) -> str:
         return "cascade" if self.cascade else super().kind
 
-    def groups(self, runs: Sequence[Path]) -> "list[tuple[Request, Sequence[Path]]]":
+    def groups(self, runs: Sequence[Path]) -> "list[tuple[CertifyOptions, Sequence[Path]]]":
         """Return the runs of each classifier (none for the user's own), with the folder of its certificates."""
         if self.kind or len(runs) < 2:
             return [(self, runs)]
@@ -99,7 +99,7 @@ def certify(
     runs: Annotated[
         list[Path] | None, typer.Argument(help="Run folders, each certified separately.", show_default=False)
     ] = None,
-    request: Request,
+    request: CertifyOptions,
     n: Votes = 100_000,
     n0: Annotated[int, count_option(help="Votes that choose the class.")] = 100,
     alpha: Annotated[float, typer.Option(help="Largest probability that a certificate is wrong.")] = 0.001,

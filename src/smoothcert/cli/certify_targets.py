@@ -25,7 +25,7 @@ from smoothcert.cli.advice import (
     retraining_command,
     spent_votes,
 )
-from smoothcert.cli.certification import Request
+from smoothcert.cli.certification import CertifyOptions
 from smoothcert.cli.classifiers import load_runs
 from smoothcert.cli.options import command_line
 from smoothcert.data import Images, silent
@@ -67,7 +67,7 @@ class Target:
 
 
 def find_target(
-    request: Request,
+    request: CertifyOptions,
     folders: Sequence[Path],
     fields: Mapping[str, Any],
     denoiser: Denoiser | None,
@@ -122,7 +122,9 @@ def if_elsewhere(run: Run | None, folder: Path) -> Run | None:
     return run
 
 
-def certify_target(request: Request, target: Target, images: Images, device: torch.device, group: Team) -> Target:
+def certify_target(
+    request: CertifyOptions, target: Target, images: Images, device: torch.device, group: Team
+) -> Target:
     """Certify the missing images of `target`; print warnings, notes and progress; return it with its final path."""
     console, settings = request.console, target.settings
     indices = settings.selection(len(images)).indices
@@ -176,7 +178,7 @@ def certify_target(request: Request, target: Target, images: Images, device: tor
     return target
 
 
-def print_warnings(request: Request, target: Target, images: Images, further: Sequence[str | None]) -> str:
+def print_warnings(request: CertifyOptions, target: Target, images: Images, further: Sequence[str | None]) -> str:
     """Print what a user should know before votes are drawn; return the command that trains for this noise."""
     settings = target.settings
     commands = [retraining_command(member, member.folder, request, settings) for member in target.members]

@@ -31,13 +31,13 @@ NOISES_PER_IMAGE, PASSES = 2, 3
 
 
 @dataclass(frozen=True)
-class Request(HubOptions):
+class DoctorOptions(HubOptions):
     """What `doctor` is asked to examine, and the commands for the same network and images that follow from it."""
 
     run: Annotated[Path | None, typer.Argument(help="Run folder.", show_default=False)] = None
     sigma: Annotated[float | None, typer.Option(help=NOISE_LEVEL, show_default="the run's, or 0.25")] = None
 
-    def completed(self, run: "Run | None") -> "Request":
+    def completed(self, run: "Run | None") -> "DoctorOptions":
         """Return the request with the settings of the run where it has none."""
         dataset, image_size = self.chosen_data(run)
         usual = 0.25 if run is None else run.recipe.sigma
@@ -87,7 +87,7 @@ class Request(HubOptions):
 
 def doctor(
     *,
-    request: Request,
+    request: DoctorOptions,
     images: Annotated[int, typer.Option(help="Number of images to examine.", min=1)] = 200,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the figure and its numbers.", show_default="doctor, or RUN/doctor")
@@ -127,7 +127,7 @@ def doctor(
         console.print(f"next: {request.certification()}", soft_wrap=True)
 
 
-def load_subject(request: Request, run: "Run | None", device: str) -> "tuple[Classifier, Images]":
+def load_subject(request: DoctorOptions, run: "Run | None", device: str) -> "tuple[Classifier, Images]":
     """Return the network with its weights on `device`, and the test images."""
     from torch import nn
 
