@@ -190,6 +190,9 @@ def test_the_command_line_certifies_attacks_and_predicts(
         *attack, "--certificates", run / "certificates/test-n200.tsv", "--denoiser", denoiser_run
     )
     assert status == 2
+    status, _, error = run_cli(*attack, "--certificates", certificates, "--denoiser", denoiser_run, "--sigma", 0.25)
+    assert status == 2
+    assert "got gaussian noise at sigma 0.25" in error, "the noise level that is asked for is not replaced"
     status, _, error = run_cli(*attack, "--certificates", certificates, "--denoiser", denoiser_run)
     assert status == 0, error
     assert json.loads((run / "attacks/pgd.json").read_text())["settings"]["denoiser"]["model"] == "unet-small"

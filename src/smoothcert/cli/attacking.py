@@ -1,6 +1,7 @@
 """`smoothcert attack`."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,10 +24,17 @@ from smoothcert.cli.options import (
     show_table,
 )
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.compressed import result_files
+from smoothcert.io.files import check_inside
 from smoothcert.training.run_folder import CERTIFICATES, RECIPE, check_file
 
 if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.certification.attack_file import AttacksFile
+    from smoothcert.certification.cascade import Cascade
+    from smoothcert.certification.certificates import CertificatesFile
+    from smoothcert.certification.ensemble import RunEnsemble
+    from smoothcert.training.checkpoint import Run
+    from smoothcert.training.denoiser import Denoiser
 
 LIKELY_A_BUG = 1e-3
 """Contradictions less likely than this are not attributed to chance."""
@@ -68,68 +76,89 @@ def attack(
         given = {"--sigma S": sigma if sigma is not None else "as certified", "--out DIR": out}
         raise no_network({"--model FILE.py:function": request.network, "--dataset NAME": request.dataset, **given})
     request.check_classifier(folders)
-    attacked_radii = parse_radii(radii)
-    if certificates is not None:
-        check_file(certificates, "a certificates file")
-    from smoothcert.certification.attack import attack_dataset, complete_attack_recipe
-    from smoothcert.certification.certificates import read_certificates
-    from smoothcert.certification.shards import chosen_images
-    from smoothcert.certification.subject import Subject
-    from smoothcert.cli.certify_targets import common_folder, if_elsewhere
-    from smoothcert.cli.classifiers import load_runs
-    from smoothcert.distributed import find_device
-    from smoothcert.io.compressed import result_files
-    from smoothcert.io.files import check_inside
-    from smoothcert.report.progress import attack_bar, print_note
-    from smoothcert.training.checkpoint import Run
-    from smoothcert.training.denoiser import load_denoiser
-
-    check_name(name)
-    (members, loaded), torch_device = load_runs(request, folders), find_device(device)
-    folder = out or (common_folder(request.kind, folders) if request.kind else folders[0])
-    single = loaded if isinstance(loaded, Run) else None
-    elsewhere = if_elsewhere(single, folder)
-    certified = bool(result_files(folder / CERTIFICATES))
-    own = None if single is None else single.folder
-    source = certificates if certificates is not None else only_certificates(folder, own)
-    claims = read_certificates(source) if source is not None else None
-    path = folder / "attacks" / f"{name}.tsv"
-    check_inside(path, folder)
-    # Not the name in the certificates: data of this name need not be those that were certified. It is compared later.
-    images = request.images(members[0] if members else None)
     fields = {
-        **{"radii": attacked_radii, "steps": steps, "num_noise": num_noise, "n": n, "alpha": alpha},
+        **{"radii": parse_radii(radii), "steps": steps, "num_noise": num_noise, "n": n, "alpha": alpha},
         **{"precision": precision, "seed": seed, "sigma": sigma},
     }
-    front = None
-    if request.denoiser is not None:
-        front = load_denoiser(request.denoiser, sigma if claims is None else claims.settings.get("sigma"))
-        fields["sigma"] = front.sigma
-    trained_sigma = (Subject.of(loaded).defaults or {}).get("sigma") if loaded is not None else None
-    recipe = complete_attack_recipe(fields, path, torch_device, images.shape, claims, trained_sigma)
-    indices = chosen_images(len(images), skip, max_images)
-    if claims is not None:
-        indices = sorted(row.index for row in claims.rows)[::skip][:max_images]
-    classifier = loaded or request.own_network(images.num_classes, partial(print_note, console))
-    with attack_bar(folder.name, len(indices)) as show:
+    if certificates is not None:
+        check_file(certificates, "a certificates file")
+    check_name(name)
+    from smoothcert.certification.attack import attack_dataset, complete_attack_recipe
+    from smoothcert.certification.shards import chosen_images
+    from smoothcert.distributed import find_device
+    from smoothcert.report.progress import attack_bar, print_note
+
+    torch_device = find_device(device)
+    target = find_target(request, folders, out, certificates, sigma)
+    certified, path = target.certificates, target.folder / "attacks" / f"{name}.tsv"
+    check_inside(path, target.folder)
+    # Not the name in the certificates: data of this name need not be those that were certified. It is compared later.
+    images = request.images(target.first)
+    recipe = complete_attack_recipe(fields, path, torch_device, images.shape, certified, target.sigma)
+    known = range(len(images)) if certified is None else sorted(row.index for row in certified.rows)
+    indices = [known[i] for i in chosen_images(len(known), skip, max_images)]
+    classifier = target.classifier or request.own_network(images.num_classes, partial(print_note, console))
+    with attack_bar(target.folder.name, len(indices)) as show:
         file = attack_dataset(
             *(classifier, images, indices, recipe, path, torch_device),
-            certificates=claims,
-            denoiser=front,
+            certificates=certified,
+            denoiser=target.denoiser,
             on_progress=show,
         )
-    if elsewhere is not None:
-        elsewhere.recipe.save(folder / RECIPE)  # which reports read
+    if target.elsewhere is not None:
+        target.elsewhere.recipe.save(target.folder / RECIPE)  # which reports read
     words = [*folders, *request.network_words(), *request.data_words()]
     words += [*optional("--sigma", sigma if folders else recipe.sigma), *optional("--out", out)]
-    onwards = command_line("report", folder) if certified else command_line("certify", *words)
+    done = result_files(target.folder / CERTIFICATES)
+    onwards = command_line("report", target.folder) if done else command_line("certify", *words)
     print_attacks(file, recipe.radii, onwards)
+
+
+@dataclass(frozen=True)
+class AttackTarget:
+    """The classifier to attack (None for a network that is no run), what is known about it, and its folder."""
+
+    classifier: "Run | RunEnsemble | Cascade | None"
+    first: "Run | None"
+    denoiser: "Denoiser | None"
+    sigma: float | None
+    """The noise level that it was made for."""
+    folder: Path
+    elsewhere: "Run | None"
+    """The run, if `folder` is not its own."""
+    certificates: "CertificatesFile | None"
+
+
+def find_target(
+    request: ClassifierOptions,
+    folders: Sequence[Path],
+    out: Path | None,
+    certificates: Path | None,
+    sigma: float | None,
+) -> AttackTarget:
+    """Return the classifier of the run `folders` with the certificates that it is compared with, if there are any."""
+    from smoothcert.certification.certificates import read_certificates
+    from smoothcert.certification.subject import Subject
+    from smoothcert.cli.certify_targets import default_folder, if_elsewhere
+    from smoothcert.cli.classifiers import load_runs
+    from smoothcert.training.denoiser import load_denoiser
+
+    members, classifier = load_runs(request, folders)
+    first, folder = members[0] if members else None, out or default_folder(request.kind, folders)
+    elsewhere = if_elsewhere(classifier, folder)
+    source = certificates or only_certificates(folder, None if request.kind or first is None else first.folder)
+    claims = None if source is None else read_certificates(source)
+    defaults = {} if classifier is None else Subject.of(classifier).defaults or {}
+    level, denoiser = defaults.get("sigma"), None
+    if request.denoiser is not None:
+        certified = None if claims is None else claims.settings.get("sigma")
+        denoiser = load_denoiser(request.denoiser, certified if sigma is None else sigma)
+        level = denoiser.sigma
+    return AttackTarget(classifier, first, denoiser, level, folder, elsewhere, claims)
 
 
 def only_certificates(*folders: Path | None) -> Path | None:
     """Return the certificates file of the first of `folders` that has any; None if none has. Several are refused."""
-    from smoothcert.io.compressed import result_files
-
     files = next(filter(None, (result_files(folder / CERTIFICATES) for folder in folders if folder is not None)), [])
     if len(files) > 1:
         names = ", ".join(path.name for path in files)

@@ -77,9 +77,7 @@ def find_target(
     combined = None if isinstance(classifier, Run) else classifier
     first = members[0].recipe if members else None
     sigma, noise = fields["sigma"], fields["noise"]
-    folder = request.out
-    if folder is None:
-        folder = folders[0] if combined is None else common_folder(request.kind, folders)
+    folder = request.out or default_folder(request.kind, folders)
     if request.kind == "cascade" and sigma is not None:
         raise RequestError(f"--sigma: expected none with --cascade, which uses those of its runs, got {sigma:g}")
     trained_with = None if first is None else combined.sigma if isinstance(combined, RunEnsemble) else first.sigma
@@ -93,24 +91,26 @@ def find_target(
     path = folder / "certificates" / f"{request.name}.tsv" if request.name else path
     path = compressed_form(path) if request.compress_ else path
     check_inside(path, folder)
-    elsewhere = if_elsewhere(members[0] if members and combined is None else None, folder)
-    return Target(members, combined, denoiser, folder, path, settings, elsewhere)
+    return Target(members, combined, denoiser, folder, path, settings, if_elsewhere(classifier, folder))
 
 
-def common_folder(kind: str, runs: Sequence[Path]) -> Path:
-    """Return the default folder for the certificates of several runs: next to the first, named after all."""
+def default_folder(kind: str, runs: Sequence[Path]) -> Path:
+    """Return the folder for the results of a run: its own; for several as one `kind`, next to the first, named after
+    all."""
+    if not kind:
+        return runs[0]
     name = "-".join([kind, *(run.resolve().name for run in runs)])
     if len(name) > LONGEST_NAME:
         raise RequestError(f"--out: expected a folder for the certificates of {len(runs)} runs, got none; give one")
     return runs[0].parent / name
 
 
-def if_elsewhere(run: Run | None, folder: Path) -> Run | None:
-    """Return `run` if `folder`, for its results, is not its own folder; None otherwise.
+def if_elsewhere(run: object, folder: Path) -> Run | None:
+    """Return `run` if it is one, and `folder`, for its results, is not its own folder; None otherwise.
 
     A folder that holds results of another classifier or another recipe is refused.
     """
-    if run is None or run.folder.resolve() == folder.resolve():
+    if not isinstance(run, Run) or run.folder.resolve() == folder.resolve():
         return None
     copy = folder / RECIPE
     same = copy.is_file() and copy.read_text(encoding="utf-8", errors="replace") == run.recipe.to_yaml()

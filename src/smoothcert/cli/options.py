@@ -295,6 +295,11 @@ class ClassifierOptions(HubOptions):
             raise RequestError(f"--consensus: expected none without --ensemble, got {self.consensus}; leave it out")
         self.check(*runs, published=self.hub is not None)
 
+    def check_noise_level(self, runs: Sequence[Path], sigma: float | None) -> None:
+        """Refuse a network that is no run without a noise level; runs and denoisers have one."""
+        if not runs and sigma is None and self.denoiser is None:
+            raise RequestError(f"--sigma: missing; give the noise level for {self.network}, for instance --sigma 0.25")
+
     def network_words(self) -> list[object]:
         words = [*(["--ensemble"] if self.ensemble else []), *optional("--consensus", self.consensus)]
         return [*words, *super().network_words(), *optional("--denoiser", self.denoiser)]

@@ -2,7 +2,8 @@
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -54,45 +55,49 @@ def predict(
 ) -> None:
     """Print the class, the votes and the certified radius of image files."""
     runs, images = runs_and_images(paths, request)
-    if not runs and sigma is None and request.denoiser is None:
-        raise RequestError(f"--sigma: missing; give the noise level for {request.network}, for instance --sigma 0.25")
+    request.check_noise_level(runs, sigma)
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
     from smoothcert.cli.classifiers import named_classifier
     from smoothcert.data import scaled_side
     from smoothcert.data.image_files import read_image_files
     from smoothcert.distributed import find_device
-    from smoothcert.report.progress import print_note, print_warning
+    from smoothcert.report.progress import print_note
 
     torch_device = find_device(device)
     note = partial(print_note, console if format_ == "table" else PlainConsole(stderr=True))
     named = named_classifier(request, runs, sigma, note, images[0])
-    subject, expected = named.subject, named.spec
-    noise_level, kind = named.noise(sigma, noise)
-    if subject.denoiser is not None:
-        subject.denoiser.check(expected.shape, noise_level, kind)
-    side = scaled_side(named.dataset, expected.shape) if resize else None
-    batch, notes = read_image_files(images, expected.shape, shorter_side=side)
-    smoothed = SmoothedClassifier(
-        subject.classifier,
-        sigma=noise_level,
-        num_classes=expected.num_classes,
-        noise=kind,
-        precision=precision,
-    ).to(torch_device)
-    with warnings.catch_warnings(record=True) as raised:
-        warnings.simplefilter("always", UserWarning)
+    spec, (noise_level, kind) = named.spec, named.noise(sigma, noise)
+    if named.subject.denoiser is not None:
+        named.subject.denoiser.check(spec.shape, noise_level, kind)
+    side = scaled_side(named.dataset, spec.shape) if resize else None
+    batch, notes = read_image_files(images, spec.shape, shorter_side=side)
+    model = SmoothedClassifier(
+        named.subject.classifier, sigma=noise_level, num_classes=spec.num_classes, noise=kind, precision=precision
+    )
+    with printing_warnings(named.noise_warnings(noise_level, kind)):
+        smoothed = model.to(torch_device)
         certificates = smoothed.certify(batch.to(torch_device), n=n, alpha=alpha, bound=bound)
-    texts = [str(one.message) for one in raised if issubclass(one.category, UserWarning)]
-    for text in texts + named.noise_warnings(noise_level, kind):
-        print_warning(PlainConsole(stderr=True), text)
     for text in notes:
         note(text)
-    rows = [row_of(path, row, expected.class_names) for path, row in zip(images, certificates, strict=True)]
+    rows = [row_of(path, row, spec.class_names) for path, row in zip(images, certificates, strict=True)]
     about = about_radii(smoothed, n, alpha, bound, torch_device)
     if format_ == "table":
         print_table(rows, about, any(certificate.count == n for certificate in certificates))
     else:
         print_data(rows, about, format_)
+
+
+@contextmanager
+def printing_warnings(further: Sequence[str]) -> Iterator[None]:
+    """Print the warnings that the library raises inside, then `further` ones."""
+    from smoothcert.report.progress import print_warning
+
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    texts = [str(one.message) for one in raised if issubclass(one.category, UserWarning)]
+    for text in [*texts, *further]:
+        print_warning(PlainConsole(stderr=True), text)
 
 
 def runs_and_images(paths: Sequence[Path], request: ClassifierOptions) -> tuple[Sequence[Path], Sequence[Path]]:

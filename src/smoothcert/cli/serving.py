@@ -1,8 +1,9 @@
 """`smoothcert serve`."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +11,11 @@ from smoothcert.cli.options import NOISE_LEVEL, ClassifierOptions, Device, conso
 from smoothcert.cli.quickstart import train_method
 from smoothcert.errors import RequestError
 from smoothcert.training.run_folder import MODEL
+
+if TYPE_CHECKING:  # commands import torch only when they need it
+    import torch
+
+    from smoothcert.certification.serve.service import ServedModel
 
 DEMO = "consistency"
 """The run of the quickstart that --demo serves."""
@@ -48,49 +54,24 @@ def serve(
             f"expected run folders, --model, --hub or --demo, got {'several' if demo else 'none'} of them; give one"
         )
     request.check_classifier(folders, several=True)
-    if named is not None and not folders and sigma is None and request.denoiser is None:
-        raise RequestError(f"--sigma: missing; give the noise level for {named}, for instance --sigma 0.25")
-    try:
-        import fastapi
-        import uvicorn
-
-        del fastapi, uvicorn
-    except ImportError as error:
-        raise RequestError(
-            f"serve: expected fastapi and uvicorn, got none ({error}); install them: pip install 'smoothcert[serve]'"
-        ) from error
+    if not demo:
+        request.check_noise_level(folders, sigma)
+    require_server()
     from smoothcert.certification.serve.requests import Limits
     from smoothcert.certification.serve.server import address, is_local, listen, read_token, serve
-    from smoothcert.certification.serve.service import ServedModel, Service
-    from smoothcert.certification.settings import CertifySettings
-    from smoothcert.cli.certify_targets import common_folder
-    from smoothcert.cli.classifiers import named_classifier
+    from smoothcert.certification.serve.service import Service
     from smoothcert.distributed import find_device
-    from smoothcert.report.progress import print_note, print_warning
+    from smoothcert.report.progress import print_warning
 
     secret = None if token is None else read_token(token)
     listener = listen(host, port)  # a port in use is reported before models are loaded
     folders = [demo_run(out)] if demo else folders
-    torch_device = find_device(device)
     limits = Limits(votes=max_votes, milliseconds=1000 * max_seconds, body=max_body << 20, queue=queue)
-    groups = [(folder.resolve().name, [folder]) for folder in folders]
-    if request.kind or not folders:
-        groups = [(common_folder(request.kind, folders).name if folders else folder_name(str(named)), folders)]
-    models = []
-    for name, members in groups:
-        classifier = named_classifier(request, members, sigma, partial(print_note, console))
-        level, kind = classifier.noise(sigma, None)
-        for text in classifier.noise_warnings(level, kind):
-            print_warning(console, text)
-        settings = CertifySettings(batch_size=max_batch, sigma=level)
-        models.append(
-            ServedModel.of(name, classifier.subject, classifier.spec, classifier.dataset, torch_device, settings)
-        )
-    service = Service(models, limits, log)
+    torch_device = find_device(device)
+    service = Service(load_models(request, folders, sigma, max_batch, torch_device), limits, log)
     service.warm_up()
     if secret is None and not is_local(host):
         print_warning(console, f"anyone who reaches {host} can use this server; give a --token FILE")
-
     for served in service.models:
         noise = served.counter.noise
         console.print(
@@ -100,6 +81,48 @@ def serve(
     console.print(f"open {url} in a browser, or POST images to {url}/v1/predict; Ctrl+C stops", soft_wrap=True)
     serve(service, listener, secret)
     console.print("stopped")
+
+
+def require_server() -> None:
+    """Refuse an installation without the extra `serve`."""
+    try:
+        import fastapi
+        import uvicorn
+
+        del fastapi, uvicorn
+    except ImportError as error:
+        raise RequestError(
+            f"serve: expected fastapi and uvicorn, got none ({error}); install them: pip install 'smoothcert[serve]'"
+        ) from error
+
+
+def load_models(
+    request: ClassifierOptions,
+    folders: Sequence[Path],
+    sigma: float | None,
+    max_batch: int | None,
+    device: "torch.device",
+) -> "list[ServedModel]":
+    """Return each run as a model, or all of them as one, or the network that is no run, under its name."""
+    from smoothcert.certification.serve.service import ServedModel
+    from smoothcert.certification.settings import CertifySettings
+    from smoothcert.cli.certify_targets import default_folder
+    from smoothcert.cli.classifiers import named_classifier
+    from smoothcert.report.progress import print_note, print_warning
+
+    groups = [(folder.resolve().name, [folder]) for folder in folders]
+    if request.kind or not folders:
+        name = default_folder(request.kind, folders).name if folders else folder_name(str(request.network))
+        groups = [(name, [*folders])]
+    models = []
+    for name, members in groups:
+        named = named_classifier(request, members, sigma, partial(print_note, console))
+        level, kind = named.noise(sigma, None)
+        for text in named.noise_warnings(level, kind):
+            print_warning(console, text)
+        settings = CertifySettings(batch_size=max_batch, sigma=level)
+        models.append(ServedModel.of(name, named.subject, named.spec, named.dataset, device, settings))
+    return models
 
 
 def demo_run(out: Path) -> Path:

@@ -1,9 +1,11 @@
 """`smoothcert train`, `import` and `export`: commands that make run folders."""
 
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -33,6 +35,9 @@ from smoothcert.training.run_folder import (
     refuse_lost_recipe,
     split_key,
 )
+
+if TYPE_CHECKING:  # commands import torch only when they need it
+    from smoothcert.data import Images
 
 
 def train(
@@ -69,45 +74,57 @@ def train(
         stored = stored_recipe(out, startable=name is not None)
         options = replace(options, recipe=stored)
     refuse_used_folder(out, resume)
-    load = files.load
     chosen = {"trained": init is not None, "continued": stored is not None}
-    try:
-        final = choose_recipe(options, sigma, files.image_size, set_, load, **chosen)
-    except RequestError as error:
-        if any(len(split_values(text.partition("=")[2])) > 1 for text in set_):
-            raise RequestError(f"{error}; for one run per value of key=a,b use `smoothcert sweep`") from error
-        raise
-    from smoothcert.data import UNSPLIT
+    with pointing_to_sweep(set_):
+        recipe = choose_recipe(options, sigma, files.image_size, set_, files.load, **chosen)
     from smoothcert.distributed import meet
     from smoothcert.models import is_code
-    from smoothcert.report.progress import print_data_notes, print_note, train_with_bar
+    from smoothcert.report.progress import train_with_bar
     from smoothcert.training.tracking import tracker
 
     assert out is not None, "a recipe has a name"
     meet()
-    images = load(final.dataset, "train", final.image_size)
-    print_data_notes(console, images)
-    if images.split == UNSPLIT and leads():
-        text = f"{images.name} has no split: all {len(images):,} images are trained on; certify others"
-        folders = ", or keep some apart: PATH/train/CLASS and PATH/test/CLASS"
-        print_note(console, text + (folders if images.name.startswith("folder:") else ""))
+    images = files.load(recipe.dataset, "train", recipe.image_size)
+    print_notes(images)
     train_with_bar(
-        *(final, images, out),
+        *(recipe, images, out),
         resume=resume,
         device=device,
         capture=capture,
         compiling=compile_,
         sync_batch_norm=sync_batch_norm,
         init=init,
-        test_data=load(final.dataset, "test", final.image_size) if evaluate_every else None,
+        test_data=files.load(recipe.dataset, "test", recipe.image_size) if evaluate_every else None,
         evaluate_every=evaluate_every or 1,
         on_epoch=tracker(track) if track is not None else lambda run, metrics: None,
     )
-    if not leads():
-        return
-    again: list[object] = ["--model", final.model] if is_code(final.model) else []
-    onwards = command_line("certify", out, *again, *replace(files, channels=None).words())
-    console.print(f"trained {out}; next: {onwards}", soft_wrap=True)
+    if leads():
+        again: list[object] = ["--model", recipe.model] if is_code(recipe.model) else []
+        onwards = command_line("certify", out, *again, *replace(files, channels=None).words())
+        console.print(f"trained {out}; next: {onwards}", soft_wrap=True)
+
+
+@contextmanager
+def pointing_to_sweep(overrides: Sequence[str]) -> Iterator[None]:
+    """Add the command for several values to an error, if an override has several."""
+    try:
+        yield
+    except RequestError as error:
+        if not any(len(split_values(text.partition("=")[2])) > 1 for text in overrides):
+            raise
+        raise RequestError(f"{error}; for one run per value of key=a,b use `smoothcert sweep`") from error
+
+
+def print_notes(images: "Images") -> None:
+    """Print what a user should know about the training images, and that none are left to certify if so."""
+    from smoothcert.data import UNSPLIT
+    from smoothcert.report.progress import print_data_notes, print_note
+
+    print_data_notes(console, images)
+    if images.split == UNSPLIT and leads():
+        text = f"{images.name} has no split: all {len(images):,} images are trained on; certify others"
+        folders = ", or keep some apart: PATH/train/CLASS and PATH/test/CLASS"
+        print_note(console, text + (folders if images.name.startswith("folder:") else ""))
 
 
 def stored_recipe(out: Path, *, startable: bool) -> Path | None:
