@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,14 @@ def test_means_of_an_ablation_have_its_hyper_parameter(make_run: MakeRun, tmp_pa
     latex = (tmp_path / "out/report.tex").read_text()
     assert "runs & method & $\\lambda$ & seeds & ACR" in latex
     assert "w10.0-s* & Consistency & 10 & 2 &" in latex
-    chosen = LatexTable(["name", "acr", "images"])
+    chosen = LatexTable(["name", "acr", "images"], "On MNIST.", "tab:mnist")
     write_report(runs, tmp_path / "chosen", ["tex"], radii=[0.0], latex=chosen)
     latex = (tmp_path / "chosen/report.tex").read_text()
     assert r"$\sigma$ & runs & ACR & images & seeds \\" in latex, "--columns is for both tables"
+    assert re.findall(r"\\label{(.*)}", latex) == ["tab:mnist", "tab:mnist-seeds"]
+    captions = re.findall(r"\\caption{(.*)}", latex)
+    assert captions[0] == "On MNIST."
+    assert captions[1].startswith("On MNIST. Mean")
 
 
 def test_mean_and_sd_of_three_seeds(make_run: MakeRun, tmp_path: Path) -> None:

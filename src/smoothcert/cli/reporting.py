@@ -64,8 +64,10 @@ class ReportRequest:
         typer.Option("--linf", help="Add ACR / sqrt(d), the L-infinity radius it implies.", rich_help_panel=NUMBERS),
     ] = False
     columns: Annotated[str | None, typer.Option(help="Columns of report.tex, by their names in report.csv.")] = None
-    caption: Annotated[str | None, typer.Option(help="Caption of report.tex.")] = None
-    label: Annotated[str | None, typer.Option(help="Label of report.tex.")] = None
+    caption: Annotated[
+        str | None, typer.Option(help="Caption of report.tex; a table over seeds adds what it shows.")
+    ] = None
+    label: Annotated[str | None, typer.Option(help="Label of report.tex; a table over seeds adds -seeds.")] = None
 
     @property
     def paths(self) -> list[Path]:

@@ -50,7 +50,9 @@ class LatexTable:
     columns: Sequence[str] = ()
     """The keys of its columns, as in report.csv; () for the usual ones."""
     caption: str | None = None
+    """Of the table of runs, and the start of that of the table over seeds; None for the usual ones."""
     label: str | None = None
+    """Of the table of runs; that of the table over seeds ends in `-seeds`."""
 
 
 @dataclass(frozen=True)

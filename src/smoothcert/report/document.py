@@ -74,19 +74,20 @@ def markdown_page(contents: Contents) -> str:
 
 def latex_document(contents: Contents) -> str:
     """The table of the runs, what differs from the paper below it, then the table over seeds, for `booktabs`."""
-    runs = _chosen(contents.table, contents.latex.columns)
-    caption = contents.latex.caption or _caption(contents)
-    parts = [latex(runs, caption, contents.latex.label or "tab:certified")]
+    asked = contents.latex
+    label = asked.label or "tab:certified"
+    parts = [latex(_chosen(contents.table, asked.columns), asked.caption or _caption(contents), label)]
     lines = [f"{', '.join(names)}: {note}." for note, names in {**contents.warnings, **contents.notes}.items()]
     if lines:
         notes = "\n\n".join(escape_latex(line) for line in lines)
         parts.append(f"{{\\footnotesize\n{notes}\n\\par}}\n")
     if contents.seeds_table is not None:
         known = {column.key for column in contents.seeds_table.columns}
-        asked = [key for key in contents.latex.columns if key in known]
-        means = _chosen(contents.seeds_table, [*asked, "seeds"] if asked else ())
-        caption = f"Mean ± sample standard deviation over training seeds. Bold: {RANKED_SEEDS}."
-        parts.append(latex(means, caption, "tab:certified-seeds"))
+        keys = [key for key in asked.columns if key in known]
+        means = _chosen(contents.seeds_table, [*keys, "seeds"] if keys else ())
+        start = f"{asked.caption.rstrip('.')}. " if asked.caption else ""
+        caption = f"{start}Mean ± sample standard deviation over training seeds. Bold: {RANKED_SEEDS}."
+        parts.append(latex(means, caption, f"{label}-seeds"))
     return "\n".join(parts)
 
 
