@@ -50,9 +50,12 @@ def test_data_without_a_split_are_reported(
     assert out.count("the certified accuracy is that of images that the network was trained on") == 1
     path = run / "certificates" / "test-n100.tsv"
     assert read_certificates(path).settings["split"] == "all"
+    assert read_certificates(path).provenance["class_names"] == ["one", "seven", "zero"]
     code, out, err = run_cli("report", run, "--format", "md", "--out", tmp_path / "report")
     assert code == 0, err
-    assert "certified on images that it was trained on" in (tmp_path / "report/report.md").read_text()
+    text = (tmp_path / "report/report.md").read_text()
+    assert "certified on images that it was trained on" in text
+    assert "always answers class one has" in text, "reports name the classes of a user's folders"
     # With other images there is nothing to warn of.
     for split in ("train", "test"):
         shutil.copytree(digits, tmp_path / "split" / split)

@@ -307,7 +307,10 @@ def test_pictures_follow_the_order_of_classes_that_was_certified() -> None:
     def folder(*_: object) -> Pictures:
         return Pictures({0: b"x", 1: b"y"}, {0: 0, 1: 1}, ("ant", "bee"))
 
-    (run,) = embedded(page(("a", our_file(rows, classes=["bee", "ant", "cat"])), gallery=folder))["gallery"]["runs"]
+    file = our_file(rows, classes=["bee", "ant", "cat"])
+    (without,) = embedded(page(("a", file)))["gallery"]["runs"]
+    assert {card["label"] for kind in without["kinds"] for card in kind["images"]} == {"ant", "bee"}
+    (run,) = embedded(page(("a", file), gallery=folder))["gallery"]["runs"]
     assert run["note"] is None
     cards = {card["index"]: card for kind in run["kinds"] for card in kind["images"]}
     assert [(cards[index]["label"], cards[index]["picture"] is None) for index in (0, 1)] == [

@@ -13,6 +13,7 @@ from smoothcert.certification.certificates import CertifiedImage
 from smoothcert.errors import RequestError
 from smoothcert.noise import Gaussian, Laplace, Noise, Uniform
 from smoothcert.report.fewer_votes import _curve, acr_at_fewer_votes, expected_unit_radii
+from smoothcert.report.further_tables import constant_sentences, further_tables
 from smoothcert.report.headline import headlines
 from smoothcert.report.paired import comparisons
 from smoothcert.report.summary import Summary, implied_l_infinity, summarize
@@ -74,6 +75,24 @@ def test_a_class_that_is_never_certified_is_named() -> None:
     named = "Only class 0 is ever certified by poor0, poor1, poor2 and poor3."
     assert f"{named} 2 more runs never certify some class." in text, "said once, not once per run"
     assert f"{named} 1 more run never certifies some class." in headlines(comparisons(many[:5]))[0]
+
+
+def test_classes_have_the_names_that_the_files_record() -> None:
+    rows = [image(i, i % 3, 0, 0.4) for i in range(60)]
+    named = summary_of(rows, "poor", classes=["zero", "one", "two"])
+    compared = comparisons([named])
+    assert " Only class zero is ever certified by poor." in headlines(compared)[0]
+    assert "always answers class zero has" in constant_sentences(compared)[0]
+    table = next(table.layout for table in further_tables(compared) if table.title == "ACR of each class")
+    assert [column.title for column in table.columns][4:] == ["its ACR", "zero", "one", "two"]
+    assert table.groups[0][0][3].text == "one", "of two classes that are never certified the first"
+    mixed = further_tables(comparisons([named, summary_of(rows, "other", sigma=0.25)]))
+    titles = [column.title for table in mixed for column in table.layout.columns]
+    assert "zero" not in titles, "the column of a class is for runs of all data sets"
+    assert (
+        "all images of class bird, so"
+        in summary_of([image(i, 2, 2, 0.4) for i in range(20)], dataset="cifar10").in_words
+    )
 
 
 @pytest.mark.parametrize(

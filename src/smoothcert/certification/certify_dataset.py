@@ -25,7 +25,7 @@ from smoothcert.certification.prepare import Prepared, checked_indices
 from smoothcert.certification.settings import CertifySettings, images_at_once, make_counter
 from smoothcert.certification.shards import other_versions
 from smoothcert.certification.subject import Certifiable, Data, Subject, as_images, data_settings
-from smoothcert.data import Images
+from smoothcert.data import DATASETS, Images
 from smoothcert.data.images import in_parts, spread
 from smoothcert.distributed import Team, find_device
 from smoothcert.errors import RequestError, WorkError
@@ -130,6 +130,8 @@ def certify_dataset(
     prepared.rule.errors_at_radii(first.noise)  # refuses radii that cannot be tested before there is a file
     about |= {**data_settings(images), **prepared.settings(subject.classifier)}
     provenance = {**subject.provenance(device), **subject.training()}
+    if images.class_names is not None and images.name not in DATASETS:  # whose names reports know
+        provenance["class_names"] = list(images.class_names)
     if indices is None:
         selection = recipe.selection(len(images))
         chosen, provenance["selection"] = selection.indices, selection.to_mapping()

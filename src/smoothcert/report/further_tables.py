@@ -7,6 +7,7 @@ from typing import Any
 from smoothcert.io.text import radius_text
 from smoothcert.report.layout import UNKNOWN, Column, Layout, Value, decimals_needed, layout_of
 from smoothcert.report.paired import Best, Comparison, Difference, PairedRun
+from smoothcert.report.protocol import class_name, class_names_of
 from smoothcert.report.published import signed
 from smoothcert.report.summary import FEWER_VOTES, Summary
 
@@ -33,16 +34,16 @@ def further_tables(comparisons: Sequence[Comparison]) -> list[FurtherTable]:
 
 def constant_sentences(comparisons: Sequence[Comparison]) -> list[str]:
     """What the classifier that always answers one class reaches: the least that a result must exceed."""
-    acrs: dict[tuple[int, float], list[str]] = {}
+    acrs: dict[tuple[str, float], list[str]] = {}
     for comparison in comparisons:
         constant = comparison.constant
         noise_level = "" if comparison.first.sigma is None else f" at σ = {comparison.first.sigma:g}"
         acr = [] if constant.acr is None else [f"ACR {constant.acr:.3f}{noise_level}"]
-        acrs.setdefault((constant.label, constant.share), []).extend(acr)
+        acrs.setdefault((comparison.first.class_name(constant.label), constant.share), []).extend(acr)
     return [
-        f"For comparison: a classifier that always answers class {label} has certified accuracy {100 * share:.1f}% at "
+        f"For comparison: a classifier that always answers class {name} has certified accuracy {100 * share:.1f}% at "
         f"every radius that n can show{'; ' if texts else ''}{', '.join(texts)}."
-        for (label, share), texts in acrs.items()
+        for (name, share), texts in acrs.items()
     ]
 
 
@@ -130,6 +131,9 @@ def _classes(comparisons: Sequence[Comparison]) -> list[FurtherTable]:
     labels = sorted({label for c in comparisons for run in c.runs for label in run.classes})
     labels = labels if 1 < len(labels) <= MOST_CLASSES else []
     groups = [[run for run in c.runs if len(run.classes) > 1] for c in comparisons]
+    several = {class_names_of(run.file) for c in comparisons for run in c.runs}
+    names = next(iter(several)) if len(several) == 1 else ()
+    titles = {label: class_name(label, names) for label in labels}
     radius_of = {run.name: c.headline_radius for c in comparisons for run in c.runs}
 
     def acr(run: Summary, label: int) -> Value:
@@ -142,11 +146,11 @@ def _classes(comparisons: Sequence[Comparison]) -> list[FurtherTable]:
     heading = [_sigma_column(comparisons, lambda run: run.sigma), Column("name", "run", lambda run: run.name)]
     acrs = [
         Column("acr", "all", lambda run: run.acr, 3),
-        Column("worst", "worst class", lambda run: str(run.worst_class)),
+        Column("worst", "worst class", lambda run: run.class_name(run.worst_class)),
         Column("least", "its ACR", lambda run: acr(run, run.worst_class), 3),
-        *(Column(f"{k}", f"{k}", lambda run, k=k: acr(run, k), 3) for k in labels),  # type: ignore[misc]
+        *(Column(f"{k}", titles[k], lambda run, k=k: acr(run, k), 3) for k in labels),  # type: ignore[misc]
     ]
-    shares = [Column(f"{k}", f"{k}", lambda run, k=k: accuracy(run, k), 1) for k in labels]  # type: ignore[misc]
+    shares = [Column(f"{k}", titles[k], lambda run, k=k: accuracy(run, k), 1) for k in labels]  # type: ignore[misc]
     tables = [_table("ACR of each class", "A class with ACR 0 is never certified.", [*heading, *acrs], groups)]
     if shares and any(radius is not None for radius in radius_of.values()):
         radius = Column("radius", "radius", lambda run: radius_of[run.name], 2)

@@ -134,9 +134,10 @@ def _never_certified(comparison: Comparison, label: Callable[[str], str]) -> lis
     names: dict[str, list[str]] = {}
     for run in runs[:MOST_RUNS]:
         never = run.never_certified
-        certified = [label for label in run.classes if label not in never]
+        certified = [cls for cls in run.classes if cls not in never]
         few = certified and len(certified) < len(never)
-        text = f"Only {_classes(certified)} ever certified" if few else f"{_classes(never)} never certified"
+        shown = _classes([run.class_name(cls) for cls in (certified if few else never)])
+        text = f"Only {shown} ever certified" if few else f"{shown} never certified"
         names.setdefault(text[0].upper() + text[1:], []).append(label(run.name))
     sentences = [f"{text} by {' and '.join(filter(None, [', '.join(by[:-1]), by[-1]]))}." for text, by in names.items()]
     more = len(runs) - MOST_RUNS
@@ -144,8 +145,8 @@ def _never_certified(comparison: Comparison, label: Callable[[str], str]) -> lis
     return [*sentences, *([f"{counted} some class."] if more > 0 else [])]
 
 
-def _classes(labels: Sequence[int]) -> str:
-    return f"class {labels[0]} is" if len(labels) == 1 else f"the classes {', '.join(map(str, labels))} are"
+def _classes(names: Sequence[str]) -> str:
+    return f"class {names[0]} is" if len(names) == 1 else f"the classes {', '.join(names)} are"
 
 
 def _limit(comparison: Comparison) -> str:

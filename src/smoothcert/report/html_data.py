@@ -15,6 +15,7 @@ from smoothcert.io.text import one_line
 from smoothcert.report.looks import Look
 from smoothcert.report.names import Panel, dataset_name, titles_of
 from smoothcert.report.paired import Comparison
+from smoothcert.report.protocol import class_name, class_names_of
 from smoothcert.report.summary import Outcomes, Summary
 from smoothcert.smoothing.certificate import ABSTAIN
 
@@ -42,7 +43,6 @@ class Pictures:
     class_names: tuple[str, ...] = ()
 
 
-NO_PICTURES = Pictures({}, {})
 Gallery = Callable[[str, str, Sequence[int]], Pictures | str]
 """(data set, split, indices) -> their pictures, or one line that says why there are none."""
 
@@ -90,11 +90,6 @@ def in_steps(radii: ArrayLike, per_unit: int = STEPS_PER_UNIT) -> NDArray[np.int
     steps += (steps + 1) / per_unit <= values
     steps -= steps / per_unit > values
     return steps.astype(np.int64)
-
-
-def class_name(label: int, names: Sequence[str]) -> str:
-    """The name of a class among `names`; its number if they do not have it."""
-    return one_line(names[label]) if 0 <= label < len(names) else str(label)
 
 
 def class_map(comparison: Comparison, labels: Mapping[str, str], names: Sequence[str]) -> dict[str, Any]:
@@ -176,8 +171,10 @@ def gallery_data(summaries: Sequence[Summary], gallery: Gallery | None, labels: 
     outcomes, class_names = [], {}
     for number, ((_, source), members) in enumerate(groups.items()):
         rows = [row for member in members for row in shown[member.name]]
-        answer = _checked(answers[source], rows, members[0].file.settings.get("classes"))
-        known, reason = (NO_PICTURES, one_line(answer)) if isinstance(answer, str) else (answer, None)
+        names = class_names_of(members[0].file)
+        answer = _checked(answers[source], rows, names)
+        known, reason = (Pictures({}, {}), one_line(answer)) if isinstance(answer, str) else (answer, None)
+        known = replace(known, class_names=names or known.class_names)
         class_names[members[0].dataset or ""] = known.class_names
         outcomes.append(_outcomes(members, sorted({row.index for row in rows}), len(runs), known))
         for member in members:
@@ -239,13 +236,12 @@ def _source(file: CertificatesFile) -> Source:
     return (str(dataset), str(split)) if dataset and split else None
 
 
-def _checked(answer: Pictures | str, rows: Sequence[CertifiedImage], classes: object) -> Pictures | str:
-    """`answer` in the order of the `classes` that the certificates record, if any; or the reason if the labels of the
-    pictures show that other images were certified."""
-    names = [str(name) for name in classes] if isinstance(classes, list) else []
+def _checked(answer: Pictures | str, rows: Sequence[CertifiedImage], names: Sequence[str]) -> Pictures | str:
+    """`answer` with labels in the order of the `names` that the certificates record, if any; or the reason if the
+    labels of the pictures show that other images were certified."""
     if isinstance(answer, Pictures) and answer.class_names and set(answer.class_names) <= set(names):
         moved = {index: names.index(answer.class_names[label]) for index, label in answer.labels.items()}
-        answer = replace(answer, labels=moved, class_names=tuple(names))
+        answer = replace(answer, labels=moved)
     if isinstance(answer, str) or all(answer.labels.get(row.index, row.label) == row.label for row in rows):
         return answer
     return OTHER_LABELS

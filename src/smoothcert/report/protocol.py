@@ -1,9 +1,13 @@
 """How the images of a certificates file were certified, as its settings record it: bound, noise, limits, rule."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED, RANDOMIZED
+from smoothcert.data import known_class_names
+from smoothcert.io.text import one_line
 from smoothcert.noise import NOISES, Gaussian
 from smoothcert.smoothing.cascade import stage_error
 from smoothcert.smoothing.certificate import largest_radius
@@ -31,6 +35,19 @@ def in_l1(file: CertificatesFile) -> bool:
 def kept_apart(file: CertificatesFile) -> str:
     """Why the radii cannot be compared with those of plain certificates; "" if they can."""
     return "cascade" if file.settings.get("cascade") else "randomized bound" if file.is_randomized else ""
+
+
+def class_names_of(file: CertificatesFile) -> tuple[str, ...]:
+    """The names of the classes, in the order of their numbers, as the file records them or its data set has them."""
+    recorded = file.settings.get("classes") or file.provenance.get("class_names")
+    if isinstance(recorded, list):
+        return tuple(map(str, recorded))
+    return known_class_names(file.settings.get("dataset")) or ()
+
+
+def class_name(label: int, names: Sequence[str]) -> str:
+    """The name of a class among `names`; its number if they do not have it."""
+    return one_line(names[label]) if 0 <= label < len(names) else str(label)
 
 
 def ceiling_of(file: CertificatesFile, sigma: float | None, n: int | None, alpha: float | None) -> float | None:
@@ -81,7 +98,7 @@ def remarks_on(file: CertificatesFile) -> tuple[str, ...]:
         "sound integer noise": bool(settings.get("sound")),
         f"{settings.get('noise')} noise, radii in L1": in_l1(file),
         f"{most / max(spent, 1):.1f} times fewer votes than n for each image": most > spent,
-        f"all images of class {columns.label[0]}, so its ACR alone": of_one_class,
+        f"all images of class {class_name(columns.label[0], class_names_of(file))}, so its ACR alone": of_one_class,
         "a last row, not written to its end, is left out": file.torn,
     }
     return tuple(remark for remark, holds in remarks.items() if holds)

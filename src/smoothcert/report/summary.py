@@ -17,7 +17,15 @@ from smoothcert.errors import RequestError
 from smoothcert.report.fewer_votes import acr_at_fewer_votes
 from smoothcert.report.locate import run_recipe
 from smoothcert.report.names import NamedRun
-from smoothcert.report.protocol import ceiling_of, in_l1, kept_apart, protocol_of, remarks_on
+from smoothcert.report.protocol import (
+    ceiling_of,
+    class_name,
+    class_names_of,
+    in_l1,
+    kept_apart,
+    protocol_of,
+    remarks_on,
+)
 from smoothcert.smoothing.certificate import ABSTAIN
 
 MAX_RADII = 12
@@ -149,6 +157,10 @@ class Summary:
     def worst_class(self) -> int:
         """The label with the smallest ACR; of several the first."""
         return min(self.classes, key=lambda label: self.classes[label].acr)
+
+    def class_name(self, label: int) -> str:
+        """The name of a class; its number if the file does not have names."""
+        return class_name(label, class_names_of(self.file))
 
     @property
     def never_certified(self) -> list[int]:
