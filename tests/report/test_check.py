@@ -32,6 +32,8 @@ def test_an_unchanged_report_agrees(report: Report, tmp_path: Path, monkeypatch:
     assert out == "out: every number agrees with the certificates\n"
     assert report("a", "--format", "md,svg", "--out", "drawn")[0] == 0
     assert report("--check", "drawn")[0] == 0, "the page names its figures"
+    assert report("a", "--format", "md", "--out", "drawn")[0] == 0
+    assert report("--check", "drawn")[0] == 0, "the figures in the folder are of the call before"
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)

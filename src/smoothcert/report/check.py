@@ -20,8 +20,8 @@ from smoothcert.report.document import TEXTS
 from smoothcert.report.figures import FIGURES, PICTURE_FORMATS, digest_of, digests_stored_in, figures_of
 from smoothcert.report.html_data import Gallery, Pictures
 
-PAGE = "report.html"
-NAMES = ("report.csv", "report-seeds.csv", "report.md", "report.tex", PAGE)
+PAGE, MARKDOWN = "report.html", "report.md"
+NAMES = ("report.csv", "report-seeds.csv", MARKDOWN, "report.tex", PAGE)
 """The files that are compared word by word; of pictures, a digest of what they show is."""
 MOST_SHOWN = 20
 _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
@@ -55,15 +55,16 @@ def differing_numbers(folder: Path, contents: Contents) -> list[str]:
 
     Files that the folder lacks are not compared; a folder with none of them is a RequestError.
     """
-    # The Markdown page shows the figures that were drawn with it.
     drawn = [f"{name}.{kind}" for name in FIGURES for kind in PICTURE_FORMATS if (folder / f"{name}.{kind}").exists()]
-    contents = replace(contents, pictures=dict.fromkeys(drawn, b""))
     found_files = [folder / name for name in NAMES if (folder / name).exists()]
     for path in found_files:
         check_regular_file(path)
     written = {path.name: path.read_text(encoding="utf-8", errors="replace") for path in found_files}
     if not written and not drawn:
         raise RequestError(f"{folder}: expected one of {', '.join(NAMES)}, got none; give the folder of a report")
+    # The Markdown page shows the figures that were drawn with it, which need not be all in the folder.
+    shown = [file for file in drawn if f"]({file})" in written.get(MARKDOWN, "")]
+    contents = replace(contents, pictures=dict.fromkeys(shown, b""))
     if PAGE in written:
         contents = replace(contents, gallery=_without_pictures(written[PAGE]))
     kinds = [kind for kind in TEXTS if any(name.endswith(f".{kind}") for name in written)]
