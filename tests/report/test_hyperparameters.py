@@ -35,7 +35,8 @@ def test_parameters_that_differ_are_columns(make_run: MakeRun, tmp_path: Path) -
         consistency(make_run, 5.0, 0.2),
         consistency(make_run, 10.0, 0.3, epochs=2),
         trained(make_run, "plain", 0.1, {"name": "gaussian", "num_noise": 1}),
-        trained(make_run, "mix", 0.1, {"name": "smoothmix", "num_noise": 4, "eta": 5}),
+        trained(make_run, "mix", 0.1, {"name": "smoothmix", "num_noise": 4, "eta": 5, "one_step": False}),
+        trained(make_run, "one", 0.1, {"name": "smoothmix", "num_noise": 4, "eta": 5, "one_step": True}),
         make_run("no-recipe"),
     ]
     report = write_report(runs, tmp_path / "out", ["csv", "md"], radii=[0.0])
@@ -45,6 +46,7 @@ def test_parameters_that_differ_are_columns(make_run: MakeRun, tmp_path: Path) -
         "w10-seed0-2": "10",
         "plain": "",
         "mix": "",
+        "one": "",
         "no-recipe": "",
     }
     assert rows["plain"]["epochs"] == "1", "a column shows every run that has the parameter"
@@ -52,6 +54,8 @@ def test_parameters_that_differ_are_columns(make_run: MakeRun, tmp_path: Path) -
     assert not [key for key in rows["mix"] if key in ("seed", "model", "objective.name")]
     text = (tmp_path / "out/report.md").read_text()
     assert "| σ | run | method | epochs | λ | ACR |" in text or "| σ | run | method | λ | epochs | ACR |" in text
+    assert rows["one"]["objective.one_step"] == "True"
+    assert "| 0.50 | one | SmoothMix (η = 5), one-step | " in text, "the column would repeat the method"
     assert f"| 0.50 | mix | {report.contents.labels['mix']} | " in text, "as in the legends of figures"
     assert report.contents.labels["mix"] == "SmoothMix (η = 5)"
     assert report.contents.sweeps == [], "two values are not a curve"

@@ -121,7 +121,8 @@ def _hyperparameter_columns(summaries: Sequence[Summary], of: Callable[[Any], Su
             text = f"{value:g}" if isinstance(value, float) else str(value)
             return UNKNOWN if value is None else VALUES.get(text, text)
 
-        return Column(key, title, lambda row: of(row).hyperparameters.get(key), text=text, left_out=4)
+        in_method = key == "objective.one_step"  # as in "SmoothMix (η = 5), one-step"
+        return Column(key, title, lambda r: of(r).hyperparameters.get(key), csv_only=in_method, text=text, left_out=4)
 
     return [column(key, title) for key, title in titles.items()]
 
