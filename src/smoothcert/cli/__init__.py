@@ -7,9 +7,10 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from threading import current_thread, main_thread
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.text import Text
@@ -92,12 +93,19 @@ def parser_message(error: typer.TyperException) -> str:
 
     from smoothcert.io.field_errors import in_plain_words
 
+    context: Any = getattr(error, "ctx", None)
+    if context and hasattr(error, "possibilities") and hasattr(error, "option_name"):
+        # An unknown option. Without the dashes, which make short options similar.
+        options = [option for parameter in context.command.params for option in parameter.opts]
+        words, given = [option[2:] for option in options if option.startswith("--")], error.option_name.lstrip("-")
+        near = get_close_matches(given, words)
+        error.possibilities = [f"--{word}" for word in words if word.startswith(given) or word in near]
     message = error.format_message()
     if isinstance(error.__cause__, ValidationError):
         message = in_plain_words(message.replace("Value error, ", "", 1))
         value = error.__cause__.errors()[0]["input"]
         message += f", got {value}" if repr(value) not in message else ""
-    if message.startswith("Missing") and (context := getattr(error, "ctx", None)):
+    if message.startswith("Missing") and context:
         message = f"{message.rstrip('.')}; `{context.command_path} --help` has an example"
     return message
 
