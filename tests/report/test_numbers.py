@@ -323,9 +323,27 @@ def test_runs_on_other_images_or_with_other_labels_are_not_ranked() -> None:
         assert comparison.obstacles == ("split or images_sha256 differ, so these may be different images",)
 
 
+def test_no_run_is_best_where_all_have_nothing() -> None:
+    rows = [image(i, 1, 0, 0.4) for i in range(9)]
+    (comparison,) = comparisons([summary_of(rows, "a"), summary_of(rows, "b", objective="macer")])
+    assert (comparison.ranked, comparison.best) == (True, ())
+
+
+def test_a_number_of_votes_that_no_file_has_is_no_column() -> None:
+    for n, expected in ((500, []), (1000, ["ACR at n = 1,000"]), (20_000, ["ACR at n = 1,000", "ACR at n = 10,000"])):
+        votes = further_tables(comparisons([summary_of([image(i, i % 2, 1, 0.4, n=n) for i in range(9)], n=n)]))[-1]
+        assert [column.title for column in votes.layout.columns if "at n" in column.title] == expected
+        assert ("ACR at fewer votes" in votes.caption) == bool(expected)
+
+
 def test_the_headline_of_radii_below_those_of_the_table() -> None:
-    for radius, words in ((0.2, "The largest certified radius is 0.200; "), (0.0, "No radius above 0 is certified.")):
-        file = summary_of([image(0, 1, 1 if radius else -1, radius)], "a").file
+    wrong = "No image is classified correctly with a certified radius above 0."
+    for predict, radius, words in (
+        (1, 0.2, "The largest certified radius is 0.200; "),
+        (-1, 0.0, wrong),
+        (2, 0.4, wrong),
+    ):
+        file = summary_of([image(0, 1, predict, radius)], "a").file
         assert headlines(comparisons([summarize(file, "a", [0.0])]))[0].startswith(words)
 
 

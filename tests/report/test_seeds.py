@@ -167,6 +167,11 @@ def test_the_words_compare_means_over_seeds_and_not_only_the_best_seed(make_run:
     (words,) = write_report(runs, tmp_path / "out", ["md"], radii=[0.5]).contents.headlines
     expected = f"a-seed* {np.mean(counts):.1f} ± {np.std(counts, ddof=1):.1f} of 20 images."
     assert f"compare the mean ± sd over seeds: {expected}" in words
+    for i, run in enumerate((make_run("b-seed0"), make_run("b-seed1"))):
+        (run / "recipe.yaml").write_text(yaml.safe_dump({**RECIPE, "seed": i, "epochs": 3}))
+        runs.append(run)
+    (words,) = write_report(runs, tmp_path / "both", ["md"], radii=[0.5], same_images=False).contents.headlines
+    assert f"{expected.removesuffix(' images.')}, b-seed* 4.0 ± 0.0 of 10 images." in words
     (alone,) = write_report(runs[:1], tmp_path / "one", ["md"], radii=[0.5]).contents.headlines
     assert "seeds" not in alone
 

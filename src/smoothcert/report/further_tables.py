@@ -151,7 +151,14 @@ def _classes(comparisons: Sequence[Comparison]) -> list[FurtherTable]:
         *(Column(f"{k}", titles[k], lambda run, k=k: acr(run, k), 3) for k in labels),  # type: ignore[misc]
     ]
     shares = [Column(f"{k}", titles[k], lambda run, k=k: accuracy(run, k), 1) for k in labels]  # type: ignore[misc]
-    tables = [_table("ACR of each class", "A class with ACR 0 is never certified.", [*heading, *acrs], groups)]
+    tables = [
+        _table(
+            "ACR of each class",
+            "0 for a class of which no image has a certified radius above 0.",
+            [*heading, *acrs],
+            groups,
+        )
+    ]
     if shares and any(radius is not None for radius in radius_of.values()):
         radius = Column("radius", "radius", lambda run: radius_of[run.name], 2)
         caption = "In %, of the images of each class, at the radius of the headline."
@@ -164,19 +171,21 @@ def _percent(share: float | None) -> float | None:
 
 
 def _votes(comparisons: Sequence[Comparison]) -> FurtherTable:
+    groups = [[run for run in c.runs if run.at_ceiling is not None] for c in comparisons]
+    known = [n for n in FEWER_VOTES if any(run.acr_at[n] is not None for group in groups for run in group)]
     columns = [
         _sigma_column(comparisons, lambda run: run.sigma),
         Column("name", "run", lambda run: run.name),
         Column("acr", "ACR", lambda run: run.acr, 3),
-        *(Column(f"acr_at_n_{n}", f"ACR at n = {n:,}", lambda run, n=n: run.acr_at[n], 3) for n in FEWER_VOTES),  # type: ignore[misc]
+        *(Column(f"acr_at_n_{n}", f"ACR at n = {n:,}", lambda run, n=n: run.acr_at[n], 3) for n in known),  # type: ignore[misc]
         Column("ceiling", "largest radius", lambda run: run.ceiling, 3, text=lambda run: radius_text(run.ceiling)),
         Column("at_ceiling", "images there (%)", lambda run: _percent(run.at_ceiling), 1),
     ]
+    fewer = "ACR at fewer votes is the mean over all ways to draw n of the stored votes. " if known else ""
     caption = (
-        "ACR at fewer votes is the mean over all ways to draw n of the stored votes. Images whose n votes all "
-        "agree have the largest radius that n can show: more votes, not a better network, would raise it."
+        f"{fewer}Images whose n votes all agree have the largest radius that n can show: more votes, not a better "
+        "network, would raise it."
     )
-    groups = [[run for run in c.runs if run.at_ceiling is not None] for c in comparisons]
     return _table("What the number of votes limits", caption, columns, groups)
 
 

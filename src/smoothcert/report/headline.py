@@ -5,14 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 from smoothcert.io.text import radius_text
 from smoothcert.report.names import images_text
-from smoothcert.report.paired import Comparison
+from smoothcert.report.paired import FEWEST, Comparison
 from smoothcert.report.seeds import SeedMean
 from smoothcert.report.summary import Summary, wilson_interval
 
 MOST_RUNS = 4
 """Up to this number, runs that are not ranked or never certify a class are named one by one."""
 STATISTICS = (
-    "A difference is called established if it exceeds two standard errors of the paired difference over the images; "
+    "A difference is called established if it exceeds two standard errors of the paired difference over the images, of "
+    f"which there are {FEWEST} or more; "
     "intervals are 95% Wilson intervals for accuracies and normal ones for ACR, over the choice of images. "
     "± is used for one thing only: the sample standard deviation over training seeds."
 )
@@ -55,7 +56,7 @@ def _without_radius(comparison: Comparison) -> str:
     """The sentence for a table without a radius above 0 that all runs can show."""
     largest = max(float(run.outcomes.radius.max()) for run in comparison.runs)
     if largest == 0:
-        return "No radius above 0 is certified."
+        return "No image is classified correctly with a certified radius above 0."
     return f"The largest certified radius is {radius_text(largest)}; choose radii up to it for the table."
 
 
@@ -117,14 +118,15 @@ def _over_seeds(comparison: Comparison, radius: float, seeds: Sequence[SeedMean]
     means = [mean for mean in seeds if names.issuperset(run.name for run in mean.members)]
     if not means:
         return ""
-    words = []
+    words, scopes = [], {f" of {mean.members[0].images:,}" for mean in means[:MOST_RUNS]}
     for mean in means[:MOST_RUNS]:
         counts = [_count(run, radius) for run in mean.members]
-        words.append(f"{mean.name} {statistics.fmean(counts):.1f} ± {statistics.stdev(counts):.1f}")
+        scope = f" of {mean.members[0].images:,}" if len(scopes) > 1 else ""
+        words.append(f"{mean.name} {statistics.fmean(counts):.1f} ± {statistics.stdev(counts):.1f}{scope}")
     more = f"; {len(means) - MOST_RUNS} more are in the table" if len(means) > MOST_RUNS else ""
     return (
         "These are single runs, and the best of several seeds is partly luck; compare the mean ± sd over seeds: "
-        f"{', '.join(words)} of {means[0].members[0].images:,} images{more}."
+        f"{', '.join(words)}{scopes.pop() if len(scopes) == 1 else ''} images{more}."
     )
 
 

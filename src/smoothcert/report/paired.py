@@ -88,7 +88,7 @@ class Comparison:
     paired: tuple[PairedRun, ...]
     """Of the other runs, in order."""
     best: tuple[Best, ...]
-    """ACR first, then the radii; a radius that no run certifies is left out. Empty if the runs are not ranked."""
+    """ACR first, then the radii, without those at which all runs have 0. Empty if the runs are not ranked."""
     constant: Constant
 
     @property
@@ -185,12 +185,11 @@ def _paired(run: Summary, reference: Summary) -> PairedRun:
 
 
 def _bests(group: Sequence[Summary]) -> list[Best]:
-    best = [_best(group, None, np.stack([summary.outcomes.radius for summary in group]))]
+    every = [summary.outcomes for summary in group]
+    columns: dict[float | None, Floats] = {None: np.stack([outcomes.radius for outcomes in every])}
     for radius in group[0].accuracy_at:
-        values = np.stack([summary.outcomes.certified_at(radius) for summary in group]).astype(np.float64)
-        if values.any():
-            best.append(_best(group, radius, values))
-    return best
+        columns[radius] = np.stack([outcomes.certified_at(radius) for outcomes in every]).astype(np.float64)
+    return [_best(group, radius, values) for radius, values in columns.items() if values.any()]
 
 
 def _best(group: Sequence[Summary], radius: float | None, values: Floats) -> Best:
