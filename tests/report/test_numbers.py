@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 import statistics
 from itertools import combinations
 
@@ -93,6 +94,19 @@ def test_classes_have_the_names_that_the_files_record() -> None:
         "all images of class bird, so"
         in summary_of([image(i, 2, 2, 0.4) for i in range(20)], dataset="cifar10").in_words
     )
+
+
+def test_many_classes_are_counted() -> None:
+    """As of ImageNet, with one image per class."""
+    (text,) = headlines(comparisons([summary_of([image(i, i, i if i > 11 else 0, 0.4) for i in range(40)])]))
+    assert " 11 classes are never certified by run." in text
+
+
+def test_what_one_class_reaches_is_said_once_per_rule() -> None:
+    rows = [image(i, i % 2, 1, 0.4) for i in range(9)]
+    runs = [summary_of(rows, "a"), summary_of(rows, "b", dataset="other"), summary_of(rows, "c", cascade=[0.5, 0.25])]
+    (text,) = constant_sentences(comparisons(runs))
+    assert re.findall(r"ACR [\d.]+ at σ = 0.5( \(cascade\))?", text) == ["", " (cascade)"]
 
 
 @pytest.mark.parametrize(

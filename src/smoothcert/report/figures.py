@@ -28,8 +28,8 @@ FIGURES = {
     ),
     "sweeps": (
         "ACR against hyper-parameters",
-        "All else equal. Bars: ± one sample standard deviation over training seeds, where there are several; dashed: "
-        "plain Gaussian training.",
+        "All else equal. Bars: one sample standard deviation over training seeds, where there are several, else one "
+        "standard error over images; dashed: plain Gaussian training.",
     ),
     "training": ("Training", "Loss and accuracy under noise in each epoch; dotted lines mark learning-rate drops."),
 }

@@ -36,13 +36,14 @@ def constant_sentences(comparisons: Sequence[Comparison]) -> list[str]:
     """What the classifier that always answers one class reaches: the least that a result must exceed."""
     acrs: dict[tuple[str, float], list[str]] = {}
     for comparison in comparisons:
-        constant = comparison.constant
-        noise_level = "" if comparison.first.sigma is None else f" at σ = {comparison.first.sigma:g}"
-        acr = [] if constant.acr is None else [f"ACR {constant.acr:.3f}{noise_level}"]
-        acrs.setdefault((comparison.first.class_name(constant.label), constant.share), []).extend(acr)
+        constant, first = comparison.constant, comparison.first
+        texts = acrs.setdefault((first.class_name(constant.label), constant.share), [])
+        if constant.acr is not None and first.sigma is not None:
+            apart = f" ({first.apart})" if first.apart else ""
+            texts.append(f"ACR {constant.acr:.3f} at σ = {first.sigma:g}{apart}")
     return [
         f"For comparison: a classifier that always answers class {name} has certified accuracy {100 * share:.1f}% at "
-        f"every radius that n can show{'; ' if texts else ''}{', '.join(texts)}."
+        f"every radius that n can show{'; ' if texts else ''}{', '.join(dict.fromkeys(texts))}."
         for (name, share), texts in acrs.items()
     ]
 

@@ -11,6 +11,8 @@ from smoothcert.report.summary import Summary, wilson_interval
 
 MOST_RUNS = 4
 """Up to this number, runs that are not ranked or never certify a class are named one by one."""
+MOST_CLASSES = 10
+"""Of more classes than this, their number is given."""
 STATISTICS = (
     "A difference is called established if it exceeds two standard errors of the paired difference over the images, of "
     f"which there are {FEWEST} or more; "
@@ -148,6 +150,8 @@ def _never_certified(comparison: Comparison, label: Callable[[str], str]) -> lis
 
 
 def _classes(names: Sequence[str]) -> str:
+    if len(names) > MOST_CLASSES:
+        return f"{len(names):,} classes are"
     return f"class {names[0]} is" if len(names) == 1 else f"the classes {', '.join(names)} are"
 
 

@@ -19,7 +19,7 @@ _SPREAD = 20
 
 
 def draw_sweeps(sweeps: Sequence[Sweep]) -> Figure | None:
-    """ACR at each value, with bars of ± one standard error over images, or ± one standard deviation over seeds where a
+    """ACR at each value, with bars of one standard error over images, or one standard deviation over seeds where a
     value has several runs; None without sweeps.
 
     A dashed line marks the run of plain Gaussian training.
@@ -48,9 +48,9 @@ def _notes(sweeps: Sequence[Sweep]) -> list[str]:
     )
     notes = list(scopes) if len(scopes) == 1 else []
     if 1 in counts:
-        notes.append("bars: ± 1 standard error over images; differences on the same images are more precise")
+        notes.append("bars: 1 standard error over images; differences on the same images are more precise")
     if counts - {1}:
-        notes.append("bars of values with several runs: ± 1 standard deviation over training seeds")
+        notes.append("bars of values with several runs: 1 standard deviation over training seeds")
     return notes
 
 
