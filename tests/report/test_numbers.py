@@ -290,6 +290,8 @@ def test_the_constant_classifier() -> None:
         ({"alpha": 0.01}, "alpha differs (0.001 and 0.01)"),
         ({"bound": "two-sided"}, "bound differs (one-sided and two-sided)"),
         ({"alpha": None}, "alpha differs (0.001 and not recorded)"),
+        ({"radius_loss": 0.1}, "radius loss differs (0 and 0.1)"),
+        ({"radii": [0.5]}, "radii differs (none and [0.5])"),
     ],
 )
 def test_runs_that_are_certified_otherwise_are_not_ranked(changes: dict[str, object], reason: str) -> None:

@@ -116,9 +116,18 @@ def test_mixed_n_is_unknown_and_has_no_ceiling() -> None:
     assert summary.votes == 100 + 200 + 20
 
 
-def test_ceiling_is_that_of_gaussian_noise_only() -> None:
-    assert summarize(as_file(images(), **SETTINGS, noise="gaussian"), "x", []).ceiling is not None
-    assert summarize(as_file(images(), **SETTINGS, noise="laplace"), "x", []).ceiling is None
+def test_the_largest_radius_of_each_noise() -> None:
+    """Closed forms at p = alpha^(1/n); radii beyond it are not reached, so tables have a dash there and not 0."""
+    p = 0.001 ** (1 / 1000)
+    expected = {
+        "gaussian": 0.5 * norm.ppf(p),
+        "laplace": -0.5 / math.sqrt(2) * math.log(2 * (1 - p)),
+        "uniform": math.sqrt(3) * (p - 0.5),
+    }
+    for noise, ceiling in expected.items():
+        summary = summarize(as_file(images(), **SETTINGS, noise=noise), "x", [])
+        assert summary.ceiling == pytest.approx(ceiling, rel=1e-7)
+        assert [summary.reaches(factor * ceiling) for factor in (0.999, 1.001)] == [True, False]
 
 
 def test_the_norm_is_that_of_the_noise_also_of_a_new_family(monkeypatch: pytest.MonkeyPatch) -> None:

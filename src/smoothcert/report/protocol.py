@@ -55,12 +55,12 @@ def ceiling_of(file: CertificatesFile, sigma: float | None, n: int | None, alpha
 
     A sequential rule stops such an image at the radii that it was asked for.
     """
-    if noise_of(file) != "gaussian" or sigma is None or n is None or alpha is None or file.settings.get("radii"):
+    if sigma is None or n is None or alpha is None or file.settings.get("radii"):
         return None
     if sigmas := file.settings.get("cascade"):
         errors = [stage_error(n, n, stage, len(sigmas), alpha) for stage in range(len(sigmas))]
         return max(Gaussian(s).radius(error) for s, error in zip(sigmas, errors, strict=True))
-    return largest_radius(n, Gaussian(sigma), alpha, bound_of(file))
+    return largest_radius(n, NOISES[noise_of(file)](sigma), alpha, bound_of(file))
 
 
 def protocol_of(file: CertificatesFile, n: int | None, alpha: float | None) -> dict[str, object]:
@@ -72,9 +72,9 @@ def protocol_of(file: CertificatesFile, n: int | None, alpha: float | None) -> d
         "alpha": alpha,
         "bound": bound_of(file),
         "noise": noise_of(file),
-        "radii": str(settings.get("radii") or ""),
+        "radii": str(settings.get("radii") or "none"),
         "full radius after n votes": bool(settings.get("radii") and settings.get("hold_back")),
-        "radius loss": settings.get("radius_loss"),
+        "radius loss": settings.get("radius_loss") or 0,
         "label-aware": bool(settings.get("label_aware")),
         "sound": bool(settings.get("sound")),
     }
