@@ -9,8 +9,10 @@ import torch
 from photographs import write_photograph
 from scipy.io import savemat
 
-from smoothcert.data import DATASETS, load_dataset
-from smoothcert.data.imagenet import load
+from smoothcert.certification.subject import data_settings
+from smoothcert.data import DATASETS, load_dataset, silent
+from smoothcert.data.image_files import FileList
+from smoothcert.data.imagenet import difference, load
 from smoothcert.errors import RequestError, WorkError
 
 WNIDS = ["n02119789", "n01440764", "n03000684"]  # by ILSVRC id, as the kit would have them: not sorted
@@ -52,19 +54,71 @@ def write_meta(path: Path, wnids: list[str]) -> None:
 def test_class_folders(tmp_path: Path, below: str) -> None:
     write_train(tmp_path / below)
     write_sorted_val(tmp_path / below)
-    train, test = (load_dataset("imagenet", split, tmp_path) for split in ("train", "test"))
+    train, test = (load_dataset("imagenet", split, tmp_path, on_note=silent) for split in ("train", "test"))
     assert train.labels.tolist() == [0, 0, 1, 1, 2, 2]
     assert [train.files[index].parent.name for index in (0, 2, 4)] == SORTED
     assert test.labels.tolist() == [0, 1, 1, 2, 2]
     assert [int(test.files[index].stem[-8:]) for index in range(5)] == [3, 2, 4, 1, 5]
     for data, split in ((train, "train"), (test, "test")):
-        assert (data.name, data.split, data.num_classes, data.shape) == ("imagenet", split, 3, (3, 224, 224))
+        assert (data.split, data.num_classes, data.shape) == (split, 3, (3, 224, 224))
         assert data.class_names == tuple(SORTED)
         assert data.normalization == DATASETS["imagenet"].normalization
         assert data.augment == (split == "train")
     assert (DATASETS["imagenet"].shape, DATASETS["imagenet"].num_classes) == ((3, 224, 224), 1000)
     assert train.normalization.mean == (0.485, 0.456, 0.406)
     assert train.normalization.std == (0.229, 0.224, 0.225)
+
+
+CLASSES = [f"n{number:08}" for number in range(1000)]
+
+
+def validation_names(name: str) -> list[str]:
+    """The paths of a whole validation set; image k is of class k modulo 1,000."""
+    return [f"{CLASSES[k % 1000]}/{name.format(k)}" for k in range(1, 50_001)]
+
+
+def difference_of(names: list[str]) -> str | None:
+    labels = torch.tensor([int(name[1:9]) for name in names])
+    return difference("test", FileList.of(Path("val"), names), labels, CLASSES)
+
+
+def test_a_whole_validation_set_is_the_official_one() -> None:
+    assert difference_of(validation_names("ILSVRC2012_val_{:08}_n01751748.jpg")) is None
+
+
+def test_another_validation_set_is_not_the_official_one() -> None:
+    names = validation_names("ILSVRC2012_val_{:08}.JPEG")
+    for changed, problem in (
+        (names[1:], "got 49,999 of 1,000, 49 of n00000001;"),
+        ([name for name in names if CLASSES[3] not in name], "got 49,950 of 999;"),
+        ([*names[:-1], f"{CLASSES[0]}/copy.JPEG"], "got 50,000 of 1,000, 1 with other names;"),
+        ([*names[:-1], names[999]], "got 50,000 of 1,000;"),
+    ):
+        assert f"{problem} image numbers are not those of published certificates" in str(difference_of(changed))
+
+
+def test_a_part_of_the_training_set_is_not_the_official_one() -> None:
+    def found(images: int, classes: int) -> str | None:
+        labels = torch.arange(images) % classes
+        return difference("train", FileList(Path(), np.empty(images, "S1")), labels, CLASSES)
+
+    assert found(1_281_167, 1000) is None
+    assert str(found(1_281_166, 1000)).endswith("got 1,281,166 of 1,000")
+    assert str(found(1_281_167, 999)).endswith("got 1,281,167 of 999")
+
+
+def test_results_name_and_identify_an_incomplete_copy(tmp_path: Path) -> None:
+    write_sorted_val(tmp_path)
+    before = load("test", tmp_path)
+    (tmp_path / "val" / WNIDS[2] / "ILSVRC2012_val_00000001.JPEG").unlink()
+    after = load("test", tmp_path)
+    (note,) = after.notes
+    assert note.startswith(f"{tmp_path / 'val'}: expected the 50,000 validation images")
+    assert "\n" not in note
+    settings = [data_settings(data) for data in (before, after)]
+    assert [record["dataset"] for record in settings] == ["imagenet (not the official set)"] * 2
+    assert settings[0]["images_sha256"] != settings[1]["images_sha256"]
+    assert "images_sha256" not in data_settings(replace(after, name="imagenet"))
 
 
 def test_workers_give_the_same_tensors(tmp_path: Path) -> None:

@@ -112,6 +112,15 @@ def test_a_described_file_is_in_the_same_table(run_cli: Report, ours: Path, tmp_
     assert "2 of 5 test digits of MNIST keep their class under every change of L2 length up to 0.5 (CAT-RS;" in text
 
 
+def test_a_described_file_is_not_compared_with_images_of_other_numbers(
+    run_cli: Report, make_run: MakeRun, tmp_path: Path
+) -> None:
+    ours, theirs, out = make_run("ours", dataset="imagenet (not the official set)"), tmp_path / "t.tsv", tmp_path / "o"
+    theirs.write_text(table())
+    rows = described(partial(run_cli, "report"), out, ours, theirs, "--as", "name=A,sigma=0.5,n=1000,alpha=0.001")
+    assert (rows["A"]["dataset"], rows["A"]["reference"]) == ("imagenet", "")
+
+
 def test_descriptions_belong_to_files_in_order_or_by_name(run_cli: Report, ours: Path, tmp_path: Path) -> None:
     report, files = partial(run_cli, "report"), [tmp_path / "first", tmp_path / "second"]
     for path in files:

@@ -42,7 +42,10 @@ def test_small_images_keep_every_pixel_and_their_label() -> None:
     assert got.class_names == ()
 
 
-@pytest.mark.parametrize("dataset", ["mnist", "cifar10", "imagenet", "folder:nowhere", "npz:nowhere.npz"])
+@pytest.mark.parametrize(
+    "dataset",
+    ["mnist", "cifar10", "imagenet", "imagenet (not the official set)", "folder:nowhere", "npz:nowhere.npz"],
+)
 def test_absent_data_give_a_reason_and_write_nothing(
     dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

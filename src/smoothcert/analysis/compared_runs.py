@@ -171,7 +171,7 @@ def default_attack(data: Images, sigma: float) -> tuple[int, float]:
 
     In all of them except ImageNet's, T * alpha = 8 sigma.
     """
-    name = f"{data.name.removesuffix('-sample')}/smoothmix"
+    name = f"{data.name.partition(' (')[0].removesuffix('-sample')}/smoothmix"
     objective = preset(name if name in PRESETS else "cifar10/smoothmix", sigma).objective
     assert isinstance(objective, SmoothMix)
     return objective.steps, objective.step_size

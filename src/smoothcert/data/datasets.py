@@ -18,6 +18,8 @@ Split = Literal["train", "test"]
 """The splits that can be requested."""
 UNSPLIT = "all"
 """The split of data without a division into training and test images, whichever split was requested."""
+OTHER_NUMBERS = " (not the official set)"
+"""Ending of the name of a data set whose images have other numbers than in results of others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,14 @@ Russakovsky et al.: "ImageNet Large Scale Visual Recognition Challenge", https:/
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from smoothcert.data.class_folders import image_names, list_images, subfolders
-from smoothcert.data.datasets import DATASETS, Split
+from smoothcert.data.datasets import DATASETS, OTHER_NUMBERS, Split
 from smoothcert.data.decoding import Decoder
 from smoothcert.data.image_files import FileList, ImageFiles
 from smoothcert.errors import RequestError, WorkError
@@ -22,6 +23,8 @@ WNID = re.compile(r"n\d{8}")
 FLAT_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG", re.IGNORECASE)
 GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 META = "meta.mat"
+TRAINING_IMAGES, VALIDATION_IMAGES = 1_281_167, 50_000
+VALIDATION_NAME = re.compile(rb"ILSVRC2012_val_(\d{8})(?!\d)", re.IGNORECASE)
 
 
 def load(split: Split, folder: Path) -> ImageFiles:
@@ -31,7 +34,9 @@ def load(split: Split, folder: Path) -> ImageFiles:
     val/<wnid>/*.JPEG, or val/ILSVRC2012_val_*.JPEG with the ground truth and the class list of the development kit.
     A class is the position of its wnid among the sorted wnids of the training set (or of the validation set, if that
     is all there is); with fewer than 1,000 of them it is a subset and `num_classes` is their number. Test images are
-    sorted by class, then by name, so that every 100th of them is the subset that papers certify.
+    sorted by class, then by name, so that every 100th of them is the subset that papers certify. Other sets of images
+    are read, too, with a note; but then the data set is called "imagenet (not the official set)", also in every result,
+    because its image numbers are not those of other results.
     """
     place = _place(split, folder)
     root = place / FOLDERS[split]
@@ -42,16 +47,44 @@ def load(split: Split, folder: Path) -> ImageFiles:
         files, labels = list_images(root, present, classes)
     else:
         classes, files, labels = _flat_validation_set(place, classes)
+    problem = difference(split, files, labels, classes)
     return ImageFiles(
         files=files,
         labels=labels,
         num_classes=len(classes),
-        name="imagenet",
+        name="imagenet" if problem is None else f"imagenet{OTHER_NUMBERS}",
         split=split,
         decoder=DECODER,
         normalization=SPEC.normalization,
         augment=split == "train",
         class_names=tuple(classes),
+        notes=() if problem is None else (f"{root}: {problem}",),
+    )
+
+
+def difference(split: Split, files: FileList, labels: Tensor, classes: Sequence[str]) -> str | None:
+    """How the images differ from those of ImageNet, in one line; None if they do not.
+
+    The numbers of validation images are their positions by class and name, so each number must be there once.
+    """
+    counts = torch.bincount(labels, minlength=len(classes)).tolist()
+    got = f"got {len(files):,} of {sum(map(bool, counts)):,}"
+    if split == "train":
+        if len(files) == TRAINING_IMAGES and len(counts) == SPEC.num_classes and all(counts):
+            return None
+        return f"expected {TRAINING_IMAGES:,} training images of {SPEC.num_classes:,} classes, {got}"
+    matches = [VALIDATION_NAME.match(bytes(name).rpartition(b"/")[2]) for name in files.names]
+    numbers = {int(match[1]) for match in matches if match}
+    each = VALIDATION_IMAGES // SPEC.num_classes
+    if counts == [each] * SPEC.num_classes and numbers == set(range(1, VALIDATION_IMAGES + 1)):
+        return None
+    other = next((label for label, count in enumerate(counts) if count not in (0, each)), None)
+    uneven = "" if other is None else f", {counts[other]} of {classes[other]}"
+    renamed = f", {matches.count(None):,} with other names" if None in matches else ""
+    return (
+        f"expected the {VALIDATION_IMAGES:,} validation images ILSVRC2012_val_00000001 to {VALIDATION_IMAGES:08} of "
+        f"{SPEC.num_classes:,} classes, {each} of each, {got}{uneven}{renamed}; image numbers are not those of "
+        f"published certificates, so results call the data set imagenet{OTHER_NUMBERS}"
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.certification.checks import check_settings
+from smoothcert.data.datasets import OTHER_NUMBERS
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import did_you_mean, parse_count, radius_text
 from smoothcert.report.protocol import ceiling_of
@@ -36,7 +37,8 @@ def describe(files: Sequence[Named], descriptions: Sequence[Description]) -> lis
     """`files` with the names and settings of `descriptions`.
 
     Each description belongs to the file that its `file` names, or else to the next file without settings of its own,
-    in order. Without `dataset`, the file is taken to be of the data set that all other files record.
+    in order. Without `dataset`, the file is taken to be of the data set that all other files record, in its official
+    form.
     """
     described = list(files)
     free = [i for i, (_, file) in enumerate(files) if not file.settings]
@@ -48,7 +50,8 @@ def describe(files: Sequence[Named], descriptions: Sequence[Description]) -> lis
         settings = _settings(description)
         if "dataset" not in settings and len(recorded) == 1:
             dataset, split = next(iter(recorded))
-            settings |= {"dataset": dataset, "split": settings.get("split", split)}
+            official = dataset and dataset.removesuffix(OTHER_NUMBERS)  # which other tools have read
+            settings |= {"dataset": official, "split": settings.get("split", split)}
         settings = {key: value for key, value in settings.items() if value is not None}
         try:
             check_settings(settings, file.path)

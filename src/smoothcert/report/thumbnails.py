@@ -76,12 +76,12 @@ def _chosen(dataset: str, split: Split, folder: Path, indices: Sequence[int]) ->
     Each reader is listed here, because those of DATASETS may download. Common data sets are read without torch, whose
     import takes longer than most reports.
     """
-    kind = dataset.partition(":")[0]
-    if kind in ("folder", "npz", "imagenet"):
+    kind = dataset.partition(":")[0]  # which also says whether files are not the official ones
+    if kind in ("folder", "npz") or kind.startswith("imagenet"):
         return _chosen_with_torch(dataset, split, folder, indices)
     if kind in ("mnist", "mnist-sample"):
         stored = mnist.read(split, folder) if kind == "mnist" else mnist.read_sample(split)
-    elif kind.startswith("cifar10"):  # files that are not the official ones say so in their name
+    elif kind.startswith("cifar10"):
         stored = cifar10.read(split, folder)
     else:
         return [], None
@@ -103,7 +103,7 @@ def _chosen_with_torch(
 
     kind, _, path = dataset.partition(":")
     data: ImageData | ImageFiles
-    if kind == "imagenet":
+    if kind.startswith("imagenet"):
         data = imagenet.load(split, folder)
     elif not path:
         return [], None
