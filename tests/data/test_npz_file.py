@@ -51,9 +51,12 @@ def test_npz_with_class_names(tmp_path: Path) -> None:
     data = load_dataset(f"npz:{path}", "test")
     assert data.class_names == ("a", "b", "c", "d", "never seen")
     assert data.num_classes == 5
-    np.savez(path, images=GREY, labels=LABELS, class_names=np.array(["a", "b"]))
-    with pytest.raises(RequestError, match=r"expected labels in 0\.\.1, got labels in 0\.\.3"):
-        load_dataset(f"npz:{path}", "test")
+    np.savez(path, images=GREY, labels=LABELS, class_names=np.array([b"a", b"b", "ä".encode(), b"d"]))
+    assert load_dataset(f"npz:{path}", "test").class_names == ("a", "b", "ä", "d")
+    for names, given in ((["a", "b"], "got 2 names"), (["a", "b", "a", "d"], "got 'a' twice")):
+        np.savez(path, images=GREY, labels=LABELS, class_names=np.array(names))
+        with pytest.raises(RequestError, match=f"a name for each label from 0 to 3, each once, {given}"):
+            load_dataset(f"npz:{path}", "test")
 
 
 def test_labels_that_count_from_one_are_reported(tmp_path: Path) -> None:
@@ -62,11 +65,21 @@ def test_labels_that_count_from_one_are_reported(tmp_path: Path) -> None:
         assert len(load_npz(tmp_path / "a.npz", "test").notes) == notes
 
 
+def test_test_labels_that_training_does_not_have_are_reported(tmp_path: Path) -> None:
+    path, labels = tmp_path / "a.npz", np.array([0, 1, 2])
+    for test_labels, notes in ((labels, ()), (labels + 1, ("no training image has the test labels 3; a network",))):
+        np.savez(path, train_images=GREY[:3], train_labels=labels, test_images=GREY[:3], test_labels=test_labels)
+        for split in ("train", "test"):
+            found = load_npz(path, split).notes
+            assert len(found) == len(notes)
+            assert all(expected in note for expected, note in zip(notes, found, strict=True))
+
+
 @pytest.mark.parametrize(
     ("arrays", "problem"),
     [
         ({"images": GREY}, "got images; add labels"),
-        ({"train_images": GREY, "train_labels": LABELS}, "got train_images, train_labels; add images and labels"),
+        ({"train_images": GREY, "train_labels": LABELS}, "train_labels; add test_images and test_labels"),
         ({"x": GREY}, "add images and labels"),
         ({"images": GREY / 255, "labels": LABELS}, "expected images of dtype uint8, got float64"),
         ({"images": GREY.astype(np.int64), "labels": LABELS}, "expected images of dtype uint8, got int64"),

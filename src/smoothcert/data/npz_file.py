@@ -1,8 +1,10 @@
 """Images of users in an npz file: `npz:PATH`."""
 
 import zipfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -32,10 +34,8 @@ def load_npz(path: Path | str, split: Split) -> ImageData:
     path = with_home(path)
     arrays, prefix = _arrays(path, split)
     images, labels = arrays[f"{prefix}images"], arrays[f"{prefix}labels"]
-    names = tuple(str(name) for name in arrays["class_names"].ravel()) if "class_names" in arrays else None
     largest = max(_largest_label(path, name, arrays[name]) for name in arrays if name.endswith("labels"))
-    lowest = int(labels.min()) if len(labels) else 0
-    one_based = f"npz:{path}: no image has a label below {lowest}; if your classes count from {lowest}, subtract it"
+    names = _class_names(path, arrays["class_names"], largest) if "class_names" in arrays else None
     return ImageData(
         images=torch.from_numpy(_channels_first(path, f"{prefix}images", images)),
         labels=torch.from_numpy(labels.astype(np.int64)),
@@ -43,8 +43,37 @@ def load_npz(path: Path | str, split: Split) -> ImageData:
         name=f"npz:{path}",
         split=split if prefix else UNSPLIT,
         class_names=names,
-        notes=(one_based,) if lowest > 0 and names is None else (),
+        notes=tuple(f"npz:{path}: {note}" for note in _notes(arrays, prefix, named=names is not None)),
     )
+
+
+def _notes(arrays: Mapping[str, NDArray[Any]], prefix: str, *, named: bool) -> Iterator[str]:
+    """What looks wrong about the labels."""
+    trained, tested = (arrays.get(name) for name in ("train_labels", "test_labels"))
+    unknown = (
+        [] if not prefix or trained is None or tested is None else sorted({*tested.tolist()} - {*trained.tolist()})
+    )
+    lowest = min(
+        (int(arrays[name].min()) for name in arrays if name.endswith("labels") and len(arrays[name])), default=0
+    )
+    if lowest > 0 and not named:
+        yield f"no image has a label below {lowest}; if your classes count from {lowest}, subtract it"
+    if unknown:
+        some = ", ".join(map(str, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
+        yield f"no training image has the test labels {some}; a network cannot learn these classes"
+
+
+def _class_names(path: Path, names: NDArray[Any], largest: int) -> tuple[str, ...]:
+    """The names of the classes as text; a name that is missing or used twice is a RequestError."""
+    texts = tuple(name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in names.ravel())
+    twice = next((name for name, count in Counter(texts).items() if count > 1), None)
+    if twice is not None or len(texts) <= largest:
+        given = f"{len(texts)} names" if twice is None else f"{twice!r} twice"
+        raise RequestError(
+            f"npz:{path}: expected class_names with a name for each label from 0 to {max(0, largest)}, each once, got "
+            f"{given}; correct them"
+        )
+    return texts
 
 
 def _arrays(path: Path, split: Split) -> tuple[dict[str, NDArray[Any]], str]:
@@ -55,7 +84,7 @@ def _arrays(path: Path, split: Split) -> tuple[dict[str, NDArray[Any]], str]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = {name.removesuffix(".npy"): name for name in archive.namelist()}
-            prefix = f"{split}_" if f"{split}_images" in members else ""
+            prefix = f"{split}_" if {f"{name}_images" for name in get_args(Split)} & members.keys() else ""
             if absent := {f"{prefix}images", f"{prefix}labels"}.difference(members):
                 raise RequestError(
                     f"npz:{path}: expected arrays images and labels, or {split}_images and {split}_labels, got "
