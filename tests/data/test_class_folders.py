@@ -218,7 +218,7 @@ def test_notes_on_skipped_and_coloured_files(tmp_path: Path) -> None:
     (tmp_path / "b" / "folder").mkdir()
     for in_memory in (0, 10**9):
         skipped, coloured = load_folder(tmp_path, "test", in_memory_bytes=in_memory).notes
-        assert f"{tmp_path}: 3 files are skipped (.tif, .jfif)" in skipped
+        assert f"{tmp_path}: 4 files or folders are skipped (.tif, .jfif, folder)" in skipped
         assert "3 of 4 files are grey, because b/colour.png is in colour (mode RGB)" in coloured
 
 
@@ -232,6 +232,8 @@ def test_labels_follow_the_names_of_outputs(tmp_path: Path) -> None:
     assert (data.labels.tolist(), data.num_classes, data.class_names) == ([3, 2, 1], 4, names)
     with pytest.raises(RequestError, match="got a list without bee, cat; add them, or remove those images"):
         load_dataset(f"folder:{tmp_path}", "test", classes=("ant", "dog"))
+    with pytest.raises(RequestError, match=r"expected one output for each class of .*, got two called bee; rename"):
+        load_dataset(f"folder:{tmp_path}", "test", classes=("ant", "bee", "cat", "bee"))
     np.savez(tmp_path / "own.npz", images=np.zeros((4, 5, 7), dtype=np.uint8), labels=[0, 3, 1, 2])
     assert load_dataset(f"npz:{tmp_path / 'own.npz'}", "test", classes=names).labels.tolist() == [0, 3, 1, 2]
     with pytest.raises(RequestError, match="expected at least the 4 classes"):

@@ -111,7 +111,7 @@ def _check_not_empty(root: Path, classes: list[str]) -> list[str]:
     for name in classes:
         if not image_names(root / name):
             others = len(skipped_names(root / name))
-            given = f"none but {others} other files" if others else "none"
+            given = f"none but {others} other files or folders" if others else "none"
             raise RequestError(
                 f"{root / name}: expected images ({ENDINGS}) of a class, got {given}; add some or remove it"
             )
@@ -132,9 +132,8 @@ def image_names(folder: Path) -> list[str]:
 
 
 def skipped_names(folder: Path) -> list[str]:
-    """The names in `folder` that are neither images, by their extensions, nor hidden, nor folders."""
-    others = [name for name in os.listdir(folder) if not name.lower().endswith(EXTENSIONS) and name[0] != "."]
-    return [name for name in others if not (folder / name).is_dir()]
+    """The names in `folder`, also those of folders, that are neither images, by their extensions, nor hidden."""
+    return [name for name in os.listdir(folder) if not name.lower().endswith(EXTENSIONS) and name[0] != "."]
 
 
 def list_images(root: Path, present: Sequence[str], classes: Sequence[str]) -> tuple[FileList, Tensor]:
@@ -215,13 +214,14 @@ def _notes(files: FileList, heads: dict[int, ImageHead], classes: list[str], cha
     """Notes about files that are skipped, read in colour, or composited."""
     notes = []
     folders = [files.root / name for name in classes]
-    skipped = [name for folder in folders if folder.is_dir() for name in skipped_names(folder)]
+    skipped = [folder / name for folder in folders if folder.is_dir() for name in skipped_names(folder)]
     if skipped:
-        endings = Counter(Path(name).suffix.lower() or "no extension" for name in skipped)
+        endings = Counter("folder" if path.is_dir() else path.suffix.lower() or "no extension" for path in skipped)
         kinds = ", ".join(ending for ending, _ in endings.most_common(5))
+        files_are = "file or folder is" if len(skipped) == 1 else "files or folders are"
         notes.append(
-            f"{files.root}: {len(skipped)} {'files are' if len(skipped) > 1 else 'file is'} skipped ({kinds}): "
-            f"images end in {ENDINGS}"
+            f"{files.root}: {len(skipped)} {files_are} skipped ({kinds}): images end in {ENDINGS} and are in the "
+            "folder of their class itself"
         )
     coloured = next((index for index, head in heads.items() if not head.grey), None)
     grey = sum(head.grey for head in heads.values())

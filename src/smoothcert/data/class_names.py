@@ -37,6 +37,11 @@ def with_classes(data: Images, names: Sequence[str]) -> Images:
                 f"classes: expected the names of all classes of {data.name}, got a list without {some}; "
                 "add them, or remove those images"
             )
+        if twice := next((name for name in given if names.count(name) > 1), None):
+            raise RequestError(
+                f"classes: expected one output for each class of {data.name}, got two called {twice}; rename the "
+                "class, and name all outputs: --classes FILE"
+            )
         moved = torch.tensor([position[name] for name in given], dtype=torch.int64)
         labels = moved[labels.cpu()].to(labels.device)
     return replace(data, labels=labels, num_classes=len(names), class_names=tuple(names), relabelled=True)
