@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny import digest, metrics, tiny_recipe
+from torch import Tensor, nn
 
 import smoothcert as sc
 from smoothcert.data import ImageData, mnist
@@ -32,6 +33,17 @@ def test_test_accuracy_equals_a_plain_loop_and_does_not_change_training(
     with torch.no_grad():
         correct = (run.model(images + 0.5 * noise).argmax(1) == labels).sum()
     assert second["test_noisy_accuracy"] == pytest.approx(int(correct) / 700, abs=1.5 / 700)
+
+
+class WithMapping(nn.Linear):
+    def forward(self, images: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"logits": super().forward(images.flatten(1))}
+
+
+def test_test_accuracy_of_a_network_that_returns_a_mapping(tmp_path: Path, tiny_data: ImageData) -> None:
+    options = {"model": WithMapping(784, 10), "evaluate_every": 1, "test_data": tiny_data.subset(torch.arange(99))}
+    run = sc.train(tiny_recipe(epochs=1), tiny_data, tmp_path / "run", device="cpu", **options)
+    assert 0 < run.metrics[0]["test_noisy_accuracy"] <= 1
 
 
 def test_command_line_starts_from_weights_measures_and_tracks(

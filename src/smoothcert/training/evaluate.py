@@ -36,8 +36,8 @@ def noisy_accuracy(run: "RunInProgress", data: Images) -> float:
         for indices in torch.split(torch.arange(len(data)), BATCH):
             images, labels = data.batch(indices)
             noisy = images + run.noise.sample(images.shape, generator)
-            logits = run.model(noisy) if run.average is None else functional_call(run.model, weights, (noisy,))
-            correct += int((logits.argmax(1) == labels).sum())
+            output = run.model(noisy) if run.average is None else functional_call(run.model, weights, (noisy,))
+            correct += int((logits_of(output).argmax(1) == labels).sum())
     return correct / len(data)
 
 
