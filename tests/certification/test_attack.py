@@ -389,6 +389,12 @@ def test_a_classifier_without_gradient_is_refused(data: ImageData, tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
+def test_a_classifier_that_returns_a_mapping(data: ImageData, tmp_path: Path) -> None:
+    plain = attack(data, tmp_path / "a.tsv", [0]).rows
+    found = attack(data, tmp_path / "b.tsv", [0], model=lambda images: {"logits": half_space(images)}).rows
+    assert [row.distance for row in found] == [row.distance for row in plain]
+
+
 def test_default_radii_span_what_can_be_certified(trained_run: Path, tmp_path: Path) -> None:
     run = load_run(trained_run)
     assert run.recipe.sigma == 0.5

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothcert.attacks import smoothed_pgd
-from smoothcert.classifier import Classifier, evaluating, probabilities
+from smoothcert.classifier import Classifier, evaluating, logits_of, probabilities
 from smoothcert.data import Images, load_dataset, silent, with_known_classes
 from smoothcert.data.images import in_parts
 from smoothcert.errors import RequestError
@@ -186,7 +186,7 @@ def smoothed(classifier: Classifier, images: Tensor, noise: Iterable[Tensor]) ->
     confidence, votes, count = torch.zeros(()), torch.zeros(()), 0
     with evaluating(classifier):
         for block in noise:
-            logits = classifier((images + block).flatten(0, 1)).view(len(block), len(images), -1)
+            logits = logits_of(classifier((images + block).flatten(0, 1))).view(len(block), len(images), -1)
             confidence = confidence.to(images.device) + probabilities(logits).double().sum(0)
             votes = votes.to(images.device) + nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).sum(0)
             count += len(block)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from smoothcert.analysis.compared_runs import LARGEST_SEED, Subjects, refuse_outside
 from smoothcert.certification.columns import Floats
-from smoothcert.classifier import evaluating
+from smoothcert.classifier import evaluating, logits_of
 from smoothcert.io.text import csv_text
 from smoothcert.report.looks import looks_of
 from smoothcert.report.style import GREY, NOTE_SIZE, PALE, legend_below, line_style, one_panel, plain
@@ -62,7 +62,7 @@ def margins_under_noise(subjects: Subjects, index: int, n: int = 10_000, seed: i
         noisy = images + subjects.noise.sample((min(batch, n - start), *subjects.data.shape), generator)
         for run in subjects.runs:
             with evaluating(run.classifier):
-                margins[run.name].append(margins_of(run.classifier(noisy).double(), label).cpu())
+                margins[run.name].append(margins_of(logits_of(run.classifier(noisy)).double(), label).cpu())
     values = {name: torch.cat(parts).numpy() for name, parts in margins.items()}
     shown = {run.name: run.label for run in subjects.runs}
     return Margins(subjects.title, index, label, subjects.noise.sigma, values, shown)

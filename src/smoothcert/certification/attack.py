@@ -32,6 +32,7 @@ from smoothcert.certification.attack_file import (
 )
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.certification.subject import Certifiable, Subject, as_images, data_settings
+from smoothcert.classifier import logits_of
 from smoothcert.data import Images
 from smoothcert.data.images import in_parts
 from smoothcert.errors import RequestError
@@ -345,9 +346,8 @@ def _check_differentiable(classifier: Classifier, shape: tuple[int, int, int], d
     """Refuse a callable whose logits have no gradient with respect to the image."""
     image = torch.full((1, *shape), 0.5, device=device, requires_grad=True)
     with torch.enable_grad(), attacked(classifier):
-        logits = classifier(image)
-        traced = isinstance(logits, Tensor) and logits.requires_grad
-        (gradient,) = torch.autograd.grad(logits.sum(), image, allow_unused=True) if traced else (None,)
+        logits = logits_of(classifier(image))
+        (gradient,) = torch.autograd.grad(logits.sum(), image, allow_unused=True) if logits.requires_grad else (None,)
     if gradient is None:
         raise RequestError(
             "the classifier's logits have no gradient with respect to the image, expected a differentiable classifier; "
