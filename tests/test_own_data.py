@@ -204,6 +204,20 @@ def test_labels_follow_the_class_order_of_the_run(digits: Path, tmp_path: Path, 
         certify_dataset(load_run(run), load_folder(digits, "test"), tmp_path / "other.tsv", n=10)
 
 
+def test_classes_that_the_run_does_not_have(digits: Path, tmp_path: Path, run_cli: Cli) -> None:
+    """Another name for a class is reported; a class of the model at another place is refused."""
+    tiny_recipe(dataset=f"folder:{digits}", epochs=1, batch_size=4, learning_rate_drops=()).save(tmp_path / "r.yaml")
+    assert run_cli("train", "--recipe", tmp_path / "r.yaml", "--out", tmp_path / "run", "--device", "cpu")[0] == 0
+    certify = ("certify", tmp_path / "run", "--n", 10, "--device", "cpu")
+    assert " is zero in " not in run_cli(*certify)[1]
+    (digits / "zero").rename(digits / "zzz")
+    code, out, _ = run_cli(*certify, "--name", "renamed")
+    assert (code, f"class 2 is zero in {tmp_path / 'run'} and zzz in folder:{digits}: classes are" in out) == (0, True)
+    (digits / "zzz").rename(digits / "aaa")
+    code, _, err = run_cli(*certify, "--name", "moved")
+    assert (code, "class 1 of its model is seven, and one in folder:" in err) == (2, True)
+
+
 @pytest.mark.parametrize("reference", ["torch:zeros", "os:abort", "sys:exit"])
 def test_built_in_functions_are_refused(run_cli: Cli, tmp_path: Path, reference: str) -> None:
     code, _, err = run_cli(

@@ -29,6 +29,7 @@ from smoothcert.cli.certification import CertifyOptions
 from smoothcert.cli.classifiers import load_runs
 from smoothcert.cli.options import command_line
 from smoothcert.data import Images, silent
+from smoothcert.data.class_names import unknown_class
 from smoothcert.distributed import Team
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import compressed_form, result_files
@@ -196,6 +197,7 @@ def print_warnings(request: CertifyOptions, target: Target, images: Images, furt
         for warning in (
             *further,
             missing_classes(images, everything),
+            *(unknown_class(images, member.spec.class_names, member.folder) for member in target.members),
             sigma_warning(float(settings.sigma or 0)),
             *(f"{text}; next: {command}" for text, command in others if text is not None),
         ):

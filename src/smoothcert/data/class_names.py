@@ -60,14 +60,27 @@ def with_known_classes(data: Images, names: Sequence[str] | None) -> Images:
 
 
 def refuse_other_order(data: Images, names: Sequence[str] | None, owner: object) -> None:
-    """Raise a RequestError if `data` has the classes `names` of `owner` in another order: labels would be mistaken."""
-    given = data.class_names
-    if names is None or given is None or given == tuple(names) or sorted(given) != sorted(names):
+    """Raise a RequestError if a class of `data` is another one of the classes `names` of `owner`, by its name: labels
+    would be mistaken."""
+    given, positions = data.class_names or (), {name: index for index, name in enumerate(names or ())}
+    place = next((index for index, name in enumerate(given) if positions.get(name, index) != index), None)
+    if names is None or place is None or given == tuple(names):
         return
-    place = next(index for index, (one, other) in enumerate(zip(given, names, strict=True)) if one != other)
     raise RequestError(
         f"{owner}: class {place} of its model is {names[place]}, and {given[place]} in {data.name}; give the data the "
         "order of the model: --classes FILE (Python: load_dataset(..., classes=run.spec.class_names))"
+    )
+
+
+def unknown_class(data: Images, names: Sequence[str] | None, owner: object) -> str | None:
+    """A warning if `data` has as many classes as `owner`, but not all of its classes `names`; else None."""
+    given = data.class_names
+    if names is None or given is None or len(given) != len(names) or set(given) <= set(names):
+        return None
+    place = next(index for index, name in enumerate(given) if name not in names)
+    return (
+        f"class {place} is {names[place]} in {owner} and {given[place]} in {data.name}: classes are matched by their "
+        "order; if they are different things, give data with the classes of the model"
     )
 
 
