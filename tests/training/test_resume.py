@@ -300,6 +300,7 @@ def test_resume_refuses_an_edited_recipe(half: Path, tiny_data: ImageData) -> No
 def test_resume_accepts_more_epochs_in_the_recipe(finished: Path, tmp_path: Path, tiny_data: ImageData) -> None:
     """The trained epochs are the beginning of the longer run."""
     longer = tiny_recipe(epochs=3)
+    refused_and_unchanged(finished, tiny_data, r"the request 3\); .* edit recipe\.yaml, or choose another", longer)
     longer.save(finished / RECIPE)
     train(longer, tiny_data, finished, resume=True, device="cpu")
     train(longer, tiny_data, tmp_path / "longer", device="cpu")

@@ -28,6 +28,9 @@ from smoothcert.training.run_folder import MODEL, RECIPE, STATE, refuse_existing
 
 TENSORS = ("epoch", "model", "average", "sampler")
 """Fields that torch saves; the optimizer is saved as in its `state_dict`, and the other fields as JSON."""
+CHANGEABLE = ("epochs", "dataset")
+"""Fields that a user may edit in the recipe of a run: the same data in another place, and more or fewer epochs, do not
+change the epochs that have been trained."""
 
 
 class State(BaseModel):
@@ -131,8 +134,7 @@ def open_folder(
             f"{folder}: the training data have changed since its state was saved; restore them, or train on the new "
             "data into another --out"
         )
-    # The same data in another place, and more or fewer epochs, do not change the epochs that have been trained.
-    harmless = {"epochs"} if state is None else {"epochs", "dataset"}
+    harmless = {"epochs"} if state is None else set(CHANGEABLE)
     if model is not None:
         if not isinstance(model.recipe, TrainRecipe):
             raise RequestError(f"{folder}: expected a run to train, got an imported model; choose another --out")
@@ -237,6 +239,8 @@ def refuse_other_recipe(
     before, now = (flattened(recipe.model_dump(mode="json", exclude=set(harmless))) for recipe in (stored, wanted))
     if differing := differing_settings(before, now, ("the run", "the request")):
         source = "" if file == RECIPE else f"{file} says that it "
+        editable = file == RECIPE and all(difference.startswith(CHANGEABLE) for difference in differing)
+        edit = f"to continue the run with this change, edit {RECIPE}, or " if editable else ""
         raise RequestError(
-            f"{folder}: {source}holds a run of another recipe ({'; '.join(differing)}); choose another --out"
+            f"{folder}: {source}holds a run of another recipe ({'; '.join(differing)}); {edit}choose another --out"
         )
