@@ -119,6 +119,17 @@ def test_wrong_sigma_is_refused(sigma: float) -> None:
         Gaussian(sigma)
 
 
+@pytest.mark.parametrize("q", [0.0, -0.1, 1.1, math.nan])
+def test_an_error_that_is_no_probability_has_no_radius(q: float) -> None:
+    """An error of 0 would certify everything."""
+    for noise in NOISES.values():
+        with pytest.raises(ValueError, match="expected 0 < q <= 1"):
+            noise(1.0).radius(q)
+    for pair in ((q, 0.1), (0.1, q)):
+        with pytest.raises(ValueError, match="expected probabilities"):
+            Gaussian(1.0).radius_between(*pair)
+
+
 @pytest.mark.parametrize("length", [1, 2, 7, BOX_MULLER_CHUNK, 2 * BOX_MULLER_CHUNK + 5])
 def test_box_muller_fills_any_length_and_nothing_else(length: int) -> None:
     room = np.full(length + 2, np.nan, np.float32)

@@ -315,6 +315,11 @@ def test_wrong_requests_are_one_line(model: Any, source: Any, message: str, robu
     assert "\n" not in str(caught.value)
 
 
+def test_no_images_are_refused(robust: nn.Module, data: ImageData) -> None:
+    with pytest.raises(RequestError, match="images: expected at least 1, got 0"):
+        doctor(robust, data, images=0)
+
+
 def test_best_order_against_all_permutations() -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):

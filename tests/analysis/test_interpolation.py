@@ -117,6 +117,9 @@ def test_csv_and_figure(found: Interpolation) -> None:
     plain, voted = (draw_interpolation(found, votes=votes) for votes in (False, True))
     assert len(plain.axes) == 6, "for each run curves, images, and what was added to them"
     assert len(voted.axes[0].get_lines()) == len(plain.axes[0].get_lines()) + 2
+    curves = [np.asarray(line.get_ydata()).tolist() for line in plain.axes[0].get_lines()]
+    for c in (found.label, found.lines[0].other):
+        assert found.lines[0].confidence[:, c].tolist() in curves
 
 
 def test_wrong_requests(half_spaces: Subjects) -> None:

@@ -344,7 +344,16 @@ def test_recertify_draws_no_coins_without_the_seed_of_the_file(tmp_path: Path) -
     assert not (tmp_path / "x.tsv").exists()
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"settings": [], "provenance": {}}', "[1]", '{"settings": {}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"settings": [], "provenance": {}}',
+        "[1]",
+        '{"settings": {}}',
+        '{"settings": {"weight": NaN}, "provenance": {}}',
+    ],
+)
 def test_settings_of_another_structure_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.tsv"
     write(path, 0)
@@ -357,7 +366,8 @@ def test_a_writer_that_fails_before_its_first_row_leaves_nothing(tmp_path: Path)
     with pytest.raises(KeyboardInterrupt), certificates_writer(tmp_path / "new" / "a.tsv", SETTINGS, {}):
         raise KeyboardInterrupt
     assert not (tmp_path / "new").exists()
-    write(tmp_path / "a.tsv")
+    with certificates_writer(tmp_path / "a.tsv", SETTINGS, {}):
+        pass
     assert read_certificates(tmp_path / "a.tsv").rows == ()
 
 

@@ -190,6 +190,9 @@ def test_damaged_meta(tmp_path: Path) -> None:
     with pytest.raises(WorkError, match=r"meta\.mat: expected the classes of ILSVRC2012") as raised:
         load("test", tmp_path)
     assert "\n" not in str(raised.value)
+    write_meta(tmp_path / "devkit" / "data" / "meta.mat", ["n02119789", "goldfish", "n03000684"])
+    with pytest.raises(WorkError, match=r"meta\.mat: expected wnids such as n01440764, found others"):
+        load("test", tmp_path)
 
 
 def test_classes_that_training_does_not_have(tmp_path: Path) -> None:
@@ -199,6 +202,14 @@ def test_classes_that_training_does_not_have(tmp_path: Path) -> None:
         RequestError, match="expected the classes of the training folder alone, got n02119789, n03000684"
     ):
         load("test", tmp_path)
+    flat = tmp_path / "flat"
+    write_flat_val(flat)
+    write_meta(flat / "devkit" / "data" / "meta.mat", WNIDS)
+    write_photograph(flat / "train" / "n01440764" / "a.JPEG", 0)
+    with pytest.raises(
+        RequestError, match=r"val_00000001\.JPEG: expected a class of the training folder, got n03000684"
+    ):
+        load("test", flat)
 
 
 def test_a_validation_set_with_fewer_classes_keeps_the_labels_of_training(tmp_path: Path) -> None:

@@ -34,6 +34,17 @@ class Listed(Dataset[Any]):
         return self.transform(PIXELS[index]), self.targets[index]
 
 
+class Encoded(Listed):
+    """A dataset whose targets are names, and whose items have their numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.targets = [self.classes[label] for label in LABELS]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return PIXELS[index], int(LABELS[index])
+
+
 def jitter(image: Tensor) -> Tensor:
     """A random transform that draws from each of the three global generators."""
     return (image / 255 * torch.rand(()) * random.random() * np.random.rand()).float()
@@ -67,6 +78,7 @@ def test_names_targets_and_options_are_used() -> None:
     assert (part.labels.tolist(), part.num_classes, part.class_names) == ([1, 2], 3, ("cat", "dog", "frog"))
     more = images_from_dataset(dataset, num_classes=10)
     assert (more.num_classes, more.class_names) == (10, None)
+    assert images_from_dataset(Encoded()).labels.tolist() == LABELS.tolist(), "labels are read: targets are names"
 
 
 def test_random_transforms_depend_on_seed_and_index_alone() -> None:

@@ -324,6 +324,24 @@ def test_wrong_settings_are_refused_in_one_line(make: Any, message: str) -> None
     assert "\n" not in str(caught.value)
 
 
+def test_a_generator_on_another_device_is_refused() -> None:
+    criterion = sc.losses.Gaussian(sigma=SIGMA, generator=torch.Generator())
+    with pytest.raises(sc.RequestError, match="generator: expected one on meta, where the inputs are, got one on cpu"):
+        criterion(network(), IMAGES.to("meta"), LABELS.to("meta"))
+
+
+def test_errors_of_the_model_stay_as_they_are() -> None:
+    """Only an error about the labels is explained: another one is not about them."""
+
+    def model(inputs: Tensor) -> Tensor:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        sc.losses.Gaussian(sigma=SIGMA)(model, IMAGES, LABELS)
+    with pytest.raises(sc.RequestError, match=r"labels: expected classes from 0 on, one per output .* got 4 to 4"):
+        sc.losses.Gaussian(sigma=SIGMA)(network(), IMAGES, LABELS + CLASSES)
+
+
 def test_two_processes_get_the_gradients_of_one() -> None:
     """DistributedDataParallel over gloo: each process has half a batch, the gradients are those of the whole batch."""
     run_together(compare_with_one_process)

@@ -175,11 +175,13 @@ def test_changes_of_the_weights_and_a_denoiser_are_reported(tmp_path: Path) -> N
     """The recipe of such a run is the paper's, its classifier is not."""
     path = certificates(tmp_path / "a", preset("mnist/smoothmix", 0.5), denoiser={"model": "unet"})
     stored = json.loads(path.with_suffix(".json").read_text())
-    stored["provenance"] = {"model": {"precision": "fp32", "init": {"file": "a.pt"}, "batch_norm": {"sigma": 0.5}}}
+    changes = {"init": {"file": "a.pt"}, "batch_norm": {"sigma": 0.5}, "learning_rate_warm_up": 1}
+    stored["provenance"] = {"model": {"precision": "fp32", **changes}}
     path.with_suffix(".json").write_text(json.dumps(stored))
     row = published_for("smoothmix/table2")(path)
     assert row is not None
     assert row.differences == (
+        "started again, after a dead start, with 1 epoch of learning-rate warm-up",
         "trained from given weights",
         "batch norm adapted to noise after training",
         "certified behind a denoiser",
@@ -256,6 +258,14 @@ def test_precision_of_training_is_reported(
     row = published_for("smoothmix/table2")(path)
     assert row is not None
     assert row.differences == (("precision bf16, the paper's fp32",) if reported else ())
+
+
+def test_a_damaged_model_does_not_hide_the_row_of_its_certificates(tmp_path: Path) -> None:
+    path = certificates(tmp_path / "a", preset("mnist/gaussian", 0.5))
+    (tmp_path / "a" / "model.safetensors").write_bytes(b"damaged")
+    row = published_for("smoothmix/table2")(path)
+    assert row is not None
+    assert row.differences == ()
 
 
 def test_networks_are_compared_if_the_table_compares_them(tmp_path: Path) -> None:

@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny import tiny_recipe
 from torch import Tensor, nn
 
 from smoothcert.data import DATASETS, ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.yaml_file import read_yaml
 from smoothcert.models import MODELS
-from smoothcert.training.checkpoint import load_run
+from smoothcert.training.checkpoint import load_run, recipe_of_model
 from smoothcert.training.import_checkpoint import import_checkpoint
 from smoothcert.training.input_layer import input_layer_warning
+from smoothcert.training.loop import train
 from smoothcert.training.recipe import ImportRecipe, parse_recipe
 
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
@@ -121,6 +123,15 @@ def test_recipe_and_provenance_are_recorded(resnet20: nn.Module, tmp_path: Path)
     assert re.fullmatch("[0-9a-f]{64}", run.provenance["source_sha256"])
     assert "torch" in run.provenance["versions"]
     assert [note.partition(":")[0] for note in run.provenance["notes"]] == ["data set", "input layer"]
+
+
+def test_an_imported_model_is_not_trained(resnet20: nn.Module, tmp_path: Path, tiny_data: ImageData) -> None:
+    import_checkpoint(saved(cohen(resnet20, "cifar_resnet20"), tmp_path / "a.pth.tar"), tmp_path / "run", sigma=0.25)
+    with pytest.raises(RequestError, match="expected a model that was trained here, got an imported one"):
+        recipe_of_model(tmp_path / "run" / "model.safetensors")
+    (tmp_path / "run" / "recipe.yaml").unlink()
+    with pytest.raises(RequestError, match="expected a run to train, got an imported model"):
+        train(tiny_recipe(), tiny_data, tmp_path / "run", resume=True, device="cpu")
 
 
 @pytest.mark.parametrize(

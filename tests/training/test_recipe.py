@@ -134,6 +134,14 @@ def test_wrong_overrides_are_refused_in_one_line(override: str, message: str) ->
     str(caught.value).encode()
 
 
+@pytest.mark.parametrize(
+    ("override", "given"), [("momentum=0", "sgd with momentum 0"), ("optimizer=adamw", "adamw with momentum 0.9")]
+)
+def test_nesterov_needs_the_momentum_of_sgd(override: str, given: str) -> None:
+    with pytest.raises(RequestError, match=f"nesterov: expected false for {given}, got true"):
+        with_overrides(tiny_recipe(), ["nesterov=true", override])
+
+
 @pytest.mark.parametrize("override", ["lambda=3", "objective.lambda=3", "weight=3", "objective.weight=3"])
 def test_letters_of_the_papers_are_known(override: str) -> None:
     recipe = with_overrides(tiny_recipe(), ["objective=consistency", override, "lr=0.5", "m=4"])

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tiny import TinyNet, digest, metrics, tiny_recipe, without_times
 
-from smoothcert.data import ImageData
+from smoothcert.data import ImageData, Normalization
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.training.checkpoint import load_run, tensors_digest
+from smoothcert.training.checkpoint import InputSpec, load_run, tensors_digest
 from smoothcert.training.loop import TrainingStatus, train
 from smoothcert.training.metrics import METRICS
 from smoothcert.training.recipe import TrainRecipe
@@ -359,6 +359,27 @@ def test_model_with_wrong_metadata_is_refused(finished: Path, tiny_data: ImageDa
     save_file(tensors, finished / MODEL)
     with pytest.raises(WorkError, match=r"model\.safetensors: damaged or not a smoothcert model"):
         load_run(finished)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("shape", [1, 28]),
+        ("shape", [0, 28, 28]),
+        ("shape", [1, 28, 28.0]),
+        ("num_classes", 0),
+        ("num_classes", True),
+        ("num_classes", 10**9),
+        ("normalization", {"mean": [0.5, 0.5], "std": [0.5]}),
+        ("normalization", {"mean": [0.5], "std": [float("nan")]}),
+        ("class_names", ["a", "b"]),
+    ],
+)
+def test_an_input_that_no_model_has_is_refused(field: str, value: object) -> None:
+    spec = asdict(InputSpec((1, 28, 28), 3, Normalization((0.5,), (0.2,)), ("a", "b", "c")))
+    assert asdict(InputSpec.from_mapping(spec)) == spec
+    with pytest.raises((ValueError, TypeError)):
+        InputSpec.from_mapping(spec | {field: value})
 
 
 def test_temporary_files_of_killed_processes_are_removed(half: Path, tiny_data: ImageData) -> None:

@@ -229,6 +229,8 @@ def test_wrong_arguments_are_refused(
 
 def test_runs_are_reported_and_shown_in_one_line(certified: sc.Run) -> None:
     assert sc.report(certified) == sc.report([certified.folder]) == sc.report([certified])
+    shown = f"Run({certified.folder}: tiny on mnist-sample, method gaussian, gaussian noise, sigma 0.5, epoch "
+    assert repr(certified).startswith(shown)
     assert "ACR" in repr(certified.certificates)
     assert len(repr(certified.certificates)) < 300
 
