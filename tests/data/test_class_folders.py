@@ -8,7 +8,15 @@ import torch
 from photographs import photograph, write_photograph
 from PIL import Image
 
-from smoothcert.data import ImageData, ImageFiles, default_folder, load_dataset, load_folder, read_class_names
+from smoothcert.data import (
+    ImageData,
+    ImageFiles,
+    default_folder,
+    load_dataset,
+    load_folder,
+    read_class_names,
+    with_known_classes,
+)
 from smoothcert.data.image_files import read_image_files
 from smoothcert.errors import RequestError, WorkError
 
@@ -220,6 +228,18 @@ def test_notes_on_skipped_and_coloured_files(tmp_path: Path) -> None:
         skipped, coloured = load_folder(tmp_path, "test", in_memory_bytes=in_memory).notes
         assert f"{tmp_path}: 4 files or folders are skipped (.tif, .jfif, folder)" in skipped
         assert "3 of 4 files are grey, because b/colour.png is in colour (mode RGB)" in coloured
+
+
+def test_labels_follow_the_names_in_a_model_unless_the_user_gave_an_order(tmp_path: Path) -> None:
+    for number, name in enumerate(["ant/a.png", "bee/b.png", "cat/c.png"]):
+        write_photograph(tmp_path / name, number)
+    found, given = (
+        load_dataset(f"folder:{tmp_path}", "test", classes=names) for names in (None, ("bee", "cat", "ant"))
+    )
+    assert with_known_classes(found, ("cat", "dog", "bee", "ant")).labels.tolist() == [3, 2, 0]
+    assert with_known_classes(given, ("cat", "dog", "bee", "ant")).labels.tolist() == [2, 0, 1]
+    for names in (None, ("dog", "bee", "ant"), ("ant", "bee", "cat")):  # none, not all, the same
+        assert with_known_classes(found, names) is found
 
 
 def test_labels_follow_the_names_of_outputs(tmp_path: Path) -> None:

@@ -276,6 +276,7 @@ IMAGES, LABELS = torch.rand(BATCH, *SHAPE), torch.zeros(BATCH, dtype=torch.int64
         ({"labels": LABELS.float()}, r"labels: .* got float32 \[6\]"),
         ({"labels": nn.functional.one_hot(LABELS, CLASSES)}, r"labels: .* got int64 \[6, 4\] on cpu"),
         ({"labels": LABELS[:3]}, r"labels: .* got int64 \[3\]"),
+        ({"labels": LABELS.to("meta")}, r"labels: .* on cpu, got int64 \[6\] on meta"),
         (
             {"noise": torch.zeros(1, BATCH, *SHAPE)},
             r"noise: expected the shape \[2, 6, 2, 5, 5\], got \[1, 6, 2, 5, 5\]",

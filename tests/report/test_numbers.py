@@ -266,6 +266,8 @@ def test_a_sequential_rule_says_nothing_about_radii_beyond_its_own() -> None:
     until, full = (summary_of(rows, name, radii=[0.25], hold_back=name == "full") for name in ("until", "full"))
     assert (until.ceiling, until.limited_by_n) == (None, False)
     assert [until.reaches(radius) for radius in (0.25, 0.5)] == [True, False]
+    several = summary_of(rows, radii=[0.5, 0.25])
+    assert [several.reaches(radius) for radius in (0.25, 0.5, 0.75)] == [True, True, False]
     (text,) = headlines(comparisons([until]))
     assert text.startswith("10 of 10 test digits of MNIST keep their class under every change of L2 length up to 0.25 ")
     (comparison,) = comparisons([until, full])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from tiny import tiny_recipe
 
 from smoothcert.papers.tables import published_acr
 
@@ -125,6 +126,17 @@ def test_a_full_disk_is_failed_work(report: Report, make_run: MakeRun, monkeypat
     code, _, err = report(make_run("mine"), "--format", "md")
     assert code == 1
     assert "No space left on device" in err
+
+
+@pytest.mark.parametrize("trained_on", ["folder:a", "folder:b"])
+def test_images_without_a_split_are_noted_if_the_run_was_trained_on_them(
+    report: Report, make_run: MakeRun, trained_on: str
+) -> None:
+    run = make_run("mine", dataset="folder:a", split="all")
+    tiny_recipe(dataset=trained_on).save(run / "recipe.yaml")
+    code, out, _ = report(run, "--format", "csv")
+    assert code == 0
+    assert ("certified on images that it was trained on" in " ".join(out.split())) == (trained_on == "folder:a")
 
 
 def test_runs_on_different_images_are_reported(report: Report, make_run: MakeRun) -> None:

@@ -125,8 +125,6 @@ def load_subjects(
     `sigma` is by default the one that the runs were trained with. Runs of other data, noise or (without `sigma`)
     noise levels than the first are refused; `code` names the user's network as in `load_run`.
     """
-    if not folders:
-        raise RequestError("expected at least one run folder, got none; give one")
     runs = [load_run(folder, code) for folder in folders]
     for key, remedy in (("dataset", "compare runs of one data set"), ("noise", "compare runs of one noise")):
         _refuse_other(runs, key, remedy)

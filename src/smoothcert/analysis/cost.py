@@ -85,8 +85,6 @@ class Cost:
 
 def training_costs(folders: Sequence[Path]) -> list[Cost]:
     """The costs of the runs in `folders`, or in the folders in these, from their files alone: no model is loaded."""
-    if not folders:
-        raise RequestError("expected at least one run folder, got none; give one")
     folders = [run for folder in folders for run in runs_in(folder, lambda path: exists(path / METRICS))]
     return [_cost(name, folder) for name, folder in zip(names_of(folders), folders, strict=True)]
 
