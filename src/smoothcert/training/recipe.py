@@ -296,8 +296,8 @@ def _full_key(keys: list[str], objective: Any) -> list[str]:
     inside = keys[0] == "objective" and len(keys) > 1
     name, rest = keys[inside], keys[inside + 1 :]
     meant = LETTERS.get(name, name)
-    if not inside and (name in TrainRecipe.model_fields or meant in TrainRecipe.model_fields):
-        return [name if name in TrainRecipe.model_fields else meant, *rest]
+    if not inside and meant in TrainRecipe.model_fields:
+        return [meant, *rest]
     for candidate in (name, meant):
         if candidate in known and candidate != "name":
             return ["objective", candidate, *rest]
