@@ -315,6 +315,14 @@ def test_wrong_requests_are_one_line(model: Any, source: Any, message: str, robu
     assert "\n" not in str(caught.value)
 
 
+def test_inputs_that_are_no_images_are_examined() -> None:
+    rows = torch.rand(20, 5, generator=torch.Generator().manual_seed(0))
+    sharp = nn.Linear(5, 5)
+    sharp.weight.data, sharp.bias.data = torch.eye(5), torch.zeros(5)
+    diagnosis = doctor(sharp, TensorDataset(rows, rows.argmax(1)), images=20)
+    assert (diagnosis.images, diagnosis.clean_accuracy) == (20, 1.0)
+
+
 def test_no_images_are_refused(robust: nn.Module, data: ImageData) -> None:
     with pytest.raises(RequestError, match="images: expected at least 1, got 0"):
         doctor(robust, data, images=0)

@@ -1,5 +1,6 @@
 """Objectives outside the package, `package.module:Class`: trained with consent, certified without their code."""
 
+import copy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import torch
 import yaml
 from pydantic import Field
 from tiny import tiny_recipe
+from torch import nn
 
 from smoothcert.analysis.cost import training_costs
 from smoothcert.data import ImageData
@@ -19,6 +21,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.text import flattened
 from smoothcert.objectives import Adversary, Consistency, Gaussian, Objective, UnloadedObjective, name_in_recipes
 from smoothcert.training.checkpoint import load_run, tensors_digest
+from smoothcert.training.first_loss import try_loss
 from smoothcert.training.loop import train
 from smoothcert.training.recipe import load_train_recipe, with_overrides
 from smoothcert.training.user_objective import load_objective
@@ -62,6 +65,7 @@ Nothing = method(lambda terms: None)
 Bare = method(lambda terms: terms.loss)
 Unreduced = method(lambda terms: terms._replace(loss=terms.loss.expand(3)))
 Detached = method(lambda terms: terms._replace(loss=terms.loss.detach()))
+Listed = method(lambda terms: terms._replace(terms=[terms.loss]))
 Numbers = method(lambda terms: terms._replace(terms={"penalty": 0.5}))
 Flat = method(lambda terms: terms._replace(noisy_logits=terms.noisy_logits.flatten(0, 1)))
 Fails = method(lambda terms: terms.los)
@@ -229,6 +233,16 @@ def test_losses_take_any_objective() -> None:
     assert double(*batch, noise=noise) == 2 * single(*batch, noise=noise)
 
 
+def test_the_trial_of_a_loss_leaves_the_network_as_it_was(tiny_data: ImageData) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Dropout(), nn.Linear(784, 10)).eval()
+    before, drawn = copy.deepcopy(network.state_dict()), torch.get_rng_state()
+    try_loss(tiny_recipe(objective=Inline()), tiny_data, network, 16)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert not any(module.training for module in network.modules())
+    assert all(parameter.grad is None for parameter in network.parameters())
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -236,11 +250,12 @@ def test_losses_take_any_objective() -> None:
         ("Bare", "got Tensor"),
         ("Unreduced", "to return a loss of shape [], got [3]; take its mean"),
         ("Detached", "a loss with a gradient, got one without"),
+        ("Listed", "terms as a dict of tensors, got list"),
         ("Numbers", "tensors of shape [] as terms, got float for 'penalty'"),
         ("Flat", "noisy_logits of shape [num_noise, 64, 10] or None, got [64, 10]"),
         (
             "Fails",
-            "losses.py:Fails.loss() failed in line 16 (AttributeError: 'LossTerms' object has no attribute 'los'",
+            "losses.py:Fails.loss() failed in line 17 (AttributeError: 'LossTerms' object has no attribute 'los'",
         ),
         ("Set", "scale: expected no assignment to self, got one; declare `scale: float = 1.0`"),
     ],

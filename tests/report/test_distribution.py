@@ -68,6 +68,10 @@ def test_the_curve_is_the_share_of_images_with_at_most_that_vote_share() -> None
     assert np.isposinf(distribution.probits).mean() == pytest.approx(0.2)
 
 
+def test_votes_of_several_stages_have_no_distribution() -> None:
+    assert only(voted_file(cascade=[0.5, 0.25])) is None
+
+
 def test_a_wrong_image_counts_by_its_label_not_by_the_winner() -> None:
     unanimous_for_another = only(voted_file([0, 0, 1000]))
     assert unanimous_for_another is not None

@@ -231,7 +231,8 @@ def test_latex_compiles(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "expected"), [([], 2), ([0.0, 0.5], 2), ([0.125], 3), ([2 / 255], 6), ([1.0, 1.00001], 5)]
+    ("numbers", "expected"),
+    [([], 2), ([0.0, 0.5], 2), ([0.125], 3), ([2 / 255], 6), ([1.0, 1.00001], 5), ([1e-12, 2e-12], 10)],
 )
 def test_decimals_needed(numbers: list[float], expected: int) -> None:
     assert decimals_needed(numbers) == expected

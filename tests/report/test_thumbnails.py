@@ -110,9 +110,10 @@ def test_user_arrays(tmp_path: Path) -> None:
     pixels = torch.arange(2 * 4 * 5, dtype=torch.uint8).reshape(2, 4, 5).numpy()
     np.savez(tmp_path / "own.npz", images=pixels, labels=np.array([1, 0]), class_names=np.array(["no", "yes"]))
     name = f"npz:{tmp_path / 'own.npz'}"
-    got = found(pictures(name, "test", [1], named=[name]))
-    np.testing.assert_array_equal(np.asarray(opened(got.files[1])), pixels[1])
-    assert got.class_names == ("no", "yes")
+    for split in ("test", "all"):  # as requested, and as certificates of data without a split record it
+        got = found(pictures(name, split, [1], named=[name]))
+        np.testing.assert_array_equal(np.asarray(opened(got.files[1])), pixels[1])
+        assert got.class_names == ("no", "yes")
 
 
 @pytest.mark.parametrize("named", [[], ["folder:elsewhere"], ["npz:private"], ["folder:private/cats"]])
@@ -128,7 +129,10 @@ def test_a_path_that_the_user_does_not_name_is_not_read(
     assert sorted(found(pictures("folder:private", "test", [0], named=["folder:./private"])).files) == [0]
 
 
-def test_an_unknown_data_set_is_a_reason() -> None:
-    answer = pictures("martian letters", "test", [0])
-    assert isinstance(answer, str)
-    assert "martian letters" in answer
+@pytest.mark.parametrize("dataset", ["martian letters", "folder", "folder:", "npz:"])
+def test_an_unknown_data_set_is_a_reason(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name without a path is not the current folder, which nobody has named."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cats").mkdir()
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "cats" / "1.png")
+    assert pictures(dataset, "test", [0]) == f"No pictures: {dataset} is not a data set that smoothcert can read."

@@ -169,6 +169,12 @@ def test_unusable_weights_are_refused_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_key_of_a_file_without_keys_is_refused(tmp_path: Path) -> None:
+    save_file({"weight": torch.zeros(2, 4), "bias": torch.zeros(2)}, tmp_path / "a.safetensors")
+    with pytest.raises(RequestError, match=r"expected no key for a \.safetensors file, got ema; leave :ema out"):
+        load_initial_weights(nn.Linear(4, 2), Path(f"{tmp_path / 'a.safetensors'}:ema"), "mine")
+
+
 def test_averaged_weights_in_a_checkpoint_are_reported_and_can_be_chosen(tmp_path: Path) -> None:
     """As timm saves them (state_dict_ema) and as torchvision does (model_ema, of an AveragedModel)."""
     plain, averaged, loaded = nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(4, 2)
