@@ -107,6 +107,14 @@ def test_weights_fit_behind_an_input_layer_of_any_name(tmp_path: Path) -> None:
     assert torch.equal(loaded(images), source(images))
 
 
+def test_weights_fit_a_network_that_is_wrapped_behind_its_input_layer(tmp_path: Path) -> None:
+    source, wrapped = (nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)) for _ in range(2))
+    save_file(source.state_dict(), tmp_path / "a.safetensors")
+    loaded = nn.Sequential(Normalize((0.3,), (0.5,)), nn.Sequential(wrapped))
+    load_initial_weights(loaded, tmp_path / "a.safetensors", "mine")
+    assert all(torch.equal(a, b) for a, b in zip(wrapped.parameters(), source.parameters(), strict=True))
+
+
 def test_an_input_layer_is_not_left_out(tmp_path: Path) -> None:
     """A file with mean and std does not fit a network without them, or one with others."""
     path = tmp_path / "a.pt"
