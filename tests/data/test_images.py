@@ -1,5 +1,7 @@
 """ImageData: wrong data, and the content of a batch."""
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
@@ -23,6 +25,17 @@ def test_length_and_shape() -> None:
     assert len(data) == 6
     assert data.shape == (3, 2, 5)
     assert repr(data) == "ImageData(num_classes=4, name='made', split='train', normalization=None)"
+
+
+def test_the_digest_is_that_of_the_content_in_any_memory_layout() -> None:
+    data, digest = make(), hashlib.sha256(b"[6, 3, 2, 5] 4\n")
+    for array in (data.labels.numpy().astype("<i8"), data.images.numpy()):
+        digest.update(array.tobytes())
+    last = data.images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    every_second = data.labels.repeat_interleave(2)[::2]
+    assert not last.is_contiguous()
+    assert data.digest() == make(last, every_second).digest() == digest.hexdigest()
+    assert make(num_classes=5).digest() != data.digest()
 
 
 def test_batch_is_pixels_over_255_in_the_order_of_the_indices() -> None:
