@@ -52,6 +52,7 @@ def test_a_torn_last_line_is_ignored_wherever_it_was_cut(tmp_path: Path) -> None
         '{"epoch": 0.5}',
         '{"epoch": -1}',
         '{"epoch": 1, "loss": 1e300}',
+        '{"epoch": 1, "loss": -1e300}',
         '{"epoch": 1, "loss": Infinity}',
         '{"epoch": 1, "noisy_accuracy": NaN}',
         '{"epoch": 1, "loss": "low"}',
