@@ -146,6 +146,18 @@ def test_settings_of_the_computation_are_not_compared(make_run: MakeRun, tmp_pat
     assert names(runs, tmp_path / "out") == [["a", "b"]]
 
 
+def test_own_networks_of_an_own_loop_with_a_short_recipe_next_to_their_certificates(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    """The classes that a network of unknown code gives to test images depend on its weights, so on its seed."""
+    runs = []
+    for seed in (0, 1):
+        run = make_run(f"mine{seed}", [image(0, 1, 1, 0.5)], objective="mine", classes_sha256=f"classes of {seed}")
+        (run / "recipe.yaml").write_text(f"objective: {{name: mine, weight: 2}}\nseed: {seed}\n")
+        runs.append(run)
+    assert names(runs, tmp_path / "out") == [["mine0", "mine1"]]
+
+
 def test_a_seed_counts_once(make_run: MakeRun, tmp_path: Path) -> None:
     first = seeded(make_run, "a", 0)
     make_run("a", [image(i, 1, 1, 0.9) for i in range(20)], file="again", weights_sha256="a", seed=9)

@@ -15,7 +15,7 @@ from smoothcert.report.summary import Summary
 
 # Settings that follow from the training seed or from the data set, or that do not change what is measured.
 _NOT_COMPARED = (
-    *("weights_sha256", "seed", "num_classes"),
+    *("weights_sha256", "classes_sha256", "seed", "num_classes"),
     *("batch_size", "noise_block", "batch_norm_folded", "compile", "device"),
 )
 
