@@ -19,6 +19,7 @@ from scipy.stats import beta, norm
 from smoothcert.certification.attack_file import read_attacks
 from smoothcert.certification.estimate import FEWEST_IMAGES, SHORT, SKIPS, cheaper_settings
 from smoothcert.certification.settings import CertifySettings
+from smoothcert.cli.predicting import IMAGES_AT_ONCE
 from smoothcert.data import mnist
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -43,6 +44,13 @@ def brightness(num_classes):
     def logits(images):
         above = images.flatten(1).mean(1) - 0.25
         return torch.stack([-above, above, *[above.new_full(above.shape, -9.0)] * (num_classes - 2)], 1)
+    return logits
+
+def interrupted(num_classes):
+    def logits(images):
+        if images.mean() > 0.5:
+            raise KeyboardInterrupt
+        return brightness(num_classes)(images)
     return logits
 
 def linear():
@@ -203,6 +211,15 @@ def test_predict_with_your_own_network(run_cli: Cli, place: Path) -> None:
         code, _, err = run_cli(*wrong)
         assert (code, err.count("\n")) == (2, 1)
         assert message in err
+
+
+def test_predict_prints_csv_while_it_works(run_cli: Cli, place: Path) -> None:
+    (place / "names.txt").write_text("dark\nbright\nneither\n")
+    network = ("--model", "nets.py:interrupted", "--sigma", 0.25, "--classes", "names.txt", "--n", 100)
+    images = ["dark.png"] * IMAGES_AT_ONCE + ["bright.png"]
+    code, out, _ = run_cli("predict", *network, *images, "--device", "cpu", "--format", "csv")
+    assert code == 130
+    assert [row["name"] for row in csv.DictReader(io.StringIO(out))] == ["dark"] * IMAGES_AT_ONCE
 
 
 def test_predict_of_a_run_in_json(run_cli: Cli, trained_run: Path, place: Path) -> None:

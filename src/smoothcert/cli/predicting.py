@@ -2,10 +2,10 @@
 
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -33,6 +33,9 @@ if TYPE_CHECKING:  # commands import torch only when they need it: --help answer
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
     from smoothcert.smoothing.certificate import Certificate
 
+IMAGES_AT_ONCE = 8
+"""Number of images whose results are printed together; an interruption loses no more than these."""
+
 
 def predict(
     *,
@@ -56,6 +59,8 @@ def predict(
     """Print the class, the votes and the certified radius of image files."""
     runs, images = runs_and_images(paths, request)
     request.check_noise_level(runs, sigma)
+    from torch.utils.data import DataLoader, TensorDataset
+
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
     from smoothcert.cli.classifiers import named_classifier
     from smoothcert.data import scaled_side
@@ -71,33 +76,33 @@ def predict(
         named.subject.denoiser.check(spec.shape, noise_level, kind)
     side = scaled_side(named.dataset, spec.shape) if resize else None
     batch, notes = read_image_files(images, spec.shape, shorter_side=side)
+    for text in notes:
+        note(text)
     model = SmoothedClassifier(
         named.subject.classifier, sigma=noise_level, num_classes=spec.num_classes, noise=kind, precision=precision
     )
     with printing_warnings(named.noise_warnings(noise_level, kind)):
         smoothed = model.to(torch_device)
-        certificates = smoothed.certify(batch.to(torch_device), n=n, alpha=alpha, bound=bound)
-    for text in notes:
-        note(text)
-    rows = [row_of(path, row, spec.class_names) for path, row in zip(images, certificates, strict=True)]
-    about = about_radii(smoothed, n, alpha, bound, torch_device)
-    if format_ == "table":
-        print_table(rows, about, any(certificate.count == n for certificate in certificates))
-    else:
-        print_data(rows, about, format_)
+        loader = DataLoader(TensorDataset(batch.to(torch_device)), batch_size=IMAGES_AT_ONCE)
+        parts = smoothed.certify_loader(loader, progress=len(batch) > IMAGES_AT_ONCE, n=n, alpha=alpha, bound=bound)
+        certified = zip(images, chain.from_iterable(parts), strict=True)
+        rows = (row_of(path, certificate, spec.class_names) for path, certificate in certified)
+        print_rows(rows, about_radii(smoothed, n, alpha, bound, torch_device), format_)
 
 
 @contextmanager
-def printing_warnings(further: Sequence[str]) -> Iterator[None]:
-    """Print the warnings that the library raises inside, then `further` ones."""
+def printing_warnings(first: Sequence[str]) -> Iterator[None]:
+    """Print the warnings `first`, and those that the library raises inside as soon as it does."""
     from smoothcert.report.progress import print_warning
 
-    with warnings.catch_warnings(record=True) as raised:
+    warn = partial(print_warning, PlainConsole(stderr=True))
+    for text in first:
+        warn(text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda message, *_: warn(str(message))
         yield
-    texts = [str(one.message) for one in raised if issubclass(one.category, UserWarning)]
-    for text in [*texts, *further]:
-        print_warning(PlainConsole(stderr=True), text)
 
 
 def runs_and_images(paths: Sequence[Path], request: ClassifierOptions) -> tuple[Sequence[Path], Sequence[Path]]:
@@ -146,21 +151,28 @@ def votes_text(row: dict[str, Any], most: int | None = None) -> str:
     return ", ".join(f"{c}: {k}" for c, k in [*row["votes"].items()][:most])
 
 
-def print_data(rows: Sequence[dict[str, Any]], about: dict[str, Any], format_: Literal["json", "csv"]) -> None:
-    """Print the results for programs; in CSV what all radii depend on is in each line."""
-    if format_ == "json":
-        print(json.dumps({**about, "images": rows}, indent=2))
-        return
-    # All digits of the radii: ten of them, rounded, may be more than was proved.
-    shared = {**about, "largest_radius": repr(about["largest_radius"])}
-    written = ({**row, "radius": repr(row["radius"]), "votes": votes_text(row)} for row in rows)
-    cells = [[*row.values(), *shared.values()] for row in written]
-    print(csv_text([[*rows[0], *about], *cells]), end="")
+def print_rows(rows: Iterable[dict[str, Any]], about: dict[str, Any], format_: Literal["table", "json", "csv"]) -> None:
+    """Print the results: a line of CSV as soon as it is known, a table or JSON when all are.
+
+    In CSV what all radii depend on is in each line.
+    """
+    if format_ == "table":
+        print_table(list(rows), about)
+    elif format_ == "json":
+        print(json.dumps({**about, "images": list(rows)}, indent=2))
+    else:
+        # All digits of the radii: ten of them, rounded, may be more than was proved.
+        shared = {**about, "largest_radius": repr(about["largest_radius"])}
+        for number, row in enumerate(rows):
+            written = {**row, "radius": repr(row["radius"]), "votes": votes_text(row), **shared}
+            lines = [written.values()] if number else [written, written.values()]
+            print(csv_text(lines), end="", flush=True)
 
 
-def print_table(rows: Sequence[dict[str, Any]], about: dict[str, Any], reached: bool) -> None:
+def print_table(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
     """Print one line per image, and what its radius means."""
     randomized = about["bound"] == "randomized"
+    reached = any(about["n"] in row["votes"].values() for row in rows)
     kind = "" if about["bound"] == "one-sided" else f" ({about['bound']} bound)"
     table = Table("image", "class", f"{about['norm']} radius{kind}", f"votes of {about['n']:,}")
     for row in rows:
