@@ -85,6 +85,16 @@ def options(
 
 
 INTERRUPTED, TERMINATED = 130, 143
+CONTINUED = {
+    **dict.fromkeys(
+        ("train", "train-denoiser"), "; finished epochs are kept: the same command with --resume continues"
+    ),
+    **dict.fromkeys(
+        ("certify", "attack", "sweep", "reproduce", "quickstart"),
+        "; finished work is kept: the same command continues it",
+    ),
+}
+"""What the line of an interrupted command adds; the others have nothing to continue."""
 
 
 def parser_message(error: typer.TyperException) -> str:
@@ -180,7 +190,7 @@ def main() -> None:
     except OSError as error:
         fail(f"{error.filename or 'input/output'}: {error.strerror or error}", 1)
     if code == INTERRUPTED:
-        line = "interrupted; finished work is kept: the same command continues it (train: add --resume)"
+        line = "interrupted" + CONTINUED.get("".join(sys.argv[1:2]), "")
         fail(line, TERMINATED if signal.SIGTERM in interrupts else INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
