@@ -149,13 +149,17 @@ def _unpack(archive: Path, folder: Path) -> None:
                     if member.name in wanted and member.isreg() and not member.issparse():
                         if member.size > MOST_BYTES:
                             raise tarfile.TarError(f"{member.name} of {member.size:,} bytes, at most {MOST_BYTES:,}")
-                        tar.extract(member, temporary, filter="data")
+                        # `extract` is safe only with a filter, which Python 3.11.3 and older lack.
+                        content = tar.extractfile(member)
+                        assert content is not None  # a regular file has content
+                        with content, (Path(temporary) / Path(member.name).name).open("wb") as file:
+                            shutil.copyfileobj(content, file)
         except Exception as error:  # a damaged archive can fail in nearly any way
             if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
                 raise
             problem = error_line(error)
             raise WorkError(f"{archive}: expected a whole tar.gz archive, found: {problem}; delete it") from error
-        unpacked = [Path(temporary) / name for name in sorted(wanted)]
+        unpacked = [Path(temporary) / Path(name).name for name in sorted(wanted)]
         if absent := [path.name for path in unpacked if not path.is_file()]:
             raise WorkError(f"{archive}: expected it to hold {FOLDER}, found no {', '.join(absent)}; delete it")
         (folder / FOLDER).mkdir(exist_ok=True)
