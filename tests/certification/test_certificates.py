@@ -184,6 +184,7 @@ def possible(path: Path, settings: dict[str, object], *rows: str) -> None:
         ("0\t7\t7\t0.1\t1\t0:00:01\t100\t900\t900\t7:900", "has 900 votes, the settings say n = 200"),
         ("0\t7\t7\t0.1\t1\t0:00:01\t100\t100\t100\t7:100", "has 100 votes, the settings say n = 200"),
         ("0\t7\t-1\t0.1\t0\t0:00:01\t100\t200\t200\t7:200", "abstains but has the radius"),
+        ("0\t7\t7\t0.0\t1\t0:00:01\t100\t200\t110\t7:110,1:90", "the class 7 is more than 110 of 200 votes can show"),
         ("0\t7\t7\tinf\t1\t0:00:01\t100\t200\t200\t7:200", "expected a radius >= 0, got inf"),
         ("0\t7\t7\tnan\t1\t0:00:01\t100\t200\t200\t7:200", "expected a radius >= 0, got nan"),
         ("0\t7\t7\t0.1\t1\tinf\t100\t200\t200\t7:200", "expected a time, got inf"),

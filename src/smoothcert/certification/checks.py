@@ -16,7 +16,7 @@ from smoothcert.io.results import settings_path
 from smoothcert.noise import NOISES
 from smoothcert.smoothing.bounds import error_upper_bound, smallest_error_bound
 from smoothcert.smoothing.cascade import cascade_radius
-from smoothcert.smoothing.certificate import MOST_VOTES, Certificate, certified_radius, largest_other
+from smoothcert.smoothing.certificate import ABSTAIN, MOST_VOTES, Certificate, certified_radius, largest_other
 from smoothcert.training.choices import Bound
 
 if TYPE_CHECKING:
@@ -116,13 +116,14 @@ class RowLimits:
             raise ValueError(f"has votes of {len(certificate.earlier) + 1} stages, the settings say {stages}")
         if (certificate.coin is not None) != (self._get("bound", "") == RANDOMIZED and certificate.n > 0):
             raise ValueError("expected a coin for each image of a randomized bound, and none for another bound")
-        most = self.radius(certificate) if certificate.radius > 0 and self._limited else math.inf
-        if certificate.radius > most * (1 + TOLERANCE):
+        most = self.radius(certificate) if certificate.predict != ABSTAIN and self._limited else math.inf
+        if certificate.radius > most * (1 + TOLERANCE) or most == 0:
             votes = f"{certificate.count} of {certificate.n} votes"
             noise = f"sigma {self.settings['sigma']:g} and alpha {self.settings['alpha']:g}"
-            raise ValueError(
-                f"the radius {certificate.radius:g} exceeds {most:g}, the most that {votes} can show at {noise}"
-            )
+            claim = f"the class {certificate.predict} is more than"
+            if most > 0:
+                claim = f"the radius {certificate.radius:g} exceeds {most:g}, the most that"
+            raise ValueError(f"{claim} {votes} can show at {noise}")
 
     def allow(self, columns: "Columns") -> bool:
         """Whether `check` passes for all rows of a file with Gaussian noise, one stage and the one-sided bound; False
@@ -140,7 +141,7 @@ class RowLimits:
             return False
         if not self._limited:
             return True
-        claiming = columns.radius > 0
+        claiming = columns.predict != ABSTAIN
         count, same = np.unique(columns.count[claiming], return_inverse=True)
         radius = np.zeros(len(count))
         np.maximum.at(radius, same, columns.radius[claiming])
