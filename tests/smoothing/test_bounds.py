@@ -15,7 +15,6 @@ from smoothcert.smoothing.bounds import (
     error_upper_bound,
     lower_bound,
     randomized_error_bound,
-    smallest_error_bound,
     top_two_p_value,
 )
 
@@ -79,7 +78,7 @@ def test_the_bound_agrees_with_scipy(n: int, alpha: float, data: st.DataObject) 
 
 @pytest.mark.parametrize(("n", "radius"), [(10**3, 2.463), (10**4, 3.199), (10**5, 3.812), (10**6, 4.347)])
 def test_radius_when_all_votes_agree(n: int, radius: float) -> None:
-    assert Gaussian(1.0).radius(smallest_error_bound(n, 0.001)) == pytest.approx(radius, abs=1e-3)
+    assert Gaussian(1.0).radius(error_upper_bound(n, n, 0.001)) == pytest.approx(radius, abs=1e-3)
 
 
 def test_no_votes_prove_nothing() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing import bounds, votes
-from smoothcert.smoothing.bounds import error_upper_bound, randomized_error_bound, smallest_error_bound
+from smoothcert.smoothing.bounds import error_upper_bound, randomized_error_bound
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.votes import VoteCounter, block_keys, coin_of
 
@@ -80,7 +80,7 @@ def test_unanimous_votes_have_a_closed_form() -> None:
     for coin in (0.01, 0.3, 1.0):
         expected = 1 - (0.001 / coin) ** (1 / 1000)
         assert randomized_error_bound(1000, 1000, 0.001, coin) == pytest.approx(expected, rel=1e-9)
-    assert smallest_error_bound(1000, 0.001, randomized=True) == pytest.approx(1 - 2 ** (-1 / 1000), rel=1e-9)
+    assert randomized_error_bound(1000, 1000, 0.001, 0.0) == pytest.approx(1 - 2 ** (-1 / 1000), rel=1e-9)
     noise, coins = Gaussian(1.0), (np.arange(4000) + 0.5) / 4000
     mean = np.mean([noise.radius(randomized_error_bound(100_000, 100_000, 0.001, float(coin))) for coin in coins])
     assert mean == pytest.approx(3.8545, abs=1e-3)  # the plain bound gives 3.811

@@ -14,7 +14,7 @@ from scipy import special
 from smoothcert.errors import WorkError
 from smoothcert.io.results import settings_path
 from smoothcert.noise import NOISES
-from smoothcert.smoothing.bounds import error_upper_bound, smallest_error_bound
+from smoothcert.smoothing.bounds import error_upper_bound
 from smoothcert.smoothing.cascade import cascade_radius
 from smoothcert.smoothing.certificate import ABSTAIN, MOST_VOTES, Certificate, certified_radius, largest_other
 from smoothcert.training.choices import Bound
@@ -161,7 +161,7 @@ class RowLimits:
         if radii := self._get("radii", ()):
             # A sequential test may have claimed at an earlier look, when all votes agreed.
             held_back = noise.radius(error_upper_bound(count, n, alpha)) if self._get("hold_back", False) else 0.0
-            return float(min(max(*radii, held_back), noise.radius(smallest_error_bound(n, alpha))))
+            return float(min(max(*radii, held_back), noise.radius(error_upper_bound(n, n, alpha))))
         other = largest_other(certificate.votes, certificate.predict)
         two_sided = self._get("bound", ONE_SIDED) == TWO_SIDED
         return certified_radius(count, other, n, noise, alpha, two_sided=two_sided, coin=certificate.coin)

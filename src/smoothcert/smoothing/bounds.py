@@ -108,11 +108,6 @@ def top_two_p_value(count1: int, count2: int) -> float:
     return min(1.0, 2.0 * float(special.betainc(count1, count2 + 1, 0.5)))
 
 
-def smallest_error_bound(n: int, alpha: float, *, randomized: bool = False) -> float:
-    """The smallest error bound that n votes can give: all of them agree, and the coin of a randomized bound is 0."""
-    return randomized_error_bound(n, n, alpha, 0.0) if randomized else error_upper_bound(n, n, alpha)
-
-
 def runner_up_upper_bound(largest_other_count: int, n: int, alpha: float) -> float:
     """Clopper-Pearson upper bound on the probability of the true runner-up, from the largest count of another class.
 

@@ -36,7 +36,7 @@ from scipy import special
 
 from smoothcert.errors import RequestError
 from smoothcert.noise import Noise
-from smoothcert.smoothing.bounds import error_upper_bound, smallest_error_bound
+from smoothcert.smoothing.bounds import error_upper_bound
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate, certificate_from_bound, sorted_votes
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.sequential import GridRun, GridTest, combined_error_bound, split_alpha
@@ -134,7 +134,7 @@ class Progress:
 
 def grid_radii(noise: Noise, votes: int, alpha: float) -> tuple[float, ...]:
     """The radii that an open question tests: those of GRID that `votes` agreeing votes can show, and at least one."""
-    least = smallest_error_bound(votes, split_alpha(alpha)[0])
+    least = error_upper_bound(votes, votes, split_alpha(alpha)[0])
     errors = [q for q in special.ndtr(-np.array(GRID)).tolist() if q > least]
     return tuple(noise.radius(q) for q in errors or [special.ndtr(-GRID[0])])
 
