@@ -13,7 +13,6 @@ from scipy import stats
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.bounds import (
     error_upper_bound,
-    lower_bound,
     randomized_error_bound,
     top_two_p_value,
 )
@@ -27,10 +26,10 @@ def upper_tail(n: int, p: Fraction, count: int) -> Fraction:
 @pytest.mark.parametrize("alpha", [0.001, 0.05, 0.3])
 @pytest.mark.parametrize("n", [1, 2, 7, 25])
 def test_the_bound_exceeds_p_with_probability_at_most_alpha(n: int, alpha: float) -> None:
-    bounds = [lower_bound(count, n, alpha) for count in range(n + 1)]
+    bounds = [1 - Fraction(error_upper_bound(count, n, alpha)) for count in range(n + 1)]
     assert all(a < b for a, b in pairwise(bounds))
     # Just below a bound is where the rule is most often wrong: check there and on a grid.
-    for p in [Fraction(k, 20) for k in range(1, 20)] + [Fraction(b) * (1 - Fraction(1, 10**9)) for b in bounds[1:]]:
+    for p in [Fraction(k, 20) for k in range(1, 20)] + [b * (1 - Fraction(1, 10**9)) for b in bounds[1:]]:
         least = next((k for k in range(n + 1) if bounds[k] > p), n + 1)  # the bounds rise with the count
         assert upper_tail(n, p, least) <= Fraction(alpha)
 
@@ -39,7 +38,7 @@ def test_the_bound_exceeds_p_with_probability_at_most_alpha(n: int, alpha: float
 @pytest.mark.parametrize("alpha", [0.001, 0.1])
 def test_the_bound_is_one_sided_and_not_looser_than_needed(n: int, alpha: float) -> None:
     for count in range(1, n + 1):
-        p = Fraction(lower_bound(count, n, alpha))
+        p = 1 - Fraction(error_upper_bound(count, n, alpha))
         # At the exact bound the tail is alpha: within rounding, never above. A two-sided bound would give alpha / 2.
         assert Fraction(alpha) * (1 - Fraction(1, 10**6)) <= upper_tail(n, p, count) <= Fraction(alpha)
 
@@ -72,8 +71,7 @@ def test_the_bound_of_many_votes_is_rounded_to_the_safe_side(n: int, failures: i
 def test_the_bound_agrees_with_scipy(n: int, alpha: float, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, n))
     reference = stats.binomtest(count, n, alternative="greater").proportion_ci(1 - alpha, method="exact").low
-    assert lower_bound(count, n, alpha) == pytest.approx(reference, rel=1e-6, abs=2e-12)
-    assert Fraction(lower_bound(count, n, alpha)) + Fraction(error_upper_bound(count, n, alpha)) <= 1
+    assert 1 - error_upper_bound(count, n, alpha) == pytest.approx(reference, rel=1e-6, abs=2e-12)
 
 
 @pytest.mark.parametrize(("n", "radius"), [(10**3, 2.463), (10**4, 3.199), (10**5, 3.812), (10**6, 4.347)])
@@ -83,7 +81,6 @@ def test_radius_when_all_votes_agree(n: int, radius: float) -> None:
 
 def test_no_votes_prove_nothing() -> None:
     assert error_upper_bound(0, 10, 0.001) == 1.0
-    assert lower_bound(0, 10, 0.001) == 0.0
     assert error_upper_bound(1, 1, 1e-15) == 1.0  # a probability, although it is rounded up
 
 

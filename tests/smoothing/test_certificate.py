@@ -9,7 +9,7 @@ from scipy.special import ndtri
 
 from smoothcert import ABSTAIN, SmoothedClassifier
 from smoothcert.noise import Gaussian
-from smoothcert.smoothing.bounds import lower_bound
+from smoothcert.smoothing.bounds import error_upper_bound
 from smoothcert.smoothing.certificate import certificate_of_class, class_from_votes
 from smoothcert.smoothing.certificate_batch import rounded_down
 
@@ -19,7 +19,7 @@ def test_certify_bounds_the_class_that_the_first_votes_chose() -> None:
     noise = Gaussian(0.5)
     certificate = certificate_of_class(0, [900, 100, 0], 100, noise, 0.001)
     assert (certificate.predict, certificate.count, certificate.n, certificate.n0) == (0, 900, 1000, 100)
-    p = lower_bound(900, 1000, 0.001)
+    p = 1 - error_upper_bound(900, 1000, 0.001)
     assert certificate.radius == pytest.approx(
         0.5 * torch.distributions.Normal(0, 1).icdf(torch.tensor(p)).item(), rel=1e-5
     )
@@ -35,7 +35,7 @@ def test_certify_abstains_up_to_one_half() -> None:
         for count in range(n + 1)
         if certificate_of_class(0, [count, n - count], 1, Gaussian(1.0), 0.001).predict == 0
     ]
-    assert claimed[0] == next(k for k in range(n) if lower_bound(k, n, 0.001) > 0.5)
+    assert claimed[0] == next(k for k in range(n) if error_upper_bound(k, n, 0.001) < 0.5)
     assert claimed == list(range(claimed[0], n + 1))
 
 

@@ -15,7 +15,7 @@ import pytest
 from scipy import optimize, special, stats
 
 from smoothcert.smoothing import sequential
-from smoothcert.smoothing.bounds import error_upper_bound, lower_bound
+from smoothcert.smoothing.bounds import error_upper_bound
 from smoothcert.smoothing.sequential import (
     Boundaries,
     GridRun,
@@ -156,7 +156,7 @@ def test_an_unreachable_radius_is_given_up_at_once() -> None:
 
 def test_looking_at_an_uncorrected_bound_after_every_batch_is_wrong_too_often() -> None:
     alpha, looks, t = 0.05, list(range(5, 41, 5)), Fraction(3, 4)
-    claims = {(s, n): lower_bound(s, n, alpha) > t for n in looks for s in range(n + 1)}
+    claims = {(s, n): 1 - Fraction(error_upper_bound(s, n, alpha)) > t for n in looks for s in range(n + 1)}
     assert crossing_exactly([40], lambda s, n: claims[s, n], t) <= Fraction(alpha)
     assert crossing_exactly(looks, lambda s, n: claims[s, n], t) > Fraction(alpha) * 3 / 2
     found = boundaries(0.25, alpha, 5, 40, half_spent=10)

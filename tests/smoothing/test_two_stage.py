@@ -1,6 +1,5 @@
 """The two-stage rule: sound with fresh votes, not with reused ones, both by enumeration; and what it saves."""
 
-import bisect
 import math
 from fractions import Fraction
 
@@ -9,7 +8,7 @@ import pytest
 from scipy import stats
 
 from smoothcert.noise import Gaussian
-from smoothcert.smoothing.bounds import error_upper_bound, lower_bound
+from smoothcert.smoothing.bounds import error_upper_bound
 from smoothcert.smoothing.rules import second_stage_votes
 
 
@@ -28,7 +27,7 @@ def wrong(plan: list[int], first_n: int, alpha: float, p: Fraction, *, reuse: bo
         first, truth = (votes, p) if 2 * votes > first_n else (first_n - votes, 1 - p)
         n = plan[first]
         more, start = (n - first_n, first) if reuse else (n, 0)
-        least = bisect.bisect_left(range(n + 1), True, key=lambda k, n=n, t=truth: lower_bound(k, n, alpha) > t)
+        least = next((k for k in range(n + 1) if error_upper_bound(k, n, alpha) < 1 - truth), n + 1)
         claims = (chance(k, more, truth) for k in range(max(least - start, 0), more + 1))
         total += chance(votes, first_n, p) * sum(claims, Fraction(0))
     return total
@@ -39,7 +38,7 @@ def test_fresh_votes_keep_alpha_and_reused_votes_do_not() -> None:
     settings = {"alpha": alpha, "n_max": n_max, "radius_loss": 0.2, "minimum": 13}
     plan = [second_stage_votes(k, first_n, **settings) for k in range(first_n + 1)]
     assert len(set(plan)) > 2  # else there is nothing to get wrong
-    bounds = {Fraction(lower_bound(k, n, alpha)) for n in set(plan) for k in range(n // 3, n + 1)}
+    bounds = {1 - Fraction(error_upper_bound(k, n, alpha)) for n in set(plan) for k in range(n // 3, n + 1)}
     points = [b * (1 - Fraction(1, 10**9)) for b in sorted(bounds)[::4]] + [Fraction(k, 10) for k in range(1, 10)]
     assert max(wrong(plan, first_n, alpha, p, reuse=False) for p in points) <= Fraction(alpha)
     # The class was chosen because it was lucky: at p = 1/2, where no class leads, this is worst.

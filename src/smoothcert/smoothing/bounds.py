@@ -93,11 +93,6 @@ def _falling_root(function: Callable[[float], float], low: float, high: float) -
     return high
 
 
-def lower_bound(count: int, n: int, alpha: float) -> float:
-    """Clopper-Pearson lower bound on p, one-sided at `alpha`: 1 - error_upper_bound, rounded down."""
-    return max(0.0, math.nextafter(1.0 - error_upper_bound(count, n, alpha), -math.inf))
-
-
 def top_two_p_value(count1: int, count2: int) -> float:
     """Two-sided binomial test of `count1` out of `count1 + count2` against 1/2, for count1 >= count2."""
     if count1 < count2 or count2 < 0:
