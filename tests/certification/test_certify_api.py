@@ -97,6 +97,15 @@ def test_loaders_datasets_and_smoothed_classifiers_are_certified(dataset: Tensor
     assert files[0].settings["dataset"] == "TensorDataset"
 
 
+def test_a_smoothed_classifier_keeps_its_forward_passes(dataset: TensorDataset, tmp_path: Path) -> None:
+    smoothed = sc.SmoothedClassifier(bright, sigma=0.25, batch_size=7, compile=True)
+    for given, size in (({}, 7), ({"batch_size": 9}, 9)):
+        file = sc.certify_dataset(smoothed, dataset, tmp_path / f"{size}.tsv", **FEW, **given)
+        assert (file.settings["batch_size"], file.settings["compile"]) == (size, True)
+    result = smoothed.certify(dataset.tensors[0], n=50, n0=20, seed=3, indices=range(4))
+    assert [row.certificate for row in sc.read_certificates(tmp_path / "7.tsv")] == list(result)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

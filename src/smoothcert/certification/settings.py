@@ -147,7 +147,9 @@ class CertifySettings(Recipe):
             fields["precision"] = stored.get("precision", defaults.get("precision", "auto"))
         fields["precision"] = resolve_precision(fields["precision"], device)
         fields.setdefault("hold_back", bool(self.radii))
-        fields.setdefault("batch_size", stored.get("batch_size", default_batch_size(device, shape)))
+        fields["compile"] = self.compile or defaults.get("compile", False)
+        size = defaults.get("batch_size") or default_batch_size(device, shape)
+        fields.setdefault("batch_size", stored.get("batch_size", size))
         fields.setdefault("seed", secrets.randbits(63) if stored.get("seed") is None else stored["seed"])
         return parse_recipe(CertifyRecipe, fields, "certify")
 

@@ -43,7 +43,7 @@ class Subject:
     name: str
     run: Run | RunEnsemble | None = None
     defaults: Mapping[str, Any] | None = None
-    """Settings that apply unless others are given: sigma, noise and precision."""
+    """Settings that apply unless others are given: sigma, noise, precision, batch_size and compile."""
     stages: "tuple[Subject, ...]" = ()
     denoiser: Denoiser | None = None
     """What is in front of the classifier."""
@@ -70,7 +70,8 @@ class Subject:
             return cls(model.model, "ensemble", model, model.defaults)
         if isinstance(model, SmoothedClassifier):
             smoothing = {"sigma": model.noise.sigma, "noise": model.noise.name, "precision": model.precision}
-            return replace(cls.of(model.classifier, name), defaults=smoothing)
+            passes = {"batch_size": model.batch_size, "compile": model.compiled}
+            return replace(cls.of(model.classifier, name), defaults={**smoothing, **passes})
         # The precision is not reduced by default: an unknown network may not tolerate it.
         precision = {"precision": "fp32"}
         return cls(in_float32(model), name or _name_of(model), None, precision, class_names=output_names(model))
