@@ -55,6 +55,13 @@ def test_all_shards_merge(tmp_path: Path) -> None:
     assert merged.provenance["selection"] == Selection(20).to_mapping()
 
 
+def test_shards_without_images_need_not_be_merged(tmp_path: Path) -> None:
+    paths = shards(tmp_path, 5, images=3)
+    assert merge_certificates(paths[:3], tmp_path / "all.tsv") == 3
+    with pytest.raises(RequestError, match=r"incomplete: test-shard3of5\.tsv is missing; certify"):
+        merge_certificates(paths[:2], tmp_path / "two.tsv")
+
+
 def test_a_merged_file_does_not_record_the_accuracy_of_one_shard(tmp_path: Path) -> None:
     paths = shards(tmp_path, 2)
     for path in paths:

@@ -2,8 +2,8 @@
 
 A certificates file is a TSV whose first six columns are those of the field's tools
 (`idx label predict radius correct time`), followed by `n0 n count votes`, and by `coin` if the bound is randomized. A
-JSON file next to it records what was certified and how. Votes are stored, so any bound, alpha or table can be
-recomputed without a forward pass.
+JSON file next to it records what was certified and how. Votes are stored: where their number was fixed beforehand,
+`recertify` computes any other bound or alpha from them, without a forward pass.
 """
 
 import math

@@ -157,8 +157,9 @@ def incomplete(files: Sequence[CertificatesFile]) -> list[str]:
                 f"{file.path}: chose other images ({_described(selection)}) than another shard "
                 f"({_described(first)}); certify them with the same --skip and --max-images"
             )
-    parts = first.shard[1]
-    absent = sorted(set(range(1, parts + 1)) - {selection.shard[0] for selection in shards})
+    parts, images = first.shard[1], len(replace(first, shard=(1, 1)).indices)
+    # Shards beyond the number of images have none.
+    absent = sorted(set(range(1, min(parts, images) + 1)) - {selection.shard[0] for selection in shards})
     return problems + [f"{_shard_name(example, part, parts)} is missing" for part in absent]
 
 
