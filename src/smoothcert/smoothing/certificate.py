@@ -97,10 +97,10 @@ def certified_radius(
     return noise.radius_between(min(1.0, q + slack), min(1.0, runner_up + slack))
 
 
-def largest_radius(n: int, noise: Noise, alpha: float, bound: str) -> float:
+def largest_radius(n: int, noise: Noise, alpha: float, bound: str, slack: float = 0.0) -> float:
     """The largest radius that n votes can show: all of them agree, and the coin of a randomized bound is 0."""
     coin = 0.0 if bound == "randomized" else None
-    return certified_radius(n, 0, n, noise, alpha, two_sided=bound == "two-sided", coin=coin)
+    return certified_radius(n, 0, n, noise, alpha, two_sided=bound == "two-sided", coin=coin, slack=slack)
 
 
 def certificate_from_bound(

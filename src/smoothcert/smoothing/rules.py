@@ -29,7 +29,7 @@ from smoothcert.smoothing.certificate import (
     Certificate,
     certificate_from_bound,
     certificate_of_class,
-    certified_radius,
+    largest_radius,
     sorted_votes,
 )
 from smoothcert.smoothing.sequential import GridTest, combined_error_bound, spendable, split_alpha
@@ -165,8 +165,8 @@ class Rule:
             n0 = max(self.n0, FIRST_STAGE)
             fewer = second_stage_votes(n0, n0, alpha=alpha, n_max=n, radius_loss=self.radius_loss)
             n = min(n, fewer + block - 1)
-        coin = 0.0 if self.randomized else None
-        return certified_radius(n, 0, n, noise, alpha, two_sided=self.two_sided, coin=coin, slack=self.slack)
+        bound = "randomized" if self.randomized else "two-sided" if self.two_sided else "one-sided"
+        return largest_radius(n, noise, alpha, bound, self.slack)
 
     def unreachable(self, radius: float, noise: Noise) -> str | None:
         """A warning if the rule can never certify `radius`, with the least n for which it can; else None."""
