@@ -120,7 +120,7 @@ def test_a_few_curves_are_named_at_their_ends() -> None:
     """In the order of their ends, in their colours, next to no legend; curves with the same ends have a legend."""
     apart = {"low": 0.5, "middle": 0.7, "high": 0.9}
     runs = [
-        (k, our_file([*spread(0.5, 100 - round(100 * v)), *[image(0, 1, 1, 1.0)] * round(100 * v)], objective=None))
+        (k, our_file([*spread(0.5, 100 - round(100 * v)), *[image(0, 1, 1, 1.2)] * round(100 * v)], objective=None))
         for k, v in apart.items()
     ]
     figure = figure_of(runs)
@@ -133,6 +133,8 @@ def test_a_few_curves_are_named_at_their_ends() -> None:
     assert {name: text.get_color() for name, text in names.items()} == {name: lines[name] for name in apart}
     assert legend_texts(figure) == []
     assert legend_texts(figure_of([(f"run {i}", our_file(objective=None)) for i in range(4)])) != []
+    low = figure_of([("short", our_file([image(i, 1, 1, 0.5) for i in range(9)], objective=None))])
+    assert legend_texts(low) == ["short"], "a line from 0.5 to a name at 1.28 would look like a curve"
 
 
 def test_a_long_legend_takes_no_room_from_the_panel() -> None:

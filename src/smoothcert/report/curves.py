@@ -33,6 +33,8 @@ LONGEST = 32
 """Longer names would take the room of the curves."""
 LINE_HEIGHT = 6.0
 """Height of a line of text, in percent of the axis."""
+NEAR = 0.85
+"""How far to the right, as a share of the axis, curves with names at their ends reach at least."""
 MOST_MOVED = 7.0
 """How far a name may be moved from the end of its curve, in percent."""
 
@@ -124,17 +126,18 @@ def _attack_entry(curves: Sequence[Curve], looks: Mapping[str, Look]) -> list[tu
 def _label_right(axes: Axes, end: float, curves: Sequence[Curve], looks: Mapping[str, Look]) -> bool:
     """Write each label to the right of the axes, joined to its curve near the radius `end` by a thin line.
 
-    False, and nothing is drawn, if there are too many curves, their names are long or their ends close together.
+    False, and nothing is drawn, if there are too many curves, their names are long, or their ends are close together or
+    far from the right: a long thin line would look like a curve.
     """
+    right = axes.get_xlim()[1]
     steps = {curve.label: curve.certified for curve in curves}
     corners = {label: np.searchsorted(own.radii, 0.99 * end) - 1 for label, own in steps.items()}
     heights = {label: 100 * float(own.accuracy[corners[label]]) for label, own in steps.items()}
     places = _spread(heights)
-    if len(heights) > MOST_CURVES or max(map(len, heights)) > LONGEST:
+    if end < NEAR * right or len(heights) > MOST_CURVES or max(map(len, heights)) > LONGEST:
         return False
     if any(abs(places[label] - heights[label]) > MOST_MOVED for label in places):
         return False
-    right = axes.get_xlim()[1]
     for label, height in heights.items():
         colour = looks[label].colour
         axes.plot([end, right], [height, places[label]], color=colour, linewidth=0.6, clip_on=False, zorder=1)
