@@ -84,7 +84,7 @@ def test_classes_have_the_names_that_the_files_record() -> None:
     compared = comparisons([named])
     assert " Only class zero is ever certified by poor." in headlines(compared)[0]
     assert "always answers class zero has" in constant_sentences(compared)[0]
-    table = next(table.layout for table in further_tables(compared) if table.title == "ACR of each class")
+    table = next(t.layout.for_reading() for t in further_tables(compared) if t.title == "ACR of each class")
     assert [column.title for column in table.columns][4:] == ["its ACR", "zero", "one", "two"]
     assert table.groups[0][0][3].text == "one", "of two classes that are never certified the first"
     mixed = further_tables(comparisons([named, summary_of(rows, "other", sigma=0.25)]))
@@ -94,6 +94,15 @@ def test_classes_have_the_names_that_the_files_record() -> None:
         "all images of class bird, so"
         in summary_of([image(i, 2, 2, 0.4) for i in range(20)], dataset="cifar10").in_words
     )
+
+
+def test_tables_name_the_data_sets_if_there_are_several() -> None:
+    rows, others = random_rows(1, 30), random_rows(2, 30)
+    runs = [summary_of(rows, "a"), summary_of(others, "b")]
+    more = [summary_of(rows, "c", dataset="cifar10"), summary_of(others, "d", dataset="cifar10")]
+    for compared, shown in ((runs, False), ([*runs, *more], True)):
+        layouts = [table.layout.for_reading() for table in further_tables(comparisons(compared))]
+        assert {"data set" in [column.title for column in layout.columns] for layout in layouts} == {shown}
 
 
 def test_many_classes_are_counted() -> None:

@@ -52,9 +52,18 @@ def _table(title: str, caption: str, columns: Sequence[Column], groups: Sequence
     return FurtherTable(title, caption, layout_of(columns, groups))
 
 
-def _sigma_column(comparisons: Sequence[Comparison], value: Callable[[Any], Value]) -> Column:
-    sigmas = [c.first.sigma for c in comparisons if c.first.sigma is not None]
-    return Column("sigma", "σ", value, decimals=decimals_needed(sigmas))
+def heading(summaries: Sequence[Summary], of: Callable[[Any], Summary] = lambda s: s) -> tuple[Column, Column]:
+    """The columns before the name; `of` gives the run of a row."""
+    sigma_decimals = decimals_needed([s.sigma for s in summaries if s.sigma is not None])
+    one_dataset = len({s.dataset for s in summaries} - {None}) < 2
+    return (
+        Column("sigma", "σ", lambda row: of(row).sigma, decimals=sigma_decimals),
+        Column("dataset", "data set", lambda row: of(row).dataset, csv_only=one_dataset),
+    )
+
+
+def _runs(comparisons: Sequence[Comparison]) -> list[Summary]:
+    return [run for comparison in comparisons for run in comparison.runs]
 
 
 def _with_error(difference: Difference | None, decimals: int, scale: float = 1.0) -> str:
@@ -80,7 +89,7 @@ def _differences(comparisons: Sequence[Comparison]) -> FurtherTable:
         return Column(key, title, value, decimals, text=lambda pair: _with_error(of(pair[1]), decimals, scale))
 
     columns = [
-        _sigma_column(ranked, lambda pair: pair[0].first.sigma),
+        *heading(_runs(comparisons), lambda pair: pair[0].first),
         Column("name", "run", lambda pair: pair[1].name),
         Column("reference", "minus", lambda pair: pair[0].reference),
         column("acr", "ACR", lambda run: run.acr, 1),
@@ -112,7 +121,7 @@ def _best_runs(comparisons: Sequence[Comparison]) -> FurtherTable:
         return _with_error(pair[1].lead, *((3, 1.0) if pair[1].radius is None else (1, 100.0)))
 
     columns = [
-        _sigma_column(ranked, lambda pair: pair[0].first.sigma),
+        *heading(_runs(comparisons), lambda pair: pair[0].first),
         Column("at", "at", at),
         Column("best", "best run", lambda pair: pair[1].name),
         Column("value", "value", value),
@@ -129,10 +138,10 @@ def _best_runs(comparisons: Sequence[Comparison]) -> FurtherTable:
 
 def _classes(comparisons: Sequence[Comparison]) -> list[FurtherTable]:
     """ACR per class, and certified accuracy per class at the radius of the headline."""
-    labels = sorted({label for c in comparisons for run in c.runs for label in run.classes})
+    labels = sorted({label for run in _runs(comparisons) for label in run.classes})
     labels = labels if 1 < len(labels) <= MOST_CLASSES else []
     groups = [[run for run in c.runs if len(run.classes) > 1] for c in comparisons]
-    several = {class_names_of(run.file) for c in comparisons for run in c.runs}
+    several = {class_names_of(run.file) for run in _runs(comparisons)}
     names = next(iter(several)) if len(several) == 1 else ()
     titles = {label: class_name(label, names) for label in labels}
     radius_of = {run.name: c.headline_radius for c in comparisons for run in c.runs}
@@ -144,7 +153,7 @@ def _classes(comparisons: Sequence[Comparison]) -> list[FurtherTable]:
         radius = radius_of[run.name]
         return None if radius is None or label not in run.classes else 100 * run.classes[label].accuracy(radius)
 
-    heading = [_sigma_column(comparisons, lambda run: run.sigma), Column("name", "run", lambda run: run.name)]
+    first = [*heading(_runs(comparisons)), Column("name", "run", lambda run: run.name)]
     acrs = [
         Column("acr", "all", lambda run: run.acr, 3),
         Column("worst", "worst class", lambda run: run.class_name(run.worst_class)),
@@ -156,14 +165,14 @@ def _classes(comparisons: Sequence[Comparison]) -> list[FurtherTable]:
         _table(
             "ACR of each class",
             "0 for a class of which no image has a certified radius above 0.",
-            [*heading, *acrs],
+            [*first, *acrs],
             groups,
         )
     ]
     if shares and any(radius is not None for radius in radius_of.values()):
         radius = Column("radius", "radius", lambda run: radius_of[run.name], 2)
         caption = "In %, of the images of each class, at the radius of the headline."
-        tables.append(_table(CLASS_ACCURACY, caption, [*heading, radius, *shares], groups))
+        tables.append(_table(CLASS_ACCURACY, caption, [*first, radius, *shares], groups))
     return tables
 
 
@@ -175,7 +184,7 @@ def _votes(comparisons: Sequence[Comparison]) -> FurtherTable:
     groups = [[run for run in c.runs if run.at_ceiling is not None] for c in comparisons]
     known = [n for n in FEWER_VOTES if any(run.acr_at[n] is not None for group in groups for run in group)]
     columns = [
-        _sigma_column(comparisons, lambda run: run.sigma),
+        *heading(_runs(comparisons)),
         Column("name", "run", lambda run: run.name),
         Column("acr", "ACR", lambda run: run.acr, 3),
         *(Column(f"acr_at_n_{n}", f"ACR at n = {n:,}", lambda run, n=n: run.acr_at[n], 3) for n in known),  # type: ignore[misc]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from smoothcert.report.further_tables import csv_columns
+from smoothcert.report.further_tables import csv_columns, heading
 from smoothcert.report.layout import UNKNOWN, Column, Layout, Row, Value, decimals_needed
 from smoothcert.report.names import VALUES, in_groups, setting_titles
 from smoothcert.report.paired import Comparison, obstacles
@@ -93,16 +93,6 @@ def _spread_columns(column: Column) -> list[Column]:
     ]
 
 
-def _heading(summaries: Sequence[Summary], of: Callable[[Any], Summary] = lambda s: s) -> tuple[Column, Column]:
-    """The columns before the name; `of` gives the run of a row."""
-    sigma_decimals = decimals_needed([s.sigma for s in summaries if s.sigma is not None])
-    one_dataset = len({s.dataset for s in summaries} - {None}) < 2
-    return (
-        Column("sigma", "σ", lambda row: of(row).sigma, decimals=sigma_decimals),
-        Column("dataset", "data set", lambda row: of(row).dataset, csv_only=one_dataset),
-    )
-
-
 def _numbers(summaries: Sequence[Summary]) -> list[Column]:
     """ACR and the accuracies."""
     radii = sorted({radius for summary in summaries for radius in summary.accuracy_at})
@@ -146,7 +136,7 @@ def _columns(
         return compact(summary.votes)
 
     return (
-        *_heading(summaries),
+        *heading(summaries),
         NAME,
         Column("method", "method", lambda s: s.method, csv_only=no_method, text=method, left_out=1),
         *_hyperparameter_columns(summaries),
@@ -230,7 +220,7 @@ def layout(
 
 def intervals_layout(summaries: Sequence[Summary]) -> Layout:
     """The 95% confidence intervals over images, for reading: ACR and each accuracy as `low–high`."""
-    columns = (*_heading(summaries), NAME, *map(_interval_column, _numbers(summaries)))
+    columns = (*heading(summaries), NAME, *map(_interval_column, _numbers(summaries)))
     return _arranged(columns, summaries)
 
 
@@ -251,7 +241,7 @@ def seeds_layout(means: Sequence[SeedMean], published: Mapping[str, Published] =
 
     members = [summary for mean in means for summary in mean.members]
     columns = (
-        *_heading(members, first),
+        *heading(members, first),
         Column("name", "runs", lambda m: m.name),
         Column("method", "method", lambda m: m.members[0].method, text=method, left_out=1),
         *_hyperparameter_columns(members, first),
