@@ -193,8 +193,10 @@ def test_the_command_line_certifies_attacks_and_predicts(
     status, _, error = run_cli(*attack, "--certificates", certificates, "--denoiser", denoiser_run, "--sigma", 0.25)
     assert status == 2
     assert "got gaussian noise at sigma 0.25" in error, "the noise level that is asked for is not replaced"
-    status, _, error = run_cli(*attack, "--certificates", certificates, "--denoiser", denoiser_run)
+    status, _, error = run_cli(*attack, "--denoiser", denoiser_run)
     assert status == 0, error
+    compared = json.loads((run / "attacks/pgd.json").read_text())["settings"]["certificates"]
+    assert compared["file"] == certificates.name, "of the two files the one behind a denoiser"
     assert json.loads((run / "attacks/pgd.json").read_text())["settings"]["denoiser"]["model"] == "unet-small"
 
     image = tmp_path / "digit.png"

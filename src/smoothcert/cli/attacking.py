@@ -26,6 +26,7 @@ from smoothcert.cli.options import (
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import result_files
 from smoothcert.io.files import check_inside
+from smoothcert.io.results import stored_settings
 from smoothcert.training.run_folder import CERTIFICATES, RECIPE, check_file
 
 if TYPE_CHECKING:  # commands import torch only when they need it
@@ -146,7 +147,8 @@ def find_target(
     members, classifier = load_runs(request, folders)
     first, folder = members[0] if members else None, out or default_folder(request.kind, folders)
     elsewhere = if_elsewhere(classifier, folder)
-    source = certificates or only_certificates(folder, None if request.kind or first is None else first.folder)
+    places = [folder, *([first.folder] if first is not None and not request.kind else [])]
+    source = certificates or only_certificates(places, denoised=request.denoiser is not None)
     claims = None if source is None else read_certificates(source)
     defaults = {} if classifier is None else Subject.of(classifier).defaults or {}
     level, denoiser = defaults.get("sigma"), None
@@ -157,9 +159,14 @@ def find_target(
     return AttackTarget(classifier, first, denoiser, level, folder, elsewhere, claims)
 
 
-def only_certificates(*folders: Path | None) -> Path | None:
-    """Return the certificates file of the first of `folders` that has any; None if none has. Several are refused."""
-    files = next(filter(None, (result_files(folder / CERTIFICATES) for folder in folders if folder is not None)), [])
+def only_certificates(folders: Sequence[Path], *, denoised: bool) -> Path | None:
+    """Return the certificates file, behind a denoiser if `denoised`, of the first of `folders` that has such a file.
+
+    None if none has; several are refused.
+    """
+    files: list[Path] = []
+    for stored in (result_files(folder / CERTIFICATES) for folder in folders):
+        files = files or [path for path in stored if bool(stored_settings(path).get("denoiser")) == denoised]
     if len(files) > 1:
         names = ", ".join(path.name for path in files)
         raise RequestError(

@@ -172,18 +172,19 @@ def import_(
         raise RequestError(f"{file}: expected a checkpoint, got a run folder; use it as it is, without import")
     check_file(split_key(file)[0], "a checkpoint, such as checkpoint.pth.tar")
     from smoothcert.data import load_dataset, silent
+    from smoothcert.report.progress import print_note, print_warning
     from smoothcert.training.import_checkpoint import import_checkpoint
     from smoothcert.training.input_layer import input_layer_warning
 
     run = import_checkpoint(file, out, sigma=sigma, arch=arch, dataset=dataset, input_layer=input_layer, method=method)
     for note in run.provenance["notes"]:
-        console.print(f"note: {note}", soft_wrap=True, highlight=False)
+        print_note(console, note)
     try:
         warning = input_layer_warning(run, load_dataset(run.recipe.dataset, "test", data, on_note=silent))
     except (RequestError, WorkError) as error:
         warning = f"input layer: not checked, the data are not there ({error})"
     if warning:
-        console.print(f"warning: {warning}", style="yellow", soft_wrap=True, highlight=False)
+        print_warning(console, warning)
     onwards = command_line("certify", out, *optional("--data", data))
     console.print(f"imported {out}; next: {onwards}", soft_wrap=True)
 
