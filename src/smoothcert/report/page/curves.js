@@ -155,7 +155,9 @@ function drawPanel(panel) {
   });
 
   document.querySelector(".panels").append(make("figure", { class: "panel" }, make("h3", {}, panel.title), plot));
-  new ResizeObserver(() => plot.clientWidth !== scale.width && draw()).observe(plot);
+  // In the next frame: a change inside the observer is reported as an error.
+  const fit = () => plot.clientWidth !== scale.width && draw();
+  new ResizeObserver(() => requestAnimationFrame(fit)).observe(plot);
   draw();
   return draw;
 }
