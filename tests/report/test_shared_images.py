@@ -56,6 +56,12 @@ def test_runs_of_another_sigma_do_not_take_images_away(make_run: MakeRun, tmp_pa
     assert {name: images for name, (images, _) in acrs(tmp_path).items()} == {"all": 10, "some": 5, "theirs": 3}
 
 
+def test_different_images_with_the_same_numbers_do_not_take_images_away(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("all", images_sha256="a"), make_run("some", ROWS[::2], images_sha256="b"), make_run("last", ROWS)]
+    write_report(runs, tmp_path, ["csv"])
+    assert {name: images for name, (images, _) in acrs(tmp_path).items()} == {"all": 10, "some": 5, "last": 10}
+
+
 def test_a_run_that_was_cut_says_so(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("all"), make_run("some", ROWS[::2])]
     write_report(runs, tmp_path, ["md"])

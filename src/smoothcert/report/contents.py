@@ -241,13 +241,15 @@ def _trained_otherwise(summary: Summary) -> list[str]:
 def cut_to_shared_images(files: Sequence[Named]) -> list[Named]:
     """`files` with only the images that all files of one sigma, data set, split and norm share.
 
-    Files that have no image in common keep all of theirs: they are not ranked.
+    Files that have no image in common, or whose images are known to differ, keep all of theirs: they are not ranked.
     """
     keys = [(*(file.settings.get(key) for key in ("sigma", "dataset", "split")), in_l1(file)) for _, file in files]
     shared: dict[object, set[int]] = {}
+    digests: dict[object, set[object]] = {}
     for key, (_, file) in zip(keys, files, strict=True):
         indices = set(file.columns.index.tolist())
-        shared[key] = shared.get(key, indices) & indices
+        digests.setdefault(key, set()).add(file.settings.get("images_sha256"))
+        shared[key] = shared.get(key, indices) & indices if len(digests[key] - {None}) < 2 else set()
     return [
         (name, file.only(shared[key]) if 0 < len(shared[key]) < len(file.rows) and key[0] is not None else file)
         for key, (name, file) in zip(keys, files, strict=True)
