@@ -3,9 +3,8 @@
     python benchmarks/input.py FOLDER [--workers 1] [--seconds 5] [--rounds 3]
 
 FOLDER has a folder of JPEG files for each class. `ImageFiles` reads them as `smoothcert train` and `smoothcert certify`
-do, in `--workers` processes (0: in this one), with and without JPEG's scaled decoding ("draft"). The four ways take
-turns for several rounds; the table has the median and the range. Files are read once before, so that the disk's cache
-is warm: this measures the cores, not the disk.
+do, in `--workers` processes (0: in this one). The two take turns for several rounds; the table has the median and the
+range. Files are read once before, so that the disk's cache is warm: this measures the cores, not the disk.
 """
 
 import argparse
@@ -53,25 +52,23 @@ def main() -> None:
     sizes = [listed.files[index].stat().st_size for index in range(len(listed))]
     torch.set_num_threads(1)
 
-    ways = {
-        (transform, draft): replace(data, augment=transform == "training", decoder=replace(DECODER, draft=draft))
-        for transform in ("training", "test")
-        for draft in (True, False)
+    transforms = {
+        transform: replace(data, augment=transform == "training", decoder=DECODER) for transform in ("training", "test")
     }
-    rates: dict[tuple[str, bool], list[float]] = {way: [] for way in ways}
+    rates: dict[str, list[float]] = {transform: [] for transform in transforms}
     for number in range(options.rounds):
-        for way, images in ways.items():
-            rates[way].append(rate(images, options.seconds, number) / max(1, options.workers))
+        for transform, images in transforms.items():
+            rates[transform].append(rate(images, options.seconds, number) / max(1, options.workers))
 
     print(
         f"{date.today()}, {platform.machine()}, {options.workers} worker processes, torch {torch.__version__}, "
         f"Pillow {PIL.__version__} (libjpeg-turbo {features.version_feature('libjpeg_turbo')}), "
         f"{len(sizes)} files, {sum(sizes) / len(sizes) / 1000:.0f} kB on average"
     )
-    print(f"\n{'transform':<10} {'draft':<6} {'images/s per core':>18}   range")
-    for (transform, draft), found in rates.items():
+    print(f"\n{'transform':<10} {'images/s per core':>18}   range")
+    for transform, found in rates.items():
         middle, low, high = statistics.median(found), min(found), max(found)
-        print(f"{transform:<10} {'yes' if draft else 'no':<6} {middle:>18.1f}   {low:.1f} to {high:.1f}")
+        print(f"{transform:<10} {middle:>18.1f}   {low:.1f} to {high:.1f}")
 
 
 if __name__ == "__main__":

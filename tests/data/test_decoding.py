@@ -137,20 +137,10 @@ def test_orientation_is_applied(tmp_path: Path, orientation: int, ending: str) -
     np.testing.assert_array_equal(decoder.centre(path).transpose(1, 2, 0), np.asarray(upright))
     # Scaling and random crops start from the upright image as well.
     upright.save(tmp_path / "upright.png")
-    scaled = Decoder(3, SIDE, SIDE, SIDE, draft=False)
+    scaled = Decoder(3, SIDE, SIDE, SIDE)
     np.testing.assert_array_equal(scaled.centre(path), scaled.centre(tmp_path / "upright.png"))
     one, two = (scaled.random(p, np.random.default_rng(3)) for p in (path, tmp_path / "upright.png"))
     np.testing.assert_array_equal(one, two)
-
-
-def test_a_draft_of_a_turned_photograph_is_close_to_the_full_decoding(tmp_path: Path) -> None:
-    path = tmp_path / "a.jpg"
-    photograph(0, 400, 300).save(path, exif=turned(6), quality=95)
-    decoder = Decoder(3, SIDE, SIDE, SIDE)
-    with Image.open(path) as image:
-        ImageOps.exif_transpose(image).save(tmp_path / "upright.png")
-    expected = decoder.centre(tmp_path / "upright.png").astype(int)
-    assert np.abs(decoder.centre(path).astype(int) - expected).max() <= 12
 
 
 def test_damaged_metadata_are_ignored(tmp_path: Path) -> None:
