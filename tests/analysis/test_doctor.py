@@ -316,9 +316,9 @@ def test_wrong_requests_are_one_line(model: Any, source: Any, message: str, robu
 
 
 def test_inputs_that_are_no_images_are_examined() -> None:
-    rows = torch.rand(20, 5, generator=torch.Generator().manual_seed(0))
-    sharp = nn.Linear(5, 5)
-    sharp.weight.data, sharp.bias.data = torch.eye(5), torch.zeros(5)
+    rows = torch.rand(20, 32, generator=torch.Generator().manual_seed(0))
+    sharp = nn.Linear(32, 32)
+    sharp.weight.data, sharp.bias.data = torch.eye(32), torch.zeros(32)
     diagnosis = doctor(sharp, TensorDataset(rows, rows.argmax(1)), images=20)
     assert (diagnosis.images, diagnosis.clean_accuracy) == (20, 1.0)
 

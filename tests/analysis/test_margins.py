@@ -40,6 +40,7 @@ def test_share_below_zero_and_moments_of_a_half_space(half_spaces: Subjects) -> 
 
 def test_all_runs_see_the_same_noise(half_spaces: Subjects) -> None:
     found = margins_under_noise(half_spaces, 0, 700)
+    assert len(found.values["flat"]) == 700
     np.testing.assert_allclose(found.values["steep"], 3 * found.values["flat"], rtol=1e-4, atol=1e-5)
 
 

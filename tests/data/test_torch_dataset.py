@@ -78,6 +78,8 @@ def test_names_targets_and_options_are_used() -> None:
     assert (part.labels.tolist(), part.num_classes, part.class_names) == ([1, 2], 3, ("cat", "dog", "frog"))
     more = images_from_dataset(dataset, num_classes=10)
     assert (more.num_classes, more.class_names) == (10, None)
+    for unlisted in (TensorDataset(PIXELS, LABELS), Encoded()):
+        assert images_from_dataset(Subset(unlisted, [5, 3])).labels.tolist() == [1, 2]
     assert images_from_dataset(Encoded()).labels.tolist() == LABELS.tolist(), "labels are read: targets are names"
 
 

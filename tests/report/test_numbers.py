@@ -159,6 +159,7 @@ def test_expected_acr_is_the_mean_over_all_subsets_of_the_votes(noise: Noise) ->
     for other in (*rules, {"bound": "two-sided"}, {"sound": True}, {"alpha": None}):
         changed = as_file(rows, **{**file.settings, **other})
         assert acr_at_fewer_votes(changed, n) is None
+    assert acr_at_fewer_votes(as_file([*rows, image(9, 1, 1, 0.1, n=6)], **file.settings), n) is None
 
 
 @pytest.mark.parametrize(("votes", "n"), [(100_000, 10_000), (100_000, 1_000), (10_000, 1_000)])

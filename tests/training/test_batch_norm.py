@@ -141,5 +141,8 @@ def test_command_makes_a_run_with_its_recipe_and_provenance(
     assert (code, error.count("\n"), "sigma" in error) == (2, 1, True)
     code, _, error = run_cli("adapt", trained_run, "--out", "none")
     assert (code, error.count("\n"), "expected a network with batch norm" in error) == (2, 1, True)
+    other = ImageData(torch.zeros(4, 3, 28, 28, dtype=torch.uint8), torch.arange(4), 10, "colour", "train")
+    with pytest.raises(RequestError, match="its model takes images"):
+        adapt_run(adapted, other, Path("none"))
     assert not Path("none").exists()
     assert (Path("adapted") / MODEL).exists()

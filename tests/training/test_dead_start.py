@@ -115,6 +115,8 @@ def test_constant_output_is_recognized_by_its_cross_entropy() -> None:
     for cross_entropy, expected in ((math.log(2), True), (entropy, True), (0.68, False), (0.3, False)):
         assert constant_output({"cross_entropy": cross_entropy, "noisy_accuracy": 0.6}, labels) == expected
         assert constant_output({"natural": cross_entropy, "noisy_accuracy": 0.6}, labels) == expected
+    for factor, expected in ((1.0009, True), (0.9991, True), (1.0011, False), (0.9989, False)):
+        assert constant_output({"cross_entropy": factor * entropy, "noisy_accuracy": 0.6}, labels) == expected
     assert not constant_output({"cross_entropy": entropy, "noisy_accuracy": 0.9}, labels)
     assert not constant_output({"loss": entropy, "noisy_accuracy": 0.6}, labels), "no cross-entropy to judge by"
 

@@ -45,9 +45,10 @@ def test_training_starts_from_the_weights_of_the_file(
     assert run.provenance["init"] == {"file": file.name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
 
 
-def test_weights_of_a_bare_network_fit_after_the_input_layer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bias", [True, False])
+def test_weights_of_a_bare_network_fit_after_the_input_layer(tmp_path: Path, bias: bool) -> None:
     torch.manual_seed(0)
-    bare, normalized = nn.Linear(3, 2), nn.Sequential(nn.Identity(), nn.Linear(3, 2))
+    bare, normalized = nn.Linear(3, 2, bias), nn.Sequential(nn.Identity(), nn.Linear(3, 2, bias))
     normalized[0].register_buffer("mean", torch.zeros(3))
     save_file(bare.state_dict(), tmp_path / "bare.safetensors")
     load_initial_weights(normalized, tmp_path / "bare.safetensors", "linear")

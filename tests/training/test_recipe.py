@@ -96,6 +96,7 @@ def test_overrides_change_what_they_name() -> None:
         ),
         ("sampler=radius-weighted", "sampler.start: expected an epoch before the end of training, at most 1, got 70"),
         ("sampler={name: radius-weighted, start: 2}", "sampler.start: expected at least 3, got 2"),
+        ("sampler={name: radius-weighted, votes: 1}", "sampler.votes: expected 0 or at least 4, got 1"),
         ("sampler={name: radius-weighted, votes: 3}", "sampler.votes: expected 0 or at least 4, got 3"),
         ("sampler={name: radius-weighted, begin: 3}", "sampler.begin: unknown key"),
         ("epochs=[", "not YAML"),
@@ -195,6 +196,7 @@ def test_a_pipe_in_place_of_a_recipe_does_not_block(tmp_path: Path) -> None:
         ({"epoch": 3}, "epoch: unknown key; did you mean epochs"),
         ({"epochs": -1}, "epochs: expected"),
         ({"num_noise": 0}, "objective.num_noise: expected at least 1, got 0"),
+        ({"objective": Consistency(), "num_noise": 4}, "num_noise: unknown key"),
     ],
 )
 def test_copies_with_wrong_changes_are_refused(change: dict[str, object], message: str) -> None:
