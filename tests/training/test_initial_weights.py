@@ -17,7 +17,7 @@ from smoothcert.data import ImageData
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.models import Normalize
 from smoothcert.training.checkpoint import tensors_digest
-from smoothcert.training.initial_weights import check_source, load_initial_weights
+from smoothcert.training.initial_weights import check_source, load_initial_weights, start_notes
 from smoothcert.training.loop import TrainingStatus, train
 from smoothcert.training.resume import State, load_state
 
@@ -60,6 +60,16 @@ def test_weights_for_other_labels_are_reported(trained_run: Path, tmp_path: Path
     moved = replace(tiny_data, labels=(tiny_data.labels + 1) % 10)
     with pytest.warns(UserWarning, match=r"start.* from are at chance \(\d+% of \d+ training images\)"):
         sc.train(tiny_recipe(**STILL), moved, tmp_path / "moved", init=trained_run, device="cpu")
+
+
+def test_the_share_at_chance_is_that_of_images_spread_over_the_data(trained_run: Path, tiny_data: ImageData) -> None:
+    model, shuffled = sc.load(trained_run).model, replace(tiny_data, labels=tiny_data.labels.roll(1))
+    images, labels = shuffled.batch(torch.tensor([index * 256 // 100 for index in range(100)]))
+    right = int((model(images).argmax(1) == labels).sum())
+    assert right > 0
+    (note,) = start_notes(model, shuffled, trained=True)
+    assert f"are at chance ({right}% of 100 training images)" in note
+    assert start_notes(model, tiny_data, trained=True) == []
 
 
 def test_network_that_returns_probabilities_is_reported(tmp_path: Path, tiny_data: ImageData) -> None:

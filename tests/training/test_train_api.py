@@ -227,6 +227,12 @@ def test_wrong_arguments_are_refused(
         sc.train(recipe or tiny_recipe(), tiny_data, tmp_path, device="cpu", **options)
 
 
+def test_loading_a_run_leaves_the_random_numbers_of_the_user(trained_run: Path) -> None:
+    before = torch.get_rng_state()
+    sc.load(trained_run)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_runs_are_reported_and_shown_in_one_line(certified: sc.Run) -> None:
     assert sc.report(certified) == sc.report([certified.folder]) == sc.report([certified])
     shown = f"Run({certified.folder}: tiny on mnist-sample, method gaussian, gaussian noise, sigma 0.5, epoch "
