@@ -63,6 +63,16 @@ def test_attacked_noise_and_a_sampler_are_part_of_the_label() -> None:
     assert list(setting_titles(["sampler.name", "sampler.votes"]).values()) == ["sampler", "sampler votes"]
 
 
+def test_labels_name_fields_of_the_recipe_only_if_those_of_the_objective_do_not_suffice() -> None:
+    def trained(name: str, weight: float, epochs: int) -> NamedRun:
+        named = run(name, "consistency", weight=weight)
+        return replace(named, recipe={**named.recipe, "epochs": epochs})
+
+    short, heavy, long = trained("a", 5.0, 1), trained("b", 10.0, 2), trained("c", 10.0, 3)
+    assert list(labels_of([short, heavy]).values()) == ["Consistency (λ = 5)", "Consistency (λ = 10)"]
+    assert all("epochs" in label for label in labels_of([short, heavy, long]).values())
+
+
 def test_networks_other_than_the_most_common_one_are_named() -> None:
     def with_model(named: NamedRun, model: str) -> NamedRun:
         return replace(named, recipe={**named.recipe, "model": model})
