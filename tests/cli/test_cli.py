@@ -162,6 +162,7 @@ def test_a_folder_that_disappears_during_the_search_for_a_hint_is_ignored(
         (["train", "--out", "x", *SAMPLE, "--model", "lenett"], "lenett"),
         (["train", "--out", "x", *SAMPLE, "--model", "os:nope"], "nope"),
         (["train", "--out", "x", "--preset", "mnist/gausian"], "did you mean mnist/gaussian"),
+        (["train", "--out", "x", "--preset", "mnist/gaussian", "--set", "model=lenett"], "did you mean lenet"),
         (["train", "--out", "x", "--preset", "mnist/gaussian", "--set", "epoch=3"], "did you mean epochs"),
         (["train", "--out", "x", "--preset", "mnist/gaussian", "--sigma", "-1"], "sigma: expected a number > 0"),
         (

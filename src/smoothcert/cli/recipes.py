@@ -96,8 +96,10 @@ def choose_recipe(
     if file is not None and not any(text.partition("=")[0] in ("objective", "objective.name") for text in overrides):
         refuse_objective_code(file, final)
     # torch is imported when the request is known to be right.
+    from smoothcert.models import check_name
     from smoothcert.training.checkpoint import refuse_code
 
+    check_name(final.model)  # before data are downloaded
     if file is not None and f"model={final.model}" not in overrides:
         refuse_code(file, final.model, None)
     return load_objective(final)

@@ -49,6 +49,12 @@ DENOISERS: dict[str, Callable[[int], nn.Module]] = {
 """Networks from noisy images to clean images, by the number of channels: see `smoothcert train-denoiser`."""
 
 
+def check_name(name: str) -> None:
+    """Refuse a name that is neither a model of the package nor a user's own network."""
+    if not is_code(name) and name not in DENOISERS and name not in MODELS:
+        raise RequestError(f"model: expected a known model, got {name}; {did_you_mean(name, sorted(MODELS))}")
+
+
 def build_model(
     name: str,
     shape: tuple[int, int, int],
@@ -67,8 +73,7 @@ def build_model(
         return network
     if name in DENOISERS:
         return DENOISERS[name](shape[0])
-    if name not in MODELS:
-        raise RequestError(f"model: expected a known model, got {name}; {did_you_mean(name, sorted(MODELS))}")
+    check_name(name)
     spec = MODELS[name]
     if any(expected not in (None, size) for expected, size in zip(spec.shape, shape, strict=True)):
         raise RequestError(
