@@ -17,7 +17,7 @@ import typer
 import yaml
 from scipy.stats import beta, norm
 
-from smoothcert import read_certificates
+from smoothcert import read_certificates, report
 from smoothcert.cli import app
 from smoothcert.data import ImageData
 from smoothcert.objectives import OBJECTIVES
@@ -77,18 +77,22 @@ def test_the_guide_to_an_objective_runs_in_a_project_of_its_own(
     assert shown.items() <= run.recipe.to_mapping()["objective"].items()
 
 
-def test_the_code_of_the_page_about_losses_runs() -> None:
+def test_the_code_of_the_page_about_losses_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All blocks in order, with a small network and images in place of the reader's."""
+    monkeypatch.chdir(tmp_path)
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 10))
     before = network[1].weight.detach().clone()
     batches = [(torch.rand(4, 3, 2, 2), torch.arange(4))]
     optimizer = torch.optim.SGD(network.parameters(), 0.1)
     names: dict[str, Any] = {"torch": torch, "model": network, "loader": batches, "optimizer": optimizer}
+    names["test_data"] = torch.utils.data.TensorDataset(torch.rand(2, 3, 2, 2), torch.arange(2))
     for number, source in enumerate(python_blocks(ROOT / "docs/losses.md")):
         exec(compile(source, f"losses.md, block {number}", "exec"), names)
     assert names["loss"].isfinite()
     assert names["parts"].keys() == {"cross_entropy", "mix"}
     assert not torch.equal(network[1].weight, before)
+    (row,) = report(["runs"])
+    assert (row["name"], row["method"], row["n"]) == ("consistency-0", "consistency", 1_000)
 
 
 def test_the_table_of_losses_names_every_hyper_parameter() -> None:

@@ -114,14 +114,14 @@ def doctor(
     name = run.name if run is not None else str(model)
     diagnosis = examine(network, selected, sigma=request.sigma, images=images, name=name, device=device)
     show(diagnosis)
-    measured = [(0.0, diagnosis.clean_accuracy), *diagnosis.accuracy_under_noise]
-    written = output.write({"csv": csv_text([("sigma", "accuracy"), *measured])}, diagnosis.plot)
     codes, adaptation = {finding.code for finding in diagnosis.findings}, request.adaptation(network)
     if "noise" in codes:
         ways = request.fine_tuning(loaded), request.denoiser(loaded), request.certification()
         show_ways_forward(diagnosis, *ways, adaptation)
     elif "batch-statistics" in codes and adaptation is not None:
         console.print(f"next: {adaptation}", soft_wrap=True, markup=False, highlight=False)
+    measured = [(0.0, diagnosis.clean_accuracy), *diagnosis.accuracy_under_noise]
+    written = output.write({"csv": csv_text([("sigma", "accuracy"), *measured])}, diagnosis.plot)
     console.print(f"wrote {written[-1]}" + ("" if diagnosis.findings else "; nothing was found"), soft_wrap=True)
     if diagnosis.healthy:
         console.print(f"next: {request.certification()}", soft_wrap=True)
