@@ -298,6 +298,15 @@ def test_objects_other_than_tensors_and_numbers_are_refused(extra: object, name:
     refused(saved({"args": extra}, tmp_path / "a.pth"), tmp_path / "run", WorkError, f"asks to run .*{name}")
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_torchscript_model_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "a.pt"
+    torch.jit.trace(nn.Linear(1, 1), torch.zeros(1, 1)).save(str(file))
+    refused(
+        file, tmp_path / "run", WorkError, "expected weights .*, got a TorchScript model; load it by torch.jit.load"
+    )
+
+
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.999])
 def test_truncated_files_are_refused(part: float, zipped: bool, lenet: nn.Module, tmp_path: Path) -> None:

@@ -126,6 +126,11 @@ def read_checkpoint(file: Path) -> Mapping[Any, Any]:
                 f"{file}: refused: expected tensors and numbers, got a file that asks to run {wanted[1] or wanted[2]} "
                 "when it is read; if you trust its author, load it in a script and save its state_dict() alone"
             ) from None
+        if "TorchScript" in str(error):
+            raise WorkError(
+                f"{file}: expected weights (a state dict), got a TorchScript model; load it by torch.jit.load in a "
+                "function of your own, which --model names, or save its state_dict() alone"
+            ) from None
         # torch's own text is about its arguments, which a user of this command does not give.
         reason = type(error).__name__ if "weights_only" in str(error) else named_error(error)
         raise WorkError(
