@@ -207,6 +207,7 @@ def test_predict_with_your_own_network(run_cli: Cli, place: Path) -> None:
         ((*asked[:-2], "--image-size", 4, "dark.png"), "expected an image of 4x4 pixels, got 8x8"),
         ((*asked, "--dataset", "mnist", "--image-size", 4, "dark.png"), "expected none with mnist, which has them"),
         ((*asked, "--skip-unreadable", "dark.png"), "--skip-unreadable: expected --dataset folder:PATH"),
+        ((*asked[:-2], "dark.png", "."), ".: expected an image file, got a folder; give its files, such as ./*.png"),
     ):
         code, _, err = run_cli(*wrong)
         assert (code, err.count("\n")) == (2, 1)

@@ -121,6 +121,8 @@ def runs_and_images(paths: Sequence[Path], request: ClassifierOptions) -> tuple[
     for image in images:
         if (image / RECIPE).exists() and not request.kind:
             raise RequestError(f"{image}: expected an image file, got a run; --ensemble makes one classifier of runs")
+        if image.is_dir():
+            raise RequestError(f"{image}: expected an image file, got a folder; give its files, such as {image}/*.png")
         check_file(image, "an image file")
     return runs, images
 
