@@ -47,6 +47,7 @@ def test_an_unchanged_report_agrees(report: Report, tmp_path: Path, monkeypatch:
         ("report.md", "| 62.5 |", "| 63.5 |", ": is 63.5, the certificates give 62.5"),
         ("report.tex", "62.5", "12.5", ": is 12.5, the certificates give 62.5"),
         ("report.md", "keep their class", "lose their class", "lose their class"),
+        ("report.md", "is not established", "is established", "the difference is established"),
     ],
 )
 def test_a_changed_number_is_named(report: Report, file: str, old: str, new: str, expected: str) -> None:

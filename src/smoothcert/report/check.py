@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,8 @@ def _differences(written: object, expected: object, place: str) -> Iterator[str]
         yield f"{place}: {'not in the certificates' if expected is None else 'missing'}"
     else:
         theirs, ours = one_line(written), one_line(expected)
-        pairs = [(f"'{theirs[:80]}'", f"'{ours[:80]}'")]
+        start = max(0, len(commonprefix([theirs, ours])) - 40)  # noqa: RUF071 - by letters, not by folders
+        pairs = [(f"'{theirs[start:][:80]}'", f"'{ours[start:][:80]}'")]
         if _NUMBER.sub("#", theirs) == _NUMBER.sub("#", ours):
             pairs = list(zip(_NUMBER.findall(theirs), _NUMBER.findall(ours), strict=True))
         for wrong, right in pairs:
