@@ -253,9 +253,9 @@ def test_one_class_is_not_trained(run_cli: Cli, tmp_path: Path, tiny_data: Image
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_given_as_a_file_is_named_as_one(run_cli: Cli, run: Path, tmp_path: Path) -> None:
+def test_a_folder_given_as_a_file_is_named_as_one(run_cli: Cli, tmp_path: Path) -> None:
     message = f"smoothcert: {tmp_path}: expected a file, got a folder; give another path\n"
-    for command in (["predict", run], ["import", "--sigma", 1, "--out", tmp_path / "new"], ["recertify"]):
+    for command in (["import", "--sigma", 1, "--out", tmp_path / "new"], ["recertify"]):
         assert run_cli(*command, tmp_path)[::2] == (2, message)
 
 
