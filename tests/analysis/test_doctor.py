@@ -297,6 +297,23 @@ def test_measurements_are_those_of_a_plain_loop(robust: nn.Module, data: ImageDa
         diagnosis.accuracy(2.0)
 
 
+@pytest.mark.parametrize(("kind", "largest"), [("uniform", 3**0.5), ("laplace", float("inf"))])
+def test_noise_is_of_the_kind_of_a_smoothed_classifier(kind: str, largest: float, data: ImageData) -> None:
+    """The noise that a network sees has standard deviation sigma; uniform noise ends at sqrt(3) sigma."""
+    seen: list[Tensor] = []
+
+    def network(images: Tensor) -> Tensor:
+        seen.append(images - plain[: len(images)])
+        return torch.eye(10)[torch.zeros(len(images), dtype=torch.long)]
+
+    plain = data.batch(torch.arange(50) * len(data) // 50)[0]
+    doctor(sc.SmoothedClassifier(network, sigma=0.3, num_classes=10, noise=kind), data, images=50)
+    noise = next(one for one in seen if len(one) == 50 and 0.29 < one.std() < 0.31)
+    assert noise.abs().max() <= 0.3 * largest + 1e-6
+    kurtosis = ((noise / noise.std()) ** 4).mean().item()  # 1.8 for uniform, 3 for Gaussian, 6 for Laplace noise
+    assert kurtosis == pytest.approx({"uniform": 1.8, "laplace": 6.0}[kind], rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("model", "source", "message"),
     [

@@ -109,11 +109,14 @@ def doctor(
 
     `model` and `data` are those of `certify_dataset`, or any loader of batches (images, labels), also of images
     outside [0, 1], which is a finding. `sigma` is the noise level of interest, by default that of a run, else 0.25.
-    `images` of the data are used, spread evenly where possible. Noise depends on `seed` alone.
+    `images` of the data are used, spread evenly where possible. Noise is of the kind of a run, else Gaussian, and
+    depends on `seed` alone.
     """
     subject = Subject.of(model, name)
     classifier = subject.classifier
-    sigma = float((subject.defaults or {}).get("sigma", 0.25) if sigma is None else sigma)
+    defaults: dict[str, Any] = {"sigma": 0.25, "noise": "gaussian", **(subject.defaults or {})}
+    sigma, kind = float(defaults["sigma"] if sigma is None else sigma), NOISES[defaults["noise"]]
+    kind(sigma)  # refuses what is no noise level
     if images < 1:
         raise RequestError(f"images: expected at least 1, got {images}")
     data = with_known_classes(data, subject.class_names) if isinstance(data, Images) else data
@@ -133,7 +136,7 @@ def doctor(
     clean = examined.classes(examined.images).to(device)  # on the CPU first: this waits for a GPU
     seconds = (time.perf_counter() - started) / len(inputs)
     generator = torch.Generator(device).manual_seed(seed)
-    noise = torch.empty_like(inputs).normal_(generator=generator)
+    noise = kind(1.0).sample(inputs.shape, generator)
     noisy = _noisy_classes(examined, sigma, noise)
     right = {level: classes == examined.labels for level, classes in noisy.items()}
     accuracies = {level: float(correct.double().mean()) for level, correct in right.items()}
@@ -198,7 +201,6 @@ def _findings(
 
 def _noisy_classes(examined: Examined, sigma: float, noise: Tensor) -> dict[float, Tensor]:
     """Sigma -> the classes of one noisy copy of each image; sigma in units of 0..255 if it is large."""
-    NOISES["gaussian"](sigma)  # refuses what is no noise level
     levels = sorted({*SIGMAS, sigma, *([sigma / 255] if sigma > 2 else [])})
     return {level: examined.logits(examined.images + level * noise).argmax(1) for level in levels}
 

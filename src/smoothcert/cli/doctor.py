@@ -112,7 +112,7 @@ def doctor(
     output = Output(folder, "doctor", ["png"]).check()
     network, selected = load_subject(request, loaded, device)
     name = run.name if run is not None else str(model)
-    diagnosis = examine(network, selected, sigma=request.sigma, images=images, name=name, device=device)
+    diagnosis = examine(loaded or network, selected, sigma=request.sigma, images=images, name=name, device=device)
     show(diagnosis)
     codes, adaptation = {finding.code for finding in diagnosis.findings}, request.adaptation(network)
     if "noise" in codes:
