@@ -222,12 +222,14 @@ def test_latex_compiles(tmp_path: Path) -> None:
     text = latex(
         layout([*THREE, odd]).for_reading(), "α, β, γ, δ, ε, ζ, θ, κ, μ, ν, ξ, π, ρ, σ, τ, φ, χ, ψ, ω, Φ · ∞ −", "tab:a"
     )
-    start, end = r"\documentclass{article}\usepackage{booktabs}\begin{document}", r"\end{document}"
+    start, end = r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}", r"\end{document}"
     (tmp_path / "a.tex").write_text(f"{start}\n{text}\n{end}\n", encoding="utf-8")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "a.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
     assert done.returncode == 0, done.stdout[-2000:]
-    assert "Missing character" not in (tmp_path / "a.log").read_text(errors="replace")
+    log = (tmp_path / "a.log").read_text(errors="replace")
+    assert "Missing character" not in log
+    assert "Overfull" not in log, "a wide table is scaled to the width of the text"
 
 
 @pytest.mark.parametrize(

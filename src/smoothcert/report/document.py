@@ -73,7 +73,7 @@ def markdown_page(contents: Contents) -> str:
 
 
 def latex_document(contents: Contents) -> str:
-    """The table of the runs, what differs from the paper below it, then the table over seeds, for `booktabs`."""
+    """The table of the runs, what differs from the paper below it, then the table over seeds, for LaTeX."""
     asked = contents.latex
     label = asked.label or "tab:certified"
     parts = [latex(_chosen(contents.table, asked.columns), asked.caption or _caption(contents), label)]

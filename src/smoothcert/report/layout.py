@@ -195,20 +195,24 @@ def terminal(content: Layout, width: int, caption: str = "") -> Table:
 
 
 def latex(content: Layout, caption: str, label: str) -> str:
-    """A floating table: sigma once per group, a rule between groups, bold for the best, italics for published rows."""
+    """A floating table: sigma once per group, a rule between groups, bold for the best, italics for published rows.
+
+    A table that is wider than the text is scaled down to it.
+    """
     lines = [
-        r"% needs \usepackage{booktabs}",
+        r"% needs \usepackage{booktabs,graphicx}",
         r"\begin{table}",
         r"\centering",
         rf"\caption{{{escape_latex(caption)}}}",
         rf"\label{{{one_line(label)}}}",
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         rf"\begin{{tabular}}{{{''.join('r' if column.numeric else 'l' for column in content.columns)}}}",
         r"\toprule",
         _latex_line([escape_latex(column.title) for column in content.columns]),
         r"\midrule",
         "\n\\midrule\n".join("\n".join(_latex_rows(group)) for group in content.groups),
         r"\bottomrule",
-        r"\end{tabular}",
+        r"\end{tabular}}",
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
