@@ -99,6 +99,7 @@ def test_the_printed_command_fine_tunes_the_network(workplace: Path, run_cli: Cl
 
     code, out, err = run_cli("doctor", run.folder, "--model", "net.py:bare", "--device", "cpu")
     assert code == 0, err
+    assert out.startswith(f"{run.folder.name} on 200 images of ")
     assert (run.folder / "doctor/doctor.png").exists()
 
 

@@ -112,8 +112,8 @@ def doctor(
     `images` of the data are used, spread evenly where possible. Noise is of the kind of a run, else Gaussian, and
     depends on `seed` alone.
     """
-    subject = Subject.of(model, name)
-    classifier = subject.classifier
+    subject = Subject.of(model)
+    classifier, title = subject.classifier, name or subject.name
     defaults: dict[str, Any] = {"sigma": 0.25, "noise": "gaussian", **(subject.defaults or {})}
     sigma, kind = float(defaults["sigma"] if sigma is None else sigma), NOISES[defaults["noise"]]
     kind(sigma)  # refuses what is no noise level
@@ -127,7 +127,7 @@ def doctor(
         classifier,
         inputs,
         labels,
-        outputs=_outputs(classifier, inputs[:2], labels, subject.name),
+        outputs=_outputs(classifier, inputs[:2], labels, title),
         class_names=getattr(about, "class_names", None),
         num_classes=getattr(about, "num_classes", None),
         normalization=getattr(about, "normalization", None),
@@ -148,7 +148,7 @@ def doctor(
         independent_accuracy(noisy[sigma], examined.labels, examined.outputs),
     )
     return Diagnosis(
-        model=subject.name,
+        model=title,
         dataset=str(getattr(about, "name", type(data).__name__)),
         images=len(inputs),
         sigma=sigma,
