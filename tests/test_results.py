@@ -267,6 +267,7 @@ CIFAR10_ROWS = {
     "`cifar10/best`": "beyond/cifar10-sun2024-0.5",
     "`cifar10/consistency-cosine`": "beyond/cifar10-consistency-cosine-0.5",
     "`cifar10/smoothmix`": "cifar10/smoothmix-0.5",
+    "`cifar10/smoothmix-one-step`": "cifar10/smoothmix-one-step-0.5",
     "`cifar10/consistency`, seed 1": "cifar10/consistency-0.5-seed1",
     "`cifar10/consistency`": "cifar10/consistency-0.5",
     "`cifar10/best` with a cosine schedule": "beyond/cifar10-attack-cosine-0.5",
