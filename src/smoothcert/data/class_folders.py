@@ -220,8 +220,8 @@ def _notes(files: FileList, heads: dict[int, ImageHead], classes: list[str], cha
         kinds = ", ".join(ending for ending, _ in endings.most_common(5))
         files_are = "file or folder is" if len(skipped) == 1 else "files or folders are"
         notes.append(
-            f"{files.root}: {len(skipped)} {files_are} skipped ({kinds}): images end in {ENDINGS} and are in the "
-            "folder of their class itself"
+            f"{files.root}: {len(skipped)} {files_are} skipped ({kinds}): images end in {ENDINGS} and are directly "
+            "in the folder of their class"
         )
     coloured = next((index for index, head in heads.items() if not head.grey), None)
     grey = sum(head.grey for head in heads.values())
