@@ -126,6 +126,16 @@ def test_the_votes_that_a_radius_needs_are_found_by_trying_them(name: str, monke
     assert str(rule.unreachable(20.0, Gaussian(SIGMA))).endswith("; no n up to 1,000,000,000 can at sigma 0.5")
 
 
+@pytest.mark.parametrize("share", [0.999, 1.001])
+def test_a_radius_that_only_the_reserved_alpha_could_show_is_out_of_reach_after_several_looks(share: float) -> None:
+    """Its test is futile at the first look, where the votes end."""
+    q = 1 - (0.3 * 0.1 * 6000 / 9000) ** (1 / 6000)  # of 6,000 agreeing votes, at the alpha of the test
+    rule = Rule(n0=20, n=6000, alpha=0.1, radii=(0.2, share * Gaussian(SIGMA).radius(q)), hold_back=True)
+    (certificate,) = certify(rule, at_distances(50.0))
+    assert (rule.unreachable(rule.radii[1], Gaussian(SIGMA)) is None) == (certificate.radius >= rule.radii[1])
+    assert (certificate.radius >= rule.radii[1]) == (share < 1)
+
+
 def test_the_votes_that_a_radius_needs_allow_for_what_two_stages_give_up() -> None:
     class Agreeing(VoteCounter):
         """All votes are for class 1, and none are rounded up to blocks."""

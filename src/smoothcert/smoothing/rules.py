@@ -159,8 +159,11 @@ class Rule:
         The two-stage rule may round its votes up to a multiple of `block` or less.
         """
         n, alpha = self.n, self.alpha
-        if self.radii:  # while no vote has failed, the looks before n have spent almost nothing
-            alpha = split_alpha(alpha)[1] if self.hold_back else spendable(alpha, n)
+        if self.radii:
+            tested, held_back = split_alpha(alpha) if self.hold_back else (alpha, 0.0)
+            # A radius that its test cannot show ends the votes at the first look: what is held back helps only if that
+            # is the last one. While no vote has failed, the looks before n have spent almost nothing.
+            alpha = held_back if held_back and n <= min(LOOK.values()) else spendable(tested, n)
         elif self.radius_loss is not None:
             n0 = max(self.n0, FIRST_STAGE)
             fewer = second_stage_votes(n0, n0, alpha=alpha, n_max=n, radius_loss=self.radius_loss)
