@@ -89,10 +89,10 @@ def test_a_whole_validation_set_is_the_official_one() -> None:
 def test_another_validation_set_is_not_the_official_one() -> None:
     names = validation_names("ILSVRC2012_val_{:08}.JPEG")
     for changed, problem in (
-        (names[1:], "got 49,999 of 1,000, 49 of n00000001;"),
-        ([name for name in names if CLASSES[3] not in name], "got 49,950 of 999;"),
-        ([*names[:-1], f"{CLASSES[0]}/copy.JPEG"], "got 50,000 of 1,000, 1 with other names;"),
-        ([*names[:-1], names[999]], "got 50,000 of 1,000;"),
+        (names[1:], "got 49,999 of 1,000 classes, 49 of n00000001;"),
+        ([name for name in names if CLASSES[3] not in name], "got 49,950 of 999 classes;"),
+        ([*names[:-1], f"{CLASSES[0]}/copy.JPEG"], "got 50,000 of 1,000 classes, 1 with other names;"),
+        ([*names[:-1], names[999]], "got 50,000 of 1,000 classes, 1 with the number of another;"),
     ):
         assert f"{problem} image numbers are not those of published certificates" in str(difference_of(changed))
 
@@ -103,8 +103,8 @@ def test_a_part_of_the_training_set_is_not_the_official_one() -> None:
         return difference("train", FileList(Path(), np.empty(images, "S1")), labels, CLASSES)
 
     assert found(1_281_167, 1000) is None
-    assert str(found(1_281_166, 1000)).endswith("got 1,281,166 of 1,000")
-    assert str(found(1_281_167, 999)).endswith("got 1,281,167 of 999")
+    assert str(found(1_281_166, 1000)).endswith("got 1,281,166 of 1,000 classes")
+    assert str(found(1_281_167, 999)).endswith("got 1,281,167 of 999 classes")
 
 
 def test_results_name_and_identify_an_incomplete_copy(tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ def with_known_classes(data: Images, names: Sequence[str] | None) -> Images:
 
 
 def refuse_other_order(data: Images, names: Sequence[str] | None, owner: object) -> None:
-    """Raise a RequestError if a class of `data` is another one of the classes `names` of `owner`, by its name: labels
-    would be mistaken."""
+    """Raise a RequestError if `data` has one of the classes `names` of `owner` at another position: labels would be
+    mistaken."""
     given, positions = data.class_names or (), {name: index for index, name in enumerate(names or ())}
     place = next((index for index, name in enumerate(given) if positions.get(name, index) != index), None)
     if names is None or place is None or given == tuple(names):

@@ -68,7 +68,7 @@ def difference(split: Split, files: FileList, labels: Tensor, classes: Sequence[
     The numbers of validation images are their positions by class and name, so each number must be there once.
     """
     counts = torch.bincount(labels, minlength=len(classes)).tolist()
-    got = f"got {len(files):,} of {sum(map(bool, counts)):,}"
+    got = f"got {len(files):,} of {sum(map(bool, counts)):,} classes"
     if split == "train":
         if len(files) == TRAINING_IMAGES and len(counts) == SPEC.num_classes and all(counts):
             return None
@@ -81,9 +81,11 @@ def difference(split: Split, files: FileList, labels: Tensor, classes: Sequence[
     other = next((label for label, count in enumerate(counts) if count not in (0, each)), None)
     uneven = "" if other is None else f", {counts[other]} of {classes[other]}"
     renamed = f", {matches.count(None):,} with other names" if None in matches else ""
+    repeated = len(files) - matches.count(None) - len(numbers)
+    twice = f", {repeated:,} with the number of another" if repeated else ""
     return (
         f"expected the {VALIDATION_IMAGES:,} validation images ILSVRC2012_val_00000001 to {VALIDATION_IMAGES:08} of "
-        f"{SPEC.num_classes:,} classes, {each} of each, {got}{uneven}{renamed}; image numbers are not those of "
+        f"{SPEC.num_classes:,} classes, {each} of each, {got}{uneven}{renamed}{twice}; image numbers are not those of "
         f"published certificates, so results call the data set imagenet{OTHER_NUMBERS}"
     )
 
