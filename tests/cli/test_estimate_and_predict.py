@@ -25,6 +25,7 @@ from smoothcert.data import mnist
 Cli = Callable[..., tuple[int, str, str]]
 SLOW = """
 import time
+import warnings
 import torch
 
 seen = 0
@@ -50,6 +51,13 @@ def interrupted(num_classes):
     def logits(images):
         if images.mean() > 0.5:
             raise KeyboardInterrupt
+        return brightness(num_classes)(images)
+    return logits
+
+def warning(num_classes):
+    def logits(images):
+        if len(images) > 1:  # not the first look at its outputs
+            warnings.warn("a pass")
         return brightness(num_classes)(images)
     return logits
 
@@ -221,6 +229,13 @@ def test_predict_prints_csv_while_it_works(run_cli: Cli, place: Path) -> None:
     code, out, err = run_cli("predict", *network, *images, "--device", "cpu", "--format", "csv")
     assert (code, err.splitlines()[-1]) == (130, "smoothcert: interrupted"), "nothing is left to continue"
     assert [row["name"] for row in csv.DictReader(io.StringIO(out))] == ["dark"] * IMAGES_AT_ONCE
+
+
+def test_predict_prints_each_warning_once(run_cli: Cli, place: Path) -> None:
+    (place / "names.txt").write_text("dark\nbright\n")
+    network = ("--model", "nets.py:warning", "--sigma", 3, "--classes", "names.txt", "--n", 10)
+    code, _, err = run_cli("predict", *network, *["dark.png"] * (2 * IMAGES_AT_ONCE), "--device", "cpu")
+    assert (code, err.count("warning: a pass\n"), err.count("warning: sigma 3 hides")) == (0, 1, 1)
 
 
 def test_predict_of_a_run_in_json(run_cli: Cli, trained_run: Path, place: Path) -> None:

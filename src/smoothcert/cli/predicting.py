@@ -100,7 +100,7 @@ def printing_warnings(first: Sequence[str]) -> Iterator[None]:
         warn(text)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        warnings.simplefilter("always", UserWarning)
+        warnings.simplefilter("default", UserWarning)  # each once
         warnings.showwarning = lambda message, *_: warn(str(message))
         yield
 
