@@ -163,7 +163,7 @@ def pictures_of(name: str, draw: Callable[[], Figure | None], formats: Sequence[
 def _picture(figure: Figure, kind: str) -> bytes:
     file = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # it draws a box
+        warnings.filterwarnings("ignore", "Glyph .* missing from (current )?font")  # it draws a box
         figure.savefig(file, format=kind, dpi=DOTS_PER_INCH, metadata=_METADATA[kind])
     return _compressed(file, palette=not any(axes.images for axes in figure.axes)) if kind == "png" else file.getvalue()
 
