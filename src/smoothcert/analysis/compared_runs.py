@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from smoothcert.attacks import smoothed_pgd
 from smoothcert.classifier import Classifier, evaluating, logits_of, probabilities
 from smoothcert.data import Images, load_dataset, silent, with_known_classes
+from smoothcert.data.datasets import published_name
 from smoothcert.data.images import in_parts
 from smoothcert.errors import RequestError
 from smoothcert.io.text import one_line
@@ -169,7 +170,7 @@ def default_attack(data: Images, sigma: float) -> tuple[int, float]:
 
     In all of them except ImageNet's, T * alpha = 8 sigma.
     """
-    name = f"{data.name.partition(' (')[0].removesuffix('-sample')}/smoothmix"
+    name = f"{published_name(data.name)}/smoothmix"
     objective = preset(name if name in PRESETS else "cifar10/smoothmix", sigma).objective
     assert isinstance(objective, SmoothMix)
     return objective.steps, objective.step_size

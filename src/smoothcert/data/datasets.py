@@ -22,6 +22,11 @@ OTHER_NUMBERS = " (not the official set)"
 """Ending of the name of a data set whose images have other numbers than in results of others."""
 
 
+def published_name(name: str) -> str:
+    """The name of the published data set that `name` is a sample of, or has in files that are not the official ones."""
+    return name.partition(" (")[0].removesuffix("-sample")
+
+
 @dataclass(frozen=True, slots=True)
 class Normalization:
     """Mean and standard deviation of each channel, for pixels in [0, 1]: the first layer of a model."""

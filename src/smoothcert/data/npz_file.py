@@ -50,9 +50,7 @@ def load_npz(path: Path | str, split: Split) -> ImageData:
 def _notes(arrays: Mapping[str, NDArray[Any]], prefix: str, *, named: bool) -> Iterator[str]:
     """What looks wrong about the labels."""
     trained, tested = (arrays.get(name) for name in ("train_labels", "test_labels"))
-    unknown = (
-        [] if not prefix or trained is None or tested is None else sorted({*tested.tolist()} - {*trained.tolist()})
-    )
+    unknown = [] if not prefix or trained is None or tested is None else np.setdiff1d(tested, trained).tolist()
     lowest = min(
         (int(arrays[name].min()) for name in arrays if name.endswith("labels") and len(arrays[name])), default=0
     )

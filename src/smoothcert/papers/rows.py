@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothcert.certification.model_provenance import changes_of, model_provenance
+from smoothcert.data.datasets import published_name
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import read_settings, settings_path, stored_settings
 from smoothcert.io.text import flattened
@@ -281,7 +282,7 @@ def recipe_of_run(path: Path) -> TrainRecipe | None:
 
 def _of_its_data_set(name: str, run: PaperRun) -> bool:
     """Return whether `name` is the data set of the run's table, its sample, or its files in another folder."""
-    return name.partition(" (")[0].removesuffix("-sample") == dataset_of(run.table)
+    return published_name(name) == dataset_of(run.table)
 
 
 def _reproduces(recipe: TrainRecipe, run: PaperRun) -> bool:
