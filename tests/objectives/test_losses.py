@@ -31,6 +31,8 @@ from smoothcert.training.loop import fill_progress
 from smoothcert.training.metrics import Meter
 from smoothcert.training.step import Step, training_step
 
+TEACHER = nn.Sequential(nn.Flatten(), nn.LazyLinear(CLASSES))
+TEACHER(torch.zeros(1, *SHAPE))
 every_method = pytest.mark.parametrize("name", OBJECTIVES)
 
 
@@ -72,6 +74,8 @@ def by_function(name: str, model: nn.Module, fields: dict[str, Any]) -> Tensor:
         return function(model, images, labels, sigma=SIGMA, noise=noise, uniform=uniform, **fields)
     clean = [model(images)] if name == "stability" else []
     noisy = model((images + noise).flatten(0, 1)).view(*noise.shape[:2], -1)
+    if name == "distillation":
+        return function(noisy, TEACHER((images + noise).flatten(0, 1)).view_as(noisy))
     return function(*clean, noisy, labels, **({"sigma": SIGMA} if name == "macer" else {}), **fields)
 
 
@@ -80,13 +84,13 @@ def test_modules_and_functions_compute_what_the_objectives_compute(name: str, fi
     """Loss, terms, gradients and batch statistics are the same bit for bit."""
     objective = OBJECTIVES[name].model_validate(fields)
     images, labels, noise, uniform = batch(objective.num_noise)
-    progress = Progress(SIGMA, torch.tensor(0.4), torch.tensor(1.0), uniform)
+    progress = Progress(SIGMA, torch.tensor(0.4), torch.tensor(1.0), uniform, teacher=TEACHER)
     expected, model = network(), network()
     terms = objective.loss(expected, images, labels, noise, progress)
     terms.loss.backward()
     criterion = MODULES[name](sigma=SIGMA, **fields)
     criterion.epoch = 3
-    results = [(model, criterion(model, images, labels.int(), noise=noise, uniform=uniform))]
+    results = [(model, criterion(model, images, labels.int(), noise=noise, uniform=uniform, teacher=TEACHER))]
     assert {key: value.item() for key, value in criterion.terms.items()} == {
         key: value.item() for key, value in terms.terms.items()
     }

@@ -70,7 +70,7 @@ def trace(objective: Objective) -> list[float]:
     Each epoch has two steps, and the learning rate drops at epoch 5.
     """
     generator = torch.Generator().manual_seed(20)
-    network = Small(generator)
+    network, teacher = Small(generator), Small(torch.Generator().manual_seed(21))
     prototypes = _uniform(generator, CLASSES, *SHAPE)
     optimizer = torch.optim.SGD(network.parameters(), lr=LEARNING_RATE)
     losses = []
@@ -84,6 +84,7 @@ def trace(objective: Objective) -> list[float]:
             torch.tensor(min(1.0, (epoch + 1) / 10), dtype=torch.float64),
             torch.tensor(float(epoch >= 5), dtype=torch.float64),
             _uniform(generator, BATCH),
+            teacher=teacher,
         )
         loss = objective.loss(network, images, labels, noise, progress).loss
         optimizer.zero_grad()

@@ -18,6 +18,7 @@ MODULES = {
     "consistency": sc.losses.Consistency,
     "smoothmix": sc.losses.SmoothMix,
     "catrs": sc.losses.CatRs,
+    "distillation": sc.losses.Distillation,
 }
 OTHER_SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("smoothadv", {"num_noise": 2, "adversary": {"attack": "ddn", "steps": 3, "epsilon": 0.5}}),

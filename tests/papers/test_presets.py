@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from smoothcert.data import DATASETS, ImageData
+from smoothcert.models import CifarResNet, LeNet
 from smoothcert.objectives import CatRs, Consistency, Gaussian, Macer, NoiseAttack, SmoothAdv, SmoothMix
 from smoothcert.papers.presets import PRESETS, preset
 from smoothcert.papers.tables import paper_table
@@ -198,6 +199,7 @@ def test_preset_trains_two_steps(name: str, tmp_path: Path) -> None:
         recipe,
         ImageData(images, labels, 10, recipe.dataset, "train", spec.normalization),
         tmp_path / "run",
+        classifier=LeNet(10) if name == "mnist/distillation" else CifarResNet(8, 10) if "distill" in name else None,
         device="cpu",
     )
     run = load_run(tmp_path / "run")

@@ -21,7 +21,8 @@ from smoothcert.models import CifarResNet, Denoised, Normalize, UNet
 from smoothcert.models.precision import at_precision
 from smoothcert.objectives import Denoising, Progress
 from smoothcert.training.checkpoint import tensors_digest
-from smoothcert.training.denoiser import denoiser_recipe, is_built_in_network, load_denoiser
+from smoothcert.training.denoiser import denoiser_recipe, load_denoiser
+from smoothcert.training.frozen_classifier import is_built_in_network
 from smoothcert.training.loop import train
 from smoothcert.training.recipe import TrainRecipe
 

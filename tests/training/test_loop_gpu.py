@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from smoothcert.data import ImageData
 from smoothcert.distributed import Team
 from smoothcert.models import CifarResNet, Denoised, LeNet, Normalize, UNet
+from smoothcert.models.ensemble import Ensemble
 from smoothcert.models.precision import Precision, at_precision
 from smoothcert.noise import NOISES
 from smoothcert.objectives import (
     Adversary,
     Consistency,
     Denoising,
+    Distillation,
     Gaussian,
     Macer,
     NoiseAttack,
@@ -90,6 +92,23 @@ def test_a_denoiser_is_captured_also_with_a_classifier(tmp_path: Path, precision
         train(recipe, data, tmp_path / name, device="cuda", compiling="never", capture=capture, classifier=classifier)
     assert load_run(tmp_path / "fast").provenance["captured"]
     assert torch.allclose(losses(tmp_path / "fast"), losses(tmp_path / "plain"), rtol=5e-3, atol=1e-4)
+    assert losses(tmp_path / "fast")[-1] < losses(tmp_path / "fast")[0]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_student_is_captured_with_an_ensemble_as_its_teacher(tmp_path: Path, precision: Precision) -> None:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (64, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    data = ImageData(pixels, torch.arange(64) % 10, 10, "toy", "train")
+    torch.manual_seed(0)
+    members = [nn.Sequential(Normalize([0.5] * 3, [0.25] * 3), CifarResNet(20, 10)).eval() for _ in range(2)]
+    fields = {"dataset": "toy", "model": "resnet20", "epochs": 10, "batch_size": 32, "precision": precision}
+    recipe = tiny_recipe(objective=Distillation(), learning_rate=0.01, **fields)
+    for name, capture in (("fast", None), ("plain", False)):
+        options = {"compiling": "never", "capture": capture, "classifier": Ensemble(members)}
+        train(recipe, data, tmp_path / name, device="cuda", **options)
+    assert load_run(tmp_path / "fast").provenance["captured"]
+    assert torch.allclose(losses(tmp_path / "fast"), losses(tmp_path / "plain"), rtol=2e-2, atol=1e-3)
     assert losses(tmp_path / "fast")[-1] < losses(tmp_path / "fast")[0]
 
 

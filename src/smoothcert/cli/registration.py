@@ -20,7 +20,7 @@ START, PAPERS, FILES, LISTS = "Start", "Papers", "Files", "Lists"
 """The panels of commands."""
 
 GROUPS = {
-    "Recipe": ("preset", "recipe", "objective", "epochs", "set_", "init", "seeds", "method", "quick"),
+    "Recipe": ("preset", "recipe", "objective", "epochs", "set_", "init", "teacher", "seeds", "method", "quick"),
     "Images": (
         *("dataset", "image_size", "classes", "channels", "skip_unreadable", "skip", "max_images", "shard", "index"),
         *("data", "resize"),

@@ -37,7 +37,10 @@ from smoothcert.training.run_folder import (
 )
 
 if TYPE_CHECKING:  # commands import torch only when they need it
+    from torch import nn
+
     from smoothcert.data import Images
+    from smoothcert.training.recipe import TrainRecipe
 
 
 def train(
@@ -51,6 +54,10 @@ def train(
     init: Annotated[
         Path | None, typer.Option(help="Weights to start from: a run folder, .safetensors or a PyTorch checkpoint.")
     ] = None,
+    teacher: Annotated[
+        list[Path],
+        typer.Option(help="Run folder whose answers --method distillation learns; again for each member of several."),
+    ] = [],  # noqa: B006
     evaluate_every: Annotated[
         int, typer.Option(min=0, help="Measure the test accuracy under noise every N epochs.", show_default="never")
     ] = 0,
@@ -86,8 +93,12 @@ def train(
     meet()
     images = files.load(recipe.dataset, "train", recipe.image_size)
     print_notes(images)
+    classifier = None
+    if teacher:
+        classifier, images = load_teacher(teacher, recipe, images)
     train_with_bar(
         *(recipe, images, out),
+        classifier=classifier,
         resume=resume,
         device=device,
         capture=capture,
@@ -102,6 +113,23 @@ def train(
         again: list[object] = ["--model", recipe.model] if is_code(recipe.model) else []
         onwards = command_line("certify", out, *again, *replace(files, channels=None).words())
         console.print(f"trained {out}; next: {onwards}", soft_wrap=True)
+
+
+def load_teacher(folders: Sequence[Path], recipe: "TrainRecipe", images: "Images") -> tuple["nn.Module", "Images"]:
+    """Return the network of one run, or of several as an ensemble, and the images with its classes."""
+    from smoothcert.certification.ensemble import RunEnsemble
+    from smoothcert.cli.advice import noise_warning
+    from smoothcert.data import with_known_classes
+    from smoothcert.report.progress import print_warning
+    from smoothcert.training.checkpoint import load_run
+
+    runs = [load_run(folder) for folder in folders]
+    for run in runs:
+        run.refuse_denoiser()
+        if (text := noise_warning(run, recipe.sigma, recipe.noise)) is not None and leads():
+            print_warning(console, text)
+    model = runs[0].model if len(runs) == 1 else RunEnsemble(runs).model
+    return model, with_known_classes(images, runs[0].spec.class_names)
 
 
 @contextmanager

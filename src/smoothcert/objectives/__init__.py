@@ -7,6 +7,7 @@ from smoothcert.objectives.base import UnloadedObjective as UnloadedObjective
 from smoothcert.objectives.catrs import CatRs as CatRs
 from smoothcert.objectives.consistency import Consistency as Consistency
 from smoothcert.objectives.denoising import Denoising as Denoising
+from smoothcert.objectives.distillation import Distillation as Distillation
 from smoothcert.objectives.gaussian import Gaussian as Gaussian
 from smoothcert.objectives.inner_attacks import Adversary as Adversary
 from smoothcert.objectives.inner_attacks import NoiseAttack as NoiseAttack
@@ -23,6 +24,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "consistency": Consistency,
     "smoothmix": SmoothMix,
     "catrs": CatRs,
+    "distillation": Distillation,
 }
 """The methods that train classifiers."""
 

@@ -34,6 +34,8 @@ class Progress(NamedTuple):
     """Scalar: the epoch, counted from 0. None stands for a late one."""
     targets: Tensor | None = None
     """[batch, classes] shares of a teacher's votes for each image, if the recipe has a teacher."""
+    teacher: Classifier | None = None
+    """A trained classifier, which stays as it is, for a loss that learns its answers."""
 
 
 LATER_FIELDS = ("noise_attack",)

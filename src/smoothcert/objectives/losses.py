@@ -8,8 +8,8 @@ As modules, which draw the noise and call the model. One changed line in a train
 >>> criterion = sc.losses.Consistency(sigma=0.5, weight=10)
 >>> loss = criterion(model, x, y)
 
-And as functions: of logits under noise [num_noise, batch, classes] (`gaussian`, `stability`, `macer`, `consistency`),
-or of a model where the method attacks it (`smoothadv`, `smoothmix`, `catrs`).
+And as functions: of logits under noise [num_noise, batch, classes] (`gaussian`, `stability`, `macer`, `consistency`,
+`distillation`), or of a model where the method attacks it (`smoothadv`, `smoothmix`, `catrs`).
 
 >>> noisy = torch.stack([model(x + 0.5 * torch.randn_like(x)) for _ in range(2)])
 >>> loss = sc.losses.consistency(noisy, y, weight=10)
@@ -46,6 +46,7 @@ __all__ = [
     "Adversary",
     "CatRs",
     "Consistency",
+    "Distillation",
     "Gaussian",
     "Loss",
     "Macer",
@@ -55,6 +56,7 @@ __all__ = [
     "Stability",
     "catrs",
     "consistency",
+    "distillation",
     "gaussian",
     "macer",
     "smoothadv",
@@ -145,13 +147,17 @@ class Loss(nn.Module):
         noise: Tensor | None = None,
         uniform: Tensor | None = None,
         targets: Tensor | None = None,
+        teacher: Classifier | None = None,
     ) -> Tensor:
         """Compute the loss of inputs [batch, ...] and integer labels [batch].
 
         `uniform` [batch] in [0, 1) replaces the second random draw, such as the mixing ratios of SmoothMix; `targets`
-        [batch, classes] are the shares of a teacher's votes, for CAT-RS.
+        [batch, classes] are the shares of a teacher's votes, for CAT-RS; `teacher` is a trained classifier in eval
+        mode, for Distillation.
         """
         check_batch(model, inputs, labels, targets)
+        if teacher is not None and not callable(teacher):
+            raise RequestError(f"teacher: expected a classifier, got {type(teacher).__name__}; pass a trained model")
         device, shape = inputs.device, (self.objective.num_noise, *inputs.shape)
         check_draws({"noise": (noise, shape), "uniform": (uniform, labels.shape)}, self.generator, device)
         if noise is None:
@@ -163,7 +169,7 @@ class Loss(nn.Module):
         factor, dropped = warm_up(epoch), float(epoch >= (self.first_drop or 0))
         scalar = inputs.new_empty((), dtype=torch.promote_types(inputs.dtype, torch.float32))
         factors = (scalar.new_full((), factor), scalar.new_full((), dropped), uniform.to(inputs.dtype))
-        progress = Progress(self.sigma, *factors, scalar.new_full((), epoch), targets)
+        progress = Progress(self.sigma, *factors, scalar.new_full((), epoch), targets, teacher)
         if not self.clipping_checked:  # once per module: the check waits for the device
             self.clipping_checked = True
             warn_about_clipping(inputs, self.objective.name)
@@ -233,6 +239,13 @@ class CatRs(Loss):
         super().__init__(**_arguments(objectives.CatRs, settings))
 
 
+class Distillation(Loss):
+    """Agreement with a `teacher` under noise, a trained classifier that is an argument of each call."""
+
+    def __init__(self, **settings: Unpack[Settings]) -> None:
+        super().__init__(**_arguments(objectives.Distillation, settings))
+
+
 def gaussian(noisy_logits: Tensor, labels: Tensor) -> Tensor:
     """Compute the mean cross-entropy of logits under noise [num_noise, batch, classes]."""
     check_logits(noisy_logits, labels)
@@ -277,6 +290,19 @@ def consistency(
     check_logits(noisy_logits, labels)
     fields = {"num_noise": len(noisy_logits), "weight": weight, "entropy_weight": entropy_weight, "form": form}
     return validated(objectives.Consistency, fields).from_logits(noisy_logits, labels.long()).loss
+
+
+def distillation(noisy_logits: Tensor, teacher_logits: Tensor) -> Tensor:
+    """Compute the loss of Distillation from logits of student and teacher under the same noise.
+
+    Both are [num_noise, batch, classes]; those of the teacher are constants for the gradient.
+    """
+    if noisy_logits.shape != teacher_logits.shape:
+        raise RequestError(
+            f"teacher_logits: expected the shape {list(noisy_logits.shape)}, got {list(teacher_logits.shape)}"
+        )
+    record = validated(objectives.Distillation, {"num_noise": len(noisy_logits)})
+    return record.from_logits(noisy_logits, teacher_logits.detach()).loss
 
 
 def smoothadv(

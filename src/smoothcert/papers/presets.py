@@ -14,7 +14,17 @@ from typing import Any
 
 from smoothcert.errors import RequestError
 from smoothcert.io.text import did_you_mean
-from smoothcert.objectives import CatRs, Consistency, Gaussian, Macer, Objective, SmoothAdv, SmoothMix, Stability
+from smoothcert.objectives import (
+    CatRs,
+    Consistency,
+    Distillation,
+    Gaussian,
+    Macer,
+    Objective,
+    SmoothAdv,
+    SmoothMix,
+    Stability,
+)
 from smoothcert.papers.tables import published_acr
 from smoothcert.training.recipe import TrainRecipe, parse_recipe
 
@@ -152,6 +162,10 @@ PRESETS: dict[str, Preset] = {
         *("mnist", SmoothMix, "SmoothMix (eta=1) + one-step adversary"),
         {"steps": MNIST_STEPS_ETA1, "eta": 1, "one_step": True},
     ),
+    # One network that learns from several: give them with --teacher.
+    "mnist/distillation": replace(
+        method_preset("mnist", Distillation, None), protocol=COSINE | {"epochs": 150, "learning_rate": 0.05}
+    ),
     # The weight is published for sigma 0.25 only.
     "mnist/catrs": replace(
         method_preset("mnist", CatRs, "CAT-RS", {"weight": 1.0}, table="later/mnist"),
@@ -179,6 +193,8 @@ PRESETS: dict[str, Preset] = {
     "cifar10/consistency-cosine": replace(
         method_preset("cifar10", Consistency, None, CIFAR10_CONSISTENCY), protocol=CIFAR10_COSINE
     ),
+    # One network that learns from several: give them with --teacher.
+    "cifar10/distillation": replace(method_preset("cifar10", Distillation, None), protocol=CIFAR10_COSINE),
     # The published rows have other weights and an earlier form of the entropy, and cannot be compared.
     "cifar10/smoothadv-consistency": method_preset(
         *("cifar10", Consistency, None),

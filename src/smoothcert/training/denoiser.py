@@ -1,7 +1,7 @@
 """Denoisers: the recipe that trains one, what its training requires, and how a trained one is loaded from a path."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from smoothcert.data import Images
 from smoothcert.errors import RequestError
-from smoothcert.models import DENOISERS, Denoised, as_module, check_outputs, is_code
-from smoothcert.models.kernels import is_plain
+from smoothcert.models import DENOISERS, Denoised, as_module, is_code
 from smoothcert.objectives import Denoising
 from smoothcert.training.checkpoint import load_run, tensors_digest
 from smoothcert.training.device import weights_layout
+from smoothcert.training.frozen_classifier import about_classifier, is_built_in_network
 from smoothcert.training.initial_weights import own_model_with_weights
 from smoothcert.training.recipe import TrainRecipe
-from smoothcert.training.resume import State
 from smoothcert.training.run_folder import RECIPE
 from smoothcert.training.sampler_settings import Uniform
 
@@ -106,7 +104,7 @@ def load_classifier(name: str, num_classes: int, init: Path | None, on_note: Cal
     return run.model
 
 
-def check_denoiser_request(recipe: TrainRecipe, data: Images, classifier: nn.Module | None, tested: bool) -> None:
+def check_denoiser_request(recipe: TrainRecipe, classifier: nn.Module | None, tested: bool) -> None:
     """Refuse a recipe that mixes a denoiser with what only classifiers have, and the other way round."""
     if isinstance(recipe.objective, Denoising) != (recipe.model in DENOISERS):
         raise RequestError(
@@ -114,8 +112,6 @@ def check_denoiser_request(recipe: TrainRecipe, data: Images, classifier: nn.Mod
             f"these, got {recipe.method} with {recipe.model}; `smoothcert train-denoiser` trains a denoiser"
         )
     if not isinstance(recipe.objective, Denoising):
-        if classifier is not None:
-            raise RequestError(f"classifier: expected none for {recipe.method}, got one; only a denoiser uses it")
         return
     if tested or recipe.sampler != Uniform():
         raise RequestError(
@@ -127,39 +123,15 @@ def check_denoiser_request(recipe: TrainRecipe, data: Images, classifier: nn.Mod
             f"stability_weight: expected 0 without a classifier, got {recipe.objective.stability_weight:g}; "
             "give --classifier"
         )
-    if classifier is not None:
-        check_outputs(classifier, "the classifier", data.shape, data.num_classes)
 
 
 def behind_denoiser(
     denoiser: nn.Module, classifier: nn.Module | None, device: torch.device
-) -> tuple[nn.Module, dict[str, str] | None]:
+) -> tuple[nn.Module, dict[str, Any] | None]:
     """Return the denoiser in front of a frozen copy of `classifier`, and what identifies the classifier."""
     if classifier is None:
         return Denoised(denoiser, None), None
     frozen = copy.deepcopy(classifier).eval().requires_grad_(False)
-    about = {"model": type(classifier).__name__, "weights_sha256": tensors_digest(frozen.state_dict())}
     layout = weights_layout(own_network=device.type != "cuda" or not is_built_in_network(classifier))
-    return Denoised(denoiser, frozen.to(device, memory_format=layout)), about  # type: ignore[call-overload]
-
-
-def is_built_in_network(network: nn.Module) -> bool:
-    """Whether all layers of `network` are ours or torch's, so that it makes no decisions in Python in its forward."""
-    own = ("torch.nn.modules.", "smoothcert.models.")
-    hub = ("smoothcert.models.hub", "smoothcert.models.diffusion")  # around the code of other libraries
-    layers = [(type(layer).__module__, is_plain(layer)) for layer in network.modules()]
-    return all(plain and module.startswith(own) and not module.startswith(hub) for module, plain in layers)
-
-
-def check_frozen_classifier(folder: Path, state: State | None, classifier: Mapping[str, str] | None) -> None:
-    """Refuse to continue the training of a denoiser with another classifier than the recorded one."""
-    recorded = None if state is None else state.provenance.get("classifier")
-    if state is not None and recorded != classifier:
-        raise RequestError(
-            f"{folder}: expected the classifier that its training started with ({_named(recorded)}), got "
-            f"{_named(classifier)}; give the same --classifier, or choose another --out"
-        )
-
-
-def _named(classifier: Mapping[str, str] | None) -> str:
-    return "none" if classifier is None else f"{classifier['model']} {classifier['weights_sha256'][:12]}"
+    behind = Denoised(denoiser, frozen.to(device, memory_format=layout))  # type: ignore[call-overload]
+    return behind, about_classifier(classifier)

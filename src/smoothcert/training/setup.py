@@ -25,14 +25,16 @@ from smoothcert.objectives.inputs import inputs_by_epoch
 from smoothcert.training.average import AveragedWeights
 from smoothcert.training.checkpoint import InputSpec, Run, new_model
 from smoothcert.training.choices import Compiling
-from smoothcert.training.denoiser import (
-    behind_denoiser,
-    check_denoiser_request,
+from smoothcert.training.denoiser import behind_denoiser, check_denoiser_request
+from smoothcert.training.device import weights_layout
+from smoothcert.training.first_loss import try_loss
+from smoothcert.training.frozen_classifier import (
+    Teacher,
+    about_classifier,
+    check_classifier_request,
     check_frozen_classifier,
     is_built_in_network,
 )
-from smoothcert.training.device import weights_layout
-from smoothcert.training.first_loss import try_loss
 from smoothcert.training.initial_weights import check_source, load_initial_weights, start_notes
 from smoothcert.training.metrics import METRICS, Meter
 from smoothcert.training.recipe import TrainRecipe
@@ -70,7 +72,8 @@ class Options:
     init: Path | None = None
     """Weights to start from: a run folder, a `.safetensors` file or a PyTorch checkpoint."""
     classifier: nn.Module | None = None
-    """A classifier behind a denoiser that is trained. It stays as it is and only contributes to the loss."""
+    """A trained classifier that only contributes to the loss and stays as it is: the teacher of Distillation, or behind
+    a denoiser that is trained."""
     test_data: Images | None = None
     """Images on which the accuracy under noise is measured every `evaluate_every` epochs."""
     evaluate_every: int = 1
@@ -79,7 +82,7 @@ class Options:
     """auto, cpu, cuda or mps."""
     capture: bool | None = None
     """Whether steps are captured as CUDA graphs on one GPU. The default is True except for a user's own network,
-    objective or classifier behind a denoiser, whose decisions in Python would be made only once."""
+    objective or `classifier`, whose decisions in Python would be made only once."""
     compiling: Compiling = "auto"
     sync_batch_norm: bool = False
     """Whether batch norm uses the statistics of a step's images in all processes, instead of those of each process."""
@@ -109,7 +112,8 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
     check_request(recipe, data, folder, group)
     if model is not None:
         check_outputs(model, recipe.model, data.shape, data.num_classes)
-    check_denoiser_request(recipe, data, options.classifier, options.test_data is not None)
+    check_classifier_request(recipe, data, options.classifier)
+    check_denoiser_request(recipe, options.classifier, options.test_data is not None)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(derived_seed(recipe.seed, 0))
         model = new_model(recipe.model, InputSpec.of(data)) if model is None else model
@@ -202,6 +206,9 @@ class RunInProgress:
         network, self.frozen = self.model, None
         if isinstance(recipe.objective, Denoising):
             network, self.frozen = behind_denoiser(self.model, options.classifier, device)
+        elif options.classifier is not None:
+            teacher = Teacher(options.classifier, self.precision, device, data.shape)
+            self.progress, self.frozen = self.progress._replace(teacher=teacher), about_classifier(options.classifier)
         self.loss = Step(network, recipe.objective)
         self.module: nn.Module = self.loss
         if group.size > 1:  # their gradients are averaged; a user's network may have parameters that the loss ignores

@@ -1,0 +1,126 @@
+"""Training one network on the answers of others: `smoothcert train --teacher RUN`."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import digest, metrics, tiny_recipe, without_times
+from torch import nn
+
+import smoothcert as sc
+from smoothcert.data import ImageData
+from smoothcert.errors import RequestError
+from smoothcert.models.ensemble import Ensemble
+from smoothcert.objectives import Distillation, Progress
+from smoothcert.training.checkpoint import tensors_digest
+from smoothcert.training.loop import train
+from smoothcert.training.recipe import TrainRecipe
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def student(**changes: Any) -> TrainRecipe:
+    return tiny_recipe(objective=Distillation(), **changes)
+
+
+def linear_teacher(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10)).eval()
+
+
+def test_the_loss_equals_the_formula() -> None:
+    """KL(teacher || student) for each noise and image, added up in plain Python; the teacher gets no gradient."""
+    torch.manual_seed(0)
+    images, noise = torch.rand(3, 1, 2, 2, dtype=torch.float64), torch.randn(2, 3, 1, 2, 2, dtype=torch.float64)
+    model, teacher = (nn.Sequential(nn.Flatten(), nn.Linear(4, 5)).double() for _ in range(2))
+    divergences = []
+    for draw in noise:
+        for image, delta in zip(images, draw, strict=True):
+            answers = [net((image + delta)[None])[0].softmax(0).tolist() for net in (teacher, model)]
+            divergences.append(sum(g * math.log(g / f) for g, f in zip(*answers, strict=True)))
+    progress = Progress(0.5, torch.ones(()), torch.ones(()), torch.zeros(3), teacher=teacher)
+    terms = Distillation().loss(model, images, torch.zeros(3, dtype=torch.int64), noise, progress)
+    assert terms.loss.item() == pytest.approx(sum(divergences) / len(divergences), rel=1e-9)
+    terms.loss.backward()
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_student_learns_the_teacher_and_not_the_labels(tmp_path: Path, tiny_data: ImageData) -> None:
+    """The labels are moved by one class: the student still answers as the teacher."""
+    longer: dict[str, Any] = {"epochs": 8, "learning_rate_drops": ()}
+    teacher = sc.train(tiny_recipe(**longer), tiny_data, tmp_path / "teacher", device="cpu").model
+    wrong = ImageData(tiny_data.images, (tiny_data.labels + 1) % 10, 10, "moved", "train")
+    train(student(**longer), wrong, tmp_path / "student", classifier=teacher, device="cpu")
+    learner = sc.load(tmp_path / "student").model
+    images, labels = tiny_data.batch(torch.arange(len(tiny_data)))
+    with torch.no_grad():
+        answers, learnt = teacher(images).argmax(1), learner(images).argmax(1)
+    agreement, by_label = float((answers == learnt).double().mean()), float((labels + 1 == learnt).double().mean())
+    assert agreement > 0.7
+    assert by_label < 0.3
+    assert metrics(tmp_path / "student")[-1]["kl"] < 0.5 * metrics(tmp_path / "student")[0]["kl"]
+
+
+def test_a_resumed_student_equals_an_uninterrupted_one(tmp_path: Path, tiny_data: ImageData) -> None:
+    members = [linear_teacher(0), linear_teacher(1)]
+    teacher, recipe = Ensemble(members), student(epochs=2)
+
+    class Killed(Exception):
+        pass
+
+    def kill(run: sc.Run, line: dict[str, Any]) -> None:
+        if line["epoch"] == 0:
+            raise Killed
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    before = tensors_digest(teacher.state_dict())
+    train(recipe, tiny_data, whole, device="cpu", classifier=teacher)
+    with pytest.raises(Killed):
+        train(recipe, tiny_data, parts, device="cpu", classifier=teacher, on_epoch=kill)
+    with pytest.raises(RequestError, match=r"training started with \(Ensemble .*got Sequential"):
+        train(recipe, tiny_data, parts, device="cpu", classifier=members[0], resume=True)
+    train(recipe, tiny_data, parts, device="cpu", classifier=teacher, resume=True)
+    assert digest(whole) == digest(parts)
+    assert without_times(metrics(whole)) == without_times(metrics(parts))
+    assert tensors_digest(teacher.state_dict()) == before
+    recorded = sc.load(whole).provenance["classifier"]
+    assert [member["weights_sha256"] for member in recorded["members"]] == [
+        tensors_digest(member.state_dict()) for member in members
+    ]
+
+
+def test_wrong_teachers_are_refused(tmp_path: Path, tiny_data: ImageData) -> None:
+    out, teacher = tmp_path / "run", linear_teacher(0)
+    with pytest.raises(RequestError, match=r"distillation expects a trained one, got none; give --teacher RUN"):
+        train(student(), tiny_data, out, device="cpu")
+    with pytest.raises(RequestError, match=r"expected none for gaussian, got one; only distillation"):
+        train(tiny_recipe(), tiny_data, out, device="cpu", classifier=teacher)
+    three = nn.Sequential(nn.Flatten(), nn.Linear(784, 3))
+    with pytest.raises(RequestError, match=r"gives \[2, 3\] for 2 images, expected logits \[2, 10\]"):
+        train(student(), tiny_data, out, device="cpu", classifier=three)
+    assert not out.exists()
+    with pytest.raises(RequestError, match=r"teacher: expected a classifier, got str; pass a trained model"):
+        sc.losses.Distillation(sigma=0.5)(teacher, torch.rand(2, 1, 28, 28), torch.tensor([0, 1]), teacher="runs/a")
+    with pytest.raises(RequestError, match=r"teacher_logits: expected the shape \[2, 3, 10\], got \[1, 3, 10\]"):
+        sc.losses.distillation(torch.zeros(2, 3, 10), torch.zeros(1, 3, 10))
+
+
+def test_the_command_line_takes_one_teacher_or_several(
+    tmp_path: Path, tiny_data: ImageData, trained_run: Path, run_cli: Cli
+) -> None:
+    other = tmp_path / "other"
+    train(tiny_recipe(dataset="mnist-sample", sigma=0.25, epochs=1), tiny_data, other, device="cpu")
+    common = ["train", "--dataset", "mnist-sample", "--method", "distillation", "--sigma", 0.5, "--device", "cpu"]
+    common += ["--epochs", 1, "--set", "batch_size=512"]
+    status, output, error = run_cli(*common, "--teacher", trained_run, "--teacher", other, "--out", tmp_path / "s")
+    assert status == 0, error
+    assert "was trained with gaussian noise at sigma 0.25, not with gaussian noise at sigma 0.5" in output + error
+    assert len(sc.load(tmp_path / "s").provenance["classifier"]["members"]) == 2
+    status, _, error = run_cli(*common, "--teacher", tmp_path / "none", "--out", tmp_path / "t")
+    assert status == 2
+    assert str(tmp_path / "none") in error
+    assert not (tmp_path / "t").exists()
