@@ -281,7 +281,8 @@ def test_evaluation_follows_the_epochs_that_detect_a_dead_start() -> None:
 def test_every_objective_can_be_combined_with_the_sampler(tmp_path: Path, tiny_data: ImageData, objective: str) -> None:
     settings = {"name": "radius-weighted", "start": START, "discard_below": 0.1, "discard_votes": 4, "votes": 0}
     recipe = weighted_recipe(objective=objective, epochs=4, batch_size=8, sampler=settings)
-    train(recipe, tiny_data.subset(torch.arange(8)), tmp_path / "run", device="cpu")
+    teacher = TinyNet(10) if objective == "distillation" else None
+    train(recipe, tiny_data.subset(torch.arange(8)), tmp_path / "run", classifier=teacher, device="cpu")
     state = load_state(tmp_path / "run")
     assert state is not None
     assert state.sampler is not None
