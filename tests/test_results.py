@@ -120,10 +120,10 @@ def test_results_have_all_rows_in_the_published_order(table: str, tmp_path: Path
     [
         ("mnist", 30),
         ("mnist-published-recipe", 4),
-        ("cifar10", 15),
-        ("cifar10-n10000", 17),
+        ("cifar10", 16),
+        ("cifar10-n10000", 19),
         ("mnist-ablations", 30),
-        ("beyond", 10),
+        ("beyond", 12),
     ],
 )
 def test_each_result_has_its_recipe_and_provenance(name: str, runs: int) -> None:
@@ -267,6 +267,7 @@ CIFAR10_ROWS = {
     "`cifar10/best`": "beyond/cifar10-sun2024-0.5",
     "`cifar10/consistency-cosine`": "beyond/cifar10-consistency-cosine-0.5",
     "`cifar10/smoothmix`": "cifar10/smoothmix-0.5",
+    "`cifar10/consistency-cosine` with attacked noise": "beyond/cifar10-consistency-attack-0.5",
     "`cifar10/smoothmix-one-step`": "cifar10/smoothmix-one-step-0.5",
     "`cifar10/consistency`, seed 1": "cifar10/consistency-0.5-seed1",
     "`cifar10/consistency`": "cifar10/consistency-0.5",
@@ -277,6 +278,7 @@ CIFAR10_ROWS_1 = {
     "ensemble": "beyond/cifar10-ensemble-1.0",
     "`cifar10/best`": "beyond/cifar10-sun2024-1.0",
     "`cifar10/smoothmix-one-step`": "cifar10/smoothmix-one-step-1.0",
+    "`cifar10/smoothmix`": "cifar10/smoothmix-1.0",
     "`cifar10/consistency`": "cifar10/consistency-1.0",
     "`cifar10/consistency`, seed 1": "cifar10/consistency-1.0-seed1",
     "`cifar10/consistency-cosine`": "beyond/cifar10-consistency-cosine-1.0",
@@ -345,6 +347,7 @@ def counted_radii(run: str, skip: int) -> dict[int, float]:
 MODELS = {
     "cifar10-best-0.5": "beyond/cifar10-sun2024-0.5",
     "cifar10-best-1.0": "beyond/cifar10-sun2024-1.0",
+    "mnist-best-0.25": "beyond/mnist-best-0.25",
     "mnist-best-0.5": "beyond/mnist-best-0.5",
     "mnist-best-1.0": "beyond/mnist-best-1.0",
     "mnist-consistency-1.0": "mnist-published-recipe/consistency-1.0",
