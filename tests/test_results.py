@@ -136,7 +136,9 @@ def test_each_result_has_its_recipe_and_provenance(name: str, runs: int) -> None
         assert (file.settings["training_sigma"], file.settings["objective"]) == (recipe.sigma, recipe.objective.name)
         assert {"versions", "precision"} <= file.provenance["model"].keys()
         trained = recipe.epochs - 1 if folder.name.startswith("mnist-attacked-noise") else recipe.epochs
-        assert epochs_in(folder / METRICS) == trained == file.provenance["epoch"]
+        assert trained == file.provenance["epoch"]
+        if name != "cifar10-n10000":  # whose metrics are with the certificates of n = 100,000
+            assert epochs_in(folder / METRICS) == trained
 
 
 def table_from(path: Path, title: str) -> list[str]:
