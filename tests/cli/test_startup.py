@@ -114,7 +114,8 @@ def test_compiler_treats_kernels_work_as_a_constant(monkeypatch: pytest.MonkeyPa
 def test_interrupt_during_imports_prints_one_line(tmp_path: Path) -> None:
     """The import of the command line is slowed down, so that the interrupt comes while it runs."""
     script = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for processes in the background
 class Slow:
     def find_spec(self, name, path=None, target=None):
         if name == "typer":
