@@ -31,7 +31,7 @@ from smoothcert.models.kernels import apply_to
 from smoothcert.training import loop
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import train
-from smoothcert.training.resume import Start, State, refuse_other_batch_norm
+from smoothcert.training.resume import refuse_other_origin
 
 
 @pytest.fixture
@@ -145,13 +145,10 @@ def test_synchronized_batch_norm(tmp_path: Path, tiny_data: ImageData) -> None:
         train(tiny_recipe(), tiny_data, tmp_path / "run", device="cpu", sync_batch_norm=True)
     assert not (tmp_path / "run").exists()
     for done in (False, True):
-        provenance = {"sync_batch_norm": True} if done else {}
-        about = {"recipe": {}, "data": "", "provenance": provenance, "warm_up": 0, "dead_epochs": 0}
-        state = State(epoch=1, model={}, optimizer={}, **about)
-        start = Start(1, state, "", None)
-        refuse_other_batch_norm(tmp_path, start, done)
+        recorded, other = ({"sync_batch_norm": True} if synchronized else {} for synchronized in (done, not done))
+        refuse_other_origin(tmp_path, recorded, recorded, finished=False)
         with pytest.raises(RequestError, match=f"was trained {'with' if done else 'without'} --sync-batch-norm"):
-            refuse_other_batch_norm(tmp_path, start, not done)
+            refuse_other_origin(tmp_path, recorded, other, finished=False)
     layers = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16))
     images = torch.zeros(4, 16, 8, 8)
     assert apply_to([(layers[0], layers[1])], images)

@@ -83,6 +83,10 @@ def test_a_resumed_student_equals_an_uninterrupted_one(tmp_path: Path, tiny_data
         train(recipe, tiny_data, parts, device="cpu", classifier=teacher, on_epoch=kill)
     with pytest.raises(RequestError, match=r"training started with \(Ensemble .*got Sequential"):
         train(recipe, tiny_data, parts, device="cpu", classifier=members[0], resume=True)
+    before_refusals = (parts / "state.pt").read_bytes()
+    with pytest.raises(RequestError, match=r"training started with \(Ensemble .*got none; give the same --teacher"):
+        train(recipe, tiny_data, parts, device="cpu", resume=True)
+    assert (parts / "state.pt").read_bytes() == before_refusals
     train(recipe, tiny_data, parts, device="cpu", classifier=teacher, resume=True)
     assert digest(whole) == digest(parts)
     assert without_times(metrics(whole)) == without_times(metrics(parts))
@@ -91,6 +95,23 @@ def test_a_resumed_student_equals_an_uninterrupted_one(tmp_path: Path, tiny_data
     assert [member["weights_sha256"] for member in recorded["members"]] == [
         tensors_digest(member.state_dict()) for member in members
     ]
+
+
+def test_a_finished_student_needs_no_teacher_to_resume(tmp_path: Path, tiny_data: ImageData) -> None:
+    """It ends as other finished runs do; a model that is lost is written again, with the recorded teacher."""
+    out, notes = tmp_path / "run", list[str]()
+    train(student(epochs=1), tiny_data, out, device="cpu", classifier=linear_teacher(0))
+    before = sc.load(out)
+    (out / "model.safetensors").unlink()
+    train(student(epochs=1), tiny_data, out, device="cpu", resume=True, on_note=notes.append)
+    assert notes == [f"{out}: trained already, 1 of 1 epochs"]
+    assert sc.load(out).about() == before.about()
+    assert sc.load(out).provenance == before.provenance
+    with pytest.raises(RequestError, match=r"expected the classifier that its training started with"):
+        train(student(epochs=1), tiny_data, out, device="cpu", resume=True, classifier=linear_teacher(1))
+    with pytest.raises(RequestError, match=r"distillation expects a trained one, got none; give --teacher RUN"):
+        train(student(epochs=1), tiny_data, tmp_path / "new", device="cpu", resume=True)
+    assert not (tmp_path / "new").exists()
 
 
 def test_wrong_teachers_are_refused(tmp_path: Path, tiny_data: ImageData) -> None:

@@ -17,9 +17,9 @@ from smoothcert.data import ImageData
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.models import Normalize
 from smoothcert.training.checkpoint import tensors_digest
-from smoothcert.training.initial_weights import check_source, load_initial_weights, start_notes
+from smoothcert.training.initial_weights import load_initial_weights, start_notes
 from smoothcert.training.loop import TrainingStatus, train
-from smoothcert.training.resume import State, load_state
+from smoothcert.training.resume import load_state, refuse_other_origin
 
 STILL = {"epochs": 1, "learning_rate": 1e-30, "learning_rate_drops": ()}
 """A rate at which float32 weights do not move: the model that is saved has the initial weights."""
@@ -219,8 +219,7 @@ def test_averaged_weights_in_a_checkpoint_are_reported_and_can_be_chosen(tmp_pat
 
 def test_a_run_that_started_from_other_weights_of_the_same_file_is_not_continued(tmp_path: Path) -> None:
     recorded = {"file": "a.pth", "sha256": "1", "key": "state_dict_ema"}
-    fields: dict[str, Any] = {"model": {}, "optimizer": {}, "recipe": {}, "data": "", "warm_up": 0, "dead_epochs": 0}
-    state = State(epoch=0, provenance={"init": recorded}, **fields)
-    assert check_source(tmp_path, state, recorded) == recorded
+    for wanted in ({"init": recorded}, {}):
+        refuse_other_origin(tmp_path, {"init": recorded}, wanted, finished=False)
     with pytest.raises(RequestError, match=r"started from a\.pth, the request is from other weights"):
-        check_source(tmp_path, state, {"file": "a.pth", "sha256": "1"})
+        refuse_other_origin(tmp_path, {"init": recorded}, {"init": {"file": "a.pth", "sha256": "1"}}, finished=False)

@@ -14,7 +14,7 @@ from smoothcert.models import DENOISERS, Denoised, as_module, is_code
 from smoothcert.objectives import Denoising
 from smoothcert.training.checkpoint import load_run, tensors_digest
 from smoothcert.training.device import weights_layout
-from smoothcert.training.frozen_classifier import about_classifier, is_built_in_network
+from smoothcert.training.frozen_classifier import is_built_in_network
 from smoothcert.training.initial_weights import own_model_with_weights
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.run_folder import RECIPE
@@ -104,34 +104,24 @@ def load_classifier(name: str, num_classes: int, init: Path | None, on_note: Cal
     return run.model
 
 
-def check_denoiser_request(recipe: TrainRecipe, classifier: nn.Module | None, tested: bool) -> None:
+def check_denoiser_request(recipe: TrainRecipe, tested: bool) -> None:
     """Refuse a recipe that mixes a denoiser with what only classifiers have, and the other way round."""
     if isinstance(recipe.objective, Denoising) != (recipe.model in DENOISERS):
         raise RequestError(
             f"objective: expected denoising together with one of the models {', '.join(DENOISERS)}, and only with "
             f"these, got {recipe.method} with {recipe.model}; `smoothcert train-denoiser` trains a denoiser"
         )
-    if not isinstance(recipe.objective, Denoising):
-        return
-    if tested or recipe.sampler != Uniform():
+    if isinstance(recipe.objective, Denoising) and (tested or recipe.sampler != Uniform()):
         raise RequestError(
             "a denoiser has no accuracy of its own: expected no test data and the uniform sampler, got others; "
             "leave them out"
         )
-    if recipe.objective.stability_weight and classifier is None:
-        raise RequestError(
-            f"stability_weight: expected 0 without a classifier, got {recipe.objective.stability_weight:g}; "
-            "give --classifier"
-        )
 
 
-def behind_denoiser(
-    denoiser: nn.Module, classifier: nn.Module | None, device: torch.device
-) -> tuple[nn.Module, dict[str, Any] | None]:
-    """Return the denoiser in front of a frozen copy of `classifier`, and what identifies the classifier."""
+def behind_denoiser(denoiser: nn.Module, classifier: nn.Module | None, device: torch.device) -> Denoised:
+    """Return the denoiser in front of a frozen copy of `classifier`."""
     if classifier is None:
-        return Denoised(denoiser, None), None
+        return Denoised(denoiser, None)
     frozen = copy.deepcopy(classifier).eval().requires_grad_(False)
     layout = weights_layout(own_network=device.type != "cuda" or not is_built_in_network(classifier))
-    behind = Denoised(denoiser, frozen.to(device, memory_format=layout))  # type: ignore[call-overload]
-    return behind, about_classifier(classifier)
+    return Denoised(denoiser, frozen.to(device, memory_format=layout))  # type: ignore[call-overload]

@@ -1,7 +1,5 @@
 """Trained classifiers that a loss uses and that stay as they are: a teacher, or the classifier behind a denoiser."""
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,23 +12,28 @@ from smoothcert.models import check_outputs
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.models.kernels import is_plain
 from smoothcert.models.precision import DTYPES, Precision, at_precision
-from smoothcert.objectives import Denoising, Distillation
+from smoothcert.objectives import Denoising, Distillation, Objective
 from smoothcert.training.checkpoint import tensors_digest
 from smoothcert.training.recipe import TrainRecipe
-from smoothcert.training.resume import State
 
 
-def check_classifier_request(recipe: TrainRecipe, data: Images, classifier: nn.Module | None) -> None:
-    """Refuse a classifier that the objective does not use or that is for other images, and a missing one."""
-    if classifier is None:
-        if isinstance(recipe.objective, Distillation):
-            raise RequestError("teacher: distillation expects a trained one, got none; give --teacher RUN")
-        return
+def check_classifier(recipe: TrainRecipe, data: Images, classifier: nn.Module) -> None:
+    """Refuse a classifier that the objective does not use or that is for other images."""
     if not isinstance(recipe.objective, Denoising | Distillation):
         raise RequestError(
             f"classifier: expected none for {recipe.method}, got one; only distillation and denoisers use it"
         )
     check_outputs(classifier, "the classifier", data.shape, data.num_classes)
+
+
+def refuse_missing_classifier(objective: Objective) -> None:
+    """Refuse to train by an objective that needs a classifier without one."""
+    if isinstance(objective, Distillation):
+        raise RequestError("teacher: distillation expects a trained one, got none; give --teacher RUN")
+    if isinstance(objective, Denoising) and objective.stability_weight:
+        raise RequestError(
+            f"stability_weight: expected 0 without a classifier, got {objective.stability_weight:g}; give --classifier"
+        )
 
 
 class Teacher(nn.Module):
@@ -62,17 +65,3 @@ def is_built_in_network(network: nn.Module) -> bool:
     hub = ("smoothcert.models.hub", "smoothcert.models.diffusion")  # around the code of other libraries
     layers = [(type(layer).__module__, is_plain(layer)) for layer in network.modules()]
     return all(plain and module.startswith(own) and not module.startswith(hub) for module, plain in layers)
-
-
-def check_frozen_classifier(folder: Path, state: State | None, classifier: Mapping[str, Any] | None) -> None:
-    """Refuse to continue a training with another classifier than the recorded one."""
-    recorded = None if state is None else state.provenance.get("classifier")
-    if state is not None and recorded != classifier:
-        raise RequestError(
-            f"{folder}: expected the classifier that its training started with ({_named(recorded)}), got "
-            f"{_named(classifier)}; give the same --teacher or --classifier, or choose another --out"
-        )
-
-
-def _named(classifier: Mapping[str, Any] | None) -> str:
-    return "none" if classifier is None else f"{classifier['model']} {classifier['weights_sha256'][:12]}"

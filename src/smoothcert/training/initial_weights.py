@@ -26,7 +26,6 @@ from smoothcert.training.import_checkpoint import (
     read_checkpoint,
     refuse_not_finite,
 )
-from smoothcert.training.resume import State
 from smoothcert.training.run_folder import MODEL, check_run_folder, split_key
 
 START_IMAGES = 100
@@ -76,20 +75,6 @@ def load_initial_weights(
     with path.open("rb") as file:
         source = {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
     return source if key is None else {**source, "key": key}
-
-
-def check_source(folder: Path, state: State | None, source: Mapping[str, str] | None) -> Mapping[str, str] | None:
-    """The origin of the weights: `source` for a new run, the recorded one for a resumed run, which must be the same."""
-    if state is None:
-        return source
-    recorded: Mapping[str, str] | None = state.provenance.get("init")
-    known = recorded or {}
-    if source is not None and any(source.get(part) != known.get(part) for part in ("sha256", "key")):
-        raise RequestError(
-            f"{folder}: its training started from {known.get('file', 'random weights')}, the request is "
-            f"from other weights, {source['file']}; leave --init out, or choose another --out"
-        )
-    return recorded
 
 
 def start_notes(model: nn.Module, data: Images, *, trained: bool) -> list[str]:

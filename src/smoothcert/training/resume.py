@@ -22,6 +22,7 @@ from smoothcert.io.results import differing_settings
 from smoothcert.io.text import error_line, flattened
 from smoothcert.training.average import AveragedWeights
 from smoothcert.training.checkpoint import ModelFile, Run, load_run, read_model_file, save_weights
+from smoothcert.training.frozen_classifier import refuse_missing_classifier
 from smoothcert.training.metrics import METRICS, epochs_in, keep_metrics_before
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe, parse_recipe
 from smoothcert.training.run_folder import MODEL, RECIPE, STATE, refuse_existing_run, refuse_lost_recipe
@@ -31,6 +32,9 @@ TENSORS = ("epoch", "model", "average", "sampler")
 CHANGEABLE = ("epochs", "dataset")
 """Fields that a user may edit in the recipe of a run: the same data in another place, and more or fewer epochs, do not
 change the epochs that have been trained."""
+ORIGIN = ("init", "classifier", "sync_batch_norm")
+"""What the weights depend on apart from recipe and data, as provenance records it: the file of the initial weights, the
+frozen classifier that the loss uses, and whether batch norm is synchronized. What a run does not have is absent."""
 
 
 class State(BaseModel):
@@ -101,12 +105,20 @@ class Start:
     """The digest of the training data."""
     model: ModelFile | None
     """The model that the folder holds."""
+    origin: Mapping[str, Any]
+    """See ORIGIN."""
 
 
 def open_folder(
-    recipe: TrainRecipe, data: Images, folder: Path, group: Team, resume: bool, on_note: Callable[[str], None]
+    recipe: TrainRecipe,
+    data: Images,
+    folder: Path,
+    group: Team,
+    origin: Mapping[str, Any],
+    resume: bool,
+    on_note: Callable[[str], None],
 ) -> Start:
-    """Make or reopen the folder; refuse recipe, data, state, model and metrics that do not belong together.
+    """Make or reopen the folder; refuse recipe, data, origin, state, model and metrics that do not belong together.
 
     A new run replaces one of which no epoch was saved, such as one whose loss diverged at once. Processes that torchrun
     has restarted continue the run that their job has made, also without `resume`.
@@ -143,6 +155,12 @@ def open_folder(
         stored = parse_recipe(TrainRecipe, state.recipe, str(folder / STATE))
         refuse_other_recipe(stored, recipe, folder, STATE, harmless)
     epoch = first_epoch(recipe, folder, state, model)
+    finished = epoch == recipe.epochs
+    if state is not None:
+        refuse_other_origin(folder, state.provenance, origin, finished)
+        origin = {name: state.provenance[name] for name in ORIGIN if state.provenance.get(name)}
+    if not finished and "classifier" not in origin:
+        refuse_missing_classifier(recipe.objective)
     group.wait()  # all processes have read the folder before the first one writes
     if group.leads:
         for name in (RECIPE, STATE, MODEL, METRICS):
@@ -155,10 +173,10 @@ def open_folder(
         keep_metrics_before(folder / METRICS, epoch)
         if epoch and not (folder / METRICS).exists():
             on_note(f"{folder}: its {METRICS} is gone; that of epochs 0 to {epoch - 1} is lost")
-        if epoch == recipe.epochs:
+        if finished:
             on_note(f"{folder}: trained already, {epoch} of {epoch} epochs")
     group.wait()
-    return Start(epoch, state, digest, model)
+    return Start(epoch, state, digest, model, origin)
 
 
 def first_epoch(recipe: TrainRecipe, folder: Path, state: State | None, model: ModelFile | None) -> int:
@@ -188,11 +206,28 @@ def first_epoch(recipe: TrainRecipe, folder: Path, state: State | None, model: M
     return state.epoch
 
 
-def refuse_other_batch_norm(folder: Path, start: Start, wanted: bool) -> None:
-    """Raise a RequestError if the run was trained with another choice of synchronized batch norm than `wanted`."""
-    if start.state is not None and start.state.provenance.get("sync_batch_norm", False) != wanted:
-        done, change = ("without", "leave it out") if wanted else ("with", "add it")
+def refuse_other_origin(folder: Path, recorded: Mapping[str, Any], wanted: Mapping[str, Any], finished: bool) -> None:
+    """Raise a RequestError if a run was trained from other weights, with another classifier or other batch norm.
+
+    Initial weights need not be given again, nor the classifier of a run that is `finished`.
+    """
+    known, init = recorded.get("init") or {}, wanted.get("init")
+    if init is not None and any(init.get(part) != known.get(part) for part in ("sha256", "key")):
+        raise RequestError(
+            f"{folder}: its training started from {known.get('file', 'random weights')}, the request is "
+            f"from other weights, {init['file']}; leave --init out, or choose another --out"
+        )
+    synchronized = "sync_batch_norm" in wanted
+    if ("sync_batch_norm" in recorded) != synchronized:
+        done, change = ("without", "leave it out") if synchronized else ("with", "add it")
         raise RequestError(f"{folder}: was trained {done} --sync-batch-norm; {change}, or choose another --out")
+    classifiers = [origin.get("classifier") for origin in (recorded, wanted)]
+    if classifiers[0] != classifiers[1] and not (finished and classifiers[1] is None):
+        names = [f"{known['model']} {known['weights_sha256'][:12]}" if known else "none" for known in classifiers]
+        raise RequestError(
+            f"{folder}: expected the classifier that its training started with ({names[0]}), got {names[1]}; give the "
+            "same --teacher or --classifier, or choose another --out"
+        )
 
 
 def restore(

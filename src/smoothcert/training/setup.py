@@ -31,18 +31,16 @@ from smoothcert.training.first_loss import try_loss
 from smoothcert.training.frozen_classifier import (
     Teacher,
     about_classifier,
-    check_classifier_request,
-    check_frozen_classifier,
+    check_classifier,
     is_built_in_network,
 )
-from smoothcert.training.initial_weights import check_source, load_initial_weights, start_notes
+from smoothcert.training.initial_weights import load_initial_weights, start_notes
 from smoothcert.training.metrics import METRICS, Meter
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.resume import (
     Start,
     State,
     open_folder,
-    refuse_other_batch_norm,
     restore,
     save_state,
     write_missing_model,
@@ -112,31 +110,32 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
     check_request(recipe, data, folder, group)
     if model is not None:
         check_outputs(model, recipe.model, data.shape, data.num_classes)
-    check_classifier_request(recipe, data, options.classifier)
-    check_denoiser_request(recipe, options.classifier, options.test_data is not None)
+    if options.classifier is not None:
+        check_classifier(recipe, data, options.classifier)
+    check_denoiser_request(recipe, options.test_data is not None)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(derived_seed(recipe.seed, 0))
         model = new_model(recipe.model, InputSpec.of(data)) if model is None else model
     if next(model.parameters(), None) is None:
         raise RequestError(f"model: {recipe.model} has no parameters to train; give a network that has some")
-    source: Mapping[str, str] | None = None
+    origin: dict[str, Any] = {"sync_batch_norm": True} if options.sync_batch_norm else {}
     if options.init is not None:
-        source = load_initial_weights(model, options.init, recipe.model, on_note if group.leads else lambda text: None)
+        note = on_note if group.leads else lambda text: None
+        origin["init"] = load_initial_weights(model, options.init, recipe.model, note)
+    if options.classifier is not None:
+        origin["classifier"] = about_classifier(options.classifier)
     if (text := sigma_warning(recipe.sigma)) is not None:
         on_note(text)
     if not is_built_in(recipe.objective):
         try_loss(recipe, data, model.to(device), recipe.images_per_step // group.size)
     with alone(folder / METRICS, "choose another --out") if group.leads else nullcontext():
-        start = open_folder(recipe, data, folder, group, options.resume, on_note)
-        source = check_source(folder, start.state, source)
-        refuse_other_batch_norm(folder, start, options.sync_batch_norm)
-        run = RunInProgress(recipe, data, folder, group, device, model, start, source, options)
-        check_frozen_classifier(folder, start.state, run.frozen)
-        fresh = group.leads and start.state is None and start.epoch == 0
-        if fresh and (run.own_network or source is not None) and not isinstance(recipe.objective, Denoising):
-            for note in start_notes(model, data, trained=source is not None or is_hub(recipe.model)):
-                on_note(note)
-        if fresh and source is not None:
+        start = open_folder(recipe, data, folder, group, origin, options.resume, on_note)
+        run = RunInProgress(recipe, data, folder, group, device, model, start, options)
+        fresh, from_file = group.leads and start.state is None and start.epoch == 0, "init" in start.origin
+        if fresh and (run.own_network or from_file) and not isinstance(recipe.objective, Denoising):
+            for text in start_notes(model, data, trained=from_file or is_hub(recipe.model)):
+                on_note(text)
+        if fresh and from_file:
             # A killed process must not leave a run that continues from random weights.
             save_state(folder, run.state())
         if group.leads:
@@ -159,7 +158,6 @@ class RunInProgress:
         device: torch.device,
         model: nn.Module,
         start: Start,
-        source: Mapping[str, str] | None,
         options: Options,
     ) -> None:
         self.recipe, self.folder, self.group, self.device, self.options = recipe, folder, group, device, options
@@ -172,11 +170,11 @@ class RunInProgress:
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)  # type: ignore[no-untyped-call]
         self.optimizer = make_optimizer(self.model, recipe, device)
         self.initial_weights: dict[str, Tensor] | None = None  # for a restart, as long as one can follow
-        self.source = source  # of the weights that training started from
+        self.origin = start.origin
         # A dead start changes these two: see `State`.
         self.warm_up = recipe.learning_rate_warm_up if start.state is None else start.state.warm_up
         self.dead_epochs = 0 if start.state is None else start.state.dead_epochs
-        if self.warm_up == 0 and start.epoch <= max(DEAD_EPOCHS) and source is None:
+        if self.warm_up == 0 and start.epoch <= max(DEAD_EPOCHS) and "init" not in self.origin:
             self.initial_weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         self.average = AveragedWeights(self.model, recipe.ema) if recipe.ema else None
         restore(self.model, self.optimizer, self.average, start, folder)
@@ -203,12 +201,12 @@ class RunInProgress:
         self.teacher: dict[str, Any] | None = None  # where they come from
         self.progress = Progress(recipe.sigma, zero, zero.clone(), torch.empty(0), zero.clone())
         self.noise = NOISES[recipe.noise](recipe.sigma)
-        network, self.frozen = self.model, None
+        network = self.model
         if isinstance(recipe.objective, Denoising):
-            network, self.frozen = behind_denoiser(self.model, options.classifier, device)
+            network = behind_denoiser(self.model, options.classifier, device)
         elif options.classifier is not None:
             teacher = Teacher(options.classifier, self.precision, device, data.shape)
-            self.progress, self.frozen = self.progress._replace(teacher=teacher), about_classifier(options.classifier)
+            self.progress = self.progress._replace(teacher=teacher)
         self.loss = Step(network, recipe.objective)
         self.module: nn.Module = self.loss
         if group.size > 1:  # their gradients are averaged; a user's network may have parameters that the loss ignores
@@ -271,8 +269,6 @@ class RunInProgress:
 
     def provenance(self) -> dict[str, Any]:
         """How the weights were computed, for the file of the model."""
-        source = None if self.source is None else dict(self.source)
-        origin = {"init": source, "teacher": self.teacher, "classifier": self.frozen}
         return {
             "versions": self.versions,
             "processes": self.group.size,
@@ -281,8 +277,9 @@ class RunInProgress:
             "captured": self.captured is not None and self.captured.graph is not None,
             "compiled": self.captured is not None and bool(self.captured.compiled),
             "learning_rate_warm_up": self.warm_up,
-            **({"sync_batch_norm": True} if self.options.sync_batch_norm else {}),
-        } | {name: value for name, value in origin.items() if value is not None}
+            **self.origin,
+            **({} if self.teacher is None else {"teacher": self.teacher}),
+        }
 
     def as_run(self) -> Run:
         """The run as it is now; its model keeps changing."""
