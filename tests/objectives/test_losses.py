@@ -22,6 +22,7 @@ from two_processes import (
     batch,
     compare_with_one_process,
     network,
+    teacher,
 )
 
 import smoothcert as sc
@@ -31,8 +32,6 @@ from smoothcert.training.loop import fill_progress
 from smoothcert.training.metrics import Meter
 from smoothcert.training.step import Step, training_step
 
-TEACHER = nn.Sequential(nn.Flatten(), nn.LazyLinear(CLASSES))
-TEACHER(torch.zeros(1, *SHAPE))
 every_method = pytest.mark.parametrize("name", OBJECTIVES)
 
 
@@ -75,7 +74,7 @@ def by_function(name: str, model: nn.Module, fields: dict[str, Any]) -> Tensor:
     clean = [model(images)] if name == "stability" else []
     noisy = model((images + noise).flatten(0, 1)).view(*noise.shape[:2], -1)
     if name == "distillation":
-        return function(noisy, TEACHER((images + noise).flatten(0, 1)).view_as(noisy))
+        return function(noisy, teacher((images + noise).flatten(0, 1)).view_as(noisy))
     return function(*clean, noisy, labels, **({"sigma": SIGMA} if name == "macer" else {}), **fields)
 
 
@@ -84,13 +83,13 @@ def test_modules_and_functions_compute_what_the_objectives_compute(name: str, fi
     """Loss, terms, gradients and batch statistics are the same bit for bit."""
     objective = OBJECTIVES[name].model_validate(fields)
     images, labels, noise, uniform = batch(objective.num_noise)
-    progress = Progress(SIGMA, torch.tensor(0.4), torch.tensor(1.0), uniform, teacher=TEACHER)
+    progress = Progress(SIGMA, torch.tensor(0.4), torch.tensor(1.0), uniform, teacher=teacher)
     expected, model = network(), network()
     terms = objective.loss(expected, images, labels, noise, progress)
     terms.loss.backward()
     criterion = MODULES[name](sigma=SIGMA, **fields)
     criterion.epoch = 3
-    results = [(model, criterion(model, images, labels.int(), noise=noise, uniform=uniform, teacher=TEACHER))]
+    results = [(model, criterion(model, images, labels.int(), noise=noise, uniform=uniform, teacher=teacher))]
     assert {key: value.item() for key, value in criterion.terms.items()} == {
         key: value.item() for key, value in terms.terms.items()
     }
@@ -115,7 +114,7 @@ def test_noise_is_drawn_as_in_the_training_loop(name: str) -> None:
         recipe=SimpleNamespace(objective=objective, images_per_step=BATCH),
         module=Step(expected, objective),
         optimizer=SGD(expected.parameters(), 0.1),
-        progress=Progress(SIGMA, torch.tensor(1.0), torch.tensor(1.0), torch.empty(0)),
+        progress=Progress(SIGMA, torch.tensor(1.0), torch.tensor(1.0), torch.empty(0), teacher=teacher),
         meter=Meter(torch.device("cpu"), 1),
         noise=NOISES["gaussian"](SIGMA),
         autocast=nullcontext,
@@ -281,6 +280,7 @@ IMAGES, LABELS = torch.rand(BATCH, *SHAPE), torch.zeros(BATCH, dtype=torch.int64
         ({"labels": nn.functional.one_hot(LABELS, CLASSES)}, r"labels: .* got int64 \[6, 4\] on cpu"),
         ({"labels": LABELS[:3]}, r"labels: .* got int64 \[3\]"),
         ({"labels": LABELS.to("meta")}, r"labels: .* on cpu, got int64 \[6\] on meta"),
+        ({"labels": LABELS - 100}, "labels: expected classes from 0 on, got -100 to -100; leave such images out"),
         (
             {"noise": torch.zeros(1, BATCH, *SHAPE)},
             r"noise: expected the shape \[2, 6, 2, 5, 5\], got \[1, 6, 2, 5, 5\]",
@@ -317,6 +317,8 @@ def test_wrong_input_is_refused_in_one_line(arguments: dict[str, Any], message: 
         (lambda: sc.losses.consistency(torch.zeros(1, 6, 4), LABELS), "num_noise: expected at least 2, got 1"),
         (lambda: sc.losses.consistency(torch.zeros(12, 4), LABELS), r"noisy_logits: .* got float32 \[12, 4\]"),
         (lambda: sc.losses.gaussian(torch.zeros(2, 5, 4), LABELS), r"labels: expected integer classes \[5\]"),
+        (lambda: sc.losses.gaussian(torch.zeros(2, 6, 4), LABELS - 1), "labels: expected classes from 0 on, got -1 to"),
+        (lambda: sc.losses.gaussian(torch.zeros(2, 6, 4), LABELS + 4), "expected classes from 0 to 3, got 4 to 4"),
         (
             lambda: sc.losses.stability(torch.zeros(6, 3), torch.zeros(1, 6, 4), LABELS),
             r"clean_logits: expected the shape \[6, 4\], got \[6, 3\]",

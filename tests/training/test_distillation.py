@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny import digest, metrics, tiny_recipe, without_times
@@ -47,6 +48,20 @@ def test_the_loss_equals_the_formula() -> None:
     terms.loss.backward()
     assert all(parameter.grad is None for parameter in teacher.parameters())
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_loss_leaves_a_teacher_in_train_mode_as_it_is() -> None:
+    """Batch norm in train mode would answer by the batch and change its statistics."""
+    torch.manual_seed(0)
+    teacher, model = (nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 5)).train() for _ in range(2))
+    inputs, noise = torch.rand(3, 4), torch.randn(2, 3, 4)
+    criterion, before = sc.losses.Distillation(sigma=0.5), tensors_digest(teacher.state_dict())
+    loss = criterion(model, inputs, torch.zeros(3, dtype=torch.int64), noise=noise, teacher=teacher)
+    assert teacher[0].training
+    assert tensors_digest(teacher.state_dict()) == before
+    answers = [net((inputs + noise).flatten(0, 1)) for net in (teacher.eval(), model)]
+    expected = nn.functional.kl_div(*(logits.log_softmax(1) for logits in answers[::-1]), None, None, "batchmean", True)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_the_student_learns_the_teacher_and_not_the_labels(tmp_path: Path, tiny_data: ImageData) -> None:
@@ -124,8 +139,11 @@ def test_wrong_teachers_are_refused(tmp_path: Path, tiny_data: ImageData) -> Non
     with pytest.raises(RequestError, match=r"gives \[2, 3\] for 2 images, expected logits \[2, 10\]"):
         train(student(), tiny_data, out, device="cpu", classifier=three)
     assert not out.exists()
-    with pytest.raises(RequestError, match=r"teacher: expected a classifier, got str; pass a trained model"):
-        sc.losses.Distillation(sigma=0.5)(teacher, torch.rand(2, 1, 28, 28), torch.tensor([0, 1]), teacher="runs/a")
+    for given, name in (("runs/a", "str"), (None, "none")):
+        with pytest.raises(RequestError, match=f"teacher: expected a trained classifier, got {name}; pass teacher="):
+            sc.losses.Distillation(sigma=0.5)(teacher, torch.rand(2, 1, 28, 28), torch.tensor([0, 1]), teacher=given)
+    with pytest.raises(RequestError, match=r"teacher_logits: expected the shape \[2, 2, 10\], got \[2, 2, 3\]"):
+        sc.losses.Distillation(sigma=0.5)(teacher, torch.rand(2, 1, 28, 28), torch.tensor([0, 1]), teacher=three)
     with pytest.raises(RequestError, match=r"teacher_logits: expected the shape \[2, 3, 10\], got \[1, 3, 10\]"):
         sc.losses.distillation(torch.zeros(2, 3, 10), torch.zeros(1, 3, 10))
 
@@ -145,3 +163,33 @@ def test_the_command_line_takes_one_teacher_or_several(
     assert status == 2
     assert str(tmp_path / "none") in error
     assert not (tmp_path / "t").exists()
+
+
+def test_teachers_for_other_images_are_refused_and_of_other_data_are_named(
+    tmp_path: Path, trained_run: Path, run_cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shapes = {"digits": (8, 28, 28, 10), "small": (8, 14, 14, 10), "three": (8, 28, 28, 3)}
+    for name, (count, height, width, classes) in shapes.items():
+        pixels, labels = np.zeros((count, height, width), np.uint8), np.arange(count) % classes
+        np.savez(f"{name}.npz", images=pixels, labels=labels, class_names=[str(label) for label in range(classes)])
+    network = "nn.Sequential(nn.Flatten(), nn.Linear(784, 10))"
+    Path("net.py").write_text(f"from torch import nn\ndef build(): return {network}\n")
+    common = ["train", "--sigma", 0.5, "--device", "cpu", "--epochs", 1, "--set", "batch_size=8"]
+    common += ["--model", "net.py:build"]
+    student = [*common, "--method", "distillation", "--dataset"]
+    for name, part in (("small", "has (1, 14, 14) of 10"), ("three", "has (1, 28, 28) of 3")):
+        status, _, error = run_cli(*student, f"npz:{name}.npz", "--teacher", trained_run, "--out", "student")
+        assert status == 2
+        assert f"{trained_run}: its model takes images (1, 28, 28) of 10 classes" in error
+        assert part in error
+        assert not Path("student").exists()
+    status, _, error = run_cli(*common, "--method", "gaussian", "--dataset", "npz:digits.npz", "--out", "own")
+    assert status == 0, error
+    # A teacher whose network is the code that the request names; its data are those of the student.
+    status, output, error = run_cli(*student, "npz:digits.npz", "--teacher", "own", "--out", "student")
+    assert status == 0, error
+    assert "was trained on" not in output + error
+    status, output, error = run_cli(*student, "npz:digits.npz", "--teacher", trained_run, "--out", "other")
+    assert status == 0, error
+    assert f"{trained_run} was trained on mnist-sample, not on npz:digits.npz" in " ".join((output + error).split())

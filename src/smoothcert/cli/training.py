@@ -119,17 +119,30 @@ def load_teacher(folders: Sequence[Path], recipe: "TrainRecipe", images: "Images
     """Return the network of one run, or of several as an ensemble, and the images with its classes."""
     from smoothcert.certification.ensemble import RunEnsemble
     from smoothcert.cli.advice import noise_warning
-    from smoothcert.data import with_known_classes
+    from smoothcert.data import same_data, with_known_classes
+    from smoothcert.data.class_names import unknown_class
+    from smoothcert.data.datasets import published_name
     from smoothcert.report.progress import print_warning
-    from smoothcert.training.checkpoint import load_run
+    from smoothcert.training.checkpoint import load_run, read_model_file
 
-    runs = [load_run(folder) for folder in folders]
+    runs = []
+    for folder in folders:
+        check_run_folder(folder)
+        allowed = read_model_file(folder / MODEL).recipe.model == recipe.model  # code that the request has named
+        runs.append(load_run(folder, recipe.model if allowed else None))
+    images = with_known_classes(images, runs[0].spec.class_names)
     for run in runs:
-        run.refuse_denoiser()
-        if (text := noise_warning(run, recipe.sigma, recipe.noise)) is not None and leads():
-            print_warning(console, text)
-    model = runs[0].model if len(runs) == 1 else RunEnsemble(runs).model
-    return model, with_known_classes(images, runs[0].spec.class_names)
+        run.refuse_other_images(images)
+        dataset = run.recipe.dataset
+        other = f"{run.folder} was trained on {dataset}, not on {recipe.dataset}: its answers may be poor there"
+        for text in (
+            noise_warning(run, recipe.sigma, recipe.noise),
+            unknown_class(images, run.spec.class_names, run.folder),
+            None if same_data(*map(published_name, (dataset, recipe.dataset))) else other,
+        ):
+            if text is not None and leads():
+                print_warning(console, text)
+    return runs[0].model if len(runs) == 1 else RunEnsemble(runs).model, images
 
 
 @contextmanager

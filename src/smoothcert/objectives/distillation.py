@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from smoothcert.classifier import divergence_from_logits, probabilities
+from smoothcert.errors import RequestError
 from smoothcert.objectives.base import (
     Classifier,
     LossTerms,
@@ -51,5 +52,10 @@ class Distillation(Objective):
 
     def from_logits(self, noisy_logits: Tensor, teacher_logits: Tensor) -> LossTerms:
         """Compute the loss from logits of student and teacher, both [num_noise, batch, classes]."""
+        if noisy_logits.shape != teacher_logits.shape:
+            raise RequestError(
+                f"teacher_logits: expected the shape {list(noisy_logits.shape)}, got {list(teacher_logits.shape)}; "
+                "give a teacher with the classes of the model"
+            )
         divergence = divergence_from_logits(probabilities(teacher_logits), noisy_logits).mean()
         return LossTerms(divergence, {"kl": divergence}, noisy_logits)

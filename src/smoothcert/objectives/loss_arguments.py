@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from smoothcert.classifier import Classifier, evaluating, logits_of
 from smoothcert.errors import RequestError
 
 
@@ -48,10 +49,22 @@ def check_logits(noisy_logits: Tensor, labels: Tensor) -> None:
             f"got {_described(noisy_logits)}; stack the logits of all noises"
         )
     _check_labels(labels, noisy_logits.shape[1], noisy_logits.device)
-    if labels.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere this would wait for the device
-        classes = noisy_logits.shape[2]
-        if not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-            raise RequestError(f"labels: expected classes from 0 to {classes - 1}, got {_range(labels)}; renumber them")
+    classes = noisy_logits.shape[2]
+    if _readable(labels) and int(labels.max()) >= classes:
+        raise RequestError(f"labels: expected classes from 0 to {classes - 1}, got {_range(labels)}; renumber them")
+
+
+def evaluated_teacher(teacher: object) -> Classifier:
+    """Return a teacher that is in eval mode during each call, so that its batch statistics stay as they are."""
+    if not callable(teacher):
+        given = "none" if teacher is None else type(teacher).__name__
+        raise RequestError(f"teacher: expected a trained classifier, got {given}; pass teacher=model")
+
+    def answers(inputs: Tensor) -> Tensor:
+        with evaluating(teacher):
+            return logits_of(teacher(inputs))
+
+    return answers
 
 
 @contextmanager
@@ -86,6 +99,11 @@ def warn_about_clipping(inputs: Tensor, name: str) -> None:
         )
 
 
+def _readable(labels: Tensor) -> bool:
+    """Whether their values are at hand: on another device the check would wait for it."""
+    return labels.device.type == "cpu" and len(labels) > 0 and not torch.compiler.is_compiling()
+
+
 def _range(labels: Tensor) -> str:
     return f"{int(labels.min())} to {int(labels.max())}"
 
@@ -97,6 +115,8 @@ def _check_labels(labels: Tensor, batch: int, device: torch.device) -> None:
             f"labels: expected integer classes [{batch}] on {device}, got {_described(labels)}; "
             "pass one class per input"
         )
+    if _readable(labels) and int(labels.min()) < 0:  # torch leaves -100 out of a cross-entropy
+        raise RequestError(f"labels: expected classes from 0 on, got {_range(labels)}; leave such images out")
 
 
 def _described(value: object) -> str:

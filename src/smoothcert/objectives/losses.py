@@ -37,6 +37,7 @@ from smoothcert.objectives.loss_arguments import (
     check_batch,
     check_draws,
     check_logits,
+    evaluated_teacher,
     explained_labels,
     warn_about_clipping,
 )
@@ -152,12 +153,12 @@ class Loss(nn.Module):
         """Compute the loss of inputs [batch, ...] and integer labels [batch].
 
         `uniform` [batch] in [0, 1) replaces the second random draw, such as the mixing ratios of SmoothMix; `targets`
-        [batch, classes] are the shares of a teacher's votes, for CAT-RS; `teacher` is a trained classifier in eval
-        mode, for Distillation.
+        [batch, classes] are the shares of a teacher's votes, for CAT-RS; `teacher` is a trained classifier, for
+        Distillation, and is evaluated in eval mode.
         """
         check_batch(model, inputs, labels, targets)
-        if teacher is not None and not callable(teacher):
-            raise RequestError(f"teacher: expected a classifier, got {type(teacher).__name__}; pass a trained model")
+        if isinstance(self.objective, objectives.Distillation):
+            teacher = evaluated_teacher(teacher)
         device, shape = inputs.device, (self.objective.num_noise, *inputs.shape)
         check_draws({"noise": (noise, shape), "uniform": (uniform, labels.shape)}, self.generator, device)
         if noise is None:
@@ -297,10 +298,6 @@ def distillation(noisy_logits: Tensor, teacher_logits: Tensor) -> Tensor:
 
     Both are [num_noise, batch, classes]; those of the teacher are constants for the gradient.
     """
-    if noisy_logits.shape != teacher_logits.shape:
-        raise RequestError(
-            f"teacher_logits: expected the shape {list(noisy_logits.shape)}, got {list(teacher_logits.shape)}"
-        )
     record = validated(objectives.Distillation, {"num_noise": len(noisy_logits)})
     return record.from_logits(noisy_logits, teacher_logits.detach()).loss
 
