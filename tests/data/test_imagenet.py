@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from photographs import write_photograph
+from PIL import ExifTags, Image
 from scipy.io import savemat
 
 from smoothcert.certification.subject import data_settings
@@ -67,6 +68,29 @@ def test_class_folders(tmp_path: Path, below: str) -> None:
     assert (DATASETS["imagenet"].shape, DATASETS["imagenet"].num_classes) == ((3, 224, 224), 1000)
     assert train.normalization.mean == (0.485, 0.456, 0.406)
     assert train.normalization.std == (0.229, 0.224, 0.225)
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_images_are_not_turned_by_their_metadata(tmp_path: Path, orientation: int) -> None:
+    """They equal those of torchvision's ImageFolder, Resize(256) and CenterCrop(224), which ignore the orientation."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    photograph = np.random.default_rng(0).integers(0, 256, (270, 320, 3), dtype=np.uint8)
+    paths = [tmp_path / folder / SORTED[0] / "ILSVRC2012_val_00000001.JPEG" for folder in ("train", "val")]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        Image.fromarray(photograph).save(path, "JPEG", exif=exif)
+    train, test = (load_dataset("imagenet", split, tmp_path, on_note=silent) for split in ("train", "test"))
+    with Image.open(paths[0]) as image:
+        plain = image.convert("RGB").resize((303, 256), Image.Resampling.BILINEAR).crop((40, 16, 264, 240))
+    expected = np.asarray(plain).transpose(2, 0, 1)
+    for data in (train, test):
+        np.testing.assert_array_equal(data.read(0, None).numpy(), expected)
+    # A random crop is that of the same pixels without metadata.
+    crop = train.read(0, 5)
+    with Image.open(paths[0]) as image:
+        image.convert("RGB").save(paths[0], "PNG")
+    assert torch.equal(train.read(0, 5), crop)
 
 
 CLASSES = [f"n{number:08}" for number in range(1000)]

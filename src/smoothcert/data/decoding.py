@@ -1,9 +1,10 @@
 """Decoding of image files with Pillow into bytes [c, h, w]: turned upright, scaled and cropped.
 
-All commands read files through `Decoder`: `predict`, `folder:PATH` and ImageNet give the same pixels, or the same
-error, for the same file. EXIF orientation is applied. Transparent parts are composited on black. Files with more than
-8 bits per channel are refused, because their values cannot be represented. JPEG files are decoded at their full size,
-as the scripts of papers do: Pillow's faster decoding at 1/2 of it moves photographs by more than a certified radius.
+All commands read files through `Decoder`: `predict`, `serve` and `folder:PATH` give the same pixels, or the same error,
+for the same file. EXIF orientation is applied, except for ImageNet, as in the scripts of papers. Transparent parts are
+composited on black. Files with more than 8 bits per channel are refused, because their values cannot be represented.
+JPEG files are decoded at their full size, as the scripts of papers do: Pillow's faster decoding at 1/2 of it moves
+photographs by more than a certified radius.
 """
 
 import math
@@ -83,6 +84,8 @@ class Decoder:
     width: int
     shorter_side: int | None
     """Length of the shorter side after scaling, before the centre is cut out; None: files have the right size."""
+    upright: bool = True
+    """Whether images are turned as their EXIF orientation says."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -93,17 +96,17 @@ class Decoder:
 
         If height and width differ, the image is scaled until it just covers that shape.
         """
-        with opened_image(path) as image:
-            upright = _upright(image)
+        with opened_image(path) as opened:
+            image = _upright(opened) if self.upright else opened
             if self.shorter_side is None:
-                if upright.size != (self.width, self.height):
+                if image.size != (self.width, self.height):
                     raise WorkError(
                         f"{path}: expected an image of {self.width}x{self.height} pixels, got "
-                        f"{upright.width}x{upright.height}; scale it, or give an image size"
+                        f"{image.width}x{image.height}; scale it, or give an image size"
                     )
-                return self._pixels(upright)
-            target = self._scaled_size(*upright.size)
-            scaled = self._coloured(upright).resize(target, Image.Resampling.BILINEAR)
+                return self._pixels(image)
+            target = self._scaled_size(*image.size)
+            scaled = self._coloured(image).resize(target, Image.Resampling.BILINEAR)
             left, top = round((scaled.width - self.width) / 2), round((scaled.height - self.height) / 2)
             return self._pixels(scaled.crop((left, top, left + self.width, top + self.height)))
 
@@ -118,12 +121,12 @@ class Decoder:
 
     def random(self, path: Path, generator: np.random.Generator) -> Pixels:
         """A random part of the image scaled to height x width, mirrored with probability 1/2."""
-        with opened_image(path) as image:
-            upright = _upright(image)
-            box = random_box(*upright.size, generator)
+        with opened_image(path) as opened:
+            image = _upright(opened) if self.upright else opened
+            box = random_box(*image.size, generator)
             mirrored = generator.random() < 0.5
             # Crop first: scaling a box of the whole image would mix in pixels from around the box.
-            part = self._coloured(upright.crop(box)).resize((self.width, self.height), Image.Resampling.BILINEAR)
+            part = self._coloured(image.crop(box)).resize((self.width, self.height), Image.Resampling.BILINEAR)
             return self._pixels(part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else part)
 
     def _coloured(self, image: Image.Image) -> Image.Image:

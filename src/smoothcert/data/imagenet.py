@@ -17,7 +17,8 @@ from smoothcert.data.image_files import FileList, ImageFiles
 from smoothcert.errors import RequestError, WorkError
 
 SPEC = DATASETS["imagenet"]
-DECODER = Decoder(*SPEC.shape, SPEC.shorter_side)
+DECODER = Decoder(*SPEC.shape, SPEC.shorter_side, upright=False)
+"""As in the scripts of papers, EXIF orientation is not applied."""
 FOLDERS: dict[Split, str] = {"train": "train", "test": "val"}
 WNID = re.compile(r"n\d{8}")
 FLAT_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG", re.IGNORECASE)
