@@ -122,8 +122,21 @@ def test_the_votes_that_a_radius_needs_are_found_by_trying_them(name: str, monke
     assert replace(rule, n=n).unreachable(radius, Gaussian(SIGMA)) is None
     assert str(replace(rule, n=n - 1).unreachable(radius, Gaussian(SIGMA))).endswith(f"; n = {n:,} can")
     assert str(rule.unreachable(radius, Gaussian(SIGMA))).endswith(f"; n = {n:,} can")
-    assert "at most" in str(rule.unreachable(20.0, Gaussian(SIGMA)))
-    assert str(rule.unreachable(20.0, Gaussian(SIGMA))).endswith("; no n up to 1,000,000,000 can at sigma 0.5")
+    far = replace(rule, radii=rule.radii and (0.2, 20.0))
+    assert "at most" in str(far.unreachable(20.0, Gaussian(SIGMA)))
+    assert str(far.unreachable(20.0, Gaussian(SIGMA))).endswith("; no n up to 1,000,000,000 can at sigma 0.5")
+
+
+@pytest.mark.parametrize(("hold_back", "n", "reached"), [(False, 500, False), (True, 2000, False), (True, 500, True)])
+def test_a_radius_beyond_the_tested_ones_is_out_of_reach_unless_one_look_takes_all_votes(
+    hold_back: bool, n: int, reached: bool
+) -> None:
+    """All votes agree, but they end when the largest of the radii is decided."""
+    rule = Rule(n0=20, n=n, alpha=0.001, radii=(0.2, 0.45), hold_back=hold_back)
+    (certificate,) = certify(rule, at_distances(50.0))
+    assert (certificate.radius > 0.5) == reached
+    warning = "votes end when radius 0.45 is decided: to certify 0.5, add it to the radii"
+    assert rule.unreachable(0.5, Gaussian(SIGMA)) == (None if reached else warning)
 
 
 @pytest.mark.parametrize("share", [0.999, 1.001])

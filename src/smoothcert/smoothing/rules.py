@@ -163,7 +163,7 @@ class Rule:
             tested, held_back = split_alpha(alpha) if self.hold_back else (alpha, 0.0)
             # A radius that its test cannot show ends the votes at the first look: what is held back helps only if that
             # is the last one. While no vote has failed, the looks before n have spent almost nothing.
-            alpha = held_back if held_back and n <= min(LOOK.values()) else spendable(tested, n)
+            alpha = held_back if self._bounds_at_the_only_look else spendable(tested, n)
         elif self.radius_loss is not None:
             n0 = max(self.n0, FIRST_STAGE)
             fewer = second_stage_votes(n0, n0, alpha=alpha, n_max=n, radius_loss=self.radius_loss)
@@ -171,8 +171,18 @@ class Rule:
         bound = "randomized" if self.randomized else "two-sided" if self.two_sided else "one-sided"
         return largest_radius(n, noise, alpha, bound, self.slack)
 
+    @property
+    def _bounds_at_the_only_look(self) -> bool:
+        """Whether n votes are one look on every device, after which the reserved bound may exceed all radii."""
+        return self.hold_back and self.n <= min(LOOK.values())
+
     def unreachable(self, radius: float, noise: Noise) -> str | None:
-        """A warning if the rule can never certify `radius`, with the least n for which it can; else None."""
+        """A warning if the rule does not certify `radius`, with what to change, such as the least n that can; or None.
+
+        Votes end as soon as the largest of the radii is decided: beyond it there is chance, but no test.
+        """
+        if self.radii and radius > self.radii[-1] and not self._bounds_at_the_only_look:
+            return f"votes end when radius {self.radii[-1]:g} is decided: to certify {radius:g}, add it to the radii"
         most = self.largest_radius(noise, max(NOISE_BLOCK.values()))
         if radius <= most:
             return None
