@@ -116,6 +116,8 @@ def test_a_wrong_number_of_classes_is_refused_with_the_right_one() -> None:
     ("changes", "message"),
     [
         ({"sigma": 0}, "sigma: expected"),
+        ({"sigma": None}, "sigma: expected a number > 0, got None"),
+        ({"sigma": "small"}, "sigma: expected a number > 0, got 'small'"),
         ({"num_classes": 1}, "num_classes: expected at least 2"),
         ({"batch_size": 0}, "batch_size: expected at least 1"),
         ({"classifier": 3}, "expected a callable"),
@@ -419,6 +421,7 @@ BAD_DATA = {
         [(IMAGES, LABELS), (IMAGES[..., :4], LABELS)],
         r"expected batches \[n, 3, 8, 8\] like the first",
     ),
+    "images without a batch": ([IMAGES[0]], r"expected batches \[n, 3, 8, 8\], got \[3, 8, 8\]; give a DataLoader"),
     "tensor": (IMAGES, "use certify for a tensor"),
     "name": ("mnist-sample", "got str; .* load_dataset for the name of a data set"),
     "number": (3, "expected a DataLoader, a Dataset or batches"),

@@ -28,6 +28,10 @@ class Cascade:
     def __init__(self, stages: Sequence[Stage]) -> None:
         if len(stages) < 2:
             raise RequestError(f"stages: expected at least 2 smoothed classifiers, got {len(stages)}")
+        if wrong := [type(stage).__name__ for stage in stages if not isinstance(stage, Stage)]:
+            raise RequestError(
+                f"stages: expected smoothed classifiers or runs, got {wrong[0]}; use SmoothedClassifier(model, sigma=S)"
+            )
         self.sources = tuple(stages)
         """The stages as they were given."""
         self.stages = tuple(stage if isinstance(stage, SmoothedClassifier) else stage.smoothed() for stage in stages)

@@ -162,6 +162,11 @@ def _stream(
         raise RequestError("data: expected at least one batch, got none; check the data set and the loader")
     example = first[0][0].to(smoothed.device or first[0][0].device)
     _, prepared = prepare(smoothed, example, options, seed=seed, stored={} if path is None else stored_settings(path))
+    if prepared.shape != example.shape[1:]:  # the classifier takes it for one image only
+        raise RequestError(
+            f"data: expected batches [n, {', '.join(map(str, prepared.shape))}], got {list(example.shape)}; "
+            "give a DataLoader a batch_size, or add a batch dimension with x[None]"
+        )
     position = 0
     with ExitStack() as stack:
         writer, provenance = None, {}
