@@ -18,6 +18,7 @@ from smoothcert.data import (
     with_known_classes,
 )
 from smoothcert.data.image_files import read_image_files
+from smoothcert.data.images import in_unit_interval
 from smoothcert.errors import RequestError, WorkError
 
 
@@ -55,7 +56,7 @@ def test_paths_may_be_strings(tmp_path: Path) -> None:
     assert load_folder(str(tmp_path), "test").name == f"folder:{tmp_path}"
     assert read_class_names(str(tmp_path / "names.txt")) == ("bee", "ant")
     images, _ = read_image_files([str(tmp_path / "ant" / "a.png")], (3, 40, 60))
-    assert torch.equal(images, load_folder(tmp_path, "test").batch(torch.tensor([0]))[0])
+    assert torch.equal(in_unit_interval(images), load_folder(tmp_path, "test").batch(torch.tensor([0]))[0])
     with pytest.raises(RequestError, match=f"expected ImageNet in {tmp_path}"):
         load_dataset("imagenet", "test", str(tmp_path))
 

@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 from smoothcert.data import load_folder
 from smoothcert.data.decoding import Decoder
 from smoothcert.data.image_files import read_image_files
+from smoothcert.data.images import in_unit_interval
 from smoothcert.errors import RequestError, WorkError
 
 WIDTH, HEIGHT, SIDE = 60, 40, 20
@@ -98,10 +99,10 @@ def test_predict_and_folder_give_the_same_tensor(tmp_path: Path, kind: str) -> N
     (KINDS | {f"transparent {name}": save for name, save in TRANSPARENT.items()})[kind](path)
     data = load_folder(tmp_path, "test", SIDE)
     read, _ = read_image_files([path], data.shape, shorter_side=SIDE)
-    assert torch.equal(read, data.batch(torch.tensor([0]))[0])
+    assert torch.equal(in_unit_interval(read), data.batch(torch.tensor([0]))[0])
     data = load_folder(tmp_path, "test")
     read, notes = read_image_files([path], data.shape)
-    assert torch.equal(read, data.batch(torch.tensor([0]))[0])
+    assert torch.equal(in_unit_interval(read), data.batch(torch.tensor([0]))[0])
     assert notes == [note.removeprefix(f"{tmp_path}: ") for note in data.notes]
     on_black = [f"{path} is composited on black where transparent"]
     assert notes == (on_black if kind not in KINDS else [])
@@ -165,13 +166,13 @@ def test_resize_covers_the_shape_and_crops_the_centre(tmp_path: Path) -> None:
     digit = np.random.default_rng(0).integers(0, 256, (28, 28), dtype=np.uint8)
     Image.fromarray(np.pad(digit, ((0, 0), (28, 28)))).save(tmp_path / "wide.png")
     read, notes = read_image_files([tmp_path / "wide.png"], (1, 28, 28), shorter_side=28)
-    np.testing.assert_array_equal((read[0, 0] * 255).round().numpy(), digit)
+    np.testing.assert_array_equal(read[0, 0].numpy(), digit)
     assert len(notes) == 1
     assert "scaled and cropped to 28x28 pixels: the radius is about the result" in notes[0]
     # A network for oblong images: the centre, without black borders.
     Image.new("L", (30, 90), 200).save(tmp_path / "tall.png")
     read, _ = read_image_files([tmp_path / "tall.png"], (1, 20, 40), shorter_side=20)
-    assert (read * 255).round().unique().tolist() == [200]
+    assert read.unique().tolist() == [200]
     # The same file for a network of coloured images: a change of length 1 has the length sqrt(3) there.
     _, notes = read_image_files([tmp_path / "tall.png"], (3, 90, 30))
     assert len(notes) == 1

@@ -8,6 +8,7 @@ import sys
 import pytest
 from rich.table import Table
 
+from smoothcert.certification.certify_dataset import CertificationStatus
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import (
     csv_text,
@@ -21,6 +22,7 @@ from smoothcert.io.text import (
     parse_count,
     printable,
     radius_text,
+    rate,
 )
 from smoothcert.report.progress import certification_bar, counting_bar
 
@@ -100,6 +102,14 @@ def test_an_error_before_the_first_progress_leaves_no_bar(
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_slow_work_has_a_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    status = CertificationStatus(1, 2, 0.5, images_per_second=0.00321, votes_per_second=0.6421, votes=200)
+    with certification_bar("run", 2) as show:
+        show(status)
+    assert "0.00321 img/s 0.642 votes/s" in " ".join(capsys.readouterr().out.split())
+    assert [rate(x) for x in (41.77, 99.96, 2053.4)] == ["41.8", "100", "2,053"]
 
 
 def test_error_line_is_short_and_never_empty() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smoothcert.cli.options import NetworkOptions, command_line, optional
-from smoothcert.io.text import duration
+from smoothcert.io.text import duration, rate
 from smoothcert.training.run_folder import RECIPE
 
 if TYPE_CHECKING:  # commands import torch only when they need it
@@ -84,7 +84,7 @@ def long_work(estimate: "CertificationEstimate", settings: "CertifySettings", im
     most = "at most " if settings.radii or settings.radius_loss is not None or settings.label_aware else ""
     text = (
         f"{most}about {duration(estimate.seconds)} on this machine ({estimate.images:,} images, "
-        f"{estimate.votes:,} votes each, {1 / estimate.seconds_per_vote:,.0f} votes/s)"
+        f"{estimate.votes:,} votes each, {rate(1 / estimate.seconds_per_vote)} votes/s)"
     )
     cheaper = cheaper_settings(settings, images, estimate.seconds_per_vote)
     if cheaper is None:

@@ -59,12 +59,14 @@ def predict(
     """Print the class, the votes and the certified radius of image files."""
     runs, images = runs_and_images(paths, request)
     request.check_noise_level(runs, sigma)
+    import torch
     from torch.utils.data import DataLoader, TensorDataset
 
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
     from smoothcert.cli.classifiers import named_classifier
     from smoothcert.data import scaled_side
     from smoothcert.data.image_files import read_image_files
+    from smoothcert.data.images import in_unit_interval
     from smoothcert.distributed import find_device
     from smoothcert.report.progress import print_note
 
@@ -75,7 +77,7 @@ def predict(
     if named.subject.denoiser is not None:
         named.subject.denoiser.check(spec.shape, noise_level, kind)
     side = scaled_side(named.dataset, spec.shape) if resize else None
-    batch, notes = read_image_files(images, spec.shape, shorter_side=side)
+    pixels, notes = read_image_files(images, spec.shape, shorter_side=side)
     for text in notes:
         note(text)
     model = SmoothedClassifier(
@@ -83,8 +85,13 @@ def predict(
     )
     with printing_warnings(named.noise_warnings(noise_level, kind)):
         smoothed = model.to(torch_device)
-        loader = DataLoader(TensorDataset(batch.to(torch_device)), batch_size=IMAGES_AT_ONCE)
-        parts = smoothed.certify_loader(loader, progress=len(batch) > IMAGES_AT_ONCE, n=n, alpha=alpha, bound=bound)
+        # All files were read before the first is certified. They stay bytes: as floats they are four times as large.
+        loader = DataLoader(
+            TensorDataset(pixels),
+            batch_size=IMAGES_AT_ONCE,
+            collate_fn=lambda items: in_unit_interval(torch.stack([image for (image,) in items])),
+        )
+        parts = smoothed.certify_loader(loader, progress=len(pixels) > IMAGES_AT_ONCE, n=n, alpha=alpha, bound=bound)
         certified = zip(images, chain.from_iterable(parts), strict=True)
         rows = (row_of(path, certificate, spec.class_names) for path, certificate in certified)
         print_rows(rows, about_radii(smoothed, n, alpha, bound, torch_device), format_)

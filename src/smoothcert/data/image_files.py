@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from smoothcert.data.decoding import Decoder, ImageBytes, Pixels, image_head
-from smoothcert.data.images import in_unit_interval, labels_digest
+from smoothcert.data.images import labels_digest
 from smoothcert.data.streamed_images import StreamedImages
 from smoothcert.errors import RequestError
 
@@ -74,7 +74,7 @@ class ImageFiles(StreamedImages):
 def read_image_files(
     paths: Sequence[Path | str], shape: tuple[int, int, int], *, shorter_side: int | None = None
 ) -> tuple[Tensor, list[str]]:
-    """The images as float32 [n, c, h, w] in [0, 1] for `shape` (c, h, w), and notes on what was changed in them.
+    """The bytes uint8 [n, c, h, w] of images for `shape` (c, h, w), and notes on what was changed in them.
 
     With `shorter_side`, files of another size are scaled and cropped by `Decoder.centre`; without it they are refused.
     """
@@ -89,7 +89,7 @@ def read_image_files(
         for change in changes:
             changed.setdefault(change, []).append(path)
     notes = [note for change, files in changed.items() for note in note_about(files, change)]
-    return in_unit_interval(torch.from_numpy(np.stack(pixels))), notes
+    return torch.from_numpy(np.stack(pixels)), notes
 
 
 def read_image(file: Path | ImageBytes, decoder: Decoder, otherwise: str) -> tuple[Pixels, list[str]]:

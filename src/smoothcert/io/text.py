@@ -79,6 +79,11 @@ def duration(seconds: float) -> str:
     return f"{minutes / (24 * 60):,.1f} days"
 
 
+def rate(per_second: float) -> str:
+    """A number per second: a whole one from 100 on; a smaller one with three digits, so that a slow one is not 0."""
+    return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"
+
+
 def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]], rule: Sequence[str] | None = None) -> str:
     """A GitHub table. `titles` and `rows` are Markdown (see `escape_markdown`); `rule` aligns columns as in `---:`."""
     lines = (titles, rule or ["---"] * len(titles), *rows)

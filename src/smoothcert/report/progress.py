@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress
 
 from smoothcert.io.console import PlainColumn, PlainConsole, leads
-from smoothcert.io.text import duration
+from smoothcert.io.text import duration, rate
 
 if TYPE_CHECKING:  # each command loads what it needs: certifying starts without the training libraries
     from smoothcert.certification.attack import AttackStatus
@@ -76,7 +76,7 @@ def train_with_bar(recipe: "TrainRecipe", data: "Images", folder: Path, **option
             accuracy = "" if status.noisy_accuracy is None else f"noisy acc {status.noisy_accuracy:.1%} "
             now = f"epoch {status.epoch + 1}/{status.epochs} loss {status.loss:.3f} {accuracy}"
             # The speed is last: a narrow terminal cuts the end.
-            now += f"{duration(status.seconds_left)} left {status.images_per_second:,.0f} img/s"
+            now += f"{duration(status.seconds_left)} left {rate(status.images_per_second)} img/s"
             done = status.epoch * status.steps + status.step
             bar.update(task, total=status.epochs * status.steps, completed=done, now=now)
 
@@ -94,7 +94,7 @@ class CertificationBar:
         now = f"{status.done}/{status.total} ACR {status.average_certified_radius:.3f}"
         now += f" {duration(left)} left" if left else ""
         if status.images_per_second:  # none if the file was complete
-            now += f" {status.images_per_second:.2f} img/s {status.votes_per_second:,.0f} votes/s"
+            now += f" {rate(status.images_per_second)} img/s {rate(status.votes_per_second)} votes/s"
         self._bar.update(self._task, total=status.total, completed=status.done, now=now)
 
     def warn(self, text: str) -> None:
@@ -122,7 +122,7 @@ def attack_bar(name: str, images: int) -> Iterator["Callable[[AttackStatus], Non
         def show(status: "AttackStatus") -> None:
             loud = f" {status.contradictions} CONTRADICTIONS" if status.contradictions else ""
             now = f"{status.done}/{status.total} withstood {status.withstood}"
-            bar.update(task, completed=status.done, now=f"{now} {status.images_per_second:.2f} img/s{loud}")
+            bar.update(task, completed=status.done, now=f"{now} {rate(status.images_per_second)} img/s{loud}")
 
         yield show
 
