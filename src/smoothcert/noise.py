@@ -95,14 +95,14 @@ class Noise(ABC):
         """Independent noise, float32, of `shape`, on the generator's device."""
         import torch
 
-        out = torch.empty(tuple(shape), device=generator.device)
+        out = torch.empty(tuple(shape), device=generator.device, dtype=torch.float32)
         self._draw(out, generator)
         return out
 
     def fill(self, out: Tensor, key: int) -> None:
         """Fill `out` (float32, contiguous) with noise that depends on `key` alone."""
         if out.device.type == "cpu":
-            self._draw_numpy(out, np.random.Generator(np.random.SFC64(key)))
+            self._draw_numpy(out.numpy(), np.random.Generator(np.random.SFC64(key)))
         else:
             import torch
 
@@ -129,7 +129,7 @@ class Noise(ABC):
     def _draw(self, out: Tensor, generator: torch.Generator) -> None: ...
 
     @abstractmethod
-    def _draw_numpy(self, out: Tensor, generator: np.random.Generator) -> None: ...
+    def _draw_numpy(self, out: NDArray[np.float32], generator: np.random.Generator) -> None: ...
 
 
 class Gaussian(Noise):
@@ -141,13 +141,12 @@ class Gaussian(Noise):
     def _draw(self, out: Tensor, generator: torch.Generator) -> None:
         out.normal_(0, self.sigma, generator=generator)
 
-    def _draw_numpy(self, out: Tensor, generator: np.random.Generator) -> None:
-        values = out.numpy()
+    def _draw_numpy(self, out: NDArray[np.float32], generator: np.random.Generator) -> None:
         if VECTOR_MATHEMATICS:
-            fill_by_box_muller(values.reshape(-1), generator.bit_generator, self.sigma)
+            fill_by_box_muller(out.reshape(-1), generator.bit_generator, self.sigma)
         else:
-            generator.standard_normal(out=values, dtype=np.float32)
-            values *= np.float32(self.sigma)
+            generator.standard_normal(out=out, dtype=np.float32)
+            out *= np.float32(self.sigma)
 
     def error_at(self, radius: float) -> float:
         return float(special.ndtr(-radius / self.sigma))
@@ -179,11 +178,10 @@ class Laplace(Noise):
         out.exponential_(generator=generator)
         out.sub_(out.new_empty(out.shape).exponential_(generator=generator)).mul_(self.scale)
 
-    def _draw_numpy(self, out: Tensor, generator: np.random.Generator) -> None:
-        generator.standard_exponential(out=out.numpy(), dtype=np.float32)
-        import torch
-
-        out.sub_(torch.from_numpy(generator.standard_exponential(out.shape, dtype=np.float32))).mul_(self.scale)
+    def _draw_numpy(self, out: NDArray[np.float32], generator: np.random.Generator) -> None:
+        generator.standard_exponential(out=out, dtype=np.float32)
+        out -= generator.standard_exponential(out.shape, dtype=np.float32)
+        out *= np.float32(self.scale)
 
     def error_at(self, radius: float) -> float:
         return 0.5 * math.exp(-radius / self.scale)
@@ -202,9 +200,10 @@ class Uniform(Noise):
     def _draw(self, out: Tensor, generator: torch.Generator) -> None:
         out.uniform_(-self.half_width, self.half_width, generator=generator)
 
-    def _draw_numpy(self, out: Tensor, generator: np.random.Generator) -> None:
-        generator.random(out=out.numpy(), dtype=np.float32)
-        out.mul_(2 * self.half_width).sub_(self.half_width)
+    def _draw_numpy(self, out: NDArray[np.float32], generator: np.random.Generator) -> None:
+        generator.random(out=out, dtype=np.float32)
+        out *= np.float32(2 * self.half_width)
+        out -= np.float32(self.half_width)
 
     def error_at(self, radius: float) -> float:
         return max(0.0, 0.5 - radius / (2 * self.half_width))

@@ -122,6 +122,28 @@ def test_an_outer_autocast_does_not_change_votes(model: nn.Module, images: Tenso
         assert torch.equal(smoothed(images, n=1000, seed=2), shares)
 
 
+@pytest.mark.parametrize("noise", ["gaussian", "laplace", "uniform"])
+def test_inference_mode_and_another_default_type_change_nothing(
+    model: nn.Module, images: Tensor, noise: str, tmp_path: Path
+) -> None:
+    data = TensorDataset(images, LABELS)
+
+    def results(name: str) -> tuple[object, ...]:
+        smoothed = sc.SmoothedClassifier(model, sigma=0.25, noise=noise)
+        file = sc.certify_dataset(smoothed, data, tmp_path / f"{name}.tsv", n=200, seed=1)
+        votes = [row.certificate for row in file], file.provenance["accuracy"]
+        return *votes, list(smoothed.certify(images, n=200, seed=1)), sc.doctor(smoothed, data).accuracy_under_noise
+
+    expected = results("usual")
+    with torch.inference_mode():
+        assert results("inference") == expected
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert results("float64") == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_losses_explain_labels_and_generators(model: nn.Module, images: Tensor) -> None:
     logits = torch.randn(2, 4, 3)
     for labels, given in ((torch.tensor([0, 1, 7, 0]), "0 to 7"), (torch.tensor([0, 1, -1, 0]), "-1 to 1")):

@@ -190,7 +190,7 @@ class Attacker:
         Every forward pass has the same shape, as for votes: slots without an image repeat the last one.
         """
         recipe, slots = self.recipe, self.recipe.images_at_once
-        noise = torch.zeros((slots, recipe.num_noise, *images.shape[1:]), device=images.device)
+        noise = images.new_zeros((slots, recipe.num_noise, *images.shape[1:]))
         for slot, index in zip(noise, indices, strict=False):
             self.counter.noise.fill(slot, noise_key(recipe.seed, index, "gradient", radius))
         owner = torch.arange(slots, device=images.device).clamp(max=len(images) - 1)
@@ -344,7 +344,7 @@ def _attacker(model: Classifier, data: Images, recipe: AttackRecipe, device: tor
 
 def _check_differentiable(classifier: Classifier, shape: tuple[int, int, int], device: torch.device) -> None:
     """Refuse a callable whose logits have no gradient with respect to the image."""
-    image = torch.full((1, *shape), 0.5, device=device, requires_grad=True)
+    image = torch.full((1, *shape), 0.5, dtype=torch.float32, device=device, requires_grad=True)
     with torch.enable_grad(), attacked(classifier):
         logits = logits_of(classifier(image))
         (gradient,) = torch.autograd.grad(logits.sum(), image, allow_unused=True) if logits.requires_grad else (None,)

@@ -168,7 +168,8 @@ def check_outputs(
     The images are on the device of its weights, or on `device` if it is a callable.
     """
     refuse_without_weights(model, name)
-    given = list(first_logits(model, torch.full((2, *shape), 0.5, device=device_of(model) or device), name).shape)
+    images = torch.full((2, *shape), 0.5, dtype=torch.float32, device=device_of(model) or device)
+    given = list(first_logits(model, images, name).shape)
     if given != [2, num_classes]:
         more = len(given) == 2 and given[1] > num_classes
         raise RequestError(
