@@ -90,30 +90,55 @@ def draw_zero(browser: Browser) -> None:
         browser.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
 
 
-DROP = """
-const carried = new DataTransfer();
-carried.items.add(new File(["not an image"], "notes.png", {type: "image/png"}));
-document.dispatchEvent(new DragEvent("drop", {dataTransfer: carried, bubbles: true, cancelable: true}));
-"""
+def drop(browser: Browser, content: bytes) -> None:
+    """Drop a file on the page."""
+    browser.value(
+        "(() => { const carried = new DataTransfer();"
+        f"carried.items.add(new File([Uint8Array.of({','.join(map(str, content))})], 'a.png', {{type: 'image/png'}}));"
+        "document.dispatchEvent(new DragEvent('drop', {dataTransfer: carried, bubbles: true, cancelable: true})) })()"
+    )
+
+
+LEFT = """(async () => {
+  const content = JSON.stringify({n: 0, votes: {}, radius: 0, abstained: true, notes: [], votes_used: 0});
+  const events = ["look", "answer"].map((kind) => `event: ${kind}\\ndata: ${content}\\n\\n`).join("");
+  const left = new AbortController(), chunks = [{done: false, value: new TextEncoder().encode(events)}, {done: true}];
+  matchMedia = () => ({matches: false});
+  const shown = follow({read: async () => chunks.shift()}, left.signal);
+  setTimeout(() => left.abort(), 0);
+  await shown;
+})()"""
+"""An answer of which all events have arrived, and whose looks are being shown when the next image is sent."""
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine: install Debian's chromium")
-def test_page_shows_a_certificate_of_a_drawn_digit_and_the_problem_of_a_bad_file(
-    server: Server, tmp_path: Path
+def test_page_shows_certificates_of_drawn_and_dropped_digits_and_the_problem_of_a_bad_file(
+    server: Server, tmp_path: Path, digit: torch.Tensor
 ) -> None:
     with Browser(tmp_path / "profile") as browser:
         browser.call("Page.navigate", url=server.url)
         until(browser, "typeof models !== 'undefined' && models.length === 1")
         browser.value("matchMedia = () => ({matches: true})")  # no animation
         draw_zero(browser)
+        drop(browser, png(digit))  # before the drawing is sent
+        until(browser, "document.getElementById('claim').textContent.startsWith('Every image closer')")
+        assert browser.value("lastImage.type") == "image/png"
+        until(browser, "pen.getImageData(0, 0, 280, 280).data.some((value, k) => k % 4 === 0 && value)")
+        browser.value("new Promise(done => setTimeout(done, 750))")
+        assert browser.value("lastImage.type") == "image/png", "the drawing is not sent in place of the file"
+        browser.value(LEFT)
+        assert browser.value("document.getElementById('class').textContent") == "0", "not the answer that was left"
+        browser.value("matchMedia = () => ({matches: true})")
+        draw_zero(browser)
+        until(browser, "lastImage.type === 'application/octet-stream'")
         until(browser, "document.getElementById('claim').textContent.startsWith('Every image closer')")
         assert browser.value("document.getElementById('class').textContent") == "0"
         assert float(browser.value("document.getElementById('radius').textContent")) > 0.1
         assert browser.value("document.querySelectorAll('.copy').length") == 8
         assert browser.value("document.querySelectorAll('.bar .bound').length") == 1
         until(browser, "document.getElementById('changed').naturalWidth === 28")
-        browser.value(f"(() => {{{DROP}}})()")
+        drop(browser, b"not an image")
         until(browser, "!document.getElementById('message').hidden")
         assert "expected a PNG or JPEG file" in browser.value("document.getElementById('message').textContent")
         assert browser.value("document.getElementById('details').hidden")

@@ -57,6 +57,7 @@ function chosen() {
 
 // Drawing: white on black.
 function clear() {
+  clearTimeout(timer); // what was drawn last may not be sent yet
   pen.fillStyle = "#000";
   pen.fillRect(0, 0, pad.width, pad.height);
   drawn = false;
@@ -70,10 +71,10 @@ function position(event) {
 
 pad.addEventListener("pointerdown", (event) => {
   if (!models.length || model().shape[0] !== 1) return;
+  clearTimeout(timer);
   if (!drawn) clear();
   drawn = true;
   $("hint").hidden = true;
-  clearTimeout(timer);
   pad.setPointerCapture(event.pointerId);
   pen.strokeStyle = "#fff";
   pen.lineWidth = INK;
@@ -149,13 +150,13 @@ async function send(image) {
       headers: { ...headers(), "Content-Type": image.type, Accept: "text/event-stream" },
     });
     if (!response.ok) return wrong(await problem(response));
-    await follow(response.body.getReader());
+    await follow(response.body.getReader(), mine.signal);
   } catch (error) {
     if (error.name !== "AbortError") wrong("The server does not answer; is it still running?");
   }
 }
 
-async function follow(reader) {
+async function follow(reader, signal) {
   const text = new TextDecoder();
   let rest = "", pause = 0, ended = false;
   for (;;) {
@@ -164,6 +165,7 @@ async function follow(reader) {
     const blocks = rest.split("\n\n");
     rest = blocks.pop();
     for (const block of blocks) {
+      if (signal.aborted) return; // looks that have arrived are shown slowly, and another image may follow meanwhile
       const [kind, data] = block.split("\n").map((line) => line.slice(line.indexOf(": ") + 2));
       const content = JSON.parse(data);
       if (kind === "start") {
@@ -248,7 +250,7 @@ function answer(content) {
     "Stronger changes are not covered.";
 }
 
-$("clear").addEventListener("click", () => { clear(); clearTimeout(timer); });
+$("clear").addEventListener("click", clear);
 $("again").addEventListener("click", () => lastImage && send(lastImage));
 $("slider").addEventListener("input", chosen);
 $("slider").addEventListener("change", () => lastImage && send(lastImage));
