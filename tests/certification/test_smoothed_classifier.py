@@ -325,7 +325,7 @@ def test_probabilities_are_shares_of_votes() -> None:
         ({"radii": (0.1, 0.2)}, {"radii": (0.1, 0.2), "hold_back": True}),
         ({"until_radius": 0.1}, {"radii": (0.1,)}),
         ({"radius_loss": 0.1}, {"radius_loss": 0.1}),
-        ({"bound": "two-sided"}, {"two_sided": True}),
+        ({"bound": "two-sided"}, {"bound": "two-sided"}),
     ],
 )
 def test_every_rule_is_reached(options: dict[str, Any], rule: dict[str, Any]) -> None:

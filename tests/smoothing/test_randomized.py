@@ -123,8 +123,8 @@ def test_rules_use_the_votes_of_the_plain_bound_and_the_coin_of_the_image(option
     counter, images = VoteCounter(half_space, Gaussian(0.5), 2, 500), torch.tensor([0.1, 0.9, -0.6]).view(3, 1, 1, 1)
     seeds, labels = [(3, i) for i in range(3)], [1, 1, 1]
     plain, drawn = (
-        Rule(n0=50, n=2000, alpha=0.001, randomized=randomized, **options).certify(counter, images, seeds, labels)  # type: ignore[arg-type]
-        for randomized in (False, True)
+        Rule(n0=50, n=2000, alpha=0.001, bound=bound, **options).certify(counter, images, seeds, labels)  # type: ignore[arg-type]
+        for bound in ("one-sided", "randomized")
     )
     for i, (a, b) in enumerate(zip(plain, drawn, strict=True)):
         assert (a.votes, a.count, a.n) == (b.votes, b.count, b.n)

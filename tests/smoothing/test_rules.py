@@ -106,8 +106,8 @@ def test_two_stages_ask_the_first_votes_and_round_up_to_blocks(n: int, loss: flo
 
 RULES = {
     "one-sided": Rule(n0=20, n=1, alpha=0.1),
-    "two-sided": Rule(n0=20, n=1, alpha=0.1, two_sided=True),
-    "randomized": Rule(n0=20, n=1, alpha=0.1, randomized=True),
+    "two-sided": Rule(n0=20, n=1, alpha=0.1, bound="two-sided"),
+    "randomized": Rule(n0=20, n=1, alpha=0.1, bound="randomized"),
     "sound": Rule(n0=20, n=1, alpha=0.1, slack=0.02),
     "one radius": Rule(n0=20, n=1, alpha=0.1, radii=(0.45,)),
     "radii": Rule(n0=20, n=1, alpha=0.1, radii=(0.2, 0.45), hold_back=True),
@@ -215,13 +215,14 @@ def test_two_sided_is_for_many_classes() -> None:
     image = torch.full((1, 1, 1, 1), 0.5)
     votes = VoteCounter(three, Gaussian(SIGMA), 3, 500)
     one, two = (
-        Rule(n0=100, n=20_000, alpha=0.001, two_sided=t).certify(votes, image, [(1, 0)], [0])[0] for t in (False, True)
+        Rule(n0=100, n=20_000, alpha=0.001, bound=bound).certify(votes, image, [(1, 0)], [0])[0]
+        for bound in ("one-sided", "two-sided")
     )
     assert two.votes == one.votes
     assert one.radius == pytest.approx(0.524 * SIGMA, abs=0.03)
     assert two.radius == pytest.approx((0.524 + 1.036) / 2 * SIGMA, abs=0.03)
     with pytest.raises(RequestError, match="two-sided is known for gaussian noise"):
-        Rule(n0=10, n=100, alpha=0.1, two_sided=True).certify(counter(Laplace(SIGMA)), image, [(1, 0)], [0])
+        Rule(n0=10, n=100, alpha=0.1, bound="two-sided").certify(counter(Laplace(SIGMA)), image, [(1, 0)], [0])
 
 
 def test_sound_certificates_are_close_to_plain_ones() -> None:

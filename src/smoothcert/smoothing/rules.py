@@ -12,7 +12,6 @@ would break this, because n would depend on the votes that are then bounded.
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -69,7 +68,8 @@ class _Chosen:
 class Rule:
     """`radii` makes the rule sequential, `radius_loss` (in sigmas) two-stage; otherwise it is CERTIFY with n votes.
 
-    `randomized` draws a coin per image from its seed (see `randomized_error_bound`); it does not apply to `radii`.
+    `bound` is one-sided, two-sided or randomized, with a coin per image from its seed (see `randomized_error_bound`);
+    with `radii` it is one-sided.
     `hold_back` reserves a part of alpha for a Clopper-Pearson bound after n votes of a sequential rule. `label_aware`
     (benchmarks only) draws no further votes for an image whose first votes do not choose its label, because it cannot
     count towards certified accuracy. `slack` is added to every error bound (see `integer_noise`).
@@ -78,8 +78,7 @@ class Rule:
     n0: int
     n: int
     alpha: float
-    two_sided: bool = False
-    randomized: bool = False
+    bound: str = "one-sided"
     radii: tuple[float, ...] = ()
     hold_back: bool = False
     radius_loss: float | None = None
@@ -111,18 +110,15 @@ class Rule:
         return results
 
     def _bounded(self, chosen: _Chosen, votes: Iterable[np.ndarray]) -> list[Certificate]:
-        certificate = partial(
-            certificate_of_class,
-            n0=chosen.n0,
-            noise=chosen.counter.noise,
-            alpha=self.alpha,
-            two_sided=self.two_sided,
-            slack=self.slack,
-        )
+        noise, two_sided = chosen.counter.noise, self.bound == "two-sided"
         # A coin does not depend on the first stage either, so the bound is exact for every n that this may choose.
-        coins = [coin_of(seed) if self.randomized else None for seed in chosen.seeds]
-        triples = zip(chosen.classes, votes, coins, strict=True)
-        return [certificate(cls, fresh.tolist(), coin=coin) for cls, fresh, coin in triples]
+        coins = [coin_of(seed) if self.bound == "randomized" else None for seed in chosen.seeds]
+        return [
+            certificate_of_class(
+                cls, fresh.tolist(), chosen.n0, noise, self.alpha, two_sided=two_sided, coin=coin, slack=self.slack
+            )
+            for cls, fresh, coin in zip(chosen.classes, votes, coins, strict=True)
+        ]
 
     def _two_stage(self, chosen: _Chosen, radius_loss: float) -> list[Certificate]:
         """Plain CERTIFY on as many fresh votes as the first stage found worthwhile: sound given the first stage."""
@@ -168,8 +164,7 @@ class Rule:
             n0 = max(self.n0, FIRST_STAGE)
             fewer = second_stage_votes(n0, n0, alpha=alpha, n_max=n, radius_loss=self.radius_loss)
             n = min(n, fewer + block - 1)
-        bound = "randomized" if self.randomized else "two-sided" if self.two_sided else "one-sided"
-        return largest_radius(n, noise, alpha, bound, self.slack)
+        return largest_radius(n, noise, alpha, self.bound, self.slack)
 
     @property
     def _bounds_at_the_only_look(self) -> bool:
