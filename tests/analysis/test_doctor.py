@@ -16,7 +16,7 @@ from scipy import stats
 from tiny import tiny_recipe
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import smoothcert as sc
 from smoothcert.analysis.doctor import Diagnosis, doctor
@@ -27,6 +27,17 @@ from smoothcert.models.hub import HubClassifier
 from smoothcert.models.preprocessing import Preprocessing
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import train
+
+
+class ListDataset(Dataset[Any]):
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
 
 
 @pytest.fixture(scope="module")
@@ -317,12 +328,24 @@ def test_noise_is_of_the_kind_of_a_smoothed_classifier(kind: str, largest: float
 @pytest.mark.parametrize(
     ("model", "source", "message"),
     [
-        (lambda x: torch.zeros(len(x), 5), None, "has 5 outputs, but there are labels up to 9"),
+        (lambda x: torch.zeros(len(x), 5), None, "has 5 outputs, but there are labels from 0 to 9"),
         (lambda x: (torch.zeros(len(x), 10), 1), None, "got tuple; wrap it"),
         (lambda x: torch.full((len(x), 10), torch.nan), None, "returned NaN for an input without noise"),
         (nn.Linear(3, 10), None, r"fails on inputs of shape \[1, 28, 28\]"),
         (None, [torch.zeros(2, 1, 28, 28)], "got none with labels"),
         (None, [], "got none"),
+        (
+            None,
+            [(torch.zeros(1, 1, s, s), torch.tensor([0])) for s in (28, 29)],
+            r"one shape, got \[1, 28, 28\] and \[1, 29",
+        ),
+        (None, [(torch.full((1, 1, 28, 28), torch.nan), torch.tensor([0]))], "expected finite pixels, got NaN"),
+        (None, [(torch.zeros(1, 1, 28, 28), torch.tensor([-1]))], "there are labels from -1 to -1; .* numbered from 0"),
+        (
+            None,
+            ListDataset([(Image.new("L", (28, 28)), 0)]),
+            r"\(TypeError: .*PIL.* with torchvision.transforms.ToTensor",
+        ),
         (None, torch.zeros(2, 1, 28, 28), "expected a DataLoader"),
     ],
 )

@@ -21,7 +21,7 @@ from smoothcert.analysis.doctor_inputs import (
     check_width,
 )
 from smoothcert.analysis.doctor_modes import check_mode, check_statistics
-from smoothcert.certification.certify_loader import DATASET_BATCH, Batches, inputs_and_labels
+from smoothcert.certification.certify_loader import Batches, inputs_and_labels, loader_of
 from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import Subject
@@ -210,10 +210,11 @@ def _outputs(classifier: Classifier, images: Tensor, labels: Tensor, name: str) 
     logits = first_logits(classifier, images, name)
     check_logits(logits, len(images))
     refuse_nan(logits)
-    outputs, highest = int(logits.shape[1]), int(labels.max())
-    if highest >= outputs or int(labels.min()) < 0:
+    outputs, lowest, highest = int(logits.shape[1]), int(labels.min()), int(labels.max())
+    if highest >= outputs or lowest < 0:
         raise RequestError(
-            f"model: {name} has {outputs} outputs, but there are labels up to {highest}; give data of its classes"
+            f"model: {name} has {outputs} outputs, but there are labels from {lowest} to {highest}; give data of its "
+            "classes, numbered from 0"
         )
     return outputs
 
@@ -234,6 +235,11 @@ def _gather(data: Any, count: int) -> tuple[Tensor, Tensor, object]:
             break
     if not images_:
         raise RequestError("data: expected batches (images, labels), got none")
+    if len(shapes := {tuple(part.shape[1:]) for part in images_}) > 1:
+        given = " and ".join(str(list(shape)) for shape in sorted(shapes))
+        raise RequestError(f"data: expected images of one shape, got {given}; resize them")
+    if not all(bool(part.isfinite().all()) for part in images_):
+        raise RequestError("data: expected finite pixels, got NaN or infinity; check the data set")
     dataset = data.dataset if isinstance(data, DataLoader) else data
     return torch.cat(images_)[:count], torch.cat(labels_)[:count], replace(source, name=type(dataset).__name__)
 
@@ -244,5 +250,4 @@ def _spread(data: Any, count: int) -> Any:
     if not isinstance(dataset, Dataset) or isinstance(dataset, IterableDataset):
         return data
     chosen = Subset(dataset, spread(len(dataset), count).tolist())  # type: ignore[arg-type]
-    collate = data.collate_fn if isinstance(data, DataLoader) else None
-    return DataLoader(chosen, batch_size=DATASET_BATCH, collate_fn=collate)
+    return loader_of(chosen, data.collate_fn) if isinstance(data, DataLoader) else loader_of(chosen)

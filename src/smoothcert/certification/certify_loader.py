@@ -3,7 +3,7 @@
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, default_collate
 
 from smoothcert.certification.certificates import CertifiedImage, certificates_path, certificates_writer
 from smoothcert.certification.certify_dataset import update_provenance
@@ -28,6 +28,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.compressed import plain_while_written
 from smoothcert.io.console import terminal_bar
 from smoothcert.io.results import alone, stored_settings
+from smoothcert.io.text import named_error
 from smoothcert.smoothing.certificate_batch import CertificateBatch
 from smoothcert.training.checkpoint import tensors_digest
 
@@ -61,13 +62,28 @@ class Batches:
             parts = torch.split(torch.arange(len(data)), DATASET_BATCH)
             return cls((data.batch(part) for part in parts), data.name, data.split, len(data))
         if isinstance(data, Dataset):
-            return cls(DataLoader(data, batch_size=DATASET_BATCH), type(data).__name__, inputs=_length(data))
+            return cls(loader_of(data), type(data).__name__, inputs=_length(data))
         if isinstance(data, Tensor | str) or not isinstance(data, Iterable):
             raise RequestError(
                 f"data: expected a DataLoader, a Dataset or batches (inputs, labels), got {type(data).__name__}; "
                 "use certify for a tensor, and load_dataset for the name of a data set"
             )
         return cls(data, type(data).__name__)
+
+
+def loader_of(dataset: Dataset[Any], collate: Callable[[list[Any]], Any] = default_collate) -> DataLoader[Any]:
+    """A loader of the items of `dataset` in their order; items that do not make a batch are a RequestError."""
+
+    def batch(items: list[Any]) -> Any:
+        try:
+            return collate(items)
+        except (TypeError, RuntimeError) as error:
+            raise RequestError(
+                f"data: expected images as tensors of one size, got items that make no batch ({named_error(error)}); "
+                "convert them in the data set, for example with torchvision.transforms.ToTensor()"
+            ) from error
+
+    return DataLoader(dataset, batch_size=DATASET_BATCH, collate_fn=batch)
 
 
 def _length(data: object) -> int | None:
