@@ -1,5 +1,6 @@
 """What the documentation shows is run: the Python of the guide and the README; command lines are parsed."""
 
+import csv
 import gzip
 import math
 import re
@@ -164,6 +165,20 @@ def test_figures_are_small_and_all_shown() -> None:
     shown = {name for text in texts for name in re.findall(r"\((?:docs/)?figures/([^)]+)\)", text)}
     assert {figure.name for figure in figures} == shown
     assert all(figure.stat().st_size < 200_000 for figure in figures)
+
+
+def test_script_of_the_first_figure_draws_what_the_certificates_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    import draw_hero
+
+    shares = []
+    for run in ("gaussian-0.5", "smoothmix-eta5-0.5"):
+        with gzip.open(ROOT / f"results/mnist/{run}/certificates/test-n100000.tsv.gz", "rt") as file:
+            rows = [row for row in csv.DictReader(file, delimiter="\t") if int(row["idx"]) % 5 == 0]
+        shares.append(sum(row["correct"] == "1" and float(row["radius"]) >= 1.75 for row in rows) / len(rows))
+    figure = draw_hero.draw()
+    assert re.findall(r"\d+%", figure.get_suptitle()) == [f"{share:.0%}" for share in reversed(shares)]
+    assert len(figure.axes[0].lines) >= len(draw_hero.RUNS)
 
 
 def command_lines(path: Path) -> list[str]:
