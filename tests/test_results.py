@@ -212,7 +212,7 @@ def test_tables_of_corrected_recipes_equal_the_results() -> None:
     for line, name in zip(table_from(RESULTS / "mnist-published-recipe/README.md", "| run")[2:], mnist, strict=True):
         ((_, path),) = find_certificates([RESULTS / "mnist-published-recipe" / name])
         radii = [row.certificate.radius if row.correct else -1.0 for row in read_certificates(path).rows]
-        shares = [100 * sum(value >= radius for value in radii) / len(radii) for radius in (0, 0.5, 1, 1.5, 2, 2.5)]
+        shares = [100 * fmean(value >= radius for value in radii) for radius in (0, 0.5, 1, 1.5, 2, 2.5)]
         cells = [cell.strip() for cell in line.split("|")[2:6]]
         assert cells[:2] == [f"{len(radii):,}", f"{fmean(max(value, 0.0) for value in radii):.3f}"]
         assert cells[3] == ", ".join(f"{share:.1f}" for share in shares)
@@ -398,7 +398,7 @@ def test_rows_of_existing_models_are_those_of_their_certificates() -> None:
             elif title.startswith("r = "):
                 right = sum(row.correct and row.certificate.radius >= float(title[4:]) for row in rows)
                 low, high = (100 * float(end) for end in binomtest(right, len(rows)).proportion_ci(0.95, "exact"))
-                assert cell == f"{100 * right / len(rows):.1f}% ({low:.1f} to {high:.1f})"
+                assert cell == f"{100 * (right / len(rows)):.1f}% ({low:.1f} to {high:.1f})"
                 checked += 1
     assert checked == 2 * 4 * 3
 

@@ -17,7 +17,7 @@ from smoothcert.report.paired import comparisons
 from smoothcert.report.published import Published
 
 from .browser import PROGRAM, Browser
-from .conftest import SETTINGS, image, images
+from .conftest import SETTINGS, image, images, our_file
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine: install Debian's chromium")
 
@@ -339,3 +339,23 @@ def test_on_paper_everything_is_unfolded_and_in_light_colours(opened: Browser) -
     )
     assert opened.value("getComputedStyle(document.querySelector('.swatch')).backgroundColor") == "rgb(215, 161, 126)"
     opened.call("Emulation.setEmulatedMedia", media="", features=[])
+
+
+def test_the_readout_rounds_as_the_table_does(browser: Browser, tmp_path: Path) -> None:
+    """Shares that are half way between two decimals, or would be without the rounding of a division."""
+    counts = {"a": (1211, 2000), "b": (145, 2000), "c": (1, 400), "d": (3, 400)}
+    files = {
+        name: our_file([image(i, 1, int(i < right), 0.5) for i in range(size)], objective=name)
+        for name, (right, size) in counts.items()
+    }
+    summaries = [summarize(file, name, (0.0,)) for name, file in files.items()]
+    page = tmp_path / "report.html"
+    page.write_text(html_page(Contents("Report", summaries, comparisons=comparisons(summaries))), encoding="utf-8")
+    browser.open(page)
+    browser.hover(".panel svg", 0.005)
+    heads = texts(browser, "#table h2 + .scroll thead tr:last-child th")
+    table = dict(zip(column(browser, heads.index("run") + 1), column(browser, heads.index("0.00") + 1), strict=True))
+    radius, shown = readout(browser, 1)
+    assert radius == 0
+    assert {name: f"{percent:.1f}" for name, percent in shown.items()} == table
+    assert table == {"a": "60.6", "b": "7.2", "c": "0.2", "d": "0.8"}

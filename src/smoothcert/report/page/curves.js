@@ -2,7 +2,7 @@
 const MARGIN = { left: 36, right: 16, top: 24, bottom: 40 };
 const hidden = new Set(); // labels
 
-// The percentage of images certified with a radius of at least `radius`.
+// The share of images certified with a radius of at least `radius`, in percent.
 function accuracy(run, radius) {
   let [low, high] = [0, run.radii.length];
   while (low < high) {
@@ -10,8 +10,11 @@ function accuracy(run, radius) {
     if (run.radii[middle] >= radius) high = middle;
     else low = middle + 1;
   }
-  return (100 * (run.radii.length - low)) / run.images;
+  return 100 * ((run.radii.length - low) / run.images);
 }
+
+// Rounded as in the tables: of two decimals that are equally near, the even one, where toFixed takes the larger.
+const percentText = (percent) => `${(percent % 1 === 0.25 ? percent - 0.01 : percent).toFixed(1)} %`;
 
 function tickStep(reach, most) {
   const steps = [1, 2, 2.5, 5].flatMap((digit) => [-3, -2, -1, 0, 1, 2].map((power) => digit * 10 ** power));
@@ -91,7 +94,7 @@ function readoutLines(runs, radius) {
   const values = runs.map((run) => [run, accuracy(run, Number(radius))]).sort(([, a], [, b]) => b - a);
   const lines = values.map(([run, percent]) => {
     const name = make("span", {}, make("span", { class: `swatch ${lookOf(run)}` }), run.label);
-    return make("p", {}, name, make("b", {}, `${percent.toFixed(1)} %`));
+    return make("p", {}, name, make("b", {}, percentText(percent)));
   });
   return [make("p", {}, `radius ${radius}`), ...lines];
 }
@@ -132,7 +135,7 @@ function drawPanel(panel) {
     const onTheRight = x(at) < width / 2;
     readout.style.left = onTheRight ? near : "auto";
     readout.style.right = onTheRight ? "auto" : far;
-    const values = shown().map((run) => `${run.label} ${accuracy(run, Number(text)).toFixed(1)} %`);
+    const values = shown().map((run) => `${run.label} ${percentText(accuracy(run, Number(text)))}`);
     filled(svg, { "aria-valuenow": text, "aria-valuetext": `radius ${text}: ${values.join(", ")}` }, []);
   }
 
