@@ -61,7 +61,7 @@ def test_a_changed_number_is_named(report: Report, file: str, old: str, new: str
     code, out, err = report("--check", "out")
     assert (code, err.count("\n")) == (1, 1)
     assert expected in out
-    assert "differ from the certificates; report again" in err
+    assert "1 difference from the certificates; report again" in err
 
 
 def test_the_last_of_ten_digits_may_differ(report: Report) -> None:

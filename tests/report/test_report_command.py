@@ -152,6 +152,18 @@ def test_runs_on_different_images_are_reported(report: Report, make_run: MakeRun
     assert "differ" not in out, "they are not compared"
 
 
+def test_one_image_is_not_called_images(report: Report, make_run: MakeRun) -> None:
+    runs = make_run("one", images()[:1]), make_run("ten")
+    code, out, _ = report(*runs, "--paper", "smoothmix/table2", "--format", "md,tex,html", "--radii", "0,0.1")
+    assert code == 0
+    assert "1 of 1 test digits of MNIST keeps its class" in " ".join(out.split())
+    for text in (out, *(Path("report", f"report.{kind}").read_text() for kind in ("md", "tex", "html"))):
+        words = " ".join(text.split()).replace("&#39;", "'").replace("$\\sigma$", "σ")
+        assert "only the 1 image that all runs of its σ have is counted" in words
+        assert "1 image, the paper's 10,000" in words
+        assert not re.search(r"(?<![\d.,])1 (images|votes|runs)", words)
+
+
 def test_pictures_of_a_folder_that_only_the_certificates_name_are_not_embedded(
     report: Report, make_run: MakeRun, tmp_path: Path
 ) -> None:

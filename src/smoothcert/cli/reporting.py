@@ -10,6 +10,7 @@ import typer
 
 from smoothcert.cli.options import Data, Force, check_dataset, console, parse_radii
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.text import counted
 from smoothcert.training.run_folder import check_exists
 
 if TYPE_CHECKING:
@@ -202,5 +203,5 @@ def _check(folder: Path, request: ReportRequest) -> None:
     for line in differences[:MOST_SHOWN]:
         console.print(line, soft_wrap=True, markup=False)
     if differences:
-        raise WorkError(f"{folder}: {len(differences):,} numbers or lines differ from the certificates; report again")
+        raise WorkError(f"{folder}: {counted(len(differences), 'difference')} from the certificates; report again")
     console.print(f"{folder}: every number agrees with the certificates", soft_wrap=True, markup=False)

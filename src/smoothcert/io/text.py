@@ -59,6 +59,11 @@ def parse_count(value: str | int) -> int:
     return int(count)
 
 
+def counted(count: int, noun: str) -> str:
+    """A number with its noun, as in "1 image" and "2,000 images"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def radius_text(radius: float) -> str:
     """A certified radius with three decimals, rounded down: nothing beyond it is proved.
 

@@ -11,7 +11,7 @@ from smoothcert.data import UNSPLIT
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file
 from smoothcert.io.results import settings_path
-from smoothcert.io.text import one_line
+from smoothcert.io.text import counted, one_line
 from smoothcert.report.described import Description, Named, describe
 from smoothcert.report.further_tables import FurtherTable, further_tables
 from smoothcert.report.headline import headlines
@@ -206,8 +206,9 @@ def _read(path: Path) -> CertificatesFile:
 def _differences(summary: Summary, whole: CertificatesFile) -> list[str]:
     """What tells the numbers of a run from those of a usual one; `whole` is its file with all images."""
     fewer = summary.images < len(whole.rows)
-    counted = [f"only the {summary.images:,} images that all runs of its σ have are counted"] if fewer else []
-    return [*_trained_on_these(summary), *_trained_otherwise(summary), *_incomplete(whole), *counted]
+    images, are = counted(summary.images, "image"), "is" if summary.images == 1 else "are"
+    cut = [f"only the {images} that all runs of its σ have {are} counted"] if fewer else []
+    return [*_trained_on_these(summary), *_trained_otherwise(summary), *_incomplete(whole), *cut]
 
 
 def _trained_on_these(summary: Summary) -> list[str]:

@@ -69,8 +69,10 @@ def _count(run: Summary, radius: float) -> int:
 
 def _claim(comparison: Comparison, run: Summary, radius: float, label: Callable[[str], str]) -> str:
     split = run.split if len({run.split for run in comparison.runs}) == 1 else None
+    count = _count(run, radius)
+    keep = "keeps its" if count == 1 else "keep their"
     return (
-        f"{_count(run, radius):,} of {images_text(run.images, run.dataset, split)} keep their class under every "
+        f"{count:,} of {images_text(run.images, run.dataset, split)} {keep} class under every "
         f"change of {run.norm} length up to {radius:g} ({label(run.name)}; {_interval(run, radius)})"
     )
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.certification.columns import Columns, Flags, Floats, Integers
-from smoothcert.io.text import one_line
+from smoothcert.io.text import counted, one_line
 from smoothcert.report.looks import Look
 from smoothcert.report.names import Panel, dataset_name, titles_of
 from smoothcert.report.paired import Comparison
@@ -123,7 +123,8 @@ def _cell(outcomes: Outcomes | None, radius: float) -> dict[str, Any] | None:
     if outcomes is None:
         return None
     clean, share = (100 * outcomes.accuracy(r) for r in (0.0, radius))
-    words = f"{len(outcomes):,} images, {clean:.1f}% at radius 0, {share:.1f}% at {radius:g}, ACR {outcomes.acr:.3f}"
+    images = counted(len(outcomes), "image")
+    words = f"{images}, {clean:.1f}% at radius 0, {share:.1f}% at {radius:g}, ACR {outcomes.acr:.3f}"
     return {"share": share, "text": f"{share:.0f}", "never": not outcomes.certified.any(), "title": words}
 
 

@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from smoothcert.errors import RequestError
-from smoothcert.io.text import flattened, one_line
+from smoothcert.io.text import counted, flattened, one_line
 from smoothcert.report.layout import decimals_needed
 
 if TYPE_CHECKING:
@@ -275,11 +275,12 @@ def facts_of(summaries: "Sequence[Summary]") -> list[str]:
         return [text.format(" and ".join(f"{v:,}" if isinstance(v, int) else f"{v}" for v in known))] if known else []
 
     models = [summary.file.settings.get("model") for summary in summaries]
+    images = sorted({summary.images for summary in summaries})
     return [
         *listed(None if s.dataset is None else dataset_name(s.dataset) for s in summaries),
         *listed(None if model is None else network_name(str(model)) for model in models),
         *listed((s.norm for s in summaries), "{} radii"),
-        *listed(sorted({s.images for s in summaries}), "{} images"),
+        *listed(images, "{} image" if images == [1] else "{} images"),
         *listed(sorted({s.n for s in summaries if s.n is not None}), "n = {} votes"),
         *listed(sorted({s.alpha for s in summaries if s.alpha is not None}), "α = {}"),
     ]
@@ -323,7 +324,7 @@ def scope_text(panel: Panel) -> str:
     for label, summary in panel:
         by_count.setdefault(summary.images, []).append(label)
     few, *others = sorted(by_count)
-    text = f"{few:,} images"
+    text = counted(few, "image")
     if others:
         named = f"{text} ({others[-1]:,} for: {', '.join(by_count[others[-1]])})"
         short = len(others) == 1 and len(named) <= _MOST_LETTERS

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.errors import RequestError
+from smoothcert.io.text import counted
 from smoothcert.report.layout import UNKNOWN, Cell, Column, Row, Value
 from smoothcert.report.summary import Summary
 
@@ -85,7 +86,9 @@ def certified_otherwise(summary: Summary, data: str) -> list[str]:
     differences = [
         f"certified on {summary.dataset}, the paper's {data}" if summary.dataset not in (None, data) else None,
         f"split {summary.split}, the paper's test" if summary.split not in (None, "test") else None,
-        f"{summary.images:,} images, the paper's {_IMAGES[data]:,}" if summary.images != _IMAGES[data] else None,
+        f"{counted(summary.images, 'image')}, the paper's {_IMAGES[data]:,}"
+        if summary.images != _IMAGES[data]
+        else None,
         *(
             f"{key} = {value:,g}, the paper's {_VOTES[key]:,g}"
             for key, value in votes.items()

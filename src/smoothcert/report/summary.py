@@ -14,6 +14,7 @@ from smoothcert.certification.columns import Columns, Flags, Floats, Integers
 from smoothcert.certification.model_provenance import unfinished
 from smoothcert.data.datasets import DATASETS
 from smoothcert.errors import RequestError
+from smoothcert.io.text import counted
 from smoothcert.report.fewer_votes import acr_at_fewer_votes
 from smoothcert.report.locate import run_recipe
 from smoothcert.report.names import NamedRun
@@ -212,14 +213,14 @@ class Summary:
         ends = self.interval()
         parts = [
             f"ACR {self.acr:.3f}" + ("" if ends is None else f" (95% interval {ends[0]:.3f} to {ends[1]:.3f})"),
-            f"{self.images:,} images",
+            counted(self.images, "image"),
             self.dataset and f"data set {self.dataset}",
             self.split and f"split {self.split}",
             "n not recorded or mixed" if self.n is None else f"n = {self.n:,}",
             None if self.n0 is None else f"n0 = {self.n0:,}",
             "alpha not recorded" if self.alpha is None else f"alpha = {self.alpha:g}",
             self.precision and f"precision {self.precision}",
-            f"{self.votes:,} votes" if self.votes else "votes not recorded",
+            counted(self.votes, "vote") if self.votes else "votes not recorded",
             *self.remarks,
         ]
         return ", ".join(part for part in parts if part)

@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from smoothcert.io.text import counted
 from smoothcert.report.hyperparameters import Sweep
 from smoothcert.report.looks import looks_of
 from smoothcert.report.names import MEANINGS, METHODS, dataset_name, setting_name, setting_text, shared_network
@@ -43,7 +44,7 @@ def draw_sweeps(sweeps: Sequence[Sweep]) -> Figure | None:
 def _notes(sweeps: Sequence[Sweep]) -> list[str]:
     counts = {len(runs) for sweep in sweeps for runs in sweep.runs.values()}
     scopes = dict.fromkeys(
-        f"{first.images:,} images{f', n = {first.n:,} votes per image' if first.n else ''}"
+        f"{counted(first.images, 'image')}{f', n = {first.n:,} votes per image' if first.n else ''}"
         for first in (sweep.first for sweep in sweeps)
     )
     notes = list(scopes) if len(scopes) == 1 else []

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.text import escape_markdown, markdown_table
+from smoothcert.io.text import counted, escape_markdown, markdown_table
 from smoothcert.io.written_files import write_files
 from smoothcert.papers.reproduce.planning import PlannedRun, Request, plan, share_runs
 from smoothcert.papers.reproduce.run_state import plan_table
@@ -104,7 +104,7 @@ def title_of(request: Request, rows: Sequence[Outcome]) -> str:
 def missing(rows: Sequence[Outcome]) -> list[str]:
     """Return one line per reason why runs are not in the table; each failed seed is counted."""
     runs = f"the paper's {len({paper.name for paper, _, _ in rows})} runs"
-    tried = f"{sum(state == DONE or state.startswith(FAILED) for _, _, state in rows)} runs tried"
+    tried = f"{counted(sum(state == DONE or state.startswith(FAILED) for _, _, state in rows), 'run')} tried"
     counts = Counter(state for _, _, state in rows if state != DONE)
     return [
         f"not in this table: {count} of {tried if state.startswith(FAILED) else runs}, {state}"

@@ -54,7 +54,7 @@ function card(image, run, number) {
 }
 
 const KINDS = {
-  "runs differ": ["images that all runs have", "the largest difference of radius first"],
+  "runs differ": ["of the images that all runs have", "the largest difference of radius first"],
   "smallest radius": ["images classified correctly", "the smallest radius first"],
   "largest radius": ["images classified correctly", "the largest radius first"],
   wrong: ["wrong images", "the largest radius first"],
