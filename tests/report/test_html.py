@@ -378,6 +378,16 @@ def test_the_heat_map_shows_each_class_and_marks_what_is_never_certified() -> No
     assert cells[0]["title"] == "2 images, 100.0% at radius 0, 100.0% at 0.5, ACR 0.600"
 
 
+def test_heat_maps_have_the_titles_of_their_panels() -> None:
+    """Sigma with the same decimals, and what keeps runs of one sigma apart."""
+    runs = [("a", our_file(sigma=0.5)), ("b", our_file(sigma=0.25)), ("c", our_file(bound="randomized"))]
+    text = page(*runs)
+    panels = [panel["title"] for panel in embedded(text)["panels"]]
+    assert panels == ["MNIST, σ = 0.25", "MNIST, σ = 0.50", "MNIST, σ = 0.50, randomized bound"]
+    maps = re.findall(r"<h3>(.*): certified accuracy \(%\) at L2 radius [\d.]+</h3>", text)
+    assert maps == panels
+
+
 def test_figures_of_the_report_are_in_the_page() -> None:
     drawn = {"curves.png": b"c", "distribution.png": b"d", "distribution.pdf": b"x"}
     sources = [a["src"] for tag, a in Seen(page(("a", our_file()), pictures=drawn)).elements if tag == "img"]

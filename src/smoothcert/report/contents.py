@@ -20,7 +20,7 @@ from smoothcert.report.hyperparameters import Sweep, sweeps, with_hyperparameter
 from smoothcert.report.layout import MOST_DECIMALS, Layout
 from smoothcert.report.locate import locate
 from smoothcert.report.metrics import TrainedRun, read_run, training_runs
-from smoothcert.report.names import by_sigma, panels_of
+from smoothcert.report.names import Panel, by_sigma, panels_of
 from smoothcert.report.paired import Comparison, comparisons
 from smoothcert.report.protocol import in_l1
 from smoothcert.report.published import Published, comparison_notes, place_in_table, published_rows
@@ -101,9 +101,14 @@ class Contents:
         return ", ".join(dict.fromkeys(row.table for row in self.published.values()))
 
     @cached_property
+    def panels(self) -> list[Panel]:
+        """The runs of each sigma and data set with their labels in figures."""
+        return panels_of(self.summaries)
+
+    @property
     def labels(self) -> dict[str, str]:
         """Name of a run -> its label in figures."""
-        return {run.name: one_line(label) for panel in panels_of(self.summaries) for label, run in panel}
+        return {run.name: one_line(label) for panel in self.panels for label, run in panel}
 
     @property
     def headlines(self) -> list[str]:

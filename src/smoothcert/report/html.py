@@ -25,7 +25,7 @@ from smoothcert.report.headline import STATISTICS
 from smoothcert.report.html_data import class_map, curve_data, gallery_data
 from smoothcert.report.layout import Layout, comma_separated
 from smoothcert.report.looks import Look, looks_of
-from smoothcert.report.names import by_sigma, facts_of, meanings_in, panels_of
+from smoothcert.report.names import by_sigma, facts_of, meanings_in, titles_of
 from smoothcert.report.summary import Summary
 from smoothcert.report.tables import RANKED
 from smoothcert.training.run_folder import recipe_of_certificates
@@ -45,7 +45,7 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
     from markupsafe import Markup  # comes with Jinja2; both are needed only here
 
     written = written or datetime.date.today()
-    labels, compared, settings = contents.labels, contents.comparisons, contents.hyperparameters
+    labels, settings = contents.labels, contents.hyperparameters
     looks = looks_of(labels.values())
     styles = list(looks.values())
     numbers = {label: number for number, label in enumerate(looks)}
@@ -61,21 +61,22 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
         headlines=contents.headlines,
         meanings=f"{'; '.join(meanings_in(['σ = ', *letters, *labels.values()]))}.",
         bold=RANKED,
-        statistics=[STATISTICS, *constant_sentences(compared)],
+        statistics=[STATISTICS, *constant_sentences(contents.comparisons)],
         looks=look_of,
         table=_shown(_settings_last(contents.table, settings)),
         notes={**contents.warnings, **contents.notes},
         further=[(t.title, t.caption, _shown(t.layout)) for t in contents.further if t.title != CLASS_ACCURACY],
-        maps=[class_map(c, labels, gallery["class_names"].get(c.first.dataset or "", ())) for c in compared],
+        maps=[
+            class_map(comparison, title, labels, gallery["class_names"].get(comparison.first.dataset or "", ()))
+            for comparison, title in zip(contents.comparisons, titles_of(contents.panels), strict=False)
+        ],
         figures=_figures(contents),
         runs=list(map(_provenance, ordered)),
         version=__version__,
         script=Markup(script),
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         style=Markup(_page_file("style.css") + _look_rules(styles)),
-        data=Markup(
-            _embedded({"panels": curve_data(panels_of(contents.summaries), look_of, styles), "gallery": gallery})
-        ),
+        data=Markup(_embedded({"panels": curve_data(contents.panels, look_of, styles), "gallery": gallery})),
     )
 
 

@@ -13,7 +13,7 @@ from smoothcert.certification.certificates import CertificatesFile, CertifiedIma
 from smoothcert.certification.columns import Columns, Flags, Floats, Integers
 from smoothcert.io.text import counted, one_line
 from smoothcert.report.looks import Look
-from smoothcert.report.names import Panel, dataset_name, titles_of
+from smoothcert.report.names import Panel, titles_of
 from smoothcert.report.paired import Comparison
 from smoothcert.report.protocol import class_name, class_names_of
 from smoothcert.report.summary import Outcomes, Summary
@@ -92,12 +92,13 @@ def in_steps(radii: ArrayLike, per_unit: int = STEPS_PER_UNIT) -> NDArray[np.int
     return steps.astype(np.int64)
 
 
-def class_map(comparison: Comparison, labels: Mapping[str, str], names: Sequence[str]) -> dict[str, Any]:
+def class_map(comparison: Comparison, panel: str, labels: Mapping[str, str], names: Sequence[str]) -> dict[str, Any]:
     """A heat map: rows are runs, columns classes, at the radius of the headline.
 
-    `labels` gives the label of each run, `names` the names of the classes, if known.
+    `panel` is the title of the panel of the runs, `labels` gives the label of each run, `names` the names of the
+    classes, if known.
     """
-    first, radius = comparison.first, comparison.headline_radius or 0.0
+    radius = comparison.headline_radius or 0.0
     classes_of = {run.name: run.classes for run in comparison.runs}
 
     def mean(label: int) -> float:
@@ -106,11 +107,9 @@ def class_map(comparison: Comparison, labels: Mapping[str, str], names: Sequence
 
     every = sorted({label for classes in classes_of.values() for label in classes})
     shown = sorted(sorted(every, key=mean)[:MOST_CLASSES])
-    sigma = "σ not recorded" if first.sigma is None else f"σ = {first.sigma:g}"
-    data = "" if first.dataset is None else f"{dataset_name(first.dataset)}, "
     worst = "" if shown == every else f"; the {len(shown)} worst of {len(every):,} classes"
     return {
-        "title": f"{data}{sigma}: certified accuracy (%) at {first.norm} radius {radius:g}{worst}",
+        "title": f"{panel}: certified accuracy (%) at {comparison.first.norm} radius {radius:g}{worst}",
         "classes": [class_name(label, names) for label in shown],
         "runs": [
             {"name": name, "label": labels[name], "cells": [_cell(classes.get(label), radius) for label in shown]}
