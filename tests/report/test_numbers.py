@@ -299,6 +299,7 @@ def test_the_constant_classifier() -> None:
     ("changes", "reason"),
     [
         ({"n": 500}, "n differs (1,000 and 500)"),
+        ({"n": 2_345_678}, "n differs (1,000 and 2,345,678)"),
         ({"alpha": 0.01}, "alpha differs (0.001 and 0.01)"),
         ({"bound": "two-sided"}, "bound differs (one-sided and two-sided)"),
         ({"alpha": None}, "alpha differs (0.001 and not recorded)"),

@@ -141,6 +141,7 @@ def test_the_papers_own_protocol() -> None:
     [
         ({"images": 9_999}, "9,999 images, the paper's 10,000"),
         ({"n": 1000}, "n = 1,000, the paper's 100,000"),
+        ({"n": 1_000_000}, "n = 1,000,000, the paper's 100,000"),
         ({"n0": 10}, "n0 = 10, the paper's 100"),
         ({"alpha": 0.01}, "alpha = 0.01, the paper's 0.001"),
         ({"alpha": None}, "alpha not recorded"),

@@ -64,6 +64,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def number_text(number: float) -> str:
+    """A whole number with all its digits, as in 1,000,000; other numbers with up to six digits."""
+    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
+
+
 def radius_text(radius: float) -> str:
     """A certified radius with three decimals, rounded down: nothing beyond it is proved.
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from smoothcert.certification.columns import Floats
 from smoothcert.errors import RequestError
+from smoothcert.io.text import number_text
 from smoothcert.report.names import in_groups
 from smoothcert.report.summary import Summary, standard_error
 
@@ -148,7 +149,7 @@ def obstacles(summaries: Sequence[Summary]) -> list[str]:
 def _shown(value: object) -> str:
     if value is None or value == "":
         return "not recorded"
-    return f"{value:,g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+    return number_text(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def _compared(group: list[Summary], reference: str | None) -> Comparison:

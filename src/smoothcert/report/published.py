@@ -7,7 +7,7 @@ from pathlib import Path
 
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.errors import RequestError
-from smoothcert.io.text import counted
+from smoothcert.io.text import counted, number_text
 from smoothcert.report.layout import UNKNOWN, Cell, Column, Row, Value
 from smoothcert.report.summary import Summary
 
@@ -90,11 +90,11 @@ def certified_otherwise(summary: Summary, data: str) -> list[str]:
         if summary.images != _IMAGES[data]
         else None,
         *(
-            f"{key} = {value:,g}, the paper's {_VOTES[key]:,g}"
+            f"{key} = {number_text(value)}, the paper's {number_text(_VOTES[key])}"
             for key, value in votes.items()
             if value not in (None, _VOTES[key])
         ),
-        *(f"{key} not the same for all images, the paper's {_VOTES[key]:,g}" for key in mixed),
+        *(f"{key} not the same for all images, the paper's {number_text(_VOTES[key])}" for key in mixed),
         f"votes in {summary.precision}" if summary.precision not in (None, "fp32") else None,
         *summary.remarks,
         f"{', '.join(unknown)} not recorded" if unknown else None,
