@@ -63,6 +63,11 @@ def test_attacked_noise_and_a_sampler_are_part_of_the_label() -> None:
     assert list(setting_titles(["sampler.name", "sampler.votes"]).values()) == ["sampler", "sampler votes"]
 
 
+def test_seeds_have_all_their_digits() -> None:
+    runs = [run(f"run-{seed}", "consistency", seed=seed) for seed in (20261118, 20261119)]
+    assert list(labels_of(runs).values()) == ["Consistency (seed = 20261118)", "Consistency (seed = 20261119)"]
+
+
 def test_labels_name_fields_of_the_recipe_only_if_those_of_the_objective_do_not_suffice() -> None:
     def trained(name: str, weight: float, epochs: int) -> NamedRun:
         named = run(name, "consistency", weight=weight)

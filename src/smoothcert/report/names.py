@@ -149,13 +149,18 @@ def setting_titles(keys: Sequence[str]) -> dict[str, str]:
     return {key: setting_name(key) + apart.get(key, "") for key in keys}
 
 
+def value_text(value: object) -> str:
+    """The value of a field of a recipe for people; whole numbers have all their digits."""
+    text = f"{value:g}" if isinstance(value, float) else one_line(value)
+    return VALUES.get(text, text)
+
+
 def setting_text(key: str, value: object) -> str:
     """A field of a recipe with its value, as in "λ = 10"."""
     name = setting_name(key)
     if value is None or isinstance(value, bool):
         return name if value else f"no {name}"
-    shown = f"{value:g}" if isinstance(value, int | float) else VALUES.get(str(value), one_line(value))
-    return f"{name} = {shown}"
+    return f"{name} = {value_text(value)}"
 
 
 def meanings_in(texts: Iterable[str]) -> list[str]:

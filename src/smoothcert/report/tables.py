@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from smoothcert.report.further_tables import csv_columns, heading
 from smoothcert.report.layout import UNKNOWN, Column, Layout, Row, Value, decimals_needed
-from smoothcert.report.names import VALUES, in_groups, setting_titles
+from smoothcert.report.names import in_groups, setting_titles, value_text
 from smoothcert.report.paired import Comparison, obstacles
 from smoothcert.report.published import Published, minus, published_below
 from smoothcert.report.seeds import SeedMean, exceeds
@@ -108,8 +108,7 @@ def _hyperparameter_columns(summaries: Sequence[Summary], of: Callable[[Any], Su
     def column(key: str, title: str) -> Column:
         def text(row: Any) -> str:
             value = of(row).hyperparameters.get(key)
-            text = f"{value:g}" if isinstance(value, float) else str(value)
-            return UNKNOWN if value is None else VALUES.get(text, text)
+            return UNKNOWN if value is None else value_text(value)
 
         in_method = key == "objective.one_step"  # as in "SmoothMix (η = 5), one-step"
         return Column(key, title, lambda r: of(r).hyperparameters.get(key), csv_only=in_method, text=text, left_out=4)
