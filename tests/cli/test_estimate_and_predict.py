@@ -251,8 +251,15 @@ def test_predict_of_a_run_in_json(run_cli: Cli, trained_run: Path, place: Path) 
         assert "expected none with a run folder" in run_cli("predict", run, "digit.png", option)[2]
     assert "expected --dataset folder:PATH" in run_cli("predict", run, "digit.png", "--skip-unreadable")[2]
     assert "--ensemble makes one classifier of runs" in run_cli("predict", run, run, "digit.png")[2]
-    wrong = run_cli("predict", run, "digit.png", "--sigma", -1, "--device", "cpu")
-    assert wrong == (2, "", "smoothcert: sigma: expected a number > 0, got -1.0\n"), "without a warning before it"
+    for option, value, expected in (
+        ("sigma", -1.0, "greater than 0"),
+        ("alpha", 0.0, "greater than 0"),
+        ("n", 0, "at least 1"),
+    ):
+        wrong = run_cli("predict", run, "digit.png", f"--{option}", value, "--device", "cpu")
+        assert wrong == (2, "", f"smoothcert: {option}: expected {expected}, got {value}\n"), (
+            "without a warning before it"
+        )
     code, _, err = run_cli("predict", run, "digit.png", "--n", 100, "--sigma", 1.0, "--device", "cpu")
     noise = "gaussian noise at sigma"
     assert (code, err) == (0, f"warning: {run} was trained with {noise} 0.5, not with {noise} 1\n")

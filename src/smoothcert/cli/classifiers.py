@@ -11,7 +11,7 @@ from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.subject import Subject
 from smoothcert.classifier import check_logits, device_of, first_logits
 from smoothcert.cli.advice import noise_warning
-from smoothcert.cli.options import ClassifierOptions
+from smoothcert.cli.options import ClassifierOptions, NoiseName
 from smoothcert.data import DATASETS, known_class_names, read_class_names
 from smoothcert.data.decoding import image_head
 from smoothcert.errors import RequestError
@@ -39,7 +39,7 @@ class NamedClassifier:
     spec: InputSpec
     dataset: str | None
 
-    def noise(self, sigma: float | None, kind: str | None) -> tuple[float, str]:
+    def noise(self, sigma: float | None, kind: NoiseName | None) -> tuple[float, NoiseName]:
         """Return the noise level and the kind of noise: those that are given, else those of its training."""
         trained = self.subject.defaults or {}
         if sigma is None and "sigma" not in trained:

@@ -62,6 +62,7 @@ def predict(
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
+    from smoothcert.certification.settings import CertifySettings
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
     from smoothcert.cli.classifiers import named_classifier
     from smoothcert.data import scaled_side
@@ -74,6 +75,7 @@ def predict(
     note = partial(print_note, console if format_ == "table" else PlainConsole(stderr=True))
     named = named_classifier(request, runs, sigma, note, images[0])
     spec, (noise_level, kind) = named.spec, named.noise(sigma, noise)
+    CertifySettings(n=n, alpha=alpha, sigma=noise_level, noise=kind, bound=bound)  # refuses wrong ones
     if named.subject.denoiser is not None:
         named.subject.denoiser.check(spec.shape, noise_level, kind)
     side = scaled_side(named.dataset, spec.shape) if resize else None
