@@ -3,6 +3,7 @@
 import csv
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from smoothcert.analysis.output import Output, parse_formats
 from smoothcert.cli.analyzing import analyze
 from smoothcert.cli.options import console
+from smoothcert.data import DATASETS
 from smoothcert.errors import RequestError, WorkError
 
 
@@ -31,9 +33,12 @@ def check(out: Path, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_margins(two_runs: list[Path], tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_margins(two_runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, known = tmp_path / "out", DATASETS["mnist-sample"]
+    noted = replace(known, load=lambda *given: replace(known.load(*given), notes=("two files are missing",)))
+    monkeypatch.setitem(DATASETS, "mnist-sample", noted)
     text = call("margins", *two_runs, "--index", 7, "--n", 60, "--out", out)
+    assert text.startswith("note: two files are missing\n")
     assert f"wrote {out / 'margins.csv'}" in text.replace("\n", "")
     rows = check(out, "margins")
     assert len(rows) == 60

@@ -291,7 +291,8 @@ def test_attack_compares_the_name_of_the_data_with_the_certificates(
     """As CIFAR-10 does whose files are not the official ones."""
 
     def renamed(split: str, folder: Path) -> ImageData:
-        return dataclasses.replace(mnist.load_sample(split), name="mnist-sample (not the official files)")
+        changed = {"name": "mnist-sample (not the official files)", "notes": ("two files are not the official ones",)}
+        return dataclasses.replace(mnist.load_sample(split), **changed)
 
     spec = dataclasses.replace(DATASETS["mnist-sample"], load=renamed)
     monkeypatch.setitem(DATASETS, "mnist-sample", spec)
@@ -300,6 +301,7 @@ def test_attack_compares_the_name_of_the_data_with_the_certificates(
     options = ("--radii", "0.5", "--steps", 2, "--num-noise", 2, "--n", 50, "--device", "cpu")
     code, out, err = run_cli("attack", run, *options)
     assert (code, err) == (0, "")
+    assert out.startswith("note: two files are not the official ones\n")
     assert run_cli(*printed_next(out))[0] == 0
     monkeypatch.undo()
     code, _, err = run_cli("attack", run, *options, "--name", "other")

@@ -564,6 +564,13 @@ def test_in_turn_continues_after_a_failure(tmp_path: Path) -> None:
     assert seen == ["0", "1", "2"]
 
 
+def test_runs_that_failed_for_one_reason_are_named_together() -> None:
+    failed = {Path("runs/a"): "no data", Path("runs/b"): "the loss diverged", Path("runs/c"): "no data"}
+    shown = work.failures_in_words(failed, 5)
+    assert shown.startswith("3 of 5 runs failed")
+    assert shown.endswith("(a, c: no data; b: the loss diverged)")
+
+
 def test_a_process_trains_only_if_epochs_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr(work, "train_run", lambda recipe, folder, *rest: calls.append(f"train {folder.name}"))

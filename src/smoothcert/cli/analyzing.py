@@ -48,10 +48,13 @@ class Comparison:
             check_run_folder(run)
         from smoothcert.analysis.compared_runs import load_subjects
         from smoothcert.distributed import find_device
+        from smoothcert.report.progress import print_data_notes
 
         output = _output(self.out, name, self.format_, self.force)
         device = find_device(self.device)
-        return load_subjects(runs, device, sigma=self.sigma, data=self.data, code=self.model), output
+        subjects = load_subjects(runs, device, sigma=self.sigma, data=self.data, code=self.model)
+        print_data_notes(console, subjects.data)
+        return subjects, output
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def attack(
     from smoothcert.certification.attack import attack_dataset, complete_attack_recipe
     from smoothcert.certification.shards import chosen_images
     from smoothcert.distributed import find_device
-    from smoothcert.report.progress import attack_bar, print_note
+    from smoothcert.report.progress import attack_bar, print_data_notes, print_note
 
     torch_device = find_device(device)
     target = find_target(request, folders, out, certificates, sigma)
@@ -95,6 +95,7 @@ def attack(
     check_inside(path, target.folder)
     # Not the name in the certificates: data of this name need not be those that were certified. It is compared later.
     images = request.images(target.first)
+    print_data_notes(console, images, target.first.recipe.dataset if target.first is not None else None)
     recipe = complete_attack_recipe(fields, path, torch_device, images.shape, certified, target.sigma)
     known = range(len(images)) if certified is None else sorted(row.index for row in certified.rows)
     indices = [known[i] for i in chosen_images(len(known), skip, max_images)]

@@ -1,6 +1,7 @@
 """Train and certify planned runs: in this process, or on a CPU several at once in processes of their own."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
@@ -11,12 +12,13 @@ from rich.progress import Progress
 from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.certification.settings import CertifySettings
 from smoothcert.certification.subject import missing_classes
-from smoothcert.data import load_dataset, silent
+from smoothcert.data import UNSPLIT, load_dataset, silent
 from smoothcert.distributed import find_device
+from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import PlainConsole
 from smoothcert.papers.processes import Failures, call_in_processes, reason_of
 from smoothcert.papers.reproduce.run_state import Resources, RunState
-from smoothcert.report.progress import certification_bar, print_note, train_with_bar
+from smoothcert.report.progress import certification_bar, print_data_notes, print_note, train_with_bar
 from smoothcert.training.checkpoint import RECIPE, load_run
 from smoothcert.training.loop import TrainingStatus
 from smoothcert.training.recipe import TrainRecipe
@@ -27,6 +29,7 @@ def finish_runs(planned: Sequence[RunState], resources: Resources, console: Cons
     """Train and certify what is missing of each run; one that fails, or is damaged, does not stop the others."""
     failed = {run.folder: run.problem for run in planned if run.problem is not None}
     planned = [run for run in planned if run.problem is None and not run.done]
+    print_notes([run.known_recipe for run in planned], resources.data, console)
     if resources.jobs > 1 and find_device(resources.device).type == "cpu":
         return failed | finish_in_processes(planned, resources, console)
     failed |= train_runs([run for run in planned if not run.trained], resources, console)
@@ -35,9 +38,22 @@ def finish_runs(planned: Sequence[RunState], resources: Resources, console: Cons
 
 
 def failures_in_words(failed: Failures, runs: int) -> str:
-    """How many of the `runs` failed, and why."""
-    reasons = "; ".join(f"{folder.name}: {reason}" for folder, reason in failed.items())
+    """How many of the `runs` failed, and why; several runs may have one reason, such as data that are not there."""
+    names: dict[str, list[str]] = {}
+    for folder, reason in failed.items():
+        names.setdefault(reason, []).append(folder.name)
+    reasons = "; ".join(f"{', '.join(runs_of)}: {reason}" for reason, runs_of in names.items())
     return f"{len(failed)} of {runs} runs failed, the same command tries them again ({reasons})"
+
+
+def print_notes(recipes: Sequence[TrainRecipe], folder: Path | None, console: Console) -> None:
+    """Print what a user should know about the images, once for all runs; if they cannot be read, each run fails."""
+    for dataset, size in dict.fromkeys((recipe.dataset, recipe.image_size) for recipe in recipes):
+        load = partial(load_dataset, dataset, folder=folder, image_size=size, on_note=silent)
+        with suppress(RequestError, WorkError, OSError):
+            if (images := load("train")).split != UNSPLIT:
+                print_data_notes(console, images)
+            print_data_notes(console, load("test"), trained_on=dataset)
 
 
 def train_runs(planned: Sequence[RunState], resources: Resources, console: Console) -> Failures:
