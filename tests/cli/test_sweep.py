@@ -69,6 +69,7 @@ def test_interrupted_sweep_continues_and_trains_nothing_twice(
     assert run_cli(*asked)[0] == 130
     code, out, err = run_cli(*asked)
     assert (code, err) == (0, "")
+    assert out.count("warning: npz:few.npz has no split") == 1, "for all runs together"
     names = ["lambda5-seed0", "lambda5-seed1", "lambda20-seed0", "lambda20-seed1"]
     assert calls == [*names[:3], *names[2:]], "the first two runs are not trained again"
     with (place / "sweep/report/report.csv").open(newline="") as report:
@@ -132,6 +133,7 @@ def test_a_killed_sweep_continues_and_trains_nothing_twice(run_cli: Cli, place: 
         (["--skip", 0], "skip: expected at least 1"),
         (["--out", "few.npz"], "few.npz: expected a folder to write to, got a file; choose another --out"),
         (["--recipe", "x.yaml"], "give --preset or --recipe, not both"),
+        (["--set", "objective=gaussian,distillation"], "distillation: expected a method without a teacher"),
     ],
 )
 def test_wrong_value_is_one_line_before_anything_is_trained(

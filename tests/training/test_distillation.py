@@ -162,6 +162,9 @@ def test_the_command_line_takes_one_teacher_or_several(
     status, _, error = run_cli(*common, "--teacher", tmp_path / "none", "--out", tmp_path / "t")
     assert status == 2
     assert str(tmp_path / "none") in error
+    common[common.index("distillation")] = "gaussian"
+    status, _, error = run_cli(*common, "--teacher", trained_run, "--out", tmp_path / "t")
+    assert (status, "--teacher: expected --method distillation with it, got gaussian" in error) == (2, True)
     assert not (tmp_path / "t").exists()
 
 

@@ -131,6 +131,7 @@ def plan_runs(
     """Return the runs with their states; what cannot be trained or certified is refused before anything is."""
     from smoothcert.certification.settings import CertifySettings
     from smoothcert.distributed import Team
+    from smoothcert.objectives import Distillation
     from smoothcert.papers.reproduce.run_state import RunState, with_state
     from smoothcert.training.checkpoint import InputSpec, new_model
     from smoothcert.training.setup import check_request
@@ -143,6 +144,10 @@ def plan_runs(
         images = load(recipe.dataset, "train", recipe.image_size)
         indices = settings.selection(len(load(recipe.dataset, "test", recipe.image_size))).indices
         check_request(recipe, images, out / name, Team())
+        if isinstance(recipe.objective, Distillation):
+            raise RequestError(
+                f"{recipe.method}: expected a method without a teacher; use `smoothcert train --teacher RUN`"
+            )
         if (recipe.model, recipe.dataset) not in built:
             new_model(recipe.model, InputSpec.of(images))  # refuses an unknown network, and one for other images
             built.add((recipe.model, recipe.dataset))

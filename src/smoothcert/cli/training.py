@@ -122,9 +122,14 @@ def load_teacher(folders: Sequence[Path], recipe: "TrainRecipe", images: "Images
     from smoothcert.data import same_data, with_known_classes
     from smoothcert.data.class_names import unknown_class
     from smoothcert.data.datasets import published_name
+    from smoothcert.objectives import Distillation
     from smoothcert.report.progress import print_warning
     from smoothcert.training.checkpoint import load_run, read_model_file
 
+    if not isinstance(recipe.objective, Distillation):
+        raise RequestError(
+            f"--teacher: expected --method distillation with it, got {recipe.method}; leave --teacher out"
+        )
     runs = []
     for folder in folders:
         check_run_folder(folder)
