@@ -61,6 +61,11 @@ class TorchTwin(nn.Module):
         return torch.cat([gradient.flatten() for gradient in gradients]).numpy()
 
 
+def teacher(images: Tensor) -> Tensor:
+    """The teacher of all steps: its logits are the first pixels."""
+    return images.flatten(1)[:, :CLASSES]
+
+
 class Draw(NamedTuple):
     """A random network and a random step: flat images [batch, pixels], noise [num_noise, batch, pixels]."""
 
@@ -87,6 +92,7 @@ class Draw(NamedTuple):
             torch.tensor(self.uniform),
             torch.tensor(float(self.epoch), dtype=torch.float64),
             None if self.phat is None else torch.tensor(self.phat),
+            teacher,
         )
         noise = torch.tensor(self.noise).view(*self.noise.shape[:2], *SHAPE)
         return torch.tensor(self.x).view(-1, *SHAPE), torch.tensor(self.y), noise, progress
@@ -117,10 +123,8 @@ def torch_loss(objective: Objective, step: Draw) -> tuple[LossTerms, Array]:
     criterion = Loss(objective, sigma=step.sigma)
     criterion.epoch, criterion.first_drop = step.epoch, 0 if step.after_first_drop else step.epoch + 1
     images, labels, noise, progress = step.torch_arguments()
-    assert (
-        criterion(twin, images, labels, noise=noise, uniform=progress.uniform, targets=progress.targets).item()
-        == result.loss.item()
-    )
+    given = {"targets": progress.targets, "teacher": progress.teacher}
+    assert criterion(twin, images, labels, noise=noise, uniform=progress.uniform, **given).item() == result.loss.item()
     return result, gradient
 
 
@@ -485,12 +489,12 @@ def test_the_input_gradient_of_the_transcription() -> None:
 
 
 def in_float32(step: Draw) -> tuple[TorchTwin, tuple[Tensor, Tensor, Tensor, Progress]]:
-    images, labels, noise, (sigma, *factors) = step.torch_arguments()
+    images, labels, noise, (sigma, *factors, teacher) = step.torch_arguments()
     arguments = (
         images.float(),
         labels,
         noise.float(),
-        Progress(sigma, *[None if factor is None else factor.float() for factor in factors]),
+        Progress(sigma, *[None if factor is None else factor.float() for factor in factors], teacher),
     )
     return TorchTwin(step.network).float(), arguments
 
