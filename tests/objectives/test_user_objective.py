@@ -12,14 +12,22 @@ import pytest
 import torch
 import yaml
 from pydantic import Field
-from tiny import tiny_recipe
+from tiny import metrics, tiny_recipe, without_times
 from torch import nn
 
 from smoothcert.analysis.cost import training_costs
 from smoothcert.data import ImageData
 from smoothcert.errors import RequestError
 from smoothcert.io.text import flattened
-from smoothcert.objectives import Adversary, Consistency, Gaussian, Objective, UnloadedObjective, name_in_recipes
+from smoothcert.objectives import (
+    Adversary,
+    Consistency,
+    Gaussian,
+    LossTerms,
+    Objective,
+    UnloadedObjective,
+    name_in_recipes,
+)
 from smoothcert.training.checkpoint import load_run, tensors_digest
 from smoothcert.training.first_loss import try_loss
 from smoothcert.training.loop import train
@@ -231,6 +239,31 @@ def test_losses_take_any_objective() -> None:
     batch = (lambda rows: rows @ weight, torch.rand(5, 3), torch.arange(5) % 4)
     single, double = losses.Gaussian(sigma=1.0), losses.Loss(Doubled(), sigma=1.0)
     assert double(*batch, noise=noise) == 2 * single(*batch, noise=noise)
+
+
+class LateTerm(Gaussian):
+    """An objective with one more term from epoch 1 on."""
+
+    late: bool = True
+
+    def in_epoch(self, epoch: float) -> "LateTerm":
+        return self if epoch >= 1 else self.model_copy(update={"late": False})
+
+    def loss(self, *arguments: Any) -> LossTerms:
+        result = super().loss(*arguments)
+        more = {"size": result.noisy_logits.square().mean()} if self.late else {}
+        return result._replace(terms={**more, **result.terms})
+
+
+def test_a_term_may_start_at_a_later_epoch(tmp_path: Path, tiny_data: ImageData) -> None:
+    """Other terms keep their names; without the late one, all numbers are the same."""
+    plain, late = tmp_path / "plain", tmp_path / "late"
+    train(tiny_recipe(objective=Gaussian()), tiny_data, plain, device="cpu")
+    train(tiny_recipe(objective=LateTerm()), tiny_data, late, device="cpu")
+    lines = without_times(metrics(late))
+    assert ["size" in line for line in lines] == [False, True]
+    assert lines[1].pop("size") > 0
+    assert lines == without_times(metrics(plain))
 
 
 def test_the_trial_of_a_loss_leaves_the_network_as_it_was(tiny_data: ImageData) -> None:

@@ -119,6 +119,7 @@ def test_constant_output_is_recognized_by_its_cross_entropy() -> None:
         assert constant_output({"cross_entropy": factor * entropy, "noisy_accuracy": 0.6}, labels) == expected
     assert not constant_output({"cross_entropy": entropy, "noisy_accuracy": 0.9}, labels)
     assert not constant_output({"loss": entropy, "noisy_accuracy": 0.6}, labels), "no cross-entropy to judge by"
+    assert not constant_output({"cross_entropy": entropy}, labels), "no accuracy: the objective gives no logits"
 
 
 def test_at_chance_compares_with_the_majority_class() -> None:

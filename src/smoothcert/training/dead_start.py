@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from smoothcert.training.metrics import METRICS, keep_metrics_before
+from smoothcert.training.metrics import ACCURACY, METRICS, keep_metrics_before
 from smoothcert.training.resume import save_state
 from smoothcert.training.setup import DEAD_EPOCHS, RunInProgress
 
@@ -55,15 +55,15 @@ def constant_output(metrics: Mapping[str, float], labels: Tensor) -> bool:
 
     The cross-entropy of such a network is ln C, or the entropy of the labels once the output equals the class
     frequencies, to three digits; and its accuracy is at most that of one class for all images. False without a
-    cross-entropy in `metrics`.
+    cross-entropy or an accuracy in `metrics`.
     """
-    cross_entropy = metrics.get("cross_entropy", metrics.get("natural"))
-    if cross_entropy is None:
+    cross_entropy, accuracy = metrics.get("cross_entropy", metrics.get("natural")), metrics.get(ACCURACY)
+    if cross_entropy is None or accuracy is None:
         return False
     counts = torch.bincount(labels).double()
     entropy = float(torch.special.entr(counts / len(labels)).sum())
     near = any(abs(cross_entropy - dead) < DEAD_TOLERANCE * dead for dead in (entropy, math.log(max(len(counts), 2))))
-    return near and at_chance(metrics["noisy_accuracy"], labels)
+    return near and at_chance(accuracy, labels)
 
 
 def at_chance(accuracy: float, labels: Tensor) -> bool:

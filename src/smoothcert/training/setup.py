@@ -234,6 +234,7 @@ class RunInProgress:
         if objective == self.loss.objective:
             return
         self.loss.set_objective(objective)
+        self.meter = Meter(self.device, self.steps)  # its terms may be others
         if self.captured is not None:
             self.captured.loss_changed()
 
