@@ -7,8 +7,17 @@ from typing import Any
 
 import pytest
 
+from smoothcert.objectives import OBJECTIVES
 from smoothcert.report.looks import looks_of
-from smoothcert.report.names import NamedRun, dataset_name, labels_of, meanings_in, network_name, setting_titles
+from smoothcert.report.names import (
+    METHODS,
+    NamedRun,
+    dataset_name,
+    labels_of,
+    meanings_in,
+    network_name,
+    setting_titles,
+)
 
 LOW, HIGH = (0.5, "mnist"), (1.0, "mnist")
 PAPERS = [
@@ -52,6 +61,10 @@ def test_methods_have_the_names_that_people_use() -> None:
         "mine",
         "my_methods:SmoothLabels",
     ]
+
+
+def test_every_method_has_a_name_in_reports() -> None:
+    assert set(METHODS) == set(OBJECTIVES)
 
 
 def test_attacked_noise_and_a_sampler_are_part_of_the_label() -> None:

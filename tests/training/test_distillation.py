@@ -124,17 +124,23 @@ def test_a_finished_student_needs_no_teacher_to_resume(tmp_path: Path, tiny_data
     assert sc.load(out).provenance == before.provenance
     with pytest.raises(RequestError, match=r"expected the classifier that its training started with"):
         train(student(epochs=1), tiny_data, out, device="cpu", resume=True, classifier=linear_teacher(1))
-    with pytest.raises(RequestError, match=r"distillation expects a trained one, got none; give --teacher RUN"):
+    with pytest.raises(RequestError, match=r"expects a trained network, got none; give --teacher RUN"):
         train(student(epochs=1), tiny_data, tmp_path / "new", device="cpu", resume=True)
     assert not (tmp_path / "new").exists()
 
 
 def test_wrong_teachers_are_refused(tmp_path: Path, tiny_data: ImageData) -> None:
     out, teacher = tmp_path / "run", linear_teacher(0)
-    with pytest.raises(RequestError, match=r"distillation expects a trained one, got none; give --teacher RUN"):
+    with pytest.raises(
+        RequestError, match=r"expects a trained network, got none; give --teacher RUN \(Python: classifier=\)"
+    ):
         train(student(), tiny_data, out, device="cpu")
     with pytest.raises(RequestError, match=r"expected none for gaussian, got one; only distillation"):
         train(tiny_recipe(), tiny_data, out, device="cpu", classifier=teacher)
+    for given in ("runs/a", [teacher], lambda images: teacher(images)):
+        expected = rf"classifier: expected an nn.Module, got {type(given).__name__}; give load\(RUN\).model"
+        with pytest.raises(RequestError, match=expected):
+            train(student(), tiny_data, out, device="cpu", classifier=given)
     three = nn.Sequential(nn.Flatten(), nn.Linear(784, 3))
     with pytest.raises(RequestError, match=r"gives \[2, 3\] for 2 images, expected logits \[2, 10\]"):
         train(student(), tiny_data, out, device="cpu", classifier=three)
@@ -153,8 +159,9 @@ def test_the_command_line_takes_one_teacher_or_several(
 ) -> None:
     other = tmp_path / "other"
     train(tiny_recipe(dataset="mnist-sample", sigma=0.25, epochs=1), tiny_data, other, device="cpu")
-    common = ["train", "--dataset", "mnist-sample", "--method", "distillation", "--sigma", 0.5, "--device", "cpu"]
-    common += ["--epochs", 1, "--set", "batch_size=512"]
+    np.savez(tmp_path / "few.npz", images=tiny_data.images.numpy(), labels=tiny_data.labels.numpy())
+    common = ["train", "--dataset", f"npz:{tmp_path / 'few.npz'}", "--method", "distillation", "--sigma", 0.5]
+    common += ["--device", "cpu", "--epochs", 1]
     status, output, error = run_cli(*common, "--teacher", trained_run, "--teacher", other, "--out", tmp_path / "s")
     assert status == 0, error
     assert "was trained with gaussian noise at sigma 0.25, not with gaussian noise at sigma 0.5" in output + error
@@ -196,3 +203,42 @@ def test_teachers_for_other_images_are_refused_and_of_other_data_are_named(
     status, output, error = run_cli(*student, "npz:digits.npz", "--teacher", trained_run, "--out", "other")
     assert status == 0, error
     assert f"{trained_run} was trained on mnist-sample, not on npz:digits.npz" in " ".join((output + error).split())
+
+
+def test_the_command_line_refuses_wrong_teachers(
+    tmp_path: Path, tiny_data: ImageData, trained_run: Path, run_cli: Cli
+) -> None:
+    def refusal(*options: object, method: str = "distillation") -> str:
+        common = ["--dataset", "mnist-sample", "--method", method, "--sigma", 0.5, "--epochs", 1]
+        status, _, error = run_cli("train", *common, "--set", "batch_size=512", *options, "--out", tmp_path / "out")
+        assert status == 2, error
+        assert not (tmp_path / "out").exists()
+        return error
+
+    teacher: list[object] = ["--teacher", trained_run]
+    assert "--teacher: expected --method distillation with it, got gaussian" in refusal(*teacher, method="gaussian")
+    assert "--teacher: expected different runs" in refusal(*teacher, *teacher)
+    small = ImageData(tiny_data.images[:, :, ::4, ::4].repeat(1, 3, 1, 1), tiny_data.labels, 10, "small", "train")
+    train(tiny_recipe(epochs=1, model="resnet20"), small, tmp_path / "small", device="cpu")
+    other: list[object] = ["--teacher", tmp_path / "small"]
+    assert "--teacher: expected the same images for all members" in refusal(*teacher, *other)
+
+
+def test_a_teacher_may_be_the_users_own_network_if_the_student_is(
+    tmp_path: Path, run_cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naming the code with --model is consent to run it; the code of another network is refused."""
+    monkeypatch.chdir(tmp_path)
+    network = "nn.Sequential(nn.Flatten(), nn.Linear(784, num_classes))"
+    Path("net.py").write_text(f"from torch import nn\n\ndef small(num_classes):\n    return {network}\n")
+    common = ["--dataset", "mnist-sample", "--sigma", 0.5, "--epochs", 1, "--set", "batch_size=512"]
+    status, _, error = run_cli("train", *common, "--method", "gaussian", "--model", "net.py:small", "--out", "teacher")
+    assert status == 0, error
+    learn = ["train", *common, "--method", "distillation", "--teacher", "teacher"]
+    status, _, error = run_cli(*learn, "--out", "other")
+    assert status == 2
+    assert "its network is the code net.py:small, and --model names that of the student" in error
+    status, _, error = run_cli(*learn, "--model", "net.py:small", "--out", "student")
+    assert status == 0, error
+    recorded = sc.load("student", code="net.py:small").provenance["classifier"]
+    assert recorded["weights_sha256"] == tensors_digest(sc.load("teacher", code="net.py:small").model.state_dict())

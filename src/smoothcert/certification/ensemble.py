@@ -111,6 +111,6 @@ def refuse_different_runs(kind: str, runs: Sequence[Run]) -> None:
     for (name, value), run in product(FITTING.items(), runs[1:]):
         if value(run) != value(runs[0]):
             raise RequestError(
-                f"{kind}: expected one {name} for all members, got {value(runs[0])} for {runs[0].folder} and "
+                f"{kind}: expected the same {name} for all members, got {value(runs[0])} for {runs[0].folder} and "
                 f"{value(run)} for {run.folder}; leave one of them out"
             )

@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # commands import torch only when they need it
     from torch import nn
 
     from smoothcert.data import Images
+    from smoothcert.training.checkpoint import Run
     from smoothcert.training.recipe import TrainRecipe
 
 
@@ -117,24 +118,20 @@ def train(
 
 def load_teacher(folders: Sequence[Path], recipe: "TrainRecipe", images: "Images") -> tuple["nn.Module", "Images"]:
     """Return the network of one run, or of several as an ensemble, and the images with its classes."""
-    from smoothcert.certification.ensemble import RunEnsemble
+    from smoothcert.certification.ensemble import RunEnsemble, refuse_different_runs
     from smoothcert.cli.advice import noise_warning
     from smoothcert.data import same_data, with_known_classes
     from smoothcert.data.class_names import unknown_class
     from smoothcert.data.datasets import published_name
     from smoothcert.objectives import Distillation
     from smoothcert.report.progress import print_warning
-    from smoothcert.training.checkpoint import load_run, read_model_file
 
     if not isinstance(recipe.objective, Distillation):
         raise RequestError(
             f"--teacher: expected --method distillation with it, got {recipe.method}; leave --teacher out"
         )
-    runs = []
-    for folder in folders:
-        check_run_folder(folder)
-        allowed = read_model_file(folder / MODEL).recipe.model == recipe.model  # code that the request has named
-        runs.append(load_run(folder, recipe.model if allowed else None))
+    runs = [load_teacher_run(folder, recipe.model) for folder in folders]
+    refuse_different_runs("--teacher", runs)
     images = with_known_classes(images, runs[0].spec.class_names)
     for run in runs:
         run.refuse_other_images(images)
@@ -148,6 +145,21 @@ def load_teacher(folders: Sequence[Path], recipe: "TrainRecipe", images: "Images
             if text is not None and leads():
                 print_warning(console, text)
     return runs[0].model if len(runs) == 1 else RunEnsemble(runs).model, images
+
+
+def load_teacher_run(folder: Path, student: str) -> "Run":
+    """Load a run whose network is not the user's own code, or is that of the student, which the user has named."""
+    from smoothcert.models import is_code, is_hub
+    from smoothcert.training.checkpoint import load_run, read_model_file
+
+    check_run_folder(folder)
+    network = read_model_file(folder / MODEL).recipe.model
+    if is_code(network) and not is_hub(network) and network != student:
+        raise RequestError(
+            f"--teacher {folder}: its network is the code {network}, and --model names that of the student; "
+            f'train in Python: train(recipe, classifier=load("{folder}", code="{network}").model)'
+        )
+    return load_run(folder, network)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ METHODS = {
     "consistency": "Consistency",
     "smoothmix": "SmoothMix",
     "catrs": "CAT-RS",
+    "distillation": "Distillation",
 }
 DATASETS = {"mnist": "MNIST", "mnist-sample": "MNIST sample", "cifar10": "CIFAR-10", "imagenet": "ImageNet"}
 IN_SENTENCES = {"mnist": "digits of MNIST", "mnist-sample": "digits of the MNIST sample"}

@@ -23,13 +23,20 @@ def check_classifier(recipe: TrainRecipe, data: Images, classifier: nn.Module) -
         raise RequestError(
             f"classifier: expected none for {recipe.method}, got one; only distillation and denoisers use it"
         )
+    if not isinstance(classifier, nn.Module):
+        raise RequestError(
+            f"classifier: expected an nn.Module, got {type(classifier).__name__}; give load(RUN).model, or "
+            "Ensemble([...]) of several models"
+        )
     check_outputs(classifier, "the classifier", data.shape, data.num_classes)
 
 
 def refuse_missing_classifier(objective: Objective) -> None:
     """Refuse to train by an objective that needs a classifier without one."""
     if isinstance(objective, Distillation):
-        raise RequestError("teacher: distillation expects a trained one, got none; give --teacher RUN")
+        raise RequestError(
+            "teacher: distillation expects a trained network, got none; give --teacher RUN (Python: classifier=)"
+        )
     if isinstance(objective, Denoising) and objective.stability_weight:
         raise RequestError(
             f"stability_weight: expected 0 without a classifier, got {objective.stability_weight:g}; give --classifier"
