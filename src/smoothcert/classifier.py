@@ -189,11 +189,7 @@ def logits_under_noise(classifier: Classifier, images: Tensor, noise: Tensor) ->
     """Compute the logits of images + noise[i] for all i in one forward pass: [num_noise, batch, classes]."""
     inputs = (images + noise).flatten(0, 1)
     logits = logits_of(classifier(inputs))
-    if logits.ndim != 2 or logits.shape[0] != inputs.shape[0]:
-        raise RequestError(
-            f"model: expected logits [{inputs.shape[0]}, classes] for inputs {list(inputs.shape)}, "
-            f"got {list(logits.shape)}; return one row of logits per input"
-        )
+    check_logits(logits, len(inputs))
     return logits.view(*noise.shape[:2], -1)
 
 

@@ -288,7 +288,10 @@ IMAGES, LABELS = torch.rand(BATCH, *SHAPE), torch.zeros(BATCH, dtype=torch.int64
         ({"uniform": torch.zeros(2)}, r"uniform: expected the shape \[6\], got \[2\]"),
         ({"targets": torch.zeros(6)}, r"targets: expected votes \[6, classes\], got float32 \[6\] on cpu"),
         ({"model": torch.zeros(6, 4)}, r"model: .* got float32 \[6, 4\] on cpu; pass the model, not its output"),
-        ({"model": lambda x: x.flatten(1).argmax(1)}, r"model: expected logits \[12, classes\] .* got \[12\]"),
+        (
+            {"model": lambda x: x.flatten(1).argmax(1)},
+            r"expected logits of shape \[12, classes\], got \[12\]; that is one class",
+        ),
         ({"model": lambda x: (x.flatten(1), None)}, "model: expected a tensor of logits, .* got tuple"),
         ({"model": lambda x: {"scores": x.flatten(1)}}, "model: expected a tensor of logits, .* got dict"),
         ({"model": lambda x: x.flatten(1).detach().numpy()}, "model: .* got ndarray"),
