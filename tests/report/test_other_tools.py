@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import smoothcert as sc
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.report import find_certificates, write_report
@@ -110,6 +111,19 @@ def test_a_described_file_is_in_the_same_table(run_cli: Report, ours: Path, tmp_
     text = (out / "report.md").read_text()
     assert "not ranked: " not in text
     assert "2 of 5 test digits of MNIST keep their class under every change of L2 length up to 0.5 (CAT-RS;" in text
+
+
+def test_python_describes_files_as_the_command_does(run_cli: Report, ours: Path, tmp_path: Path) -> None:
+    theirs, text = tmp_path / "theirs.tsv", "name=CAT-RS,sigma=0.5,n=1e3,alpha=0.001"
+    theirs.write_text(table())
+    printed = described(partial(run_cli, "report"), tmp_path / "out", ours, theirs, "--as", text)
+    for given in (text, [text]):
+        rows = {row["name"]: row for row in sc.report([ours, theirs], described=given)}
+        assert rows.keys() == printed.keys() == {"ours", "CAT-RS"}
+        for key in ("sigma", "n", "acr_minus_reference"):
+            assert rows["CAT-RS"][key] == pytest.approx(float(printed["CAT-RS"][key]))
+    with pytest.raises(RequestError, match="expected keys out of"):
+        sc.report([theirs], described="sgima=0.5")
 
 
 def test_a_described_file_is_not_compared_with_images_of_other_numbers(

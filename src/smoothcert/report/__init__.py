@@ -13,6 +13,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.compressed import stem
 from smoothcert.io.written_files import refuse_foreign_files, write_files
 from smoothcert.report.contents import Choices, Contents, LatexTable, read_contents
+from smoothcert.report.described import parse_description
 from smoothcert.report.document import TEXTS, terminal_report
 from smoothcert.report.figures import PICTURE_FORMATS, STORED_AS, digest_of, digests_stored_in, figures_of
 from smoothcert.report.locate import find_certificates
@@ -120,6 +121,7 @@ def report(
     *,
     radii: Sequence[float] | None = None,
     reference: str | None = None,
+    described: str | Sequence[str] = (),
     out: str | Path | None = None,
     formats: Sequence[str] = ("md", "csv", "html", "png"),
 ) -> list[Row]:
@@ -128,13 +130,15 @@ def report(
     A row has the name, data set, sigma, method, average certified radius (ACR) and its standard error, the certified
     accuracy (a fraction) at each of `radii`, the abstention rate and the number of images and votes. Runs of one sigma
     and data set are compared on the images that all of them have: `acr_minus_reference` is the difference from the run
-    `reference` (by default the Gaussian or first one), with the standard error of the paired difference. With `out`,
-    the report is also written there, as the command `smoothcert report` does: tables and a page as md, csv, tex and
-    html, figures as png, pdf and svg.
+    `reference` (by default the Gaussian or first one), with the standard error of the paired difference. `described`
+    says what each file of another tool holds, as `--as` of the command `smoothcert report` does, for example
+    "name=CAT-RS,sigma=0.5,n=100000,alpha=0.001". With `out`, the report is also written there, as the command does:
+    tables and a page as md, csv, tex and html, figures as png, pdf and svg.
     """
     given = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
     paths = [run.folder if hasattr(run, "folder") else Path(run) for run in given]
-    choices = Choices(radii=radii, reference=reference)
+    descriptions = [parse_description(text) for text in ([described] if isinstance(described, str) else described)]
+    choices = Choices(radii=radii, reference=reference, described=descriptions)
     if out is None:
         contents = read_contents(paths, choices)
     else:
