@@ -285,8 +285,7 @@ def test_wrong_choice_is_one_line_with_the_allowed_values(run_cli: Cli, command:
 
 
 @pytest.mark.parametrize("command", CHOICES)
-def test_help_shows_the_choices(run_cli: Cli, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
+def test_help_shows_the_choices(run_cli: Cli, command: str) -> None:
     words, option = command.split(), command.split()[-1]
     code, out, _ = run_cli(*words[: 2 if words[0] == "analyze" else 1], "--help")
     assert code == 0

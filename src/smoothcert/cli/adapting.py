@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from smoothcert.cli.options import NOISE_LEVEL, Device, NetworkOptions, command_line, console, no_network, optional
+from smoothcert.cli.options import Device, NetworkOptions, Sigma, command_line, console, no_network, optional
 from smoothcert.errors import RequestError
 
 SUFFIX = ".safetensors"
@@ -17,7 +17,7 @@ def adapt(
     run: Annotated[Path | None, typer.Argument(help="A run folder; or --model and --dataset.")] = None,
     *,
     out: Annotated[Path, typer.Option(help="Run folder to make; for --model a file of weights, NAME.safetensors.")],
-    sigma: Annotated[float | None, typer.Option(help=NOISE_LEVEL, show_default="the run's")] = None,
+    sigma: Sigma = None,
     request: NetworkOptions,
     device: Device = "auto",
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from smoothcert.cli.options import NOISE_LEVEL, Data, Device, Force, console, count_option, show_table
+from smoothcert.cli.options import NOISE_LEVEL, Data, Device, Force, OwnNetwork, console, count_option, show_table
 from smoothcert.cli.registration import add_command
 from smoothcert.training.run_folder import check_run_folder
 
@@ -38,7 +38,7 @@ class Comparison:
     format_: Formats = "png"
     force: Force = False
     seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0
-    model: Annotated[str | None, typer.Option(help="The runs' own network, package.module:function.")] = None
+    model: OwnNetwork = None
     data: Data = None
     device: Device = "auto"
 

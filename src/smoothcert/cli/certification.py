@@ -10,15 +10,15 @@ from typing import Annotated
 import typer
 
 from smoothcert.cli.options import (
-    NOISE_LEVEL,
-    Bound,
+    Alpha,
     BoundName,
     ClassifierOptions,
     Device,
     MaxImages,
-    NoiseName,
+    Noise,
     Precision,
     Seed,
+    Sigma,
     Skip,
     Votes,
     check_name,
@@ -30,6 +30,7 @@ from smoothcert.cli.options import (
 )
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
+from smoothcert.training.choices import Bound
 from smoothcert.training.run_folder import check_exists, check_file, recipe_of_certificates
 
 
@@ -38,7 +39,7 @@ class CertifyOptions(ClassifierOptions):
     """The options of `certify` that are the same for all classifiers and do not change a certificate."""
 
     cascade: Annotated[
-        bool, typer.Option("--cascade", help="All run folders in turn, from the largest sigma down.")
+        bool, typer.Option("--cascade", help="All run folders as one, tried from the largest sigma down.")
     ] = False
     out: Annotated[
         Path | None,
@@ -101,24 +102,28 @@ def certify(
     ] = None,
     request: CertifyOptions,
     n: Votes = 100_000,
-    n0: Annotated[int, count_option(help="Votes that choose the class.")] = 100,
-    alpha: Annotated[float, typer.Option(help="Largest probability that a certificate is wrong.")] = 0.001,
-    sigma: Annotated[float | None, typer.Option(help=NOISE_LEVEL, show_default="the run's")] = None,
-    noise: Annotated[NoiseName | None, typer.Option(help="Kind of noise.", show_default="the run's")] = None,
+    n0: Annotated[int, count_option(help="Votes before these, which choose the class.")] = 100,
+    alpha: Alpha = 0.001,
+    sigma: Sigma = None,
+    noise: Noise = None,
     skip: Skip = 1,
     max_images: MaxImages = None,
     shard: Annotated[
         str, typer.Option(help="i/k: the i-th of k shares of the images; see `smoothcert merge`.")
     ] = "1/1",
-    until_radius: Annotated[float | None, typer.Option(help="Sample only until this radius is decided.")] = None,
-    radii: Annotated[
-        str | None, typer.Option(help="Sample only until these comma-separated radii are decided.")
+    until_radius: Annotated[
+        float | None, typer.Option(help="Stop the votes of an image when this radius is decided.")
     ] = None,
-    radius_loss: Annotated[float | None, typer.Option(help="Radius, in sigmas, to give up for fewer votes.")] = None,
+    radii: Annotated[
+        str | None, typer.Option(help="Stop the votes of an image when these comma-separated radii are decided.")
+    ] = None,
+    radius_loss: Annotated[
+        float | None, typer.Option(help="Radius, in sigmas, that may be lost for fewer votes.")
+    ] = None,
     label_aware: Annotated[bool, typer.Option("--label-aware", help="Benchmarks only: skip wrong images.")] = False,
     bound: BoundName = "one-sided",
     sound: Annotated[
-        bool, typer.Option("--sound", help="Integer noise: the certificate accounts for rounding.")
+        bool, typer.Option("--sound", help="Integer noise: certificates that also hold with rounding.")
     ] = False,
     precision: Annotated[Precision, typer.Option(help="Precision of the network.")] = "auto",
     compile_: Annotated[bool, typer.Option("--compile", help="torch.compile the network.")] = False,
@@ -181,8 +186,7 @@ def merge(
 def compress(
     paths: Annotated[list[Path], typer.Argument(help="Run folders, folders of them, or certificates files.")],
 ) -> None:
-    """Compress finished certificates files (to NAME.tsv.gz) and the metrics of their finished runs; every command reads
-    both forms."""
+    """Compress certificates (to NAME.tsv.gz) and metrics of finished runs; every command reads both forms."""
     for path in paths:
         check_exists(path)
     from smoothcert.certification.shards import compress_certificates
@@ -215,7 +219,8 @@ def compress(
 def recertify(
     file: Annotated[Path, typer.Argument(help="Certificates file that smoothcert wrote.")],
     alpha: Annotated[
-        float | None, typer.Option(help="Probability of a wrong certificate.", show_default="the file's")
+        float | None,
+        typer.Option(help="Largest probability that a certificate is wrong.", show_default="the file's"),
     ] = None,
     bound: Annotated[Bound | None, typer.Option(help="Confidence bound.", show_default="the file's")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write.", show_default="next to the old one")] = None,

@@ -11,11 +11,12 @@ from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.subject import Subject
 from smoothcert.classifier import check_logits, device_of, first_logits
 from smoothcert.cli.advice import noise_warning
-from smoothcert.cli.options import ClassifierOptions, NoiseName
+from smoothcert.cli.options import ClassifierOptions
 from smoothcert.data import DATASETS, known_class_names, read_class_names
 from smoothcert.data.decoding import image_head
 from smoothcert.errors import RequestError
 from smoothcert.training.checkpoint import InputSpec, Run, load_run
+from smoothcert.training.choices import NoiseName
 from smoothcert.training.denoiser import load_denoiser
 
 

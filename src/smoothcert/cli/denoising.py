@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from smoothcert.cli.options import (
+    DATASET,
     CompileTraining,
     Device,
     Epochs,
@@ -26,7 +27,7 @@ from smoothcert.io.console import leads
 def train_denoiser(
     *,
     out: Annotated[Path, typer.Option(help="Run folder to make.")],
-    dataset: Annotated[str, typer.Option(help="Data set; see `smoothcert datasets`.")],
+    dataset: Annotated[str, typer.Option(help=DATASET)],
     sigma: Annotated[float, typer.Option(help="Noise level that is certified later.")],
     model: Annotated[Literal["unet", "unet-small", "unet-large"], typer.Option(help="Size of the denoiser.")] = "unet",
     classifier: Annotated[

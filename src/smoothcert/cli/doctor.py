@@ -67,8 +67,8 @@ class DoctorOptions(HubOptions):
         )
 
     def _words(self) -> list[object]:
-        data = self.data_words() if self.run is None else self.words()
-        return [*optional(None, self.run), *self.network_words(), *data, "--sigma", f"{self.sigma:g}"]
+        run, data = ([], self.data_words()) if self.run is None else ([self.run], self.words())
+        return [*run, *self.network_words(), *data, "--sigma", f"{self.sigma:g}"]
 
     def adaptation(self, network: "Classifier") -> str | None:
         """Return the command that gives batch norm the statistics of noisy images; None for a network without it."""

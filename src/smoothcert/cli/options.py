@@ -14,10 +14,7 @@ from rich.table import Column, Table
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import parse_count, printable
-from smoothcert.training.choices import Bound as Bound
-from smoothcert.training.choices import Compiling as Compiling
-from smoothcert.training.choices import InputLayer as InputLayer
-from smoothcert.training.choices import NoiseName as NoiseName
+from smoothcert.training.choices import Bound, Compiling, NoiseName
 from smoothcert.training.run_folder import check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it
@@ -30,41 +27,29 @@ Number = TypeVar("Number", int, float)
 
 Data = Annotated[
     Path | None,
-    typer.Option("--data", help="Data folder.", envvar="SMOOTHCERT_DATA", show_default="a user cache folder"),
+    typer.Option(help="Folder of the data sets.", envvar="SMOOTHCERT_DATA", show_default="a user cache folder"),
 ]
-Classes = Annotated[
-    Path | None,
-    typer.Option("--classes", help="Text file: one class name per line, in the order of the model's outputs."),
-]
-Hub = Annotated[
-    str | None,
-    typer.Option("--hub", help="A published classifier: hf:NAME, timm:NAME, hf:FOLDER or timm:FOLDER, from its cache."),
-]
-Denoiser = Annotated[
-    Path | None,
-    typer.Option("--denoiser", help="Denoiser in front: a folder of train-denoiser, or of a diffusers UNet2DModel."),
-]
-DatasetName = Annotated[
-    str | None, typer.Option("--dataset", help="Data set: see `smoothcert datasets`.", show_default="the recipe's")
-]
+DATASET = "Data set: see `smoothcert datasets`."
+"""The help of --dataset."""
 ImageSize = Annotated[
     int | None, typer.Option("--image-size", min=1, help="Side of the images, for folder:PATH and image files.")
 ]
 OwnNetwork = Annotated[
     str | None, typer.Option("--model", help="Your own network: package.module:function or FILE.py:function.")
 ]
-Weights = Annotated[
-    Path | None,
-    typer.Option("--init", help="Weights of --model: .safetensors or a PyTorch checkpoint.", rich_help_panel="Network"),
-]
 Force = Annotated[bool, typer.Option("--force", help="Replace files in the folder that smoothcert did not write.")]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Overrides = Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of the recipe.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
-CompileTraining = Annotated[Compiling, typer.Option("--compile", help="torch.compile on a GPU; auto: if it pays.")]
+CompileTraining = Annotated[
+    Compiling, typer.Option("--compile", help="torch.compile the network on a GPU; auto: if it saves time.")
+]
 BoundName = Annotated[Bound, typer.Option(help="Two-sided bounds the runner-up too; randomized draws a coin.")]
 NOISE_LEVEL = "Standard deviation of the noise, for pixels in [0, 1]."
 """The help of --sigma."""
+Sigma = Annotated[float | None, typer.Option(help=NOISE_LEVEL, show_default="the run's")]
+Noise = Annotated[NoiseName | None, typer.Option(help="Kind of noise.", show_default="the run's")]
+Alpha = Annotated[float, typer.Option(help="Largest probability that a certificate is wrong.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the noise, for tests and replays.", show_default="fresh")]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute.")]
 
@@ -77,7 +62,7 @@ def count_option(*names: str, **settings: Any) -> Any:
 Epochs = Annotated[
     int | None, count_option("--epochs", help="Passes over the training images.", show_default="the recipe's")
 ]
-Votes = Annotated[int, count_option("--n", "--votes", help="Votes that bound the class's probability.")]
+Votes = Annotated[int, count_option("--n", "--votes", help="Votes per image; more prove larger radii.")]
 Skip = Annotated[int, count_option(help="Certify every SKIP-th image.")]
 MaxImages = Annotated[int | None, count_option(help="Certify at most this many images.")]
 
@@ -95,9 +80,9 @@ def command_line(*words: object) -> str:
     return shlex.join(["smoothcert", *map(str, words)])
 
 
-def optional(option: str | None, value: object) -> list[object]:
+def optional(option: str, value: object) -> list[object]:
     """Return an option with its value, as words of a command line; nothing for None."""
-    return [] if value is None else [value] if option is None else [option, value]
+    return [] if value is None else [option, value]
 
 
 def check_dataset(name: str | None) -> None:
@@ -155,7 +140,9 @@ class ImageOptions:
     channels: Annotated[
         int | None, typer.Option(help="For folder:PATH: 1 (grey) or 3 (RGB).", show_default="as the files")
     ] = None
-    classes: Classes = None
+    classes: Annotated[
+        Path | None, typer.Option(help="Text file: one class name per line, in the order of the model's outputs.")
+    ] = None
     skip_unreadable: Annotated[
         bool, typer.Option("--skip-unreadable", help="For folder:PATH: leave out files that cannot be read.")
     ] = False
@@ -192,10 +179,11 @@ class NetworkOptions(ImageOptions):
     """The options that name the user's own network and its data set; a run folder has both."""
 
     model: OwnNetwork = None
-    init: Weights = None
-    dataset: Annotated[
-        str | None, typer.Option(help="Data set: see `smoothcert datasets`.", show_default="the run's")
+    init: Annotated[
+        Path | None,
+        typer.Option(help="Weights of --model: .safetensors or a PyTorch checkpoint.", rich_help_panel="Network"),
     ] = None
+    dataset: Annotated[str | None, typer.Option(help=DATASET, show_default="the run's")] = None
 
     def check(self, *runs: Path | None, published: bool = False) -> None:
         """Refuse wrong paths, and --init without own code, before torch is imported, which takes seconds."""
@@ -249,7 +237,10 @@ class NetworkOptions(ImageOptions):
 class HubOptions(NetworkOptions):
     """The options that name a published classifier, or the user's own network."""
 
-    hub: Hub = None
+    hub: Annotated[
+        str | None,
+        typer.Option(help="A published classifier: hf:NAME, timm:NAME, hf:FOLDER or timm:FOLDER, from its cache."),
+    ] = None
 
     @property
     def network(self) -> str | None:
@@ -275,7 +266,9 @@ class ClassifierOptions(HubOptions):
     consensus: Annotated[
         int | None, typer.Option(help="Evaluate only this many members of --ensemble where they agree.")
     ] = None
-    denoiser: Denoiser = None
+    denoiser: Annotated[
+        Path | None, typer.Option(help="Denoiser in front: a folder of train-denoiser, or of a diffusers UNet2DModel.")
+    ] = None
 
     @property
     def kind(self) -> str:

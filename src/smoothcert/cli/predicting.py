@@ -13,14 +13,15 @@ import typer
 from rich.table import Table
 
 from smoothcert.cli.options import (
-    NOISE_LEVEL,
+    Alpha,
     BoundName,
     ClassifierOptions,
     Device,
-    NoiseName,
+    Noise,
     Precision,
+    Sigma,
+    Votes,
     console,
-    count_option,
 )
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
@@ -43,10 +44,10 @@ def predict(
         list[Path],
         typer.Argument(help="A run folder and image files; with --model or --hub, and --sigma, image files alone."),
     ],
-    n: Annotated[int, count_option(help="Votes that bound the class's probability.")] = 10_000,
-    alpha: Annotated[float, typer.Option(help="Largest probability that a line is wrong.")] = 0.001,
-    sigma: Annotated[float | None, typer.Option(help=NOISE_LEVEL, show_default="the run's")] = None,
-    noise: Annotated[NoiseName | None, typer.Option(help="Kind of noise.", show_default="the run's")] = None,
+    n: Votes = 10_000,
+    alpha: Alpha = 0.001,
+    sigma: Sigma = None,
+    noise: Noise = None,
     bound: BoundName = "one-sided",
     precision: Annotated[Precision, typer.Option(help="Precision of the network.")] = "auto",
     resize: Annotated[bool, typer.Option("--resize", help="Scale and crop images that have another size.")] = False,

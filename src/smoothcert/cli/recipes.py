@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from smoothcert.cli.options import DatasetName, Epochs, Load, check_dataset, console
+from smoothcert.cli.options import DATASET, Epochs, Load, check_dataset, console
 from smoothcert.errors import RequestError
 from smoothcert.io.console import leads
 
@@ -29,7 +29,7 @@ class RecipeOptions:
     recipe: Annotated[
         Path | None, typer.Option(help="A recipe file (YAML) or a run's model.safetensors, instead of a preset.")
     ] = None
-    dataset: DatasetName = None
+    dataset: Annotated[str | None, typer.Option(help=DATASET, show_default="the recipe's")] = None
     model: Annotated[
         str | None, typer.Option(help="A network, or your own: package.module:function or FILE.py:function.")
     ] = None

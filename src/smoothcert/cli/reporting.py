@@ -56,7 +56,7 @@ class ReportRequest:
         typer.Option(
             "--as",
             metavar="KEY=VALUE,...",
-            help='What a file of another tool holds: "name=CAT-RS,sigma=0.5,n=100000,alpha=0.001". One per file.',
+            help="Describe a file of another tool, once per file: name=CAT-RS,sigma=0.5,n=100k,alpha=0.001",
             rich_help_panel=NUMBERS,
         ),
     ] = None

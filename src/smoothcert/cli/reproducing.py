@@ -12,7 +12,7 @@ from smoothcert.training.run_folder import refuse_file
 
 
 def reproduce(
-    tables: Annotated[list[str], typer.Argument(help="Papers and tables, as in smoothmix/table2.")],
+    tables: Annotated[list[str], typer.Argument(help="Tables, such as smoothmix/table2: see `smoothcert papers`.")],
     sigma: Annotated[str | None, typer.Option(help="Only rows of these comma-separated noise levels.")] = None,
     method: Annotated[list[str], typer.Option(help="Rows whose label or run name contains this; may repeat.")] = [],  # noqa: B006
     seeds: Annotated[str | None, typer.Option(help="Train each row with these comma-separated seeds.")] = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from smoothcert.cli.options import NOISE_LEVEL, ClassifierOptions, Device, console, folder_name
+from smoothcert.cli.options import ClassifierOptions, Device, Sigma, console, folder_name
 from smoothcert.cli.quickstart import train_method
 from smoothcert.errors import RequestError
 from smoothcert.training.run_folder import MODEL
@@ -27,7 +27,7 @@ def serve(
         list[Path] | None, typer.Argument(help="Run folders; the page has a slider if sigmas differ.")
     ] = None,
     request: ClassifierOptions,
-    sigma: Annotated[float | None, typer.Option(help=NOISE_LEVEL, show_default="the run's")] = None,
+    sigma: Sigma = None,
     demo: Annotated[
         bool, typer.Option("--demo", help="Serve the quickstart's model; train it if there is none.")
     ] = False,

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from smoothcert.cli.options import (
+    DATASET,
     NOISE_LEVEL,
     CompileTraining,
     Data,
     Device,
     ImageOptions,
-    InputLayer,
     Overrides,
+    OwnNetwork,
     Resume,
     command_line,
     console,
@@ -25,7 +26,7 @@ from smoothcert.cli.options import (
 from smoothcert.cli.recipes import RecipeOptions, choose_recipe, split_values
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import leads
-from smoothcert.training.choices import Tracker
+from smoothcert.training.choices import InputLayer, Tracker
 from smoothcert.training.run_folder import (
     MODEL,
     RECIPE,
@@ -57,7 +58,7 @@ def train(
     ] = None,
     teacher: Annotated[
         list[Path],
-        typer.Option(help="Run folder whose answers --method distillation learns; again for each member of several."),
+        typer.Option(help="Run folder that --method distillation learns from; repeat it for several."),
     ] = [],  # noqa: B006
     evaluate_every: Annotated[
         int, typer.Option(min=0, help="Measure the test accuracy under noise every N epochs.", show_default="never")
@@ -66,7 +67,7 @@ def train(
     resume: Resume = False,
     compile_: CompileTraining = "auto",
     capture: Annotated[
-        bool | None, typer.Option(help="Steps as CUDA graphs; on a GPU.", show_default="not for your own code")
+        bool | None, typer.Option(help="On a GPU, run steps as CUDA graphs.", show_default="not for your own code")
     ] = None,
     sync_batch_norm: Annotated[
         bool, typer.Option("--sync-batch-norm", help="Batch norm over the images of all processes; on GPUs.")
@@ -218,11 +219,11 @@ def import_(
     out: Annotated[Path, typer.Option(help="Run folder to make.")],
     sigma: Annotated[float, typer.Option(help="Noise level that it was trained with.")],
     arch: Annotated[str | None, typer.Option(help="Network: see `smoothcert models`.", show_default="guessed")] = None,
-    dataset: Annotated[str | None, typer.Option(help="Its data set.", show_default="guessed")] = None,
+    dataset: Annotated[str | None, typer.Option(help=DATASET, show_default="guessed")] = None,
     input_layer: Annotated[
-        InputLayer | None, typer.Option(help="What comes before the network.", show_default="the data set's")
+        InputLayer | None, typer.Option(help="What the network does to pixels first.", show_default="the data set's")
     ] = None,
-    method: Annotated[str, typer.Option(help="What tables call it.")] = "imported",
+    method: Annotated[str, typer.Option(help="Name of its training method in tables.")] = "imported",
     data: Data = None,
 ) -> None:
     """Make a run folder from a published checkpoint; its pickled code is never run."""
@@ -250,7 +251,7 @@ def import_(
 def export(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     out: Annotated[Path, typer.Option(help="Folder to make.")],
-    model: Annotated[str | None, typer.Option(help="The run's own network, package.module:function.")] = None,
+    model: OwnNetwork = None,
 ) -> None:
     """Copy a run for publishing: its recipe, and its weights rounded to float16 (half the size)."""
     check_run_folder(run)
