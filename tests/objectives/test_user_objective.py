@@ -31,6 +31,7 @@ from smoothcert.objectives import (
 from smoothcert.training.checkpoint import load_run, tensors_digest
 from smoothcert.training.first_loss import try_loss
 from smoothcert.training.loop import train
+from smoothcert.training.metrics import MEASUREMENTS
 from smoothcert.training.recipe import load_train_recipe, with_overrides
 from smoothcert.training.user_objective import load_objective
 
@@ -75,6 +76,7 @@ Unreduced = method(lambda terms: terms._replace(loss=terms.loss.expand(3)))
 Detached = method(lambda terms: terms._replace(loss=terms.loss.detach()))
 Listed = method(lambda terms: terms._replace(terms=[terms.loss]))
 Numbers = method(lambda terms: terms._replace(terms={"penalty": 0.5}))
+Taken = method(lambda terms: terms._replace(terms={"epoch": terms.loss}))
 Flat = method(lambda terms: terms._replace(noisy_logits=terms.noisy_logits.flatten(0, 1)))
 Fails = method(lambda terms: terms.los)
 class Set(Gaussian):
@@ -260,6 +262,7 @@ def test_a_term_may_start_at_a_later_epoch(tmp_path: Path, tiny_data: ImageData)
     plain, late = tmp_path / "plain", tmp_path / "late"
     train(tiny_recipe(objective=Gaussian()), tiny_data, plain, device="cpu")
     train(tiny_recipe(objective=LateTerm()), tiny_data, late, device="cpu")
+    assert set(metrics(plain)[0]) <= {*MEASUREMENTS, "cross_entropy"}, "an objective may not use these names"
     lines = without_times(metrics(late))
     assert ["size" in line for line in lines] == [False, True]
     assert lines[1].pop("size") > 0
@@ -285,10 +288,11 @@ def test_the_trial_of_a_loss_leaves_the_network_as_it_was(tiny_data: ImageData) 
         ("Detached", "a loss with a gradient, got one without"),
         ("Listed", "terms as a dict of tensors, got list"),
         ("Numbers", "tensors of shape [] as terms, got float for 'penalty'"),
+        ("Taken", "terms with names of their own, got 'epoch', which metrics.jsonl has already; rename it"),
         ("Flat", "noisy_logits of shape [num_noise, 64, 10] or None, got [64, 10]"),
         (
             "Fails",
-            "losses.py:Fails.loss() failed in line 17 (AttributeError: 'LossTerms' object has no attribute 'los'",
+            "losses.py:Fails.loss() failed in line 18 (AttributeError: 'LossTerms' object has no attribute 'los'",
         ),
         ("Set", "scale: expected no assignment to self, got one; declare `scale: float = 1.0`"),
     ],

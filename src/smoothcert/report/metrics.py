@@ -11,12 +11,11 @@ from typing import Any
 from smoothcert.report.locate import read_recipe
 from smoothcert.report.names import NamedRun
 from smoothcert.report.summary import Summary
-from smoothcert.training.metrics import METRICS, Metrics, read_epochs
+from smoothcert.training.metrics import MEASUREMENTS, METRICS, Metrics, read_epochs
 from smoothcert.training.run_folder import run_of_certificates
 
-# Keys that are not further terms of the loss: measurements of the run, and the part of the loss that classifies.
-_MEASUREMENTS = ("epoch", "learning_rate", "seconds", "peak_memory_bytes", "runs_at_once", "discarded_images")
-_NOT_TERMS = (*_MEASUREMENTS, "loss", "noisy_accuracy", "test_noisy_accuracy", "cross_entropy", "natural")
+_NOT_TERMS = (*MEASUREMENTS, "cross_entropy", "natural")
+"""Keys that are not further terms of the loss: measurements of the run, and the part of the loss that classifies."""
 
 
 @dataclass(frozen=True, slots=True)

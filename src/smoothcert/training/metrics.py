@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 METRICS = "metrics.jsonl"
 ACCURACY = "noisy_accuracy"
+MEASUREMENTS = (
+    *("epoch", "learning_rate", "loss", ACCURACY, "test_noisy_accuracy", "discarded_images"),
+    *("seconds", "device", "runs_at_once", "peak_memory_bytes"),
+)
+"""The keys of a line; all others are terms of the objective."""
 Metrics = list[dict[str, float]]
 Epoch = TypeVar("Epoch")
 LARGEST = 1e30
