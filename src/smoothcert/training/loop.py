@@ -33,7 +33,7 @@ from smoothcert.training.resume import save_state
 from smoothcert.training.run_folder import MODEL
 from smoothcert.training.seeds import derived_seed
 from smoothcert.training.setup import Options, RunInProgress, set_up
-from smoothcert.training.teacher import teacher_shares
+from smoothcert.training.teacher_votes import teacher_shares
 
 REPORT_SECONDS = 0.5
 SAVE_SECONDS = 1.0
@@ -85,7 +85,7 @@ def training_steps(
     """Train step by step; between two steps, other runs may take their turns (see `training/several_runs.py`)."""
     with set_up(recipe, data, folder, group, options) as run:
         if recipe.teacher is not None and run.epoch < recipe.epochs:
-            run.set_teacher(*teacher_shares(run, recipe.teacher, train))
+            run.set_targets(*teacher_shares(run, recipe.teacher, train))
         while run.epoch < recipe.epochs:
             for images, labels in start_epoch(run):
                 run.train_step(images, labels)

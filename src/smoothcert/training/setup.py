@@ -198,7 +198,7 @@ class RunInProgress:
         self.meter = Meter(device, self.steps)
         zero = torch.zeros((), device=device)
         self.targets: Tensor | None = None  # the shares of a teacher's votes [images, classes]
-        self.teacher: dict[str, Any] | None = None  # where they come from
+        self.targets_origin: dict[str, Any] | None = None
         self.progress = Progress(recipe.sigma, zero, zero.clone(), torch.empty(0), zero.clone())
         self.noise = NOISES[recipe.noise](recipe.sigma)
         network = self.model
@@ -257,9 +257,9 @@ class RunInProgress:
         """
         self.module = self.loss
 
-    def set_teacher(self, shares: Tensor, teacher: dict[str, Any]) -> None:
+    def set_targets(self, shares: Tensor, origin: dict[str, Any]) -> None:
         """Use these shares of a teacher's votes [images, classes] in every step; call it before the first one."""
-        self.targets, self.teacher = shares.to(self.device), teacher
+        self.targets, self.targets_origin = shares.to(self.device), origin
         # A captured step reads this tensor.
         rows = self.targets.new_empty(self.share.stop - self.share.start, shares.shape[1])
         self.progress = self.progress._replace(targets=rows)
@@ -279,7 +279,7 @@ class RunInProgress:
             "compiled": self.captured is not None and bool(self.captured.compiled),
             "learning_rate_warm_up": self.warm_up,
             **self.origin,
-            **({} if self.teacher is None else {"teacher": self.teacher}),
+            **({} if self.targets_origin is None else {"teacher": self.targets_origin}),
         }
 
     def as_run(self) -> Run:

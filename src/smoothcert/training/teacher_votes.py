@@ -1,4 +1,4 @@
-"""The teacher of a run: a network that is trained first, and whose votes for each training image a loss may use.
+"""The teacher in a recipe (CAT-RS): a network that is trained first, and whose votes for each image the loss uses.
 
 Teacher and votes are in a folder next to the run, `teacher-<digest>`, named after the teacher's recipe and the data:
 runs with the same teacher, for instance with other noise levels, share it.

@@ -17,7 +17,7 @@ from smoothcert.io.files import locked
 from smoothcert.noise import NOISES
 from smoothcert.objectives import CatRs, LossTerms, Objective
 from smoothcert.smoothing.votes import VoteCounter
-from smoothcert.training import teacher
+from smoothcert.training import teacher_votes
 from smoothcert.training.checkpoint import load_run, read_model_file
 from smoothcert.training.loop import TrainingStatus, train
 from smoothcert.training.recipe import TrainRecipe, parse_recipe, with_overrides
@@ -115,12 +115,12 @@ def test_every_image_has_its_own_noise(
     images: ImageData, trained: Path, monkeypatch: pytest.MonkeyPatch, noise: str
 ) -> None:
     """Copies of one image in several groups: their votes are those of the library for (seed, position in the data)."""
-    monkeypatch.setattr(teacher, "IMAGES_AT_ONCE", 3)
+    monkeypatch.setattr(teacher_votes, "IMAGES_AT_ONCE", 3)
     model = load_run(files_of_teacher(trained)[0])
     model = replace(model, recipe=model.recipe.model_copy(update={"noise": noise}))
     copies = images.subset(torch.full((8,), 5))
     assert isinstance(model.recipe, TrainRecipe)
-    votes = teacher.count_votes(model.model, model.recipe, copies, 30, torch.device("cpu"))
+    votes = teacher_votes.count_votes(model.model, model.recipe, copies, 30, torch.device("cpu"))
     batch, _ = copies.batch(torch.arange(8))
     counter = VoteCounter(model.model, NOISES[noise](0.25), 10)
     alone = [counter.count(batch[:1], [(model.recipe.seed, i)], "estimate", 30)[0].tolist() for i in range(8)]
