@@ -17,7 +17,7 @@ from smoothcert.data import ImageData, mnist
 from smoothcert.distributed import Team
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.noise import Gaussian as Noise
-from smoothcert.objectives import Gaussian, LossTerms, NoiseAttack, Progress, SmoothAdv, SmoothMix
+from smoothcert.objectives import Distillation, Gaussian, LossTerms, NoiseAttack, Progress, SmoothAdv, SmoothMix
 from smoothcert.training import loop
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import TrainingStatus, fill_progress, learning_rate, train
@@ -95,8 +95,8 @@ class HalfUsed(nn.Module):
         return logits
 
 
-def train_several_runs(folder: Path) -> None:
-    """Run after run in one process, or in each of several."""
+def train_several_runs(folder: Path) -> list[str]:
+    """Run after run in one process, or in each of several; return the notes of the last one."""
     destroy, several = distributed.destroy_process_group, "WORLD_SIZE" in os.environ
 
     def destroy_after_the_wrapper() -> None:
@@ -111,16 +111,21 @@ def train_several_runs(folder: Path) -> None:
         "gaussian": Gaussian(),
         "smoothadv": SmoothAdv(num_noise=2, adversary=attack),  # type: ignore[arg-type]
         "smoothmix": SmoothMix(num_noise=2, steps=2),
+        "distillation": Distillation(),
     }
+    teacher, notes = nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), list[str]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(distributed, "destroy_process_group", destroy_after_the_wrapper)
         for name, objective in objectives.items():
-            train(tiny_recipe(objective=objective), data, folder / name, device="cpu")
+            given = teacher if name == "distillation" else None
+            train(tiny_recipe(objective=objective), data, folder / name, classifier=given, device="cpu")
             assert not distributed.is_initialized()
         if several:
             distributed.init_process_group("gloo")
         train(tiny_recipe(model="mine", epochs=1), data, folder / "mine", model=HalfUsed(), device="cpu")
         assert distributed.is_initialized() == several, "the caller's own process group is kept"
+        train(tiny_recipe(sigma=30.0, epochs=1), data, folder / "hidden", device="cpu", on_note=notes.append)
+    return notes
 
 
 @pytest.mark.slow
@@ -129,9 +134,11 @@ def test_two_processes_give_the_losses_and_weights_of_one(tmp_path: Path) -> Non
 
     Attacks switch parameter gradients off and on inside the wrapped step; the user's network has unused parameters.
     """
-    run_together(train_several_runs, tmp_path / "two")
-    train_several_runs(tmp_path / "one")
-    for run in ("gaussian", "smoothadv", "smoothmix", "mine"):
+    notes, others = run_together(train_several_runs, tmp_path / "two")
+    assert notes == train_several_runs(tmp_path / "one")
+    assert [note.partition(";")[0] for note in notes] == ["sigma 30 hides images in [0, 1] completely"]
+    assert others == [], "the first process alone reports"
+    for run in ("gaussian", "smoothadv", "smoothmix", "distillation", "mine"):
         for two, one in zip(metrics(tmp_path / "two" / run), metrics(tmp_path / "one" / run), strict=True):
             assert two["loss"] == pytest.approx(one["loss"], rel=1e-4), run
             assert two["noisy_accuracy"] == pytest.approx(one["noisy_accuracy"], abs=0.01), run

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from smoothcert.data import Images, with_known_classes
+from smoothcert.data import Images, silent, with_known_classes
 from smoothcert.distributed import Team, find_device
 from smoothcert.errors import RequestError
 from smoothcert.io.results import alone
@@ -99,7 +99,8 @@ class Options:
 @contextmanager
 def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options: Options) -> Iterator["RunInProgress"]:
     """Build the network, open the folder, which is locked while the context lasts, and restore what it holds."""
-    device, model, on_note = find_device(options.device), options.model, options.on_note
+    device, model = find_device(options.device), options.model
+    on_note = options.on_note if group.leads else silent
     if options.sync_batch_norm and device.type != "cuda":
         raise RequestError(f"sync_batch_norm: expected GPUs, got {device.type}, for which torch has none; leave it out")
     if model is None and is_hub(recipe.model):
@@ -120,8 +121,7 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
         raise RequestError(f"model: {recipe.model} has no parameters to train; give a network that has some")
     origin: dict[str, Any] = {"sync_batch_norm": True} if options.sync_batch_norm else {}
     if options.init is not None:
-        note = on_note if group.leads else lambda text: None
-        origin["init"] = load_initial_weights(model, options.init, recipe.model, note)
+        origin["init"] = load_initial_weights(model, options.init, recipe.model, on_note)
     if options.classifier is not None:
         origin["classifier"] = about_classifier(options.classifier)
     if (text := sigma_warning(recipe.sigma)) is not None:
