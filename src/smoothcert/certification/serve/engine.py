@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
 
@@ -152,14 +152,14 @@ def run_pass(jobs: Sequence[Job]) -> None:
 
 
 class Scheduler:
-    """The queue of jobs, without threads: `step` runs one pass and returns the jobs that changed."""
+    """The queue of jobs. Any thread may `submit`; one thread calls `step`, which runs one pass."""
 
     def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit, self.clock = limit, clock
         self.queue: deque[Job] = deque()
-        self.running = 0
-        self.passes = 0
-        self.votes = 0
+        self.running = self.passes = self.votes = 0
+        self.changed = threading.Condition()
+        """Held while the queue changes; notified of new jobs."""
 
     def __len__(self) -> int:
         """Number of jobs that have been accepted and have not ended."""
@@ -167,11 +167,27 @@ class Scheduler:
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Accept all of `jobs` or, if the queue has no room for them, none: QueueFullError."""
-        if len(self) + len(jobs) > self.limit:
-            raise QueueFullError
-        self.queue.extend(jobs)
+        with self.changed:
+            if len(self) + len(jobs) > self.limit:
+                raise QueueFullError
+            self.queue.extend(jobs)
+            self.changed.notify()
 
-    def take_pass(self) -> tuple[list[Job], list[Job]]:
+    def step(self) -> list[Job]:
+        """Run one pass; return the jobs that reached a look or ended."""
+        with self.changed:
+            ended, chosen = self._take_pass()
+        if chosen:
+            self.passes += 1
+            self.votes += sum(job.size for job in chosen)
+            run_pass(chosen)
+        with self.changed:
+            self.running = 0
+            # At the end of the queue: all requests progress at the same speed.
+            self.queue.extend(job for job in chosen if job.ending is None)
+        return [*ended, *chosen]
+
+    def _take_pass(self) -> tuple[list[Job], list[Job]]:
         """Remove the jobs that end now, and those of the next pass, from the queue."""
         now = self.clock()
         ended = [job for job in self.queue if job.stop(now)]
@@ -184,24 +200,6 @@ class Scheduler:
         self.running = len(chosen)
         return ended, chosen
 
-    def put_back(self, chosen: Sequence[Job]) -> None:
-        """Return the jobs of a pass to the end of the queue: all requests progress at the same speed."""
-        self.running = 0
-        self.queue.extend(job for job in chosen if job.ending is None)
-
-    def step(self) -> list[Job]:
-        """Run one pass; return the jobs that reached a look or ended."""
-        ended, chosen = self.take_pass()
-        self.run(chosen)
-        self.put_back(chosen)
-        return [*ended, *chosen]
-
-    def run(self, chosen: Sequence[Job]) -> None:
-        if chosen:
-            self.passes += 1
-            self.votes += sum(job.size for job in chosen)
-            run_pass(chosen)
-
 
 class Engine:
     """A scheduler in its own thread. `on_end` is called there once per job, before its client is notified."""
@@ -209,41 +207,31 @@ class Engine:
     def __init__(self, limit: int, on_end: Callable[[Job], None] = lambda job: None) -> None:
         self.scheduler = Scheduler(limit)
         self._on_end = on_end
-        self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="smoothcert-engine", daemon=True)
         self._thread.start()
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """See `Scheduler.submit`."""
-        with self._changed:
+        with self.scheduler.changed:
             if self._closing:
                 raise QueueFullError
             self.scheduler.submit(jobs)
-            self._changed.notify()
 
     def close(self) -> None:
         """Accept no more jobs, finish the accepted ones, and end the thread."""
-        with self._changed:
+        with self.scheduler.changed:
             self._closing = True
-            self._changed.notify()
+            self.scheduler.changed.notify()
         self._thread.join()
 
-    def _passes(self) -> Iterator[tuple[list[Job], list[Job]]]:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closing or len(self.scheduler.queue) > 0)
-                if not self.scheduler.queue:
-                    return
-                work = self.scheduler.take_pass()
-            yield work
-
     def _serve(self) -> None:
-        for ended, chosen in self._passes():
-            self.scheduler.run(chosen)
-            with self._changed:
-                self.scheduler.put_back(chosen)
-            for job in (*ended, *chosen):
+        while True:
+            with self.scheduler.changed:
+                self.scheduler.changed.wait_for(lambda: self._closing or len(self.scheduler) > 0)
+                if not len(self.scheduler):
+                    return
+            for job in self.scheduler.step():
                 try:
                     if job.ending is not None:
                         self._on_end(job)
