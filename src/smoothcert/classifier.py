@@ -187,10 +187,10 @@ def refuse_nan(logits: Tensor) -> None:
 
 def logits_under_noise(classifier: Classifier, images: Tensor, noise: Tensor) -> Tensor:
     """Compute the logits of images + noise[i] for all i in one forward pass: [num_noise, batch, classes]."""
-    inputs = (images + noise).flatten(0, 1)
-    logits = logits_of(classifier(inputs))
-    check_logits(logits, len(inputs))
-    return logits.view(*noise.shape[:2], -1)
+    inputs = images + noise
+    logits = logits_of(classifier(inputs.flatten(0, 1)))
+    check_logits(logits, inputs.shape[0] * inputs.shape[1])
+    return logits.view(*inputs.shape[:2], -1)
 
 
 SMALLEST_PROBABILITY = 1e-20

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothcert.attacks import smoothed_pgd
-from smoothcert.classifier import Classifier, evaluating, logits_of, probabilities
+from smoothcert.classifier import Classifier, evaluating, logits_under_noise, probabilities
 from smoothcert.data import Images, load_dataset, silent, with_known_classes
 from smoothcert.data.datasets import published_name
 from smoothcert.data.images import in_parts
@@ -182,14 +182,15 @@ def smoothed(classifier: Classifier, images: Tensor, noise: Iterable[Tensor]) ->
 
     Each block of `noise`, [m, k, c, h, w] or [m, 1, c, h, w] for all images, is one forward pass.
     """
-    confidence, votes, count = torch.zeros(()), torch.zeros(()), 0
+    confidence = votes = torch.zeros((), dtype=torch.float64, device=images.device)
+    count = 0
     with evaluating(classifier):
         for block in noise:
-            logits = logits_of(classifier((images + block).flatten(0, 1))).view(len(block), len(images), -1)
-            confidence = confidence.to(images.device) + probabilities(logits).double().sum(0)
-            votes = votes.to(images.device) + nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).sum(0)
+            logits = logits_under_noise(classifier, images, block)
+            confidence = confidence + probabilities(logits).double().sum(0)
+            votes = votes + nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).sum(0)
             count += len(block)
-    return confidence / count, votes.double() / count
+    return confidence / count, votes / count
 
 
 def adversarial_examples(
