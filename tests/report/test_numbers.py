@@ -4,6 +4,7 @@ import math
 import random
 import re
 import statistics
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -60,6 +61,8 @@ def test_numbers_of_a_run_against_a_loop(seed: int) -> None:
         assert [outcomes.accuracy(r) for r in RADII] == pytest.approx(shares)
     assert run.classes[run.worst_class].acr == min(outcomes.acr for outcomes in run.classes.values())
     assert implied_l_infinity(run) == run.acr / 28, "MNIST has 28 x 28 values"
+    cifar10 = replace(run, dataset="cifar10 (not the official files)")
+    assert implied_l_infinity(cifar10) == pytest.approx(run.acr / (3 * 32 * 32) ** 0.5)
 
 
 def test_a_class_that_is_never_certified_is_named() -> None:

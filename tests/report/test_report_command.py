@@ -152,6 +152,15 @@ def test_runs_on_different_images_are_reported(report: Report, make_run: MakeRun
     assert "differ" not in out, "they are not compared"
 
 
+def test_runs_without_a_radius_in_l_infinity_are_noted(report: Report, make_run: MakeRun) -> None:
+    known, own = make_run("known"), make_run("own", dataset="folder:/images", sigma=0.25)
+    code, out, _ = report(known, own, "--format", "csv", "--linf")
+    assert code == 0
+    assert "note: own: no ACR in L∞" in out
+    rows = csv.DictReader(Path("report/report.csv").read_text().splitlines())
+    assert {row["name"]: bool(row["acr_l_infinity"]) for row in rows} == {"known": True, "own": False}
+
+
 def test_one_image_is_not_called_images(report: Report, make_run: MakeRun) -> None:
     runs = make_run("one", images()[:1]), make_run("ten")
     code, out, _ = report(*runs, "--paper", "smoothmix/table2", "--format", "md,tex,html", "--radii", "0,0.1")

@@ -33,6 +33,7 @@ DEEPEST = 50
 """Levels of settings inside settings; ours have four."""
 NO_IMAGES = "left out: no image is certified yet"
 NO_CERTIFICATES = "left out: no certificates"
+NO_L_INFINITY = "no ACR in L∞, which needs radii in L2 and the image size of a known data set"
 SEEDS = (
     "Runs that differ by their training seed only, certified alike on the same images; sd: sample standard deviation. "
     f"Bold: {RANKED_SEEDS}."
@@ -144,8 +145,8 @@ def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
     located, uncertified = locate(paths)
     named = describe([(name, _read(path)) for name, path in located], choices.described)
     named = [_marked(name, file) for name, file in named]
-    left_out = [(NO_CERTIFICATES, path.name) for path in uncertified]
-    left_out += [(NO_IMAGES, name) for name, file in named if not file.rows]
+    notes = [(NO_CERTIFICATES, path.name) for path in uncertified]
+    notes += [(NO_IMAGES, name) for name, file in named if not file.rows]
     whole = [(name, file) for name, file in named if file.rows] or named
     rows = {} if choices.published is None else published_rows(whole, choices.published)
     whole.sort(key=lambda run: place_in_table(rows.get(run[0])))
@@ -155,14 +156,16 @@ def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
     columns = chosen or default_radii([file for _, file in files])
     summaries = [summarize(file, name, columns) for name, file in files]
     differences = {s.name: _differences(s, every) for s, (_, every) in zip(summaries, whole, strict=True)}
+    notes += [(text, name) for name, texts in differences.items() for text in texts]
     summaries = [replace(s, remarks=(*s.remarks, *differences[s.name])) for s in summaries]
     summaries = with_hyperparameters(summaries)
     if choices.l_infinity:
         summaries = [replace(s, l_infinity=implied_l_infinity(s)) for s in summaries]
+        notes += [(NO_L_INFINITY, s.name) for s in summaries if s.l_infinity is None]
     compared = comparisons(summaries, choices.reference)
-    unranked = [(f"not ranked: {'; '.join(c.obstacles)}", run.name) for c in compared if c.obstacles for run in c.runs]
+    notes += [(f"not ranked: {'; '.join(c.obstacles)}", run.name) for c in compared if c.obstacles for run in c.runs]
     warnings: dict[str, list[str]] = {}
-    for note, name in (*left_out, *((text, name) for name, texts in differences.items() for text in texts), *unranked):
+    for note, name in notes:
         warnings.setdefault(note, []).append(name)
     return Contents(
         title=choices.title,

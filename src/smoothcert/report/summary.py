@@ -12,7 +12,7 @@ from scipy.special import ndtri
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.certification.columns import Columns, Flags, Floats, Integers
 from smoothcert.certification.model_provenance import unfinished
-from smoothcert.data.datasets import DATASETS
+from smoothcert.data.datasets import DATASETS, published_name
 from smoothcert.errors import RequestError
 from smoothcert.io.text import counted
 from smoothcert.report.fewer_votes import acr_at_fewer_votes
@@ -284,7 +284,7 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
 def implied_l_infinity(summary: Summary) -> float | None:
     """ACR / sqrt(d): the L-infinity radius that an L2 radius implies, as that cube fits into the ball; None if the
     number d of pixel values is not known."""
-    spec = DATASETS.get(summary.dataset or "") if summary.norm == "L2" else None
+    spec = DATASETS.get(published_name(summary.dataset or "")) if summary.norm == "L2" else None
     return None if spec is None else summary.acr / math.sqrt(math.prod(spec.shape))
 
 
