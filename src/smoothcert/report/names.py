@@ -86,7 +86,10 @@ class NamedRun:
         adversarial = self.method == "consistency" and self._objective.get("adversary")
         letters = self.method.lower().replace("-", "").replace("_", "")  # others may write "CAT-RS"
         parts = ["SmoothAdv"] if adversarial else []
-        parts.append(METHODS.get(letters, one_line(self.method)))
+        path, ending, function = self.method.partition(".py:")
+        own_code = ending and "(" not in path  # one file, not a list of them: its folder is left out
+        method = f"{PurePath(path).name}{ending}{function}" if own_code else self.method
+        parts.append(METHODS.get(letters, one_line(method)))
         parts += ["attacked noise"] if self._objective.get("noise_attack") else []
         parts += ["weighted images"] if self.settings.get("sampler.name") == "radius-weighted" else []
         return " + ".join(parts)

@@ -62,7 +62,7 @@ def _draw(axes: Axes, sweep: Sweep) -> None:
         stdev(run.acr for run in runs) if len(runs) > 1 else runs[0].acr_standard_error or 0.0
         for runs in sweep.runs.values()
     ]
-    method = METHODS.get(first.method or "", first.method or "")
+    method = first.named.title or ""
     colour = looks_of([method])[method].colour
     axes.errorbar(values, acrs, errors if any(errors) else None, marker="o", color=colour, capsize=3, linewidth=1.6)
     doubling = all(after == 2 * before for before, after in pairwise(values))
