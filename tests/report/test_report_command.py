@@ -152,6 +152,20 @@ def test_runs_on_different_images_are_reported(report: Report, make_run: MakeRun
     assert "differ" not in out, "they are not compared"
 
 
+def test_what_bold_and_established_mean_is_said_where_runs_are_compared(report: Report, make_run: MakeRun) -> None:
+    runs = make_run("a"), make_run("b"), make_run("c", sigma=0.25)
+    for given, compares in (([runs[0]], False), ([runs[0], runs[2]], False), (runs, True)):
+        assert report(*given, "--format", "md,tex,html")[0] == 0
+        for kind, words in {
+            "md": ("Bold: ", "established"),
+            "tex": ("Bold: ",),
+            "html": ("Bold: ", "established"),
+        }.items():
+            text = Path("report", f"report.{kind}").read_text()
+            assert "ertified accuracy" in text
+            assert all((word in text) == compares for word in words), (kind, compares)
+
+
 def test_runs_without_a_radius_in_l_infinity_are_noted(report: Report, make_run: MakeRun) -> None:
     known, own = make_run("known"), make_run("own", dataset="folder:/images", sigma=0.25)
     code, out, _ = report(known, own, "--format", "csv", "--linf")

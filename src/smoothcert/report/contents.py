@@ -13,8 +13,8 @@ from smoothcert.io.files import check_regular_file
 from smoothcert.io.results import settings_path
 from smoothcert.io.text import counted, one_line
 from smoothcert.report.described import Description, Named, describe
-from smoothcert.report.further_tables import FurtherTable, further_tables
-from smoothcert.report.headline import headlines
+from smoothcert.report.further_tables import FurtherTable, constant_sentences, further_tables
+from smoothcert.report.headline import STATISTICS, headlines
 from smoothcert.report.html_data import Gallery
 from smoothcert.report.hyperparameters import Sweep, sweeps, with_hyperparameters
 from smoothcert.report.layout import MOST_DECIMALS, Layout
@@ -26,7 +26,7 @@ from smoothcert.report.protocol import in_l1
 from smoothcert.report.published import Published, comparison_notes, place_in_table, published_rows
 from smoothcert.report.seeds import SeedMean, over_seeds
 from smoothcert.report.summary import Summary, default_radii, implied_l_infinity, summarize
-from smoothcert.report.tables import RANKED_SEEDS, intervals_layout, layout, seeds_layout
+from smoothcert.report.tables import NUMBERS, RANKED, RANKED_SEEDS, intervals_layout, layout, seeds_layout
 
 MOST_RADII, LARGEST_RADIUS = 1_000, 1e6
 DEEPEST = 50
@@ -115,6 +115,17 @@ class Contents:
     def headlines(self) -> list[str]:
         """The result in words, one paragraph per comparison, with the names of runs that figures have."""
         return headlines(self.comparisons, self.labels, self.seeds)
+
+    @property
+    def compares_runs(self) -> bool:
+        """Whether runs are next to each other: bold, differences and what is established need two."""
+        return any(len(comparison.runs) > 1 for comparison in self.comparisons)
+
+    @property
+    def explanations(self) -> list[str]:
+        """What the numbers, words and signs of the tables mean, one paragraph each."""
+        constants = constant_sentences(self.comparisons)
+        return [f"{NUMBERS} Bold: {RANKED}.", *constants, STATISTICS] if self.compares_runs else [NUMBERS, *constants]
 
     @cached_property
     def table(self) -> Layout:

@@ -9,14 +9,13 @@ from smoothcert.errors import RequestError
 from smoothcert.io.text import did_you_mean, escape_markdown, one_line
 from smoothcert.report.contents import Contents
 from smoothcert.report.figures import FIGURES
-from smoothcert.report.further_tables import constant_sentences
-from smoothcert.report.headline import STATISTICS
 from smoothcert.report.html import html_page
 from smoothcert.report.layout import Layout, comma_separated, escape_latex, latex, markdown, terminal
 from smoothcert.report.names import by_sigma, facts_of
-from smoothcert.report.tables import CAPTION, RANKED, RANKED_SEEDS, SEEDS_CAPTION
+from smoothcert.report.tables import CAPTION, RANKED_SEEDS, SEEDS_CAPTION
 
 PUBLISHED_ROWS = "the published row under each run, and the difference: run minus published, accuracies in points"
+BOLD = "Bold: better than every other run of its σ by more than two standard errors of the paired difference."
 BELOW = "Below each run: the published row, and run minus published (accuracies in points)."
 _NOT_IN_PAPERS = ("abstention", "images", "votes")
 """Columns that a table in LaTeX has only on request."""
@@ -51,7 +50,7 @@ def _figures(pictures: Collection[str]) -> str:
 
 
 def _paragraphs(sentences: Sequence[str]) -> str:
-    return "".join(f"{escape_markdown(sentence)}\n\n" for sentence in sentences)
+    return "\n\n".join(map(escape_markdown, sentences)) + "\n"
 
 
 def markdown_page(contents: Contents) -> str:
@@ -60,12 +59,9 @@ def markdown_page(contents: Contents) -> str:
     further = "".join(f"\n## {t.title}\n\n{markdown(t.layout)}\n{t.caption}\n" for t in contents.further)
     return (
         f"# {escape_markdown(contents.title)}\n\n"
-        f"{_paragraphs(contents.headlines)}"
+        f"{_paragraphs(contents.headlines)}\n"
         f"{markdown(contents.table)}\n"
-        "Certified accuracy in % at each radius: the share of images that are classified correctly with a certified "
-        "radius of at least that (at 0: correctly, without abstaining); a dash for radii that n votes or the rule "
-        f"cannot show. ACR: average certified radius, 0 where wrong or abstained. Bold: {RANKED}.\n\n"
-        f"{_paragraphs(constant_sentences(contents.comparisons))}{STATISTICS}\n"
+        f"{_paragraphs(contents.explanations)}"
         f"{warnings}{_comparison(contents)}{_figures(contents.pictures)}{further}\n"
         "## How each run was certified\n\n"
         f"{_items((s.in_words, [s.name]) for s in by_sigma(contents.summaries))}"
@@ -92,9 +88,12 @@ def latex_document(contents: Contents) -> str:
 
 
 def _caption(contents: Contents) -> str:
-    bold = "Bold: better than every other run of its σ by more than two standard errors of the paired difference."
-    below = f" {BELOW}" if contents.published else ""
-    return f"ACR and certified accuracy (%) at each radius; {', '.join(facts_of(contents.summaries))}. {bold}{below}"
+    sentences = [f"ACR and certified accuracy (%) at each radius; {', '.join(facts_of(contents.summaries))}."]
+    if contents.compares_runs:
+        sentences.append(BOLD)
+    if contents.published:
+        sentences.append(BELOW)
+    return " ".join(sentences)
 
 
 def _chosen(content: Layout, keys: Sequence[str] = ()) -> Layout:

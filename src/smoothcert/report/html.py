@@ -20,14 +20,12 @@ from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.io.text import flattened, one_line, printable
 from smoothcert.report.contents import Contents
 from smoothcert.report.figures import FIGURES
-from smoothcert.report.further_tables import CLASS_ACCURACY, constant_sentences
-from smoothcert.report.headline import STATISTICS
+from smoothcert.report.further_tables import CLASS_ACCURACY
 from smoothcert.report.html_data import class_map, curve_data, gallery_data
 from smoothcert.report.layout import Layout, comma_separated
 from smoothcert.report.looks import Look, looks_of
 from smoothcert.report.names import by_sigma, facts_of, meanings_in, titles_of
 from smoothcert.report.summary import Summary
-from smoothcert.report.tables import RANKED
 from smoothcert.training.run_folder import recipe_of_certificates
 
 if TYPE_CHECKING:
@@ -60,8 +58,7 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
         csv=base64.b64encode(comma_separated(contents.table).encode("utf-8", "backslashreplace")).decode(),
         headlines=contents.headlines,
         meanings=f"{'; '.join(meanings_in(['σ = ', *letters, *labels.values()]))}.",
-        bold=RANKED,
-        statistics=[STATISTICS, *constant_sentences(contents.comparisons)],
+        explanations=contents.explanations,
         looks=look_of,
         table=_shown(_settings_last(contents.table, settings)),
         notes={**contents.warnings, **contents.notes},

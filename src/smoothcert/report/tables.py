@@ -16,6 +16,11 @@ from smoothcert.report.summary import Summary
 
 CAPTION = "certified accuracy in % at each radius"
 SEEDS_CAPTION = "mean ± sd over seeds; certified accuracy in % at each radius"
+NUMBERS = (
+    "Certified accuracy in % at each radius: the share of images that are classified correctly with a certified radius "
+    "of at least that (at 0: correctly, without abstaining); a dash for radii that n votes or the rule cannot show. "
+    "ACR: average certified radius, 0 where wrong or abstained."
+)
 RANKED = (
     "the best of each σ, where it is better than every other run by more than two standard errors of the paired "
     "difference over the images; runs on different images, or certified with different n, alpha, bound or noise, are "
