@@ -229,6 +229,6 @@ def _latex_line(cells: Sequence[str]) -> str:
 
 
 def _latex_cell(cell: Cell) -> str:
-    text = escape_latex(cell.text or (str(cell.value) if isinstance(cell.value, str) and not cell.aside else ""))
+    text = escape_latex(cell.text)
     mark = "textbf" if cell.best else "textit" if cell.aside and text else ""
     return rf"\{mark}{{{text}}}" if mark else text
