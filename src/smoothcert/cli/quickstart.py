@@ -26,9 +26,10 @@ BUDGET = (
 # One long attack step covers the distance of four short ones at a quarter of the cost.
 CHEAPER = {"mnist/smoothmix": ("objective.num_noise=2", "objective.steps=1", "objective.step_size=4")}
 VOTES, SKIP = 1_000, 20
+OUT = Path("quickstart")
 
 
-def quickstart(out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("quickstart")) -> None:
+def quickstart(out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = OUT) -> None:
     """Train, certify and compare three small networks on a bundled MNIST sample, in three to four minutes."""
     from smoothcert.certification.certify_dataset import certify_dataset
     from smoothcert.certification.settings import CertifySettings

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from smoothcert.cli.options import ClassifierOptions, Device, Sigma, console, folder_name
-from smoothcert.cli.quickstart import train_method
+from smoothcert.cli.quickstart import OUT, train_method
 from smoothcert.errors import RequestError
 from smoothcert.training.run_folder import MODEL
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.certification.serve.service import ServedModel
 
 DEMO = "consistency"
-"""The run of the quickstart that --demo serves."""
+"""The method of the quickstart that --demo serves."""
 
 
 def serve(
@@ -45,7 +45,6 @@ def serve(
     max_body: Annotated[int, typer.Option(min=1, help="The longest body, in MiB.")] = 8,
     queue: Annotated[int, typer.Option(min=1, help="Images that may wait; more are refused with 429.")] = 256,
     log: Annotated[Path | None, typer.Option(help="Folder for the log of certificates.", show_default="no log")] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder of the quickstart, for --demo.")] = Path("quickstart"),
 ) -> None:
     """Answer prediction requests with certificates over HTTP, with a page that shows the votes."""
     folders, named = runs or [], request.network
@@ -65,7 +64,7 @@ def serve(
 
     secret = None if token is None else read_token(token)
     listener = listen(host, port)  # a port in use is reported before models are loaded
-    folders = [demo_run(out)] if demo else folders
+    folders = [demo_run()] if demo else folders
     limits = Limits(votes=max_votes, milliseconds=1000 * max_seconds, body=max_body << 20, queue=queue)
     torch_device = find_device(device)
     service = Service(load_models(request, folders, sigma, max_batch, torch_device), limits, log)
@@ -125,9 +124,9 @@ def load_models(
     return models
 
 
-def demo_run(out: Path) -> Path:
-    """The quickstart's run in `out`, trained first if it has no model."""
-    folder = out / "runs" / DEMO
+def demo_run() -> Path:
+    """The run of the quickstart that --demo serves, trained first if it has no model."""
+    folder = OUT / "runs" / DEMO
     if not (folder / MODEL).exists():
         train_method(f"mnist/{DEMO}", folder)
     return folder
