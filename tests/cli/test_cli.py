@@ -188,7 +188,13 @@ def test_a_folder_that_disappears_during_the_search_for_a_hint_is_ignored(
         (["certify", "x", "--imges", "5"], "--imges (Possible options: --image-size, --max-images)"),
         (["certify", "x", "--foo"], "No such option: --foo\n"),
         (["report", "nowhere"], "nowhere"),
+        (["report", "x", "--caption", "Results"], "--caption: expected tex in --format with it, got md,csv,html,png"),
+        (
+            ["report", "x", "--format", "md", "--images", "folder:x"],
+            "--images: expected html in --format with it, got md",
+        ),
         (["presets", "nothing"], "no preset is called nothing"),
+        (["presets", "mnist/", "--sigma", 0.5], "--sigma: expected the name of one preset with it, got mnist/"),
         (["objectives", "nothing"], "or your own FILE.py:Class, got nothing"),
         (["train", "--out", "x", *SAMPLE, "--device", "tpu"], "tpu"),
     ],
@@ -257,6 +263,17 @@ def test_a_folder_given_as_a_file_is_named_as_one(run_cli: Cli, tmp_path: Path) 
     message = f"smoothcert: {tmp_path}: expected a file, got a folder; give another path\n"
     for command in (["import", "--sigma", 1, "--out", tmp_path / "new"], ["recertify"]):
         assert run_cli(*command, tmp_path)[::2] == (2, message)
+
+
+@pytest.mark.parametrize("separator", ["\t", ","])
+def test_import_of_certificates_points_to_reports(run_cli: Cli, tmp_path: Path, separator: str) -> None:
+    file = tmp_path / "cohen.tsv"
+    file.write_text(
+        "\n".join(separator.join(row) for row in (("idx", "label", "predict", "radius"), ("0", "7", "7", "0.5")))
+    )
+    code, _, err = run_cli("import", file, "--sigma", 0.5, "--out", tmp_path / "run")
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"`smoothcert report {file}` reads it, and --as describes one of another tool" in err
 
 
 CHOICES = {

@@ -26,6 +26,8 @@ def presets(
     chosen = {key: entry for key, entry in PRESETS.items() if name is None or key.startswith(name)}
     if not chosen:
         preset(str(name))
+    if sigma is not None:
+        raise RequestError(f"--sigma: expected the name of one preset with it, got {name or 'none'}; give one")
     table = Table(Column("preset", overflow="fold"), "sigma", "published ACR")
     for key, entry in chosen.items():
         values = (entry.published_acr(s) for s in entry.sigmas)

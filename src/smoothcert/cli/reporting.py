@@ -146,11 +146,19 @@ def report(
         return
     if not request.runs:
         raise RequestError("expected at least one run folder or certificates file, got none; give one to report on")
+    formats = [f.strip() for f in format_.split(",")]
+    for option, value, needed in (
+        ("--columns", request.columns, "tex"),
+        ("--caption", request.caption, "tex"),
+        ("--label", request.label, "tex"),
+        ("--images", images, "html"),
+    ):
+        if value and needed not in formats:
+            raise RequestError(f"{option}: expected {needed} in --format with it, got {format_}; add {needed}")
     for path in request.paths:
         check_exists(path)
     from smoothcert.report import write_report
 
-    formats = [f.strip() for f in format_.split(",")]
     choices = replace(request.choices(), gallery=_gallery(images or (), data) if "html" in formats else None)
     stored = request.to_store(out)
     written = write_report(request.paths, out, formats, choices=choices, force=force, request=stored)
