@@ -46,6 +46,21 @@ def test_test_accuracy_of_a_network_that_returns_a_mapping(tmp_path: Path, tiny_
     assert 0 < run.metrics[0]["test_noisy_accuracy"] <= 1
 
 
+@pytest.mark.parametrize(("shape", "classes"), [((1, 14, 14), 10), ((3, 28, 28), 10), ((1, 28, 28), 11)])
+def test_other_test_images_are_refused_before_training(
+    tmp_path: Path, tiny_data: ImageData, shape: tuple[int, int, int], classes: int
+) -> None:
+    """The first epoch would be lost: the accuracy is measured after it."""
+    images, labels = torch.zeros(4, *shape, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64)
+    other = ImageData(images, labels, classes, "other", "test")
+    with pytest.raises(RequestError, match=r"test data: expected images \(1, 28, 28\) of at most 10 classes") as caught:
+        sc.train(tiny_recipe(), tiny_data, tmp_path / "run", test_data=other, evaluate_every=1, device="cpu")
+    assert f"got {shape} of {classes};" in str(caught.value)
+    with pytest.raises(RequestError, match=r"evaluate_every: expected 0 \(never\) or a number of epochs, got -1"):
+        sc.train(tiny_recipe(), tiny_data, tmp_path / "run", test_data=tiny_data, evaluate_every=-1, device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
 def test_command_line_starts_from_weights_measures_and_tracks(
     tmp_path: Path,
     tiny_data: ImageData,

@@ -63,6 +63,8 @@ def train(
         recipe = recipe.model_copy(update={"dataset": data})
     folder = None if data_folder is None else Path(data_folder)
     images = _images(recipe.dataset if data is None else data, "train", folder, recipe.image_size, on_note)
+    if evaluate_every < 0:
+        raise RequestError(f"evaluate_every: expected 0 (never) or a number of epochs, got {evaluate_every}")
     tested = None
     if evaluate_every or test_data is not None:
         tested = _images(recipe.dataset if test_data is None else test_data, "test", folder, recipe.image_size, on_note)

@@ -108,12 +108,13 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
             model = load_hub(recipe.model)
     for network in (model, options.classifier):  # the order of its outputs need not be that of the folders
         data = with_known_classes(data, output_names(network))
-    check_request(recipe, data, folder, group)
+    tested = None if options.test_data is None else with_known_classes(options.test_data, data.class_names)
+    check_request(recipe, data, folder, group, tested)
     if model is not None:
         check_outputs(model, recipe.model, data.shape, data.num_classes)
     if options.classifier is not None:
         check_classifier(recipe, data, options.classifier)
-    check_denoiser_request(recipe, options.test_data is not None)
+    check_denoiser_request(recipe, tested is not None)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(derived_seed(recipe.seed, 0))
         model = new_model(recipe.model, InputSpec.of(data)) if model is None else model
@@ -130,7 +131,7 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
         try_loss(recipe, data, model.to(device), recipe.images_per_step // group.size)
     with alone(folder / METRICS, "choose another --out") if group.leads else nullcontext():
         start = open_folder(recipe, data, folder, group, origin, options.resume, on_note)
-        run = RunInProgress(recipe, data, folder, group, device, model, start, options)
+        run = RunInProgress(recipe, data, tested, folder, group, device, model, start, options)
         fresh, from_file = group.leads and start.state is None and start.epoch == 0, "init" in start.origin
         if fresh and (run.own_network or from_file) and not isinstance(recipe.objective, Denoising):
             for text in start_notes(model, data, trained=from_file or is_hub(recipe.model)):
@@ -153,6 +154,7 @@ class RunInProgress:
         self,
         recipe: TrainRecipe,
         data: Images,
+        tested: Images | None,
         folder: Path,
         group: Team,
         device: torch.device,
@@ -180,8 +182,7 @@ class RunInProgress:
         restore(self.model, self.optimizer, self.average, start, folder)
         self.sampler = make_sampler(recipe.sampler, None if start.state is None else start.state.sampler)
 
-        tested = options.test_data
-        self.test_data = None if tested is None else with_known_classes(tested, self.spec.class_names).to(device)
+        self.test_data = None if tested is None else tested.to(device)
         self.active_runs = 1  # the largest number of runs side by side in this epoch
 
         self.epoch = self.first_epoch = start.epoch
@@ -302,7 +303,7 @@ class RunInProgress:
         )
 
 
-def check_request(recipe: TrainRecipe, data: Images, folder: Path, group: Team) -> None:
+def check_request(recipe: TrainRecipe, data: Images, folder: Path, group: Team, tested: Images | None = None) -> None:
     """Refuse what cannot be trained before anything is written."""
     if isinstance(recipe.objective, UnloadedObjective):
         recipe.objective.refuse()
@@ -310,6 +311,11 @@ def check_request(recipe: TrainRecipe, data: Images, folder: Path, group: Team) 
         raise RequestError(
             f"{data.name}: expected images of at least two classes, got one; every network is right about it: "
             "give data with a label or a folder for each class"
+        )
+    if tested is not None and (tested.shape != data.shape or tested.num_classes > data.num_classes):
+        raise RequestError(
+            f"test data: expected images {data.shape} of at most {data.num_classes} classes, as those of training, got "
+            f"{tested.shape} of {tested.num_classes}; give others (for folder:PATH, --image-size scales all images)"
         )
     if len(data) < recipe.batch_size:
         raise RequestError(
