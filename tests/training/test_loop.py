@@ -13,6 +13,7 @@ from processes import run_together
 from tiny import TinyNet, digest, metrics, tiny_recipe
 from torch import Tensor, distributed, nn
 
+import smoothcert as sc
 from smoothcert.data import ImageData, mnist
 from smoothcert.distributed import Team
 from smoothcert.errors import RequestError, WorkError
@@ -361,6 +362,10 @@ def test_refused_requests_write_nothing(tmp_path: Path, tiny_data: ImageData) ->
         train(tiny_recipe(batch_size=10**6), tiny_data, tmp_path / "run", device="cpu")
     with pytest.raises(RequestError, match="has no parameters to train"):
         train(tiny_recipe(), tiny_data, tmp_path / "run", device="cpu", model=Ten())
+    with pytest.raises(RequestError, match="TinyNet has no parameters to train, or all are frozen"):
+        sc.train(tiny_recipe(), tiny_data, tmp_path / "run", device="cpu", model=TinyNet(10).requires_grad_(False))
+    with pytest.raises(RequestError, match="model: expected a torch module to train, got method"):
+        sc.train(tiny_recipe(), tiny_data, tmp_path / "run", device="cpu", model=TinyNet(10).forward)
     with pytest.raises(RequestError, match="lenett"):
         train(tiny_recipe(model="lenett"), tiny_data, tmp_path / "run", device="cpu")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

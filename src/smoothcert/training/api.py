@@ -57,6 +57,8 @@ def train(
         raise RequestError(
             f"recipe: expected a TrainRecipe, got {type(recipe).__name__}; use preset(NAME) or TrainRecipe(...)"
         )
+    if not isinstance(model, nn.Module | None):
+        raise RequestError(f"model: expected a torch module to train, got {type(model).__name__}; give an nn.Module")
     if model is not None and recipe.model in MODELS:
         recipe = recipe.model_copy(update={"model": type(model).__name__})  # what files and reports call it
     if isinstance(data, str):

@@ -118,8 +118,10 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(derived_seed(recipe.seed, 0))
         model = new_model(recipe.model, InputSpec.of(data)) if model is None else model
-    if next(model.parameters(), None) is None:
-        raise RequestError(f"model: {recipe.model} has no parameters to train; give a network that has some")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise RequestError(
+            f"model: {recipe.model} has no parameters to train, or all are frozen; give a network that has some"
+        )
     origin: dict[str, Any] = {"sync_batch_norm": True} if options.sync_batch_norm else {}
     if options.init is not None:
         origin["init"] = load_initial_weights(model, options.init, recipe.model, on_note)
