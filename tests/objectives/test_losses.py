@@ -286,6 +286,8 @@ IMAGES, LABELS = torch.rand(BATCH, *SHAPE), torch.zeros(BATCH, dtype=torch.int64
             r"noise: expected the shape \[2, 6, 2, 5, 5\], got \[1, 6, 2, 5, 5\]",
         ),
         ({"uniform": torch.zeros(2)}, r"uniform: expected the shape \[6\], got \[2\]"),
+        ({"uniform": [0.5] * BATCH}, r"uniform: expected the shape \[6\], got list"),
+        ({"targets": [[1, 0, 0, 0]] * BATCH}, r"targets: expected votes \[6, classes\], got list"),
         ({"targets": torch.zeros(6)}, r"targets: expected votes \[6, classes\], got float32 \[6\] on cpu"),
         ({"model": torch.zeros(6, 4)}, r"model: .* got float32 \[6, 4\] on cpu; pass the model, not its output"),
         (
@@ -310,6 +312,7 @@ def test_wrong_input_is_refused_in_one_line(arguments: dict[str, Any], message: 
     [
         (lambda: sc.losses.Gaussian(), "sigma: expected a number > 0, got None"),
         (lambda: sc.losses.Gaussian(sigma=-1), "sigma: expected a number > 0, got -1"),
+        (lambda: sc.losses.macer(torch.zeros(2, 6, 4), LABELS, sigma=-1), "sigma: expected a number > 0, got -1"),
         (lambda: sc.losses.Consistency(sigma=1, weigth=3), "weigth: unknown key; did you mean weight"),
         (lambda: sc.losses.Consistency(sigma=1, lambda_=3), "lambda_: unknown key; did you mean weight"),
         (lambda: sc.losses.Consistency(sigma=1, weight=-3), "weight: expected at least 0, got -3"),

@@ -1,14 +1,23 @@
 """Checks of what users pass to the losses: each refusal is a RequestError of one line."""
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Real
 
 import torch
 from torch import Tensor
 
 from smoothcert.classifier import Classifier, evaluating, logits_of
 from smoothcert.errors import RequestError
+
+
+def checked_sigma(sigma: object) -> float:
+    """The noise level as a float; also numbers of numpy are numbers."""
+    if not (isinstance(sigma, Real) and 0 < float(sigma) < math.inf):
+        raise RequestError(f"sigma: expected a number > 0, got {sigma!r}")
+    return float(sigma)
 
 
 def check_batch(model: object, inputs: Tensor, labels: Tensor, targets: Tensor | None) -> None:
@@ -20,7 +29,7 @@ def check_batch(model: object, inputs: Tensor, labels: Tensor, targets: Tensor |
             "convert images to [0, 1] by x.float() / 255"
         )
     _check_labels(labels, inputs.shape[0], inputs.device)
-    if targets is not None and (targets.ndim != 2 or len(targets) != len(inputs)):
+    if targets is not None and (not isinstance(targets, Tensor) or targets.ndim != 2 or len(targets) != len(inputs)):
         raise RequestError(f"targets: expected votes [{len(inputs)}, classes], got {_described(targets)}")
 
 
@@ -38,8 +47,9 @@ def check_draws(
             "make it with torch.Generator(device)"
         )
     for name, (draw, shape) in draws.items():
-        if draw is not None and draw.shape != tuple(shape):
-            raise RequestError(f"{name}: expected the shape {list(shape)}, got {list(draw.shape)}")
+        given = list(draw.shape) if isinstance(draw, Tensor) else type(draw).__name__
+        if draw is not None and given != list(shape):
+            raise RequestError(f"{name}: expected the shape {list(shape)}, got {given}")
 
 
 def check_logits(noisy_logits: Tensor, labels: Tensor) -> None:

@@ -37,6 +37,7 @@ from smoothcert.objectives.loss_arguments import (
     check_batch,
     check_draws,
     check_logits,
+    checked_sigma,
     evaluated_teacher,
     explained_labels,
     warn_about_clipping,
@@ -129,10 +130,8 @@ class Loss(nn.Module):
 
     def __init__(self, objective: Objective, *, sigma: float, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        if not (isinstance(sigma, int | float) and math.isfinite(sigma) and sigma > 0):
-            raise RequestError(f"sigma: expected a number > 0, got {sigma!r}")
         self.objective = objective
-        self.sigma = float(sigma)
+        self.sigma = checked_sigma(sigma)
         self.generator = generator
         self.epoch: int | None = None
         self.terms: dict[str, Tensor] = {}
@@ -276,7 +275,7 @@ def macer(
     """Compute the loss of MACER from logits under noise [num_noise, batch, classes]."""
     check_logits(noisy_logits, labels)
     record = validated(objectives.Macer, {"weight": weight, "gamma": gamma, "beta": beta})
-    return record.from_logits(noisy_logits, labels.long(), sigma).loss
+    return record.from_logits(noisy_logits, labels.long(), checked_sigma(sigma)).loss
 
 
 def consistency(
