@@ -20,7 +20,7 @@ from smoothcert.data import ImageData, Normalization
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.training.checkpoint import InputSpec, load_run, tensors_digest
 from smoothcert.training.loop import TrainingStatus, train
-from smoothcert.training.metrics import METRICS
+from smoothcert.training.metrics import METRICS, compress_metrics
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.resume import load_state
 from smoothcert.training.run_folder import MODEL, RECIPE, STATE
@@ -170,6 +170,14 @@ def test_finished_run_without_state_is_not_trained_again(finished: Path, tiny_da
     assert contents(finished) == before
     assert notes == [f"{finished}: trained already, 2 of 2 epochs"]
     assert tensors_digest(module.state_dict()) == digest(finished)
+
+
+def test_compressed_metrics_of_a_finished_run_stay_compressed(finished: Path, tiny_data: ImageData) -> None:
+    assert compress_metrics(finished / METRICS, 2)
+    before, notes = contents(finished), list[str]()
+    train(tiny_recipe(), tiny_data, finished, resume=True, device="cpu", on_note=notes.append)
+    assert contents(finished) == before
+    assert notes == [f"{finished}: trained already, 2 of 2 epochs"]
 
 
 def test_unfinished_run_without_state_is_refused(half: Path, tiny_data: ImageData) -> None:

@@ -123,8 +123,8 @@ def open_folder(
     A new run replaces one of which no epoch was saved, such as one whose loss diverged at once. Processes that torchrun
     has restarted continue the run that their job has made, also without `resume`.
     """
-    exists = (folder / RECIPE).exists()
-    if group.agree(exists) != exists:
+    has_recipe = (folder / RECIPE).exists()
+    if group.agree(has_recipe) != has_recipe:
         raise WorkError(
             f"{folder}: process {group.rank} sees another content of this folder than process 0; choose an --out on a "
             "file system that all machines share"
@@ -132,7 +132,7 @@ def open_folder(
     resume = resume or group.agree(group.leads and restarts_run(folder))
     if not resume:
         refuse_existing_run(folder)
-    if not exists:
+    if not has_recipe:
         refuse_lost_recipe(folder, compared=resume)
     elif resume:
         refuse_other_recipe(load_run_recipe(folder / RECIPE), recipe, folder)
@@ -167,11 +167,12 @@ def open_folder(
             remove_temporaries(folder / name)
         if not resume:
             (folder / STATE).unlink(missing_ok=True)
-        if not (exists and resume):
+        if not (has_recipe and resume):
             recipe.save(folder / RECIPE)
             claim_run(folder)
-        keep_metrics_before(folder / METRICS, epoch)
-        if epoch and not (folder / METRICS).exists():
+        if not finished or epochs_in(folder / METRICS) > epoch:  # compressed metrics of a finished run stay so
+            keep_metrics_before(folder / METRICS, epoch)
+        if epoch and not exists(folder / METRICS):
             on_note(f"{folder}: its {METRICS} is gone; that of epochs 0 to {epoch - 1} is lost")
         if finished:
             on_note(f"{folder}: trained already, {epoch} of {epoch} epochs")
