@@ -122,7 +122,7 @@ def test_model_with_more_outputs_than_folders(
     arguments += ("--out", "out", "--device", "cpu", "--max-images")
     code, _, err = run_cli(*arguments, 5)
     assert code == 2
-    assert "name the classes of all outputs with certify --classes FILE" in err
+    assert "name the classes of all outputs: --classes FILE" in err
     names = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
     Path("classes.txt").write_text("\n".join(names))
     code, _, err = run_cli(*arguments, 5, "--classes", "classes.txt")
@@ -147,7 +147,7 @@ def test_run_with_more_classes_than_the_folder(trained_run: Path, digits: Path, 
     arguments = ("certify", run, "--dataset", f"folder:{digits}", "--n", 100, "--device", "cpu")
     code, _, err = run_cli(*arguments)
     assert code == 2
-    assert "or name the classes of all outputs with certify --classes FILE" in err
+    assert "or name the classes of all outputs: --classes FILE" in err
     names = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
     (tmp_path / "classes.txt").write_text("\n".join(names))
     code, _, err = run_cli(*arguments, "--classes", tmp_path / "classes.txt")

@@ -331,7 +331,7 @@ def test_file_in_the_folder_does_not_replace_a_package(tmp_path: Path) -> None:
         (lambda x: (torch.zeros(len(x), 10), 1), r"got tuple; wrap it: lambda x: model\(x\)\[0\]"),
         (lambda x: {"scores": torch.zeros(len(x), 10)}, "got dict with the keys scores; return the logits"),
         (lambda x: torch.zeros(len(x), 7), r"gives \[2, 7\] for 2 images, expected logits \[2, 10\]"),
-        (lambda x: torch.zeros(len(x), 12), "name the classes of all outputs with certify --classes FILE"),
+        (lambda x: torch.zeros(len(x), 12), "name the classes of all outputs: --classes FILE"),
         (lambda x: torch.zeros(len(x)), r"gives \[2\] for 2 images"),
         (nn.Sequential(nn.Flatten(), nn.Linear(3, 10)), r"fails on inputs of shape \[1, 28, 28\]"),
         (nn.Sequential(nn.Flatten(), nn.Linear(784, 10, device="meta")), "got one on the device meta, without any"),

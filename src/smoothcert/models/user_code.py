@@ -175,5 +175,5 @@ def check_outputs(
         raise RequestError(
             f"model: {name} gives {given} for 2 images, expected logits [2, {num_classes}]: "
             f"the data has {num_classes} classes"
-            + ("; name the classes of all outputs with certify --classes FILE" if more else "; return one per class")
+            + ("; name the classes of all outputs: --classes FILE" if more else "; return one per class")
         )

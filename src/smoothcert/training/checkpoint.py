@@ -157,7 +157,7 @@ class Run:
             raise RequestError(
                 f"{self.folder}: its model takes images {self.spec.shape} of {self.spec.num_classes} classes, "
                 f"{data.name} has {data.shape} of {data.num_classes}; give the data that it was trained for"
-                + (", or name the classes of all outputs with certify --classes FILE" if fewer else "")
+                + (", or name the classes of all outputs: --classes FILE" if fewer else "")
             )
         refuse_other_order(data, self.spec.class_names, self.folder)
 
