@@ -237,7 +237,6 @@ def parse_rows(
     The header must be one of `columns`. A last line without its newline was being written when the process died: it is
     dropped where `drop_torn_line` allows that.
     """
-    command = "attack" if "attack" in kind else "certify"
     # A file with settings next to it was a result file: it is damaged. Any other is a wrong request.
     error_type = WorkError if settings_path(path).exists() else RequestError
     lines = content.split(b"\n")
@@ -248,8 +247,7 @@ def parse_rows(
     if tuple(header) not in columns:
         shown = one_line(" ".join(header))[:80]
         raise error_type(
-            f"{path}: not {kind}: expected the columns '{' '.join(columns[0])}', got '{shown}'; "
-            f"give a file that `smoothcert {command}` wrote"
+            f"{path}: not {kind}: expected the columns '{' '.join(columns[0])}', got '{shown}'; give another file"
         )
     if torn and not drop_torn_line:
         lines.append(torn)

@@ -5,7 +5,6 @@ an image before it is decoded, and the number of images. Nothing in a request na
 """
 
 import base64
-import binascii
 import json
 import math
 from collections.abc import Mapping
@@ -99,11 +98,10 @@ def split_body(media_type: str, query: Mapping[str, str], body: bytes, limits: L
         raise RequestError("images: expected a list of PNG or JPEG files in base64, got none")
     if len(images) > limits.images:
         raise RefusedError(413, f"images: expected at most {limits.images}, got {len(images)}; send fewer at once")
+    ask = validated(Ask, content)
     try:
-        return validated(Ask, content), [base64.b64decode(image, validate=True) for image in images]
-    except (binascii.Error, ValueError) as error:
-        if isinstance(error, RequestError):
-            raise
+        return ask, [base64.b64decode(image, validate=True) for image in images]
+    except ValueError:  # such as binascii.Error
         raise RequestError("images: expected base64, got other characters") from None
 
 
