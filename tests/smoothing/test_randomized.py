@@ -55,6 +55,13 @@ def test_bound_is_rounded_to_the_safe_side(n: int, alpha: float) -> None:
         assert Fraction(alpha) * (1 - Fraction(1, 10**7)) < reached <= Fraction(alpha)
 
 
+@pytest.mark.parametrize(("count", "coin"), [(561, 0.01), (565, 0.5), (565, 1.0)])
+def test_tails_that_no_float_holds_give_a_safe_bound(count: int, coin: float) -> None:
+    q = Fraction(randomized_error_bound(count, 600, 1e-300, coin))
+    law = [math.comb(600, k) * (1 - q) ** k * q ** (600 - k) for k in range(count, 601)]
+    assert 0 < sum(law[1:], Fraction(0)) + Fraction(coin) * law[0] <= Fraction(1e-300)
+
+
 def test_enumeration_finds_a_bound_with_the_wrong_side_of_the_coin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two mutants: a bound that ignores the coin is not exact, one that drops P(X = count) fails too often."""
     right = randomized_error_bound

@@ -13,6 +13,7 @@ from smoothcert.noise import SAFETY
 
 BRACKET = 1e-10
 """Relative width of the bracket in which the randomized bound is computed; its upper end is the bound."""
+SMALLEST_FLOAT = 5e-324
 TAIL_ERROR = 1e-19
 """Relative error of scipy's incomplete beta function per vote, at most: measured 3e-20 with up to 10^9 votes, next to a
 few ulp, which SAFETY covers."""
@@ -69,7 +70,8 @@ def randomized_error_bound(count: int, n: int, alpha: float, coin: float) -> flo
 
     def excess(q: float) -> float:
         fewer, as_many = special.betaincc(failures, count + 1, q), special.betaincc(failures + 1, count, q)
-        return math.log(((1 - coin) * fewer + coin * as_many) / _safe_level(alpha, n))
+        tail = (1 - coin) * fewer + coin * as_many
+        return math.log(max(tail, SMALLEST_FLOAT) / _safe_level(alpha, n))  # a tail may be too small for a float
 
     # One vote more, at coin 1, is the bound at coin 0.
     return min(plain, _falling_root(excess, error_upper_bound(count + 1, n, alpha), plain) * (1 + SAFETY))
