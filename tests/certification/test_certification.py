@@ -26,7 +26,7 @@ from smoothcert.certification.certify_dataset import Certification, Certificatio
 from smoothcert.certification.prepare import Prepared
 from smoothcert.certification.recertify import recertify
 from smoothcert.certification.settings import CertifyRecipe, CertifySettings, images_at_once
-from smoothcert.certification.shards import chosen_images, merge_certificates
+from smoothcert.certification.shards import Selection, merge_certificates
 from smoothcert.certification.subject import missing_classes
 from smoothcert.classifier import image_layout
 from smoothcert.data import ImageData
@@ -178,12 +178,12 @@ def test_open_settings_come_from_the_resumed_file(trained_run: Path, test_data: 
     assert len(fresh) == 3
 
 
-def test_chosen_images() -> None:
-    assert chosen_images(10, 4, None) == [0, 4, 8]
-    assert chosen_images(10, 1, 3) == [0, 1, 2]
+def test_selected_images() -> None:
+    assert Selection(10, 4, None).indices == [0, 4, 8]
+    assert Selection(10, 1, 3).indices == [0, 1, 2]
     for skip, most in ((0, None), (1, 0)):
         with pytest.raises(RequestError, match="expected at least 1"):
-            chosen_images(10, skip, most)
+            Selection(10, skip, most)
 
 
 @pytest.mark.parametrize("indices", [[0, 1, 0], [-1], [2000]])
@@ -199,15 +199,15 @@ def test_missing_classes_are_reported() -> None:
     """Where classes repeat every ten images, and where they come one after the other."""
     labels = torch.arange(1000) % 10
     data = ImageData(torch.zeros(1000, 1, 2, 2, dtype=torch.uint8), labels, 10, "interleaved", "test")
-    warning = missing_classes(data, chosen_images(1000, 20, None))
+    warning = missing_classes(data, Selection(1000, 20, None).indices)
     assert warning is None, "too few to tell"
-    warning = missing_classes(data, chosen_images(1000, 10, None))
+    warning = missing_classes(data, Selection(1000, 10, None).indices)
     assert "9 of 10 classes (1, 2, 3, 4, 5, ...) are missing from the 100 selected images" in str(warning)
-    assert "5 of 10 classes (1, 3, 5, 7, 9)" in str(missing_classes(data, chosen_images(1000, 2, None)))
-    assert missing_classes(data, chosen_images(1000, 3, None)) is None
+    assert "5 of 10 classes (1, 3, 5, 7, 9)" in str(missing_classes(data, Selection(1000, 2, None).indices))
+    assert missing_classes(data, Selection(1000, 3, None).indices) is None
     by_class = replace(data, labels=labels.sort().values)
-    assert missing_classes(by_class, chosen_images(1000, 20, None)) is None
-    assert "9 of 10" in str(missing_classes(by_class, chosen_images(1000, 1, 100)))
+    assert missing_classes(by_class, Selection(1000, 20, None).indices) is None
+    assert "9 of 10" in str(missing_classes(by_class, Selection(1000, 1, 100).indices))
 
 
 def test_classes_missing_by_chance_are_not_reported() -> None:
@@ -219,7 +219,7 @@ def test_classes_missing_by_chance_are_not_reported() -> None:
         for _ in range(50):
             order = labels[torch.randperm(10_000)]
             data = ImageData(torch.zeros(10_000, 1, 1, 1, dtype=torch.uint8), order, 100, "shuffled", "test")
-            warned += missing_classes(data, chosen_images(10_000, skip, None)) is not None
+            warned += missing_classes(data, Selection(10_000, skip, None).indices) is not None
         assert warned <= 0.1 * 50
 
 
@@ -231,7 +231,7 @@ def test_rows_are_written_often(n: int, images: int) -> None:
 def test_shards_merge_into_the_whole(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
     whole = certify(trained_run, test_data, tmp_path / "whole.tsv", list(range(7)))
     for i in (1, 2, 3):
-        certify(trained_run, test_data, tmp_path / f"{i}.tsv", chosen_images(7, 1, None, (i, 3)))
+        certify(trained_run, test_data, tmp_path / f"{i}.tsv", Selection(7, 1, None, (i, 3)).indices)
     assert merge_certificates([tmp_path / f"{i}.tsv" for i in (1, 2, 3)], tmp_path / "merged.tsv") == 7
     merged = read_certificates(tmp_path / "merged.tsv")
     assert comparable(merged.rows) == whole
@@ -408,7 +408,7 @@ def test_two_processes_cannot_write_one_file(trained_run: Path, test_data: Image
 
 def test_shards_with_different_seeds_merge(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
     for i in (1, 2):
-        certify(trained_run, test_data, tmp_path / f"{i}.tsv", chosen_images(4, 1, None, (i, 2)), seed=i)
+        certify(trained_run, test_data, tmp_path / f"{i}.tsv", Selection(4, 1, None, (i, 2)).indices, seed=i)
     assert merge_certificates([tmp_path / "1.tsv", tmp_path / "2.tsv"], tmp_path / "whole.tsv") == 4
     merged = read_certificates(tmp_path / "whole.tsv")
     assert merged.settings["seed"] is None

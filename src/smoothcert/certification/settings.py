@@ -95,7 +95,7 @@ class CertifySettings(Recipe):
             raise ValueError(f"bound: expected one-sided for {self.noise} noise, got two-sided")
         if self.sound and self.noise not in (None, "gaussian"):
             raise ValueError(f"sound: expected gaussian noise, got {self.noise}")
-        _ = self.selection(0).indices  # refuses what selects nothing
+        self.selection(0)  # refuses what selects nothing
         return self
 
     def selection(self, images: int) -> Selection:

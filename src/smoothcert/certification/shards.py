@@ -29,9 +29,20 @@ class Selection:
     max_images: int | None = None
     shard: tuple[int, int] = (1, 1)
 
+    def __post_init__(self) -> None:
+        if self.skip < 1:
+            raise RequestError(f"skip: expected at least 1 (every image), got {self.skip}")
+        if self.max_images is not None and self.max_images < 1:
+            raise RequestError(f"max-images: expected at least 1, got {self.max_images}")
+        part, parts = self.shard
+        if not 1 <= part <= parts:
+            raise RequestError(f"shard: expected i/k with 1 <= i <= k, got {part}/{parts}")
+
     @property
     def indices(self) -> list[int]:
-        return chosen_images(self.images, self.skip, self.max_images, self.shard)
+        """Every `skip`-th image, at most `max_images`; shard (i, k) takes every k-th of these, from the i-th on."""
+        part, parts = self.shard
+        return list(range(0, self.images, self.skip)[: self.max_images][part - 1 :: parts])
 
     def to_mapping(self) -> dict[str, Any]:
         return {"images": self.images, "skip": self.skip, "max_images": self.max_images, "shard": list(self.shard)}
@@ -46,18 +57,6 @@ class Selection:
             return selection if 0 <= selection.images <= 10**7 and selection.indices is not None else None
         except (KeyError, TypeError, ValueError):
             return None
-
-
-def chosen_images(total: int, skip: int, max_images: int | None, shard: tuple[int, int] = (1, 1)) -> list[int]:
-    """Return every `skip`-th image, at most `max_images`; shard (i, k) takes every k-th of these, from the i-th on."""
-    if skip < 1:
-        raise RequestError(f"skip: expected at least 1 (every image), got {skip}")
-    if max_images is not None and max_images < 1:
-        raise RequestError(f"max-images: expected at least 1, got {max_images}")
-    part, parts = shard
-    if not 1 <= part <= parts:
-        raise RequestError(f"shard: expected i/k with 1 <= i <= k, got {part}/{parts}")
-    return list(range(0, total, skip)[:max_images][part - 1 :: parts])
 
 
 def merge_certificates(

@@ -149,10 +149,10 @@ def mixing(
     """Equal-confidence mixing ratios toward adversarial examples: their distribution for several runs."""
     subjects, output = comparison.start(runs, "mixing")
     from smoothcert.analysis.mixing import draw_mixing, mixing_csv, mixing_ratios
-    from smoothcert.certification.shards import chosen_images
+    from smoothcert.certification.shards import Selection
     from smoothcert.report.progress import counting_bar
 
-    unrestricted, indices = attack.on(subjects), chosen_images(len(subjects.data), skip, max_images)
+    unrestricted, indices = attack.on(subjects), Selection(len(subjects.data), skip, max_images).indices
     with counting_bar({f"mixing {run.name}": len(indices) for run in subjects.runs}) as show:
         result = mixing_ratios(
             *(subjects, indices, unrestricted),

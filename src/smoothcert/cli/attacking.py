@@ -85,7 +85,7 @@ def attack(
         check_file(certificates, "a certificates file")
     check_name(name)
     from smoothcert.certification.attack import attack_dataset, complete_attack_recipe
-    from smoothcert.certification.shards import chosen_images
+    from smoothcert.certification.shards import Selection
     from smoothcert.distributed import find_device
     from smoothcert.report.progress import attack_bar, print_data_notes, print_note
 
@@ -98,7 +98,7 @@ def attack(
     print_data_notes(console, images, target.first.recipe.dataset if target.first is not None else None)
     recipe = complete_attack_recipe(fields, path, torch_device, images.shape, certified, target.sigma)
     known = range(len(images)) if certified is None else sorted(row.index for row in certified.rows)
-    indices = [known[i] for i in chosen_images(len(known), skip, max_images)]
+    indices = [known[i] for i in Selection(len(known), skip, max_images).indices]
     classifier = target.classifier or request.own_network(images.num_classes, partial(print_note, console))
     with attack_bar(target.folder.name, len(indices)) as show:
         file = attack_dataset(

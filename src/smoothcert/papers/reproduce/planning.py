@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from smoothcert.certification.shards import chosen_images
+from smoothcert.certification.shards import Selection
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError
 from smoothcert.objectives import Adversary, Macer, Objective, SmoothMix
@@ -170,7 +170,7 @@ def planned_run(request: Request, run: PaperRun, seed: int | None, folder: Path 
     fresh = PlannedRun(folder, recipe, n, skip, request.max_images, 0, paper=run)
     if recipe is None:
         return fresh
-    indices = chosen_images(sizes_of(recipe, request.data)[1], skip, request.max_images)
+    indices = Selection(sizes_of(recipe, request.data)[1], skip, request.max_images).indices
     fresh = replace(fresh, images=len(indices))
     return with_state(fresh, indices)
 
