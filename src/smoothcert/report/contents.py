@@ -1,13 +1,14 @@
 """Everything that a report says, in whatever format: read from certificates files, checked and computed."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from smoothcert.certification.certificates import CertificatesFile, read_certificates
 from smoothcert.certification.shards import missing_rows
-from smoothcert.data import UNSPLIT
+from smoothcert.data import UNSPLIT, same_data
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file
 from smoothcert.io.results import settings_path
@@ -232,9 +233,12 @@ def _differences(summary: Summary, whole: CertificatesFile) -> list[str]:
 
 def _trained_on_these(summary: Summary) -> list[str]:
     """Whether the run was trained on the images that were certified: data without a split."""
-    dataset, split = (summary.file.settings.get(key) for key in ("dataset", "split"))
-    same = split == UNSPLIT and dataset == summary.recipe.get("dataset")
-    return ["certified on images that it was trained on: new images may do worse"] if same else []
+    trained_on = summary.recipe.get("dataset")
+    if summary.split == UNSPLIT and summary.dataset and trained_on:
+        with suppress(RequestError):  # a path with ~NAME, and no such user on this machine
+            if same_data(summary.dataset, str(trained_on)):
+                return ["certified on images that it was trained on: new images may do worse"]
+    return []
 
 
 def _incomplete(file: CertificatesFile) -> list[str]:

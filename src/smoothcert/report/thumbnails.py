@@ -1,7 +1,6 @@
 """Pictures of a data set for the gallery of a report: read if they are on this machine, never downloaded."""
 
 import io
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from smoothcert.data import UNSPLIT, Split, cifar10, default_folder, mnist
+from smoothcert.data import UNSPLIT, Split, cifar10, default_folder, mnist, same_data
 from smoothcert.data.stored_images import StoredImages
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.report.html_data import Pictures
@@ -35,13 +34,13 @@ def pictures(
     A certificates file may come from anyone and name any path. `folder:PATH` and `npz:PATH` are read only if the user
     names them in `named`, so that a report never shows pictures that its author did not choose to show.
     """
-    if own_images(dataset) and not any(_same_images(dataset, name) for name in named):
-        return f"No pictures: they are in {dataset}, which is read only on request; add --images {dataset}."
     if split == UNSPLIT:
         split = "test"  # either request gives all images of such data
     if split not in get_args(Split):
         return f"No pictures: {dataset} has no split called {split}."
     try:
+        if own_images(dataset) and not any(same_data(dataset, name) for name in named):
+            return f"No pictures: they are in {dataset}, which is read only on request; add --images {dataset}."
         known, data = _chosen(dataset, cast(Split, split), default_folder() if folder is None else folder, indices)
     except RequestError:
         return f"No pictures: the {split} images of {dataset} are not there, and a report downloads nothing."
@@ -62,12 +61,6 @@ def own_images(dataset: str) -> bool:
     """Whether `dataset` names a path, not a data set in the data folder."""
     kind, colon, path = dataset.partition(":")
     return kind in ("folder", "npz") and bool(colon and path)
-
-
-def _same_images(dataset: str, named: str) -> bool:
-    """Whether both are of one kind and one path, relative to the current folder."""
-    (kind, _, path), (other_kind, _, other) = dataset.partition(":"), named.partition(":")
-    return kind == other_kind and os.path.abspath(path) == os.path.abspath(os.path.expanduser(other))
 
 
 def _chosen(dataset: str, split: Split, folder: Path, indices: Sequence[int]) -> tuple[list[int], StoredImages | None]:
