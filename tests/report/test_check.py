@@ -165,6 +165,24 @@ def test_reports_without_a_stored_request(report: Report) -> None:
     assert "expected one of report.csv" in err
 
 
+def test_rows_of_one_name_are_all_checked(report: Report, make_run: MakeRun) -> None:
+    """Means over the seeds of two sigmas, both called `run*`."""
+    for number, sigma in enumerate((0.5, 0.5, 1.0, 1.0)):
+        rows = [image(i, 1, 1, 0.1 * (number + 1)) for i in range(9)]
+        run = make_run(f"run{number}", rows, sigma=sigma)
+        (run / "recipe.yaml").write_text(f"sigma: {sigma}\nseed: {number % 2}\n")
+    assert report("run0", "run1", "run2", "run3", "--format", "csv", "--out", "seeds")[0] == 0
+    path = Path("seeds/report-seeds.csv")
+    text = path.read_text()
+    assert text.count("run*,") == 2
+    for acr in ("0.15", "0.35"):
+        assert text.count(f",{acr},") >= 1
+        path.write_text(text.replace(f",{acr},", ",0.2,", 1))
+        code, out, _ = report("--check", "seeds")
+        assert code == 1
+        assert f"acr: is 0.2, the certificates give {acr}" in out
+
+
 def test_nothing_to_report(report: Report) -> None:
     code, _, err = report("--out", "other")
     assert (code, err.count("\n")) == (2, 1)

@@ -108,9 +108,13 @@ def _without_pictures(page: str) -> Gallery:
 
 
 def _rows(text: str) -> dict[str, dict[str, str]]:
-    """The rows of a CSV file by the name of the run, each a dictionary of its columns."""
-    rows = csv.DictReader(io.StringIO(text), restval="", restkey="further cells")
-    return {str(row.get("name", "")): {key: str(value) for key, value in row.items()} for row in rows}
+    """The rows of a CSV file by the name of the run, each a dictionary of its columns; means over seeds of different
+    sigmas may share a name."""
+    rows: dict[str, dict[str, str]] = {}
+    for row in csv.DictReader(io.StringIO(text), restval="", restkey="further cells"):
+        name = str(row.get("name", ""))
+        rows[f"row {len(rows) + 1}, {name}" if name in rows else name] = {k: str(value) for k, value in row.items()}
+    return rows
 
 
 def _page_differences(written: str, expected: str) -> Iterator[str]:
