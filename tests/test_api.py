@@ -84,7 +84,8 @@ def test_the_table_of_runs_is_the_report(tmp_path: Path) -> None:
     assert row["acr"] == pytest.approx(sum(radii) / len(rows))
     assert row["certified_accuracy_1.5"] == pytest.approx(sum(r >= 1.5 for r in radii) / len(rows))
     assert [path.name for path in (tmp_path / "report").glob("*.csv")] == ["report.csv"]
-    assert sc.report([run], radii=(0, 1.5)) == [row]
+    for runs in ([run], run, run.parent.glob(run.name), {str(run): None}):
+        assert sc.report(runs, radii=(0, 1.5)) == [row]
 
 
 def test_the_notebook_runs(

@@ -1,7 +1,7 @@
 """Tables, figures and pages from certificates files. Reads only those: no model, no checkpoint, no forward pass."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -117,7 +117,7 @@ def _drawn(contents: Contents, kinds: Sequence[str]) -> tuple[dict[str, bytes | 
 
 
 def report(
-    runs: "str | Path | Run | Sequence[str | Path | Run]",
+    runs: "str | Path | Run | Iterable[str | Path | Run]",
     *,
     radii: Sequence[float] | None = None,
     reference: str | None = None,
@@ -135,7 +135,7 @@ def report(
     "name=CAT-RS,sigma=0.5,n=100000,alpha=0.001". With `out`, the report is also written there, as the command does:
     tables and a page as md, csv, tex and html, figures as png, pdf and svg.
     """
-    given = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
+    given = runs if isinstance(runs, Iterable) and not isinstance(runs, str) else [runs]
     paths = [run.folder if hasattr(run, "folder") else Path(run) for run in given]
     descriptions = [parse_description(text) for text in ([described] if isinstance(described, str) else described)]
     choices = Choices(radii=radii, reference=reference, described=descriptions)
