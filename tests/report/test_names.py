@@ -50,6 +50,7 @@ def test_methods_have_the_names_that_people_use() -> None:
         run("gaussian-1.0", "gaussian", HIGH),
         run("mine-0.5", None),
         run("theirs", "my_methods:SmoothLabels"),
+        run("denoised", "gaussian + denoiser"),
         run("in a file", "/home/me/my code/methods.py:SmoothLabels"),
     ]
     assert list(labels_of(runs).values()) == [
@@ -61,6 +62,7 @@ def test_methods_have_the_names_that_people_use() -> None:
         "Gaussian",
         "mine",
         "my_methods:SmoothLabels",
+        "Gaussian + denoiser",
         "methods.py:SmoothLabels",
     ]
 

@@ -84,12 +84,8 @@ class NamedRun:
         if self.method is None:
             return None
         adversarial = self.method == "consistency" and self._objective.get("adversary")
-        letters = self.method.lower().replace("-", "").replace("_", "")  # others may write "CAT-RS"
         parts = ["SmoothAdv"] if adversarial else []
-        path, ending, function = self.method.partition(".py:")
-        own_code = ending and "(" not in path  # one file, not a list of them: its folder is left out
-        method = f"{PurePath(path).name}{ending}{function}" if own_code else self.method
-        parts.append(METHODS.get(letters, one_line(method)))
+        parts += map(method_name, self.method.split(" + "))  # as in "gaussian + denoiser"
         parts += ["attacked noise"] if self._objective.get("noise_attack") else []
         parts += ["weighted images"] if self.settings.get("sampler.name") == "radius-weighted" else []
         return " + ".join(parts)
@@ -115,6 +111,15 @@ class NamedRun:
         details = ", ".join(setting_text(key, settings[key]) for key in shown)
         ending = ", one-step" if settings.get("one_step") else ""
         return f"{self.title}{f' ({details})' if details else ''}{ending}"
+
+
+def method_name(method: str) -> str:
+    """The name of a method, as in "CAT-RS"; of a user's own code, without the folder of its file."""
+    letters = method.lower().replace("-", "").replace("_", "")
+    path, ending, function = method.partition(".py:")
+    if ending and "(" not in path:  # not a list of files
+        method = f"{PurePath(path).name}{ending}{function}"
+    return METHODS.get(letters, one_line(method))
 
 
 class Grouped(Protocol):
