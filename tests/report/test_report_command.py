@@ -73,6 +73,7 @@ def test_wrong_requests_are_one_line_and_write_nothing(report: Report, make_run:
         assert list(Path().iterdir()) == []
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_figures_that_an_earlier_report_drew_and_this_one_cannot_are_removed(
     report: Report, make_run: MakeRun, field_file: Path
 ) -> None:
@@ -242,6 +243,7 @@ def test_escape_sequences_and_formulas_are_text_in_every_output(
     assert r"nowhere\x1b[2J" in err
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_files_of_the_user_are_not_overwritten(report: Report, make_run: MakeRun, tmp_path: Path) -> None:
     run, out = make_run("mine"), tmp_path / "thesis"
     out.mkdir()

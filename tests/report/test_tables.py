@@ -262,6 +262,7 @@ def test_csv_of_a_report_against_the_certificates(make_run: MakeRun, field_file:
             assert float(row[radius]) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_markdown_report(make_run: MakeRun, field_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
     report = write_report([make_run("a"), field_file], out, title="My | title")
