@@ -1,6 +1,7 @@
 # %% [markdown]
 # # Look at runs in a notebook
-# Open this file in Jupyter or VS Code: each `# %%` is a cell. It uses the runs that `smoothcert quickstart` writes.
+# Open this file in Jupyter or VS Code: each `# %%` is a cell. It reads the runs of `smoothcert quickstart`: run that
+# first, in the folder of this notebook, or change RUNS to the folders of your own runs.
 
 # %%
 from pathlib import Path

@@ -130,10 +130,13 @@ def runs_and_images(paths: Sequence[Path], request: ClassifierOptions) -> tuple[
         raise RequestError(f"expected image files after {paths[0]}, got none; name some")
     for image in images:
         if (image / RECIPE).exists() and not request.kind:
-            raise RequestError(f"{image}: expected an image file, got a run; --ensemble makes one classifier of runs")
+            raise RequestError(
+                f"{image}: expected an image file, got a run; give one run before the images, or several with "
+                "--ensemble"
+            )
         if image.is_dir():
             raise RequestError(f"{image}: expected an image file, got a folder; give its files, such as {image}/*.png")
-        check_file(image, "an image file")
+        check_file(image, "an image file" if runs or image != paths[0] else "a run folder or an image file")
     return runs, images
 
 

@@ -229,7 +229,8 @@ def _notes(files: FileList, heads: dict[int, ImageHead], classes: list[str], cha
         notes.append(f"{files.root}: {len(heads) - grey} of {len(heads)} files are in colour and are read as grey")
     elif coloured is not None and grey:
         notes.append(
-            f"{files.root}: all images are read as RGB, although {grey} of {len(heads)} files are grey, because "
-            f"{files[coloured].relative_to(files.root)} is in colour (mode {heads[coloured].mode})"
+            f"{files.root}: all images are read as RGB, although {grey} of {len(heads)} files "
+            f"{'is' if grey == 1 else 'are'} grey, because {files[coloured].relative_to(files.root)} is in colour "
+            f"(mode {heads[coloured].mode})"
         )
     return (*notes, *note_about([files[index] for index, head in heads.items() if head.transparent], COMPOSITED))
