@@ -31,7 +31,7 @@ from smoothcert.data.images import in_unit_interval, spread
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError
 from smoothcert.noise import NOISES
-from smoothcert.smoothing.accuracy import NoiseAccuracy, independent_accuracy
+from smoothcert.smoothing.accuracy import NoiseAccuracy
 from smoothcert.training.checkpoint import Run
 
 if TYPE_CHECKING:
@@ -140,13 +140,7 @@ def doctor(
     noisy = _noisy_classes(examined, sigma, noise)
     right = {level: classes == examined.labels for level, classes in noisy.items()}
     accuracies = {level: float(correct.double().mean()) for level, correct in right.items()}
-    measured = NoiseAccuracy(
-        len(inputs),
-        float((clean == examined.labels).double().mean()),
-        independent_accuracy(clean, examined.labels, examined.outputs),
-        accuracies[sigma],
-        independent_accuracy(noisy[sigma], examined.labels, examined.outputs),
-    )
+    measured = NoiseAccuracy.of(examined.labels, clean, noisy[sigma], examined.outputs)
     return Diagnosis(
         model=title,
         dataset=str(getattr(about, "name", type(data).__name__)),

@@ -31,6 +31,18 @@ class NoiseAccuracy:
     noisy: float
     noisy_chance: float
 
+    @classmethod
+    def of(cls, labels: Tensor, clean: Tensor, noisy: Tensor, num_classes: int) -> "NoiseAccuracy":
+        """From the classes of the images without noise, and of one or several noisy copies of all of them."""
+        repeated = labels.repeat(len(noisy) // len(labels))
+        return cls(
+            len(labels),
+            float((clean == labels).double().mean()),
+            independent_accuracy(clean, labels, num_classes),
+            float((noisy == repeated).double().mean()),
+            independent_accuracy(noisy, repeated, num_classes),
+        )
+
     @property
     def fault(self) -> Literal["chance", "noise"] | None:
         """ "chance": the classifier is at chance with and without noise. "noise": it fails under this noise only.
@@ -54,14 +66,7 @@ def accuracy_under_noise(counter: VoteCounter, images: Tensor, labels: Tensor) -
     labels = labels.to(images.device)
     clean = counter.classes(images)
     copies = [counter.classes(images + counter.noise.sample(images.shape, generator)) for _ in range(COPIES)]
-    noisy, repeated = torch.cat(copies), labels.repeat(COPIES)
-    return NoiseAccuracy(
-        len(images),
-        float((clean == labels).double().mean()),
-        independent_accuracy(clean, labels, counter.num_classes),
-        float((noisy == repeated).double().mean()),
-        independent_accuracy(noisy, repeated, counter.num_classes),
-    )
+    return NoiseAccuracy.of(labels, clean, torch.cat(copies), counter.num_classes)
 
 
 def independent_accuracy(classes: Tensor, labels: Tensor, num_classes: int) -> float:
