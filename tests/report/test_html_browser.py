@@ -10,7 +10,7 @@ from PIL import Image
 
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.certification.columns import columns_of
-from smoothcert.report import Contents, summarize
+from smoothcert.report import Contents, Summary, summarize
 from smoothcert.report.html import html_page
 from smoothcert.report.html_data import Pictures
 from smoothcert.report.paired import comparisons
@@ -343,6 +343,12 @@ def test_on_paper_everything_is_unfolded_and_in_light_colours(opened: Browser) -
     opened.call("Emulation.setEmulatedMedia", media="", features=[])
 
 
+def show_report(browser: Browser, folder: Path, summaries: Sequence[Summary]) -> None:
+    page = folder / "report.html"
+    page.write_text(html_page(Contents("Report", summaries, comparisons=comparisons(summaries))), encoding="utf-8")
+    browser.open(page)
+
+
 def test_the_readout_rounds_as_the_table_does(browser: Browser, tmp_path: Path) -> None:
     """Shares that are half way between two decimals, or would be without the rounding of a division."""
     counts = {"a": (1211, 2000), "b": (145, 2000), "c": (1, 400), "d": (3, 400)}
@@ -351,9 +357,7 @@ def test_the_readout_rounds_as_the_table_does(browser: Browser, tmp_path: Path) 
         for name, (right, size) in counts.items()
     }
     summaries = [summarize(file, name, (0.0,)) for name, file in files.items()]
-    page = tmp_path / "report.html"
-    page.write_text(html_page(Contents("Report", summaries, comparisons=comparisons(summaries))), encoding="utf-8")
-    browser.open(page)
+    show_report(browser, tmp_path, summaries)
     browser.hover(".panel svg", 0.005)
     heads = texts(browser, "#table h2 + .scroll thead tr:last-child th")
     table = dict(zip(column(browser, heads.index("run") + 1), column(browser, heads.index("0.00") + 1), strict=True))
@@ -361,3 +365,19 @@ def test_the_readout_rounds_as_the_table_does(browser: Browser, tmp_path: Path) 
     assert radius == 0
     assert {name: f"{percent:.1f}" for name, percent in shown.items()} == table
     assert table == {"a": "60.6", "b": "7.2", "c": "0.2", "d": "0.8"}
+
+
+def test_a_name_starts_next_to_its_colour(browser: Browser, tmp_path: Path) -> None:
+    """It is not moved to the line below the swatch where the table is wider than the screen."""
+    summaries = [summarize(our_file(), "name" * count, (0.0, 0.5)) for count in range(1, 7)]
+    browser.call("Emulation.setDeviceMetricsOverride", width=700, height=844, deviceScaleFactor=1, mobile=False)
+    show_report(browser, tmp_path, summaries)
+    distances = browser.value(
+        """[...document.querySelectorAll('#table td.is-name .swatch')].map(swatch => {
+             const text = document.createRange();
+             text.selectNodeContents(swatch.nextSibling);
+             return text.getClientRects()[0].top - swatch.getBoundingClientRect().top;
+        })"""
+    )
+    assert len(distances) > len(summaries)
+    assert max(map(abs, distances)) < 10
