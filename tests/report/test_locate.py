@@ -51,7 +51,12 @@ def test_runs_without_certificates_are_skipped_and_known_in_a_folder_and_one_by_
     (trained / "recipe.yaml").write_text("")
     for paths in ([runs], sorted(runs.iterdir())):
         assert locate(paths) == ([("certified", run / "certificates" / "test.tsv")], [trained])
-    assert read_contents([runs], Choices()).warnings == {NO_CERTIFICATES: ["trained"]}
+    assert read_contents([runs, trained], Choices()).warnings == {NO_CERTIFICATES: ["trained"]}, "once"
+    other = runs / "others" / "trained"
+    other.mkdir(parents=True)
+    assert read_contents([runs, other], Choices()).warnings == {
+        NO_CERTIFICATES: [f"{runs.name}/trained", "others/trained"]
+    }
 
 
 def test_a_report_among_runs_is_skipped_and_reports_alone_are_refused(make_run: MakeRun, tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ from smoothcert.report.headline import STATISTICS, headlines
 from smoothcert.report.html_data import Gallery
 from smoothcert.report.hyperparameters import Sweep, sweeps, with_hyperparameters
 from smoothcert.report.layout import MOST_DECIMALS, Layout
-from smoothcert.report.locate import locate
+from smoothcert.report.locate import distinct_names, locate
 from smoothcert.report.metrics import TrainedRun, read_run, training_runs
 from smoothcert.report.names import Panel, by_sigma, panels_of
 from smoothcert.report.paired import Comparison, comparisons
-from smoothcert.report.protocol import in_l1
+from smoothcert.report.protocol import norm_of
 from smoothcert.report.published import Published, comparison_notes, place_in_table, published_rows
 from smoothcert.report.seeds import SeedMean, over_seeds
 from smoothcert.report.summary import Summary, default_radii, implied_l_infinity, summarize
@@ -157,7 +157,8 @@ def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
     located, uncertified = locate(paths)
     named = describe([(name, _read(path)) for name, path in located], choices.described)
     named = [_marked(name, file) for name, file in named]
-    notes = [(NO_CERTIFICATES, path.name) for path in uncertified]
+    names = distinct_names([path.name for path in uncertified], uncertified)
+    notes = [(NO_CERTIFICATES, name) for name in names]
     notes += [(NO_IMAGES, name) for name, file in named if not file.rows]
     whole = [(name, file) for name, file in named if file.rows] or named
     rows = {} if choices.published is None else published_rows(whole, choices.published)
@@ -198,7 +199,7 @@ def _marked(name: str, file: CertificatesFile) -> tuple[str, CertificatesFile]:
     """Name what makes a file not comparable with plain certificates: tables and pictures show it after its name."""
     marks = {
         "label-aware": bool(file.settings.get("label_aware")),
-        "L1": in_l1(file),
+        "L1": norm_of(file) == "L1",
         "cascade": bool(file.settings.get("cascade")),
         "randomized bound": file.is_randomized,
     }
@@ -267,7 +268,7 @@ def cut_to_shared_images(files: Sequence[Named]) -> list[Named]:
 
     Files that have no image in common, or whose images are known to differ, keep all of theirs: they are not ranked.
     """
-    keys = [(*(file.settings.get(key) for key in ("sigma", "dataset", "split")), in_l1(file)) for _, file in files]
+    keys = [(*(file.settings.get(key) for key in ("sigma", "dataset", "split")), norm_of(file)) for _, file in files]
     shared: dict[object, set[int]] = {}
     digests: dict[object, set[object]] = {}
     for key, (_, file) in zip(keys, files, strict=True):

@@ -150,7 +150,7 @@ def locate(paths: Sequence[Path]) -> tuple[list[tuple[str, Path]], list[Path]]:
     every = _with_runs_in(map(Path, paths))
     for path in every:
         owner, files_of_path = _files_of(path)
-        if not files_of_path and not (path / MANIFEST).is_file():
+        if not files_of_path and path not in uncertified and not (path / MANIFEST).is_file():
             uncertified.append(path)
         for file in files_of_path:
             by_real_path.setdefault(file.resolve(), (file, owner))

@@ -27,9 +27,9 @@ def noise_of(file: CertificatesFile) -> str:
     return str(file.settings.get("noise") or "gaussian")
 
 
-def in_l1(file: CertificatesFile) -> bool:
-    """Whether the noise certifies in L1."""
-    return NOISES[noise_of(file)].norm == "L1"
+def norm_of(file: CertificatesFile) -> str:
+    """The norm of the radii, "L1" or "L2", which depends on the noise."""
+    return NOISES[noise_of(file)].norm
 
 
 def kept_apart(file: CertificatesFile) -> str:
@@ -96,7 +96,7 @@ def remarks_on(file: CertificatesFile) -> tuple[str, ...]:
         "randomized bound: each radius depends on a coin that the file stores": file.is_randomized,
         f"cascade over σ {', '.join(f'{sigma:g}' for sigma in cascade)}": bool(cascade),
         "sound integer noise": bool(settings.get("sound")),
-        f"{settings.get('noise')} noise, radii in L1": in_l1(file),
+        f"{settings.get('noise')} noise, radii in L1": norm_of(file) == "L1",
         f"{most / max(spent, 1):.1f} times fewer votes than n for each image": most > spent,
         f"all images of class {class_name(columns.label[0], class_names_of(file))}, so its ACR alone": of_one_class,
         "a last row, not written to its end, is left out": file.torn,

@@ -1,14 +1,12 @@
 """Runs that share everything but the training seed."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
-from typing import Any
 
 from scipy.special import stdtrit
 
-from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.certification.model_provenance import changes_of
 from smoothcert.io.text import flattened
 from smoothcert.report.summary import Summary
@@ -39,17 +37,16 @@ class SeedMean:
         return f"{start}*{end}"
 
 
-def _all_but_the_seed(file: CertificatesFile, recipe: Mapping[str, Any]) -> tuple[str, frozenset[int]]:
+def _all_but_the_seed(summary: Summary) -> tuple[str, frozenset[int]]:
     """What the runs of a mean share: recipe, changes of the weights, protocol and images.
 
     Settings that are off may also be unrecorded.
     """
+    settings, provenance, recipe = summary.file.settings, summary.file.provenance, summary.recipe
     trained = {key: value for key, value in recipe.items() if key != "seed" and value is not None}
-    certified = {key: value for key, value in file.settings.items() if key not in _NOT_COMPARED and value}
-    certified["changes"] = changes_of(file.provenance, recipe.get("epochs"))
-    return repr([sorted(flattened(fields).items(), key=repr) for fields in (trained, certified)]), frozenset(
-        file.columns.index.tolist()
-    )
+    certified = {key: value for key, value in settings.items() if key not in _NOT_COMPARED and value}
+    certified["changes"] = changes_of(provenance, recipe.get("epochs"))
+    return repr([sorted(flattened(fields).items(), key=repr) for fields in (trained, certified)]), summary.indices
 
 
 def over_seeds(summaries: Sequence[Summary]) -> list[SeedMean]:
@@ -58,11 +55,10 @@ def over_seeds(summaries: Sequence[Summary]) -> list[SeedMean]:
     A seed that occurs twice (one run certified twice) counts once, by its first file. Files without a recipe next to
     them have no known seed and are left out.
     """
-    alike: dict[tuple[str, frozenset[int]], dict[Any, Summary]] = {}
+    alike: dict[tuple[str, frozenset[int]], dict[str, Summary]] = {}
     for summary in summaries:
-        recipe = summary.recipe
-        if recipe.get("seed") is not None:
-            alike.setdefault(_all_but_the_seed(summary.file, recipe), {}).setdefault(str(recipe["seed"]), summary)
+        if (seed := summary.recipe.get("seed")) is not None:
+            alike.setdefault(_all_but_the_seed(summary), {}).setdefault(str(seed), summary)
     return [SeedMean(tuple(members.values())) for members in alike.values() if len(members) > 1]
 
 

@@ -22,8 +22,8 @@ from smoothcert.report.protocol import (
     ceiling_of,
     class_name,
     class_names_of,
-    in_l1,
     kept_apart,
+    norm_of,
     protocol_of,
     remarks_on,
 )
@@ -274,7 +274,7 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         precision=settings.get("precision") or None,
         ceiling=ceiling_of(file, sigma, n, alpha),
         remarks=(*remarks_on(file), *unfinished(file.provenance, recipe.get("epochs"))),
-        norm="L1" if in_l1(file) else "L2",
+        norm=norm_of(file),
         apart=kept_apart(file),
         protocol=protocol_of(file, n, alpha),
         recipe=recipe,
