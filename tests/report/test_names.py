@@ -51,6 +51,7 @@ def test_methods_have_the_names_that_people_use() -> None:
         run("mine-0.5", None),
         run("theirs", "my_methods:SmoothLabels"),
         run("denoised", "gaussian + denoiser"),
+        run("three", "ensemble of 3 (gaussian + consistency)"),
         run("in a file", "/home/me/my code/methods.py:SmoothLabels"),
     ]
     assert list(labels_of(runs).values()) == [
@@ -63,6 +64,7 @@ def test_methods_have_the_names_that_people_use() -> None:
         "mine",
         "my_methods:SmoothLabels",
         "Gaussian + denoiser",
+        "ensemble of 3 (gaussian + consistency)",
         "methods.py:SmoothLabels",
     ]
 

@@ -85,7 +85,8 @@ class NamedRun:
             return None
         adversarial = self.method == "consistency" and self._objective.get("adversary")
         parts = ["SmoothAdv"] if adversarial else []
-        parts += map(method_name, self.method.split(" + "))  # as in "gaussian + denoiser"
+        trained, behind, _ = self.method.partition(" + denoiser")
+        parts += [method_name(trained), *(["denoiser"] if behind else [])]
         parts += ["attacked noise"] if self._objective.get("noise_attack") else []
         parts += ["weighted images"] if self.settings.get("sampler.name") == "radius-weighted" else []
         return " + ".join(parts)
