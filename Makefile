@@ -19,11 +19,11 @@ fast: .venv/.installed-dev
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not slow"
 
 fuzz: .venv/.installed-dev
-	SMOOTHCERT_FUZZ_SECONDS=600 SMOOTHCERT_FUZZ_SEED=$$(date +%Y%m%d) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz
+	SMOOTHCERT_FUZZ_SECONDS=600 SMOOTHCERT_FUZZ_SEED=$$(date +%Y%m%d) $(PYTEST) tests/fuzz
 
 # The kernels that train ResNets are compiled without Triton: `test` has run them.
 kernels: .venv/.installed-dev .venv/.triton
-	PYTHONPATH=.venv/triton TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/models/kernels \
+	PYTHONPATH=.venv/triton TRITON_INTERPRET=1 $(PYTEST) -n $(WORKERS) tests/models/kernels \
 		--ignore tests/models/kernels/test_resnet_training.py
 
 check: .venv/.installed-dev

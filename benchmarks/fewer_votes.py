@@ -60,7 +60,7 @@ def main() -> None:
         f"certified: {certified / images:.1%}; lost against n votes each: {lost / images:.1%} "
         f"({again} images sampled again)"
     )
-    print(f"votes an image: {spent / images:,.0f}, {images * (100 + arguments.n) / spent:.0f} times fewer")
+    print(f"votes per image: {spent / images:,.0f}, {images * (100 + arguments.n) / spent:.0f} times fewer")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
                                [--epochs 3] [--usual-steps 100] [--no-usual] [--precision auto] [--jobs 1,4]
                                [--images 60000] [--folder FOLDER]
 
-The usual loop: a DataLoader with worker processes, batches cut into one chunk a noise, float32 (TF32 convolutions)
+The usual loop: a DataLoader with worker processes, batches cut into one chunk per noise, float32 (TF32 convolutions)
 without capture, SGD, and the loss and accuracy read by the host after each step. It runs `--usual-steps` steps, from
 which its epoch is computed. Ours: `smoothcert.training.loop.train` as `smoothcert train` calls it, the median of its
 epochs after the first; with `--compile` it is compiled in the first epoch however short the run. The first epoch is

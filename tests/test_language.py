@@ -44,7 +44,7 @@ ANY = pattern("|".join(PHRASES))
 
 
 def texts() -> list[Path]:
-    folders = (ROOT / name for name in ("src", "docs", "tests"))
+    folders = (ROOT / name for name in ("src", "docs", "tests", "examples", "benchmarks"))
     paths = (path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".md"))
     return sorted({*paths, ROOT / "README.md", ROOT / "CONTRIBUTING.md"} - {Path(__file__)})
 
