@@ -158,6 +158,7 @@ def test_a_folder_that_disappears_during_the_search_for_a_hint_is_ignored(
         (["train", "--dataset", "mnist-sample", "--sigma", 0.5], "--method NAME: missing"),
         (["train", "--dataset", "mnist-sample", "--method", "gaussian"], "--sigma S: missing"),
         (["train", "--dataset", "folder:nowhere", "--method", "gaussian", "--sigma", 0.5], "folder:nowhere: expected"),
+        (["train", "--resume"], "--resume: expected the run to continue, got none; name it by --out"),
         (["train", "--out", "x", "--resume"], "x: holds no run to continue"),
         (["train", "--out", "x", *SAMPLE, "--model", "lenett"], "lenett"),
         (["train", "--out", "x", *SAMPLE, "--model", "os:nope"], "nope"),

@@ -78,6 +78,8 @@ def train(
 ) -> None:
     """Train a model into a run folder: from a preset, a recipe, or a data set and a method."""
     name, stored = options.name(sigma), None
+    if resume and out is None and name is None:
+        raise RequestError("--resume: expected the run to continue, got none; name it by --out")
     if out is None and name is not None:
         out = Path("runs") / name
     if out is not None and resume and options.preset is None and options.recipe is None:
