@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from smoothcert.certification.certificates import CertifiedImage, read_certificates, write_certificates
 from smoothcert.certification.settings import CertifySettings
-from smoothcert.data import ImageData, mnist
+from smoothcert.data import ImageData, Split, mnist
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import compress
 from smoothcert.objectives import Adversary, Consistency, Gaussian, Macer, Objective, SmoothAdv, SmoothMix, Stability
@@ -569,6 +569,21 @@ def test_runs_that_failed_for_one_reason_are_named_together() -> None:
     shown = work.failures_in_words(failed, 5)
     assert shown.startswith("3 of 5 runs failed")
     assert shown.endswith("(a, c: no data; b: the loss diverged)")
+
+
+def test_notes_about_images_are_printed_once_and_a_trained_run_needs_no_training_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, shown = runs_in(tmp_path, 2), io.StringIO()
+
+    def load(name: str, split: Split, *_: object, **__: object) -> ImageData:
+        return replace(mnist.load_sample(split), notes=(f"the {split} images are few",))
+
+    monkeypatch.setattr(work, "load_dataset", load)
+    work.print_notes(runs, None, Console(file=shown))
+    assert shown.getvalue() == "note: the train images are few\nnote: the test images are few\n"
+    work.print_notes([replace(run, epochs_done=90) for run in runs], None, Console(file=shown))
+    assert (shown.getvalue().count("train"), shown.getvalue().count("test")) == (1, 2)
 
 
 def test_a_process_trains_only_if_epochs_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

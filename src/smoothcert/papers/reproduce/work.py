@@ -12,7 +12,7 @@ from rich.progress import Progress
 from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.certification.settings import CertifySettings
 from smoothcert.certification.subject import missing_classes
-from smoothcert.data import UNSPLIT, load_dataset, silent
+from smoothcert.data import UNSPLIT, Split, load_dataset, silent
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import PlainConsole
@@ -29,7 +29,7 @@ def finish_runs(planned: Sequence[RunState], resources: Resources, console: Cons
     """Train and certify what is missing of each run; one that fails, or is damaged, does not stop the others."""
     failed = {run.folder: run.problem for run in planned if run.problem is not None}
     planned = [run for run in planned if run.problem is None and not run.done]
-    print_notes([run.known_recipe for run in planned], resources.data, console)
+    print_notes(planned, resources.data, console)
     if resources.jobs > 1 and find_device(resources.device).type == "cpu":
         return failed | finish_in_processes(planned, resources, console)
     failed |= train_runs([run for run in planned if not run.trained], resources, console)
@@ -46,14 +46,15 @@ def failures_in_words(failed: Failures, runs: int) -> str:
     return f"{len(failed)} of {runs} runs failed, the same command tries them again ({reasons})"
 
 
-def print_notes(recipes: Sequence[TrainRecipe], folder: Path | None, console: Console) -> None:
+def print_notes(planned: Sequence[RunState], folder: Path | None, console: Console) -> None:
     """Print what a user should know about the images, once for all runs; if they cannot be read, each run fails."""
-    for dataset, size in dict.fromkeys((recipe.dataset, recipe.image_size) for recipe in recipes):
-        load = partial(load_dataset, dataset, folder=folder, image_size=size, on_note=silent)
+    splits: tuple[Split, ...] = ("train", "test")
+    needed = [(run.known_recipe, split) for run in planned for split in splits if split == "test" or not run.trained]
+    for dataset, size, split in dict.fromkeys((recipe.dataset, recipe.image_size, split) for recipe, split in needed):
         with suppress(RequestError, WorkError, OSError):
-            if (images := load("train")).split != UNSPLIT:
-                print_data_notes(console, images)
-            print_data_notes(console, load("test"), trained_on=dataset)
+            images = load_dataset(dataset, split, folder, image_size=size, on_note=silent)
+            if split == "test" or images.split != UNSPLIT:  # else they are the test images, which have the same notes
+                print_data_notes(console, images, trained_on=dataset if split == "test" else None)
 
 
 def train_runs(planned: Sequence[RunState], resources: Resources, console: Console) -> Failures:
