@@ -107,6 +107,13 @@ def test_wrong_classifiers_are_refused(case: str) -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_a_path_of_a_run_in_place_of_its_model_is_refused() -> None:
+    with pytest.raises(
+        RequestError, match=r"expected a callable on batches, got str; give a model, for a run load\(RUN\)"
+    ):
+        sc.SmoothedClassifier("runs/a", sigma=0.5)  # type: ignore[arg-type]
+
+
 def test_a_wrong_number_of_classes_is_refused_with_the_right_one() -> None:
     with pytest.raises(RequestError, match=r"expected logits of shape \[2, 3\], got \[2, 2\]; set num_classes to 2"):
         smoothed(num_classes=3).certify(IMAGES)

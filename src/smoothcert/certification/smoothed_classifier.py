@@ -69,7 +69,10 @@ class SmoothedClassifier(nn.Module):
     ) -> None:
         super().__init__()
         if not callable(classifier):
-            raise RequestError(f"classifier: expected a callable on batches, got {type(classifier).__name__}")
+            raise RequestError(
+                f"classifier: expected a callable on batches, got {type(classifier).__name__}; give a model, for a run "
+                "load(RUN).model"
+            )
         if num_classes is not None and num_classes < 2:
             raise RequestError(f"num_classes: expected at least 2, got {num_classes}")
         if batch_size is not None and batch_size < 1:
