@@ -16,7 +16,6 @@ from smoothcert.report.tables import CAPTION, RANKED_SEEDS, SEEDS_CAPTION
 
 PUBLISHED_ROWS = "the published row under each run, and the difference: run minus published, accuracies in points"
 BOLD = "Bold: better than every other run of its σ by more than two standard errors of the paired difference."
-BELOW = "Below each run: the published row, and run minus published (accuracies in points)."
 _NOT_IN_PAPERS = ("abstention", "images", "votes")
 """Columns that a table in LaTeX has only on request."""
 MOST_NAMES = 4
@@ -92,7 +91,7 @@ def _caption(contents: Contents) -> str:
     if contents.compares_runs:
         sentences.append(BOLD)
     if contents.published:
-        sentences.append(BELOW)
+        sentences.append(f"In italics: {PUBLISHED_ROWS}.")
     return " ".join(sentences)
 
 
