@@ -1,8 +1,7 @@
 """`smoothcert train`, `import` and `export`: commands that make run folders."""
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -87,8 +86,12 @@ def train(
         options = replace(options, recipe=stored)
     refuse_used_folder(out, resume)
     chosen = {"trained": init is not None, "continued": stored is not None}
-    with pointing_to_sweep(set_):
+    try:
         recipe = choose_recipe(options, sigma, files.image_size, set_, files.load, **chosen)
+    except RequestError as error:
+        if any(len(split_values(text.partition("=")[2])) > 1 for text in set_):
+            raise RequestError(f"{error}; for one run per value of key=a,b use `smoothcert sweep`") from error
+        raise
     from smoothcert.distributed import meet
     from smoothcert.models import is_code
     from smoothcert.report.progress import train_with_bar
@@ -164,17 +167,6 @@ def load_teacher_run(folder: Path, student: str) -> "Run":
             f'train in Python: train(recipe, classifier=load("{folder}", code="{network}").model)'
         )
     return load_run(folder, network)
-
-
-@contextmanager
-def pointing_to_sweep(overrides: Sequence[str]) -> Iterator[None]:
-    """Add the command for several values to an error, if an override has several."""
-    try:
-        yield
-    except RequestError as error:
-        if not any(len(split_values(text.partition("=")[2])) > 1 for text in overrides):
-            raise
-        raise RequestError(f"{error}; for one run per value of key=a,b use `smoothcert sweep`") from error
 
 
 def print_notes(images: "Images") -> None:
