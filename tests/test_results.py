@@ -128,7 +128,8 @@ def test_results_have_all_rows_in_the_published_order(table: str, tmp_path: Path
 )
 def test_each_result_has_its_recipe_and_provenance(name: str, runs: int) -> None:
     folders = [path for path in (RESULTS / name).iterdir() if path.is_dir()]
-    folders = [path for path in folders if not path.name.startswith("report-") and "ensemble" not in path.name]
+    several = ("report-", "ensemble", "cascade")
+    folders = [path for path in folders if not any(word in path.name for word in several)]
     assert len(folders) == runs
     for folder in folders:
         recipe, ((_, path),) = load_train_recipe(folder / "recipe.yaml"), find_certificates([folder])
@@ -307,6 +308,10 @@ ROWS_HALF = {
     "SmoothAdv + Consistency": "mnist/smoothadv-consistency-lambda1-0.5",
     "`mnist/attacked-noise`, seed 2": "beyond/mnist-attacked-noise-0.5",
 }
+CASCADE = {
+    "cascade of σ = 1.0, 0.5, 0.25": "beyond/mnist-cascade",
+    "`mnist/best`, σ = 1.0": "beyond/mnist-cascade-reference",
+}
 
 
 @pytest.mark.parametrize(
@@ -320,6 +325,7 @@ ROWS_HALF = {
         ({"ensemble, σ = 1.0": "beyond/ensemble-1.0"}, SMOOTHMIX_1, 10, (0, 0.5, 1)),
         (ROWS_HALF, SMOOTHMIX_HALF, 5, (0, 0.5, 1, 1.5)),
         ({"ensemble, σ = 0.5": "beyond/ensemble-0.5"}, SMOOTHMIX_HALF, 10, (0, 0.5, 1)),
+        (CASCADE, "beyond/mnist-cascade-reference", 20, (0, 0.25, 0.5, 1, 2, 3)),
     ],
 )
 def test_tables_of_the_best_recipes_equal_the_certificates(
