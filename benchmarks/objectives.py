@@ -29,11 +29,14 @@ def one_pass(name: str, sigma: float, images: torch.Tensor, labels: torch.Tensor
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True)
     generator = torch.Generator(device).manual_seed(0)
     one = torch.ones((), device=device)
+    teacher = LeNet(10).to(device).eval()  # of distillation
+    shares = torch.full((size, 10), 0.1, device=device)  # votes of the teacher of CAT-RS
     start = time.perf_counter()
     for begin in range(0, len(images), size):
         batch = images[begin : begin + size]
         noise = Gaussian(sigma).sample((objective.num_noise, *batch.shape), generator)
-        progress = Progress(sigma, one, one, torch.rand(len(batch), generator=generator, device=device))
+        uniform = torch.rand(len(batch), generator=generator, device=device)
+        progress = Progress(sigma, one, one, uniform, targets=shares[: len(batch)], teacher=teacher)
         objective.loss(model, batch, labels[begin : begin + size], noise, progress).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
