@@ -322,6 +322,11 @@ def test_wrong_input_is_refused_in_one_line(arguments: dict[str, Any], message: 
         (lambda: sc.losses.Macer(sigma=1, first_drop=3), "first_drop: expected .* None without, got 3"),
         (lambda: sc.losses.consistency(torch.zeros(1, 6, 4), LABELS), "num_noise: expected at least 2, got 1"),
         (lambda: sc.losses.consistency(torch.zeros(12, 4), LABELS), r"noisy_logits: .* got float32 \[12, 4\]"),
+        (
+            lambda: sc.losses.distillation(torch.zeros(6, 4), torch.zeros(6, 4)),
+            r"^noisy_logits: expected floating-point numbers \[num_noise, batch, classes\], got float32 \[6, 4\]",
+        ),
+        (lambda: sc.losses.distillation(torch.zeros(2, 6, 4), None), "^teacher_logits: .* got NoneType; stack"),
         (lambda: sc.losses.gaussian(torch.zeros(2, 5, 4), LABELS), r"labels: expected integer classes \[5\]"),
         (lambda: sc.losses.gaussian(torch.zeros(2, 6, 4), LABELS - 1), "labels: expected classes from 0 on, got -1 to"),
         (lambda: sc.losses.gaussian(torch.zeros(2, 6, 4), LABELS + 4), "expected classes from 0 to 3, got 4 to 4"),

@@ -15,7 +15,7 @@ import smoothcert as sc
 from smoothcert.data import ImageData
 from smoothcert.errors import RequestError
 from smoothcert.models.ensemble import Ensemble
-from smoothcert.objectives import Distillation, Progress
+from smoothcert.objectives import Distillation, LossTerms, Objective, Progress
 from smoothcert.training.checkpoint import tensors_digest
 from smoothcert.training.loop import train
 from smoothcert.training.recipe import TrainRecipe
@@ -50,12 +50,22 @@ def test_the_loss_equals_the_formula() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_the_loss_leaves_a_teacher_in_train_mode_as_it_is() -> None:
+class Own(Objective):
+    """An objective of a user that asks the teacher."""
+
+    num_noise: int = 2
+
+    def loss(self, *arguments: Any) -> LossTerms:
+        return Distillation().loss(*arguments)
+
+
+@pytest.mark.parametrize("objective", [Distillation(), Own()])
+def test_the_loss_leaves_a_teacher_in_train_mode_as_it_is(objective: Objective) -> None:
     """Batch norm in train mode would answer by the batch and change its statistics."""
     torch.manual_seed(0)
     teacher, model = (nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 5)).train() for _ in range(2))
     inputs, noise = torch.rand(3, 4), torch.randn(2, 3, 4)
-    criterion, before = sc.losses.Distillation(sigma=0.5), tensors_digest(teacher.state_dict())
+    criterion, before = sc.losses.Loss(objective, sigma=0.5), tensors_digest(teacher.state_dict())
     loss = criterion(model, inputs, torch.zeros(3, dtype=torch.int64), noise=noise, teacher=teacher)
     assert teacher[0].training
     assert tensors_digest(teacher.state_dict()) == before

@@ -52,12 +52,16 @@ def check_draws(
             raise RequestError(f"{name}: expected the shape {list(shape)}, got {given}")
 
 
-def check_logits(noisy_logits: Tensor, labels: Tensor) -> None:
+def check_noisy_logits(noisy_logits: Tensor, name: str = "noisy_logits") -> None:
     if not isinstance(noisy_logits, Tensor) or not noisy_logits.is_floating_point() or noisy_logits.ndim != 3:
         raise RequestError(
-            f"noisy_logits: expected floating-point numbers [num_noise, batch, classes], "
-            f"got {_described(noisy_logits)}; stack the logits of all noises"
+            f"{name}: expected floating-point numbers [num_noise, batch, classes], got {_described(noisy_logits)}; "
+            "stack the logits of all noises"
         )
+
+
+def check_logits(noisy_logits: Tensor, labels: Tensor) -> None:
+    check_noisy_logits(noisy_logits)
     _check_labels(labels, noisy_logits.shape[1], noisy_logits.device)
     classes = noisy_logits.shape[2]
     if _readable(labels) and int(labels.max()) >= classes:

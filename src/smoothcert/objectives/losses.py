@@ -37,6 +37,7 @@ from smoothcert.objectives.loss_arguments import (
     check_batch,
     check_draws,
     check_logits,
+    check_noisy_logits,
     checked_sigma,
     evaluated_teacher,
     explained_labels,
@@ -153,10 +154,10 @@ class Loss(nn.Module):
 
         `uniform` [batch] in [0, 1) replaces the second random draw, such as the mixing ratios of SmoothMix; `targets`
         [batch, classes] are the shares of a teacher's votes, for CAT-RS; `teacher` is a trained classifier, for
-        Distillation, and is evaluated in eval mode.
+        Distillation or an objective of your own, and is evaluated in eval mode.
         """
         check_batch(model, inputs, labels, targets)
-        if isinstance(self.objective, objectives.Distillation):
+        if teacher is not None or isinstance(self.objective, objectives.Distillation):
             teacher = evaluated_teacher(teacher)
         device, shape = inputs.device, (self.objective.num_noise, *inputs.shape)
         check_draws({"noise": (noise, shape), "uniform": (uniform, labels.shape)}, self.generator, device)
@@ -297,6 +298,8 @@ def distillation(noisy_logits: Tensor, teacher_logits: Tensor) -> Tensor:
 
     Both are [num_noise, batch, classes]; those of the teacher are constants for the gradient.
     """
+    check_noisy_logits(noisy_logits)
+    check_noisy_logits(teacher_logits, "teacher_logits")
     record = validated(objectives.Distillation, {"num_noise": len(noisy_logits)})
     return record.from_logits(noisy_logits, teacher_logits.detach()).loss
 
