@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from tiny import digest, metrics, tiny_recipe, without_times
-from torch import nn
+from torch import Tensor, nn
 
 import smoothcert as sc
+from smoothcert.classifier import logits_under_noise
 from smoothcert.data import ImageData
 from smoothcert.errors import RequestError
 from smoothcert.models.ensemble import Ensemble
@@ -57,6 +58,15 @@ class Own(Objective):
 
     def loss(self, *arguments: Any) -> LossTerms:
         return Distillation().loss(*arguments)
+
+
+class Halved(Distillation):
+    """Distillation of a user: half of the loss, from the logits."""
+
+    def loss(self, classifier: Any, images: Tensor, labels: Tensor, noise: Tensor, progress: Any) -> LossTerms:
+        logits, answers = (logits_under_noise(network, images, noise) for network in (classifier, progress.teacher))
+        result = self.from_logits(logits, answers)
+        return result._replace(loss=result.loss / 2)
 
 
 @pytest.mark.parametrize("objective", [Distillation(), Own()])
@@ -137,6 +147,22 @@ def test_a_finished_student_needs_no_teacher_to_resume(tmp_path: Path, tiny_data
     with pytest.raises(RequestError, match=r"expects a trained network, got none; give --teacher RUN"):
         train(student(epochs=1), tiny_data, tmp_path / "new", device="cpu", resume=True)
     assert not (tmp_path / "new").exists()
+
+
+def test_an_objective_derived_from_distillation_has_the_teacher(tmp_path: Path, tiny_data: ImageData) -> None:
+    """Half of the loss at twice the rate are the same steps, if nothing else acts on the weights."""
+    own, out = {"objective": Halved(), "learning_rate": 0.02}, tmp_path / "own"
+    for name, fields in (("built-in", {"objective": Distillation(), "learning_rate": 0.01}), ("own", own)):
+        recipe = tiny_recipe(**fields, epochs=1, weight_decay=0)
+        train(recipe, tiny_data, tmp_path / name, device="cpu", classifier=linear_teacher(0))
+    (built_in,), (halved,) = (metrics(tmp_path / name) for name in ("built-in", "own"))
+    assert halved["kl"] == pytest.approx(built_in["kl"], rel=1e-5)
+    assert halved["loss"] == pytest.approx(built_in["loss"] / 2, rel=1e-5)
+    notes = list[str]()
+    train(recipe, tiny_data, out, device="cpu", resume=True, on_note=notes.append)
+    assert notes == [f"{out}: trained already, 1 of 1 epochs"]
+    with pytest.raises(RequestError, match="expects a trained network, got none; give --teacher RUN"):
+        train(recipe, tiny_data, tmp_path / "new", device="cpu")
 
 
 def test_wrong_teachers_are_refused(tmp_path: Path, tiny_data: ImageData) -> None:

@@ -16,7 +16,9 @@ from smoothcert.training.metrics import MEASUREMENTS, METRICS
 from smoothcert.training.recipe import TrainRecipe
 
 
-def try_loss(recipe: TrainRecipe, data: Images, network: nn.Module, images: int) -> None:
+def try_loss(
+    recipe: TrainRecipe, data: Images, network: nn.Module, images: int, teacher: nn.Module | None = None
+) -> None:
     """Compute the loss of the first `images` images and its gradients; refuse what breaks a rule of `Objective.loss`.
 
     What `state_dict` has, the mode of `network`, and the global random numbers are as before.
@@ -27,7 +29,7 @@ def try_loss(recipe: TrainRecipe, data: Images, network: nn.Module, images: int)
     noise = NOISES[recipe.noise](recipe.sigma).sample(shape, torch.Generator(device).manual_seed(0))
     zero = torch.zeros((), device=device)
     targets = None if recipe.teacher is None else torch.full((images, data.num_classes), 1 / data.num_classes).to(x)
-    progress = Progress(recipe.sigma, zero, zero, torch.full((images,), 0.5, device=device), zero, targets)
+    progress = Progress(recipe.sigma, zero, zero, torch.full((images,), 0.5, device=device), zero, targets, teacher)
     training, before = network.training, {key: value.clone() for key, value in network.state_dict().items()}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:

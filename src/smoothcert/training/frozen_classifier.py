@@ -11,7 +11,7 @@ from smoothcert.errors import RequestError
 from smoothcert.models import check_outputs
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.models.kernels import is_plain
-from smoothcert.models.precision import DTYPES, Precision, at_precision
+from smoothcert.models.precision import DTYPES, at_precision, resolve_precision
 from smoothcert.objectives import Denoising, Distillation, Objective
 from smoothcert.training.checkpoint import tensors_digest
 from smoothcert.training.recipe import TrainRecipe
@@ -47,9 +47,10 @@ class Teacher(nn.Module):
     """A frozen copy of `classifier` that is evaluated as in a certification: inputs [batch, c, h, w] to logits."""
 
     def __init__(
-        self, classifier: nn.Module, precision: Precision, device: torch.device, shape: tuple[int, int, int]
+        self, classifier: nn.Module, recipe: TrainRecipe, device: torch.device, shape: tuple[int, int, int]
     ) -> None:
         super().__init__()
+        precision = resolve_precision(recipe.precision, device)
         self.network = at_precision(classifier, precision, device, shape)
         self.dtype, self.layout = DTYPES[precision], image_layout(self.network)
 

@@ -20,7 +20,7 @@ from smoothcert.models import check_outputs, is_code, is_hub, load_hub, output_n
 from smoothcert.models.kernels import kernels_work
 from smoothcert.models.precision import resolve_precision
 from smoothcert.noise import NOISES, sigma_warning
-from smoothcert.objectives import Denoising, Objective, Progress, UnloadedObjective, is_built_in
+from smoothcert.objectives import Denoising, Distillation, Objective, Progress, UnloadedObjective, is_built_in
 from smoothcert.objectives.inputs import inputs_by_epoch
 from smoothcert.training.average import AveragedWeights
 from smoothcert.training.checkpoint import InputSpec, Run, new_model
@@ -129,8 +129,10 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
         origin["classifier"] = about_classifier(options.classifier)
     if (text := sigma_warning(recipe.sigma)) is not None:
         on_note(text)
-    if not is_built_in(recipe.objective):
-        try_loss(recipe, data, model.to(device), recipe.images_per_step // group.size)
+    without_teacher = isinstance(recipe.objective, Distillation) and options.classifier is None  # refused, or finished
+    if not is_built_in(recipe.objective) and not without_teacher:
+        teacher = None if options.classifier is None else Teacher(options.classifier, recipe, device, data.shape)
+        try_loss(recipe, data, model.to(device), recipe.images_per_step // group.size, teacher)
     with alone(folder / METRICS, "choose another --out") if group.leads else nullcontext():
         start = open_folder(recipe, data, folder, group, origin, options.resume, on_note)
         run = RunInProgress(recipe, data, tested, folder, group, device, model, start, options)
@@ -208,8 +210,7 @@ class RunInProgress:
         if isinstance(recipe.objective, Denoising):
             network = behind_denoiser(self.model, options.classifier, device)
         elif options.classifier is not None:
-            teacher = Teacher(options.classifier, self.precision, device, data.shape)
-            self.progress = self.progress._replace(teacher=teacher)
+            self.progress = self.progress._replace(teacher=Teacher(options.classifier, recipe, device, data.shape))
         self.loss = Step(network, recipe.objective)
         self.module: nn.Module = self.loss
         if group.size > 1:  # their gradients are averaged; a user's network may have parameters that the loss ignores
