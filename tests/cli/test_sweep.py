@@ -105,7 +105,7 @@ def test_interrupted_sweep_continues_and_trains_nothing_twice(
         (["--skip", 0], "skip: expected at least 1"),
         (["--out", "few.npz"], "few.npz: expected a folder to write to, got a file; choose another --out"),
         (["--recipe", "x.yaml"], "give --preset or --recipe, not both"),
-        (["--set", "objective=gaussian,distillation"], "distillation: expected a method without a teacher"),
+        (["--set", "objective=gaussian,distillation"], "expected a method without a teacher, got distillation"),
     ],
 )
 def test_wrong_value_is_one_line_before_anything_is_trained(

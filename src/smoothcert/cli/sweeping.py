@@ -141,13 +141,14 @@ def plan_runs(
     built: set[tuple[str, str]] = set()
     runs: list[RunState] = []
     for name, recipe in recipes.items():
+        if isinstance(recipe.objective, Distillation):
+            raise RequestError(
+                f"objective: expected a method without a teacher, got {recipe.method}; use `smoothcert train --teacher "
+                "RUN`"
+            )
         images = load(recipe.dataset, "train", recipe.image_size)
         indices = settings.selection(len(load(recipe.dataset, "test", recipe.image_size))).indices
         check_request(recipe, images, out / name, Team())
-        if isinstance(recipe.objective, Distillation):
-            raise RequestError(
-                f"{recipe.method}: expected a method without a teacher; use `smoothcert train --teacher RUN`"
-            )
         if (recipe.model, recipe.dataset) not in built:
             new_model(recipe.model, InputSpec.of(images))  # refuses an unknown network, and one for other images
             built.add((recipe.model, recipe.dataset))
