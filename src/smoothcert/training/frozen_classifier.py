@@ -61,10 +61,15 @@ class Teacher(nn.Module):
 
 def about_classifier(classifier: nn.Module) -> dict[str, Any]:
     """What identifies a classifier in the provenance of a run; the members of an ensemble are named one by one."""
-    about = {"model": type(classifier).__name__, "weights_sha256": tensors_digest(classifier.state_dict())}
-    if not isinstance(classifier, Ensemble):
-        return about
-    return {**about, "members": [about_classifier(member) for member in classifier.members]}
+    about: dict[str, Any] = {
+        "model": type(classifier).__name__,
+        "weights_sha256": tensors_digest(classifier.state_dict()),
+    }
+    if isinstance(classifier, Ensemble):
+        about["members"] = [about_classifier(member) for member in classifier.members]
+        if classifier.consensus is not None:  # other answers of the same weights
+            about["model"] += f" with consensus {classifier.consensus}"
+    return about
 
 
 def is_built_in_network(network: nn.Module) -> bool:
