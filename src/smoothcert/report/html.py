@@ -64,7 +64,7 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
         further=[(t.title, t.caption, _shown(t.layout)) for t in contents.further if t.title != CLASS_ACCURACY],
         maps=[
             class_map(comparison, title, labels, gallery["class_names"].get(comparison.first.dataset or "", ()))
-            for comparison, title in zip(contents.comparisons, titles_of(contents.panels), strict=False)
+            for comparison, title in zip(contents.comparisons, titles_of(contents.panels), strict=True)
         ],
         figures=_figures(contents),
         runs=list(map(_provenance, ordered)),
