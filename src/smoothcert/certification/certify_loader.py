@@ -80,7 +80,7 @@ def loader_of(dataset: Dataset[Any], collate: Callable[[list[Any]], Any] = defau
         except (TypeError, RuntimeError) as error:
             raise RequestError(
                 f"data: expected images as tensors of one size, got items that make no batch ({named_error(error)}); "
-                "convert them in the data set, for example with torchvision.transforms.ToTensor()"
+                "convert or resize them in the data set, for example with torchvision.transforms.ToTensor()"
             ) from error
 
     return DataLoader(dataset, batch_size=DATASET_BATCH, collate_fn=batch)
