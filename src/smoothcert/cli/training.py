@@ -125,11 +125,12 @@ def train(
 
 def load_teacher(folders: Sequence[Path], recipe: "TrainRecipe", images: "Images") -> tuple["nn.Module", "Images"]:
     """Return the network of one run, or of several as an ensemble, and the images with its classes."""
-    from smoothcert.certification.ensemble import RunEnsemble, refuse_different_runs
+    from smoothcert.certification.ensemble import refuse_different_runs
     from smoothcert.cli.advice import noise_warning
     from smoothcert.data import same_data, with_known_classes
     from smoothcert.data.class_names import unknown_class
     from smoothcert.data.datasets import published_name
+    from smoothcert.models.ensemble import Ensemble
     from smoothcert.objectives import Distillation
     from smoothcert.report.progress import print_warning
 
@@ -151,7 +152,7 @@ def load_teacher(folders: Sequence[Path], recipe: "TrainRecipe", images: "Images
         ):
             if text is not None and leads():
                 print_warning(console, text)
-    return runs[0].model if len(runs) == 1 else RunEnsemble(runs).model, images
+    return runs[0].model if len(runs) == 1 else Ensemble([run.model for run in runs]), images
 
 
 def load_teacher_run(folder: Path, student: str) -> "Run":
