@@ -247,13 +247,14 @@ class LateTerm(Gaussian):
     """An objective with one more term from epoch 1 on."""
 
     late: bool = True
+    term: str = "size"
 
     def in_epoch(self, epoch: float) -> "LateTerm":
         return self if epoch >= 1 else self.model_copy(update={"late": False})
 
     def loss(self, *arguments: Any) -> LossTerms:
         result = super().loss(*arguments)
-        more = {"size": result.noisy_logits.square().mean()} if self.late else {}
+        more = {self.term: result.noisy_logits.square().mean()} if self.late else {}
         return result._replace(terms={**more, **result.terms})
 
 
@@ -267,6 +268,9 @@ def test_a_term_may_start_at_a_later_epoch(tmp_path: Path, tiny_data: ImageData)
     assert ["size" in line for line in lines] == [False, True]
     assert lines[1].pop("size") > 0
     assert lines == without_times(metrics(plain))
+    with pytest.raises(RequestError, match="objective: expected terms with names of their own, got 'epoch'"):
+        train(tiny_recipe(objective=LateTerm(term="epoch")), tiny_data, tmp_path / "taken", device="cpu")
+    assert [line["epoch"] for line in metrics(tmp_path / "taken")] == [0]
 
 
 def test_the_trial_of_a_loss_leaves_the_network_as_it_was(tiny_data: ImageData) -> None:

@@ -12,7 +12,7 @@ from smoothcert.io.text import named_error
 from smoothcert.models.user_code import line_in
 from smoothcert.noise import NOISES
 from smoothcert.objectives import LossTerms, Progress, name_in_recipes
-from smoothcert.training.metrics import MEASUREMENTS, METRICS
+from smoothcert.training.metrics import taken_name
 from smoothcert.training.recipe import TrainRecipe
 
 
@@ -62,8 +62,8 @@ def broken_rule(result: Any, images: int, classes: int) -> str | None:
     for key, term in terms.items():
         if not isinstance(term, Tensor) or term.ndim:
             return f"tensors of shape [] as terms, got {described(term)} for {key!r}"
-        if key in MEASUREMENTS:
-            return f"terms with names of their own, got {key!r}, which {METRICS} has already; rename it"
+    if (fault := taken_name(terms)) is not None:
+        return fault
     if logits is not None and not (isinstance(logits, Tensor) and logits.shape[1:] == (images, classes)):
         return f"noisy_logits of shape [num_noise, {images}, {classes}] or None, got {described(logits)}"
     return None

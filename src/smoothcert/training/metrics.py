@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from smoothcert.errors import WorkError, write_error
+from smoothcert.errors import RequestError, WorkError, write_error
 from smoothcert.io.compressed import compress, compressed_form, existing_form, exists, read_content
 from smoothcert.io.files import check_inside, write_text_atomically
 from smoothcert.io.results import alone
@@ -129,6 +129,12 @@ def _checked(entry: Any) -> Mapping[str, Any]:
     return entry
 
 
+def taken_name(terms: Mapping[str, object]) -> str | None:
+    """What was expected of the names of terms, and the first one that a line of metrics has already; or None."""
+    name = next((name for name in terms if name in MEASUREMENTS), None)
+    return name and f"terms with names of their own, got {name!r}, which {METRICS} has already; rename it"
+
+
 class Meter:
     """The loss, the noisy accuracy if known, and the objective's terms of at most `steps` steps since `restart`.
 
@@ -153,6 +159,8 @@ class Meter:
             accuracy = {ACCURACY: (terms.noisy_logits.argmax(-1) == labels).mean(dtype=torch.float32)}
         values = torch.stack([v.detach().float() for v in (terms.loss, *accuracy.values(), *terms.terms.values())])
         if not self.names:
+            if (fault := taken_name(terms.terms)) is not None:  # of a term that starts late: see `try_loss`
+                raise RequestError(f"objective: expected {fault}")
             self.names = ["loss", *accuracy, *terms.terms]
             self.values = self.values.new_zeros((len(self.values), len(values)))
         self.values.index_copy_(0, self.step, values.unsqueeze(0))
