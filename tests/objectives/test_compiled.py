@@ -4,12 +4,15 @@ import copy
 
 import pytest
 import torch
+from tiny import tiny_recipe
 from torch import Tensor, fx
 
 from smoothcert.models import LeNet
+from smoothcert.models.ensemble import Ensemble
 from smoothcert.objectives import (
     Adversary,
     Consistency,
+    Distillation,
     Gaussian,
     NoiseAttack,
     Objective,
@@ -17,6 +20,7 @@ from smoothcert.objectives import (
     SmoothAdv,
     SmoothMix,
 )
+from smoothcert.training.frozen_classifier import Teacher
 from smoothcert.training.step import Step
 
 
@@ -27,14 +31,16 @@ from smoothcert.training.step import Step
         (SmoothMix(num_noise=2, steps=3), 2, 4),
         (SmoothAdv(num_noise=2, adversary=Adversary(steps=3)), 2, 4),
         (Gaussian(num_noise=2, noise_attack=NoiseAttack(steps=3)), 3, 5),
+        (Distillation(num_noise=2), 1, 1),
     ],
-    ids=["consistency", "smoothmix", "smoothadv", "noise attack"],
+    ids=["consistency", "smoothmix", "smoothadv", "noise attack", "distillation"],
 )
 def test_compiled_losses_equal_plain_ones(objective: Objective, graphs: int, calls: int) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
     images, labels, noise = torch.rand(4, 1, 28, 28), torch.randint(10, (4,)), 0.5 * torch.randn(2, 4, 1, 28, 28)
-    progress = Progress(0.5, torch.ones(()), torch.ones(()), torch.rand(4))
+    teacher = Teacher(Ensemble([LeNet(10), LeNet(10)]), tiny_recipe(), torch.device("cpu"), (1, 28, 28))
+    progress = Progress(0.5, torch.ones(()), torch.ones(()), torch.rand(4), teacher=teacher)
     plain = Step(LeNet(10).train(), objective)
     compiled = copy.deepcopy(plain)
     counts = {"graphs": 0, "calls": 0}
