@@ -539,3 +539,19 @@ def test_value_with_a_line_break_is_refused_in_one_line(run_cli: Cli) -> None:
     assert (code, out) == (2, "")
     assert err.startswith("smoothcert: ")
     assert len(err.splitlines()) == 1
+
+
+def test_next_commands_leave_out_the_data_folder_of_the_environment(
+    run_cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def onwards(*options: object) -> str:
+        code, out, error = run_cli("train", "--out", run, "--resume", "--device", "cpu", *options)
+        assert code == 0, error
+        return out.partition("next: ")[2].strip()
+
+    (run / "state.pt").unlink()  # a finished run, which was trained on a part of its data set
+    monkeypatch.delenv("SMOOTHCERT_DATA", raising=False)
+    assert onwards("--data", tmp_path) == f"smoothcert certify {run} --data {tmp_path}"
+    monkeypatch.setenv("SMOOTHCERT_DATA", f"{tmp_path}{os.sep}")
+    assert onwards() == f"smoothcert certify {run}"
+    assert onwards("--data", run) == f"smoothcert certify {run} --data {run}"

@@ -1,6 +1,7 @@
 """The console, the options and the checks that commands share."""
 
 import math
+import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,12 @@ def command_line(*words: object) -> str:
 def optional(option: str, value: object) -> list[object]:
     """Return an option with its value, as words of a command line; nothing for None."""
     return [] if value is None else [option, value]
+
+
+def data_option(folder: Path | None) -> list[object]:
+    """Return --data with its folder, as words of a command line; nothing if the environment names the folder."""
+    named = os.environ.get("SMOOTHCERT_DATA")
+    return [] if named and folder == Path(named) else optional("--data", folder)
 
 
 def check_dataset(name: str | None) -> None:
@@ -171,7 +178,7 @@ class ImageOptions:
         """Return how image files are read, as words of a command line; without their size."""
         words = [*optional("--channels", self.channels), *optional("--classes", self.classes)]
         words += ["--skip-unreadable"] if self.skip_unreadable else []
-        return words + optional("--data", self.data)
+        return words + data_option(self.data)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from smoothcert.cli.options import (
     Resume,
     command_line,
     console,
-    optional,
+    data_option,
 )
 from smoothcert.cli.recipes import RecipeOptions, choose_recipe, split_values
 from smoothcert.errors import RequestError, WorkError
@@ -247,7 +247,7 @@ def import_(
         warning = f"input layer: not checked, the data are not there ({error})"
     if warning:
         print_warning(console, warning)
-    onwards = command_line("certify", out, *optional("--data", data))
+    onwards = command_line("certify", out, *data_option(data))
     console.print(f"imported {out}; next: {onwards}", soft_wrap=True)
 
 
