@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import Dataset
 
 from smoothcert.models import MODELS, ModelSpec
 from smoothcert.objectives import Gaussian
@@ -30,6 +32,29 @@ class TinyNet(nn.Module):
         hidden = functional.relu(self.conv1(images)).flatten(1)
         logits: Tensor = self.fc2(functional.relu(self.fc1(hidden)))
         return logits
+
+
+class ListDataset(Dataset[Any]):
+    """The items of a list."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+class Killed(Exception):
+    """What `killed_after_the_first_epoch` stops a training with."""
+
+
+def killed_after_the_first_epoch(run: Run, line: dict[str, Any]) -> None:
+    """For `on_epoch` of `train`."""
+    if line["epoch"] == 0:
+        raise Killed
 
 
 # A name of its own among the models: every process that imports this module can train and load it.

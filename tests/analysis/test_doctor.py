@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 from scipy import stats
-from tiny import tiny_recipe
+from tiny import ListDataset, tiny_recipe
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import smoothcert as sc
 from smoothcert.analysis.doctor import Diagnosis, doctor
@@ -27,17 +27,6 @@ from smoothcert.models.hub import HubClassifier
 from smoothcert.models.preprocessing import Preprocessing
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import train
-
-
-class ListDataset(Dataset[Any]):
-    def __init__(self, items: list[Any]) -> None:
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.items[index]
 
 
 @pytest.fixture(scope="module")

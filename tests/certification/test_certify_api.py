@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from tiny import ListDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import smoothcert as sc
 from smoothcert.certification.certificates import CertifiedImage
@@ -17,19 +18,6 @@ from smoothcert.data import load_folder, mnist
 from smoothcert.training.checkpoint import load_run
 
 FEW = {"n": 50, "n0": 20, "seed": 3, "device": "cpu"}
-
-
-class Items(Dataset[Any]):
-    """The items of a list."""
-
-    def __init__(self, items: list[Any]) -> None:
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.items[index]
 
 
 def bright(images: torch.Tensor) -> torch.Tensor:
@@ -109,11 +97,14 @@ def test_a_smoothed_classifier_keeps_its_forward_passes(dataset: TensorDataset, 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (Items([{"image": torch.zeros(1, 2, 2), "label": 0}]), r"expected \(image, label\), got a dictionary"),
-        (DataLoader(Items([{"image": torch.zeros(1, 2, 2), "label": 0}])), r"expected \(image, label\), got a dict"),
-        (Items([torch.zeros(1, 2, 2)]), r"expected \(image, label\), got Tensor"),
-        (DataLoader(Items([(torch.zeros(1, 2, 2), 0)]), shuffle=True), "shuffle=False"),
-        (DataLoader(Items([(torch.zeros(1, 2, 2), 0)]), collate_fn=lambda items: {"x": items}), "collate_fn"),
+        (ListDataset([{"image": torch.zeros(1, 2, 2), "label": 0}]), r"expected \(image, label\), got a dictionary"),
+        (
+            DataLoader(ListDataset([{"image": torch.zeros(1, 2, 2), "label": 0}])),
+            r"expected \(image, label\), got a dict",
+        ),
+        (ListDataset([torch.zeros(1, 2, 2)]), r"expected \(image, label\), got Tensor"),
+        (DataLoader(ListDataset([(torch.zeros(1, 2, 2), 0)]), shuffle=True), "shuffle=False"),
+        (DataLoader(ListDataset([(torch.zeros(1, 2, 2), 0)]), collate_fn=lambda items: {"x": items}), "collate_fn"),
         ([], "at least one item"),
     ],
 )

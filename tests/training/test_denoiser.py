@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny import digest, metrics, tiny_recipe, without_times
+from tiny import Killed, digest, killed_after_the_first_epoch, metrics, tiny_recipe, without_times
 from torch import Tensor, nn
 
 import smoothcert as sc
@@ -94,17 +94,10 @@ def test_a_resumed_denoiser_equals_an_uninterrupted_one(
     before = {name: tensor.clone() for name, tensor in classifier.state_dict().items()}
     recipe = small_recipe(objective=Denoising(stability_weight=0.5, num_noise=2))
 
-    class Killed(Exception):
-        pass
-
-    def kill(run: sc.Run, line: dict[str, Any]) -> None:
-        if line["epoch"] == 0:
-            raise Killed
-
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(recipe, images, whole, device="cpu", classifier=classifier)
     with pytest.raises(Killed):
-        train(recipe, images, parts, device="cpu", classifier=classifier, on_epoch=kill)
+        train(recipe, images, parts, device="cpu", classifier=classifier, on_epoch=killed_after_the_first_epoch)
     with pytest.raises(RequestError, match=r"expected the classifier that its training started with \(TinyNet"):
         train(
             recipe,

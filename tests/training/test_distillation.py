@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import digest, metrics, tiny_recipe, without_times
+from tiny import Killed, digest, killed_after_the_first_epoch, metrics, tiny_recipe, without_times
 from torch import Tensor, nn
 
 import smoothcert as sc
@@ -104,18 +104,11 @@ def test_a_resumed_student_equals_an_uninterrupted_one(tmp_path: Path, tiny_data
     members = [linear_teacher(0), linear_teacher(1)]
     teacher, recipe = Ensemble(members), student(epochs=2)
 
-    class Killed(Exception):
-        pass
-
-    def kill(run: sc.Run, line: dict[str, Any]) -> None:
-        if line["epoch"] == 0:
-            raise Killed
-
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     before = tensors_digest(teacher.state_dict())
     train(recipe, tiny_data, whole, device="cpu", classifier=teacher)
     with pytest.raises(Killed):
-        train(recipe, tiny_data, parts, device="cpu", classifier=teacher, on_epoch=kill)
+        train(recipe, tiny_data, parts, device="cpu", classifier=teacher, on_epoch=killed_after_the_first_epoch)
     with pytest.raises(RequestError, match=r"training started with \(Ensemble .*got Sequential"):
         train(recipe, tiny_data, parts, device="cpu", classifier=members[0], resume=True)
     before_refusals = (parts / "state.pt").read_bytes()
