@@ -18,11 +18,12 @@ from tiny import TinyNet, digest, metrics, tiny_recipe, without_times
 
 from smoothcert.data import ImageData, Normalization
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.training import loop
 from smoothcert.training.checkpoint import InputSpec, load_run, tensors_digest
 from smoothcert.training.loop import TrainingStatus, train
 from smoothcert.training.metrics import METRICS, compress_metrics
 from smoothcert.training.recipe import TrainRecipe
-from smoothcert.training.resume import load_state
+from smoothcert.training.resume import State, load_state, save_state
 from smoothcert.training.run_folder import MODEL, RECIPE, STATE
 
 ROOT = Path(__file__).parents[2]
@@ -408,6 +409,32 @@ def file_size_limit(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    ("longest", "epochs"),
+    [(60.0, [1, 5]), (0.0, [1, 2, 3, 4, 5])],
+    ids=["the next save is after 6.7 s", "longest pause"],
+)
+def test_saving_takes_a_small_share_of_the_time(
+    tmp_path: Path,
+    tiny_data: ImageData,
+    monkeypatch: pytest.MonkeyPatch,
+    longest: float,
+    epochs: list[int],
+) -> None:
+    """Epochs of the tiny network take some hundredths of a second."""
+    saved = []
+
+    def slow_save_state(folder: Path, state: State) -> None:
+        saved.append(state.epoch)
+        time.sleep(0.2)
+        save_state(folder, state)
+
+    monkeypatch.setattr(loop, "save_state", slow_save_state)
+    monkeypatch.setattr(loop, "SAVE_SECONDS", longest)
+    train(tiny_recipe(epochs=5), tiny_data, tmp_path / "run", device="cpu")
+    assert saved == epochs
 
 
 def test_full_disk_keeps_the_last_saved_epoch(half: Path, finished: Path, tiny_data: ImageData) -> None:

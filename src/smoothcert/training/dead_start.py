@@ -36,7 +36,7 @@ def restart_if_dead(run: RunInProgress, metrics: Mapping[str, float]) -> bool:
         run.average.load(run.initial_weights)
     run.initial_weights = None
     run.warm_up, run.dead_epochs, run.epoch, run.first_epoch = RESTART_WARM_UP, 0, 0, 0
-    run.started, run.last_save = time.perf_counter(), -math.inf
+    run.started, run.next_save = time.perf_counter(), -math.inf
     if run.group.leads:
         # The state is first: if the process is killed in between, resuming removes the metrics of the dead epochs.
         save_state(run.folder, run.state())

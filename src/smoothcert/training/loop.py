@@ -36,8 +36,10 @@ from smoothcert.training.setup import Options, RunInProgress, set_up
 from smoothcert.training.teacher_votes import teacher_shares
 
 REPORT_SECONDS = 0.5
-SAVE_SECONDS = 1.0
-"""Minimum time between two saves: on a GPU, writing a small network takes a third of the time of an epoch."""
+SAVE_SHARE = 0.03
+"""Largest share of the time that saving takes: writing a ResNet-110 takes a fifth of the time of an epoch on a GPU."""
+SAVE_SECONDS = 60.0
+"""Largest time between two saves of a run that is trained alone, if an epoch is shorter: this much can be lost."""
 WEIGHTS_DIVERGED = 1e8
 TOO_LITTLE_MEMORY = (
     "expected the memory for a training step, got too little of it; choose a smaller batch_size or objective.num_noise"
@@ -62,8 +64,8 @@ class TrainingStatus:
 def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Any) -> None:
     """Train `recipe` on `data` into the run folder `folder`; `options` are the fields of `Options`.
 
-    The run is saved after each epoch, at most once per second, and can be resumed from there. On one GPU a step is
-    captured as a CUDA graph, and compiled if that saves time (see `training/step.py`).
+    The run is saved after an epoch, as often as 3% of the time allow and at least once per minute, and can be resumed
+    from there. On one GPU a step is captured as a CUDA graph, and compiled if that saves time (see `training/step.py`).
     """
     chosen = Options(**options)
     device = find_device(chosen.device)
@@ -172,8 +174,7 @@ def finish_epoch(run: RunInProgress) -> None:
         return
     run.epoch += 1
     if run.group.leads:
-        save_seconds = SAVE_SECONDS * run.options.runs_at_once  # all runs wait while one is saved
-        if run.epoch == run.recipe.epochs or time.perf_counter() - run.last_save > save_seconds:
+        if run.epoch == run.recipe.epochs or time.perf_counter() >= run.next_save:
             save(run)
         run.options.on_epoch(run.as_run(), line)
     run.group.wait()
@@ -181,10 +182,13 @@ def finish_epoch(run: RunInProgress) -> None:
 
 def save(run: RunInProgress) -> None:
     """Write state and model. The state is first: if the process is killed in between, the model is made from it."""
+    started = time.perf_counter()
     stop_if_weights_diverged(run.model, run.epoch - 1, run.folder)
     save_state(run.folder, run.state())
     save_weights(run.as_run(), run.weights())
-    run.last_save = time.perf_counter()
+    ended = time.perf_counter()
+    pause = min((ended - started) / SAVE_SHARE, SAVE_SECONDS)
+    run.next_save = ended + pause * run.options.runs_at_once  # all runs wait while one is saved
 
 
 def learning_rate(recipe: TrainRecipe, epoch: int, warm_up: int) -> float:

@@ -190,7 +190,7 @@ class RunInProgress:
         self.active_runs = 1  # the largest number of runs side by side in this epoch
 
         self.epoch = self.first_epoch = start.epoch
-        self.started, self.last_save = time.perf_counter(), -math.inf
+        self.started, self.next_save = time.perf_counter(), -math.inf
         self.epoch_started = self.last_report = 0.0
         self.learning_rate, self.steps_done = 0.0, 0
 
