@@ -143,7 +143,8 @@ def test_images_without_a_split_are_noted_if_the_run_was_trained_on_them(
 
 
 def test_runs_on_different_images_are_reported(report: Report, make_run: MakeRun) -> None:
-    runs, note = [make_run("all"), make_run("some", images()[::2])], "only the 5 images that all runs of its σ have"
+    runs = [make_run("all"), make_run("some", images()[::2])]
+    note = "only the 5 images that all runs of the same σ have"
     code, out, _ = report(*runs, "--format", "csv")
     assert code == 0
     assert f"note: all: {note} are counted" in out.replace("\n", " ")
@@ -185,7 +186,7 @@ def test_one_image_is_not_called_images(report: Report, make_run: MakeRun) -> No
     assert "1 of 1 test digits of MNIST keeps its class" in " ".join(out.split())
     for text in (out, *(Path("report", f"report.{kind}").read_text() for kind in ("md", "tex", "html"))):
         words = " ".join(text.split()).replace("&#39;", "'").replace("$\\sigma$", "σ")
-        assert "only the 1 image that all runs of its σ have is counted" in words
+        assert "only the 1 image that all runs of the same σ have is counted" in words
         assert "1 image, the paper's 10,000" in words
         assert not re.search(r"(?<![\d.,])1 (images|votes|runs)", words)
 

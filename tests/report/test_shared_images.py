@@ -67,7 +67,7 @@ def test_a_run_that_was_cut_says_so(make_run: MakeRun, tmp_path: Path) -> None:
     write_report(runs, tmp_path, ["md"])
     items = {line.split("**")[1]: line for line in (tmp_path / "report.md").read_text().splitlines() if "- **" in line}
     assert "5 images" in items["all"]
-    assert "only the 5 images that all runs of its σ have are counted" in items["all"]
+    assert "only the 5 images that all runs of the same σ have are counted" in items["all"]
     assert "that all runs" not in items["some"]
 
 

@@ -228,7 +228,7 @@ def _differences(summary: Summary, whole: CertificatesFile) -> list[str]:
     """What tells the numbers of a run from those of a usual one; `whole` is its file with all images."""
     fewer = summary.images < len(whole.rows)
     images, are = counted(summary.images, "image"), "is" if summary.images == 1 else "are"
-    cut = [f"only the {images} that all runs of its σ have {are} counted"] if fewer else []
+    cut = [f"only the {images} that all runs of the same σ have {are} counted"] if fewer else []
     return [*_trained_on_these(summary), *_trained_otherwise(summary), *_incomplete(whole), *cut]
 
 
