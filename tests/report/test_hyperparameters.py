@@ -61,6 +61,20 @@ def test_parameters_that_differ_are_columns(make_run: MakeRun, tmp_path: Path) -
     assert report.contents.sweeps == [], "two values are not a curve"
 
 
+def test_columns_and_figures_of_a_users_method_have_the_names_of_its_fields(make_run: MakeRun, tmp_path: Path) -> None:
+    """The column that it shares with a published method has the name that is right for both."""
+
+    def mine(value: float) -> Path:
+        objective = {"name": "methods.py:Mine", "weight": value, "steps": value, "epsilon": 1.0}
+        return trained(make_run, f"mine{value:g}", value / 10, objective)
+
+    runs = [mine(1.0), mine(2.0), consistency(make_run, 5.0, 0.2), consistency(make_run, 10.0, 0.2)]
+    write_report(runs, tmp_path / "out", ["md"], radii=[0.0])
+    assert "| σ | run | method | steps | weight | ACR |" in (tmp_path / "out/report.md").read_text()
+    write_report(runs[2:], tmp_path / "published", ["md"], radii=[0.0])
+    assert "| σ | run | method | λ | ACR |" in (tmp_path / "published/report.md").read_text()
+
+
 def test_parts_of_one_run_are_not_columns_and_their_differences_are(make_run: MakeRun, tmp_path: Path) -> None:
     attacks = [None, {"steps": 3, "step_size": 0.5}, {"steps": 6, "step_size": 0.5}]
     runs = [
@@ -132,3 +146,11 @@ def test_figure_of_sweeps(make_run: MakeRun) -> None:
     for part in ("5 images, n = 1,000", "1 standard error over images"):
         assert part in note
     assert draw_sweeps([]) is None
+
+
+def test_the_axis_of_a_users_method_has_the_name_of_its_field(make_run: MakeRun) -> None:
+    objective = {"name": "methods.py:Mine", "weight": 0.0}
+    runs = [trained(make_run, f"mine{w}", 0.1 * w, objective | {"weight": float(w)}) for w in (1, 2, 4)]
+    figure = draw_sweeps(read_contents(runs, Choices()).sweeps)
+    assert figure is not None
+    assert figure.axes[0].get_xlabel() == "weight"

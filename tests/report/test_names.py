@@ -79,7 +79,10 @@ def test_attacked_noise_and_a_sampler_are_part_of_the_label() -> None:
     runs = [run("plain", "gaussian"), NamedRun("a", "gaussian", uniform, LOW), NamedRun("b", "gaussian", recipe, LOW)]
     attacked = "Gaussian + attacked noise"
     assert list(labels_of(runs).values()) == ["Gaussian", attacked, f"{attacked} + weighted images"]
-    assert list(setting_titles(["sampler.name", "sampler.votes"]).values()) == ["sampler", "sampler votes"]
+    assert list(setting_titles(["sampler.name", "sampler.votes"]).values()) == [
+        "sampler",
+        "sampler votes",
+    ]
 
 
 def test_seeds_have_all_their_digits() -> None:
@@ -128,6 +131,13 @@ def test_labels_of_one_method_have_what_differs() -> None:
         run("best-0.5", "consistency", epochs=110, learning_rate=0.2, weight_decay=5e-4, warm_up=2),
     ]
     assert list(labels_of(schedules).values()) == ["Consistency", "Consistency (best)"]
+
+
+def test_the_letters_of_the_papers_are_those_of_published_methods() -> None:
+    """A field of a user's own method that is called `weight` need not be λ; the number of noises is that of any."""
+    runs = [run(f"m{w}", "methods.py:Mine", weight=w, steps=w, num_noise=w) for w in (1, 2)]
+    labels = [f"methods.py:Mine (weight = {w}, steps = {w}, m = {w})" for w in (1, 2)]
+    assert list(labels_of(runs).values()) == labels
 
 
 def test_labels_of_a_panel_are_distinct() -> None:

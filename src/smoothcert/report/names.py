@@ -4,7 +4,7 @@ pages."""
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import PurePath
@@ -41,9 +41,9 @@ SYMBOLS = {
     "step_size": "α",
     "epsilon": "ε",
     "form": "loss",
-    "learning_rate": "learning rate",
 }
-"""Name of a field of a recipe -> its name in the papers."""
+"""Name of a field of a published method -> its name in the papers. Of a user's own method, only `num_noise`, which all
+methods have, is the same."""
 MEANINGS = {
     "σ": "standard deviation of the noise",
     "λ": "weight of the method's own term in the loss",
@@ -99,6 +99,11 @@ class NamedRun:
         return {key: value for key, value in every.items() if key not in _NOT_SHOWN}
 
     @property
+    def own_method(self) -> bool:
+        """Whether the method is a user's own: its hyper-parameters may mean something else than the papers' letters."""
+        return ":" in str(self._objective.get("name"))
+
+    @property
     def _objective(self) -> Mapping[str, Any]:
         objective = self.recipe.get("objective")
         return objective if isinstance(objective, Mapping) else {}
@@ -109,7 +114,7 @@ class NamedRun:
             return None
         settings = self.settings
         shown = [key for key in dict.fromkeys(("eta", *keys)) if key in settings and key != "one_step"]
-        details = ", ".join(setting_text(key, settings[key]) for key in shown)
+        details = ", ".join(setting_text(key, settings[key], self.own_method) for key in shown)
         ending = ", one-step" if settings.get("one_step") else ""
         return f"{self.title}{f' ({details})' if details else ''}{ending}"
 
@@ -143,20 +148,22 @@ def in_groups(runs: Iterable[G]) -> list[list[G]]:
     return [list(members) for _, members in groupby(by_sigma(runs), key=lambda run: run.group)]
 
 
-def setting_name(key: str) -> str:
-    """The name of a field of a recipe, such as `objective.weight`, in the papers."""
+def setting_name(key: str, own_method: bool = False) -> str:
+    """The name of a field of a recipe, such as `objective.weight`, in the papers, if it is of a published method."""
     outer, _, last = key.rpartition(".")
     if outer == "sampler":
         return outer if last == "name" else f"{outer} {last.replace('_', ' ')}"
-    return SYMBOLS.get(last, last.replace("_", " "))
+    name = last.replace("_", " ")
+    return name if own_method and last != "num_noise" else SYMBOLS.get(last, name)
 
 
-def setting_titles(keys: Sequence[str]) -> dict[str, str]:
-    """Field of a recipe -> its name in the papers; fields that share one differ as in "T of adversary"."""
-    counts = Counter(map(setting_name, keys))
-    part = {key: "".join(key.split(".")[-2:-1]) for key in keys if counts[setting_name(key)] > 1}
+def setting_titles(keys: Iterable[str], of_own_methods: Collection[str] = ()) -> dict[str, str]:
+    """Field of a recipe -> its name (see `setting_name`); fields that share one differ as in "T of adversary"."""
+    names = {key: setting_name(key, key in of_own_methods) for key in keys}
+    counts = Counter(names.values())
+    part = {key: "".join(key.split(".")[-2:-1]) for key, name in names.items() if counts[name] > 1}
     apart = {key: f" of {outer}" for key, outer in part.items() if outer not in ("", "objective")}
-    return {key: setting_name(key) + apart.get(key, "") for key in keys}
+    return {key: name + apart.get(key, "") for key, name in names.items()}
 
 
 def value_text(value: object) -> str:
@@ -165,9 +172,9 @@ def value_text(value: object) -> str:
     return VALUES.get(text, text)
 
 
-def setting_text(key: str, value: object) -> str:
+def setting_text(key: str, value: object, own_method: bool = False) -> str:
     """A field of a recipe with its value, as in "λ = 10"."""
-    name = setting_name(key)
+    name = setting_name(key, own_method)
     if value is None or isinstance(value, bool):
         return name if value else f"no {name}"
     return f"{name} = {value_text(value)}"
