@@ -353,6 +353,20 @@ class Ten(nn.Module):
         return images.new_zeros(len(images), 10)
 
 
+def test_settings_without_effect_are_reported(tmp_path: Path, tiny_data: ImageData) -> None:
+    data, notes = tiny_data.subset(torch.arange(64)), list[str]()
+    for name, changes, options in (
+        ("asked", {"teacher_votes": 5}, {"capture": True, "compiling": "always"}),
+        ("other", {}, {"capture": False, "compiling": "never"}),
+    ):
+        train(tiny_recipe(epochs=1, **changes), data, tmp_path / name, device="cpu", on_note=notes.append, **options)
+    assert [note.partition(";")[0] for note in notes] == [
+        "capture: no effect here",
+        "compile: no effect here",
+        "teacher_votes: no effect",
+    ]
+
+
 def test_refused_requests_write_nothing(tmp_path: Path, tiny_data: ImageData) -> None:
     (tmp_path / "file").write_text("mine")
     for folder in ("file", "file/run"):

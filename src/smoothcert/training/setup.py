@@ -136,6 +136,8 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
     with alone(folder / METRICS, "choose another --out") if group.leads else nullcontext():
         start = open_folder(recipe, data, folder, group, origin, options.resume, on_note)
         run = RunInProgress(recipe, data, tested, folder, group, device, model, start, options)
+        for text in run.without_effect():
+            on_note(text)
         fresh, from_file = group.leads and start.state is None and start.epoch == 0, "init" in start.origin
         if fresh and (run.own_network or from_file) and not isinstance(recipe.objective, Denoising):
             for text in start_notes(model, data, trained=from_file or is_hub(recipe.model)):
@@ -232,6 +234,15 @@ class RunInProgress:
         worth = seconds_worth_compiling(network, self.options.compiling, by_kernels=kernels)
         steps_left = (self.recipe.epochs - self.first_epoch) * self.steps
         return CapturedStep(steps_left, worth)
+
+    def without_effect(self) -> Iterator[str]:
+        """What was asked for and changes nothing here, one line each."""
+        if self.captured is None and self.options.capture:
+            yield "capture: no effect here; steps of one process on a GPU are captured"
+        if self.captured is None and self.options.compiling == "always":
+            yield "compile: no effect here; only captured steps on a GPU are compiled"
+        if self.recipe.teacher is None and "teacher_votes" in self.recipe.to_mapping():  # it is not the default
+            yield "teacher_votes: no effect; the recipe has no teacher"
 
     def set_objective(self, objective: Objective) -> None:
         """Train by this objective from the next step on."""
