@@ -104,6 +104,10 @@ def test_wrong_requests_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"sigma: expected 0\.5 .*, got 0\.3; choose rows with --sigma"):
         plan(request(out=tmp_path, sigmas=(0.5,), methods=("macer",), overrides=("sigma=0.3",)))
     assert len(plan(request(out=tmp_path, sigmas=(0.5,), methods=("macer",), overrides=("sigma=0.5",)))) == 1
+    for fields in ({"seeds": (1, 2)}, {"table": "mnist/acr-over-5-seeds"}):
+        with pytest.raises(RequestError, match=r"--set seed: expected \d for the row macer.*, got 1; .* with --seeds"):
+            plan(request(out=tmp_path, methods=("macer",), overrides=("seed=1",), **fields))
+    assert len(plan(request(out=tmp_path, sigmas=(0.5,), methods=("macer",), overrides=("seed=1",), seeds=(1,)))) == 1
     with pytest.raises(RequestError, match="image_size: expected none for mnist"):
         plan(request(out=tmp_path, methods=("macer",), overrides=("image_size=8",)))
     with pytest.raises(RequestError, match="jobs: expected at least 1, got 0"):

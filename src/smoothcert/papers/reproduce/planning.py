@@ -178,7 +178,7 @@ def planned_run(request: Request, run: PaperRun, seed: int | None, folder: Path 
 def recipe_of(request: Request, run: PaperRun, seed: int | None) -> TrainRecipe | None:
     """Return the paper's recipe, scaled down if the request is quick, with the overrides of the request last.
 
-    Another sigma is refused: its numbers cannot be compared with the row.
+    Another sigma is refused: its numbers cannot be compared with the row. So is another seed than that of the folder.
     """
     if run.recipe is None:
         return None
@@ -192,6 +192,11 @@ def recipe_of(request: Request, run: PaperRun, seed: int | None) -> TrainRecipe 
         raise RequestError(
             f"--set sigma: expected {run.sigma:g} for the row {run.name}, got {recipe.sigma:g}; "
             "choose rows with --sigma"
+        )
+    wanted = run.recipe.seed if run.table == SEEDS_TABLE else seed
+    if wanted not in (None, recipe.seed):
+        raise RequestError(
+            f"--set seed: expected {wanted} for the row {run.name}, got {recipe.seed}; choose seeds with --seeds"
         )
     return recipe
 
