@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from tiny import ListDataset
 from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.utils.data import DataLoader, TensorDataset
@@ -415,7 +417,14 @@ def test_a_shuffled_loader_gives_the_same_certificates_by_content() -> None:
     assert records == {r.votes for r in smoothed().certify(IMAGES, n=300, seed=5)}
 
 
+PILLOW = (Image.new("RGB", (8, 8)), 0)
 BAD_DATA = {
+    "images of Pillow": (DataLoader(ListDataset([PILLOW])), r"make no batch .*<class 'PIL.*transforms\.ToTensor"),
+    "images of Pillow, one by one": (DataLoader(ListDataset([PILLOW]), batch_size=None), "a tensor .* got Image"),
+    "several sizes": (
+        DataLoader(ListDataset([(torch.zeros(3, 8, 8), 0), (torch.zeros(3, 9, 9), 0)]), batch_size=2),
+        r"make no batch \(RuntimeError: .*equal size, but got \[3, 8, 8\]",
+    ),
     "dicts": (DataLoader([{"image": IMAGES[0], "label": 1}]), "keys image, label; use a generator of pairs"),
     "three values": ([(IMAGES, LABELS, LABELS)], "got 3 values; yield these two"),
     "text labels": ([(IMAGES, ["a", "b", "c"])], "expected labels as a tensor of integers .* got list"),
@@ -441,6 +450,15 @@ def test_wrong_data_are_refused(case: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
         list(smoothed(cnn()).certify_loader(data, n=100))
     assert "\n" not in str(caught.value)
+
+
+def test_an_error_in_a_users_data_set_is_not_taken_for_one_of_its_items() -> None:
+    class Broken(ListDataset):
+        def __getitem__(self, index: int) -> Any:
+            raise TypeError("my mistake")
+
+    with pytest.raises(TypeError, match="my mistake"):
+        list(smoothed(cnn()).certify_loader(DataLoader(Broken([0])), n=100))
 
 
 def test_a_file_is_written_and_resumed(tmp_path: Path) -> None:

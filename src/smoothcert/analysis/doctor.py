@@ -21,7 +21,7 @@ from smoothcert.analysis.doctor_inputs import (
     check_width,
 )
 from smoothcert.analysis.doctor_modes import check_mode, check_statistics
-from smoothcert.certification.certify_loader import Batches, inputs_and_labels, loader_of
+from smoothcert.certification.certify_loader import DATASET_BATCH, Batches, inputs_and_labels
 from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import Subject
@@ -244,4 +244,5 @@ def _spread(data: Any, count: int) -> Any:
     if not isinstance(dataset, Dataset) or isinstance(dataset, IterableDataset):
         return data
     chosen = Subset(dataset, spread(len(dataset), count).tolist())  # type: ignore[arg-type]
-    return loader_of(chosen, data.collate_fn) if isinstance(data, DataLoader) else loader_of(chosen)
+    collate = data.collate_fn if isinstance(data, DataLoader) else None
+    return DataLoader(chosen, batch_size=DATASET_BATCH, collate_fn=collate)

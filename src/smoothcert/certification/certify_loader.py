@@ -1,9 +1,10 @@
 """Certify the batches of a loader one after the other, with progress and into a file that can be resumed."""
 
+import re
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, default_collate
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from smoothcert.certification.certificates import CertifiedImage, certificates_path, certificates_writer
 from smoothcert.certification.certify_dataset import update_provenance
@@ -28,7 +29,6 @@ from smoothcert.errors import RequestError
 from smoothcert.io.compressed import plain_while_written
 from smoothcert.io.console import terminal_bar
 from smoothcert.io.results import alone, stored_settings
-from smoothcert.io.text import named_error
 from smoothcert.smoothing.certificate_batch import CertificateBatch
 from smoothcert.training.checkpoint import tensors_digest
 
@@ -50,6 +50,11 @@ class Batches:
     @classmethod
     def of(cls, data: object) -> "Batches":
         """Batches of a DataLoader, a Dataset, images of `load_dataset` or any iterable of batches."""
+        if isinstance(data, Images):
+            parts = torch.split(torch.arange(len(data)), DATASET_BATCH)
+            return cls((data.batch(part) for part in parts), data.name, data.split, len(data))
+        if isinstance(data, Dataset):
+            data = DataLoader(data, batch_size=DATASET_BATCH)
         if isinstance(data, DataLoader):
             plain = data.batch_sampler is None or type(data.batch_sampler) is BatchSampler
             sequential = isinstance(data.sampler, SequentialSampler) and plain
@@ -57,12 +62,7 @@ class Batches:
             ordered = sequential or isinstance(dataset, IterableDataset)
             if isinstance(dataset, Images):
                 return cls(data, dataset.name, dataset.split, len(dataset), ordered)
-            return cls(data, type(dataset).__name__, inputs=_length(dataset), ordered=ordered)
-        if isinstance(data, Images):
-            parts = torch.split(torch.arange(len(data)), DATASET_BATCH)
-            return cls((data.batch(part) for part in parts), data.name, data.split, len(data))
-        if isinstance(data, Dataset):
-            return cls(loader_of(data), type(data).__name__, inputs=_length(data))
+            return cls(collated(data), type(dataset).__name__, inputs=_length(dataset), ordered=ordered)
         if isinstance(data, Tensor | str) or not isinstance(data, Iterable):
             raise RequestError(
                 f"data: expected a DataLoader, a Dataset or batches (inputs, labels), got {type(data).__name__}; "
@@ -71,19 +71,19 @@ class Batches:
         return cls(data, type(data).__name__)
 
 
-def loader_of(dataset: Dataset[Any], collate: Callable[[list[Any]], Any] = default_collate) -> DataLoader[Any]:
-    """A loader of the items of `dataset` in their order; items that do not make a batch are a RequestError."""
-
-    def batch(items: list[Any]) -> Any:
-        try:
-            return collate(items)
-        except (TypeError, RuntimeError) as error:
-            raise RequestError(
-                f"data: expected images as tensors of one size, got items that make no batch ({named_error(error)}); "
-                "convert or resize them in the data set, for example with torchvision.transforms.ToTensor()"
-            ) from error
-
-    return DataLoader(dataset, batch_size=DATASET_BATCH, collate_fn=batch)
+def collated(loader: DataLoader[Any]) -> Iterator[object]:
+    """The batches of `loader`; items of which torch makes no batch, such as images of Pillow, are a RequestError."""
+    try:
+        yield from loader
+    except (TypeError, RuntimeError) as error:
+        reason = re.search("(default_collate: |stack expects ).*", str(error))  # else it is a fault of the user's code
+        if reason is None:
+            raise
+        raise RequestError(
+            f"data: expected images as tensors of one size, got items that make no batch ({type(error).__name__}: "
+            f"{reason[0][:160]}); convert or resize them in the data set, for example with "
+            "torchvision.transforms.ToTensor()"
+        ) from error
 
 
 def _length(data: object) -> int | None:
@@ -107,6 +107,8 @@ def inputs_and_labels(batch: object) -> tuple[object, Tensor | None]:
     if len(batch) != 2:
         raise RequestError(f"data: expected batches (inputs, labels), got {len(batch)} values; yield these two")
     inputs, labels = batch
+    if not isinstance(inputs, Tensor):  # which `checked_inputs` refuses
+        return inputs, None
     kinds = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
     if not isinstance(labels, Tensor) or labels.dtype not in kinds or labels.shape != (len(inputs),):
         given = f"{labels.dtype} {list(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
