@@ -25,6 +25,7 @@ from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError
 from smoothcert.models.hub import HubClassifier
 from smoothcert.models.preprocessing import Preprocessing
+from smoothcert.training.batch_norm import replace_statistics
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import train
 
@@ -254,6 +255,31 @@ def test_running_statistics_that_do_not_fit(normed: nn.Module, data: ImageData) 
     broken.layers[1].running_var.fill_(100.0)
     diagnosis = doctor(broken, data, sigma=0.5)
     assert codes(diagnosis) == ["batch-statistics"], str(diagnosis)
+
+
+class Energy(nn.Module):
+    """Class 1 if the mean of the squared pixels is above its running mean, to which noise adds sigma squared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        score = self.norm(images.flatten(1).square().mean(1, keepdim=True))
+        return torch.cat([-score, score], 1)
+
+
+def test_statistics_of_noisy_images_are_right_under_noise() -> None:
+    """They do not fit clean images: with the statistics of a clean batch all of those are right."""
+    labels = torch.arange(200) % 2
+    images = (0.4 + 0.2 * labels).view(-1, 1, 1, 1).expand(-1, 1, 28, 28)
+    model = Energy()
+    replace_statistics(model, [images + torch.randn(images.shape, generator=torch.Generator().manual_seed(1))])
+    adapted = doctor(model, TensorDataset(images, labels), sigma=1.0)
+    assert adapted.clean_accuracy == 0.5 < 0.9 < adapted.accuracy(1.0)
+    assert codes(adapted) == [], str(adapted)
+    model.norm.reset_running_stats()
+    assert codes(doctor(model, TensorDataset(images, labels), sigma=0.25)) == ["batch-statistics"]
 
 
 def test_healthy_models_have_no_finding(

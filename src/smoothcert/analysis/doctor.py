@@ -158,10 +158,10 @@ def _findings(
 ) -> Sequence[Finding]:
     """What is wrong, in the order in which it should be corrected; `right` are the right images by noise level."""
     outside, mode = check_range(examined.images), check_mode(examined)
-    scaled, inputs = None, examined.images
+    scaled, inputs, noisy = None, examined.images, examined.images + sigma * noise
     if outside is None and mode is None:
-        scaled, inputs = check_input(examined, examined.images + sigma * noise)
-    statistics = check_statistics(examined, float(examined.correct(inputs).double().mean()))
+        scaled, inputs = check_input(examined, noisy)
+    statistics = check_statistics(examined, float(examined.correct(inputs).double().mean()), noisy)
     if statistics is not None:
         scaled, inputs = None, examined.images
     findings = [

@@ -2,12 +2,13 @@
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
-from smoothcert.analysis.doctor_inputs import BATCH, Examined, Finding, clearly_better, share
+from smoothcert.analysis.doctor_inputs import BATCH, SIMILAR, Examined, Finding, clearly_better, share
 from smoothcert.classifier import evaluating, logits_of, references_of
 from smoothcert.smoothing.batch_dependence import depends_on_batch, depends_on_place
 
@@ -47,10 +48,11 @@ def check_mode(examined: Examined) -> Finding | None:
     return None
 
 
-def check_statistics(examined: Examined, rival: float) -> Finding | None:
+def check_statistics(examined: Examined, rival: float, noisy: Tensor) -> Finding | None:
     """Batch norm whose running statistics do not fit: the model does far better with those of a batch.
 
-    Images on another scale would look the same: the accuracy must be above `rival`, that on the best scale.
+    Images on another scale would look the same: the accuracy must be above `rival`, that on the best scale. Statistics
+    of noisy images, which `adapt` computes, are right if they do better on `noisy` images than those of clean ones.
     """
     model, inputs = examined.classifier, examined.images
     if not isinstance(model, nn.Module):
@@ -58,7 +60,8 @@ def check_statistics(examined: Examined, rival: float) -> Finding | None:
     trained = copy.deepcopy(model).eval()
     layers = [layer for layer in trained.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
     for layer in layers:
-        layer.train()
+        layer.momentum = None  # afterwards the running statistics are the mean over all batches
+        layer.train().reset_running_stats()
     if not layers:
         return None
     with torch.no_grad():
@@ -70,6 +73,9 @@ def check_statistics(examined: Examined, rival: float) -> Finding | None:
     right = shuffled == examined.labels[tested]
     before = examined.correct(inputs)[tested]
     if not clearly_better(right, before, 0.2) or float(right.double().mean()) <= rival + 0.02:
+        return None
+    under_noise = replace(examined, classifier=trained.eval()).correct(noisy)
+    if clearly_better(examined.correct(noisy), under_noise, SIMILAR, level=0.01):
         return None
     return Finding(
         "batch-statistics",
