@@ -21,7 +21,7 @@ from smoothcert.certification.certificates import CertificatesFile, CertifiedIma
 from smoothcert.certification.columns import columns_of
 from smoothcert.io.text import one_line
 from smoothcert.report import Contents, summarize
-from smoothcert.report.further_tables import CLASS_ACCURACY, further_tables
+from smoothcert.report.further_tables import further_tables
 from smoothcert.report.headline import headlines
 from smoothcert.report.html import html_page
 from smoothcert.report.html_data import (
@@ -90,10 +90,10 @@ def embedded(text: str) -> dict[str, Any]:
 
 
 def test_names_and_settings_are_never_html_or_script(make_run: MakeRun) -> None:
-    run = make_run("a", dataset=HOSTILE, objective=HOSTILE, precision=HOSTILE)
+    run = make_run("a", dataset=HOSTILE, objective=HOSTILE, precision=HOSTILE, classes=[HOSTILE] * 10)
     (run / "recipe.yaml").write_text(f"x: '{HOSTILE}'")
     hostile = read_certificates(run / "certificates" / "test.tsv")
-    asked = Pictures({0: b"\x89PNG"}, {}, (HOSTILE,) * 10)
+    asked = Pictures({0: b"\x89PNG"}, {})
     more = {"notes": {HOSTILE: [HOSTILE]}, "published": {HOSTILE: Published(HOSTILE, HOSTILE, 1.0, {}, ())}}
     text = page((HOSTILE, hostile), ("b", our_file(dataset=HOSTILE)), title=HOSTILE, gallery=lambda *_: asked, **more)
     seen, plain = Seen(text), Seen(page(("a", our_file()), ("b", our_file()), title="t"))
@@ -127,7 +127,7 @@ def test_tables_are_those_of_the_other_formats() -> None:
     published = {"a": Published("t/1", "Gaussian", 0.7, {0.25: 55.0}, ())}
     compared = comparisons(summaries)
     expected = layout(summaries, published, compared).for_reading()
-    further = [table.layout.for_reading() for table in further_tables(compared) if table.title != CLASS_ACCURACY]
+    further = [table.layout.for_reading() for table in further_tables(compared)]
     assert further
     intervals = intervals_layout(summaries).for_reading()
     text = page(*runs, published=published, notes={"few images": ["a", "b"]})
@@ -221,8 +221,8 @@ def test_a_card_has_classes_votes_and_radius() -> None:
     votes = ((2, 600), (0, 300), (1, 60), (4, 40))
     rows = [CertifiedImage(7, 0, Certificate(2, 0.12399, 10, 1000, 600, votes), 0.1)]
     rows += [CertifiedImage(9, 1, Certificate(ABSTAIN, 0.0, 10, 0, 0, ()), 0.1)]
-    names = ("cat", "dog", "frog")
-    data = embedded(page(("a", our_file(rows)), gallery=lambda *_: Pictures({7: b"\x89PNGx"}, {7: 0, 9: 1}, names)))
+    file = our_file(rows, classes=["cat", "dog", "frog"])
+    data = embedded(page(("a", file), gallery=lambda *_: Pictures({7: b"\x89PNGx"}, {7: 0, 9: 1})))
     assert data["gallery"]["pictures"] == ["data:image/png;base64," + base64.b64encode(b"\x89PNGx").decode()]
     kinds = {kind["title"]: kind for kind in data["gallery"]["runs"][0]["kinds"]}
     assert kinds["wrong"]["images"] == [
@@ -363,29 +363,6 @@ def test_the_csv_file_can_be_downloaded() -> None:
     (link,) = [a for _, a in Seen(text).elements if a.get("download")]
     content = base64.b64decode((link["href"] or "").removeprefix("data:text/csv;base64,")).decode()
     assert content == comma_separated(layout(summaries, {}, comparisons(summaries)))
-
-
-def test_the_heat_map_shows_each_class_and_marks_what_is_never_certified() -> None:
-    rows = [image(i, label, label if label < 2 else 0, 0.6) for i, label in enumerate([0, 0, 1, 2, 2])]
-    asked = Pictures({}, {}, ("cat", "dog", "frog"))
-    text = page(("a", our_file(rows)), gallery=lambda *_: asked)
-    (table,) = re.findall(r'<table class="heat">(.*?)</table>', text, flags=re.DOTALL)
-    seen = Seen(table)
-    assert seen.texts["th"] == ["run", "cat", "dog", "frog", "Gaussian"]
-    assert seen.texts["td"] == ["100", "100", "0"]
-    cells = [attributes for tag, attributes in seen.elements if tag == "td"]
-    assert [cell["class"] for cell in cells] == ["dark", "dark", "never"]
-    assert cells[0]["title"] == "2 images, 100.0% at radius 0, 100.0% at 0.5, ACR 0.600"
-
-
-def test_heat_maps_have_the_titles_of_their_panels() -> None:
-    """Sigma with the same decimals, and what keeps runs of one sigma apart."""
-    runs = [("a", our_file(sigma=0.5)), ("b", our_file(sigma=0.25)), ("c", our_file(bound="randomized"))]
-    text = page(*runs)
-    panels = [panel["title"] for panel in embedded(text)["panels"]]
-    assert panels == ["MNIST, σ = 0.25", "MNIST, σ = 0.50", "MNIST, σ = 0.50, randomized bound"]
-    maps = re.findall(r"<h3>(.*): certified accuracy \(%\) at L2 radius [\d.]+</h3>", text)
-    assert maps == panels
 
 
 def test_figures_of_the_report_are_in_the_page() -> None:

@@ -110,8 +110,13 @@ def test_tables_name_the_data_sets_if_there_are_several() -> None:
 
 def test_many_classes_are_counted() -> None:
     """As of ImageNet, with one image per class."""
-    (text,) = headlines(comparisons([summary_of([image(i, i, i if i > 11 else 0, 0.4) for i in range(40)])]))
-    assert " 11 classes are never certified by run." in text
+    compared = comparisons([summary_of([image(i, i, i if i > 11 else 0, (i % 7) / 9) for i in range(40)])])
+    assert " 11 classes are never certified by run." in headlines(compared)[0]
+    acrs = {i: i % 7 / 9 if i > 11 or i == 0 else 0.0 for i in range(40)}
+    worst = sorted(sorted(acrs, key=lambda i: acrs[i])[:20])
+    for table in further_tables(compared)[:2]:
+        assert table.caption.endswith(" The 20 worst of 40 classes.")
+        assert [column.key for column in table.layout.columns][-20:] == list(map(str, worst))
 
 
 def test_what_one_class_reaches_is_said_once_per_rule() -> None:

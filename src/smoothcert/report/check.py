@@ -19,7 +19,6 @@ from smoothcert.io.written_files import is_as_written, stored_request
 from smoothcert.report.contents import Contents
 from smoothcert.report.document import TEXTS
 from smoothcert.report.figures import FIGURES, PICTURE_FORMATS, digest_of, digests_stored_in, figures_of
-from smoothcert.report.html_data import Gallery, Pictures
 
 PAGE, MARKDOWN = "report.html", "report.md"
 NAMES = ("report.csv", "report-seeds.csv", MARKDOWN, "report.tex", PAGE)
@@ -66,8 +65,6 @@ def differing_numbers(folder: Path, contents: Contents) -> list[str]:
     # The Markdown page shows the figures that were drawn with it, which need not be all in the folder.
     shown = [file for file in drawn if f"]({file})" in written.get(MARKDOWN, "")]
     contents = replace(contents, pictures=dict.fromkeys(shown, b""))
-    if PAGE in written:
-        contents = replace(contents, gallery=_without_pictures(written[PAGE]))
     kinds = [kind for kind in TEXTS if any(name.endswith(f".{kind}") for name in written)]
     expected = {name: text or "" for kind in kinds for name, text in TEXTS[kind](contents).items()}
     differences: list[str] = []
@@ -95,16 +92,6 @@ def _picture_differences(folder: Path, contents: Contents, files: Sequence[str])
             yield f"{file}: is not the file that smoothcert wrote"
         if name in shown and digests[name] != shown[name]:
             yield f"{file}: shows other numbers than the certificates give"
-
-
-def _without_pictures(page: str) -> Gallery:
-    """The names of the classes as the page has them: they come with the images, which need not be on this machine."""
-    try:
-        names = json.loads(_DATA.findall(page)[0])["gallery"]["class_names"]
-        known = {str(data): tuple(map(str, texts)) for data, texts in names.items()}
-    except _UNREADABLE:
-        known = {}
-    return lambda dataset, split, indices: Pictures({}, {}, known.get(dataset, ()))
 
 
 def _rows(text: str) -> dict[str, dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from smoothcert.io.text import radius_text
@@ -12,9 +13,7 @@ from smoothcert.report.published import signed
 from smoothcert.report.summary import FEWER_VOTES, Summary
 
 MOST_CLASSES = 20
-"""With more classes, tables show the worst one only."""
-CLASS_ACCURACY = "Certified accuracy of each class"
-"""Heading of the table that the HTML page shows as a heat map instead."""
+"""Of more classes, tables show those with the smallest ACR."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +137,13 @@ def _best_runs(comparisons: Sequence[Comparison]) -> FurtherTable:
 
 def _classes(comparisons: Sequence[Comparison]) -> list[FurtherTable]:
     """ACR per class, and certified accuracy per class at the radius of the headline."""
-    labels = sorted({label for run in _runs(comparisons) for label in run.classes})
-    labels = labels if 1 < len(labels) <= MOST_CLASSES else []
     groups = [[run for run in c.runs if len(run.classes) > 1] for c in comparisons]
+    acrs_of: dict[int, list[float]] = {}
+    for run in (run for group in groups for run in group):
+        for label, outcomes in run.classes.items():
+            acrs_of.setdefault(label, []).append(outcomes.acr)
+    labels = sorted(sorted(acrs_of, key=lambda label: fmean(acrs_of[label]))[:MOST_CLASSES])
+    worst = f" The {MOST_CLASSES} worst of {len(acrs_of):,} classes." if len(labels) < len(acrs_of) else ""
     several = {class_names_of(run.file) for run in _runs(comparisons)}
     names = next(iter(several)) if len(several) == 1 else ()
     titles = {label: class_name(label, names) for label in labels}
@@ -160,19 +163,13 @@ def _classes(comparisons: Sequence[Comparison]) -> list[FurtherTable]:
         Column("least", "its ACR", lambda run: acr(run, run.worst_class), 3),
         *(Column(f"{k}", titles[k], lambda run, k=k: acr(run, k), 3) for k in labels),  # type: ignore[misc]
     ]
-    shares = [Column(f"{k}", titles[k], lambda run, k=k: accuracy(run, k), 1) for k in labels]  # type: ignore[misc]
-    tables = [
-        _table(
-            "ACR of each class",
-            "0 for a class of which no image has a certified radius above 0.",
-            [*first, *acrs],
-            groups,
-        )
-    ]
+    shares = [Column(f"{k}", titles[k], lambda run, k=k: accuracy(run, k), 1, shaded=True) for k in labels]  # type: ignore[misc]
+    caption = f"0 for a class of which no image has a certified radius above 0.{worst}"
+    tables = [_table("ACR of each class", caption, [*first, *acrs], groups)]
     if shares and any(radius is not None for radius in radius_of.values()):
         radius = Column("radius", "radius", lambda run: radius_of[run.name], 2)
-        caption = "In %, of the images of each class, at the radius of the headline."
-        tables.append(_table(CLASS_ACCURACY, caption, [*first, radius, *shares], groups))
+        caption = f"In %, of the images of each class, at the radius of the headline.{worst}"
+        tables.append(_table("Certified accuracy of each class", caption, [*first, radius, *shares], groups))
     return tables
 
 

@@ -1,4 +1,4 @@
-"""One HTML file that opens offline: the result in words, curves, tables, classes, a gallery, recipes, provenance.
+"""One HTML file that opens offline: the result in words, curves, tables, a gallery, recipes, provenance.
 
 The template in `page/` is filled by Jinja2, which escapes every text: names of runs, recipes and settings may come from
 anyone. The scripts in `page/` draw curves and gallery from JSON inside the file. A policy in the page allows only its
@@ -20,11 +20,10 @@ from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.io.text import flattened, one_line, printable
 from smoothcert.report.contents import Contents
 from smoothcert.report.figures import FIGURES
-from smoothcert.report.further_tables import CLASS_ACCURACY
-from smoothcert.report.html_data import class_map, curve_data, gallery_data
+from smoothcert.report.html_data import curve_data, gallery_data
 from smoothcert.report.layout import Layout, comma_separated
 from smoothcert.report.looks import Look, looks_of
-from smoothcert.report.names import by_sigma, facts_of, meanings_in, titles_of
+from smoothcert.report.names import by_sigma, facts_of, meanings_in
 from smoothcert.report.summary import Summary
 from smoothcert.training.run_folder import recipe_of_certificates
 
@@ -48,7 +47,6 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
     styles, numbered = list(looks.values()), list(looks)
     look_of = {name: numbered.index(label) for name, label in labels.items()}
     ordered = by_sigma(contents.summaries)
-    gallery = gallery_data(ordered, contents.gallery, labels)
     script = "\n".join(map(_page_file, _SCRIPTS))
     letters = [f"{column.title.split()[0]} = " for column in contents.table.columns if column.key in settings]
     return _template().render(
@@ -61,18 +59,21 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
         looks=look_of,
         table=_shown(_settings_last(contents.table, settings)),
         notes={**contents.warnings, **contents.notes},
-        further=[(t.title, t.caption, _shown(t.layout)) for t in contents.further if t.title != CLASS_ACCURACY],
-        maps=[
-            class_map(comparison, title, labels, gallery["class_names"].get(comparison.first.dataset or "", ()))
-            for comparison, title in zip(contents.comparisons, titles_of(contents.panels), strict=True)
-        ],
+        further=[(t.title, t.caption, _shown(t.layout)) for t in contents.further],
         figures=_figures(contents),
         runs=list(map(_provenance, ordered)),
         version=__version__,
         script=Markup(script),
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         style=Markup(_page_file("style.css") + _look_rules(styles)),
-        data=Markup(_embedded({"panels": curve_data(contents.panels, look_of, styles), "gallery": gallery})),
+        data=Markup(
+            _embedded(
+                {
+                    "panels": curve_data(contents.panels, look_of, styles),
+                    "gallery": gallery_data(ordered, contents.gallery, labels),
+                }
+            )
+        ),
     )
 
 

@@ -1,5 +1,5 @@
-"""What the HTML page draws: every step of every curve in as few characters as possible, heat maps of classes, and the
-images of the gallery with what it says about each."""
+"""What the HTML page draws: every step of every curve in as few characters as possible, and the images of the gallery
+with what it says about each."""
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
@@ -11,19 +11,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.certification.columns import Columns, Flags, Floats, Integers
-from smoothcert.io.text import counted, one_line
+from smoothcert.io.text import one_line
 from smoothcert.report.looks import Look
 from smoothcert.report.names import Panel, titles_of
-from smoothcert.report.paired import Comparison
 from smoothcert.report.protocol import class_name, class_names_of
-from smoothcert.report.summary import Outcomes, Summary
+from smoothcert.report.summary import Summary
 from smoothcert.smoothing.certificate import ABSTAIN
 
 STEPS_PER_UNIT = 10_000
 """Radii are rounded down to a multiple of 1 / STEPS_PER_UNIT."""
 _LARGEST = 2.0**40
-MOST_CLASSES = 30
-"""Of more classes, the worst are shown."""
 PER_KIND = 24
 MANY_RUNS = 12
 """With more runs than this, each list has half as many images, which keeps the page small."""
@@ -36,7 +33,7 @@ OTHER_LABELS = "No pictures: the images that were found have other labels than t
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Some images of a split by their index: PNG or JPEG files, and labels; the names of all classes, if known."""
+    """Some images of a split by their index: PNG or JPEG files, and labels; the names of the labels, if known."""
 
     files: Mapping[int, bytes]
     labels: Mapping[int, int]
@@ -92,41 +89,6 @@ def in_steps(radii: ArrayLike, per_unit: int = STEPS_PER_UNIT) -> NDArray[np.int
     return steps.astype(np.int64)
 
 
-def class_map(comparison: Comparison, panel: str, labels: Mapping[str, str], names: Sequence[str]) -> dict[str, Any]:
-    """A heat map: rows are runs, columns classes, at the radius of the headline.
-
-    `panel` is the title of the panel of the runs, `labels` gives the label of each run, `names` the names of the
-    classes, if known.
-    """
-    radius = comparison.headline_radius or 0.0
-    classes_of = {run.name: run.classes for run in comparison.runs}
-
-    def mean(label: int) -> float:
-        accuracies = [classes[label].accuracy(radius) for classes in classes_of.values() if label in classes]
-        return sum(accuracies) / len(accuracies)
-
-    every = sorted({label for classes in classes_of.values() for label in classes})
-    shown = sorted(sorted(every, key=mean)[:MOST_CLASSES])
-    worst = "" if shown == every else f"; the {len(shown)} worst of {len(every):,} classes"
-    return {
-        "title": f"{panel}: certified accuracy (%) at {comparison.first.norm} radius {radius:g}{worst}",
-        "classes": [class_name(label, names) for label in shown],
-        "runs": [
-            {"name": name, "label": labels[name], "cells": [_cell(classes.get(label), radius) for label in shown]}
-            for name, classes in classes_of.items()
-        ],
-    }
-
-
-def _cell(outcomes: Outcomes | None, radius: float) -> dict[str, Any] | None:
-    if outcomes is None:
-        return None
-    clean, share = (100 * outcomes.accuracy(r) for r in (0.0, radius))
-    images = counted(len(outcomes), "image")
-    words = f"{images}, {clean:.1f}% at radius 0, {share:.1f}% at {radius:g}, ACR {outcomes.acr:.3f}"
-    return {"share": share, "text": f"{share:.0f}", "never": not outcomes.certified.any(), "title": words}
-
-
 def kinds_of(columns: Columns) -> dict[str, Integers]:
     """The positions of all rows by the lists of the gallery: every image is correct, wrong or abstained.
 
@@ -149,8 +111,7 @@ def gallery_data(summaries: Sequence[Summary], gallery: Gallery | None, labels: 
     """The gallery of the runs, whose `labels` the page shows. Runs on the same images share their pictures.
 
     `runs` have their lists of images; `groups`, one per sigma and data set, the outcome of each of their images under
-    all runs; `pictures` are data URIs that the images refer to by number; `class_names` are those of each data set, if
-    known.
+    all runs; `pictures` are data URIs that the images refer to by number.
     """
     most = PER_KIND if len(summaries) <= MANY_RUNS else PER_KIND // 2
     groups: dict[tuple[tuple[float, str], Source], list[Summary]] = {}
@@ -168,23 +129,25 @@ def gallery_data(summaries: Sequence[Summary], gallery: Gallery | None, labels: 
     pictures = {(source, index): _data_uri(file) for source, files in available for index, file in files.items()}
     numbers = {place: number for number, place in enumerate(pictures)}
     runs: list[dict[str, Any]] = []
-    outcomes, class_names = [], {}
+    outcomes = []
     for number, ((_, source), members) in enumerate(groups.items()):
         rows = [row for member in members for row in shown[member.name]]
         names = class_names_of(members[0].file)
         answer = _checked(answers[source], rows, names)
-        known, reason = (Pictures({}, {}), one_line(answer)) if isinstance(answer, str) else (answer, None)
-        known = replace(known, class_names=names or known.class_names)
-        class_names[members[0].dataset or ""] = known.class_names
-        outcomes.append(_outcomes(members, sorted({row.index for row in rows}), len(runs), known))
+        shown_pictures, reason = ({}, one_line(answer)) if isinstance(answer, str) else (numbers, None)
+        outcomes.append(_outcomes(members, sorted({row.index for row in rows}), len(runs), names))
         for member in members:
             lists = [
-                {"title": kind, "total": total, "images": [_card(row, known, source, numbers) for row in own]}
+                {
+                    "title": kind,
+                    "total": total,
+                    "images": [_card(row, names, shown_pictures.get((source, row.index))) for row in own],
+                }
                 for kind, (own, total) in kinds[member.name].items()
             ]
             run = {"name": one_line(member.name), "label": labels[member.name], "group": number, "kinds": lists}
             runs.append({**run, "note": reason})
-    return {"runs": runs, "groups": outcomes, "pictures": list(pictures.values()), "class_names": class_names}
+    return {"runs": runs, "groups": outcomes, "pictures": list(pictures.values())}
 
 
 def _kinds_of_runs(summaries: Sequence[Summary], most: int) -> dict[str, dict[str, tuple[list[CertifiedImage], int]]]:
@@ -215,7 +178,7 @@ def most_differing(summaries: Sequence[Summary], most: int) -> list[int]:
 
 
 def _outcomes(
-    summaries: Sequence[Summary], indices: Sequence[int], first: int, pictures: Pictures
+    summaries: Sequence[Summary], indices: Sequence[int], first: int, names: Sequence[str]
 ) -> dict[int, list[list[Any]]]:
     """Index of an image -> for each run that has it: its number, counted from `first`, the predicted class (None:
     abstained), whether it is right, and the radius, rounded down."""
@@ -226,7 +189,7 @@ def _outcomes(
         radii = in_steps(columns.radius[chosen], 1000) / 1000
         cells = (columns.index[chosen], columns.predict[chosen], columns.correct[chosen], radii)
         for index, predict, correct, radius in zip(*(column.tolist() for column in cells), strict=True):
-            name = None if predict == ABSTAIN else class_name(predict, pictures.class_names)
+            name = None if predict == ABSTAIN else class_name(predict, names)
             outcomes[index].append([number, name, correct, radius])
     return outcomes
 
@@ -247,17 +210,15 @@ def _checked(answer: Pictures | str, rows: Sequence[CertifiedImage], names: Sequ
     return OTHER_LABELS
 
 
-def _card(
-    row: CertifiedImage, pictures: Pictures, source: Source, numbers: Mapping[tuple[Source, int], int]
-) -> dict[str, Any]:
-    """One image as the page shows it; its outcome is in the data of its group."""
-    certificate, names = row.certificate, pictures.class_names
+def _card(row: CertifiedImage, names: Sequence[str], picture: int | None) -> dict[str, Any]:
+    """One image as the page shows it, with the number of its picture; its outcome is in the data of its group."""
+    certificate = row.certificate
     return {
         "index": row.index,
         "label": class_name(row.label, names),
         "n": certificate.n,
         "votes": [[class_name(k, names), count, k == row.label] for k, count in certificate.votes[:_TOP_VOTES]],
-        "picture": numbers.get((source, row.index)) if row.index in pictures.files else None,
+        "picture": picture,
     }
 
 

@@ -50,6 +50,8 @@ class Column:
     """The radius at which the column gives the certified accuracy; None for the other columns."""
     ranked: bool = False
     """Whether the largest value of a group is marked: ACR and accuracies."""
+    shaded: bool = False
+    """Whether the HTML page shades its percentages."""
     text: Callable[[Any], str] | None = None
     """The text of the cell, if it is not the value with its decimals."""
     folds_at: int | None = None

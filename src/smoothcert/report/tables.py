@@ -53,7 +53,7 @@ def _accuracy_column(radius: float, decimals: int) -> Column:
         return None if fraction is None or not summary.reaches(radius) else 100 * fraction
 
     label = f"{radius:.{decimals}f}"
-    return Column(label, label, percent, decimals=1, radius=radius, ranked=True)
+    return Column(label, label, percent, decimals=1, radius=radius, ranked=True, shaded=True)
 
 
 def _part(pair: Callable[[Any], tuple[float, float] | None], which: int) -> Callable[[Any], Value]:
@@ -91,10 +91,10 @@ def _spread_columns(column: Column) -> list[Column]:
         values = [value for s in mean.members if isinstance(value := column.value(s), int | float)]
         return (statistics.fmean(values), statistics.stdev(values)) if len(values) == len(mean.members) else None
 
-    text, key, radius = _joined(mean_and_sd, " ± ", decimals), column.key, column.radius
+    text = _joined(mean_and_sd, " ± ", decimals)
     return [
-        Column(key, column.title, _part(mean_and_sd, 0), decimals, radius=radius, ranked=True, text=text),
-        Column(f"{key}_sd", "sd", _part(mean_and_sd, 1), decimals, csv_only=True),
+        replace(column, value=_part(mean_and_sd, 0), decimals=decimals, text=text),
+        Column(f"{column.key}_sd", "sd", _part(mean_and_sd, 1), decimals, csv_only=True),
     ]
 
 
