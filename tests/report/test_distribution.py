@@ -1,4 +1,4 @@
-"""The distribution of p is that of the votes, and is marked if it is a bound or unknown."""
+"""The distribution of p is that of the votes."""
 
 import math
 from collections.abc import Sequence
@@ -11,12 +11,13 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, read_certificates
+from smoothcert.certification.columns import Floats
 from smoothcert.report import summarize
-from smoothcert.report.distribution import LEAST_SHOWN, Distribution, cumulative, distribution_of, draw_distribution
+from smoothcert.report.distribution import LEAST_SHOWN, cumulative, draw_distribution, probits_of
 from smoothcert.report.style import pictures_of
-from smoothcert.smoothing.certificate import ABSTAIN, Certificate
+from smoothcert.smoothing.certificate import Certificate
 
-from .conftest import as_file, our_file
+from .conftest import our_file
 
 NORMAL = NormalDist()
 # Votes for the label (class 3) out of 1000.
@@ -37,8 +38,8 @@ def voted_file(votes: Sequence[int] = RIGHT_VOTES, n: int = 1000, **settings: ob
     return our_file([voted(i, k, n) for i, k in enumerate(votes)], **settings)
 
 
-def only(stored: CertificatesFile) -> Distribution | None:
-    return distribution_of(summarize(stored, "a", ()))
+def only(stored: CertificatesFile) -> Floats | None:
+    return probits_of(summarize(stored, "a", ()))
 
 
 def drawn(files: Sequence[tuple[str, CertificatesFile]]) -> Figure:
@@ -54,7 +55,6 @@ def held(x: np.ndarray, y: np.ndarray, at: float) -> float:  # type: ignore[type
 def test_the_curve_is_the_share_of_images_with_at_most_that_vote_share() -> None:
     distribution = only(voted_file())
     assert distribution is not None
-    assert not distribution.bounded
     x, y = cumulative(distribution, 9.0)
     assert x[0] == pytest.approx(NORMAL.inv_cdf(LEAST_SHOWN))
     assert (np.diff(x) >= 0).all()
@@ -65,7 +65,7 @@ def test_the_curve_is_the_share_of_images_with_at_most_that_vote_share() -> None
     assert held(x, y, NORMAL.inv_cdf(0.3) - 1e-9) == pytest.approx(0.2)
     assert y[-1] == pytest.approx(0.8), "the images whose votes all agree are not counted"
     assert x[-1] == 9.0
-    assert np.isposinf(distribution.probits).mean() == pytest.approx(0.2)
+    assert np.isposinf(distribution).mean() == pytest.approx(0.2)
 
 
 def test_votes_of_several_stages_have_no_distribution() -> None:
@@ -75,28 +75,15 @@ def test_votes_of_several_stages_have_no_distribution() -> None:
 def test_a_wrong_image_counts_by_its_label_not_by_the_winner() -> None:
     unanimous_for_another = only(voted_file([0, 0, 1000]))
     assert unanimous_for_another is not None
-    assert np.isposinf(unanimous_for_another.probits).mean() == pytest.approx(1 / 3)
-    assert (unanimous_for_another.probits[:2] == -math.inf).all()
+    assert np.isposinf(unanimous_for_another).mean() == pytest.approx(1 / 3)
+    assert (unanimous_for_another[:2] == -math.inf).all()
 
 
-def test_radii_replace_missing_votes_as_lower_bounds() -> None:
-    rows = [bare(0, 3, 0.5), bare(1, 3, 0.25), bare(2, 5, 0.9), bare(3, ABSTAIN, 0.0), bare(4, 3, 0.0)]
-    distribution = only(our_file(rows))
-    assert distribution is not None
-    assert distribution.bounded
-    x, y = cumulative(distribution, 9.0)
-    assert x[0] == 0, "nothing is known below p = 1/2"
-    for radius, at_most in ((0.001, 3), (0.24, 3), (0.26, 4), (0.49, 4), (0.51, 5)):
-        assert held(x, y, NORMAL.inv_cdf(NORMAL.cdf(radius / 0.5))) == pytest.approx(at_most / 5)
-    partly = only(our_file([*rows, voted(5, 900)]))
-    assert partly is not None
-    assert partly.bounded, "votes of some images only tell less than the radii of all"
-
-
-@pytest.mark.parametrize("settings", [{"sigma": None}, {"noise": "laplace"}])
-def test_files_that_do_not_determine_p_are_named_and_not_drawn(settings: dict[str, object]) -> None:
-    silent = our_file([bare(0, 3, 0.5)], **settings)
+def test_files_without_votes_are_named_and_not_drawn() -> None:
+    silent = our_file([bare(0, 3, 0.5)])
+    partly = our_file([bare(0, 3, 0.5), voted(1, 900)])
     assert only(silent) is None
+    assert only(partly) is None
     assert draw_distribution([summarize(silent, "silent", ())]) is None
     note = drawn([("silent", silent), ("loud", voted_file())]).get_supxlabel()
     assert note.startswith("not drawn")
@@ -152,9 +139,7 @@ def test_one_panel_per_sigma_and_the_looks_of_the_other_figures() -> None:
 
 
 def test_a_users_matplotlib_settings_change_nothing(field_file: Path) -> None:
-    theirs = read_certificates(field_file)
-    runs = [("$a_b$", voted_file()), ("theirs", as_file(theirs.rows, sigma=0.5))]
+    runs = [("$a_b$", voted_file()), ("theirs", read_certificates(field_file))]
     first = pictures_of("d", lambda: drawn(runs), ["svg"])
-    assert b"(lower bounds)" in (first["d.svg"] or b"")
     with rc_context({"text.usetex": True}):
         assert pictures_of("d", lambda: drawn(runs), ["svg"]) == first

@@ -9,9 +9,7 @@ a large one would look like a success; the share of the true class, then at most
 being correct. One number serves for all images, and above 1/2 a radius can be certified.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -35,56 +33,35 @@ _STRIP = 0.55
 """Width of the strip at the right end, in units of the probit axis, that holds the images whose votes all agree."""
 
 
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """Phi^-1(p) of the images of a run, ascending: -inf if p is 0 or unknown, +inf if all votes agree.
+Panel = Sequence[tuple[str, Summary, Floats]]
+"""Label, run and `probits_of` of each curve of a panel."""
 
-    `bounded`: the file has no votes, so p is a lower bound, and unknown if the image is wrong or abstained. Then the
-    curve is meaningful only from p = 1/2 on, and lies above that of p.
+
+def probits_of(summary: Summary) -> Floats | None:
+    """Phi^-1(p) of the images of a run, ascending: -inf if p is 0, +inf if all votes agree; p is an unbiased estimate
+    where n was fixed.
+
+    None if the file does not store votes of every image, as files of other tools, or has those of several stages.
     """
-
-    probits: Floats
-    bounded: bool
-
-
-Panel = Sequence[tuple[str, Summary, Distribution]]
-"""Label, run and distribution of each curve of a panel."""
-
-
-def distribution_of(summary: Summary) -> Distribution | None:
-    """The distribution of p in a file; None if the file does not determine it.
-
-    Files of other tools have no votes, and label-aware ones lack some: there the certified radius r of a correct image
-    implies p >= Phi(r / sigma) under Gaussian noise.
-    """
-    columns, sigma = summary.file.columns, summary.sigma
-    if summary.file.settings.get("cascade"):  # rows have votes of different stages
+    columns = summary.file.columns
+    if summary.file.settings.get("cascade") or len(np.unique(columns.votes_row)) < len(columns):
         return None
-    if len(np.unique(columns.votes_row)) == len(columns):
-        # An unbiased estimate of p where n was fixed.
-        shares = columns.votes_for(columns.label) / columns.n
-        return Distribution(np.sort(ndtri(shares)), bounded=False)
-    if not sigma or noise_of(summary.file) != "gaussian":
-        return None
-    probits = np.where(columns.correct, columns.radius / sigma, -math.inf)
-    return Distribution(np.sort(probits), bounded=True)
+    return np.sort(ndtri(columns.votes_for(columns.label) / columns.n))
 
 
 def _last_probit(panel: Panel) -> float:
     """Phi^-1(1 - 1/n): no image lies to the right of it unless all its n votes agree."""
     most = max(int(summary.file.columns.n.max()) for _, summary, _ in panel)
-    finite = [float(d.probits[np.isfinite(d.probits)].max(initial=0.0)) for _, _, d in panel]
+    finite = [float(probits[np.isfinite(probits)].max(initial=0.0)) for _, _, probits in panel]
     return max(1.5, *finite, -float(ndtri(1 / most)) if most > 1 else 0.0)
 
 
-def cumulative(distribution: Distribution, end: float) -> tuple[Floats, Floats]:
+def cumulative(probits: Floats, end: float) -> tuple[Floats, Floats]:
     """Corners (probit, share of images in [0, 1] at or below it); a share holds up to the next corner.
 
-    They start at `LEAST_SHOWN` (lower bounds: at p = 1/2) and stop at `end`, beyond all images whose votes do not all
-    agree.
+    They start at `LEAST_SHOWN` and stop at `end`, beyond all images whose votes do not all agree.
     """
-    start = 0.0 if distribution.bounded else float(ndtri(LEAST_SHOWN))
-    probits = distribution.probits
+    start = float(ndtri(LEAST_SHOWN))
     inner = probits[(probits > start) & np.isfinite(probits)]
     below = int((probits <= start).sum())
     counts = np.append(np.arange(below, below + len(inner) + 1), below + len(inner))
@@ -113,9 +90,9 @@ def _draw_panel(axes: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:
     axes.set_xticks([*ndtri(ticks), last + _STRIP / 2], [*(f"{p:g}" for p in ticks), "1"])
     axes.axvline(0, color=GREY, linewidth=0.7, zorder=1)
     axes.axvspan(last, last + _STRIP, color=_STRIP_COLOUR, linewidth=0, zorder=0)
-    for label, _, distribution in panel:
-        x, shares = cumulative(distribution, last + _STRIP)
-        draw_steps(axes, x, 100 * shares, f"{label} (lower bounds)" if distribution.bounded else label, looks[label])
+    for label, _, probits in panel:
+        x, shares = cumulative(probits, last + _STRIP)
+        draw_steps(axes, x, 100 * shares, label, looks[label])
     text = scope_text([(label, summary) for label, summary, _ in panel]).replace(" (", "\n(")
     note = axes.text(0.02, 0.97, text, transform=axes.transAxes, va="top", color=GREY, fontsize=NOTE_SIZE)
     note.set(zorder=1.5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # above the grid, below the curves
@@ -130,12 +107,11 @@ def draw_distribution(summaries: Sequence[Summary]) -> Figure | None:
     p is the share of an image's n votes for its label, on a probit axis from 0.01; a grey line marks 1/2. The images
     whose votes all agree are beyond what n votes can resolve: in the strip at the right end, they are what a curve
     lacks of 100%. The axis on top (Gaussian noise only) is the radius of a p known exactly; certified radii are
-    smaller. A file without votes is drawn from p = 1/2 on, by the lower bounds that follow from its radii; a file
-    without votes and sigma is named below the panels instead.
+    smaller. A file without votes is named below the panels.
     """
     members = panels_of(summaries)
     looks = looks_of(plain(label) for panel in members for label, _ in panel)
-    known = {s.name: distribution for s in summaries if (distribution := distribution_of(s)) is not None}
+    known = {s.name: probits for s in summaries if (probits := probits_of(s)) is not None}
     drawn = [drawable for panel in members if (drawable := [run for run in panel if run[1].name in known])]
     if not drawn:
         return None
@@ -146,7 +122,8 @@ def draw_distribution(summaries: Sequence[Summary]) -> Figure | None:
         _draw_panel(axes, [(plain(label), summary, known[summary.name]) for label, summary in panel], looks)
     left_out = [plain(summary.name) for panel in members for _, summary in panel if summary.name not in known]
     if left_out:
-        text = f"not drawn, having neither votes nor radii under a known Gaussian noise: {', '.join(left_out)}"
-        figure.supxlabel(text, fontsize=NOTE_SIZE, color=GREY)
+        figure.supxlabel(
+            f"not drawn, because votes are not stored: {', '.join(left_out)}", fontsize=NOTE_SIZE, color=GREY
+        )
     legend_below(figure)
     return figure
