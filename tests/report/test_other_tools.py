@@ -10,7 +10,7 @@ import pytest
 import smoothcert as sc
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.report import find_certificates, write_report
+from smoothcert.report import write_report
 from smoothcert.report.described import parse_description
 
 from .conftest import MakeRun, image
@@ -70,18 +70,6 @@ def test_files_that_are_not_such_tables_are_refused_with_the_line(tmp_path: Path
     path.write_text(table(extra="1").replace("3\t6\t6\t0.250\t2\t0:00:12\t1", "3\t6\t6"))
     with pytest.raises(WorkError, match=r"theirs\.txt, line 5: damaged"):
         read_certificates(path)
-
-
-def test_files_without_an_ending_are_found_in_their_folder(tmp_path: Path) -> None:
-    for name in ("sigma_0.25", "sigma_0.50"):
-        (tmp_path / name).write_text(table())
-    (tmp_path / "notes").write_text("the first index is 20\n")
-    (tmp_path / "empty").write_text("")
-    found = find_certificates([tmp_path])
-    assert [(name.rpartition("/")[2], path.name) for name, path in found] == [
-        ("sigma_0.25", "sigma_0.25"),
-        ("sigma_0.50", "sigma_0.50"),
-    ]
 
 
 @pytest.fixture
@@ -153,7 +141,7 @@ def test_descriptions_belong_to_files_in_order_or_by_name(run_cli: Report, ours:
         (["sigma=wide"], "--as: expected a number for sigma, got 'wide'"),
         (["sigma=-1"], "--as: expected a number above 0"),
         (["n=few"], "--as: expected a number for n, got 'few'"),
-        (["name=ours"], "--as: expected a different name for each run, got 'ours' twice"),
+        (["name=ours"], "expected a different name for each run, got 'ours' twice"),
         (["name=a", "name=b"], "--as: expected one for each file of another tool, got more"),
         (["sigma=0.25,n=1000,alpha=0.001"], "--as: expected radii of at most 0.615 for sigma 0.25, n 1,000"),
         (["file=nowhere,name=a"], "--as: expected file= to name one file without settings, got 'nowhere'"),

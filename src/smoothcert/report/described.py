@@ -62,7 +62,7 @@ def describe(files: Sequence[Named], descriptions: Sequence[Description]) -> lis
         _refuse_impossible(described[place][1])
     names = [name for name, _ in described]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise RequestError(f"--as: expected a different name for each run, got '{twice[0]}' twice; choose another")
+        raise RequestError(f"expected a different name for each run, got '{twice[0]}' twice; choose another with --as")
     return described
 
 

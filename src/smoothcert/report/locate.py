@@ -1,14 +1,11 @@
 """The certificates files of the paths that a user gives, with distinct names; the recipe and attacks of their runs."""
 
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from smoothcert.certification.other_tools import columns_of
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import PLAIN, plain_form, result_files
 from smoothcert.io.written_files import MANIFEST
@@ -24,17 +21,7 @@ from smoothcert.training.run_folder import (
 
 _ENDING = re.compile(r"(?<=.)\.(tsv|txt)(\.gz)?$")
 """Files of other tools are called things like `noise_0.25`: only these endings are not part of the name."""
-_LONGEST_HEADER = 1_000
 _RUN_FILES = (RECIPE, MODEL, CERTIFICATES)
-
-
-def _other_tables(folder: Path) -> list[Path]:
-    """The files of any name in `folder` that begin like a table of certificates, as other tools write them."""
-    tables = []
-    for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
-        with suppress(OSError), path.open("rb") as file:
-            tables += [path] if columns_of(file.readline(_LONGEST_HEADER)) is not None else []
-    return tables
 
 
 def _is_run(folder: Path) -> bool:
@@ -63,9 +50,7 @@ def _files_of(path: Path) -> tuple[Path, list[Path]]:
     folder = path.resolve()
     if files := result_files(path / CERTIFICATES):
         return folder, files
-    if files := result_files(path):
-        return (folder.parent if folder.name == CERTIFICATES else folder), files
-    return folder, _other_tables(path)
+    return (folder.parent if folder.name == CERTIFICATES else folder), result_files(path)
 
 
 def _no_certificates(path: Path) -> RequestError:
@@ -73,20 +58,12 @@ def _no_certificates(path: Path) -> RequestError:
     if path.name == CERTIFICATES or _is_run(path):
         run = path.parent if path.name == CERTIFICATES else path
         return RequestError(
-            f"{path}: expected certificates (*.tsv), got none; make them with `{_certify_command(run)}`"
+            f"{path}: expected certificates (*.tsv), got none; make them with `smoothcert certify {run}`"
         )
     return RequestError(
         f"{path}: expected a run folder (certificates/*.tsv) or a folder of *.tsv files, got neither; "
-        "give one that was certified with `smoothcert certify RUN`"
+        "give one that was certified with `smoothcert certify RUN`, or the files of another tool by their names"
     )
-
-
-def _certify_command(run: Path) -> str:
-    """The command that certifies `run`; it names a network that is the user's own code, which is not run otherwise."""
-    network = ""
-    with suppress(WorkError):
-        network = str(read_recipe(run).get("model", ""))
-    return shlex.join(["smoothcert", "certify", str(run), *(["--model", network] if ":" in network else [])])
 
 
 def read_recipe(run: Path) -> Mapping[str, Any]:
@@ -111,31 +88,27 @@ def run_recipe(path: Path) -> Mapping[str, Any]:
 
 
 def distinct_names(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
-    """Names that occur twice get the folders of their paths in front, as many as needed, up to three, then a number."""
+    """Names that occur twice get the folders of their paths in front, as many as needed.
+
+    Files of one folder whose names differ only in their endings keep one name.
+    """
     folders, longer = [path.resolve().parent.parts for path in paths], list(names)
-    for depth in (1, 2, 3):
+    for depth in range(1, max(map(len, folders), default=1)):
         counts = Counter(longer)
         longer = [
             "/".join([*parts[-depth:], name]) if counts[text] > 1 else text
             for text, name, parts in zip(longer, names, folders, strict=True)
         ]
-    result: list[str] = []
-    for name in longer:
-        candidate, number = name, 2
-        while candidate in result:
-            candidate, number = f"{name} ({number})", number + 1
-        result.append(candidate)
-    return result
+    return longer
 
 
 def find_certificates(paths: Sequence[Path]) -> list[tuple[str, Path]]:
     """(name, certificates file) for each file that `paths` name, in the order given; names are distinct.
 
     A path is a run folder (it holds `certificates/*.tsv`), a folder of such folders (`*.tsv` files in it count too), a
-    folder of `*.tsv` files (or, without these, of other files that begin like a table of certificates), or a file of
-    any name. Folders without certificates are skipped (see `locate`); it is a RequestError if all are. A file of a run
-    is named after the run's folder, with `/<stem>` if there are several files of that run; any other file after itself.
-    A file that is given twice is listed once.
+    folder of `*.tsv` files, or a file of any name. Folders without certificates are skipped (see `locate`); it is a
+    RequestError if all are. A file of a run is named after the run's folder, with `/<stem>` if there are several files
+    of that run; any other file after itself. A file that is given twice is listed once.
     """
     return locate(paths)[0]
 
