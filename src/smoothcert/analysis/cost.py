@@ -2,17 +2,19 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import BaseModel, ConfigDict, Field
 
 from smoothcert.analysis.compared_runs import names_of
 from smoothcert.certification.certificates import read_certificates
+from smoothcert.certification.columns import Floats
 from smoothcert.certification.model_provenance import model_provenance
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import exists, result_files, stem
@@ -231,100 +233,76 @@ def cost_table(costs: Sequence[Cost]) -> Layout:
     return table.only([i for i in range(len(COLUMNS)) if any(row[i].text != UNKNOWN for row in table.groups[0])])
 
 
+def notes_on(costs: Sequence[Cost]) -> list[str]:
+    """What words in the table and the figure mean, as far as they occur."""
+    notes = {
+        "About: the recorded epochs, and the median for each of the others.": not all(c.done for c in costs),
+        "At once: this many runs shared the device; their times and memory are those of all.": any(
+            c.runs_at_once > 1 for c in costs
+        ),
+        "Published: consistency/table3, ResNet-110 on CIFAR-10 at σ = 0.5, on the paper's hardware.": any(
+            c.published_hours is not None for c in costs
+        ),
+    }
+    return [note for note, holds in notes.items() if holds]
+
+
 def cost_markdown(costs: Sequence[Cost]) -> str:
     """A GitHub table, and below it what its columns mean."""
-    notes = "Per epoch: the median after the first. Total: the sum over the epochs. ACR: average certified radius.\n"
-    if not all(c.done for c in costs):
-        notes += "\nAbout: the recorded epochs, and the median for each of the others.\n"
-    if any(c.runs_at_once > 1 for c in costs):
-        notes += "\nAt once: this many runs shared the device; their times and memory are those of all.\n"
-    if any(c.published_hours is not None for c in costs):
-        notes += "\nPublished: consistency/table3, ResNet-110 on CIFAR-10 at σ = 0.5, on the paper's hardware.\n"
-    return f"# Training cost\n\n{markdown(cost_table(costs))}\n{notes}"
+    first = "Per epoch: the median after the first. Total: the sum over the epochs. ACR: average certified radius."
+    notes = "\n\n".join([first, *notes_on(costs)])
+    return f"# Training cost\n\n{markdown(cost_table(costs))}\n{notes}\n"
 
 
 def draw_cost(costs: Sequence[Cost]) -> Figure:
     """Bars: the whole training time of each run, and peak memory if known; dashed bars are the published values."""
-    with_memory = any(c.peak_memory_bytes is not None for c in costs)
-    figure = new_figure(7.6 if with_memory else 5.4, 1.2 + 0.55 * len(costs))
-    panels: list[Axes] = figure.subplots(1, 1 + with_memory, sharey=True, squeeze=False).ravel().tolist()
+    hours = _numbers(c.seconds_planned or c.seconds for c in costs) / 3600
+    unit, factor = ("hours", 1) if np.nanmax(hours, initial=0.0) >= 1 else ("minutes", 60)
+    paper = _numbers(c.published_hours for c in costs)
+    printed = [UNKNOWN if c.published_hours is None else duration(3600 * c.published_hours) for c in costs]
+    panels = [(f"training time ({unit})", factor * hours, [_total(c) for c in costs], factor * paper, printed)]
+    memory, paper = _numbers(c.peak_memory_bytes for c in costs), _numbers(c.published_memory_gb for c in costs)
+    if np.isfinite(memory).any():
+        paper *= 1e9 / GIB
+        printed = [f"{value:.2f} GiB" for value in paper]
+        panels.append(("peak memory (GiB)", memory / GIB, [_memory(c) for c in costs], paper, printed))
+    figure = new_figure(3.2 + 2.2 * len(panels), 1.2 + 0.55 * len(costs))
+    grid: list[Axes] = figure.subplots(1, len(panels), sharey=True, squeeze=False).ravel().tolist()
     methods = [METHODS.get(c.method, c.method) for c in costs]
     looks = looks_of(methods)
     colours = [looks[method].colour for method in methods]
-    hours = _scaled([c.seconds_planned or c.seconds for c in costs], 1 / 3600)
-    unit, factor = ("hours", 1.0) if max((h or 0 for h in hours), default=0) >= 1 else ("minutes", 60.0)
-    paper = _scaled([c.published_hours for c in costs], factor)
-    texts = [
-        _total(c) if c.published_hours is None else f"{_total(c)}, published {duration(3600 * c.published_hours)}"
-        for c in costs
-    ]
-    _bars(panels[0], _scaled(hours, factor), paper, texts, f"training time ({unit})", colours)
-    if with_memory:
-        memory = _scaled([c.peak_memory_bytes for c in costs], 1 / GIB)
-        paper = _scaled([c.published_memory_gb for c in costs], 1e9 / GIB)
-        texts = [
-            _memory(c) if printed is None else f"{_memory(c)}, published {printed:.2f} GiB"
-            for printed, c in zip(paper, costs, strict=True)
-        ]
-        _bars(panels[1], memory, paper, texts, "peak memory (GiB)", colours)
-    panels[0].set_yticks(range(len(costs)), list(map(plain, _names(costs))))
-    panels[0].invert_yaxis()
-    what = dict.fromkeys(
-        f"{dataset_name(c.dataset)}, {network_name(c.model)}, {c.epochs_planned} epochs" for c in costs
-    )
-    dashed = "; dashed: published" if any(c.published_hours is not None for c in costs) else ""
-    figure.suptitle(plain(f"{' and '.join(what)}{dashed}"), fontsize=TITLE_SIZE)
-    legend_below(figure, curves=False, notes=_notes(costs))
+    for axes, (title, values, texts, paper, printed) in zip(grid, panels, strict=True):
+        _draw_bars(axes, values, texts, paper, printed, colours)
+        axes.set_xlabel(title, fontsize=AXIS_SIZE)
+    grid[0].set_yticks(range(len(costs)), [plain(c.run) for c in costs])
+    grid[0].invert_yaxis()
+    what = (f"{dataset_name(c.dataset)}, {network_name(c.model)}, {c.epochs_planned} epochs" for c in costs)
+    figure.suptitle(plain(" and ".join(dict.fromkeys(what))), fontsize=TITLE_SIZE)
+    legend_below(figure, curves=False, notes=notes_on(costs))
     return figure
 
 
-def _notes(costs: Sequence[Cost]) -> list[str]:
-    notes = []
-    if devices := dict.fromkeys(plain(c.device) for c in costs if c.device):
-        notes.append(f"bars: measured on {' and '.join(devices)}")
-    if begun := [c.epochs for c in costs if not c.done]:
-        measured = f"{min(begun)} to {max(begun)}" if min(begun) < max(begun) else f"{begun[0]}"
-        notes.append(f"about: {measured} epochs were measured, and their median stands for each of the others")
-    if any(c.published_hours is not None for c in costs):
-        notes.append("published: table 3 of arXiv:2006.04062, on other hardware")
-    return notes
+def _numbers(values: Iterable[float | None]) -> Floats:
+    """The numbers, NaN for None."""
+    return np.array(list(values), dtype=np.float64)
 
 
-def _names(costs: Sequence[Cost]) -> list[str]:
-    """The method and sigma of each run; where two runs share them, the name of the run, too."""
-    names = [f"{METHODS.get(c.method, c.method)}, σ = {c.sigma:g}" for c in costs]
-    return [f"{n} ({c.run})" if names.count(n) > 1 else n for n, c in zip(names, costs, strict=True)]
-
-
-def _scaled(values: Sequence[float | None], factor: float) -> list[float | None]:
-    return [None if value is None else value * factor for value in values]
-
-
-def _bars(
-    axes: Axes,
-    values: Sequence[float | None],
-    paper: Sequence[float | None],
-    texts: Sequence[str],
-    title: str,
-    colours: Sequence[str],
+def _draw_bars(
+    axes: Axes, values: Floats, texts: Sequence[str], paper: Floats, printed: Sequence[str], colours: Sequence[str]
 ) -> None:
     """One bar per run, below its text; on a logarithmic axis where a bar would be too short to be seen."""
     quiet_axes(axes)
     axes.grid(visible=False, axis="y")
-    lengths = [v for v in (*values, *paper) if v] or [1.0]
-    axes.barh(range(len(values)), [v or 0 for v in values], height=0.4, color=colours)
-    for i, (printed, text) in enumerate(zip(paper, texts, strict=True)):
-        if printed is not None:
-            axes.barh(i, printed, height=0.4, fill=False, edgecolor=GREY, linewidth=1.0, linestyle=(0, (3, 2)))
+    axes.barh(range(len(values)), np.nan_to_num(values), height=0.4, color=colours)
+    for i, text in enumerate(texts):
+        if math.isfinite(paper[i]):
+            axes.barh(i, paper[i], height=0.4, fill=False, edgecolor=GREY, linewidth=1.0, linestyle=(0, (3, 2)))
+            text = f"{text}, published {printed[i]}"
         # Above the bars, which may fill the panel.
         place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "bottom"}
         axes.annotate(text, (0, i - 0.2), (3, 2), fontsize=LABEL_SIZE, color=GREY, **place)
-    if max(lengths) > SPREAD * min(lengths):
+    lengths = np.concatenate([values, paper])
+    if np.nanmax(lengths, initial=0.0) > SPREAD * np.nanmin(lengths, initial=math.inf):
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_xlim(10 ** math.floor(math.log10(min(lengths))), 1.5 * max(lengths))
-        title += ", logarithmic"
-    else:
-        axes.set_xlim(0, 1.05 * max(lengths))
     axes.set_ylim(-0.6, len(values) - 0.6)
-    axes.set_xlabel(title, fontsize=AXIS_SIZE)
