@@ -98,24 +98,6 @@ def test_shell_completes_commands_presets_tables_and_methods(monkeypatch: pytest
     assert complete("train", "--dataset", "mnist-") == ["mnist-sample"]
 
 
-def test_shell_completes_run_folders(
-    monkeypatch: pytest.MonkeyPatch, run_cli: Cli, tmp_path: Path, trained_run: Path
-) -> None:
-    for name in ("runs/sweep/weight5", "runs/mine"):
-        (tmp_path / name).mkdir(parents=True)
-        shutil.copy(trained_run / "recipe.yaml", tmp_path / name)
-    (tmp_path / "runs/theirs/certificates").mkdir(parents=True)
-    (tmp_path / "runs/.hidden").mkdir()
-    (tmp_path / "rubbish").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert completed(monkeypatch, run_cli, "certify", "ru") == ["runs/mine", "runs/theirs", "runs/sweep/weight5"]
-    assert completed(monkeypatch, run_cli, "report", "./runs/sw") == ["./runs/sweep/weight5"]
-    assert completed(monkeypatch, run_cli, "predict", "runs/sweep/") == ["runs/sweep/weight5"]
-    absolute = str(tmp_path / "runs" / "m")
-    assert completed(monkeypatch, run_cli, "attack", absolute) == [f"{absolute}ine"]
-    assert completed(monkeypatch, run_cli, "certify", "nowhere/") == []
-
-
 def test_script_for_completion_is_printed(run_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("typer.completion._get_shell_name", lambda: "bash")
     code, out, _ = run_cli("--show-completion")

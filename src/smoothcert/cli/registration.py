@@ -8,13 +8,7 @@ from typing import Any, get_args
 import typer
 from typer.models import OptionInfo, ParameterInfo
 
-from smoothcert.cli.completion import (
-    complete_dataset,
-    complete_objective,
-    complete_preset,
-    complete_run,
-    complete_table,
-)
+from smoothcert.cli.completion import complete_dataset, complete_objective, complete_preset, complete_table
 
 START, PAPERS, FILES, LISTS = "Start", "Papers", "Files", "Lists"
 """The panels of commands."""
@@ -37,7 +31,6 @@ GROUPS = {
 }
 """Group -> parameters of commands; other options are in the group "Options"."""
 COMPLETIONS: dict[str, Callable[[str], list[str]]] = {
-    **dict.fromkeys(("run", "runs", "paths"), complete_run),
     **dict.fromkeys(("tables", "table", "paper"), complete_table),
     "preset": complete_preset,
     "objective": complete_objective,
