@@ -35,12 +35,12 @@ def adapt(
     from smoothcert.models import as_module
     from smoothcert.report.progress import print_data_notes, print_note
     from smoothcert.training.batch_norm import CHANGE, adapt_batch_norm, adapt_run
-    from smoothcert.training.checkpoint import load_run, refuse_other_files, write_tensors
+    from smoothcert.training.checkpoint import load_run, refuse_existing_folder, write_tensors
 
     CertifySettings(sigma=sigma)  # refuses a wrong noise level before anything is loaded
     torch_device, loaded = find_device(device), None if run is None else load_run(run, model)
     if loaded is not None:
-        refuse_other_files(out)
+        refuse_existing_folder(out)
     images = request.images(loaded, "train")
     print_data_notes(console, images)
     if loaded is not None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from smoothcert.data import Images, Normalization
 from smoothcert.data.class_names import refuse_other_order
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.files import check_regular_file, remove_temporaries, replaced_atomically
+from smoothcert.io.files import check_regular_file, replaced_atomically
 from smoothcert.io.results import alone
 from smoothcert.io.text import named_error
 from smoothcert.models import DENOISERS, MODELS, build_model, is_code, is_hub
@@ -296,30 +296,16 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
 
 
 def write_new_run(run: Run, weights: Mapping[str, Tensor]) -> None:
-    """Write an imported or changed model into the folder of `run`, which must be new.
-
-    After an interruption the same call repeats this: the folder may hold nothing but the same model.
-    """
+    """Write an imported or changed model into the folder of `run`, which must be new."""
+    refuse_existing_folder(run.folder)
     with alone(run.folder / METRICS, "choose another --out"):
-        refuse_other_files(run.folder)
-        if (run.folder / MODEL).exists():
-            left = read_model_file(run.folder / MODEL)
-            if (left.recipe, left.digest) != (run.recipe, tensors_digest(weights)):
-                raise _exists(run.folder)
-        for name in (MODEL, RECIPE):
-            remove_temporaries(run.folder / name)
-        # The recipe is last: without it, the call was interrupted.
         save_weights(run, weights)
         run.recipe.save(run.folder / RECIPE)
 
 
-def refuse_other_files(out: Path) -> None:
-    """Raise a RequestError if `out` is a file or holds anything but a model, which an interrupted call leaves."""
-    hidden = tuple(f".{name}." for name in (MODEL, RECIPE, METRICS))  # temporary files, and the lock
-    names = [path.name for path in out.iterdir()] if out.is_dir() else [""] * os.path.lexists(out)
-    if any(name != MODEL and not name.startswith(hidden) for name in names):
-        raise _exists(out)
-
-
-def _exists(out: Path) -> RequestError:
-    return RequestError(f"{out}: exists already; choose another --out")
+def refuse_existing_folder(out: Path) -> None:
+    """Raise a RequestError if `out` is a file or a folder that is not empty."""
+    if out.is_dir() and not any(out.iterdir()):
+        return
+    if os.path.lexists(out):
+        raise RequestError(f"{out}: exists already; choose another --out")

@@ -10,7 +10,7 @@ from smoothcert.training.checkpoint import (
     ORIGINAL,
     Run,
     load_run,
-    refuse_other_files,
+    refuse_existing_folder,
     tensors_digest,
     write_new_run,
 )
@@ -21,10 +21,10 @@ def export_run(folder: str | Path, out: str | Path, *, code: str | None = None) 
 
     The rounded weights are another network: certificates of the original do not hold for it. Its file records the
     digest of the original weights and the largest change of a weight. A run whose network is a user's own code is
-    exported if `code` names it. After an interruption the same call repeats the export.
+    exported if `code` names it.
     """
     run, out = load_run(Path(folder), code), Path(out)
-    refuse_other_files(out)
+    refuse_existing_folder(out)
     weights = run.model.state_dict()
     # Weights of convolutions and linear layers; biases and the numbers of batch norm stay float32.
     rounded = [name for name, tensor in weights.items() if tensor.dtype == torch.float32 and tensor.ndim >= 2]

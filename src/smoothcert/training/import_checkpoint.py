@@ -75,8 +75,7 @@ def import_checkpoint(
     This requires the input layer of the training: `normalize` (x - mean) / std, `center` x - mean, or `none`. Most
     files do not say which; `provenance["notes"]` lists what was guessed, and `input_layer_warning` tries the others.
     SmoothAdv's code has both, so its files may need `center`. Of a file with several sets of weights, such as
-    `state_dict` and `state_dict_ema`, FILE:KEY chooses one. A refused file leaves nothing behind; after an interruption
-    the same call repeats the import.
+    `state_dict` and `state_dict_ema`, FILE:KEY chooses one. A refused file leaves nothing behind.
     """
     file, key = split_key(file)
     contents = read_checkpoint(file)
