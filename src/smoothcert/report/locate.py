@@ -1,8 +1,10 @@
 """The certificates files of the paths that a user gives, with distinct names; the recipe and attacks of their runs."""
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +60,20 @@ def _no_certificates(path: Path) -> RequestError:
     if path.name == CERTIFICATES or _is_run(path):
         run = path.parent if path.name == CERTIFICATES else path
         return RequestError(
-            f"{path}: expected certificates (*.tsv), got none; make them with `smoothcert certify {run}`"
+            f"{path}: expected certificates (*.tsv), got none; make them with `{_certify_command(run)}`"
         )
     return RequestError(
         f"{path}: expected a run folder (certificates/*.tsv) or a folder of *.tsv files, got neither; "
         "give one that was certified with `smoothcert certify RUN`, or the files of another tool by their names"
     )
+
+
+def _certify_command(run: Path) -> str:
+    """The command that certifies `run`; it names a network that is the user's own code, which is not run otherwise."""
+    network = ""
+    with suppress(WorkError):
+        network = str(read_recipe(run).get("model", ""))
+    return shlex.join(["smoothcert", "certify", str(run), *(["--model", network] if ":" in network else [])])
 
 
 def read_recipe(run: Path) -> Mapping[str, Any]:
