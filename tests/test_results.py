@@ -121,9 +121,9 @@ def test_results_have_all_rows_in_the_published_order(table: str, tmp_path: Path
         ("mnist", 30),
         ("mnist-published-recipe", 4),
         ("cifar10", 16),
-        ("cifar10-n10000", 19),
+        ("cifar10-n10000", 23),
         ("mnist-ablations", 30),
-        ("beyond", 12),
+        ("beyond", 15),
     ],
 )
 def test_each_result_has_its_recipe_and_provenance(name: str, runs: int) -> None:
@@ -266,7 +266,9 @@ def test_cost_table_equals_the_runs() -> None:
 
 
 CIFAR10_ROWS = {
-    "ensemble of the three rows below": "beyond/cifar10-ensemble-0.5",
+    "ensemble of `cifar10/best`, `cifar10/consistency-cosine`, `cifar10/smoothmix`": "beyond/cifar10-ensemble-0.5",
+    "`cifar10/best`, distilled": "beyond/cifar10-distilled-0.5",
+    "student of the same teachers, from random weights": "beyond/cifar10-distilled-scratch-0.5",
     "`cifar10/best`": "beyond/cifar10-sun2024-0.5",
     "`cifar10/consistency-cosine`": "beyond/cifar10-consistency-cosine-0.5",
     "`cifar10/smoothmix`": "cifar10/smoothmix-0.5",
@@ -280,6 +282,7 @@ CIFAR10_ROWS = {
 CIFAR10_ROWS_1 = {
     "ensemble": "beyond/cifar10-ensemble-1.0",
     "`cifar10/best`": "beyond/cifar10-sun2024-1.0",
+    "student of two teachers, from random weights": "beyond/cifar10-distilled-scratch-1.0",
     "`cifar10/smoothmix-one-step`": "cifar10/smoothmix-one-step-1.0",
     "`cifar10/smoothmix`": "cifar10/smoothmix-1.0",
     "`cifar10/consistency`": "cifar10/consistency-1.0",
@@ -287,6 +290,11 @@ CIFAR10_ROWS_1 = {
     "`cifar10/consistency-cosine`": "beyond/cifar10-consistency-cosine-1.0",
     "`cifar10/gaussian`": "cifar10/gaussian-1.0",
 }
+DISTILLED = {"distilled": "distilled", "from random weights": "distilled-scratch", "`cifar10/best`": "sun2024"}
+DISTILLED_1, DISTILLED_HALF = (
+    {f"{title}, σ = {sigma}": f"cifar10-n10000/{run}-{sigma}" for title, run in DISTILLED.items()}
+    for sigma in (1.0, 0.5)
+)
 SMOOTHMIX_1, SMOOTHMIX_HALF = "mnist/smoothmix-eta5-one-step-adversary-1.0", "mnist/smoothmix-eta5-0.5"
 ALL_1 = {
     "`mnist/best`, σ = 1.0": "beyond/mnist-best-1.0",
@@ -319,6 +327,8 @@ CASCADE = {
     [
         (CIFAR10_ROWS, "cifar10/consistency-0.5", 20, (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5)),
         (CIFAR10_ROWS_1, "cifar10/consistency-1.0", 20, (0, 0.5, 1, 1.5, 2, 2.5, 3)),
+        (DISTILLED_HALF, "cifar10-n10000/sun2024-0.5", 5, (0, 0.5, 1, 1.5)),
+        (DISTILLED_1, "cifar10-n10000/sun2024-1.0", 5, (0, 0.5, 1, 1.5)),
         (ALL_1, SMOOTHMIX_1, 1, (0, 0.5, 1, 1.5)),
         (ALL_HALF, SMOOTHMIX_HALF, 1, (0, 0.5, 1, 1.5)),
         (ROWS_1, SMOOTHMIX_1, 5, (0, 0.5, 1, 1.5, 2, 2.5)),
@@ -353,8 +363,8 @@ def counted_radii(run: str, skip: int) -> dict[int, float]:
 
 
 MODELS = {
-    "cifar10-best-0.5": "beyond/cifar10-sun2024-0.5",
-    "cifar10-best-1.0": "beyond/cifar10-sun2024-1.0",
+    "cifar10-best-0.5": "beyond/cifar10-distilled-0.5",
+    "cifar10-best-1.0": "cifar10-n10000/distilled-1.0",
     "mnist-best-0.25": "beyond/mnist-best-0.25",
     "mnist-best-0.5": "beyond/mnist-best-0.5",
     "mnist-best-1.0": "beyond/mnist-best-1.0",
