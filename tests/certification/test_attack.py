@@ -388,6 +388,13 @@ def test_a_classifier_without_gradient_is_refused(data: ImageData, tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
+def test_the_mode_of_the_caller_changes_nothing(data: ImageData, tmp_path: Path) -> None:
+    """Inference mode has no gradients, which an attack needs."""
+    expected = comparable(attack(data, tmp_path / "usual.tsv"))
+    with torch.inference_mode():
+        assert comparable(attack(data, tmp_path / "inference.tsv")) == expected
+
+
 def test_a_classifier_that_returns_a_mapping(data: ImageData, tmp_path: Path) -> None:
     plain = attack(data, tmp_path / "a.tsv", [0]).rows
     found = attack(data, tmp_path / "b.tsv", [0], model=lambda images: {"logits": half_space(images)}).rows

@@ -254,7 +254,7 @@ def test_settings_of_torch_neither_change_a_run_nor_are_changed(
     try:
         loaded = digest(trained_run)
         torch.set_default_device(None)
-        with torch.no_grad():
+        with torch.inference_mode():
             sc.train(recipe, tiny_data, out=tmp_path / "other", device="cpu")
         assert torch.get_default_dtype() == dtype
     finally:

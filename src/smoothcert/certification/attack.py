@@ -212,6 +212,7 @@ def _wrong(predict: int, label: int) -> bool:
     return predict not in (label, ABSTAIN)
 
 
+@torch.inference_mode(False)  # a caller may be in inference mode, which has no gradients
 def attack_dataset(
     model: Certifiable,
     data: Images,

@@ -73,7 +73,7 @@ def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Any) -> No
         enough_memory(WorkError(TOO_LITTLE_MEMORY)),
         training_device(device),
         default_float32(),
-        torch.enable_grad(),
+        torch.inference_mode(False),  # with gradients, in whatever mode the caller is
         team(device, TRAINING_SECONDS) as group,
         closing(training_steps(recipe, data, folder, group, chosen)) as steps,
     ):
