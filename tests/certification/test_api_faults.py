@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import smoothcert as sc
 from smoothcert import RequestError
+from smoothcert.data.torch_dataset import images_from_dataset
 
 LABELS = torch.tensor([0, 1, 2, 0])
 
@@ -123,10 +124,10 @@ def test_an_outer_autocast_does_not_change_votes(model: nn.Module, images: Tenso
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "laplace", "uniform"])
-def test_inference_mode_and_another_default_type_change_nothing(
+def test_inference_mode_and_other_defaults_of_torch_change_nothing(
     model: nn.Module, images: Tensor, noise: str, tmp_path: Path
 ) -> None:
-    data = TensorDataset(images, LABELS)
+    data = images_from_dataset(TensorDataset(images, LABELS))
 
     def results(name: str) -> tuple[object, ...]:
         smoothed = sc.SmoothedClassifier(model, sigma=0.25, noise=noise)
@@ -142,6 +143,8 @@ def test_inference_mode_and_another_default_type_change_nothing(
         assert results("float64") == expected
     finally:
         torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):  # a tensor that gets no device has no values
+        assert results("device") == expected
 
 
 def test_losses_explain_labels_and_generators(model: nn.Module, images: Tensor) -> None:

@@ -388,11 +388,11 @@ def test_a_classifier_without_gradient_is_refused(data: ImageData, tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
-def test_the_mode_of_the_caller_changes_nothing(data: ImageData, tmp_path: Path) -> None:
-    """Inference mode has no gradients, which an attack needs."""
+def test_the_mode_and_default_device_of_the_caller_change_nothing(data: ImageData, tmp_path: Path) -> None:
+    """Inference mode has no gradients, which an attack needs; a tensor that gets no device has no values here."""
     expected = comparable(attack(data, tmp_path / "usual.tsv"))
-    with torch.inference_mode():
-        assert comparable(attack(data, tmp_path / "inference.tsv")) == expected
+    with torch.inference_mode(), torch.device("meta"):
+        assert comparable(attack(data, tmp_path / "other.tsv")) == expected
 
 
 def test_a_classifier_that_returns_a_mapping(data: ImageData, tmp_path: Path) -> None:

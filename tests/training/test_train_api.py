@@ -253,9 +253,8 @@ def test_settings_of_torch_neither_change_a_run_nor_are_changed(
     torch.set_default_device("meta")
     try:
         loaded = digest(trained_run)
-        torch.set_default_device(None)
         with torch.inference_mode():
-            sc.train(recipe, tiny_data, out=tmp_path / "other", device="cpu")
+            sc.train(recipe, tiny_data, out=tmp_path / "other", test_data=tiny_data, evaluate_every=1, device="cpu")
         assert torch.get_default_dtype() == dtype
     finally:
         torch.set_default_device(None)

@@ -194,12 +194,13 @@ def right_in_fitted_order(labels: Tensor, classes: Tensor, outputs: int) -> Tens
     """
     rank = torch.zeros_like(labels)
     for label in sorted(set(labels.tolist())):
-        rank[labels == label] = torch.arange(int((labels == label).sum()))
+        rank[labels == label] = torch.arange(int((labels == label).sum()), device=labels.device)
     halves = [rank % 2 == 0, rank % 2 == 1]
-    right = torch.zeros(len(labels), dtype=torch.bool)
+    right = torch.zeros_like(labels, dtype=torch.bool)
     for fitted, tested in (halves, halves[::-1]):
         order = best_order(labels[fitted], classes[fitted], outputs)
-        right[tested] = classes[tested] == torch.tensor([order.get(label, -1) for label in labels[tested].tolist()])
+        expected = [order.get(label, -1) for label in labels[tested].tolist()]
+        right[tested] = classes[tested] == labels.new_tensor(expected)
     return right
 
 
@@ -230,7 +231,7 @@ def check_labels_order(examined: Examined, inputs: Tensor) -> Finding | None:
 def best_order(labels: Tensor, classes: Tensor, outputs: int) -> dict[int, int]:
     """Label -> output, each output at most once, with which most predictions `classes` are right."""
     present = sorted(set(labels.tolist()))
-    counts = torch.zeros(len(present), outputs)
+    counts = torch.zeros(len(present), outputs, device="cpu")
     for row, label in enumerate(present):
         counts[row] = torch.bincount(classes[labels == label], minlength=outputs)[:outputs]
     rows, columns = optimize.linear_sum_assignment(counts.numpy(), maximize=True)
@@ -293,7 +294,8 @@ def check_enlarged(images: Tensor) -> Finding | None:
 
 def projection(large: int, small: int, mode: str, antialias: bool) -> Tensor:
     """The projection [large, large] onto all rows that interpolate `small` values; symmetric."""
-    matrix = functional.interpolate(torch.eye(small)[None, None], (large, small), mode=mode, antialias=antialias)[0, 0]
+    unit = torch.eye(small, device="cpu")[None, None]
+    matrix = functional.interpolate(unit, (large, small), mode=mode, antialias=antialias)[0, 0]
     basis: Tensor = torch.linalg.qr(matrix).Q
     return basis @ basis.T
 

@@ -66,7 +66,7 @@ def check_statistics(examined: Examined, rival: float, noisy: Tensor) -> Finding
         return None
     with torch.no_grad():
         # Images in random order: batches of one class have other statistics.
-        order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0)).to(inputs.device)
+        order = torch.randperm(len(inputs), device="cpu", generator=torch.Generator().manual_seed(0)).to(inputs.device)
         parts = [part for part in torch.split(inputs[order], BATCH) if len(part) > 1]
         shuffled = torch.cat([logits_of(trained(part)).argmax(1) for part in parts])
     tested = order[: len(shuffled)]

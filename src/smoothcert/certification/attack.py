@@ -296,7 +296,7 @@ def _attack_images(
     A certificate claims one class for all points that are closer than its radius, and for the image itself.
     """
     started = time.perf_counter()
-    images, labels = (tensor.to(device) for tensor in data.batch(torch.tensor(indices)))
+    images, labels = (tensor.to(device) for tensor in data.batch(torch.tensor(indices, device="cpu")))
     for index, label in zip(indices, labels.tolist(), strict=True):
         if index in claims and claims[index].label != label:
             raise RequestError(

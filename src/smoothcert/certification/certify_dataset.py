@@ -197,19 +197,20 @@ class Certification:
 
     def accuracy(self, indices: Sequence[int]) -> NoiseAccuracy:
         """Return the accuracy with and without noise on some of `indices`, spread evenly."""
-        images, labels = self.data.batch(torch.tensor(indices)[spread(len(indices), ACCURACY_IMAGES)])
+        images, labels = self.data.batch(torch.tensor(indices, device="cpu")[spread(len(indices), ACCURACY_IMAGES)])
         return accuracy_under_noise(self.prepared.counter, images.to(self.prepared.device), labels)
 
     def estimate(self, indices: Sequence[int]) -> CertificationEstimate:
         """Measure how long `indices` take, shared by all processes, if no image stops early."""
-        recipe, image = self.prepared.recipe, self.data.batch(torch.tensor(indices[:1]))[0].to(self.prepared.device)
+        recipe, (image, _) = self.prepared.recipe, self.data.batch(torch.tensor(indices[:1], device="cpu"))
+        image = image.to(self.prepared.device)
         images, votes = -(-len(indices) // self.team.size), recipe.n0 + recipe.n
         return CertificationEstimate(images, votes, seconds_per_vote(self.prepared.counter, image, images * votes))
 
     def rows(self, indices: Sequence[int]) -> list[CertifiedImage]:
         """Certify a few images; their time is divided evenly."""
         started = time.perf_counter()
-        images, labels = self.data.batch(torch.tensor(indices))
+        images, labels = self.data.batch(torch.tensor(indices, device="cpu"))
         seeds = [(self.prepared.recipe.seed, index) for index in indices]
         return self.prepared.rows(images, labels.tolist(), indices, seeds, started)
 

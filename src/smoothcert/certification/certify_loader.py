@@ -51,7 +51,7 @@ class Batches:
     def of(cls, data: object) -> "Batches":
         """Batches of a DataLoader, a Dataset, images of `load_dataset` or any iterable of batches."""
         if isinstance(data, Images):
-            parts = torch.split(torch.arange(len(data)), DATASET_BATCH)
+            parts = torch.split(torch.arange(len(data), device="cpu"), DATASET_BATCH)
             return cls((data.batch(part) for part in parts), data.name, data.split, len(data))
         if isinstance(data, Dataset):
             data = DataLoader(data, batch_size=DATASET_BATCH)

@@ -99,7 +99,7 @@ class Subject:
             run.refuse_other_images(data)
         if not self.runs:
             check_outputs(self.classifier, self.name, data.shape, data.num_classes, device)
-        image = data.batch(torch.tensor([0]))[0].to(device_of(self.classifier) or device)
+        image = data.batch(torch.tensor([0], device="cpu"))[0].to(device_of(self.classifier) or device)
         refuse_unsound(self.classifier, image, self.name, data.num_classes)
 
     def about(self, data: Images | Tensor, device: torch.device, batch_size: int) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def as_images(data: Data, subject: Subject, device: torch.device) -> Images:
     images = images_from_dataset(data, split=UNSPLIT)
     if subject.run is not None:
         return replace(images, num_classes=subject.run.spec.num_classes)
-    first = images.batch(torch.tensor([0]))[0].to(device_of(subject.classifier) or device)
+    first = images.batch(torch.tensor([0], device="cpu"))[0].to(device_of(subject.classifier) or device)
     outputs = first_logits(subject.classifier, first, subject.name).shape  # which are refused later if they are wrong
     return replace(images, num_classes=int(outputs[1])) if len(outputs) == 2 else images
 
@@ -187,7 +187,7 @@ def _classes_digest(model: Classifier, data: Images | Tensor, device: torch.devi
     batches, device = torch.split(_some_images(data), min(batch_size, 10)), device_of(model) or device
     with torch.no_grad(), evaluating(model), seeded(device):
         classes = [logits_of(model(batch.to(device))).argmax(1) for batch in batches]
-    return tensors_digest({"classes": torch.cat(classes) if classes else torch.empty(0)})
+    return tensors_digest({"classes": torch.cat(classes) if classes else torch.empty(0, device="cpu")})
 
 
 def data_settings(data: Images) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def load_folder(
         raise _unusable(files, unreadable)
     decoder = _decoder(files, heads, image_size, channels)
     in_memory = len(files) * math.prod(decoder.shape) <= in_memory_bytes
-    images = torch.empty((len(files) if in_memory else 0, *decoder.shape), dtype=torch.uint8)
+    images = torch.empty((len(files) if in_memory else 0, *decoder.shape), dtype=torch.uint8, device="cpu")
     for index in heads if in_memory or skip_unreadable else ():
         try:
             pixels = torch.from_numpy(decoder.centre(files[index]))
@@ -160,7 +160,7 @@ def list_images(root: Path, present: Sequence[str], classes: Sequence[str]) -> t
             f"{root}: expected images ({ENDINGS}) in its {len(present)} class folders, got none; add some"
         )
     names, labels = zip(*pairs, strict=True)
-    return FileList.of(root, names), torch.tensor(labels, dtype=torch.int64)
+    return FileList.of(root, names), torch.tensor(labels, dtype=torch.int64, device="cpu")
 
 
 def _heads(files: FileList) -> tuple[dict[int, ImageHead], dict[int, WorkError]]:

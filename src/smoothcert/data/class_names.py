@@ -42,7 +42,7 @@ def with_classes(data: Images, names: Sequence[str]) -> Images:
                 f"classes: expected one output for each class of {data.name}, got two called {twice}; rename the "
                 "class, and name all outputs: --classes FILE"
             )
-        moved = torch.tensor([position[name] for name in given], dtype=torch.int64)
+        moved = torch.tensor([position[name] for name in given], dtype=torch.int64, device="cpu")
         labels = moved[labels.cpu()].to(labels.device)
     return replace(data, labels=labels, num_classes=len(names), class_names=tuple(names), relabelled=True)
 

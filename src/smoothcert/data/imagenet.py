@@ -137,7 +137,7 @@ def _flat_validation_set(place: Path, classes: list[str]) -> tuple[list[str], Fi
             raise RequestError(f"{root / name}: expected a class of the training folder, got {wnid}; remove the image")
         rows.append((position[wnid], name))
     rows.sort()
-    labels = torch.tensor([label for label, _ in rows], dtype=torch.int64)
+    labels = torch.tensor([label for label, _ in rows], dtype=torch.int64, device="cpu")
     return classes, FileList.of(root, [name for _, name in rows]), labels
 
 

@@ -175,7 +175,7 @@ def labels_digest(shape: Sequence[int], num_classes: int, labels: Tensor) -> "ha
 def spread(total: int, most: int) -> Tensor:
     """At most `most` of the indices 0..total - 1, int64, in even steps: data may be sorted."""
     count = min(most, total)
-    return torch.arange(count) * total // max(count, 1)
+    return torch.arange(count, device="cpu") * total // max(count, 1)
 
 
 def in_parts(indices: Sequence[int], size: int) -> Iterator[Sequence[int]]:

@@ -59,7 +59,8 @@ class StreamedImages(Dataset[tuple[Tensor, int]], ABC):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """See `ImageData.__getitem__`."""
-        images, labels = self.batch(torch.tensor([range(len(self))[index]]))  # range refuses an index beyond the end
+        position = range(len(self))[index]  # refuses an index beyond the end
+        images, labels = self.batch(torch.tensor([position], device="cpu"))
         return images[0], int(labels[0])
 
     @property
@@ -138,7 +139,9 @@ class _Batches(Dataset[Pixels]):
 def _one_line_failures(loader: DataLoader[Pixels]) -> Iterator[Pixels]:
     """The batches of `loader`; a worker that dies, usually for lack of memory, is one clear line."""
     try:
-        yield from loader
+        with torch.device("cpu"):  # that of its seed, also where a user has chosen another default
+            batches = iter(loader)
+        yield from batches
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise

@@ -46,7 +46,7 @@ def images_from_dataset(
     image, _ = _read_item(dataset, 0)
     labels = _known_labels(dataset)
     if labels is None:
-        labels = torch.tensor([_read_item(dataset, index)[1] for index in range(total)])
+        labels = torch.tensor([_read_item(dataset, index)[1] for index in range(total)], device="cpu")
     if num_classes is None:
         num_classes = len(classes) if classes else 1 + int(labels.max())
     return DatasetImages(
@@ -134,12 +134,12 @@ def _known_labels(dataset: Any) -> Tensor | None:
     """All labels without reading images: `dataset.targets`; None if there are none or a transform changes them."""
     if isinstance(dataset, Subset):
         labels = _known_labels(dataset.dataset)
-        return None if labels is None else labels[torch.as_tensor(dataset.indices, dtype=torch.int64)]
+        return None if labels is None else labels[torch.as_tensor(dataset.indices, dtype=torch.int64, device="cpu")]
     targets = getattr(dataset, "targets", None)
     if getattr(dataset, "target_transform", None) is not None or not isinstance(targets, list | tuple | Tensor):
         return None
     try:
-        labels = torch.as_tensor(targets)
+        labels = torch.as_tensor(targets, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         return None
     plain = labels.shape == (len(dataset),) and not labels.is_floating_point() and not labels.is_complex()

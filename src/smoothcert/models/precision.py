@@ -84,7 +84,8 @@ def fold_batch_norm(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
             folded = fuse(GraphModule(model, graph), no_trace=True)
             # A traced module has a class of its own, which prints a traceback before it raises what the caller handles.
             type.__setattr__(type(folded), "__call__", nn.Module.__call__)
-        image = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0)).to(next(model.parameters()))
+        draws = torch.Generator().manual_seed(0)
+        image = torch.rand(1, *shape, device="cpu", generator=draws).to(next(model.parameters()))
         with torch.no_grad():
             traced = logits_of(folded(image))
             near = FOLDED * float(traced.nan_to_num().abs().max())

@@ -98,8 +98,8 @@ def _neighbours_matter(classifier: Classifier, image: Tensor) -> bool:
     statistic. All batches are in the same memory, as those of votes are: a classifier that caches logits by address or
     shape repeats the first ones.
     """
-    noise = torch.randn(NEIGHBOURS, *image.shape, generator=torch.Generator().manual_seed(0)).to(image)
-    steps = torch.linspace(0, 2, NEIGHBOURS).to(image).view(-1, *[1] * image.ndim)
+    noise = torch.randn(NEIGHBOURS, *image.shape, generator=torch.Generator().manual_seed(0), device="cpu").to(image)
+    steps = torch.linspace(0, 2, NEIGHBOURS, device="cpu").to(image).view(-1, *[1] * image.ndim)
     half = NEIGHBOURS // 2
     clean = torch.stack([image] * half + [_brighter(image)] * half)
     rows = clean + steps * (float(image.abs().max()) or 1.0) * noise

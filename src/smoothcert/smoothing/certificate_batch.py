@@ -42,11 +42,11 @@ class CertificateBatch(Sequence[Certificate]):
     ) -> "CertificateBatch":
         """The batch of `records`, with its tensors on `device`."""
         device = torch.device(device)
-        counts = torch.zeros(len(records), num_classes, dtype=torch.int64)
+        counts = torch.zeros(len(records), num_classes, dtype=torch.int64, device="cpu")
         for row, record in zip(counts, records, strict=True):
             for c, votes in record.votes:
                 row[c] = votes
-        radius = torch.tensor([record.radius for record in records], dtype=torch.float64)
+        radius = torch.tensor([record.radius for record in records], dtype=torch.float64, device="cpu")
         return cls(
             tuple(records),
             torch.tensor([record.predict for record in records], dtype=torch.int64, device=device),
@@ -83,7 +83,7 @@ class CertificateBatch(Sequence[Certificate]):
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> "Certificate | CertificateBatch":
         if isinstance(index, int):
             return self.records[index]
-        places = torch.arange(len(self))[index.cpu() if isinstance(index, Tensor) else index]
+        places = torch.arange(len(self), device="cpu")[index.cpu() if isinstance(index, Tensor) else index]
         if places.ndim == 0:
             return self.records[int(places)]
         which, device = places.tolist(), self.prediction.device

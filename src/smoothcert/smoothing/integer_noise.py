@@ -104,7 +104,7 @@ class IntegerGaussian:
 
     def table(self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
         """k / 255 rounded to `dtype` for k = lowest..highest, the same bits on every device."""
-        values = torch.arange(self.lowest, self.highest + 1, dtype=torch.float64) / 255
+        values = torch.arange(self.lowest, self.highest + 1, dtype=torch.float64, device="cpu") / 255
         return values.to(dtype).to(device)
 
     def fill(self, out: Tensor, key: int) -> None:
@@ -119,7 +119,7 @@ class IntegerGaussian:
             generator = torch.Generator(out.device).manual_seed(key)
             _draw_torch(out.view(-1), _threshold_tensor(self.sigma, out.device), generator)
             return
-        drawn = out if out.device.type == "cpu" else torch.empty(out.shape, dtype=out.dtype)
+        drawn = out if out.device.type == "cpu" else torch.empty(out.shape, dtype=out.dtype, device="cpu")
         _draw_numpy(drawn.view(-1).numpy(), _law(self.sigma), np.random.SFC64(key))
         if drawn is not out:
             out.copy_(drawn)
@@ -142,7 +142,7 @@ def pixels(images: Tensor) -> Tensor:
     """
     if images.dtype != torch.float32:
         raise RequestError(f"images: expected float32 made from bytes, got {images.dtype}")
-    grid = (torch.arange(256, dtype=torch.float64) / 255).float().to(images.device)
+    grid = (torch.arange(256, dtype=torch.float64, device="cpu") / 255).float().to(images.device)
     nearest = images.mul(255).round().nan_to_num(0.0).clamp(0, 255).to(torch.int32)
     on_grid = grid.index_select(0, nearest.view(-1)).view(images.shape) == images
     if not bool(on_grid.all()):

@@ -201,8 +201,8 @@ def _slot_plan(images: int, n: int, block: int, slots: int, device: torch.device
     """
     blocks = -(-n // block)
     passes = -(-images * blocks // slots)
-    owner = torch.zeros(passes * slots, dtype=torch.int64)
-    size = torch.zeros(passes * slots, dtype=torch.int64)
-    owner[: images * blocks] = torch.arange(images).repeat_interleave(blocks)
-    size[: images * blocks] = (n - block * torch.arange(blocks)).clamp(max=block).repeat(images)
+    owner = torch.zeros(passes * slots, dtype=torch.int64, device="cpu")
+    size = torch.zeros(passes * slots, dtype=torch.int64, device="cpu")
+    owner[: images * blocks] = torch.arange(images, device="cpu").repeat_interleave(blocks)
+    size[: images * blocks] = (n - block * torch.arange(blocks, device="cpu")).clamp(max=block).repeat(images)
     return owner.view(passes, slots).to(device), size.view(passes, slots).to(device)

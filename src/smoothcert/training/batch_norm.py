@@ -81,7 +81,8 @@ def adapt_batch_norm(
     device = next(network.parameters()).device
     size = min(BATCH, len(data))
     count = min(MOST_IMAGES, len(data)) // size * size
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(derived_seed(seed, 0)))[:count]
+    draws = torch.Generator().manual_seed(derived_seed(seed, 0))
+    order = torch.randperm(len(data), device="cpu", generator=draws)[:count]
     generator = torch.Generator(device).manual_seed(derived_seed(seed, 1))
     distribution, original = NOISES[noise](sigma), tensors_digest(network.state_dict())
     rows = data.batches(order.view(-1, size).to(device), slice(None), None)

@@ -33,7 +33,7 @@ def noisy_accuracy(run: "RunInProgress", data: Images) -> float:
     generator = torch.Generator(run.device).manual_seed(derived_seed(run.recipe.seed, 3, run.epoch))
     weights, correct = dict(run.weights()), 0
     with evaluating(run.model), run.autocast():
-        for indices in torch.split(torch.arange(len(data)), BATCH):
+        for indices in torch.split(torch.arange(len(data), device="cpu"), BATCH):
             images, labels = data.batch(indices)
             noisy = images + run.noise.sample(images.shape, generator)
             output = run.model(noisy) if run.average is None else functional_call(run.model, weights, (noisy,))
@@ -86,7 +86,7 @@ def recompute_statistics(run: "RunInProgress") -> None:
     network.load_state_dict(run.average.tensors)
     count = max(recipe.batch_size, min(MOST_IMAGES, len(data)) // recipe.batch_size * recipe.batch_size)
     draws = torch.Generator().manual_seed(derived_seed(recipe.seed, STATISTICS_SEED, run.epoch, 0))
-    order = torch.randperm(len(data), generator=draws)[:count].view(-1, recipe.batch_size).to(run.device)
+    order = torch.randperm(len(data), generator=draws, device="cpu")[:count].view(-1, recipe.batch_size).to(run.device)
     generator = torch.Generator(run.device).manual_seed(derived_seed(recipe.seed, STATISTICS_SEED, run.epoch, 1))
     batches = data.batches(order, slice(None), derived_seed(recipe.seed, STATISTICS_SEED, run.epoch, 2))
     with run.autocast():

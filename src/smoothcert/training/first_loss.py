@@ -24,11 +24,11 @@ def try_loss(
     What `state_dict` has, the mode of `network`, and the global random numbers are as before.
     """
     name, device = name_in_recipes(recipe.objective), next(network.parameters()).device
-    x, y = (part.to(device) for part in data.batch(torch.arange(images)))
+    x, y = (part.to(device) for part in data.batch(torch.arange(images, device="cpu")))
     shape = (recipe.objective.num_noise, *x.shape)
     noise = NOISES[recipe.noise](recipe.sigma).sample(shape, torch.Generator(device).manual_seed(0))
     zero = torch.zeros((), device=device)
-    targets = None if recipe.teacher is None else torch.full((images, data.num_classes), 1 / data.num_classes).to(x)
+    targets = None if recipe.teacher is None else x.new_full((images, data.num_classes), 1 / data.num_classes)
     progress = Progress(recipe.sigma, zero, zero, torch.full((images,), 0.5, device=device), zero, targets, teacher)
     training, before = network.training, {key: value.clone() for key, value in network.state_dict().items()}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

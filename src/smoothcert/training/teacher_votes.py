@@ -86,7 +86,7 @@ def count_votes(model: nn.Module, recipe: TrainRecipe, data: Images, votes: int,
     network, dtype = with_kernels(model.to(device), resolve_precision(recipe.precision, device), device)
     counter = VoteCounter(network, noise, data.num_classes, size, dtype)
     counts = []
-    for indices in torch.split(torch.arange(len(data)), IMAGES_AT_ONCE):
+    for indices in torch.split(torch.arange(len(data), device="cpu"), IMAGES_AT_ONCE):
         images, _ = data.batch(indices)
         seeds = [(recipe.seed, index) for index in indices.tolist()]
         counts.append(torch.from_numpy(counter.count(images.to(device), seeds, "estimate", votes)))

@@ -66,7 +66,7 @@ class ServedModel:
         if subject.denoiser is not None:
             subject.denoiser.check(shape, recipe.sigma, recipe.noise)
         # Random pixels: a network that divides by the standard deviation of an image gives NaN for a plain one.
-        tried = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0))
+        tried = torch.rand(1, *shape, device="cpu", generator=torch.Generator().manual_seed(0))
         weights = model.state_dict() if isinstance(model, nn.Module) else None
         digest = tensors_digest(weights) if weights else str(subject.about(tried, device, 1)["classes_sha256"])
         model = model.to(device) if isinstance(model, nn.Module) else model
