@@ -51,6 +51,27 @@ def test_rows_return_as_they_were_written_and_a_torn_one_is_cut_off(tmp_path: Pa
     assert len(list(tmp_path.glob("certificates-*.tsv"))) == 2
 
 
+def test_a_restarted_server_counts_rows_without_checking_them(tmp_path: Path) -> None:
+    """Checking takes seconds for a full file; whoever reads the log checks it."""
+    log, path = CertificateLog(tmp_path, MODELS), tmp_path / FIRST
+    append(log)
+    append(log)
+    log.close()
+    path.write_bytes(path.read_bytes().replace(b"fixed", b"guess", 1))
+    log = CertificateLog(tmp_path, MODELS)
+    append(log)
+    log.close()
+    assert [line.split("\t")[0] for line in path.read_text().splitlines()[1:]] == ["0", "1", "2"]
+    with pytest.raises(WorkError, match="line 2: damaged"):
+        read_log(path)
+    for damage, message in ((b"x", "line 5: damaged"), (b"0", "line 5: image 0 is in the file twice")):
+        content = path.read_bytes()
+        path.write_bytes(content + damage + b"\n")
+        with pytest.raises(WorkError, match=message):
+            CertificateLog(tmp_path, MODELS)
+        path.write_bytes(content)
+
+
 def test_files_are_rotated_and_the_oldest_removed(tmp_path: Path) -> None:
     log = CertificateLog(tmp_path, MODELS, largest=400, keep=3)
     for _ in range(30):
