@@ -1,7 +1,10 @@
 """Noise: distribution, independence of keys, radius against high-precision arithmetic."""
 
 import math
+from collections.abc import Callable
 from decimal import Decimal, getcontext
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+import smoothcert as sc
 from normal_numbers import GENERATORS
 from smoothcert import noise as noises
 from smoothcert.errors import RequestError
@@ -113,10 +117,23 @@ def test_l1_radii() -> None:
     assert {name: noise.norm for name, noise in NOISES.items()} == {"gaussian": "L2", "laplace": "L1", "uniform": "L1"}
 
 
-@pytest.mark.parametrize("sigma", [0.0, -1.0, math.inf, math.nan])
-def test_wrong_sigma_is_refused(sigma: float) -> None:
-    with pytest.raises(RequestError, match="sigma: expected"):
-        Gaussian(sigma)
+TAKE_SIGMA: dict[str, Callable[[Any], float]] = {
+    "Gaussian": lambda sigma: Gaussian(sigma).sigma,
+    "SmoothedClassifier": lambda sigma: sc.SmoothedClassifier(torch.nn.Flatten(), sigma=sigma).noise.sigma,
+    "losses": lambda sigma: sc.losses.Consistency(sigma=sigma).sigma,
+    "preset": lambda sigma: sc.preset("mnist/gaussian", sigma=sigma).sigma,
+}
+
+
+@pytest.mark.parametrize("name", TAKE_SIGMA)
+def test_sigma_is_a_positive_number_wherever_it_is_given(name: str) -> None:
+    for right in (0.5, np.float32(0.5), np.float64(0.5), torch.tensor(0.5), Fraction(1, 2)):
+        assert TAKE_SIGMA[name](right) == 0.5
+        assert type(TAKE_SIGMA[name](right)) is float
+    for wrong in (0, 0.0, -1.0, math.nan, math.inf, "0.5", b"1", True, [0.5], object(), torch.tensor([0.5, 1.0])):
+        with pytest.raises(RequestError, match="sigma: expected a number > 0, got ") as caught:
+            TAKE_SIGMA[name](wrong)
+        assert repr(wrong) in str(caught.value)
 
 
 @pytest.mark.parametrize("q", [0.0, -0.1, 1.1, math.nan])

@@ -51,6 +51,17 @@ def sigma_warning(sigma: float) -> str | None:
     )
 
 
+def checked_sigma(sigma: object) -> float:
+    """The noise level as a float: any number above 0, also of numpy or torch, but no text and no truth value."""
+    try:
+        number = math.nan if isinstance(sigma, str | bytes | bool) else float(sigma)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise RequestError(f"sigma: expected a number > 0, got {sigma!r}")
+    return number
+
+
 def fill_by_box_muller(out: NDArray[np.float32], bits: np.random.BitGenerator, sigma: float) -> None:
     """Fill `out` (1-D, contiguous) with independent N(0, sigma^2): sigma sqrt(-2 ln u) (cos t, sin t), u and t uniform.
 
@@ -88,8 +99,7 @@ class Noise(ABC):
     norm: ClassVar[str]
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.sigma) and self.sigma > 0):
-            raise RequestError(f"sigma: expected a number > 0, got {self.sigma}")
+        object.__setattr__(self, "sigma", checked_sigma(self.sigma))
 
     def sample(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
         """Independent noise, float32, of `shape`, on the generator's device."""

@@ -30,7 +30,7 @@ from smoothcert.data import Images, with_known_classes
 from smoothcert.data.images import in_unit_interval, spread
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError
-from smoothcert.noise import NOISES
+from smoothcert.noise import NOISES, checked_sigma
 from smoothcert.smoothing.accuracy import NoiseAccuracy
 from smoothcert.training.checkpoint import Run
 
@@ -115,8 +115,7 @@ def doctor(
     subject = Subject.of(model)
     classifier, title = subject.classifier, name or subject.name
     defaults: dict[str, Any] = {"sigma": 0.25, "noise": "gaussian", **(subject.defaults or {})}
-    sigma, kind = float(defaults["sigma"] if sigma is None else sigma), NOISES[defaults["noise"]]
-    kind(sigma)  # refuses what is no noise level
+    sigma, kind = checked_sigma(defaults["sigma"] if sigma is None else sigma), NOISES[defaults["noise"]]
     if images < 1:
         raise RequestError(f"images: expected at least 1, got {images}")
     data = with_known_classes(data, subject.class_names) if isinstance(data, Images) else data

@@ -79,10 +79,7 @@ class SmoothedClassifier(nn.Module):
             raise RequestError(f"batch_size: expected at least 1, got {batch_size}")
         if noise not in NOISES:
             raise RequestError(f"noise: expected one of {', '.join(NOISES)}, got {noise}")
-        try:
-            self.noise = NOISES[noise](float(sigma))
-        except (TypeError, ValueError):
-            raise RequestError(f"sigma: expected a number > 0, got {sigma!r}") from None
+        self.noise = NOISES[noise](sigma)
         resolve_precision(precision, torch.device("cpu"))  # refuses an unknown one
         self.classifier, self.num_classes, self.precision = classifier, num_classes, precision
         self.compiled, self.batch_size, self.strict, self.votes = compile, batch_size, strict, votes

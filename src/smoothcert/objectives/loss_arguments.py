@@ -1,23 +1,14 @@
 """Checks of what users pass to the losses: each refusal is a RequestError of one line."""
 
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Real
 
 import torch
 from torch import Tensor
 
 from smoothcert.classifier import Classifier, evaluating, logits_of
 from smoothcert.errors import RequestError
-
-
-def checked_sigma(sigma: object) -> float:
-    """The noise level as a float; also numbers of numpy are numbers."""
-    if not (isinstance(sigma, Real) and 0 < float(sigma) < math.inf):
-        raise RequestError(f"sigma: expected a number > 0, got {sigma!r}")
-    return float(sigma)
 
 
 def check_batch(model: object, inputs: Tensor, labels: Tensor, targets: Tensor | None) -> None:

@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from smoothcert import objectives
 from smoothcert.errors import RequestError
 from smoothcert.io.field_errors import validated
+from smoothcert.noise import checked_sigma
 from smoothcert.objectives.base import Classifier, Objective, Progress, cross_entropy_under_noise, warm_up
 from smoothcert.objectives.consistency import Form
 from smoothcert.objectives.inner_attacks import Adversary as Adversary
@@ -38,7 +39,6 @@ from smoothcert.objectives.loss_arguments import (
     check_draws,
     check_logits,
     check_noisy_logits,
-    checked_sigma,
     evaluated_teacher,
     explained_labels,
     warn_about_clipping,

@@ -14,6 +14,7 @@ from typing import Any
 
 from smoothcert.errors import RequestError
 from smoothcert.io.text import did_you_mean
+from smoothcert.noise import checked_sigma
 from smoothcert.objectives import (
     CatRs,
     Consistency,
@@ -274,6 +275,4 @@ def preset(name: str, sigma: float | None = None) -> TrainRecipe:
     chosen = PRESETS[name]
     if sigma is None:
         sigma = DEFAULT_SIGMA if DEFAULT_SIGMA in chosen.sigmas else chosen.sigmas[0]
-    if not sigma > 0:
-        raise RequestError(f"sigma: expected a number > 0, got {sigma}")
-    return chosen.recipe(sigma)
+    return chosen.recipe(checked_sigma(sigma))
