@@ -169,8 +169,14 @@ def check_logits(logits: Tensor, inputs: int, num_classes: int | None = None) ->
         return
     expected = f"[{inputs}, {'classes' if num_classes is None else num_classes}]"
     advice = "return one row of logits per input"
-    if given in ((inputs,), (inputs, 1)):
-        advice = "that is one class or score per input: return one score per class, such as one_hot(...).float()"
+    if given in ((inputs,), (inputs, 1)) and logits.is_floating_point():
+        join = "cat" if len(given) == 2 else "stack"
+        advice = (
+            f"for one logit z of two classes return torch.{join}([torch.zeros_like(z), z], 1), for one probability p "
+            f"torch.{join}([1 - p, p], 1)"
+        )
+    elif given in ((inputs,), (inputs, 1)):
+        advice = "that is one class per input: return one score per class, such as one_hot(...).float()"
     elif len(given) == 2 and given[0] == inputs and num_classes is not None:
         advice = f"set num_classes to {given[1]}, the number of its outputs"
     raise RequestError(f"model: expected logits of shape {expected}, got {list(given)}; {advice}")

@@ -1,6 +1,7 @@
 """SmoothedClassifier: a module with tensors in and out, clear refusals, seeds, and the command line's certificates."""
 
 import doctest
+import re
 import shutil
 import threading
 import warnings
@@ -22,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import smoothcert as sc
 import smoothcert.certification.smoothed_classifier as module
 from smoothcert import ABSTAIN, Certificate, CertificateBatch, RequestError, SmoothedClassifier
-from smoothcert.classifier import evaluating
+from smoothcert.classifier import check_logits, evaluating
 from smoothcert.data import ImageData
 from smoothcert.models import Normalize
 from smoothcert.noise import Gaussian
@@ -88,7 +89,8 @@ BAD_CLASSIFIERS = {
     "array": (lambda x: brightness(x).numpy(), r"got ndarray; return torch.as_tensor\(array\)"),
     "text": (lambda x: "text", "expected a tensor of logits, .* got str"),
     "class indices": (lambda x: brightness(x).argmax(1), r"got \[2\]; .*one score per class, such as one_hot"),
-    "binary score": (lambda x: brightness(x)[:, :1], r"got \[2, 1\]; .*one score per class"),
+    "binary score": (lambda x: brightness(x)[:, :1], r"got \[2, 1\]; for one logit z .*torch.cat"),
+    "binary scores without a dimension": (lambda x: brightness(x)[:, 0], r"got \[2\]; for one logit z .*torch.stack"),
     "one row": (lambda x: brightness(x)[:1], r"expected logits of shape \[2, classes\], got \[1, 2\]"),
     "truth values": (lambda x: brightness(x) > 0, r"expected real numbers as logits, got torch\.bool; return floats"),
     "complex": (lambda x: brightness(x) + 0j, r"expected real numbers as logits, got torch\.complex64"),
@@ -159,6 +161,29 @@ def test_wrong_settings_are_refused(changes: dict[str, object], message: str) ->
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         smoothed().certify(IMAGES, **options)
+
+
+@pytest.mark.parametrize("case", ["[n, 1]", "[n]"])
+def test_the_advice_for_one_score_gives_its_classifier(case: str) -> None:
+    """The two classes are those of z > 0 and of p > 1/2, and the softmax of the logits is the probability."""
+    z = torch.tensor([-2.0, -0.1, 0.3, 4.0])
+    z = z[:, None] if case == "[n, 1]" else z
+    with pytest.raises(RequestError) as caught:
+        check_logits(z, len(z))
+    for_logit, for_probability = re.findall(r"torch\.(\w+)\((\[.*?\]), 1\)", str(caught.value))
+    values = {"[torch.zeros_like(z), z]": [torch.zeros_like(z), z], "[1 - p, p]": [1 - z.sigmoid(), z.sigmoid()]}
+    logits, probabilities = (getattr(torch, f)(values[text], 1) for f, text in (for_logit, for_probability))
+    check_logits(logits, len(z))
+    assert torch.allclose(logits.softmax(1), probabilities)
+    assert logits.argmax(1).tolist() == probabilities.argmax(1).tolist() == [0, 0, 1, 1]
+
+
+def test_too_few_votes_for_any_certificate_give_a_warning() -> None:
+    with pytest.warns(UserWarning, match="n = 9 votes cannot certify any image .*: all abstain; n = 10 can"):
+        assert bool(smoothed().certify(IMAGES, n=9).abstained.all())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        smoothed().certify(IMAGES, n=10)
 
 
 def test_images_outside_the_unit_interval_give_a_warning_or_an_error() -> None:

@@ -60,6 +60,8 @@ def test_certify_warns_before_sampling_when_n_is_too_small(run_cli: Cli, run: Pa
     assert "cannot certify radius 1.5" in out
     assert " votes for 1 image\n" in out
     assert out.index("cannot certify") < out.index("wrote")
+    code, out, _ = run_cli("certify", run, "--n", 9, "--max-images", 1, "--device", "cpu")
+    assert (code, "n = 9 votes cannot certify any image at alpha 0.001: all abstain; n = 10 can" in out) == (0, True)
 
 
 def test_train_and_resume(run_cli: Cli, tmp_path: Path, tiny_data: ImageData) -> None:

@@ -284,3 +284,13 @@ def test_no_boundaries_are_read_from_or_written_to_disk(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(("sound", "slack"), [(True, 1e-10), (False, 0.0)])
 def test_rule_of_integer_noise_has_its_slack(sound: bool, slack: float) -> None:
     assert make_rule(CertifyRecipe(sigma=0.5, n=1000, seed=1, sound=sound), (1, 28, 28)).slack == slack
+
+
+@pytest.mark.parametrize(("alpha", "n"), [(0.001, 10), (1e-6, 20), (0.3, 2)])
+def test_too_few_votes_for_any_certificate(alpha: float, n: int) -> None:
+    """If all n votes agree the bound is alpha ** (1 / n), which must be above 1/2."""
+    assert alpha ** (1 / (n - 1)) <= 0.5 < alpha ** (1 / n)
+    rule = Rule(n0=10, n=n - 1, alpha=alpha)
+    expected = f"n = {n - 1} votes cannot certify any image at alpha {alpha:g}: all abstain; n = {n} can"
+    assert rule.unreachable(0.0, Gaussian(SIGMA)) == expected
+    assert replace(rule, n=n).unreachable(0.0, Gaussian(SIGMA)) is None

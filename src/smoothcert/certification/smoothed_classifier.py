@@ -1,5 +1,6 @@
 """SmoothedClassifier: any classifier as a PyTorch module with predictions and certificates."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
@@ -142,6 +143,8 @@ class SmoothedClassifier(nn.Module):
             **{"radius_loss": radius_loss, "bound": bound, "sound": sound},
         }
         inputs, prepared = prepare(self, x, options)
+        if (text := prepared.rule.unreachable(0.0, self.noise)) is not None:
+            warnings.warn(text, stacklevel=2)
         certificates = prepared.certify(inputs, noise_seeds(inputs, seed, indices))
         return CertificateBatch.of(certificates, prepared.counter.num_classes, x.device, indices=indices)
 

@@ -134,7 +134,7 @@ def certify_target(
     rule.errors_at_radii(noise)  # refuses radii that no n certifies, before there are warnings
     if isinstance(target.combined, Cascade):  # whose first stage certifies the largest radii
         rule = replace(rule, alpha=stage_alphas(rule.alpha, len(target.combined.stages))[0])
-    asked = [request.radius] if request.radius is not None else settings.radii[-1:]
+    asked = [request.radius] if request.radius is not None else settings.radii[-1:] or (0.0,)
     retrain = print_warnings(request, target, images, [rule.unreachable(radius, noise) for radius in asked])
     network: Any = target.combined or target.first
     if network is None:

@@ -9,6 +9,7 @@ full alpha holds with probability at least 1 - alpha, whatever the first stage c
 would break this, because n would depend on the votes that are then bounded.
 """
 
+import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -174,16 +175,19 @@ class Rule:
     def unreachable(self, radius: float, noise: Noise) -> str | None:
         """A warning if the rule does not certify `radius`, with what to change, such as the least n that can; or None.
 
-        Votes end as soon as the largest of the radii is decided: beyond it there is chance, but no test.
+        Radius 0 asks for any certificate: with too few votes every image abstains. Votes end as soon as the largest of
+        the radii is decided: beyond it there is chance, but no test.
         """
         if self.radii and radius > self.radii[-1] and not self._bounds_at_the_only_look:
             return f"votes end when radius {self.radii[-1]:g} is decided: to certify {radius:g}, add it to the radii"
         most = self.largest_radius(noise, max(NOISE_BLOCK.values()))
-        if radius <= most:
+        if 0 < most >= radius:
             return None
-        numbers = range(MOST_VOTES + 1)
-        n = bisect_left(numbers, radius, lo=self.n, key=lambda n: replace(self, n=n).largest_radius(noise))
+        numbers, least = range(MOST_VOTES + 1), max(radius, sys.float_info.min)
+        n = bisect_left(numbers, least, lo=self.n, key=lambda n: replace(self, n=n).largest_radius(noise))
         enough = f"n = {n:,} can" if n in numbers else f"no n up to {MOST_VOTES:,} can at sigma {noise.sigma:g}"
+        if radius == 0:
+            return f"n = {self.n:,} votes cannot certify any image at alpha {self.alpha:g}: all abstain; {enough}"
         return f"n = {self.n:,} votes cannot certify radius {radius:g} (at most {radius_text(most)}); {enough}"
 
     def _sequential(self, chosen: _Chosen) -> list[Certificate]:
