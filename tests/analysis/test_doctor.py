@@ -282,6 +282,13 @@ def test_statistics_of_noisy_images_are_right_under_noise() -> None:
     assert codes(doctor(model, TensorDataset(images, labels), sigma=0.25)) == ["batch-statistics"]
 
 
+def test_images_that_are_normalised_twice_say_nothing_about_statistics(normed: nn.Module, data: ImageData) -> None:
+    """By the loader and by the model: batch norm with the statistics of such a batch undoes the first."""
+    images, labels = data.batch(torch.arange(400))
+    twice = TensorDataset((images - 0.5) / 0.1, labels)
+    assert codes(doctor(normed, twice, sigma=0.1)) == ["images-normalised"]
+
+
 def test_healthy_models_have_no_finding(
     robust: nn.Module, normed: nn.Module, trained_run: Path, data: ImageData
 ) -> None:

@@ -189,7 +189,7 @@ def test_too_few_votes_for_any_certificate_give_a_warning() -> None:
 def test_images_outside_the_unit_interval_give_a_warning_or_an_error() -> None:
     with pytest.warns(UserWarning, match=r"expected values in \[0, 1\], got .* normalisation belongs inside"):
         smoothed().certify(IMAGES - 0.5, n=100)
-    with pytest.warns(UserWarning, match=r"expected values in \[0, 1\], got"):
+    with pytest.warns(UserWarning, match=r"expected values in \[0, 1\], got .* divide bytes by 255"):
         smoothed(cnn()).certify(255 * IMAGES[0], n=100)  # one image without a batch dimension
     with pytest.raises(RequestError, match="normalisation belongs inside the classifier"):
         smoothed(strict=True).certify(IMAGES - 0.5, n=100)
@@ -450,7 +450,7 @@ BAD_DATA = {
         DataLoader(ListDataset([(torch.zeros(3, 8, 8), 0), (torch.zeros(3, 9, 9), 0)]), batch_size=2),
         r"make no batch \(RuntimeError: .*equal size, but got \[3, 8, 8\]",
     ),
-    "dicts": (DataLoader([{"image": IMAGES[0], "label": 1}]), "keys image, label; use a generator of pairs"),
+    "dicts": (DataLoader([{"x": IMAGES[0], "y": 1}]), r"keys x, y; .*pairs, such as \(\(b\['x'\], b\['y'\]"),
     "three values": ([(IMAGES, LABELS, LABELS)], "got 3 values; yield these two"),
     "text labels": ([(IMAGES, ["a", "b", "c"])], "expected labels as a tensor of integers .* got list"),
     "one-hot labels": (

@@ -160,7 +160,9 @@ def _findings(
     scaled, inputs, noisy = None, examined.images, examined.images + sigma * noise
     if outside is None and mode is None:
         scaled, inputs = check_input(examined, noisy)
-    statistics = check_statistics(examined, float(examined.correct(inputs).double().mean()), noisy)
+    statistics = None
+    if outside is None:  # other images have other statistics
+        statistics = check_statistics(examined, float(examined.correct(inputs).double().mean()), noisy)
     if statistics is not None:
         scaled, inputs = None, examined.images
     findings = [

@@ -96,9 +96,10 @@ def _length(data: object) -> int | None:
 def inputs_and_labels(batch: object) -> tuple[object, Tensor | None]:
     if isinstance(batch, Mapping):
         keys = list(map(str, batch))
+        first, second = keys if len(keys) == 2 else ("image", "label")
         raise RequestError(
             f"data: expected batches (inputs, labels), got a mapping with the keys {', '.join(keys)[:80]}; "
-            "use a generator of pairs, such as ((b['image'], b['label']) for b in loader)"
+            f"use a generator of pairs, such as ((b[{first!r}], b[{second!r}]) for b in loader)"
         )
     if not isinstance(batch, list | tuple):
         return batch, None

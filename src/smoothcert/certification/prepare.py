@@ -176,10 +176,10 @@ def checked_inputs(x: object, *, strict: bool) -> Tensor:
         raise RequestError("inputs: expected finite values, got NaN or infinity")
     low, high = float(x.min()), float(x.max())
     if (low < 0 or high > 1) and (strict or x.ndim == 4):
-        message = (
-            f"inputs: expected values in [0, 1], got [{low:.3g}, {high:.3g}]; "
-            "normalisation belongs inside the classifier, after the noise"
-        )
+        advice = "normalisation belongs inside the classifier, after the noise"
+        if low >= 0 and high > 2:
+            advice = "divide bytes by 255; the classifier may multiply them again, after the noise"
+        message = f"inputs: expected values in [0, 1], got [{low:.3g}, {high:.3g}]; {advice}"
         if strict:
             raise RequestError(message)
         warnings.warn(f"{message}; sigma and radii are in units of these values", stacklevel=4)
