@@ -384,12 +384,15 @@ def test_folding_skips_shared_layers_hooks_and_parametrized_weights() -> None:
         assert torch.allclose(at_precision(network, "fp32", CPU, (1, 8, 8))(images), expected, atol=1e-4)
 
 
-def test_folding_does_not_freeze_the_random_numbers_of_a_network() -> None:
+@pytest.mark.parametrize(
+    "shift", [lambda x: x.roll(random.randint(0, 7), -1), lambda x: x + 0.02 * x.roll(int(torch.randint(0, 8, ())), -1)]
+)
+def test_folding_does_not_freeze_the_random_numbers_of_a_network(shift: Callable[..., torch.Tensor]) -> None:
     """A trace has one shift for ever; the network draws one for each batch, which makes its votes dependent."""
 
     class Shifted(torch.nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x.roll(random.randint(0, 7), -1))
+            return super().forward(shift(x))
 
     torch.manual_seed(0)
     network = Shifted(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.Flatten())

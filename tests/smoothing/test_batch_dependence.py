@@ -119,6 +119,10 @@ DEPENDENT: dict[str, tuple[Callable[[], Function], str]] = {
     "centred logits": (lambda: centred(linear(), 1.0), ROWS),
     "one noise for all": (lambda: (lambda f: lambda x: f(x + torch.randn_like(x[:1])))(linear()), DRAWS),
     "one shift for all": (lambda: (lambda f: lambda x: f(x.roll(int(torch.randint(8, ())), -1)))(linear()), DRAWS),
+    "one shift for all, other rounding in each place": (
+        lambda: (lambda f: lambda x: f(x.roll(int(torch.randint(3, ())), -1)) + 1e-6 * torch.rand(len(x), 1))(linear()),
+        DRAWS,
+    ),
     "one noise for all, class masked": (
         lambda: masked((lambda f: lambda x: f(x + torch.randn_like(x[:1])))(linear()), -1e9),
         DRAWS,

@@ -193,8 +193,9 @@ def _draws_are_shared(classifier: Classifier, pair: Tensor) -> bool:
     for draw in range(DRAWS):
         (first, second), (elsewhere, _) = (_pass(classifier, pair, 2 * draw + odd).logits for odd in (0, 1))
         within, between = (float((first - row).abs().max()) for row in (second, elsewhere))
-        closer += between - within > JITTER * float(first.abs().max())
-        if not within <= between or (closer == 0 and draw == FEW_CALLS):
+        jitter = JITTER * float(first.abs().max())
+        closer += between - within > jitter
+        if not within <= between + jitter or (closer == 0 and draw == FEW_CALLS):
             return False
         if 0.5**closer <= LEVEL:
             return True
