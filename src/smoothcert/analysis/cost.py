@@ -25,7 +25,7 @@ from smoothcert.papers.tables import paper_table
 from smoothcert.report.layout import UNKNOWN, Column, Layout, layout_of, markdown
 from smoothcert.report.looks import looks_of
 from smoothcert.report.names import METHODS, dataset_name, network_name
-from smoothcert.report.style import AXIS_SIZE, GREY, LABEL_SIZE, TITLE_SIZE, legend_below, new_figure, plain, quiet_axes
+from smoothcert.report.style import GREY, LABEL_SIZE, TITLE_SIZE, legend_below, new_figure, plain, quiet_axes
 from smoothcert.training.metrics import METRICS, read_epochs
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe
 from smoothcert.training.run_folder import CERTIFICATES, RECIPE, runs_in
@@ -273,7 +273,7 @@ def draw_cost(costs: Sequence[Cost]) -> Figure:
     colours = [looks[method].colour for method in methods]
     for axes, (title, values, texts, paper, printed) in zip(grid, panels, strict=True):
         _draw_bars(axes, values, texts, paper, printed, colours)
-        axes.set_xlabel(title, fontsize=AXIS_SIZE)
+        axes.set_xlabel(title)
     grid[0].set_yticks(range(len(costs)), [plain(c.run) for c in costs])
     grid[0].invert_yaxis()
     what = (f"{dataset_name(c.dataset)}, {network_name(c.model)}, {c.epochs_planned} epochs" for c in costs)

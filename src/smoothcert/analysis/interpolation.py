@@ -22,7 +22,6 @@ from smoothcert.analysis.compared_runs import (
 from smoothcert.certification.columns import Floats
 from smoothcert.io.text import csv_text
 from smoothcert.report.style import (
-    AXIS_SIZE,
     FIRST,
     GREY,
     NOTE_SIZE,
@@ -209,10 +208,8 @@ def _draw_curves(axes: Axes, whole: Interpolation, line: Line, votes: bool) -> N
     axes.set_xticks(ticks, [f"{ratio:.3g}" for ratio in ticks])
     axes.set_ylim(0, 1.02)
     axes.set_yticks(np.linspace(0, 1, 6))
-    axes.set_ylabel("smoothed confidence (dotted: votes)" if votes else "smoothed confidence", fontsize=AXIS_SIZE)
-    axes.set_xlabel(
-        f"mixing ratio (0: the image; 1: adversarial example, L2 distance {line.distance:.2f})", fontsize=AXIS_SIZE
-    )
+    axes.set_ylabel("smoothed confidence (dotted: votes)" if votes else "smoothed confidence")
+    axes.set_xlabel(f"mixing ratio (0: the image; 1: adversarial example, L2 distance {line.distance:.2f})")
     axes.set_title(plain(line.label), fontsize=TITLE_SIZE, loc="left")
 
 

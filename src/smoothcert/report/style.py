@@ -62,35 +62,40 @@ def one_panel(width: float, height: float, title: str, x: str, y: str) -> tuple[
     axes = figure.subplots()
     quiet_axes(axes)
     axes.set_title(title, fontsize=TITLE_SIZE)
-    axes.set_xlabel(x, fontsize=AXIS_SIZE)
-    axes.set_ylabel(y, fontsize=AXIS_SIZE)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
     return figure, axes
+
+
+def axes_grid(count: int, width: float, height: float, **shared: Any) -> tuple[Figure, list[Axes]]:
+    """A figure with `count` axes of this size in inches, row by row, at most three per row."""
+    columns = 2 if count == 4 else min(3, count)
+    rows = -(-count // columns)
+    figure = new_figure(width * columns + 0.3, height * rows)
+    grid: list[Axes] = figure.subplots(rows, columns, squeeze=False, **shared).ravel().tolist()
+    for axes in grid[count:]:
+        axes.remove()
+    return figure, grid[:count]
 
 
 def panel_grid(
     panels: Sequence[Panel], x: str, y: str, extra_height: float = 0.0, pad: float = 4.0
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with empty `panels` and their titles, row by row, at most three per row.
+    """A figure with empty `panels` and their titles.
 
     `x` is the name of every horizontal axis, where {norm} stands for the norm of the radii, `y` that of the common
     vertical one, in percent; `pad` is the room below a title, in points.
     """
-    count = len(panels)
-    columns = 2 if count == 4 else min(3, count)
-    rows = -(-count // columns)
-    width, height = (5.2, 3.6) if count == 1 else (3.1 * columns + 0.3, 2.9 * rows)
-    figure = new_figure(width, height + extra_height * rows)
-    grid: list[Axes] = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel().tolist()
-    for axes in grid[count:]:
-        axes.remove()
-    for axes, title, panel in zip(grid, titles_of(panels), panels, strict=False):
+    width, height = (4.9, 3.6) if len(panels) == 1 else (3.1, 2.9)
+    figure, grid = axes_grid(len(panels), width, height + extra_height, sharey=True)
+    for axes, title, panel in zip(grid, titles_of(panels), panels, strict=True):
         axes.set_title(plain(title), fontsize=TITLE_SIZE, pad=pad)
-        axes.set_xlabel(x.format(norm=panel[0][1].norm), fontsize=AXIS_SIZE)
+        axes.set_xlabel(x.format(norm=panel[0][1].norm))
         axes.set_ylim(0, 102)
         quiet_axes(axes)
-    for axes in grid[:count:columns]:
-        axes.set_ylabel(y, fontsize=AXIS_SIZE)
-    return figure, grid[:count]
+        subplot = axes.get_subplotspec()
+        axes.set_ylabel(y if subplot is not None and subplot.is_first_col() else "")
+    return figure, grid
 
 
 def draw_steps(axes: Axes, x: Any, y: Any, label: str, look: Look) -> None:
@@ -99,10 +104,12 @@ def draw_steps(axes: Axes, x: Any, y: Any, label: str, look: Look) -> None:
 
 
 def quiet_axes(axes: Axes) -> None:
-    """A pale grid behind the curves, no frame above and to the right, small ticks."""
+    """A pale grid behind the curves, no frame above and to the right, small ticks and names of axes."""
     axes.grid(color=PALE, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=8, color=GREY)
+    axes.xaxis.label.set_fontsize(AXIS_SIZE)
+    axes.yaxis.label.set_fontsize(AXIS_SIZE)
     axes.spines[["top", "right"]].set_visible(False)
 
 

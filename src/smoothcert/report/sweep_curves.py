@@ -13,7 +13,7 @@ from smoothcert.io.text import counted
 from smoothcert.report.hyperparameters import Sweep
 from smoothcert.report.looks import looks_of
 from smoothcert.report.names import MEANINGS, METHODS, dataset_name, setting_name, setting_text, shared_network
-from smoothcert.report.style import AXIS_SIZE, GREY, NOTE_SIZE, TITLE_SIZE, legend_below, new_figure, plain, quiet_axes
+from smoothcert.report.style import GREY, NOTE_SIZE, TITLE_SIZE, axes_grid, legend_below, plain, quiet_axes
 
 _SPREAD = 20
 """Values whose largest is this many times the smallest have a logarithmic axis."""
@@ -27,15 +27,10 @@ def draw_sweeps(sweeps: Sequence[Sweep]) -> Figure | None:
     """
     if not sweeps:
         return None
-    columns = min(3, len(sweeps))
-    rows = -(-len(sweeps) // columns)
-    figure = new_figure(3.6 * columns + 0.4, 3.6 * rows)
     # Radii of one sigma and data set share an axis, so that panels can be compared.
     comparable = len({(sweep.first.sigma, sweep.first.dataset) for sweep in sweeps}) == 1
-    grid: list[Axes] = figure.subplots(rows, columns, squeeze=False, sharey=comparable).ravel().tolist()
-    for axes in grid[len(sweeps) :]:
-        axes.remove()
-    for axes, sweep in zip(grid, sweeps, strict=False):
+    figure, grid = axes_grid(len(sweeps), 3.6, 3.6, sharey=comparable)
+    for axes, sweep in zip(grid, sweeps, strict=True):
         _draw(axes, sweep)
     legend_below(figure, curves=False, notes=_notes(sweeps))
     return figure
@@ -85,8 +80,8 @@ def _draw(axes: Axes, sweep: Sweep) -> None:
         "\n".join(plain(line) for line in (", ".join(filter(None, facts)), shared) if line), fontsize=TITLE_SIZE
     )
     name = setting_name(sweep.parameter, own)
-    axes.set_xlabel(plain(f"{name}: {MEANINGS[name]}" if name in MEANINGS else name), fontsize=AXIS_SIZE)
-    axes.set_ylabel("average certified L2 radius (ACR)", fontsize=AXIS_SIZE)
+    axes.set_xlabel(plain(f"{name}: {MEANINGS[name]}" if name in MEANINGS else name))
+    axes.set_ylabel("average certified L2 radius (ACR)")
     axes.margins(y=0.15)
     quiet_axes(axes)
 

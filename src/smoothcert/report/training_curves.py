@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from smoothcert.report.looks import Look, looks_of
 from smoothcert.report.metrics import TrainedRun, further_terms, learning_rate_drops
 from smoothcert.report.names import in_groups, labels_of, panel_titles, shared_network
-from smoothcert.report.style import AXIS_SIZE, GREY, TITLE_SIZE, legend_below, line_style, new_figure, plain, quiet_axes
+from smoothcert.report.style import GREY, TITLE_SIZE, axes_grid, legend_below, line_style, new_figure, plain, quiet_axes
 from smoothcert.training.metrics import Metrics
 
 _LOSS, _ACCURACY = "loss", "noisy_accuracy"
@@ -63,18 +63,10 @@ def _mark_drops(axes: Axes, runs: Sequence[TrainedRun]) -> list[Line2D]:
 def _axes_grid(quantities: int, groups: int) -> tuple[Figure, list[list[Axes]]]:
     """Axes by [quantity][group]: one row per quantity and one column per group; for one group, three per row."""
     if groups == 1:
-        columns = 2 if quantities == 4 else min(3, quantities)
-        rows = -(-quantities // columns)
-        figure = new_figure(3.2 * columns, 2.7 * rows + 0.3)
-        every = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
-        for axes in every[quantities:]:
-            axes.remove()
-        return figure, [[axes] for axes in every[:quantities]]
-    heights = [2.4, 2.4, *[1.7] * (quantities - 2)]
-    figure = new_figure(3.1 * groups + 0.3, sum(heights) + 0.3)
-    ratios = {"height_ratios": heights}
-    grid = figure.subplots(quantities, groups, sharex="col", sharey="row", squeeze=False, gridspec_kw=ratios)
-    return figure, grid.tolist()
+        figure, every = axes_grid(quantities, 3.1, 2.8)
+        return figure, [[axes] for axes in every]
+    figure = new_figure(3.1 * groups + 0.3, 2.2 * quantities + 0.3)
+    return figure, figure.subplots(quantities, groups, sharex="col", sharey="row", squeeze=False).tolist()
 
 
 def _set_titles(figure: Figure, grid: Sequence[Sequence[Axes]], titles: Sequence[str]) -> None:
@@ -84,7 +76,7 @@ def _set_titles(figure: Figure, grid: Sequence[Sequence[Axes]], titles: Sequence
     for axes, title in zip(grid[0], titles, strict=True):
         axes.set_title(title if len(titles) > 1 else "", fontsize=TITLE_SIZE)
     for axes in (axes for row in (grid if len(titles) == 1 else grid[-1:]) for axes in row):
-        axes.set_xlabel("epoch", fontsize=AXIS_SIZE)
+        axes.set_xlabel("epoch")
 
 
 def draw_training_curves(runs: Sequence[TrainedRun]) -> Figure | None:
@@ -115,7 +107,7 @@ def draw_training_curves(runs: Sequence[TrainedRun]) -> Figure | None:
             _scale_row(row)
         for axes, group in zip(row, groups, strict=True):
             marks += _mark_drops(axes, group)
-        row[0].set_ylabel(_TITLES.get(quantity, f"term: {plain(quantity)}"), fontsize=AXIS_SIZE)
+        row[0].set_ylabel(_TITLES.get(quantity, f"term: {plain(quantity)}"))
 
     titles = panel_titles([(group[0].group, shared_network(run.recipe for run in group)) for group in groups])
     _set_titles(figure, grid, [plain(title) for title in titles])
