@@ -20,7 +20,7 @@ from smoothcert.report.html_data import Gallery
 from smoothcert.report.hyperparameters import Sweep, sweeps, with_hyperparameters
 from smoothcert.report.layout import MOST_DECIMALS, Layout
 from smoothcert.report.locate import distinct_names, locate
-from smoothcert.report.metrics import TrainedRun, read_run, training_runs
+from smoothcert.report.metrics import TrainedRun, training_runs
 from smoothcert.report.names import Panel, by_sigma, panels_of
 from smoothcert.report.paired import Comparison, comparisons
 from smoothcert.report.protocol import norm_of
@@ -187,7 +187,7 @@ def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
         published=rows,
         notes=comparison_notes(by_sigma(summaries), rows),
         warnings=warnings,
-        trained=[read_run(name, folder) for name, folder in training_runs(summaries)],
+        trained=training_runs(summaries),
         gallery=choices.gallery,
         comparisons=compared,
         sweeps=sweeps(summaries),

@@ -55,18 +55,19 @@ def looks_of(labels: Iterable[str]) -> dict[str, Look]:
     """Label -> its look; no two labels share one until all looks are taken.
 
     The looks of the papers' methods are fixed. Three or more variants of a method, such as "Consistency (λ = 1)", get
-    the colours of a ramp in the order of the number. Other labels get spare looks in alphabetical order.
+    the colours of a ramp in the order of their numbers. Other labels get spare looks in alphabetical order.
     """
     rest = sorted(set(labels), key=_natural)
     looks: dict[str, Look] = {}
     families: dict[str, list[str]] = {}
     for label in rest:
         families.setdefault(_family(label), []).append(label)
-    ramps = [
-        variants for own in families.values() if len(variants := [x for x in own if _details(x)[1]]) >= _LEAST_OF_RAMP
-    ]
+    ramps = [[label for label in labels if label != family] for family, labels in families.items()]
+    ramps = [variants for variants in ramps if len(variants) >= _LEAST_OF_RAMP]
     for number, variants in enumerate(ramps):
-        looks |= _ramp(variants, number)
+        for i, label in enumerate(variants):
+            share, dash = i / (len(variants) - 1), DASHES[number % len(DASHES)]
+            looks[label] = Look(_between(_RAMP, share), _between(_DARK_RAMP, share), dash)
     # Exact names first: a variant must not take the look of a method that is in the figure.
     for name_of in (str, _family, lambda label: label.partition(" (")[0].partition(", ")[0]):
         for label in rest:
@@ -80,36 +81,15 @@ def looks_of(labels: Iterable[str]) -> dict[str, Look]:
     return looks
 
 
-def _details(label: str) -> tuple[str, list[str]]:
-    """The method of a label, and its hyper-parameters."""
-    match = re.fullmatch(r"(.*?) \((.* = .*)\)(.*)", label)
-    return (label, []) if match is None else (match[1] + match[3], match[2].split(", "))
-
-
 def _family(label: str) -> str:
-    return _details(label)[0]
+    """The method of a label, without its hyper-parameters."""
+    return re.sub(r" \(.* = .*\)", "", label, count=1)
 
 
 def _natural(label: str) -> list[tuple[float, str]]:
     """A key that sorts numbers in labels as numbers."""
     parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", label)
     return [(float(part), "") if i % 2 else (-1.0, part) for i, part in enumerate(parts)]
-
-
-def _ramp(labels: Sequence[str], first_style: int) -> dict[str, Look]:
-    """Colours by the hyper-parameter that takes most values, styles by the other hyper-parameters."""
-    details = {label: dict(part.partition(" = ")[::2] for part in _details(label)[1]) for label in labels}
-    keys = list(dict.fromkeys(key for own in details.values() for key in own))
-    varied = max(keys, key=lambda key: len({own.get(key) for own in details.values()}), default="")
-    others = {label: repr([own.get(key) for key in keys if key != varied]) for label, own in details.items()}
-    values = sorted({own.get(varied, "") for own in details.values()}, key=_natural)
-    styles = sorted(set(others.values()), key=_natural)
-    looks = {}
-    for label in labels:
-        share = values.index(details[label].get(varied, "")) / max(len(values) - 1, 1)
-        dash = DASHES[(first_style + styles.index(others[label])) % len(DASHES)]
-        looks[label] = Look(_between(_RAMP, share), _between(_DARK_RAMP, share), dash)
-    return looks
 
 
 def _between(stops: Sequence[str], share: float) -> str:

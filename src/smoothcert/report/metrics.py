@@ -1,14 +1,13 @@
 """The training of a run as its folder records it: metrics.jsonl, one entry per epoch, and the names in its recipe."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from smoothcert.report.locate import read_recipe
+from smoothcert.report.locate import distinct_names, read_recipe
 from smoothcert.report.names import NamedRun
 from smoothcert.report.summary import Summary
 from smoothcert.training.metrics import MEASUREMENTS, METRICS, Metrics, read_epochs
@@ -35,20 +34,11 @@ def _numbers(entry: Mapping[str, Any]) -> dict[str, float]:
     return {**numbers, "epoch": int(entry["epoch"])}
 
 
-def training_runs(summaries: Sequence[Summary]) -> list[tuple[str, Path]]:
-    """(name, run folder) of the runs that certificates files belong to, each run once, in order.
-
-    A run with several certificates files gets the common first part of their names, if that is distinct. Files outside
-    a run are left out.
-    """
-    names: dict[Path, list[str]] = {}
-    for summary in summaries:
-        run = run_of_certificates(summary.file.path)
-        if run is not None:
-            names.setdefault(run, []).append(summary.name)
-    short = {run: own[0] if len(own) == 1 else own[0].rpartition("/")[0] for run, own in names.items()}
-    counts = Counter(short.values())
-    return [(short[run] if short[run] and counts[short[run]] == 1 else own[0], run) for run, own in names.items()]
+def training_runs(summaries: Sequence[Summary]) -> list[TrainedRun]:
+    """The runs that certificates files belong to, each once, in order; files outside a run are left out."""
+    folders = dict.fromkeys(run_of_certificates(summary.file.path) for summary in summaries)
+    runs = [folder for folder in folders if folder is not None]
+    return list(map(read_run, distinct_names([run.name for run in runs], runs), runs))
 
 
 def read_run(name: str, folder: Path) -> TrainedRun:
