@@ -64,6 +64,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def some_of(names: Sequence[str]) -> str:
+    """Up to four names; of more the first three and how many there are, as in "a, b, c, 7 more"."""
+    return ", ".join(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
+
+
 def number_text(number: float) -> str:
     """A whole number with all its digits, as in 1,000,000; other numbers with up to six digits."""
     return f"{number:,}" if isinstance(number, int) else f"{number:g}"

@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from smoothcert.errors import RequestError
-from smoothcert.io.text import did_you_mean, escape_markdown, one_line
+from smoothcert.io.text import did_you_mean, escape_markdown, one_line, some_of
 from smoothcert.report.contents import Contents
 from smoothcert.report.figures import FIGURES
 from smoothcert.report.html import html_page
@@ -18,8 +18,6 @@ PUBLISHED_ROWS = "the published row under each run, and the difference: run minu
 BOLD = "Bold: better than every other run of its σ by more than two standard errors of the paired difference."
 _NOT_IN_PAPERS = ("abstention", "images", "votes")
 """Columns that a table in LaTeX has only on request."""
-MOST_NAMES = 4
-"""Runs that a note on a terminal names; of more it names the first three."""
 
 
 def _items(notes: Iterable[tuple[str, Sequence[str]]]) -> str:
@@ -121,10 +119,8 @@ TEXTS: Mapping[str, Callable[[Contents], Mapping[str, str | None]]] = {
 
 
 def _listed(names: Sequence[str], runs: Sequence[str]) -> str:
-    """The runs of a note on a terminal: the first few of many; the files of the report name all."""
-    if len(runs) > 1 and set(names) == set(runs):
-        return "all runs"
-    return ", ".join(names if len(names) <= MOST_NAMES else [*names[:3], f"{len(names) - 3} more"])
+    """The runs of a note on a terminal; the files of the report name all."""
+    return "all runs" if len(runs) > 1 and set(names) == set(runs) else some_of(names)
 
 
 def terminal_report(contents: Contents, width: int) -> list[RenderableType]:

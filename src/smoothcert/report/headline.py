@@ -3,14 +3,14 @@
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from smoothcert.io.text import radius_text
+from smoothcert.io.text import counted, radius_text, some_of
 from smoothcert.report.names import images_text
 from smoothcert.report.paired import FEWEST, Comparison
 from smoothcert.report.seeds import SeedMean
 from smoothcert.report.summary import Summary, wilson_interval
 
 MOST_RUNS = 4
-"""Up to this number, runs that are not ranked or never certify a class are named one by one."""
+"""Up to this number, runs that are not ranked are named one by one."""
 MOST_CLASSES = 10
 """Of more classes than this, their number is given."""
 STATISTICS = (
@@ -87,15 +87,12 @@ def _unranked(comparison: Comparison, radius: float, label: Callable[[str], str]
     """The first runs at `radius`, in their order."""
     first, *others = comparison.runs
     words = [
-        _claim(comparison, first, radius, label),
-        *(
-            f"{label(run.name)}: {_count(run, radius):,} of {run.images:,} ({_interval(run, radius)})"
-            for run in others[: MOST_RUNS - 1]
-        ),
+        f"{label(run.name)}: {_count(run, radius):,} of {run.images:,} ({_interval(run, radius)})"
+        for run in others[: MOST_RUNS - 1]
     ]
-    more = len(comparison.runs) - MOST_RUNS
-    counted = "1 more run is" if more == 1 else f"{more} more runs are"
-    return "; ".join([*words, *([f"{counted} in the tables"] if more > 0 else [])]) + "."
+    if (more := len(comparison.runs) - MOST_RUNS) > 0:
+        words.append(f"{counted(more, 'more run')} {'is' if more == 1 else 'are'} in the tables")
+    return "; ".join([_claim(comparison, first, radius, label), *words]) + "."
 
 
 def _ranked(comparison: Comparison, radius: float, label: Callable[[str], str], start: str) -> str:
@@ -135,20 +132,16 @@ def _over_seeds(comparison: Comparison, radius: float, seeds: Sequence[SeedMean]
 
 
 def _never_certified(comparison: Comparison, label: Callable[[str], str]) -> list[str]:
-    """A sentence on each set of classes that runs never certify; the runs beyond the first few are counted."""
-    runs = [run for run in comparison.runs if run.never_certified]
+    """A sentence on each set of classes that runs never certify."""
     names: dict[str, list[str]] = {}
-    for run in runs[:MOST_RUNS]:
+    for run in (run for run in comparison.runs if run.never_certified):
         never = run.never_certified
         certified = [cls for cls in run.classes if cls not in never]
         few = certified and len(certified) < len(never)
         shown = _classes([run.class_name(cls) for cls in (certified if few else never)])
         text = f"Only {shown} ever certified" if few else f"{shown} never certified"
         names.setdefault(text[0].upper() + text[1:], []).append(label(run.name))
-    sentences = [f"{text} by {' and '.join(filter(None, [', '.join(by[:-1]), by[-1]]))}." for text, by in names.items()]
-    more = len(runs) - MOST_RUNS
-    counted = "1 more run never certifies" if more == 1 else f"{more} more runs never certify"
-    return [*sentences, *([f"{counted} some class."] if more > 0 else [])]
+    return [f"{text} by {some_of(runs)}." for text, runs in names.items()]
 
 
 def _classes(names: Sequence[str]) -> str:

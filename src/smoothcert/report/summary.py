@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from smoothcert.certification.certificates import CertificatesFile
-from smoothcert.certification.columns import Columns, Flags, Floats, Integers
+from smoothcert.certification.columns import Flags, Floats, Integers
 from smoothcert.certification.model_provenance import unfinished
 from smoothcert.data.datasets import DATASETS, published_name
 from smoothcert.errors import RequestError
@@ -47,8 +47,6 @@ class Outcomes:
     """Whether the image is certified for its label, with any radius."""
     radius: Floats
     """The certified radius; 0 where wrong or abstained."""
-    unanimous: Flags
-    """Whether all n votes went to the label: the largest radius that n can show. False where votes are not stored."""
 
     def __len__(self) -> int:
         return len(self.index)
@@ -68,16 +66,7 @@ class Outcomes:
 
     def at(self, c: Flags | Integers) -> "Outcomes":
         """The chosen images, by flags or positions."""
-        return Outcomes(self.index[c], self.label[c], self.certified[c], self.radius[c], self.unanimous[c])
-
-
-def outcomes_of(columns: Columns) -> Outcomes:
-    """What counts of rows in any order."""
-    certified = columns.correct
-    radius = np.where(certified, columns.radius, 0.0)
-    unanimous = certified & (columns.n > 0) & (columns.count == columns.n)
-    outcomes = Outcomes(columns.index, columns.label, certified, radius, unanimous)
-    return outcomes.at(np.argsort(columns.index, kind="stable"))
+        return Outcomes(self.index[c], self.label[c], self.certified[c], self.radius[c])
 
 
 def wilson_interval(fraction: float, images: int) -> tuple[float, float]:
@@ -145,8 +134,10 @@ class Summary:
 
     @cached_property
     def outcomes(self) -> Outcomes:
-        """The rows as arrays."""
-        return outcomes_of(self.file.columns)
+        """What counts of the rows."""
+        columns, certified = self.file.columns, self.file.columns.correct
+        rows = Outcomes(columns.index, columns.label, certified, np.where(certified, columns.radius, 0.0))
+        return rows.at(np.argsort(columns.index, kind="stable"))
 
     @cached_property
     def classes(self) -> dict[int, Outcomes]:
@@ -175,8 +166,10 @@ class Summary:
         None without votes, and where it is not the same for all of them: in a later stage of a cascade it is smaller,
         and with a randomized bound it depends on the coin.
         """
-        stored = self.ceiling is not None and self.file.columns.n.any() and not self.apart
-        return float(self.outcomes.unanimous.mean()) if stored else None
+        columns = self.file.columns
+        if self.ceiling is None or self.apart or not columns.n.any():
+            return None
+        return float((columns.correct & (columns.n > 0) & (columns.count == columns.n)).mean())
 
     @property
     def limited_by_n(self) -> bool:
