@@ -76,7 +76,7 @@ def test_a_class_that_is_never_certified_is_named() -> None:
         assert f" {expected} by poor." in text
     many = [summary_of(rows, f"poor{i}") for i in range(6)]
     text = headlines(comparisons(many))[0]
-    assert " Only class 0 is ever certified by poor0, poor1, poor2, 3 more." in text, "said once, not once per run"
+    assert " Only class 0 is ever certified by poor0, poor1, poor2 and 3 more." in text, "said once, not once per run"
 
 
 def test_classes_have_the_names_that_the_files_record() -> None:

@@ -65,8 +65,9 @@ def counted(count: int, noun: str) -> str:
 
 
 def some_of(names: Sequence[str]) -> str:
-    """Up to four names; of more the first three and how many there are, as in "a, b, c, 7 more"."""
-    return ", ".join(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
+    """Up to four names, as in "a, b and c"; of more the first three and how many follow."""
+    shown = names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"]
+    return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
 
 
 def number_text(number: float) -> str:
