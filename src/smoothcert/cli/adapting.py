@@ -1,6 +1,5 @@
 """`smoothcert adapt`."""
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +21,7 @@ def adapt(
     device: Device = "auto",
 ) -> None:
     """Adapt batch norm to noisy images: it takes seconds, needs no labels and changes no weight."""
-    model = request.model
+    model = request.network
     if run is None and (model is None or request.dataset is None or sigma is None):
         raise no_network({"--model FILE.py:function": model, "--dataset NAME": request.dataset, "--sigma S": sigma})
     if run is None and out.suffix != SUFFIX:
@@ -46,7 +45,7 @@ def adapt(
     if loaded is not None:
         loaded.model.to(torch_device)
         about = adapt_run(loaded, images.to(torch_device), out, sigma)
-        words = [*optional("--model", model), *optional("--sigma", sigma), *request.words()]
+        words = [*request.network_words(), *optional("--sigma", sigma), *request.words()]
         onwards = command_line("certify", out, *words)
     else:
         assert sigma is not None, "checked above"
@@ -54,7 +53,7 @@ def adapt(
         network = as_module(built, str(model), "--model")
         about = adapt_batch_norm(network.to(torch_device), images.to(torch_device), sigma)
         write_tensors(out, network.state_dict(), {CHANGE: dict(about)})
-        words = [*replace(request, init=out).network_words(), *request.data_words(), "--sigma", sigma]
+        words = ["--model", model, "--init", out, *request.data_words(), "--sigma", sigma]
         onwards = command_line("certify", *words, "--out", out.with_suffix(""))
     console.print(f"adapted to {about['images']:,} images at sigma {about['sigma']:g}: {out}", soft_wrap=True)
     console.print(f"it is another network than before; next: {onwards}", soft_wrap=True)

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from smoothcert.cli.advice import training_command
 from smoothcert.cli.options import (
     NOISE_LEVEL,
     Device,
-    HubOptions,
+    NetworkOptions,
     command_line,
     console,
     folder_name,
@@ -31,7 +30,7 @@ NOISES_PER_IMAGE, PASSES = 2, 3
 
 
 @dataclass(frozen=True)
-class DoctorOptions(HubOptions):
+class DoctorOptions(NetworkOptions):
     """What `doctor` is asked to examine, and the commands for the same network and images that follow from it."""
 
     run: Annotated[Path | None, typer.Argument(help="Run folder.", show_default=False)] = None
@@ -51,8 +50,10 @@ class DoctorOptions(HubOptions):
     def fine_tuning(self, run: "Run | None") -> str:
         """Return the command that trains the network under noise, from its weights, with the default recipe."""
         network = self.network if run is None else run.recipe.model
-        source = [*self.data_words(), "--method", "consistency"]
-        return training_command(self._folder, "consistency", self.sigma, network, self.init or self.run, *source)
+        words = [*self.data_words(), "--method", "consistency", *optional("--model", network)]
+        words += [*optional("--init", self.init or self.run), "--sigma", self.sigma]
+        out = self._folder.with_name(f"{self._folder.name}-consistency-{self.sigma:g}")
+        return command_line("train", *words, "--out", out)
 
     def denoiser(self, run: "Run | None") -> str:
         """Return the command that trains a denoiser, with the network's term unless it is a run of the user's code."""
@@ -77,8 +78,7 @@ class DoctorOptions(HubOptions):
         if not has_batch_norm(network):
             return None
         out = "adapted.safetensors" if self.run is None else self.run.with_name(f"{self.run.name}-adapted")
-        named = replace(self, model=self.network, hub=None)  # --init can replace the weights of --model hf:NAME
-        return command_line("adapt", *named._words(), "--out", out)
+        return command_line("adapt", *self._words(), "--out", out)
 
     def certification(self) -> str:
         """Return the command that certifies the network as it is."""
@@ -98,7 +98,7 @@ def doctor(
     run, model = request.run, request.network
     if run is None and (model is None or request.dataset is None):
         raise no_network({"--model FILE.py:function (or --hub hf:NAME)": model, "--dataset NAME": request.dataset})
-    request.check(run, published=request.hub is not None)
+    request.check(run)
     from smoothcert.analysis.doctor import doctor as examine
     from smoothcert.analysis.output import Output
     from smoothcert.certification.settings import CertifySettings

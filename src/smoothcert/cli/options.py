@@ -183,21 +183,25 @@ class ImageOptions:
 
 @dataclass(frozen=True)
 class NetworkOptions(ImageOptions):
-    """The options that name the user's own network and its data set; a run folder has both."""
+    """The options that name a network that is no run, the user's own or a published one, and its data set."""
 
     model: OwnNetwork = None
+    hub: Annotated[
+        str | None,
+        typer.Option(help="A published classifier: hf:NAME, timm:NAME, hf:FOLDER or timm:FOLDER, from its cache."),
+    ] = None
     init: Annotated[
         Path | None,
         typer.Option(help="Weights of --model: .safetensors or a PyTorch checkpoint.", rich_help_panel="Network"),
     ] = None
     dataset: Annotated[str | None, typer.Option(help=DATASET, show_default="the run's")] = None
 
-    def check(self, *runs: Path | None, published: bool = False) -> None:
+    def check(self, *runs: Path | None) -> None:
         """Refuse wrong paths, and --init without own code, before torch is imported, which takes seconds."""
         folders = [run for run in runs if run is not None]
         for folder in folders:
             check_run_folder(folder)
-        if self.init is not None and (folders or published):
+        if self.init is not None and (folders or self.hub is not None):
             instead = "leave it out" if folders else "leave it out, or give the name of --hub as --model"
             raise RequestError(f"--init: expected none with a run folder or --hub, which have weights; {instead}")
         check_dataset(self.dataset)
@@ -221,33 +225,10 @@ class NetworkOptions(ImageOptions):
         return with_known_classes(images, None if run is None else run.spec.class_names)
 
     def own_network(self, num_classes: int | None, on_note: Callable[[str], None]) -> "Classifier":
-        """Return the network of --model, with the weights of --init."""
+        """Return the network of --model or --hub, with the weights of --init."""
         from smoothcert.training.initial_weights import own_model_with_weights
 
         return own_model_with_weights(str(self.network), num_classes, self.init, on_note)
-
-    @property
-    def network(self) -> str | None:
-        """The reference of the network that is no run."""
-        return self.model
-
-    def network_words(self) -> list[object]:
-        """Return the network as words of a command line."""
-        return [*optional("--model", self.model), *optional("--init", self.init)]
-
-    def data_words(self) -> list[object]:
-        """Return the data set and how its images are read, as words of a command line."""
-        return [*optional("--dataset", self.dataset), *optional("--image-size", self.image_size), *self.words()]
-
-
-@dataclass(frozen=True)
-class HubOptions(NetworkOptions):
-    """The options that name a published classifier, or the user's own network."""
-
-    hub: Annotated[
-        str | None,
-        typer.Option(help="A published classifier: hf:NAME, timm:NAME, hf:FOLDER or timm:FOLDER, from its cache."),
-    ] = None
 
     @property
     def network(self) -> str | None:
@@ -262,11 +243,16 @@ class HubOptions(NetworkOptions):
         return self.hub
 
     def network_words(self) -> list[object]:
-        return [*optional("--hub", self.hub), *super().network_words()]
+        """Return the network as words of a command line."""
+        return [*optional("--hub", self.hub), *optional("--model", self.model), *optional("--init", self.init)]
+
+    def data_words(self) -> list[object]:
+        """Return the data set and how its images are read, as words of a command line."""
+        return [*optional("--dataset", self.dataset), *optional("--image-size", self.image_size), *self.words()]
 
 
 @dataclass(frozen=True)
-class ClassifierOptions(HubOptions):
+class ClassifierOptions(NetworkOptions):
     """The options that name a classifier: run folders as one, or a network that is no run; a denoiser in front."""
 
     ensemble: Annotated[bool, typer.Option("--ensemble", help="All run folders as one classifier.")] = False
@@ -293,7 +279,7 @@ class ClassifierOptions(HubOptions):
             raise RequestError(f"--{self.kind}: expected at least two run folders, got {len(runs)}; name its members")
         if self.consensus is not None and not self.ensemble:
             raise RequestError(f"--consensus: expected none without --ensemble, got {self.consensus}; leave it out")
-        self.check(*runs, published=self.hub is not None)
+        self.check(*runs)
 
     def check_noise_level(self, runs: Sequence[Path], sigma: float | None) -> None:
         """Refuse a network that is no run without a noise level; runs and denoisers have one."""
