@@ -114,7 +114,7 @@ def doctor(
     """
     subject = Subject.of(model)
     classifier, title = subject.classifier, name or subject.name
-    defaults: dict[str, Any] = {"sigma": 0.25, "noise": "gaussian", **(subject.defaults or {})}
+    defaults: dict[str, Any] = {"sigma": 0.25, "noise": "gaussian", **subject.defaults}
     sigma, kind = checked_sigma(defaults["sigma"] if sigma is None else sigma), NOISES[defaults["noise"]]
     if images < 1:
         raise RequestError(f"images: expected at least 1, got {images}")

@@ -4,7 +4,7 @@ import copy
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from smoothcert.analysis.doctor_inputs import BATCH, SIMILAR, Examined, Finding, clearly_better, share
 from smoothcert.classifier import evaluating, logits_of

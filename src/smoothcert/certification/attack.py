@@ -43,7 +43,6 @@ from smoothcert.noise import Gaussian
 from smoothcert.smoothing.bounds import top_two_p_value
 from smoothcert.smoothing.certificate import ABSTAIN, MOST_VOTES, class_from_votes
 from smoothcert.smoothing.votes import Classifier, VoteCounter, default_batch_size, noise_block
-from smoothcert.training.denoiser import Denoiser
 from smoothcert.training.recipe import Recipe, parse_recipe
 
 INSIDE = 1 - 1e-6
@@ -214,7 +213,7 @@ def _wrong(predict: int, label: int) -> bool:
 
 @torch.inference_mode(False)  # a caller may be in inference mode, which has no gradients
 def attack_dataset(
-    model: Certifiable,
+    model: Certifiable | Subject,
     data: Images,
     indices: Sequence[int],
     recipe: AttackRecipe,
@@ -222,15 +221,14 @@ def attack_dataset(
     device: torch.device,
     *,
     certificates: CertificatesFile | None = None,
-    denoiser: Denoiser | None = None,
     on_progress: Callable[[AttackStatus], None] = lambda status: None,
 ) -> AttacksFile:
     """Attack the images `indices` of `data` into the attacks file `path`, except those that it has; return that file.
 
     A point inside the radius of its image in `certificates`, with another class, is marked as a contradiction. The
-    gradient of the attack goes through the `denoiser` in front of the model, if there is one.
+    gradient of the attack goes through the denoiser of a `Subject`.
     """
-    subject = Subject.of(model).behind(denoiser)
+    subject = Subject.of(model)
     if subject.stages:
         raise RequestError("model: expected one classifier, got a cascade; attack each of its stages alone")
     data = as_images(data, subject, device)

@@ -61,23 +61,6 @@ class Cascade:
     def sigmas(self) -> tuple[float, ...]:
         return tuple(stage.noise.sigma for stage in self.stages)
 
-    def refuse_other_rules(self, settings: CertifySettings) -> None:
-        """Raise a RequestError for settings that have no meaning for a cascade, which has one rule."""
-        given = {
-            "radii": bool(settings.radii),
-            "radius_loss": settings.radius_loss is not None,
-            "label_aware": settings.label_aware,
-            "sound": settings.sound,
-            f"bound {settings.bound}": settings.bound != "one-sided",
-            f"noise {settings.noise}": settings.noise not in (None, "gaussian"),
-            f"sigma {settings.sigma}": settings.sigma not in (None, self.sigmas[0]),
-        }
-        if wrong := [name for name, used in given.items() if used]:
-            raise RequestError(
-                f"cascade: expected n votes per stage, a one-sided bound and the sigmas of its stages, got {wrong[0]}; "
-                "leave it out"
-            )
-
     def certify(
         self,
         x: Tensor,
@@ -100,3 +83,21 @@ class Cascade:
             raise RequestError(f"stages: expected one number of classes, got {numbers}; use networks of one data set")
         records = replace(first, later=tuple(counters[1:])).certify(inputs, noise_seeds(inputs, seed, indices))
         return CertificateBatch.of(records, first.counter.num_classes, x.device, indices=indices)
+
+
+def refuse_other_rules(settings: CertifySettings, sigma: float) -> None:
+    """Raise a RequestError for settings without a meaning for a cascade, which has one rule; `sigma` is its largest."""
+    given = {
+        "radii": bool(settings.radii),
+        "radius_loss": settings.radius_loss is not None,
+        "label_aware": settings.label_aware,
+        "sound": settings.sound,
+        f"bound {settings.bound}": settings.bound != "one-sided",
+        f"noise {settings.noise}": settings.noise not in (None, "gaussian"),
+        f"sigma {settings.sigma}": settings.sigma not in (None, sigma),
+    }
+    if wrong := [name for name, used in given.items() if used]:
+        raise RequestError(
+            f"cascade: expected n votes per stage, a one-sided bound and the sigmas of its stages, got {wrong[0]}; "
+            "leave it out"
+        )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smoothcert.certification.cascade import Cascade
+from smoothcert.certification.cascade import refuse_other_rules
 from smoothcert.certification.certificates import (
     CertificatesFile,
     CertifiedImage,
@@ -70,7 +70,7 @@ Report = Callable[[CertificationStatus], None]
 
 
 def certify_dataset(
-    model: Certifiable,
+    model: Certifiable | Subject,
     data: Data,
     out: str | Path,
     settings: CertifySettings | None = None,
@@ -109,15 +109,15 @@ def certify_dataset(
     given |= {"radii": (), **fields} if fields.get("until_radius") is not None else fields
     settings = parse_recipe(CertifySettings, given, "certify")
     subject = Subject.of(model, name).behind(denoiser)
-    if isinstance(model, Cascade):
-        model.refuse_other_rules(settings)
+    if subject.stages:
+        refuse_other_rules(settings, subject.defaults["sigma"])
     images = as_images(data, subject, device)
     recipe = team.agree(settings.completed(stored_settings(path), device, images.shape, subject.defaults))
     subject.check(images, recipe.sigma, recipe.noise, device)
     about = subject.about(images, device, recipe.batch_size)
     counters = []
     for stage in subject.stages or (subject,):
-        sigma = recipe.sigma if stage is subject else (stage.defaults or {})["sigma"]
+        sigma = recipe.sigma if stage is subject else stage.defaults["sigma"]
         counter, at_stage = make_counter(
             *(stage.classifier, images.shape, images.num_classes, recipe.model_copy(update={"sigma": sigma}), device),
             stored=exists(path),

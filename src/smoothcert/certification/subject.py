@@ -41,8 +41,8 @@ class Subject:
 
     classifier: Classifier
     name: str
-    run: Run | RunEnsemble | None = None
-    defaults: Mapping[str, Any] | None = None
+    run: Run | RunEnsemble | None
+    defaults: Mapping[str, Any]
     """Settings that apply unless others are given: sigma, noise, precision, batch_size and compile."""
     stages: "tuple[Subject, ...]" = ()
     denoiser: Denoiser | None = None
@@ -52,14 +52,18 @@ class Subject:
 
     @property
     def runs(self) -> Sequence[Run]:
-        """The run, or the members of an ensemble; () for a user's own classifier."""
+        """The run, or the members of an ensemble or of all stages; () for a user's own classifier."""
+        if self.stages:
+            return [run for stage in self.stages for run in stage.runs]
         return self.run.runs if isinstance(self.run, RunEnsemble) else () if self.run is None else (self.run,)
 
     @classmethod
-    def of(cls, model: "Certifiable", name: str | None = None) -> "Subject":
+    def of(cls, model: "Certifiable | Subject", name: str | None = None) -> "Subject":
+        if isinstance(model, Subject):
+            return model
         if isinstance(model, Cascade):
             stages = tuple(cls.of(stage) for stage in model.sources)
-            first, precisions = stages[0], {str((stage.defaults or {}).get("precision")) for stage in stages}
+            first, precisions = stages[0], {str(stage.defaults.get("precision")) for stage in stages}
             if len(precisions) > 1:
                 raise RequestError(f"stages: expected one precision, got {', '.join(sorted(precisions))}; choose one")
             return cls(first.classifier, name or "cascade", None, first.defaults, stages)
@@ -85,7 +89,7 @@ class Subject:
         front: Any = self.classifier  # which Denoised checks
         noise = {"sigma": denoiser.sigma, "noise": denoiser.noise}
         denoised = Denoised(denoiser.model, front)
-        return replace(self, classifier=denoised, defaults={**(self.defaults or {}), **noise}, denoiser=denoiser)
+        return replace(self, classifier=denoised, defaults={**self.defaults, **noise}, denoiser=denoiser)
 
     def check(self, data: Images, sigma: float, noise: str, device: torch.device) -> None:
         """Refuse `data` or noise that do not fit the classifier, and a classifier whose votes are not independent."""

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smoothcert.cli.options import NetworkOptions, command_line, optional
+from smoothcert.cli.options import command_line
 from smoothcert.io.text import duration, rate
-from smoothcert.training.run_folder import RECIPE
 
 if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.certification.certificates import CertifiedImage
@@ -34,46 +33,20 @@ def next_step(path: Path, folder: Path, shard: tuple[int, int]) -> str:
     return f"when all {shard[1]} shards are finished, next: smoothcert merge {shards} --out merged.tsv"
 
 
-def training_command(
-    folder: Path, label: str, sigma: float | None, network: str | None, init: Path | None, *source: object
-) -> str:
-    """Return the command that trains `network` under noise, from the weights `init` if given.
-
-    `source` names the data and the method; the new run is next to `folder`, and its name ends in `label` and sigma.
-    """
-    words = [*source, *optional("--model", network), *optional("--init", init), "--sigma", sigma]
-    return command_line("train", *words, "--out", folder.with_name(f"{folder.name}-{label}-{sigma:g}"))
-
-
-def retraining_command(run: "Run | None", folder: Path, request: NetworkOptions, settings: "CertifySettings") -> str:
-    """Return the command that trains the network of a certification under its noise."""
-    dataset, image_size = request.chosen_data(run)
-    noise = settings.noise or "gaussian"
-    label: str = noise
-    if run is not None and (folder / RECIPE).exists():
-        source: list[object] = ["--recipe", folder / RECIPE]
-    else:
-        source = ["--dataset", dataset, "--method", "consistency", *optional("--image-size", image_size)]
-        label = "consistency" if noise == "gaussian" else f"consistency-{noise}"
-    source += ["--set", f"noise={noise}"] if noise != "gaussian" else []
-    network = request.network if run is None else run.recipe.model
-    return training_command(folder, label, settings.sigma, network, request.init, *source, *request.words())
-
-
 def measured_accuracy(accuracy: "NoiseAccuracy") -> str:
     return f"clean accuracy {accuracy.clean:.0%}, under noise {accuracy.noisy:.0%} ({accuracy.images} images)"
 
 
-def accuracy_warning(accuracy: "NoiseAccuracy", retrain: str) -> str | None:
+def accuracy_warning(accuracy: "NoiseAccuracy") -> str | None:
     """Return what to do if the network is poor on some images; None for a good one."""
     measured = measured_accuracy(accuracy)
     if accuracy.fault == "chance":
         return (
             f"accuracy at chance: {measured}; check the normalisation (it belongs inside the model), the input range "
-            f"[0, 1] and the order of the labels; if they are right, train the network; next: {retrain}"
+            "[0, 1] and the order of the labels, for which there is `smoothcert doctor`"
         )
     if accuracy.fault == "noise":
-        return f"not robust to this noise: {measured}; choose a smaller --sigma or train; next: {retrain}"
+        return f"not robust to this noise: {measured}; choose a smaller --sigma; `smoothcert doctor` says how to train"
     return None
 
 

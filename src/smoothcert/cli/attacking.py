@@ -1,8 +1,6 @@
 """`smoothcert attack`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,11 +29,6 @@ from smoothcert.training.run_folder import CERTIFICATES, RECIPE, check_file
 
 if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.certification.attack_file import AttacksFile
-    from smoothcert.certification.cascade import Cascade
-    from smoothcert.certification.certificates import CertificatesFile
-    from smoothcert.certification.ensemble import RunEnsemble
-    from smoothcert.training.checkpoint import Run
-    from smoothcert.training.denoiser import Denoiser
 
 LIKELY_A_BUG = 1e-3
 """Contradictions less likely than this are not attributed to chance."""
@@ -85,79 +78,41 @@ def attack(
         check_file(certificates, "a certificates file")
     check_name(name)
     from smoothcert.certification.attack import attack_dataset, complete_attack_recipe
+    from smoothcert.certification.certificates import read_certificates
     from smoothcert.certification.shards import Selection
+    from smoothcert.cli.certify_targets import default_folder, if_elsewhere, subject_for_images
     from smoothcert.distributed import find_device
-    from smoothcert.report.progress import attack_bar, print_data_notes, print_note
+    from smoothcert.report.progress import attack_bar, print_data_notes
 
-    torch_device = find_device(device)
-    target = find_target(request, folders, out, certificates, sigma)
-    certified, path = target.certificates, target.folder / "attacks" / f"{name}.tsv"
-    check_inside(path, target.folder)
+    torch_device, folder = find_device(device), out or default_folder(request.kind, folders)
+    places = [folder, *(folders[:1] if not request.kind else ())]
+    source = certificates or only_certificates(places, denoised=request.denoiser is not None)
+    certified = None if source is None else read_certificates(source)
+    level = certified.settings.get("sigma") if certified is not None and sigma is None else sigma
+    subject = subject_for_images(request, folders, level, console)
+    elsewhere, first = if_elsewhere(subject.run, folder), next(iter(subject.runs), None)
+    path = folder / "attacks" / f"{name}.tsv"
+    check_inside(path, folder)
     # Not the name in the certificates: data of this name need not be those that were certified. It is compared later.
-    images = request.images(target.first)
-    print_data_notes(console, images, target.first.recipe.dataset if target.first is not None else None)
-    recipe = complete_attack_recipe(fields, path, torch_device, images.shape, certified, target.sigma)
+    images = request.images(first)
+    print_data_notes(console, images, first.recipe.dataset if first is not None else None)
+    trained_sigma = subject.defaults.get("sigma")
+    recipe = complete_attack_recipe(fields, path, torch_device, images.shape, certified, trained_sigma)
     known = range(len(images)) if certified is None else sorted(row.index for row in certified.rows)
     indices = [known[i] for i in Selection(len(known), skip, max_images).indices]
-    classifier = target.classifier or request.own_network(images.num_classes, partial(print_note, console))
-    with attack_bar(target.folder.name, len(indices)) as show:
+    with attack_bar(folder.name, len(indices)) as show:
         file = attack_dataset(
-            *(classifier, images, indices, recipe, path, torch_device),
+            *(subject, images, indices, recipe, path, torch_device),
             certificates=certified,
-            denoiser=target.denoiser,
             on_progress=show,
         )
-    if target.elsewhere is not None:
-        target.elsewhere.recipe.save(target.folder / RECIPE)  # which reports read
+    if elsewhere is not None:
+        elsewhere.recipe.save(folder / RECIPE)  # which reports read
     words = [*folders, *request.network_words(), *request.data_words()]
     words += [*optional("--sigma", sigma if folders else recipe.sigma), *optional("--out", out)]
-    done = result_files(target.folder / CERTIFICATES)
-    onwards = command_line("report", target.folder) if done else command_line("certify", *words)
+    done = result_files(folder / CERTIFICATES)
+    onwards = command_line("report", folder) if done else command_line("certify", *words)
     print_attacks(file, recipe.radii, onwards)
-
-
-@dataclass(frozen=True)
-class AttackTarget:
-    """The classifier to attack (None for a network that is no run), what is known about it, and its folder."""
-
-    classifier: "Run | RunEnsemble | Cascade | None"
-    first: "Run | None"
-    denoiser: "Denoiser | None"
-    sigma: float | None
-    """The noise level that it was made for."""
-    folder: Path
-    elsewhere: "Run | None"
-    """The run, if `folder` is not its own."""
-    certificates: "CertificatesFile | None"
-
-
-def find_target(
-    request: ClassifierOptions,
-    folders: Sequence[Path],
-    out: Path | None,
-    certificates: Path | None,
-    sigma: float | None,
-) -> AttackTarget:
-    """Return the classifier of the run `folders` with the certificates that it is compared with, if there are any."""
-    from smoothcert.certification.certificates import read_certificates
-    from smoothcert.certification.subject import Subject
-    from smoothcert.cli.certify_targets import default_folder, if_elsewhere
-    from smoothcert.cli.classifiers import load_runs
-    from smoothcert.training.denoiser import load_denoiser
-
-    members, classifier = load_runs(request, folders)
-    first, folder = members[0] if members else None, out or default_folder(request.kind, folders)
-    elsewhere = if_elsewhere(classifier, folder)
-    places = [folder, *([first.folder] if first is not None and not request.kind else [])]
-    source = certificates or only_certificates(places, denoised=request.denoiser is not None)
-    claims = None if source is None else read_certificates(source)
-    defaults = {} if classifier is None else Subject.of(classifier).defaults or {}
-    level, denoiser = defaults.get("sigma"), None
-    if request.denoiser is not None:
-        certified = None if claims is None else claims.settings.get("sigma")
-        denoiser = load_denoiser(request.denoiser, certified if sigma is None else sigma)
-        level = denoiser.sigma
-    return AttackTarget(classifier, first, denoiser, level, folder, elsewhere, claims)
 
 
 def only_certificates(folders: Sequence[Path], *, denoised: bool) -> Path | None:

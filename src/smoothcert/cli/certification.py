@@ -134,26 +134,26 @@ def certify(
     """Certify test images with trained runs, an ensemble of them or your own model; continues an unfinished file."""
     folders = runs or []
     request.check_all(folders, sigma)
+    from smoothcert.certification.settings import CertifySettings
     from smoothcert.cli.certify_targets import certify_target, find_target, last_line
     from smoothcert.distributed import find_device, meet, team
-    from smoothcert.training.denoiser import load_denoiser
+    from smoothcert.training.recipe import parse_recipe
 
     meet()
-    front = load_denoiser(request.denoiser, sigma) if request.denoiser is not None else None
     for option, value in (("--radius", request.radius), ("--until-radius", until_radius)):
         if value is not None and not 0 <= value < math.inf:
             raise RequestError(f"{option}: expected a number >= 0, got {value}")
     torch_device = find_device(device)
     fields = {
         **{"n": n, "n0": n0, "alpha": alpha, "noise": noise, "precision": precision, "bound": bound, "sound": sound},
-        "sigma": front.sigma if front is not None and sigma is None else sigma,
-        **{"until_radius": until_radius, "radii": parse_radii(radii) or ()},
+        **{"sigma": sigma, "until_radius": until_radius, "radii": parse_radii(radii) or ()},
         **{"radius_loss": radius_loss, "label_aware": label_aware, "seed": seed},
         **{"compile": compile_, "batch_size": batch_size, "skip": skip, "max_images": max_images},
         "shard": parse_shard(shard),
     }
+    parse_recipe(CertifySettings, fields, "certify")  # refuses wrong settings before anything is loaded
     # All are checked before the first is certified.
-    targets = [find_target(*group, fields, front) for group in request.groups(folders)]
+    targets = [find_target(*group, fields) for group in request.groups(folders)]
     with team() as group:
         written = [
             certify_target(request, target, request.images(target.first), torch_device, group) for target in targets

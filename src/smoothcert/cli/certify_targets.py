@@ -9,31 +9,29 @@ from typing import Any
 
 import torch
 
-from smoothcert.certification.cascade import Cascade
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.estimate import CertificationEstimate
 from smoothcert.certification.settings import CertifySettings, make_rule
-from smoothcert.certification.subject import missing_classes
+from smoothcert.certification.subject import Subject, missing_classes
 from smoothcert.cli.advice import (
     accuracy_warning,
     long_work,
     measured_accuracy,
     next_step,
     noise_warning,
-    retraining_command,
     spent_votes,
 )
 from smoothcert.cli.certification import CertifyOptions
-from smoothcert.cli.classifiers import load_runs
-from smoothcert.cli.options import command_line
+from smoothcert.cli.classifiers import find_subject
+from smoothcert.cli.options import ClassifierOptions, command_line
 from smoothcert.data import Images, silent
 from smoothcert.data.class_names import unknown_class
 from smoothcert.distributed import Team
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import compressed_form, result_files
-from smoothcert.io.console import leads
+from smoothcert.io.console import PlainConsole, leads
 from smoothcert.io.files import check_inside
 from smoothcert.noise import NOISES, sigma_warning
 from smoothcert.report.progress import certification_bar, print_data_notes, print_note, print_warning
@@ -41,7 +39,6 @@ from smoothcert.report.summary import default_radii, summarize
 from smoothcert.smoothing.accuracy import NoiseAccuracy
 from smoothcert.smoothing.cascade import stage_alphas
 from smoothcert.training.checkpoint import Run
-from smoothcert.training.denoiser import Denoiser
 from smoothcert.training.recipe import parse_recipe
 from smoothcert.training.run_folder import CERTIFICATES, MODEL, RECIPE
 
@@ -53,9 +50,7 @@ LONGEST_NAME = 150
 class Target:
     """A classifier with the settings and the file of its certificates."""
 
-    members: Sequence[Run]
-    combined: RunEnsemble | Cascade | None
-    denoiser: Denoiser | None
+    subject: Subject
     folder: Path
     path: Path
     settings: CertifySettings
@@ -64,35 +59,42 @@ class Target:
 
     @property
     def first(self) -> Run | None:
-        return self.members[0] if self.members else None
+        return next(iter(self.subject.runs), None)
 
 
-def find_target(
-    request: CertifyOptions,
-    folders: Sequence[Path],
-    fields: Mapping[str, Any],
-    denoiser: Denoiser | None,
-) -> Target:
+def find_target(request: CertifyOptions, folders: Sequence[Path], fields: Mapping[str, Any]) -> Target:
     """Return the classifier of the run `folders` (none for the user's own model); wrong settings are refused."""
-    members, classifier = load_runs(request, folders)
-    combined = None if isinstance(classifier, Run) else classifier
-    first = members[0].recipe if members else None
-    sigma, noise = fields["sigma"], fields["noise"]
+    if request.kind == "cascade" and fields["sigma"] is not None:
+        raise RequestError(
+            f"--sigma: expected none with --cascade, which uses those of its runs, got {fields['sigma']:g}"
+        )
+    subject = subject_for_images(request, folders, fields["sigma"], request.console)
     folder = request.out or default_folder(request.kind, folders)
-    if request.kind == "cascade" and sigma is not None:
-        raise RequestError(f"--sigma: expected none with --cascade, which uses those of its runs, got {sigma:g}")
-    trained_with = None if first is None else combined.sigma if isinstance(combined, RunEnsemble) else first.sigma
-    if first is not None:
-        sigma = trained_with if sigma is None else sigma
-        if isinstance(combined, RunEnsemble) and sigma is None:
-            raise RequestError(combined.missing_sigma("--sigma"))
-        noise = first.noise if noise is None else noise
-    settings = parse_recipe(CertifySettings, {**fields, "sigma": sigma, "noise": noise}, "certify")
-    path = settings.default_path(folder, trained_with, request.consensus, denoised=denoiser is not None)
+    defaults = {key: subject.defaults.get(key) for key in ("sigma", "noise") if fields[key] is None}
+    if isinstance(subject.run, RunEnsemble) and defaults.get("sigma", 0) is None:
+        raise RequestError(subject.run.missing_sigma("--sigma"))
+    settings = parse_recipe(CertifySettings, {**fields, **defaults}, "certify")
+    stages = subject.stages or (subject,)
+    trained_with = {run.recipe.sigma for run in stages[0].runs}
+    path = settings.default_path(
+        folder,
+        trained_with.pop() if len(trained_with) == 1 else None,
+        request.consensus,
+        denoised=subject.denoiser is not None,
+    )
     path = folder / "certificates" / f"{request.name}.tsv" if request.name else path
     path = compressed_form(path) if request.compress_ else path
     check_inside(path, folder)
-    return Target(members, combined, denoiser, folder, path, settings, if_elsewhere(classifier, folder))
+    return Target(subject, folder, path, settings, if_elsewhere(subject.run, folder))
+
+
+def subject_for_images(
+    request: ClassifierOptions, folders: Sequence[Path], sigma: float | None, console: PlainConsole
+) -> Subject:
+    """Return the classifier of `certify` and `attack`; a network that is no run has the classes of the images."""
+    note = partial(print_note, console) if leads() else silent
+    num_classes = None if folders else request.images(None).num_classes
+    return find_subject(request, folders, sigma, num_classes, note)
 
 
 def default_folder(kind: str, runs: Sequence[Path]) -> Path:
@@ -132,23 +134,20 @@ def certify_target(
     recipe = settings.completed({}, device, images.shape)
     rule, noise = make_rule(recipe, images.shape), NOISES[recipe.noise](recipe.sigma)
     rule.errors_at_radii(noise)  # refuses radii that no n certifies, before there are warnings
-    if isinstance(target.combined, Cascade):  # whose first stage certifies the largest radii
-        rule = replace(rule, alpha=stage_alphas(rule.alpha, len(target.combined.stages))[0])
-    asked = [request.radius] if request.radius is not None else settings.radii[-1:] or (0.0,)
-    retrain = print_warnings(request, target, images, [rule.unreachable(radius, noise) for radius in asked])
-    network: Any = target.combined or target.first
-    if network is None:
-        note = partial(print_note, console) if group.leads else silent
-        network = request.own_network(images.num_classes, note)
+    if target.subject.stages:  # of which the first certifies the largest radii
+        rule = replace(rule, alpha=stage_alphas(rule.alpha, len(target.subject.stages))[0])
+    if group.leads:
+        asked = [request.radius] if request.radius is not None else settings.radii[-1:] or (0.0,)
+        print_warnings(request, target, images, [rule.unreachable(radius, noise) for radius in asked])
     with certification_bar(target.folder.name, len(indices), quiet=console.quiet) as show:
 
         def judge(accuracy: NoiseAccuracy) -> None:
             # Nothing is refused from here on. Reports read the recipe next to the certificates.
             if target.elsewhere is not None:
                 target.elsewhere.recipe.save(target.folder / RECIPE)
-            if (warning := accuracy_warning(accuracy, retrain)) is not None:
+            if (warning := accuracy_warning(accuracy)) is not None:
                 show.warn(warning)
-            elif not target.members:  # nobody has seen the accuracy of a network that was trained elsewhere
+            elif target.first is None:  # nobody has seen the accuracy of a network that was trained elsewhere
                 show.note(measured_accuracy(accuracy))
 
         def announce(estimate: CertificationEstimate) -> None:
@@ -156,9 +155,7 @@ def certify_target(
                 show.note(long_work(estimate, settings, len(images)))
 
         file = certify_dataset(
-            *(network, images, target.path, settings),
-            name=request.network,
-            denoiser=target.denoiser,
+            *(target.subject, images, target.path, settings),
             device=device,
             team=group,
             on_progress=show,
@@ -179,38 +176,33 @@ def certify_target(
     return target
 
 
-def print_warnings(request: CertifyOptions, target: Target, images: Images, further: Sequence[str | None]) -> str:
-    """Print what a user should know before votes are drawn; return the command that trains for this noise."""
-    settings = target.settings
-    commands = [retraining_command(member, member.folder, request, settings) for member in target.members]
-    if leads():
-        for member in target.members:
-            if not member.finished:
-                trained = f"{member.epoch} of {member.recipe.epochs} epochs"
-                print_note(request.console, f"{member.folder} has trained {trained}")
-        print_data_notes(request.console, images, target.first.recipe.dataset if target.first is not None else None)
-        everything = replace(settings.selection(len(images)), shard=(1, 1)).indices
-        # The stages of a cascade have the noise of their training; a classifier behind a denoiser need not know noise.
-        known = request.kind == "cascade" or target.denoiser is not None
-        pairs = () if known else zip(target.members, commands, strict=True)
-        others = ((noise_warning(run, settings.sigma, settings.noise), command) for run, command in pairs)
-        for warning in (
-            *further,
-            missing_classes(images, everything),
-            *(unknown_class(images, member.spec.class_names, member.folder) for member in target.members),
-            sigma_warning(float(settings.sigma or 0)),
-            *(f"{text}; next: {command}" for text, command in others if text is not None),
-        ):
-            if warning is not None:
-                print_warning(request.warnings, warning)
-    return commands[0] if commands else retraining_command(None, target.folder, request, settings)
+def print_warnings(request: CertifyOptions, target: Target, images: Images, further: Sequence[str | None]) -> None:
+    """Print what a user should know before votes are drawn."""
+    settings, subject = target.settings, target.subject
+    for run in subject.runs:
+        if not run.finished:
+            print_note(request.console, f"{run.folder} has trained {run.epoch} of {run.recipe.epochs} epochs")
+    print_data_notes(request.console, images, target.first.recipe.dataset if target.first is not None else None)
+    everything = replace(settings.selection(len(images)), shard=(1, 1)).indices
+    # The stages of a cascade have the noise of their training; a classifier behind a denoiser need not know noise.
+    known = subject.stages or subject.denoiser is not None
+    for warning in (
+        *further,
+        missing_classes(images, everything),
+        *(unknown_class(images, run.spec.class_names, run.folder) for run in subject.runs),
+        sigma_warning(float(settings.sigma or 0)),
+        *(noise_warning(run, settings.sigma, settings.noise) for run in subject.runs if not known),
+    ):
+        if warning is not None:
+            print_warning(request.warnings, warning)
 
 
 def for_machines(target: Target, file: CertificatesFile, dataset: str) -> dict[str, Any]:
     """Return the result of a certification for --json; accuracies and shares are in [0, 1]."""
     summary = summarize(file, target.folder.name, default_radii([file]))
     stored = ("sigma", "noise", "n0", "n", "alpha", "bound", "precision", "seed")
-    run = target.members[0].folder if len(target.members) == 1 else target.folder
+    runs = target.subject.runs
+    run = runs[0].folder if len(runs) == 1 else target.folder
     return {
         **{"run": str(run), "certificates": str(target.path), "dataset": dataset},
         **{key: file.settings.get(key) for key in stored},

@@ -15,21 +15,30 @@ from smoothcert.cli.options import ClassifierOptions
 from smoothcert.data import DATASETS, known_class_names, read_class_names
 from smoothcert.data.decoding import image_head
 from smoothcert.errors import RequestError
-from smoothcert.training.checkpoint import InputSpec, Run, load_run
+from smoothcert.training.checkpoint import InputSpec, load_run
 from smoothcert.training.choices import NoiseName
 from smoothcert.training.denoiser import load_denoiser
 
 
-def load_runs(
-    request: ClassifierOptions, folders: Sequence[Path]
-) -> tuple[Sequence[Run], Run | RunEnsemble | Cascade | None]:
-    """Return the runs in `folders` and the classifier that they are together; None for a network that is no run."""
-    members = [load_run(folder, request.network) for folder in folders]
+def find_subject(
+    request: ClassifierOptions,
+    folders: Sequence[Path],
+    sigma: float | None,
+    num_classes: int | None,
+    on_note: Callable[[str], None],
+) -> Subject:
+    """Return the classifier of the run `folders`, or the network that is no run, behind --denoiser if it is given.
+
+    `num_classes` is for a network that is no run, `sigma` for a denoiser that is a diffusion model.
+    """
+    front = None if request.denoiser is None else load_denoiser(request.denoiser, sigma)
+    if not folders:
+        return Subject.of(request.own_network(num_classes, on_note), request.network).behind(front)
+    runs = [load_run(folder, request.network) for folder in folders]
+    runs[0].refuse_denoiser()
     if request.kind == "ensemble":
-        return members, RunEnsemble(members, request.consensus)
-    if request.kind == "cascade":
-        return members, Cascade.of_runs(members)
-    return members, members[0] if members else None
+        return Subject.of(RunEnsemble(runs, request.consensus)).behind(front)
+    return Subject.of(Cascade.of_runs(runs) if request.kind == "cascade" else runs[0]).behind(front)
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class NamedClassifier:
 
     def noise(self, sigma: float | None, kind: NoiseName | None) -> tuple[float, NoiseName]:
         """Return the noise level and the kind of noise: those that are given, else those of its training."""
-        trained = self.subject.defaults or {}
+        trained = self.subject.defaults
         if sigma is None and "sigma" not in trained:
             raise RequestError(
                 f"--sigma: missing; give the noise level for {self.subject.name}, for instance --sigma 0.25"
@@ -67,24 +76,20 @@ def named_classifier(
     The images of a network that is no run have the size of --dataset, of --image-size, or of the image file `first`.
     """
     names = None if request.classes is None else read_class_names(request.classes)
-    front = None if request.denoiser is None else load_denoiser(request.denoiser, sigma)
-    members, known = load_runs(request, folders)
-    dataset: str | None
     if request.skip_unreadable and not str(request.dataset).startswith("folder:"):
         raise RequestError("--skip-unreadable: expected --dataset folder:PATH, whose files it is about; leave it out")
-    if known is not None and (request.dataset, request.image_size, request.channels) != (None, None, None):
+    if folders and (request.dataset, request.image_size, request.channels) != (None, None, None):
         raise RequestError(
             "--dataset, --image-size and --channels: expected none with a run folder, which has them; leave them out"
         )
-    if known is not None:
-        members[0].refuse_denoiser()
-        subject, spec = Subject.of(known), members[0].spec
-        dataset, source = members[0].recipe.dataset, str(folders[0])
+    dataset: str | None
+    if folders:
+        subject, source = find_subject(request, folders, sigma, None, on_note), str(folders[0])
+        spec, dataset = subject.runs[0].spec, subject.runs[0].recipe.dataset
     else:
         shape, num_classes, labels = own_inputs(request, first)
-        network = request.own_network(num_classes if names is None else len(names), on_note)
-        dataset, source = request.dataset, str(request.network)
-        subject = Subject.of(network, source)
+        subject = find_subject(request, folders, sigma, num_classes if names is None else len(names), on_note)
+        dataset, source, network = request.dataset, subject.name, subject.classifier
         logits = first_logits(network, torch.full((1, *shape), 0.5, device=device_of(network)), subject.name)
         check_logits(logits, 1, None if names or subject.class_names else num_classes)
         spec = InputSpec(shape, logits.shape[1], None, tuple(subject.class_names or labels or ()) or None)
@@ -93,7 +98,7 @@ def named_classifier(
         raise RequestError(
             f"--classes: expected {spec.num_classes} names, one per output of {source}, got {len(names)}"
         )
-    return NamedClassifier(subject.behind(front), replace(spec, class_names=names), dataset)
+    return NamedClassifier(subject, replace(spec, class_names=names), dataset)
 
 
 def own_inputs(
