@@ -97,10 +97,10 @@ def test_a_smoothed_classifier_keeps_its_forward_passes(dataset: TensorDataset, 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (ListDataset([{"image": torch.zeros(1, 2, 2), "label": 0}]), r"expected \(image, label\), got a dictionary"),
+        (ListDataset([{"image": torch.zeros(1, 2, 2), "label": 0}]), r"expected \(image, label\), got dict"),
         (
             DataLoader(ListDataset([{"image": torch.zeros(1, 2, 2), "label": 0}])),
-            r"expected \(image, label\), got a dict",
+            r"expected \(image, label\), got dict",
         ),
         (ListDataset([torch.zeros(1, 2, 2)]), r"expected \(image, label\), got Tensor"),
         (DataLoader(ListDataset([(torch.zeros(1, 2, 2), 0)]), shuffle=True), "shuffle=False"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import Dataset, IterableDataset, Subset
 
 from smoothcert.data.datasets import Normalization
 from smoothcert.data.images import describe, labels_digest, spread
@@ -105,17 +105,11 @@ class DatasetImages(StreamedImages):
 
 def _checked_length(dataset: object) -> int:
     """The number of items of a map-style dataset; anything else is refused."""
-    if isinstance(dataset, DataLoader):
-        raise RequestError("dataset: expected a torch Dataset, got a DataLoader; give its dataset, loader.dataset")
-    if isinstance(dataset, str):
-        raise RequestError(
-            f"dataset: expected a torch Dataset, got {dataset!r}; load it: load_dataset({dataset!r}, 'test')"
-        )
-    no_list = isinstance(dataset, IterableDataset | Mapping) or not hasattr(dataset, "__getitem__")
+    no_list = isinstance(dataset, IterableDataset | Mapping | str) or not hasattr(dataset, "__getitem__")
     if no_list or not isinstance(dataset, Sized):
         raise RequestError(
             f"dataset: expected a map-style torch Dataset with __len__ and __getitem__, got {type(dataset).__name__}; "
-            "wrap it in one, or collect its items in a list"
+            "give that of a loader as loader.dataset, or collect the items in a list"
         )
     if len(dataset) == 0:
         raise RequestError("dataset: expected at least one item, got none; add images")
@@ -150,16 +144,11 @@ def _read_item(dataset: Any, index: int, seed: int = 0) -> tuple[Tensor, int]:
     """Item `index` as (image uint8 or float32 [c, h, w], label), or a RequestError that says what to change."""
     with _seeded(seed, index):
         item = dataset[index]
-    if isinstance(item, Mapping):
-        keys = ", ".join(repr(key) for key in item)
-        raise RequestError(
-            f"dataset item {index}: expected (image, label), got a dictionary with {keys}; wrap the dataset in one "
-            "whose __getitem__ returns the image and the label"
-        )
     if not isinstance(item, list | tuple) or len(item) != 2:
         given = f"{len(item)} values" if isinstance(item, list | tuple) else type(item).__name__
         raise RequestError(
-            f"dataset item {index}: expected (image, label), got {given}; return both from __getitem__, nothing else"
+            f"dataset item {index}: expected (image, label), got {given}; wrap the dataset in one whose __getitem__ "
+            "returns these two"
         )
     return _checked_image(item[0], index), _checked_label(item[1], index)
 
