@@ -158,9 +158,9 @@ def test_no_download_when_switched_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_wrong_file_on_every_mirror_is_failed_work(tmp_path: Path, mirror: Mirror) -> None:
+def test_wrong_file_on_every_mirror_is_refused(tmp_path: Path, mirror: Mirror) -> None:
     mirror.files["images.gz"] = b"something else"
-    with pytest.raises(WorkError, match="expected SHA-256"):
+    with pytest.raises(RequestError, match=r"expected SHA-256 .* put the files there"):
         mnist.read("test", tmp_path, [mirror.url("")])
 
 

@@ -68,7 +68,7 @@ def load(split: Split, folder: Path) -> "ImageData":
 
 def read(split: Split, folder: Path, urls: Sequence[str] = ()) -> StoredImages:
     """`load` without torch; without `urls` nothing is downloaded."""
-    paths = _complete_batches(split, folder)
+    paths = _present_batches(split, folder)
     if paths is None:
         _unpack_official(split, folder, urls)
         paths = _paths(folder, split)
@@ -84,22 +84,10 @@ def _paths(place: Path, split: Split) -> list[Path]:
     return [place / FOLDER / name for name in BATCHES[split]]
 
 
-def _complete_batches(split: Split, folder: Path) -> list[Path] | None:
-    """The batch files in the first place that has all of them; if a place has only some, a RequestError."""
-    incomplete: RequestError | None = None
-    for place in (folder, folder / "cifar10"):
-        paths = _paths(place, split)
-        absent = [path.name for path in paths if not path.is_file()]
-        if not absent:
-            return paths
-        if len(absent) < len(paths):
-            incomplete = incomplete or RequestError(
-                f"{paths[0].parent}: expected {paths[0].name} to {paths[-1].name}, found no {', '.join(absent)}; "
-                "complete the folder, or delete it so that the official files are downloaded"
-            )
-    if incomplete is not None:
-        raise incomplete
-    return None
+def _present_batches(split: Split, folder: Path) -> list[Path] | None:
+    """The batch files in the first place that has some of them; a missing one is refused when it is read."""
+    places = [_paths(place, split) for place in (folder, folder / "cifar10")]
+    return next((paths for paths in places if any(path.is_file() for path in paths)), None)
 
 
 def _read(path: Path) -> Records:
@@ -107,7 +95,7 @@ def _read(path: Path) -> Records:
     try:
         content = np.fromfile(path, dtype=np.uint8)
     except OSError as error:
-        raise WorkError(f"{path}: expected a readable file, found: {error.strerror or error}; check it") from None
+        raise _bad_file(path, f"expected a readable file, found: {error.strerror or error}") from None
     if content.size == 0 or content.size % RECORD:
         raise _bad_file(path, f"expected whole records of {RECORD} bytes, found {content.size} bytes")
     records = content.reshape(-1, RECORD)

@@ -17,42 +17,32 @@ CHUNK_BYTES = 1 << 16
 
 
 class UnreachableError(WorkError):
-    """No mirror delivered the file: the network or the mirrors are down, or they no longer have it."""
-
-
-class _MirrorFailed(Exception):
-    """One mirror did not deliver the file; the next may."""
-
-
-class _WrongContent(_MirrorFailed):
-    """The mirror delivered another file."""
+    """No mirror delivered the file: the network or the mirrors are down, or they have another file."""
 
 
 def download(urls: Sequence[str], destination: Path, sha256: str) -> None:
     """Make `destination` the file with digest `sha256`, from the first of `urls` that delivers it.
 
     On an error `destination` is as it was before. One process at a time downloads into a folder; the others wait and
-    use its file. Raises UnreachableError if no mirror delivered and WorkError if one delivered something else.
+    use its file. Raises UnreachableError if no mirror delivered it.
     """
     with only_writer(destination.parent):
         if destination.is_file() and _digest(destination) == sha256:
             return
         remove_temporaries(destination)  # of a process that was killed
-        problems: list[_MirrorFailed] = []
+        problems: list[str] = []
         for url in urls:
             try:
                 with replaced_atomically(destination) as temporary:
                     _fetch(url, temporary, sha256, destination.name)
                 return
-            except _MirrorFailed as failure:
-                problems.append(failure)
-        wrong = any(isinstance(problem, _WrongContent) for problem in problems)
-        error = WorkError if wrong else UnreachableError
-        raise error(f"{destination.name} could not be downloaded ({'; '.join(map(str, problems))}); try again later")
+            except UnreachableError as error:
+                problems.append(str(error))
+        raise UnreachableError(f"{destination.name} could not be downloaded ({'; '.join(problems)}); try again later")
 
 
 def _fetch(url: str, path: Path, sha256: str, name: str) -> None:
-    """Write the content of `url` to `path` and show the progress; raise _MirrorFailed unless its digest is `sha256`."""
+    """Write the content of `url` to `path` and show the progress; another digest than `sha256` is an error."""
     import pooch  # here, because most commands download nothing
     from requests.exceptions import RequestException
 
@@ -63,9 +53,9 @@ def _fetch(url: str, path: Path, sha256: str, name: str) -> None:
         try:
             fetch(url, str(path), None)
         except RequestException as error:
-            raise _MirrorFailed(f"{url}: {_reason(error)}") from error
+            raise UnreachableError(f"{url}: {_reason(error)}") from error
     if (digest := _digest(path)) != sha256:
-        raise _WrongContent(f"{url}: expected SHA-256 {sha256}, got {digest}")
+        raise UnreachableError(f"{url}: expected SHA-256 {sha256}, got {digest}")
 
 
 def _digest(path: Path) -> str:
