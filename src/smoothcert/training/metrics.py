@@ -94,15 +94,9 @@ def read_epochs(path: Path, convert: Callable[[Any], Epoch]) -> list[Epoch]:
     line that is not JSON, has no epoch, holds a number that is not finite or beyond 1e30, or that `convert` refuses.
     """
     path = existing_form(path)
-    if path.exists() and not path.is_file():  # reading a pipe could block forever
-        raise WorkError(f"{path}: cannot be read (not a regular file); repair the file or move it")
-    try:
-        content = read_content(path, "a run folder") if path.suffix == ".gz" else path.read_bytes()
-    except FileNotFoundError:
+    if not path.exists():
         return []
-    except OSError as error:
-        raise WorkError(f"{path}: cannot be read ({error.strerror}); repair the file or move it") from error
-    lines = content.split(b"\n")
+    lines = read_content(path, "a run folder").split(b"\n")
     epochs: list[Epoch] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
