@@ -266,7 +266,7 @@ def test_merge_through_the_command_line(run_cli: Cli, run: Path, monkeypatch: py
         code, text, err = run_cli(command, *shards, *rest)
         if part == 1:
             assert code == 2
-            assert "test-n50-shard2of2.tsv is missing" in err
+            assert "shard 2 of 2 is missing" in err
             code, text, err = run_cli(command, *shards, "--out", "part.tsv", "--partial")
             assert code == 0
             assert "merged with --partial, incomplete: test-n50-shard2of2.tsv is missing" in text

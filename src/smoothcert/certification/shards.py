@@ -1,6 +1,5 @@
 """Which images a certificates file must have: shards and their merge, and what needs a complete file."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -16,8 +15,6 @@ from smoothcert.certification.certificates import (
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import compress, existing_form, plain_form
 from smoothcert.io.results import alone, differing_settings, not_being_written, refuse_existing, settings_path
-
-SHARD_NAME = re.compile(r"shard([0-9]{1,9})of([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,20 +143,15 @@ def incomplete(files: Sequence[CertificatesFile]) -> list[str]:
         return problems
     first, example = next(iter(shards.items()))
     for selection, file in shards.items():
-        (part, parts), (_, others) = selection.shard, first.shard
-        if parts != others:
+        if replace(selection, shard=(first.shard[0], selection.shard[1])) != first:
             raise RequestError(
-                f"{file.path}: is shard {part} of {parts}, {example.path} is one of {others}; merge them separately"
-            )
-        if replace(selection, shard=first.shard) != first:
-            raise RequestError(
-                f"{file.path}: chose other images ({_described(selection)}) than another shard "
-                f"({_described(first)}); certify them with the same --skip and --max-images"
+                f"{file.path}: chose other images ({_described(selection)}) than {example.path} "
+                f"({_described(first)}); merge shards with the same --skip and --max-images, of one number of shards"
             )
     parts, images = first.shard[1], len(replace(first, shard=(1, 1)).indices)
     # Shards beyond the number of images have none.
     absent = sorted(set(range(1, min(parts, images) + 1)) - {selection.shard[0] for selection in shards})
-    return problems + [f"{_shard_name(example, part, parts)} is missing" for part in absent]
+    return problems + [f"shard {part} of {parts} is missing" for part in absent]
 
 
 def missing_rows(file: CertificatesFile) -> str | None:
@@ -174,14 +166,9 @@ def missing_rows(file: CertificatesFile) -> str | None:
     return None if file.rows else f"{file.path.name} has no rows"
 
 
-def _shard_name(example: CertificatesFile, part: int, parts: int) -> str:
-    """Return the name of another shard of the same request."""
-    name, replaced = SHARD_NAME.subn(f"shard{part}of{parts}", example.path.name, count=1)
-    return name if replaced else f"shard {part} of {parts}"
-
-
 def _described(selection: Selection) -> str:
-    return f"--skip {selection.skip}, --max-images {selection.max_images}, {selection.images:,} images"
+    chosen = f"--skip {selection.skip}, --max-images {selection.max_images}, {selection.images:,} images"
+    return f"{chosen}, {selection.shard[1]} shards"
 
 
 def compress_certificates(path: Path) -> str | None:

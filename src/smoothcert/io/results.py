@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import IO, Any, Generic, TypeVar
 
 from smoothcert.errors import RequestError, WorkError, write_error
-from smoothcert.io.compressed import compressed_form, exists, plain_form, stem
+from smoothcert.io.compressed import compressed_form, plain_form, stem
 from smoothcert.io.files import LockedError, check_regular_file, locked, remove_temporaries, write_text_atomically
 from smoothcert.io.text import error_line
 
@@ -118,20 +118,10 @@ def not_being_written(path: Path, otherwise: str) -> Iterator[None]:
 
 
 def refuse_existing(out: Path) -> None:
-    """Refuse to replace the result file `out`, or a JSON file at the path of its settings that has other content.
-
-    Settings without their result file were left by a killed process and may be replaced.
-    """
-    if exists(out) or out.is_symlink():
-        raise RequestError(f"{out}: exists already; choose another --out")
-    json_path = settings_path(out)
-    if json_path.exists() or json_path.is_symlink():
-        try:
-            read_settings(out)
-        except (RequestError, WorkError) as error:
-            raise RequestError(
-                f"{json_path}: exists already and does not hold settings of smoothcert; choose another --out"
-            ) from error
+    """Refuse to replace the result file `out` or its settings."""
+    for path in (plain_form(out), compressed_form(out), settings_path(out)):
+        if os.path.lexists(path):
+            raise RequestError(f"{path}: exists already; choose another --out")
 
 
 class ResultWriter(Generic[Row]):
