@@ -239,17 +239,6 @@ def test_a_folder_given_as_a_file_is_named_as_one(run_cli: Cli, tmp_path: Path) 
         assert run_cli(*command, tmp_path)[::2] == (2, message)
 
 
-@pytest.mark.parametrize("separator", ["\t", ","])
-def test_import_of_certificates_points_to_reports(run_cli: Cli, tmp_path: Path, separator: str) -> None:
-    file = tmp_path / "cohen.tsv"
-    file.write_text(
-        "\n".join(separator.join(row) for row in (("idx", "label", "predict", "radius"), ("0", "7", "7", "0.5")))
-    )
-    code, _, err = run_cli("import", file, "--sigma", 0.5, "--out", tmp_path / "run")
-    assert (code, err.count("\n")) == (2, 1)
-    assert f"`smoothcert report {file}` reads it, and --as describes one of another tool" in err
-
-
 CHOICES = {
     "certify x --bound": get_args(CertifySettings.model_fields["bound"].annotation),
     "certify x --noise": get_args(NoiseName),

@@ -250,7 +250,7 @@ def test_predict_of_a_run_in_json(run_cli: Cli, trained_run: Path, place: Path) 
     for option in ("--image-size=28", "--channels=1", "--dataset=mnist"):
         assert "expected none with a run folder" in run_cli("predict", run, "digit.png", option)[2]
     assert "expected --dataset folder:PATH" in run_cli("predict", run, "digit.png", "--skip-unreadable")[2]
-    assert "give one run before the images, or several with --ensemble" in run_cli("predict", run, run, "digit.png")[2]
+    assert "and --ensemble for several runs" in run_cli("predict", run, run, "digit.png")[2]
     missing = run_cli("predict", "missing", "digit.png", "--model", "networks:Linear", "--sigma", 0.5)[2]
     assert missing == "smoothcert: missing: no such file; give a run folder or an image file\n"
     for option, value, expected in (

@@ -4,6 +4,7 @@ import argparse
 import re
 import resource
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -414,7 +415,7 @@ def test_input_layer_check_does_not_change_the_run(brightness: tuple[nn.Module, 
 
 
 def test_images_that_cannot_be_read_are_not_checked(
-    lenet: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lenet: nn.Module, tmp_path: Path, run_cli: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = import_checkpoint(saved(lenet.state_dict(), tmp_path / "a.pth"), tmp_path / "run", sigma=0.5)
     data = mnist.load_sample("test")
@@ -424,7 +425,9 @@ def test_images_that_cannot_be_read_are_not_checked(
         raise WorkError("a.png: damaged")
 
     monkeypatch.setattr(ImageData, "batch", fail)
-    assert input_layer_warning(run, data) == "input layer: not checked (a.png: damaged)"
+    out = tmp_path / "again"
+    code, printed, _ = run_cli("import", tmp_path / "a.pth", "--sigma", 0.5, "--dataset", "mnist-sample", "--out", out)
+    assert (code, "warning: input layer: not checked (a.png: damaged)" in printed) == (0, True)
 
 
 def test_cifar10_normalization_equals_the_papers() -> None:

@@ -26,7 +26,7 @@ from smoothcert.cli.options import (
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import csv_text, printable, radius_text
-from smoothcert.training.run_folder import MODEL, RECIPE, check_file
+from smoothcert.training.run_folder import check_file
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
     import torch
@@ -119,23 +119,16 @@ def runs_and_images(paths: Sequence[Path], request: ClassifierOptions) -> tuple[
     """Return the run folders and the image files in `paths`; refuse a folder that is no run, and missing files."""
     first = paths if request.kind else paths[:1]
     runs = [*takewhile(Path.is_dir, first)] or ([] if request.network is not None else [*paths[:1]])
-    images, network = paths[len(runs) :], request.network
-    if network is not None and runs and not any((runs[0] / file).exists() for file in (MODEL, RECIPE)):
-        raise RequestError(
-            f"{runs[0]}: expected a run folder or none, got one without {RECIPE} and {MODEL}; to predict with "
-            f"{network} give --sigma S and image files alone"
-        )
+    images = paths[len(runs) :]
     request.check_classifier(runs)
     if not images:
         raise RequestError(f"expected image files after {paths[0]}, got none; name some")
     for image in images:
-        if (image / RECIPE).exists() and not request.kind:
-            raise RequestError(
-                f"{image}: expected an image file, got a run; give one run before the images, or several with "
-                "--ensemble"
-            )
         if image.is_dir():
-            raise RequestError(f"{image}: expected an image file, got a folder; give its files, such as {image}/*.png")
+            raise RequestError(
+                f"{image}: expected an image file, got a folder; give its files, such as {image}/*.png, and --ensemble "
+                "for several runs"
+            )
         check_file(image, "an image file" if runs or image != paths[0] else "a run folder or an image file")
     return runs, images
 

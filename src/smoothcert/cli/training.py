@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from smoothcert.certification.other_tools import columns_of
 from smoothcert.cli.options import (
     DATASET,
     NOISE_LEVEL,
@@ -225,14 +224,7 @@ def import_(
     """Make a run folder from a published checkpoint; its pickled code is never run."""
     if (file / MODEL).exists():
         raise RequestError(f"{file}: expected a checkpoint, got a run folder; use it as it is, without import")
-    path, _ = split_key(file)
-    check_file(path, "a checkpoint, such as checkpoint.pth.tar")
-    with path.open("rb") as opened:
-        if columns_of(opened.readline(1000)) is not None:
-            raise RequestError(
-                f"{path}: expected a checkpoint, got a certificates file; `smoothcert report {path}` reads it, and "
-                "--as describes one of another tool"
-            )
+    check_file(split_key(file)[0], "a checkpoint, such as checkpoint.pth.tar")
     from smoothcert.data import load_dataset, silent
     from smoothcert.report.progress import print_note, print_warning
     from smoothcert.training.import_checkpoint import import_checkpoint
@@ -244,7 +236,7 @@ def import_(
     try:
         warning = input_layer_warning(run, load_dataset(run.recipe.dataset, "test", data, on_note=silent))
     except (RequestError, WorkError) as error:
-        warning = f"input layer: not checked, the data are not there ({error})"
+        warning = f"input layer: not checked ({error})"
     if warning:
         print_warning(console, warning)
     onwards = command_line("certify", out, *data_option(data))
