@@ -198,13 +198,11 @@ def test_a_worker_that_is_killed_is_one_line(files: FileList) -> None:
 
 
 def test_wrong_data_is_refused(files: FileList) -> None:
-    with pytest.raises(RequestError, match="got 8 images and 7 labels"):
+    with pytest.raises(RequestError, match=r"shape \[8\], got .* shape \[7\]"):
         made(files, labels=torch.zeros(7, dtype=torch.int64))
     for labels in (torch.full((8,), 3), torch.full((8,), -1)):
         with pytest.raises(RequestError, match=r"expected labels in 0\.\.2"):
             made(files, labels=labels)
-    with pytest.raises(RequestError, match="workers: expected 0"):
-        made(files, workers=-1)
 
 
 def test_workers_are_shared_among_the_processes_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,10 +89,10 @@ def test_an_archive_that_unpacks_to_much_more_is_not_unpacked(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("archive", "problem"),
     [
-        (ARCHIVE[:-20], f"cut off after {len(ARCHIVE) - 20} bytes"),
+        (ARCHIVE[:-20], "expected a whole gzip archive, found: "),
         (b"", "expected content with SHA-256"),
-        (b"<html>not found</html>", "expected a gzip archive, found corrupt data"),
-        (ARCHIVE[:40] + bytes(20) + ARCHIVE[60:], "expected a gzip archive, found corrupt data"),
+        (b"<html>not found</html>", "expected a whole gzip archive, found: "),
+        (ARCHIVE[:40] + bytes(20) + ARCHIVE[60:], "expected a whole gzip archive, found: "),
         (gzip.compress(IMAGES_CONTENT[:-1], mtime=0), "expected content with SHA-256"),
         (gzip.compress(IMAGES_CONTENT + b"!", mtime=0), "expected content with SHA-256"),
     ],
@@ -207,16 +207,6 @@ def test_sample_is_the_beginning_of_mnist(split: str, length: int) -> None:
     assert full.shape == DATASETS["mnist"].shape
     assert torch.equal(sample.images, full.images[: len(sample)])
     assert torch.equal(sample.labels, full.labels[: len(sample)])
-
-
-@pytest.mark.parametrize("cut", [0, 1000, 1_000_000])
-def test_damaged_sample_is_one_line(tmp_path: Path, cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    archive = tmp_path / "sample.npz"
-    archive.write_bytes(mnist.SAMPLE.read_bytes()[:cut])
-    monkeypatch.setattr(mnist, "SAMPLE", archive)
-    with pytest.raises(WorkError, match=r"expected the bundled MNIST sample, .*; install smoothcert again") as raised:
-        mnist.load_sample("test")
-    assert "\n" not in str(raised.value)
 
 
 def test_every_data_set_is_described_correctly() -> None:

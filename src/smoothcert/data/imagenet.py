@@ -79,14 +79,11 @@ def difference(split: Split, files: FileList, labels: Tensor, classes: Sequence[
     each = VALIDATION_IMAGES // SPEC.num_classes
     if counts == [each] * SPEC.num_classes and numbers == set(range(1, VALIDATION_IMAGES + 1)):
         return None
-    other = next((label for label, count in enumerate(counts) if count not in (0, each)), None)
-    uneven = "" if other is None else f", {counts[other]} of {classes[other]}"
-    renamed = f", {matches.count(None):,} with other names" if None in matches else ""
-    repeated = len(files) - matches.count(None) - len(numbers)
-    twice = f", {repeated:,} with the number of another" if repeated else ""
+    others = len(files) - len(numbers)
+    renamed = f", {others:,} with other names, or the number of another" if others else ""
     return (
         f"expected the {VALIDATION_IMAGES:,} validation images ILSVRC2012_val_00000001 to {VALIDATION_IMAGES:08} of "
-        f"{SPEC.num_classes:,} classes, {each} of each, {got}{uneven}{renamed}{twice}; image numbers are not those of "
+        f"{SPEC.num_classes:,} classes, {each} of each, {got}{renamed}; image numbers are not those of "
         f"published certificates, so results call the data set imagenet{OTHER_NUMBERS}"
     )
 

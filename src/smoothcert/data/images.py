@@ -50,11 +50,6 @@ class ImageData(Dataset[tuple[Tensor, int]]):
                 f"{title}: expected images of dtype uint8 and shape [n, c, h, w], got {describe(self.images)}; "
                 "convert pixels to 0..255 and put the channels before height and width"
             )
-        if self.labels.device != self.images.device:
-            raise RequestError(
-                f"{title}: expected images and labels on one device, got {self.images.device} and "
-                f"{self.labels.device}; move them together with to(device)"
-            )
         check_labels(title, self.labels, len(self.images), self.num_classes)
 
     def __len__(self) -> int:
@@ -145,15 +140,10 @@ def in_unit_interval(pixels: Tensor) -> Tensor:
 
 def check_labels(title: str, labels: Tensor, num_images: int, num_classes: int) -> None:
     """Refuse labels that are not int64 [num_images] in [0, num_classes)."""
-    if labels.dtype != torch.int64 or labels.ndim != 1:
+    if labels.dtype != torch.int64 or labels.shape != (num_images,):
         raise RequestError(
-            f"{title}: expected labels of dtype int64 and shape [n], got {describe(labels)}; "
+            f"{title}: expected labels of dtype int64 and shape [{num_images}], got {describe(labels)}; "
             "give one class index for each image"
-        )
-    if len(labels) != num_images:
-        raise RequestError(
-            f"{title}: expected as many labels as images, got {num_images} images and {len(labels)} labels; "
-            "give one label for each image"
         )
     if num_classes < 1:
         raise RequestError(f"{title}: expected num_classes of at least 1, got {num_classes}; raise it")

@@ -110,20 +110,13 @@ def _arrays(path: Path, split: Split) -> tuple[dict[str, NDArray[Any]], str]:
 
 def _largest_label(path: Path, name: str, labels: NDArray[Any]) -> int:
     """The largest class number; -1 where there are no labels."""
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+    integers = labels.ndim == 1 and labels.dtype.kind in "iu"
+    lowest, largest = (int(labels.min()), int(labels.max())) if integers and len(labels) else (0, -1)
+    if not integers or lowest < 0 or largest >= MOST_CLASSES:
+        given = f"{lowest} to {largest}" if integers else f"{labels.dtype} {list(labels.shape)}"
         raise RequestError(
-            f"npz:{path}: expected {name} as integers [n], got {labels.dtype} {list(labels.shape)}; "
-            "give one class index for each image"
-        )
-    if len(labels) and labels.min() < 0:
-        raise RequestError(
-            f"npz:{path}: expected {name} >= 0, got {labels.min()}; number the classes from 0, and leave images "
-            "without a class out"
-        )
-    largest = int(labels.max(initial=0)) if len(labels) else -1
-    if largest >= MOST_CLASSES:
-        raise RequestError(
-            f"npz:{path}: expected {name} below {MOST_CLASSES:,}, got {largest}; number the classes from 0"
+            f"npz:{path}: expected {name} as integers [n] from 0 to {MOST_CLASSES - 1:,}, got {given}; number the "
+            "classes from 0, and leave images without a class out"
         )
     return largest
 
@@ -133,15 +126,12 @@ def _channels_first(path: Path, name: str, images: NDArray[Any]) -> NDArray[np.u
     shape = list(images.shape)
     first = images.ndim == 4 and images.shape[1] in CHANNELS
     last = images.ndim == 4 and images.shape[3] in CHANNELS
-    if images.ndim not in (3, 4) or (images.ndim == 4 and first == last):
+    wrong_axes = images.ndim not in (3, 4) or (images.ndim == 4 and first == last) or 0 in shape
+    if wrong_axes or images.dtype != np.uint8:
         raise RequestError(
-            f"npz:{path}: expected {name} as [n, h, w], [n, h, w, c] or [n, c, h, w] with c 1 or 3, got shape "
-            f"{shape}; reorder the axes"
+            f"npz:{path}: expected {name} of dtype uint8 as [n, h, w], [n, h, w, c] or [n, c, h, w] with c 1 or 3, got "
+            f"{images.dtype} of shape {shape}; reorder the axes, and convert pixels to 0..255"
         )
-    if 0 in shape:
-        raise RequestError(f"npz:{path}: expected {name} with at least one image and one pixel, got shape {shape}")
-    if images.dtype != np.uint8:
-        raise RequestError(f"npz:{path}: expected {name} of dtype uint8, got {images.dtype}; convert pixels to 0..255")
     if images.ndim == 3:
         return np.ascontiguousarray(images[:, None])
     return np.ascontiguousarray(images if first else images.transpose(0, 3, 1, 2))

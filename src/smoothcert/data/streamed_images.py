@@ -51,8 +51,6 @@ class StreamedImages(Dataset[tuple[Tensor, int]], ABC):
 
     def __post_init__(self) -> None:
         check_labels(f"data set {self.name!r}, split {self.split!r}", self.labels, len(self), self.num_classes)
-        if self.workers is not None and self.workers < 0:
-            raise RequestError(f"workers: expected 0 (none) or more, got {self.workers}; raise it")
 
     @abstractmethod
     def __len__(self) -> int: ...
