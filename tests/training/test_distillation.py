@@ -202,7 +202,15 @@ def test_the_command_line_takes_one_teacher_or_several(
     status, output, error = run_cli(*common, "--teacher", trained_run, "--teacher", other, "--out", tmp_path / "s")
     assert status == 0, error
     assert "was trained with gaussian noise at sigma 0.25, not with gaussian noise at sigma 0.5" in output + error
-    assert len(sc.load(tmp_path / "s").provenance["classifier"]["members"]) == 2
+    recorded = sc.load(tmp_path / "s").provenance["classifier"]
+    assert (len(recorded["members"]), recorded["folders"]) == (2, [trained_run.name, "other"])
+    status, _, error = run_cli("train", "--resume", "--out", tmp_path / "s", "--teacher", other, "--device", "cpu")
+    assert status == 2
+    started = f"Ensemble {recorded['weights_sha256'][:12]} of {trained_run.name}, other"
+    assert f"started with ({started}), got TinyNet {digest(other)[:12]} of other; give the same --teacher" in error
+    trained = [*common, "--resume", "--out", tmp_path / "s"]
+    status, _, error = run_cli(*trained, "--teacher", trained_run, "--teacher", other.rename(tmp_path / "moved"))
+    assert status == 0, error
     status, _, error = run_cli(*common, "--teacher", tmp_path / "none", "--out", tmp_path / "t")
     assert status == 2
     assert str(tmp_path / "none") in error

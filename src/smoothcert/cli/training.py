@@ -106,6 +106,7 @@ def train(
     train_with_bar(
         *(recipe, images, out),
         classifier=classifier,
+        classifier_folders=[folder.resolve().name for folder in teacher],
         resume=resume,
         device=device,
         capture=capture,

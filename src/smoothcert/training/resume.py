@@ -222,13 +222,20 @@ def refuse_other_origin(folder: Path, recorded: Mapping[str, Any], wanted: Mappi
     if ("sync_batch_norm" in recorded) != synchronized:
         done, change = ("without", "leave it out") if synchronized else ("with", "add it")
         raise RequestError(f"{folder}: was trained {done} --sync-batch-norm; {change}, or choose another --out")
-    classifiers = [origin.get("classifier") for origin in (recorded, wanted)]
-    if classifiers[0] != classifiers[1] and not (finished and classifiers[1] is None):
-        names = [f"{known['model']} {known['weights_sha256'][:12]}" if known else "none" for known in classifiers]
+    started, given = (origin.get("classifier") or {} for origin in (recorded, wanted))
+    other = {**started, "folders": None} != {**given, "folders": None}  # which may have been moved
+    if other and (given or not finished):
         raise RequestError(
-            f"{folder}: expected the classifier that its training started with ({names[0]}), got {names[1]}; give the "
-            "same --teacher or --classifier, or choose another --out"
+            f"{folder}: expected the classifier that its training started with ({_in_words(started)}), got "
+            f"{_in_words(given)}; give the same --teacher or --classifier, or choose another --out"
         )
+
+
+def _in_words(classifier: Mapping[str, Any]) -> str:
+    if not classifier:
+        return "none"
+    folders = f" of {', '.join(classifier['folders'])}" if "folders" in classifier else ""
+    return f"{classifier['model']} {classifier['weights_sha256'][:12]}{folders}"
 
 
 def restore(

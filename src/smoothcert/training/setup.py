@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +72,8 @@ class Options:
     classifier: nn.Module | None = None
     """A trained classifier that only contributes to the loss and stays as it is: the teacher of Distillation, or behind
     a denoiser that is trained."""
+    classifier_folders: Sequence[str] = ()
+    """Names of the run folders that `classifier` was loaded from, for the provenance."""
     test_data: Images | None = None
     """Images on which the accuracy under noise is measured every `evaluate_every` epochs."""
     evaluate_every: int = 1
@@ -127,6 +129,8 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
         origin["init"] = load_initial_weights(model, options.init, recipe.model, on_note)
     if options.classifier is not None:
         origin["classifier"] = about_classifier(options.classifier)
+        if options.classifier_folders:
+            origin["classifier"]["folders"] = list(options.classifier_folders)
     if (text := sigma_warning(recipe.sigma)) is not None:
         on_note(text)
     without_teacher = isinstance(recipe.objective, Distillation) and options.classifier is None  # refused, or finished
