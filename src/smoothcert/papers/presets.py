@@ -14,7 +14,6 @@ from typing import Any
 
 from smoothcert.errors import RequestError
 from smoothcert.io.text import did_you_mean
-from smoothcert.noise import checked_sigma
 from smoothcert.objectives import (
     CatRs,
     Consistency,
@@ -275,4 +274,6 @@ def preset(name: str, sigma: float | None = None) -> TrainRecipe:
     chosen = PRESETS[name]
     if sigma is None:
         sigma = DEFAULT_SIGMA if DEFAULT_SIGMA in chosen.sigmas else chosen.sigmas[0]
+    from smoothcert.noise import checked_sigma  # imports scipy, which a wrong name must not wait for
+
     return chosen.recipe(checked_sigma(sigma))
