@@ -1,5 +1,6 @@
 """A user's own images through the command line: splits, class names, and what predict says."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -197,11 +198,39 @@ def test_labels_follow_the_class_order_of_the_run(digits: Path, tmp_path: Path, 
     certified = read_certificates(run / "certificates/test-n10.tsv")
     assert [row.label for row in certified.rows] == [1, 1, 1, 2, 2, 2, 0, 0, 0]
     assert run_cli("certify", run, *few, "--classes", tmp_path / "classes.txt")[0] == 0, "the same file continues"
+    assert run_cli("train", "--resume", "--out", run, "--device", "cpu")[::2] == (0, ""), "these are the same labels"
     (tmp_path / "classes.txt").write_text("one\nseven\nzero\n")
     code, _, err = run_cli("certify", run, *few, "--classes", tmp_path / "classes.txt", "--name", "other")
     assert (code, "class 0 of its model is zero, and one in folder:" in err) == (2, True)
     with pytest.raises(RequestError, match="class 0 of its model is zero"):
         certify_dataset(load_run(run), load_folder(digits, "test"), tmp_path / "other.tsv", n=10)
+
+
+def test_weights_of_a_run_bring_the_order_of_its_classes(digits: Path, tmp_path: Path, run_cli: Cli) -> None:
+    """As --init, in certification, prediction and training; code that has moved is a case for it."""
+    (tmp_path / "flat.py").write_text(
+        "import torch\ndef build():\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 3))\n"
+    )
+    (tmp_path / "classes.txt").write_text("zero\none\nseven\n")
+    tiny_recipe(dataset=f"folder:{digits}", epochs=1, batch_size=4, learning_rate_drops=()).save(tmp_path / "r.yaml")
+    run, new, cpu = tmp_path / "run", f"{tmp_path}/moved.py:build", ("--device", "cpu")
+    trained = ("train", "--recipe", tmp_path / "r.yaml", "--model", f"{tmp_path}/flat.py:build", "--out", run, *cpu)
+    assert run_cli(*trained, "--classes", tmp_path / "classes.txt")[0] == 0
+    assert run_cli("certify", run, "--model", f"{tmp_path}/./flat.py:build", "--n", 10, *cpu)[0] == 0, "the same file"
+    (tmp_path / "flat.py").rename(tmp_path / "moved.py")
+    code, _, err = run_cli("certify", run, "--model", new, "--n", 10, *cpu)
+    assert (code, f"if it has moved, give --model {new} --init {run} in place of the run" in err) == (2, True)
+    weights = ("--model", new, "--init", run, "--sigma", 0.5)
+    data = ("--dataset", f"folder:{digits}", *cpu)
+    assert run_cli("certify", *weights, *data, "--n", 10, "--out", tmp_path / "again")[0] == 0
+    certified = read_certificates(tmp_path / "again/certificates/test-n10.tsv")
+    assert [row.label for row in certified.rows] == [1, 1, 1, 2, 2, 2, 0, 0, 0]
+    image = next((digits / "one").iterdir())
+    code, out, _ = run_cli("predict", *weights, image, "--n", 1000, "--format", "json", *cpu)
+    answer = json.loads(out)["images"][0]
+    assert (code, answer["name"]) == (0, {0: "zero", 1: "one", 2: "seven"}.get(answer["class"]))
+    assert run_cli("train", *weights, *data, "--method", "gaussian", "--epochs", 1, "--out", tmp_path / "tuned")[0] == 0
+    assert load_run(tmp_path / "tuned", new).spec.class_names == ("zero", "one", "seven")
 
 
 def test_classes_that_the_run_does_not_have(digits: Path, tmp_path: Path, run_cli: Cli) -> None:

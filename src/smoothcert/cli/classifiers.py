@@ -15,7 +15,7 @@ from smoothcert.cli.options import ClassifierOptions
 from smoothcert.data import DATASETS, known_class_names, read_class_names
 from smoothcert.data.decoding import image_head
 from smoothcert.errors import RequestError
-from smoothcert.training.checkpoint import InputSpec, load_run
+from smoothcert.training.checkpoint import InputSpec, class_names_of, load_run
 from smoothcert.training.choices import NoiseName
 from smoothcert.training.denoiser import load_denoiser
 
@@ -75,7 +75,7 @@ def named_classifier(
 
     The images of a network that is no run have the size of --dataset, of --image-size, or of the image file `first`.
     """
-    names = None if request.classes is None else read_class_names(request.classes)
+    names = class_names_of(request.init) if request.classes is None else read_class_names(request.classes)
     if request.skip_unreadable and not str(request.dataset).startswith("folder:"):
         raise RequestError("--skip-unreadable: expected --dataset folder:PATH, whose files it is about; leave it out")
     if folders and (request.dataset, request.image_size, request.channels) != (None, None, None):

@@ -215,14 +215,15 @@ class NetworkOptions(ImageOptions):
     def images(self, run: "Run | None", split: "Split" = "test") -> "Images":
         """Return the images; for a run with the channels of its network, and with labels in the order of its classes.
 
-        --channels and --classes win.
+        --init may be a run, too. --channels and --classes win.
         """
         from smoothcert.data import with_known_classes
+        from smoothcert.training.checkpoint import class_names_of
 
         dataset, image_size = self.chosen_data(run)
         channels = run.spec.shape[0] if run is not None and dataset.startswith("folder:") else None
         images = self.load(dataset, split, image_size, channels)
-        return with_known_classes(images, None if run is None else run.spec.class_names)
+        return with_known_classes(images, class_names_of(self.init) if run is None else run.spec.class_names)
 
     def own_network(self, num_classes: int | None, on_note: Callable[[str], None]) -> "Classifier":
         """Return the network of --model or --hub, with the weights of --init."""

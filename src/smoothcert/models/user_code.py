@@ -27,6 +27,14 @@ def is_code(name: str) -> bool:
     return ":" in name
 
 
+def same_code(first: str, second: str) -> bool:
+    """Whether two references name the same function of one module, or of one file, whose path may be written twice."""
+    (source, _, function), (other_source, _, other) = (reference.rpartition(":") for reference in (first, second))
+    files = source.endswith(".py") and other_source.endswith(".py")
+    same = Path(source).expanduser().resolve() == Path(other_source).expanduser().resolve() if files else False
+    return function == other and (same or source == other_source)
+
+
 def own_model(reference: str, num_classes: int | None) -> Classifier:
     """Call `package.module:function`, which returns a module or any callable from images in [0, 1] to logits.
 

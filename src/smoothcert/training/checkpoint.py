@@ -8,7 +8,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file, replaced_atomically
 from smoothcert.io.results import alone
 from smoothcert.io.text import named_error
-from smoothcert.models import DENOISERS, MODELS, build_model, is_code, is_hub
+from smoothcert.models import DENOISERS, MODELS, build_model, is_code, is_hub, same_code
 from smoothcert.training.device import default_float32
 from smoothcert.training.metrics import METRICS, read_epochs
 from smoothcert.training.recipe import ImportRecipe, TrainRecipe, parse_recipe
@@ -231,6 +231,13 @@ def read_model_file(path: Path) -> ModelFile:
     return ModelFile(recipe, spec, epoch, provenance, about.get(DIGEST))
 
 
+def class_names_of(folder: Path | None) -> Sequence[str] | None:
+    """The class names of the model in `folder`; None for weights in a file, and for a run without a saved epoch."""
+    return (
+        read_model_file(folder / MODEL).spec.class_names if folder is not None and (folder / MODEL).exists() else None
+    )
+
+
 def recipe_of_model(path: Path) -> TrainRecipe:
     """The recipe in the metadata of a `model.safetensors`."""
     recipe = read_model_file(path).recipe
@@ -255,10 +262,11 @@ def refuse_code(source: Path, model: str, code: str | None) -> None:
 
     Opening a folder or a recipe must not be enough for its author to choose what is imported.
     """
-    if is_code(model) and not is_hub(model) and model != code:
+    if is_code(model) and not is_hub(model) and (code is None or not same_code(model, code)):
         allow = f'--model {model} (Python: code="{model}")'
-        raise RequestError(f"{source}: its network is the code {model}; allow it with {allow}")
-    if code not in (None, model):
+        moved = "" if code is None else f"; if it has moved, give --model {code} --init {source} in place of the run"
+        raise RequestError(f"{source}: its network is the code {model}; allow it with {allow}{moved}")
+    if code is not None and not same_code(model, code):
         option = "--hub" if is_hub(str(code)) else "--model"
         raise RequestError(f"{source}: its network is {model}, got {option} {code}; leave {option} out")
 

@@ -143,8 +143,8 @@ def open_folder(
         state = None
     if state is not None and state.data != digest:
         raise RequestError(
-            f"{folder}: the training data have changed since its state was saved; restore them, or train on the new "
-            "data into another --out"
+            f"{folder}: the training data have changed since its state was saved; restore them, and read them with the "
+            "same options (--classes, --channels), or train on the new data into another --out"
         )
     harmless = {"epochs"} if state is None else set(CHANGEABLE)
     if model is not None:
