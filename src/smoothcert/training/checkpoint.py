@@ -231,7 +231,7 @@ def read_model_file(path: Path) -> ModelFile:
     return ModelFile(recipe, spec, epoch, provenance, about.get(DIGEST))
 
 
-def class_names_of(folder: Path | None) -> Sequence[str] | None:
+def class_names_of(folder: Path | None) -> tuple[str, ...] | None:
     """The class names of the model in `folder`; None for weights in a file, and for a run without a saved epoch."""
     return (
         read_model_file(folder / MODEL).spec.class_names if folder is not None and (folder / MODEL).exists() else None
