@@ -79,6 +79,12 @@ Numbers = method(lambda terms: terms._replace(terms={"penalty": 0.5}))
 Taken = method(lambda terms: terms._replace(terms={"epoch": terms.loss}))
 Flat = method(lambda terms: terms._replace(noisy_logits=terms.noisy_logits.flatten(0, 1)))
 Fails = method(lambda terms: terms.los)
+class Remembers(Gaussian):
+    _steps: int = 0
+
+    def loss(self, *arguments):
+        self._steps += 1
+        return super().loss(*arguments)
 class Set(Gaussian):
     def __init__(self, scale=1.0):
         self.scale = scale
@@ -298,6 +304,7 @@ def test_the_trial_of_a_loss_leaves_the_network_as_it_was(tiny_data: ImageData) 
             "Fails",
             "losses.py:Fails.loss() failed in line 18 (AttributeError: 'LossTerms' object has no attribute 'los'",
         ),
+        ("Remembers", "to keep nothing from step to step, got another _steps, which --resume could not restore"),
         ("Set", "scale: expected no assignment to self, got one; declare `scale: float = 1.0`"),
     ],
 )

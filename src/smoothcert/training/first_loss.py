@@ -33,10 +33,18 @@ def try_loss(
     training, before = network.training, {key: value.clone() for key, value in network.state_dict().items()}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
-            result: Any = recipe.objective.in_epoch(0).loss(network.train(), x, y, noise, progress)
+            objective = recipe.objective.in_epoch(0)
+            private = dict(objective.__pydantic_private__ or {})
+            result: Any = objective.loss(network.train(), x, y, noise, progress)
             if (fault := broken_rule(result, images, data.num_classes)) is not None:
                 raise RequestError(f"objective: expected {name}.loss() to return {fault}")
             result.loss.backward()
+            after = objective.__pydantic_private__ or {}
+            if changed := [key for key, value in after.items() if value is not private.get(key)]:
+                raise RequestError(
+                    f"objective: expected {name}.loss() to keep nothing from step to step, got another {changed[0]}, "
+                    "which --resume could not restore; keep it in your own network (--model), which is saved"
+                )
         except (RequestError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # a user's code may fail in any way
