@@ -98,6 +98,7 @@ def test_votes_follow_their_images_through_the_shuffle(trained: Path, images: Im
     noise = NOISES["gaussian"](0.25).sample((400, *images.shape), torch.Generator().manual_seed(0))
     Recorder.seen.clear()
     train(recipe(objective=Recorder(), epochs=1, learning_rate_drops=()), images, trained / "recorded", device="cpu")
+    assert load_run(trained / "recorded").finished, "whose record names the objective, and does not load its code"
     _, *steps = Recorder.seen  # the first call tries the loss before the run folder is made
     assert len(steps) == 3
     assert len({image.numpy().tobytes() for batch, _ in steps for image in batch}) == 192
@@ -139,7 +140,11 @@ def test_run_waits_while_another_one_trains_its_teacher(images: ImageData, train
             other_run.close()
 
         train(recipe(epochs=1), images, tmp_path / "run", device="cpu", on_note=end_the_other_run)
-    assert notes[0] == f"{tmp_path / home}: another run trains this teacher; this run waits for it and then uses it"
+    assert notes == [
+        f"{tmp_path / home}: another run trains this teacher; this run waits for it and then uses it",
+        f"{tmp_path / 'run'}: first, its teacher is trained (1 epoch) and casts 40 votes for each of 192 images, "
+        f"in {tmp_path / home}",
+    ]
     assert digest(tmp_path / home) == digest(trained / home)
     assert not list(tmp_path.glob(".*.lock"))
 

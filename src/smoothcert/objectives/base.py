@@ -101,7 +101,9 @@ class UnloadedObjective(Objective):
     """
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
-    chunked: ClassVar[bool] = False  # unknown; the class itself is asked before training
+    # Both are unknown; the class itself is asked before training.
+    chunked: ClassVar[bool] = False
+    uses_teacher: ClassVar[bool] = True
 
     reference: str = Field(alias="name", exclude=True, description="package.module:Class or FILE.py:Class")
 

@@ -199,7 +199,7 @@ class TrainRecipe(Recipe):
                 f"got {self.batch_size}"
             )
         if self.teacher is not None and not self.objective.uses_teacher:
-            raise ValueError(f"teacher: expected none for {self.method}, got a recipe; remove it")
+            raise ValueError(f"teacher: expected none for {self.method}, got a recipe; remove it (--set teacher=null)")
         if self.teacher is not None and (
             self.teacher.teacher is not None or ":" in self.teacher.model + name_in_recipes(self.teacher.objective)
         ):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from smoothcert.data import Images
 from smoothcert.io.files import LockedError, check_regular_file, locked
+from smoothcert.io.text import counted
 from smoothcert.models.precision import resolve_precision, with_kernels
 from smoothcert.noise import NOISES
 from smoothcert.smoothing.votes import VoteCounter, default_batch_size
@@ -41,8 +42,14 @@ def teacher_shares(
     teacher = teacher.model_copy(update={"dataset": recipe.dataset, "image_size": recipe.image_size})
     kept = {name: getattr(run.options, name) for name in ("device", "capture", "compiling", "on_progress", "on_note")}
     home = teacher_folder(teacher, digest, run.folder)
+    path = home / f"votes-n{recipe.teacher_votes}.safetensors"
     with _one_run(home, run.options.on_note) if group.leads else nullcontext():
         group.wait()  # the other processes look for the teacher when the first one has the lock
+        if group.leads and not path.exists():
+            run.options.on_note(
+                f"{run.folder}: first, its teacher is trained ({counted(teacher.epochs, 'epoch')}) and casts "
+                f"{recipe.teacher_votes:,} votes for each of {len(run.data):,} images, in {home}"
+            )
         train(teacher, run.data, home, resume=(home / RECIPE).exists(), **kept)
     trained = load_run(home)
     about = {
@@ -51,7 +58,6 @@ def teacher_shares(
         "sigma": teacher.sigma,
         "votes": recipe.teacher_votes,
     }
-    path = home / f"votes-n{recipe.teacher_votes}.safetensors"
     votes = read_votes(path, about)
     if votes is None:
         votes = count_votes(trained.model, teacher, run.data, recipe.teacher_votes, run.device)
