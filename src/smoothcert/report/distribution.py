@@ -21,13 +21,12 @@ from smoothcert.certification.columns import Floats
 from smoothcert.report.looks import Look, looks_of
 from smoothcert.report.names import panels_of, scope_text
 from smoothcert.report.protocol import noise_of
-from smoothcert.report.style import GREY, LABEL_SIZE, NOTE_SIZE, PALE, draw_steps, legend_below, panel_grid, plain
+from smoothcert.report.style import GREY, LABEL_SIZE, NOTE_SIZE, draw_steps, legend_below, panel_grid, plain
 from smoothcert.report.summary import Summary
 
 LEAST_SHOWN = 0.01
 """The axis starts at this p; the curves start at the share of images that lie to its left."""
 _TICKS = (0.01, 0.1, 0.5, 0.9, 0.99, 0.9999, 0.999999)
-_TICKS_BETWEEN = (0.999, 0.99999)
 _STRIP_COLOUR = "#DDE1E6"
 _STRIP = 0.55
 """Width of the strip at the right end, in units of the probit axis, that holds the images whose votes all agree."""
@@ -82,11 +81,6 @@ def _draw_panel(axes: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:
     last = _last_probit(panel)
     axes.set_xlim(float(ndtri(LEAST_SHOWN)), last + _STRIP)
     ticks = [p for p in _TICKS if ndtri(p) <= last - 0.25]
-    between = [p for p in _TICKS_BETWEEN if ndtri(p) < last]
-    axes.set_xticks(ndtri(between), [f"{p:g}" for p in between], minor=True)
-    # On a second line: their labels would touch the others.
-    axes.tick_params(axis="x", which="minor", length=13, labelsize=LABEL_SIZE, color=GREY)
-    axes.grid(which="minor", color=PALE, linewidth=0.6)
     axes.set_xticks([*ndtri(ticks), last + _STRIP / 2], [*(f"{p:g}" for p in ticks), "1"])
     axes.axvline(0, color=GREY, linewidth=0.7, zorder=1)
     axes.axvspan(last, last + _STRIP, color=_STRIP_COLOUR, linewidth=0, zorder=0)

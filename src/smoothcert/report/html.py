@@ -10,7 +10,7 @@ import datetime
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files as package_files
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,7 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
     looks = looks_of(labels.values())
     styles, numbered = list(looks.values()), list(looks)
     look_of = {name: numbered.index(label) for name, label in labels.items()}
-    ordered = by_sigma(contents.summaries)
+    ordered, panels = by_sigma(contents.summaries), curve_data(contents.panels, look_of, styles)
     script = "\n".join(map(_page_file, _SCRIPTS))
     letters = [f"{column.title.split()[0]} = " for column in contents.table.columns if column.key in settings]
     return _template().render(
@@ -57,7 +57,7 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
         meanings=f"{'; '.join(meanings_in(['σ = ', *letters, *labels.values()]))}.",
         explanations=contents.explanations,
         looks=look_of,
-        table=_shown(_settings_last(contents.table, settings)),
+        table=_shown(contents.table),
         notes={**contents.warnings, **contents.notes},
         further=[(t.title, t.caption, _shown(t.layout)) for t in contents.further],
         figures=_figures(contents),
@@ -66,14 +66,7 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
         script=Markup(script),
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         style=Markup(_page_file("style.css") + _look_rules(styles)),
-        data=Markup(
-            _embedded(
-                {
-                    "panels": curve_data(contents.panels, look_of, styles),
-                    "gallery": gallery_data(ordered, contents.gallery, labels),
-                }
-            )
-        ),
+        data=Markup(_embedded({"panels": panels, "gallery": gallery_data(ordered, contents.gallery, labels)})),
     )
 
 
@@ -109,11 +102,6 @@ def _figures(contents: Contents) -> list[tuple[str, str, str]]:
         for name, (title, caption) in FIGURES.items()
         if name != "curves" and f"{name}.png" in contents.pictures
     ]
-
-
-def _settings_last(content: Layout, keys: Collection[str]) -> Layout:
-    """The hyper-parameters `keys` after the results, so that these are on the screen."""
-    return content.only(sorted(range(len(content.columns)), key=lambda i: content.columns[i].key in keys))
 
 
 def _shown(content: Layout) -> dict[str, Any]:

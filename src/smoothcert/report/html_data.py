@@ -22,8 +22,7 @@ STEPS_PER_UNIT = 10_000
 """Radii are rounded down to a multiple of 1 / STEPS_PER_UNIT."""
 _LARGEST = 2.0**40
 PER_KIND = 24
-MANY_RUNS = 12
-"""With more runs than this, each list has half as many images, which keeps the page small."""
+"""Images of a list."""
 DIFFER = "runs differ"
 _TOP_VOTES = 3
 NOT_ASKED = "No pictures: this report was written without the images of the data set."
@@ -113,11 +112,10 @@ def gallery_data(summaries: Sequence[Summary], gallery: Gallery | None, labels: 
     `runs` have their lists of images; `groups`, one per sigma and data set, the outcome of each of their images under
     all runs; `pictures` are data URIs that the images refer to by number.
     """
-    most = PER_KIND if len(summaries) <= MANY_RUNS else PER_KIND // 2
     groups: dict[tuple[tuple[float, str], Source], list[Summary]] = {}
     for summary in summaries:
         groups.setdefault((summary.group, _source(summary.file)), []).append(summary)
-    kinds = {name: lists for members in groups.values() for name, lists in _kinds_of_runs(members, most).items()}
+    kinds = {name: lists for members in groups.values() for name, lists in _kinds_of_runs(members).items()}
     shown = {name: [row for rows, _ in lists.values() for row in rows] for name, lists in kinds.items()}
     wanted: dict[Source, set[int]] = {}
     for summary in summaries:
@@ -150,10 +148,10 @@ def gallery_data(summaries: Sequence[Summary], gallery: Gallery | None, labels: 
     return {"runs": runs, "groups": outcomes, "pictures": list(pictures.values())}
 
 
-def _kinds_of_runs(summaries: Sequence[Summary], most: int) -> dict[str, dict[str, tuple[list[CertifiedImage], int]]]:
-    """Name of a run -> its lists, each with its first `most` images and the number of all; several runs have the images
-    in which they differ most as the first list."""
-    differing = most_differing(summaries, most) if len(summaries) > 1 else []
+def _kinds_of_runs(summaries: Sequence[Summary]) -> dict[str, dict[str, tuple[list[CertifiedImage], int]]]:
+    """Name of a run -> its lists, each with its first images and the number of all; several runs have the images in
+    which they differ most as the first list."""
+    differing = most_differing(summaries) if len(summaries) > 1 else []
     kinds = {}
     for summary in summaries:
         file, columns = summary.file, summary.file.columns
@@ -162,19 +160,19 @@ def _kinds_of_runs(summaries: Sequence[Summary], most: int) -> dict[str, dict[st
             places = dict(zip(columns.index.tolist(), range(len(columns)), strict=True))
             lists = {DIFFER: np.array([places[index] for index in differing], dtype=np.int64), **lists}
         kinds[summary.name] = {
-            kind: ([file.rows[i] for i in positions[:most].tolist()], len(positions))
+            kind: ([file.rows[i] for i in positions[:PER_KIND].tolist()], len(positions))
             for kind, positions in lists.items()
         }
     return kinds
 
 
-def most_differing(summaries: Sequence[Summary], most: int) -> list[int]:
+def most_differing(summaries: Sequence[Summary]) -> list[int]:
     """The indices of the images that all runs have whose radius differs most between them, 0 where wrong."""
     common = sorted(frozenset.intersection(*(summary.indices for summary in summaries)))
     every = [summary.outcomes for summary in summaries]
     radii = np.stack([outcomes.radius[np.searchsorted(outcomes.index, common)] for outcomes in every])
     spread = np.ptp(radii, axis=0)
-    return [common[i] for i in np.argsort(-spread, kind="stable")[:most] if spread[i] > 0]
+    return [common[i] for i in np.argsort(-spread, kind="stable")[:PER_KIND] if spread[i] > 0]
 
 
 def _outcomes(
