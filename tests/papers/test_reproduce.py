@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -498,8 +499,8 @@ def test_images_are_scaled_to_the_recipes_image_size(jobs: int, tmp_path: Path) 
         replace(run, recipe=recipe.model_copy(update={"image_size": size}), n=10, max_images=2)
         for run, size in zip(runs_in(tmp_path / "out", 2), (28, 20), strict=True)
     )
-    assert sizes_of(right.known_recipe, None) == (8, 8)
-    assert with_estimate(right, None, CPU).seconds > 0
+    assert sizes_of(right.known_recipe, request()) == (8, 8)
+    assert with_estimate(right, request(), CPU).seconds > 0
     failed = work.train_runs([right, wrong], request(jobs=jobs), QUIET)
     assert list(failed) == [wrong.folder]
     assert "the data has (1, 20, 20)" in failed[wrong.folder]
@@ -551,7 +552,7 @@ def test_runs_trained_together_equal_runs_trained_alone(tmp_path: Path, sample: 
     failed = work.train_runs(runs, request(jobs=2), QUIET)
     assert list(failed) == [runs[2].folder]
     assert "batch_size: expected at most the 256 training images, got 512" in failed[runs[2].folder]
-    work.train_run(runs[1].known_recipe, tmp_path / "alone", device="cpu")
+    work.train_run(replace(runs[1], folder=tmp_path / "alone"), request())
     together, alone = (load_run(folder).model.state_dict() for folder in (runs[1].folder, tmp_path / "alone"))
     assert all(torch.equal(together[name], alone[name]) for name in alone)
 
@@ -583,16 +584,33 @@ def test_notes_about_images_are_printed_once_and_a_trained_run_needs_no_training
     def load(name: str, split: Split, *_: object, **__: object) -> ImageData:
         return replace(mnist.load_sample(split), notes=(f"the {split} images are few",))
 
-    monkeypatch.setattr(work, "load_dataset", load)
-    work.print_notes(runs, None, Console(file=shown))
+    monkeypatch.setattr(run_state, "load_dataset", load)
+    work.print_notes(runs, request(), Console(file=shown))
     assert shown.getvalue() == "note: the train images are few\nnote: the test images are few\n"
-    work.print_notes([replace(run, epochs_done=90) for run in runs], None, Console(file=shown))
+    work.print_notes([replace(run, epochs_done=90) for run in runs], request(), Console(file=shown))
     assert (shown.getvalue().count("train"), shown.getvalue().count("test")) == (1, 2)
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_each_part_of_a_data_set_is_read_once(tmp_path: Path, sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the estimate, the notes, the training and the certification of all runs together."""
+    read, load = list[str](), run_state.load_dataset
+
+    def counted(name: str, split: Split, *rest: Any, **options: Any) -> Any:
+        read.append(split)
+        return load(name, split, *rest, **options)
+
+    monkeypatch.setattr(run_state, "load_dataset", counted)
+    recipe, asked = tiny_recipe(dataset=f"npz:{sample}", epochs=1), request()
+    runs = [replace(run, recipe=recipe, n=10, max_images=2) for run in runs_in(tmp_path, 2)]
+    assert work.finish_runs([with_estimate(run, asked, CPU) for run in runs], asked, QUIET) == {}
+    assert all(run.certificates.exists() for run in runs)
+    assert sorted(read) == ["test", "train"]
 
 
 def test_a_process_trains_only_if_epochs_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    monkeypatch.setattr(work, "train_run", lambda recipe, folder, *rest: calls.append(f"train {folder.name}"))
+    monkeypatch.setattr(work, "train_run", lambda run, *rest: calls.append(f"train {run.folder.name}"))
     monkeypatch.setattr(work, "certify", lambda run, *rest: calls.append(f"certify {run.folder.name}"))
     (run,) = runs_in(tmp_path, 1)
     work.finish_run(run, request())
@@ -632,7 +650,7 @@ def test_compile_option_reaches_the_votes(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(work, "certify_dataset", certified)
     monkeypatch.setattr(work, "load_run", lambda folder, code: None)
-    monkeypatch.setattr(work, "load_dataset", lambda *names, **options: mnist.load_sample("test"))
+    monkeypatch.setattr(run_state, "load_dataset", lambda *names, **options: mnist.load_sample("test"))
     (run,) = runs_in(tmp_path, 1)
     for wanted in (False, True):
         work.certify(run, request(compile=wanted), QUIET)

@@ -13,7 +13,6 @@ from smoothcert.cli.options import (
     Device,
     ImageOptions,
     ImageSize,
-    Load,
     MaxImages,
     Skip,
     Votes,
@@ -26,7 +25,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.training.run_folder import refuse_file
 
 if TYPE_CHECKING:  # commands import torch only when they need it
-    from smoothcert.papers.reproduce.run_state import RunState
+    from smoothcert.papers.reproduce.run_state import Resources, RunState
     from smoothcert.training.recipe import TrainRecipe
 
 JOBS_ON_A_GPU = 8
@@ -70,17 +69,18 @@ def sweep(
     from smoothcert.papers.reproduce.work import failures_in_words, finish_runs
 
     torch_device = find_device(device)
-    runs = [with_estimate(run, data, torch_device) for run in plan_runs(recipes, out, (n, skip, max_images), load)]
+    at_once = jobs if jobs is not None else min(JOBS_ON_A_GPU, len(recipes)) if torch_device.type == "cuda" else 1
+    resources = Resources(data=data, device=device, jobs=at_once)
+    planned = plan_runs(recipes, out, (n, skip, max_images), resources)
+    runs = [with_estimate(run, resources, torch_device) for run in planned]
     console.print(plan_table(runs))
     if sum(run.seconds for run in runs) > LONG:
         console.print("fewer votes (--n) or images (--skip) take less", soft_wrap=True)
     if dry_run:
         return
-    at_once = jobs if jobs is not None else min(JOBS_ON_A_GPU, len(runs)) if torch_device.type == "cuda" else 1
     built_in = all(is_built_in(recipe.objective) for recipe in recipes.values())
     if at_once > 1 and torch_device.type == "cpu" and not built_in:
         raise RequestError(f"--jobs: expected 1 on a CPU with an objective of your own, got {at_once}; leave it out")
-    resources = Resources(data=data, device=device, jobs=at_once)
     failed = finish_runs(runs, resources, console)
     if finished := [run.certificates for run in runs if run.folder not in failed]:
         report_runs(finished, out / "report", FORMATS, data)
@@ -126,7 +126,7 @@ def all_recipes(bases: "Mapping[str, TrainRecipe]", varied: Mapping[str, Sequenc
 
 
 def plan_runs(
-    recipes: "Mapping[str, TrainRecipe]", out: Path, certified: tuple[int, int, int | None], load: Load
+    recipes: "Mapping[str, TrainRecipe]", out: Path, certified: tuple[int, int, int | None], resources: "Resources"
 ) -> "list[RunState]":
     """Return the runs with their states; what cannot be trained or certified is refused before anything is."""
     from smoothcert.certification.settings import CertifySettings
@@ -146,8 +146,8 @@ def plan_runs(
                 f"objective: expected a method without a teacher, got {recipe.method}; use `smoothcert train --teacher "
                 "RUN`"
             )
-        images = load(recipe.dataset, "train", recipe.image_size)
-        indices = settings.selection(len(load(recipe.dataset, "test", recipe.image_size))).indices
+        images = resources.load(recipe, "train")
+        indices = settings.selection(len(resources.load(recipe, "test"))).indices
         check_request(recipe, images, out / name, Team())
         if (recipe.model, recipe.dataset) not in built:
             new_model(recipe.model, InputSpec.of(images))  # refuses an unknown network, and one for other images

@@ -73,7 +73,7 @@ def plan(request: Request) -> list[PlannedRun]:
     planned = use_existing_runs(request, planned)
     if all(run.recipe is None for run in planned):
         raise RequestError(f"{request.table}: none of these rows can be trained: {planned[0].paper.reason}")
-    return [with_estimate(run, request.data, device) for run in planned]
+    return [with_estimate(run, request, device) for run in planned]
 
 
 def share_runs(plans: Sequence[Sequence[PlannedRun]]) -> list[list[PlannedRun]]:
@@ -170,7 +170,7 @@ def planned_run(request: Request, run: PaperRun, seed: int | None, folder: Path 
     fresh = PlannedRun(folder, recipe, n, skip, request.max_images, 0, paper=run)
     if recipe is None:
         return fresh
-    indices = Selection(sizes_of(recipe, request.data)[1], skip, request.max_images).indices
+    indices = Selection(sizes_of(recipe, request)[1], skip, request.max_images).indices
     fresh = replace(fresh, images=len(indices))
     return with_state(fresh, indices)
 

@@ -1,8 +1,8 @@
 """A run in its folder: how much of it is finished, the estimated time of the rest, and what it may use."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from smoothcert.certification.certificates import read_certificates
-from smoothcert.data import DATASETS, load_dataset, silent
+from smoothcert.data import DATASETS, Images, Split, load_dataset, silent
 from smoothcert.errors import WorkError
 from smoothcert.io.compressed import existing_form
 from smoothcert.io.text import duration
@@ -39,6 +39,16 @@ class Resources:
     jobs: int = 1
     compile: bool = False
     """Compile the votes; training decides for itself."""
+
+    @cached_property
+    def load(self) -> Callable[[TrainRecipe, Split], Images]:
+        """The function from a recipe to its images; each part of a data set is read once."""
+
+        @cache
+        def read(dataset: str, image_size: int | None, split: Split) -> Images:
+            return load_dataset(dataset, split, self.data, image_size=image_size, on_note=silent)
+
+        return lambda recipe, split: read(recipe.dataset, recipe.image_size, split)
 
 
 @dataclass(frozen=True)
@@ -120,15 +130,14 @@ def plan_table(runs: Sequence[RunState], title: str = "", acrs: Sequence[float |
     return table
 
 
-def sizes_of(recipe: TrainRecipe, data: Path | None) -> tuple[int, int]:
+def sizes_of(recipe: TrainRecipe, resources: Resources) -> tuple[int, int]:
     """Return the numbers of training and test images; user data are read for them."""
     if recipe.dataset in SIZES and recipe.image_size is None:
         return SIZES[recipe.dataset]
-    load = partial(load_dataset, recipe.dataset, folder=data, image_size=recipe.image_size, on_note=silent)
-    return len(load("train")), len(load("test"))
+    return len(resources.load(recipe, "train")), len(resources.load(recipe, "test"))
 
 
-def with_estimate(run: R, data: Path | None, device: torch.device) -> R:
+def with_estimate(run: R, resources: Resources, device: torch.device) -> R:
     """Return `run` with the estimated seconds of its missing epochs and images."""
     if run.recipe is None or run.problem is not None or run.done:
         return run
@@ -136,9 +145,9 @@ def with_estimate(run: R, data: Path | None, device: torch.device) -> R:
     spec = (
         InputSpec(known.shape, known.num_classes, known.normalization)
         if known
-        else InputSpec.of(load_dataset(recipe.dataset, "train", data, image_size=recipe.image_size, on_note=silent))
+        else InputSpec.of(resources.load(recipe, "train"))
     )
-    images, _ = sizes_of(recipe, data)
+    images, _ = sizes_of(recipe, resources)
     seconds = training_seconds(recipe, spec, images, recipe.epochs - run.epochs_done, device)
     votes = (run.images - run.images_done) * (run.n + N0)
     return replace(run, seconds=seconds + certification_seconds(recipe.model, spec, votes, device))

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from rich.progress import Progress
 from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.certification.settings import CertifySettings
 from smoothcert.certification.subject import missing_classes
-from smoothcert.data import UNSPLIT, Split, load_dataset, silent
+from smoothcert.data import UNSPLIT, Split
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import PlainConsole
@@ -21,7 +22,6 @@ from smoothcert.papers.reproduce.run_state import Resources, RunState
 from smoothcert.report.progress import certification_bar, print_data_notes, print_note, train_with_bar
 from smoothcert.training.checkpoint import RECIPE, load_run
 from smoothcert.training.loop import TrainingStatus
-from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.several_runs import train_together
 
 
@@ -29,7 +29,7 @@ def finish_runs(planned: Sequence[RunState], resources: Resources, console: Cons
     """Train and certify what is missing of each run; one that fails, or is damaged, does not stop the others."""
     failed = {run.folder: run.problem for run in planned if run.problem is not None}
     planned = [run for run in planned if run.problem is None and not run.done]
-    print_notes(planned, resources.data, console)
+    print_notes(planned, resources, console)
     if resources.jobs > 1 and find_device(resources.device).type == "cpu":
         return failed | finish_in_processes(planned, resources, console)
     failed |= train_runs([run for run in planned if not run.trained], resources, console)
@@ -46,13 +46,14 @@ def failures_in_words(failed: Failures, runs: int) -> str:
     return f"{len(failed)} of {runs} runs failed, the same command tries them again ({reasons})"
 
 
-def print_notes(planned: Sequence[RunState], folder: Path | None, console: Console) -> None:
+def print_notes(planned: Sequence[RunState], resources: Resources, console: Console) -> None:
     """Print what a user should know about the images, once for all runs; if they cannot be read, each run fails."""
     splits: tuple[Split, ...] = ("train", "test")
     needed = [(run.known_recipe, split) for run in planned for split in splits if split == "test" or not run.trained]
-    for dataset, size, split in dict.fromkeys((recipe.dataset, recipe.image_size, split) for recipe, split in needed):
+    parts = {(recipe.dataset, recipe.image_size, split): recipe for recipe, split in needed}
+    for (dataset, _, split), recipe in parts.items():
         with suppress(RequestError, WorkError, OSError):
-            images = load_dataset(dataset, split, folder, image_size=size, on_note=silent)
+            images = resources.load(recipe, split)
             if split == "test" or images.split != UNSPLIT:  # else they are the test images, which have the same notes
                 print_data_notes(console, images, trained_on=dataset if split == "test" else None)
 
@@ -63,11 +64,8 @@ def train_runs(planned: Sequence[RunState], resources: Resources, console: Conso
     This is how small networks share a GPU: processes of their own would only wait for each other.
     """
     if resources.jobs == 1:
-        return in_turn(planned, lambda run: train_run(run.known_recipe, run.folder, resources.data, resources.device))
-    load = cache(lambda dataset, size: load_dataset(dataset, "train", resources.data, image_size=size, on_note=silent))
-    recipes = [run.known_recipe for run in planned]
-    data = [load(recipe.dataset, recipe.image_size) for recipe in recipes]
-    runs = list(zip(recipes, data, (run.folder for run in planned), strict=True))
+        return in_turn(planned, lambda run: train_run(run, resources))
+    runs = [(run.known_recipe, resources.load(run.known_recipe, "train"), run.folder) for run in planned]
     with Progress(console=console) as bar:
         tasks = {run.folder: bar.add_task(f"train {run.folder.name}", total=None, visible=False) for run in planned}
 
@@ -80,16 +78,16 @@ def train_runs(planned: Sequence[RunState], resources: Resources, console: Conso
     return {folder: reason_of(error) for folder, error in failures.items()}
 
 
-def train_run(recipe: TrainRecipe, folder: Path, data: Path | None = None, device: str = "auto") -> None:
-    """Train `recipe` in `folder`, where an earlier call may have begun, with the data sets in `data`."""
-    images = load_dataset(recipe.dataset, "train", data, image_size=recipe.image_size, on_note=silent)
-    train_with_bar(recipe, images, folder, resume=(folder / RECIPE).exists(), device=device)
+def train_run(run: RunState, resources: Resources) -> None:
+    """Train `run`, which an earlier call may have begun."""
+    recipe, resume = run.known_recipe, (run.folder / RECIPE).exists()
+    train_with_bar(recipe, resources.load(recipe, "train"), run.folder, resume=resume, device=resources.device)
 
 
 def certify(run: RunState, resources: Resources, console: Console) -> None:
     """Certify the images that are missing in the file of `run`."""
     recipe, device = run.known_recipe, find_device(resources.device)
-    data = load_dataset(recipe.dataset, "test", resources.data, image_size=recipe.image_size, on_note=silent)
+    data = resources.load(recipe, "test")
     settings = CertifySettings(n=run.n, compile=resources.compile, skip=run.skip, max_images=run.max_images)
     indices = settings.selection(len(data)).indices
     if warning := missing_classes(data, indices):
@@ -121,12 +119,12 @@ def finish_in_processes(planned: Sequence[RunState], resources: Resources, conso
         line = f"{word} {folder.name} ({ended} of {len(planned)}, {seconds:.0f} s)"
         console.print(line, soft_wrap=True, markup=False)
 
-    calls = {run.folder: partial(finish_run, run, resources) for run in planned}
+    calls = {run.folder: partial(finish_run, run, replace(resources)) for run in planned}  # without images
     return call_in_processes(calls, resources.jobs, {"OMP_NUM_THREADS": str(threads), "COLUMNS": "200"}, show)
 
 
 def finish_run(run: RunState, resources: Resources) -> None:
     """Train and certify what is missing of `run`."""
     if not run.trained:
-        train_run(run.known_recipe, run.folder, resources.data, resources.device)
+        train_run(run, resources)
     certify(run, resources, PlainConsole())
