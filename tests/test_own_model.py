@@ -325,6 +325,16 @@ def test_file_in_the_folder_does_not_replace_a_package(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+class CastsToHalf(nn.Linear):
+    """A network in float16 that works as it is."""
+
+    def __init__(self) -> None:
+        super().__init__(784, 10, dtype=torch.float16)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images.flatten(1).half())
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -332,7 +342,8 @@ def test_file_in_the_folder_does_not_replace_a_package(tmp_path: Path) -> None:
         (lambda x: {"scores": torch.zeros(len(x), 10)}, "got dict with the keys scores; return the logits"),
         (lambda x: torch.zeros(len(x), 7), r"gives \[2, 7\] for 2 images, expected logits \[2, 10\]"),
         (lambda x: torch.zeros(len(x), 12), "name the classes of all outputs: --classes FILE"),
-        (lambda x: torch.zeros(len(x)), r"gives \[2\] for 2 images"),
+        (lambda x: torch.zeros(len(x)), r"got \[2\]; for one logit z of two classes return torch.stack"),
+        (CastsToHalf(), r"let it cast inputs to the dtype of its weights: they are converted, to fp32 by default"),
         (nn.Sequential(nn.Flatten(), nn.Linear(3, 10)), r"fails on inputs of shape \[1, 28, 28\]"),
         (nn.Sequential(nn.Flatten(), nn.Linear(784, 10, device="meta")), "got one on the device meta, without any"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -137,10 +138,11 @@ def failures_reported(name: str, shape: Sequence[int]) -> Iterator[None]:
     except (RequestError, MemoryError, torch.OutOfMemoryError):
         raise
     except (Exception, SystemExit) as error:  # a user's code may fail in any way
-        raise RequestError(
-            f"model: {name} fails on inputs of shape {list(shape)} ({named_error(error)}); correct it, or give inputs "
-            "of its shape (for folder:PATH, --image-size and --channels choose the shape)"
-        ) from error
+        problem = f"model: {name} fails on inputs of shape {list(shape)} ({named_error(error)})"
+        advice = "give inputs of its shape (for folder:PATH, --image-size and --channels choose the shape)"
+        if re.search("half|bfloat16|double", str(error), re.IGNORECASE):
+            advice = "let it cast inputs to the dtype of its weights: they are converted, to fp32 by default"
+        raise RequestError(f"{problem}; correct it, or {advice}") from error
 
 
 def first_logits(classifier: Classifier, inputs: Tensor, name: str) -> Tensor:

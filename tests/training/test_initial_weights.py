@@ -73,13 +73,13 @@ def test_the_share_at_chance_is_that_of_images_spread_over_the_data(trained_run:
 
 
 def test_network_that_returns_probabilities_is_reported(tmp_path: Path, tiny_data: ImageData) -> None:
-    """Under a softmax, the losses are those of another model; log-probabilities are logits like others."""
-    for last in (nn.Softmax(1), nn.LogSoftmax(1)):
+    """Under a softmax or sigmoid, the losses are those of another model; log-probabilities are logits like others."""
+    for last in (nn.Softmax(1), nn.Sigmoid(), nn.LogSoftmax(1)):
         model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), last)
         notes = list[str]()
         sc.train(tiny_recipe(**STILL), tiny_data, tmp_path / type(last).__name__, model=model, on_note=notes.append)
-        expected = ["the network returns probabilities, but losses expect logits; leave its last softmax out"]
-        assert notes == (expected if isinstance(last, nn.Softmax) else [])
+        expected = ["the network returns probabilities, but losses expect logits; omit its last softmax or sigmoid"]
+        assert notes == ([] if isinstance(last, nn.LogSoftmax) else expected)
 
 
 class Behind(nn.Module):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from smoothcert.classifier import Classifier, device_of, first_logits, in_float32
+from smoothcert.classifier import Classifier, check_logits, device_of, first_logits, in_float32
 from smoothcert.errors import RequestError
 from smoothcert.io.files import check_regular_file
 from smoothcert.io.text import did_you_mean, named_error
@@ -177,7 +177,9 @@ def check_outputs(
     """
     refuse_without_weights(model, name)
     images = torch.full((2, *shape), 0.5, dtype=torch.float32, device=device_of(model) or device)
-    given = list(first_logits(model, images, name).shape)
+    logits = first_logits(model, images, name)
+    check_logits(logits, 2)
+    given = list(logits.shape)
     if given != [2, num_classes]:
         more = len(given) == 2 and given[1] > num_classes
         raise RequestError(

@@ -88,8 +88,8 @@ def start_notes(model: nn.Module, data: Images, *, trained: bool) -> list[str]:
         logits = torch.cat([logits_of(model(part.to(device))).float().cpu() for part in torch.split(images, 10)])
     notes, classes, labels = [], logits.argmax(1), labels.cpu()
     one_hot = bool(((logits == 0) | (logits == 1)).all())  # votes, which have no softmax
-    if not one_hot and bool((logits >= 0).all()) and bool(((logits.sum(1) - 1).abs() < 1e-3).all()):
-        notes.append("the network returns probabilities, but losses expect logits; leave its last softmax out")
+    if not one_hot and bool(((logits >= 0) & (logits <= 1)).all()):
+        notes.append("the network returns probabilities, but losses expect logits; omit its last softmax or sigmoid")
     share = float((classes == labels).double().mean())
     if trained and at_chance(share, independent_accuracy(classes, labels, logits.shape[1]), len(labels)):
         notes.append(
