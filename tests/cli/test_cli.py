@@ -287,6 +287,7 @@ def test_help_shows_the_choices(run_cli: Cli, command: str) -> None:
         (["--until-radius", "inf"], "--until-radius: expected a number >= 0, got inf"),
         (["--name", "../../x"], "--name: expected a file's name without folders"),
         (["--dataset", "x"], "npz:PATH, got 'x'; choose one of these"),
+        (["--dataset", "lab.data:Mine"], "folder:PATH, npz:PATH, got 'lab.data:Mine'; save your data as one of the"),
         (["--hub", "hf:x"], "its network is tiny, got --hub hf:x; leave --hub out"),
         (["--radii", ""], "radii: expected comma-separated numbers, got nothing"),
         pytest.param(

@@ -168,7 +168,9 @@ def _load(name: str, split: Split, folder: Path | str | None, options: Mapping[s
     users = kind in ("folder", "npz") and path != ""
     if not users and name not in DATASETS:
         kind, own = ("folder", Path(name).is_dir()) if not name.endswith(".npz") else ("npz", Path(name).is_file())
-        hint = did_you_mean(name, DATASETS, "choose one of these", [f"{kind}:{name}"] if own else [])
+        # Methods and networks may be named package.module:name; data may not.
+        otherwise = "save your data as one of the last two" if ":" in name else "choose one of these"
+        hint = did_you_mean(name, DATASETS, otherwise, [f"{kind}:{name}"] if own else [])
         known = ", ".join([*DATASETS, *OWN_DATA])
         raise RequestError(f"expected a data set among {known}, got {name!r}; {hint}")
     if split not in get_args(Split):
