@@ -77,11 +77,6 @@ def test_published_acr(table: str, match: dict[str, object], expected: float | N
     assert published_acr(table, **match) == expected
 
 
-def test_ambiguous_columns_are_refused() -> None:
-    with pytest.raises(RequestError, match=r"smoothmix/table2.*sigma=0\.5 \(9 rows\)"):
-        published_acr("smoothmix/table2", sigma=0.5)
-
-
 def test_unknown_table_is_refused() -> None:
     with pytest.raises(RequestError, match=r"'smoothmx/table2'.*smoothmix/table2"):
         paper_table("smoothmx/table2")

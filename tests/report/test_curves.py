@@ -18,7 +18,7 @@ from scipy.stats import norm
 from smoothcert.certification.attack_file import AttackedImage, attacks_writer, empirical_accuracy, read_attacks
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, read_certificates
 from smoothcert.certification.columns import columns_of
-from smoothcert.errors import RequestError, WorkError
+from smoothcert.errors import WorkError
 from smoothcert.report import summarize
 from smoothcert.report.curves import ATTACKED, ATTACKED_PART, attacked_curve, draw_curves, step_curve
 from smoothcert.report.style import new_figure, pictures_of
@@ -266,11 +266,6 @@ def test_odd_names_are_text(name: str) -> None:
         figure = figure_of(shown)
         figure.draw_without_rendering()
         assert len(curve_lines(figure)[0]) == len(shown)
-
-
-def test_one_name_for_two_runs_is_refused() -> None:
-    with pytest.raises(RequestError, match="one name twice"):
-        figure_of([("a", our_file()), ("a", our_file())])
 
 
 def test_a_figure_with_images_has_all_shades() -> None:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from smoothcert.errors import RequestError, WorkError
+from smoothcert.errors import WorkError
 from smoothcert.report.metrics import TrainedRun, read_run
 from smoothcert.report.style import pictures_of
 from smoothcert.report.training_curves import draw_training_curves
@@ -178,9 +178,3 @@ def test_names_are_text(training: MakeTraining) -> None:
     runs = read([training("a_$b^{$"), training("other", scale=0.3)])
     picture = pictures_of("t", lambda: draw_training_curves(runs), ["svg"])["t.svg"]
     assert b"a_$b^{$" in (picture or b"")
-
-
-def test_one_name_for_two_runs_is_refused(training: MakeTraining) -> None:
-    run = training("a")
-    with pytest.raises(RequestError, match="one name twice"):
-        draw_training_curves(read([run, run]))

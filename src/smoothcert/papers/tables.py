@@ -77,12 +77,8 @@ def _number(value: object) -> float | str:
 
 
 def published_acr(table: str, **match: object) -> float | None:
-    """Return the ACR of the row with these columns, as in `published_acr("smoothmix/table2", sigma=0.5,
-    method="SmoothMix")`; None if there is no such row or column. Rows with different ACR are refused.
+    """Return the ACR of the first row with these columns, as in `published_acr("smoothmix/table2", sigma=0.5,
+    method="SmoothMix")`; None if there is no such row or column.
     """
-    rows = [row for row in paper_table(table) if matches(row, match)]
-    values = {float(row["acr"]) for row in rows if row.get("acr")}
-    if len(values) > 1:
-        asked = ", ".join(f"{k}={v}" for k, v in match.items()) or "no column"
-        raise RequestError(f"{table}: expected columns that single out a row, got {asked} ({len(rows)} rows); add one")
-    return values.pop() if values else None
+    row = next((row for row in paper_table(table) if matches(row, match)), {})
+    return float(row["acr"]) if row.get("acr") else None

@@ -10,7 +10,6 @@ from itertools import groupby
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from smoothcert.errors import RequestError
 from smoothcert.io.text import counted, flattened, one_line
 from smoothcert.report.layout import decimals_needed
 
@@ -194,8 +193,6 @@ def labels_of(runs: Sequence[NamedRun]) -> dict[str, str]:
     differ; where none differ, or the method is not known, the name of the run without the sigma at its end. In a panel
     with several networks, the networks other than the most common one are named as well.
     """
-    if len({run.name for run in runs}) < len(runs):
-        raise RequestError("expected a different name for each curve, got one name twice; rename one of them")
     families: dict[tuple[str | None, str], list[NamedRun]] = {}
     networks = _named_networks(runs)
     for run in runs:

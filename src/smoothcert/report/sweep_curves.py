@@ -1,6 +1,5 @@
 """ACR against a hyper-parameter: one panel per sweep."""
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, stdev
@@ -63,7 +62,7 @@ def _draw(axes: Axes, sweep: Sweep) -> None:
     doubling = all(after == 2 * before for before, after in pairwise(values))
     if values[0] > 0 and (doubling or values[-1] / values[0] >= _SPREAD):
         axes.set_xscale("log", base=2 if doubling else 10)
-    axes.set_xticks(*_ticks(values, axes.get_xscale() == "log"))
+    axes.set_xticks(values, [f"{value:g}" for value in values])
     axes.minorticks_off()
     if sweep.reference is not None:
         acr = sweep.reference.acr
@@ -84,13 +83,3 @@ def _draw(axes: Axes, sweep: Sweep) -> None:
     axes.set_ylabel("average certified L2 radius (ACR)")
     axes.margins(y=0.15)
     quiet_axes(axes)
-
-
-def _ticks(values: Sequence[float], logarithmic: bool) -> tuple[list[float], list[str]]:
-    """Ticks at the values, without those whose labels would touch the one before."""
-    places = [math.log(value) if logarithmic else value for value in values]
-    kept: list[int] = []
-    for i, place in enumerate(places):
-        if not kept or place - places[kept[-1]] > 0.06 * (places[-1] - places[0]):
-            kept.append(i)
-    return [values[i] for i in kept], [f"{values[i]:g}" for i in kept]
