@@ -1,7 +1,6 @@
 """The numbers of a report against loops over the rows and numbers worked out by hand."""
 
 import math
-import statistics
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,7 +22,7 @@ from smoothcert.report.summary import (
 )
 from smoothcert.smoothing.certificate import ABSTAIN
 
-from .conftest import SETTINGS, as_file, image, images, random_rows
+from .conftest import SETTINGS, as_file, image, images
 
 
 def test_numbers_of_a_small_file() -> None:
@@ -38,21 +37,6 @@ def test_numbers_of_a_small_file() -> None:
         0.1,
     ]
     assert summarize(as_file(rows), "a", ()).abstention == 0.2
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_against_a_loop(seed: int) -> None:
-    rows = random_rows(seed)
-    counted = []
-    for row in rows:
-        right = row.label == row.certificate.predict and row.certificate.predict != -1
-        counted.append(row.certificate.radius if right else 0.0)
-    summary = summarize(as_file(rows), "x", [0.5, 0.0, 0.25])
-    assert summary.acr == pytest.approx(statistics.fmean(counted), abs=1e-14)
-    assert summary.acr_standard_error == pytest.approx(statistics.stdev(counted) / math.sqrt(len(rows)), rel=1e-12)
-    assert list(summary.accuracy_at) == [0.0, 0.25, 0.5]
-    for radius in (0.25, 0.5, 0.3, 2.0):
-        assert columns_of(rows).certified_accuracy(radius) == sum(c >= radius for c in counted) / len(rows)
 
 
 def test_radius_zero_counts_every_right_row(field_file: Path) -> None:
