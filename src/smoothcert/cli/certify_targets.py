@@ -11,7 +11,6 @@ import torch
 
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.certification.certify_dataset import certify_dataset
-from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.estimate import CertificationEstimate
 from smoothcert.certification.settings import CertifySettings, make_rule
 from smoothcert.certification.subject import Subject, missing_classes
@@ -20,11 +19,10 @@ from smoothcert.cli.advice import (
     long_work,
     measured_accuracy,
     next_step,
-    noise_warning,
     spent_votes,
 )
 from smoothcert.cli.certification import CertifyOptions
-from smoothcert.cli.classifiers import find_subject
+from smoothcert.cli.classifiers import find_subject, noise_for, noise_warnings
 from smoothcert.cli.options import ClassifierOptions, command_line
 from smoothcert.data import Images, silent
 from smoothcert.data.class_names import unknown_class
@@ -70,10 +68,8 @@ def find_target(request: CertifyOptions, folders: Sequence[Path], fields: Mappin
         )
     subject = subject_for_images(request, folders, fields["sigma"], request.console)
     folder = request.out or default_folder(request.kind, folders)
-    defaults = {key: subject.defaults.get(key) for key in ("sigma", "noise") if fields[key] is None}
-    if isinstance(subject.run, RunEnsemble) and defaults.get("sigma", 0) is None:
-        raise RequestError(subject.run.missing_sigma("--sigma"))
-    settings = parse_recipe(CertifySettings, {**fields, **defaults}, "certify")
+    sigma, noise = noise_for(subject, fields["sigma"], fields["noise"])
+    settings = parse_recipe(CertifySettings, {**fields, "sigma": sigma, "noise": noise}, "certify")
     stages = subject.stages or (subject,)
     trained_with = {run.recipe.sigma for run in stages[0].runs}
     path = settings.default_path(
@@ -184,14 +180,12 @@ def print_warnings(request: CertifyOptions, target: Target, images: Images, furt
             print_note(request.console, f"{run.folder} has trained {run.epoch} of {run.recipe.epochs} epochs")
     print_data_notes(request.console, images, target.first.recipe.dataset if target.first is not None else None)
     everything = replace(settings.selection(len(images)), shard=(1, 1)).indices
-    # The stages of a cascade have the noise of their training; a classifier behind a denoiser need not know noise.
-    known = subject.stages or subject.denoiser is not None
     for warning in (
         *further,
         missing_classes(images, everything),
         *(unknown_class(images, run.spec.class_names, run.folder) for run in subject.runs),
         sigma_warning(float(settings.sigma or 0)),
-        *(noise_warning(run, settings.sigma, settings.noise) for run in subject.runs if not known),
+        *noise_warnings(subject, settings.sigma, settings.noise),
     ):
         if warning is not None:
             print_warning(request.warnings, warning)

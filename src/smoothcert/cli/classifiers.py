@@ -41,6 +41,23 @@ def find_subject(
     return Subject.of(Cascade.of_runs(runs) if request.kind == "cascade" else runs[0]).behind(front)
 
 
+def noise_for(subject: Subject, sigma: float | None, kind: NoiseName | None) -> tuple[float, NoiseName]:
+    """Return the noise level and the kind of noise: those that are given, else those of the training of `subject`."""
+    trained = subject.defaults
+    if sigma is None and "sigma" not in trained and isinstance(subject.run, RunEnsemble):
+        raise RequestError(subject.run.missing_sigma("--sigma"))
+    return trained["sigma"] if sigma is None else sigma, kind or trained.get("noise", "gaussian")
+
+
+def noise_warnings(subject: Subject, sigma: float | None, kind: str | None) -> list[str]:
+    """Return a warning for each run that was trained with other noise.
+
+    The stages of a cascade have the noise of their training; a classifier behind a denoiser need not know noise.
+    """
+    runs = () if subject.stages or subject.denoiser is not None else subject.runs
+    return [text for run in runs if (text := noise_warning(run, sigma, kind)) is not None]
+
+
 @dataclass(frozen=True)
 class NamedClassifier:
     """A classifier, the images and classes that it is for, and the data set that these are from, if it is known."""
@@ -48,20 +65,6 @@ class NamedClassifier:
     subject: Subject
     spec: InputSpec
     dataset: str | None
-
-    def noise(self, sigma: float | None, kind: NoiseName | None) -> tuple[float, NoiseName]:
-        """Return the noise level and the kind of noise: those that are given, else those of its training."""
-        trained = self.subject.defaults
-        if sigma is None and "sigma" not in trained:
-            raise RequestError(
-                f"--sigma: missing; give the noise level for {self.subject.name}, for instance --sigma 0.25"
-            )
-        return trained["sigma"] if sigma is None else sigma, kind or trained.get("noise", "gaussian")
-
-    def noise_warnings(self, sigma: float, kind: str) -> list[str]:
-        """Return a warning for each run that was trained with other noise; behind a denoiser it need not know noise."""
-        runs = self.subject.runs if self.subject.denoiser is None else ()
-        return [text for run in runs if (text := noise_warning(run, sigma, kind)) is not None]
 
 
 def named_classifier(

@@ -65,7 +65,7 @@ def predict(
 
     from smoothcert.certification.settings import CertifySettings
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-    from smoothcert.cli.classifiers import named_classifier
+    from smoothcert.cli.classifiers import named_classifier, noise_for, noise_warnings
     from smoothcert.data import scaled_side
     from smoothcert.data.image_files import read_image_files
     from smoothcert.data.images import in_unit_interval
@@ -75,7 +75,7 @@ def predict(
     torch_device = find_device(device)
     note = partial(print_note, console if format_ == "table" else PlainConsole(stderr=True))
     named = named_classifier(request, runs, sigma, note, images[0])
-    spec, (noise_level, kind) = named.spec, named.noise(sigma, noise)
+    spec, (noise_level, kind) = named.spec, noise_for(named.subject, sigma, noise)
     CertifySettings(n=n, alpha=alpha, sigma=noise_level, noise=kind, bound=bound)  # refuses wrong ones
     if named.subject.denoiser is not None:
         named.subject.denoiser.check(spec.shape, noise_level, kind)
@@ -86,7 +86,7 @@ def predict(
     model = SmoothedClassifier(
         named.subject.classifier, sigma=noise_level, num_classes=spec.num_classes, noise=kind, precision=precision
     )
-    with printing_warnings(named.noise_warnings(noise_level, kind)):
+    with printing_warnings(noise_warnings(named.subject, noise_level, kind)):
         smoothed = model.to(torch_device)
         # All files were read before the first is certified. They stay bytes: as floats they are four times as large.
         loader = DataLoader(
