@@ -1,31 +1,20 @@
 """Values that a shell completes: presets, tables of papers, methods and data sets, without torch."""
 
-from collections.abc import Iterable
+from collections.abc import Callable
+from importlib import import_module
 
 
-def _beginning(known: Iterable[str], incomplete: str) -> list[str]:
-    return [name for name in known if name.startswith(incomplete)]
+def completer(module: str, names: str) -> Callable[[str], list[str]]:
+    """Return the function that completes one of `names`, a collection in `module` or a function that returns one."""
+
+    def complete(incomplete: str) -> list[str]:
+        known = getattr(import_module(f"smoothcert.{module}"), names)
+        return [name for name in (known() if callable(known) else known) if name.startswith(incomplete)]
+
+    return complete
 
 
-def complete_preset(incomplete: str) -> list[str]:
-    from smoothcert.papers.presets import PRESETS
-
-    return _beginning(PRESETS, incomplete)
-
-
-def complete_table(incomplete: str) -> list[str]:
-    from smoothcert.papers.tables import paper_table_names
-
-    return _beginning(paper_table_names(), incomplete)
-
-
-def complete_objective(incomplete: str) -> list[str]:
-    from smoothcert.objectives import OBJECTIVES
-
-    return _beginning(OBJECTIVES, incomplete)
-
-
-def complete_dataset(incomplete: str) -> list[str]:
-    from smoothcert.data import DATASETS
-
-    return _beginning((*DATASETS, "folder:", "npz:"), incomplete)
+complete_preset = completer("papers.presets", "PRESETS")
+complete_table = completer("papers.tables", "paper_table_names")
+complete_objective = completer("objectives", "OBJECTIVES")
+complete_dataset = completer("data", "DATASETS")
