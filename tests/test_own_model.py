@@ -189,29 +189,6 @@ def test_training_imports_no_code_that_only_a_file_names(workplace: Path, run_cl
     assert run_cli("train", "--out", "downloaded", "--resume", *allow)[0] == 0
     changed = ("--set", "model=named_by_a_file:small", "--device", "cpu")
     assert run_cli("train", "--recipe", "r.yaml", "--out", "runs/u", *changed)[0] == 0
-    code, _, errors = run_cli("train", "--recipe", "runs/t/model.safetensors", "--out", "runs/v", "--device", "cpu")
-    assert (code, refusal in errors) == (2, True), errors
-
-
-def test_lost_recipe_is_read_from_the_model(workplace: Path, run_cli: Cli) -> None:
-    (workplace / "r.yaml").write_text(
-        "{dataset: 'npz:grey.npz', model: 'mine_for_test:small', sigma: 0.1, objective: gaussian, epochs: 1,"
-        " batch_size: 4, learning_rate_drops: []}"
-    )
-    allow = ("--model", "mine_for_test:small", "--device", "cpu")
-    assert run_cli("train", "--recipe", "r.yaml", "--out", "t", *allow)[0] == 0
-    before = (workplace / "t/recipe.yaml").read_text()
-    (workplace / "t/recipe.yaml").unlink()
-    hint = "train --recipe t/model.safetensors --out t --resume"
-    for arguments in (("--out", "t", "--resume"), ("--out", "t", "--recipe", "r.yaml")):
-        code, _, errors = run_cli("train", *arguments, *allow)
-        assert code == 2
-        assert hint in errors
-        assert len(errors.splitlines()) == 1
-    code, output, errors = run_cli(*hint.split(), *allow)
-    assert code == 0, errors
-    assert "trained already, 1 of 1 epochs" in output
-    assert (workplace / "t/recipe.yaml").read_text() == before
 
 
 def test_plain_callables_and_modules_are_accepted(workplace: Path) -> None:

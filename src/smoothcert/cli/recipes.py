@@ -26,9 +26,7 @@ class RecipeOptions:
     """The options of `train` and `sweep` that choose a recipe."""
 
     preset: Annotated[str | None, typer.Option(help="A published run: see `smoothcert presets`.")] = None
-    recipe: Annotated[
-        Path | None, typer.Option(help="A recipe file (YAML) or a run's model.safetensors, instead of a preset.")
-    ] = None
+    recipe: Annotated[Path | None, typer.Option(help="A recipe file (YAML), instead of a preset.")] = None
     dataset: Annotated[str | None, typer.Option(help=DATASET, show_default="the recipe's")] = None
     model: Annotated[
         str | None, typer.Option(help="A network, or your own: package.module:function or FILE.py:function.")
@@ -69,7 +67,6 @@ def choose_recipe(
     """
     from smoothcert.papers.presets import preset as find_preset
     from smoothcert.training.recipe import load_run_recipe, load_train_recipe, with_overrides
-    from smoothcert.training.run_folder import MODEL
     from smoothcert.training.user_objective import load_objective, refuse_objective_code
 
     file = options.recipe
@@ -81,10 +78,6 @@ def choose_recipe(
         chosen = find_preset(options.preset, sigma)
     elif file is None:
         chosen, named = recipe_for_data(options, sigma, image_size, load, trained), {}
-    elif file.suffix == Path(MODEL).suffix and file.is_file():
-        from smoothcert.training.checkpoint import recipe_of_model
-
-        chosen = recipe_of_model(file)
     else:
         chosen = load_run_recipe(file) if continued else load_train_recipe(file)
     given = {key: value for key, value in named.items() if value is not None and key != "model"}

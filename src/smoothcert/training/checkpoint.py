@@ -238,14 +238,6 @@ def class_names_of(folder: Path | None) -> tuple[str, ...] | None:
     )
 
 
-def recipe_of_model(path: Path) -> TrainRecipe:
-    """The recipe in the metadata of a `model.safetensors`."""
-    recipe = read_model_file(path).recipe
-    if not isinstance(recipe, TrainRecipe):
-        raise RequestError(f"{path}: expected a model that was trained here, got an imported one; give another file")
-    return recipe
-
-
 DAMAGE = (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError, OSError)
 """The exceptions that reading a damaged file may raise; a RecursionError is a RuntimeError."""
 

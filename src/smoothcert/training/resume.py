@@ -133,7 +133,7 @@ def open_folder(
     if not resume:
         refuse_existing_run(folder)
     if not has_recipe:
-        refuse_lost_recipe(folder, compared=resume)
+        refuse_lost_recipe(folder)
     elif resume:
         refuse_other_recipe(load_run_recipe(folder / RECIPE), recipe, folder)
     model = read_model_file(folder / MODEL) if (folder / MODEL).exists() else None

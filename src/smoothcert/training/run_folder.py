@@ -103,18 +103,9 @@ def split_key(path: Path) -> tuple[Path, str | None]:
     return (Path(file), key) if file and not path.exists() and Path(file).is_file() else (path, None)
 
 
-def refuse_lost_recipe(folder: Path, compared: bool = False) -> None:
-    """Raise a RequestError if a folder without a recipe holds other files of a run, which would be overwritten.
-
-    With `compared`, a folder with a model is accepted: the request is compared with the recipe in the model.
-    """
-    files = [name for name in (MODEL, STATE, METRICS) if exists(folder / name)]
-    if not files or (compared and MODEL in files):
-        return
-    hint = (
-        f"`smoothcert train --recipe {shlex.quote(str(folder / MODEL))} --out {shlex.quote(str(folder))} --resume` "
-        f"takes it from {MODEL}"
-        if MODEL in files
-        else f"restore {RECIPE}"
-    )
-    raise RequestError(f"{folder}: holds {' and '.join(files)} but no {RECIPE}; {hint}, or choose another --out")
+def refuse_lost_recipe(folder: Path) -> None:
+    """Raise a RequestError if a folder without a recipe holds other files of a run, which would be overwritten."""
+    if files := [name for name in (MODEL, STATE, METRICS) if exists(folder / name)]:
+        raise RequestError(
+            f"{folder}: holds {' and '.join(files)} but no {RECIPE}; restore {RECIPE}, or choose another --out"
+        )
