@@ -603,37 +603,6 @@ def test_accuracy_and_selection_are_recorded_and_change_no_certificate(
     assert read_certificates(path).provenance["selection"]["max_images"] == 9
 
 
-def test_the_recorded_accuracy_of_a_continued_file_is_used_if_it_is_of_the_same_images(
-    trained_run: Path, test_data: ImageData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, path, measured = load_run(trained_run), tmp_path / "a.tsv", list[int]()
-    accuracy_of = Certification.accuracy
-
-    def measure(work: Certification, indices: Sequence[int]) -> NoiseAccuracy:
-        measured.append(len(indices))
-        return accuracy_of(work, indices)
-
-    monkeypatch.setattr(Certification, "accuracy", measure)
-
-    def call(max_images: int) -> NoiseAccuracy:
-        seen: list[NoiseAccuracy] = []
-        certify_dataset(run, test_data, path, recipe(max_images=max_images), device=CPU, on_accuracy=seen.append)
-        return seen[0]
-
-    def remove_the_last_row() -> None:
-        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-
-    first = call(3)
-    remove_the_last_row()
-    assert call(3) == first
-    assert measured == [3]
-    settings = path.with_suffix(".json")
-    settings.write_text(settings.read_text().replace('"noisy": ', '"noisy": "many", "other": '))
-    remove_the_last_row()
-    assert call(3) == first, "measured again: the record is damaged"
-    assert (call(4).images, measured) == (4, [3, 3, 4])
-
-
 def test_an_interruption_before_the_first_image_leaves_no_file(
     trained_run: Path, test_data: ImageData, tmp_path: Path
 ) -> None:

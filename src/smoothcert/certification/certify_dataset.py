@@ -100,9 +100,8 @@ def certify_dataset(
     rows are those of one process. Parts that an interrupted call left are used.
 
     Before the first image, the leading process measures the accuracy on some of the images with and without noise,
-    records it in the file and passes it to `on_accuracy`; a file that is continued with the same images has it already.
-    With `on_estimate` it also measures how long the missing images take at most, and calls `on_estimate` with the
-    result.
+    records it in the file and passes it to `on_accuracy`. With `on_estimate` it also measures how long the missing
+    images take at most, and calls `on_estimate` with the result.
     """
     path, device = certificates_path(out), find_device(device)
     given = settings.model_dump() if settings else {}
@@ -178,7 +177,7 @@ class Certification:
             known = {row.index for row in existing_rows(path)}
             missing = [index for index in indices if index not in known]
             if missing and not self.prepared.later:  # of a cascade, no stage alone needs to be accurate
-                accuracy = recorded_accuracy(path, provenance.get("selection")) or self.accuracy(indices)
+                accuracy = self.accuracy(indices)
                 provenance = {**provenance, "accuracy": asdict(accuracy)}
                 on_accuracy(accuracy)
                 if self.on_estimate is not None:
@@ -258,16 +257,6 @@ def wait_for_settings(path: Path, team: Team, seconds: float = SHARED_SECONDS) -
 def existing_rows(path: Path) -> tuple[CertifiedImage, ...]:
     """Return the rows of a file, none if there is no file yet."""
     return tuple(read_certificates(path).rows) if path.exists() else ()
-
-
-def recorded_accuracy(path: Path, selection: object) -> NoiseAccuracy | None:
-    """Return the accuracy that an existing file records if it is of the same `selection`; None if it is damaged."""
-    stored = read_settings(path)["provenance"] if path.exists() else {}
-    accuracy = stored.get("accuracy") if selection is not None and stored.get("selection") == selection else None
-    if not isinstance(accuracy, dict) or accuracy.keys() != set(NoiseAccuracy.__slots__):
-        return None
-    numbers = all(isinstance(value, int | float) and 0 <= value <= ACCURACY_IMAGES for value in accuracy.values())
-    return NoiseAccuracy(**accuracy) if numbers else None
 
 
 def update_provenance(path: Path, provenance: Mapping[str, Any], *, more: bool) -> None:
