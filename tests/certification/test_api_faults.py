@@ -127,13 +127,15 @@ def test_an_outer_autocast_does_not_change_votes(model: nn.Module, images: Tenso
 def test_inference_mode_and_other_defaults_of_torch_change_nothing(
     model: nn.Module, images: Tensor, noise: str, tmp_path: Path
 ) -> None:
-    data = images_from_dataset(TensorDataset(images, LABELS))
+    data, pixels = images_from_dataset(TensorDataset(images, LABELS)), (images * 255).round() / 255
 
     def results(name: str) -> tuple[object, ...]:
         smoothed = sc.SmoothedClassifier(model, sigma=0.25, noise=noise)
         file = sc.certify_dataset(smoothed, data, tmp_path / f"{name}.tsv", n=200, seed=1)
         votes = [row.certificate for row in file], file.provenance["accuracy"]
-        return *votes, list(smoothed.certify(images, n=200, seed=1)), sc.doctor(smoothed, data).accuracy_under_noise
+        sound = list(smoothed.certify(pixels, n=200, seed=1, sound=True)) if noise == "gaussian" else []
+        certificates = list(smoothed.certify(images, n=200, seed=1))
+        return *votes, certificates, sound, sc.doctor(smoothed, data).accuracy_under_noise
 
     expected = results("usual")
     with torch.inference_mode():
