@@ -104,7 +104,7 @@ def _draw_panel(axes: Axes, panel: Sequence[Curve], looks: Mapping[str, Look]) -
     axes.set_xlim(0, 1.04 * (max([last, *ceilings]) or panel[0].summary.sigma or 1.0))
     for ceiling in sorted(ceilings):
         axes.axvline(ceiling, color=GREY, linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
-    text = scope_text([(curve.label, curve.summary) for curve in panel])
+    text = scope_text(curve.summary for curve in panel)
     axes.text(1, 1.005, text, transform=axes.transAxes, va="bottom", ha="right", color=GREY, fontsize=NOTE_SIZE)
     for curve in panel:
         draw_steps(axes, curve.certified.radii, 100 * curve.certified.accuracy, curve.label, looks[curve.label])

@@ -87,7 +87,7 @@ def _draw_panel(axes: Axes, panel: Panel, looks: Mapping[str, Look]) -> None:
     for label, _, probits in panel:
         x, shares = cumulative(probits, last + _STRIP)
         draw_steps(axes, x, 100 * shares, label, looks[label])
-    text = scope_text([(label, summary) for label, summary, _ in panel]).replace(" (", "\n(")
+    text = scope_text(summary for _, summary, _ in panel)
     note = axes.text(0.02, 0.97, text, transform=axes.transAxes, va="top", color=GREY, fontsize=NOTE_SIZE)
     note.set(zorder=1.5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # above the grid, below the curves
     sigma = panel[0][1].sigma

@@ -61,8 +61,6 @@ VALUES = {
 """Value of a field of a recipe -> its name for people."""
 _NO_NAMES = ("build", "build_model", "create_model", "get_model", "make_model", "model")
 """Functions of a user's own code that are not named after their network."""
-_MOST_LETTERS = 55
-"""Of a note above a panel."""
 _NOT_SHOWN = ("name", "sigma", "dataset", "noise")
 _MOST_SETTINGS = 3
 """Of a label: runs of a method that differ in more have their names instead."""
@@ -336,19 +334,13 @@ def panel_titles(groups: Sequence[tuple[tuple[float, str | None], str | None]]) 
     return titles
 
 
-def scope_text(panel: Panel) -> str:
-    """The numbers of images and votes of the runs of a panel, on two lines; runs with more images than the others are
-    named where that is short."""
-    by_count: dict[int, list[str]] = {}
-    for label, summary in panel:
-        by_count.setdefault(summary.images, []).append(label)
-    few, *others = sorted(by_count)
-    text = counted(few, "image")
-    if others:
-        named = f"{text} ({others[-1]:,} for: {', '.join(by_count[others[-1]])})"
-        short = len(others) == 1 and len(named) <= _MOST_LETTERS
-        text = named if short else f"{few:,} to {others[-1]:,} images, see the table"
-    votes = sorted({summary.n for _, summary in panel if summary.n is not None})
+def scope_text(summaries: "Iterable[Summary]") -> str:
+    """The numbers of images and votes of some runs, on two lines."""
+    runs = list(summaries)
+    images, votes = sorted({run.images for run in runs}), sorted({run.n for run in runs if run.n is not None})
+    text = counted(images[0], "image")
+    if len(images) > 1:
+        text = f"{images[0]:,} to {images[-1]:,} images, see the table"
     if votes:
         most = f" to {votes[-1]:,}" if len(votes) > 1 else ""
         text += f"\nn = {votes[0]:,}{most} votes per image"

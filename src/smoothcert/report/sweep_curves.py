@@ -8,10 +8,17 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from smoothcert.io.text import counted
 from smoothcert.report.hyperparameters import Sweep
 from smoothcert.report.looks import looks_of
-from smoothcert.report.names import MEANINGS, METHODS, dataset_name, setting_name, setting_text, shared_network
+from smoothcert.report.names import (
+    MEANINGS,
+    METHODS,
+    dataset_name,
+    scope_text,
+    setting_name,
+    setting_text,
+    shared_network,
+)
 from smoothcert.report.style import GREY, NOTE_SIZE, TITLE_SIZE, axes_grid, legend_below, plain, quiet_axes
 
 _SPREAD = 20
@@ -37,11 +44,7 @@ def draw_sweeps(sweeps: Sequence[Sweep]) -> Figure | None:
 
 def _notes(sweeps: Sequence[Sweep]) -> list[str]:
     counts = {len(runs) for sweep in sweeps for runs in sweep.runs.values()}
-    scopes = dict.fromkeys(
-        f"{counted(first.images, 'image')}{f', n = {first.n:,} votes per image' if first.n else ''}"
-        for first in (sweep.first for sweep in sweeps)
-    )
-    notes = list(scopes) if len(scopes) == 1 else []
+    notes = [scope_text(sweep.first for sweep in sweeps).replace("\n", ", ")]
     if 1 in counts:
         notes.append("bars: 1 standard error over images; differences on the same images are more precise")
     if counts - {1}:
