@@ -95,7 +95,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
 def test_metrics_that_cannot_be_read_are_named(run: Path) -> None:
     (run / METRICS).unlink()
     (run / METRICS).mkdir()
-    with pytest.raises(WorkError, match=r"metrics.jsonl: cannot be read"):
+    with pytest.raises(RequestError, match=r"metrics.jsonl: expected a file, got a folder"):
         training_costs([run])
 
 

@@ -147,7 +147,7 @@ def test_shards_are_merged_into_a_compressed_file(tmp_path: Path) -> None:
     packed = [compact(path) for path in shards]
     assert merge_certificates(packed, tmp_path / "whole.tsv.gz") == 7
     assert gzip.decompress((tmp_path / "whole.tsv.gz").read_bytes()) == (tmp_path / "plain.tsv").read_bytes()
-    with pytest.raises(RequestError, match=r"whole\.tsv: exists already"):
+    with pytest.raises(RequestError, match=r"whole\.tsv\.gz: exists already"):
         merge_certificates(packed, tmp_path / "whole.tsv")
 
 
