@@ -131,6 +131,13 @@ def test_a_trained_classifier_is_certified_and_fine_tuned_from_the_command_line(
     images = torch.rand(2, 3, 20, 20)
     torch.testing.assert_close(model(images), load_hub(f"hf:{vit}")(images))
 
+    moved = f"hf:{shutil.copytree(vit, tmp_path / 'moved')}"
+    code, _, err = run_cli("predict", run.folder, "--hub", moved, image, "--n", 100)
+    weights = ("--model", moved, "--init", str(run.folder))
+    assert (code, f"if it has moved, give {' '.join(weights)} in place of the run" in err) == (2, True), err
+    code, out, err = run_cli("predict", *weights, *arguments[4:], image, "--n", 100)
+    assert (code, "0 light" in out) == (0, True), err
+
 
 def broken(source: Path, target: Path, **changes: Any) -> Path:
     shutil.copytree(source, target)

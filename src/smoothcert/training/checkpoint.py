@@ -254,13 +254,15 @@ def refuse_code(source: Path, model: str, code: str | None) -> None:
 
     Opening a folder or a recipe must not be enough for its author to choose what is imported.
     """
-    if is_code(model) and not is_hub(model) and (code is None or not same_code(model, code)):
+    if code is not None and same_code(model, code):
+        return
+    moved = f"; if it has moved, give --model {code} --init {source} in place of the run" if is_code(model) else ""
+    if is_code(model) and not is_hub(model):
         allow = f'--model {model} (Python: code="{model}")'
-        moved = "" if code is None else f"; if it has moved, give --model {code} --init {source} in place of the run"
-        raise RequestError(f"{source}: its network is the code {model}; allow it with {allow}{moved}")
-    if code is not None and not same_code(model, code):
-        option = "--hub" if is_hub(str(code)) else "--model"
-        raise RequestError(f"{source}: its network is {model}, got {option} {code}; leave {option} out")
+        raise RequestError(f"{source}: its network is the code {model}; allow it with {allow}{moved if code else ''}")
+    if code is not None:
+        option = "--hub" if is_hub(code) else "--model"
+        raise RequestError(f"{source}: its network is {model}, got {option} {code}; leave {option} out{moved}")
 
 
 def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None = None) -> Run:
