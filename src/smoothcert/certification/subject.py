@@ -77,8 +77,8 @@ class Subject:
             passes = {"batch_size": model.batch_size, "compile": model.compiled}
             return replace(cls.of(model.classifier, name), defaults={**smoothing, **passes})
         # The precision is not reduced by default: an unknown network may not tolerate it.
-        precision = {"precision": "fp32"}
-        return cls(in_float32(model), name or _name_of(model), None, precision, class_names=output_names(model))
+        precision, own_name = {"precision": "fp32"}, getattr(model, "__name__", type(model).__name__)
+        return cls(in_float32(model), name or str(own_name), None, precision, class_names=output_names(model))
 
     def behind(self, denoiser: Denoiser | None) -> "Subject":
         """Return the classifier with `denoiser` in front, and the noise that this is for."""
@@ -153,11 +153,6 @@ def _about_cascade(members: list[dict[str, Any]]) -> dict[str, Any]:
     together = None if None in digests else hashlib.sha256(" ".join(digests).encode()).hexdigest()
     named = {"model": names_of(members, "model"), "objective": objective}
     return {**named, "weights_sha256": together, "members": members}
-
-
-def _name_of(model: object) -> str:
-    """Return the name of a function or of the class of a module."""
-    return str(getattr(model, "__name__", type(model).__name__))
 
 
 def as_images(data: Data, subject: Subject, device: torch.device) -> Images:

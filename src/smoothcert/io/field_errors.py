@@ -59,12 +59,10 @@ def _synonyms(kind: type[BaseModel], field: str, prefix: str) -> list[str]:
     return inside + [
         prefix + name
         for name, description in fields.items()
-        if f"({word})" in description or name == letter or ("_" in name and word == _initials(name))
+        if f"({word})" in description
+        or name == letter
+        or ("_" in name and word == "".join(part[:1] for part in name.split("_")))
     ]
-
-
-def _initials(name: str) -> str:
-    return "".join(part[:1] for part in name.split("_"))
 
 
 def _describe(kind: type[BaseModel], error: Any, prefix: str) -> str:

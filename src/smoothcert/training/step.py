@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothcert.data import default_folder
+from smoothcert.io.text import error_line
 from smoothcert.models import CifarResNet
 from smoothcert.objectives import LossTerms, Objective, Progress
 from smoothcert.training.choices import Compiling
@@ -132,7 +133,7 @@ class CapturedStep:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            run.options.on_note(f"the loss cannot be compiled ({_first_line(error)}); training continues without")
+            run.options.on_note(f"the loss cannot be compiled ({error_line(error)}); training continues without")
             self.compiled = False
             run.loss.set_compiled(False)
             # Repeat the step from the values that it started with.
@@ -150,7 +151,7 @@ class CapturedStep:
             self.graph = _recorded(lambda: training_step(run, self.images, self.labels), run.generator)
         except RuntimeError as error:
             run.options.on_note(
-                f"steps are not captured as a CUDA graph ({_first_line(error)}); training continues, more slowly"
+                f"steps are not captured as a CUDA graph ({error_line(error)}); training continues, more slowly"
             )
             run.optimizer.zero_grad()
             # A capture that fails leaves its generators and the default one in a state in which they cannot draw.
@@ -184,10 +185,6 @@ def _recorded(call: Callable[[], object], generator: torch.Generator) -> torch.c
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
         call()
     return graph
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def keep_compiled_kernels() -> None:

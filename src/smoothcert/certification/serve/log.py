@@ -53,10 +53,6 @@ class LoggedAnswer:
     seconds: float
 
 
-def utc_now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
 def format_answer(row: LoggedAnswer) -> str:
     """One line of the log, with its newline: the question, then the columns of a certificates file but the label."""
     q = row.question
@@ -194,7 +190,8 @@ class CertificateLog:
         if self._size >= self.largest:
             os.fsync(self._descriptor)
             self._create()
-        row = LoggedAnswer(self.rows, utc_now(), model, question, ended, certificate, seconds)
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        row = LoggedAnswer(self.rows, now, model, question, ended, certificate, seconds)
         line = format_answer(row).encode()
         try:
             if os.write(self._descriptor, line) != len(line):
