@@ -195,25 +195,20 @@ def compress(
     from smoothcert.training.metrics import METRICS, compress_metrics
     from smoothcert.training.recipe import load_run_recipe
 
-    before, after = list[int](), list[int]()
-
-    def compressed(path: Path, size: int) -> None:
-        before.append(size)
-        after.append(compressed_form(path).stat().st_size)
-
+    sizes: dict[Path, int] = {}
     for _, path in find_certificates(paths):
         size = path.stat().st_size
         if (reason := compress_certificates(path)) is not None:
             console.print(f"{path}: left as it is: {reason}", soft_wrap=True, markup=False)
         else:
-            compressed(path, size)
+            sizes[compressed_form(path)] = size
         recipe = recipe_of_certificates(path)
         if recipe is not None and (metrics := recipe.with_name(METRICS)).exists():
             size = metrics.stat().st_size
             if compress_metrics(metrics, load_run_recipe(recipe).epochs):
-                compressed(metrics, size)
-    sizes = f"from {sum(before) / 1e3:,.0f} to {sum(after) / 1e3:,.0f} kB"
-    console.print(f"compressed {len(after)} files {sizes}", soft_wrap=True)
+                sizes[compressed_form(metrics)] = size
+    before, after = sum(sizes.values()), sum(path.stat().st_size for path in sizes)
+    console.print(f"compressed {len(sizes)} files from {before / 1e3:,.0f} to {after / 1e3:,.0f} kB", soft_wrap=True)
 
 
 def recertify(
