@@ -217,6 +217,18 @@ def test_channels_can_be_chosen(tmp_path: Path) -> None:
         load_folder(tmp_path, "test", channels=4)
 
 
+def test_note_on_files_that_are_enlarged(tmp_path: Path) -> None:
+    """The shorter side counts, which is scaled to the size."""
+    (tmp_path / "ant").mkdir()
+    for name, size in (("a", (60, 40)), ("b", (40, 90)), ("c", (39, 80))):
+        Image.new("L", size, 128).save(tmp_path / "ant" / f"{name}.png")
+    for side, count in ((39, 0), (40, 1), (41, 3)):
+        notes = load_folder(tmp_path, "test", image_size=side).notes
+        assert [note.partition(" enlarged to ")[0] for note in notes] == [
+            f"{tmp_path}: {count} of 3 files {'is' if count == 1 else 'are'}"
+        ] * (count > 0)
+
+
 def test_notes_on_skipped_and_coloured_files(tmp_path: Path) -> None:
     for number in range(3):
         write_photograph(tmp_path / "a" / f"{number}.png", number, mode="L")

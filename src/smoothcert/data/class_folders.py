@@ -78,7 +78,7 @@ def load_folder(
         "name": f"folder:{path}",
         "split": UNSPLIT if root == path else split,
         "class_names": tuple(classes),
-        "notes": (*skipped, *_notes(files, heads, classes, decoder.channels)),
+        "notes": (*skipped, *_notes(files, heads, classes, decoder.channels), *_enlarged(files, heads, image_size)),
     }
     return ImageData(images=images, **about) if in_memory else ImageFiles(files=files, decoder=decoder, **about)
 
@@ -208,6 +208,18 @@ def _reasons(files: FileList, errors: dict[int, WorkError]) -> str:
         reason = str(errors[index]).removeprefix(f"{path}: ").rpartition("; ")[0]
         reasons.append(f"{path.relative_to(files.root)} ({reason})")
     return ", ".join(reasons) + (f" and {len(errors) - LISTED} more" if len(errors) > LISTED else "")
+
+
+def _enlarged(files: FileList, heads: dict[int, ImageHead], size: int | None) -> tuple[str, ...]:
+    """A note if files are smaller than the images of `size`: radii are then larger than in the files."""
+    count = sum(size is not None and min(head.size) < size for head in heads.values())
+    if count == 0:
+        return ()
+    files_are = f"{count} of {len(heads)} files {'is' if count == 1 else 'are'}"
+    return (
+        f"{files.root}: {files_are} enlarged to {size}x{size} pixels before noise is added: radii are lengths in "
+        "enlarged images; a smaller --image-size and a model that enlarges avoid this",
+    )
 
 
 def _notes(files: FileList, heads: dict[int, ImageHead], classes: list[str], channels: int) -> tuple[str, ...]:

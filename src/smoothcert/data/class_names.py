@@ -34,7 +34,7 @@ def with_classes(data: Images, names: Sequence[str]) -> Images:
         if unknown := [name for name in given if name not in position]:
             some = ", ".join(unknown[:10]) + (f" and {len(unknown) - 10} more" if len(unknown) > 10 else "")
             raise RequestError(
-                f"classes: expected the names of all classes of {data.name}, got a list without {some}; "
+                f"classes: expected the names of all classes of {data.name}, one per line, got a list without {some}; "
                 "add them, or remove those images"
             )
         if twice := next((name for name in given if names.count(name) > 1), None):
