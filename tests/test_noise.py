@@ -130,7 +130,8 @@ def test_sigma_is_a_positive_number_wherever_it_is_given(name: str) -> None:
     for right in (0.5, np.float32(0.5), np.float64(0.5), torch.tensor(0.5), Fraction(1, 2)):
         assert TAKE_SIGMA[name](right) == 0.5
         assert type(TAKE_SIGMA[name](right)) is float
-    for wrong in (0, 0.0, -1.0, math.nan, math.inf, "0.5", b"1", True, [0.5], object(), torch.tensor([0.5, 1.0])):
+    texts_and_others = ("0.5", b"1", True, [0.5], object(), torch.tensor([0.5, 1.0]))
+    for wrong in (0, 0.0, -1.0, math.nan, math.inf, 10**400, *texts_and_others):
         with pytest.raises(RequestError, match="sigma: expected a number > 0, got ") as caught:
             TAKE_SIGMA[name](wrong)
         assert repr(wrong) in str(caught.value)

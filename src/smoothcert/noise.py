@@ -55,7 +55,7 @@ def checked_sigma(sigma: object) -> float:
     """The noise level as a float: any number above 0, also of numpy or torch, but no text and no truth value."""
     try:
         number = math.nan if isinstance(sigma, str | bytes | bool) else float(sigma)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 < number < math.inf:
         raise RequestError(f"sigma: expected a number > 0, got {sigma!r}")

@@ -69,7 +69,10 @@ def test_the_curve_is_the_share_of_images_with_at_most_that_vote_share() -> None
 
 
 def test_votes_of_several_stages_have_no_distribution() -> None:
-    assert only(voted_file(cascade=[0.5, 0.25])) is None
+    stages = voted_file(cascade=[0.5, 0.25])
+    assert only(stages) is None
+    note = drawn([("stages", stages), ("loud", voted_file())]).get_supxlabel()
+    assert note == "not drawn, without votes of one classifier for every image: stages"
 
 
 def test_a_wrong_image_counts_by_its_label_not_by_the_winner() -> None:

@@ -101,7 +101,7 @@ def draw_distribution(summaries: Sequence[Summary]) -> Figure | None:
     p is the share of an image's n votes for its label, on a probit axis from 0.01; a grey line marks 1/2. The images
     whose votes all agree are beyond what n votes can resolve: in the strip at the right end, they are what a curve
     lacks of 100%. The axis on top (Gaussian noise only) is the radius of a p known exactly; certified radii are
-    smaller. A file without votes is named below the panels.
+    smaller. A file without votes, or with those of several stages, is named below the panels.
     """
     members = panels_of(summaries)
     looks = looks_of(plain(label) for panel in members for label, _ in panel)
@@ -116,8 +116,7 @@ def draw_distribution(summaries: Sequence[Summary]) -> Figure | None:
         _draw_panel(axes, [(plain(label), summary, known[summary.name]) for label, summary in panel], looks)
     left_out = [plain(summary.name) for panel in members for _, summary in panel if summary.name not in known]
     if left_out:
-        figure.supxlabel(
-            f"not drawn, because votes are not stored: {', '.join(left_out)}", fontsize=NOTE_SIZE, color=GREY
-        )
+        text = f"not drawn, without votes of one classifier for every image: {', '.join(left_out)}"
+        figure.supxlabel(text, fontsize=NOTE_SIZE, color=GREY)
     legend_below(figure)
     return figure
