@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 from tiny import metrics, tiny_recipe, without_times
-from torch import nn
+from torch import Tensor, nn
 
 from smoothcert.analysis.cost import training_costs
 from smoothcert.data import ImageData
@@ -85,6 +85,15 @@ class Remembers(Gaussian):
     def loss(self, *arguments):
         self._steps += 1
         return super().loss(*arguments)
+import torch
+from pydantic import PrivateAttr
+class Averages(Gaussian):
+    _average: torch.Tensor = PrivateAttr(default_factory=lambda: torch.zeros(()))
+
+    def loss(self, *arguments):
+        terms = super().loss(*arguments)
+        self._average.lerp_(terms.loss.detach(), 0.1)
+        return terms
 class Set(Gaussian):
     def __init__(self, scale=1.0):
         self.scale = scale
@@ -289,6 +298,20 @@ def test_the_trial_of_a_loss_leaves_the_network_as_it_was(tiny_data: ImageData) 
     assert torch.equal(torch.get_rng_state(), drawn)
 
 
+class Constants(Gaussian):
+    _weights: Tensor = PrivateAttr(default_factory=lambda: torch.ones(10))
+    _scaled: Any = PrivateAttr(default_factory=lambda: lambda loss: 2 * loss)
+
+    def loss(self, *arguments: Any) -> LossTerms:
+        terms = super().loss(*arguments)
+        return terms._replace(loss=self._scaled(terms.loss))
+
+
+def test_a_loss_may_use_constants(tiny_data: ImageData) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    try_loss(tiny_recipe(objective=Constants()), tiny_data, network, 16)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -304,6 +327,7 @@ def test_the_trial_of_a_loss_leaves_the_network_as_it_was(tiny_data: ImageData) 
             "Fails",
             "losses.py:Fails.loss() failed in line 18 (AttributeError: 'LossTerms' object has no attribute 'los'",
         ),
+        ("Averages", "to keep nothing from step to step, got another _average, which --resume could not restore"),
         ("Remembers", "to keep nothing from step to step, got another _steps, which --resume could not restore"),
         ("Set", "scale: expected no assignment to self, got one; declare `scale: float = 1.0`"),
     ],

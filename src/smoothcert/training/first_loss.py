@@ -1,6 +1,8 @@
 """A user's own objective is tried on one step before the run folder is made: mistakes in it leave nothing behind."""
 
 import inspect
+import io
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,13 +36,13 @@ def try_loss(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
             objective = recipe.objective.in_epoch(0)
-            private = dict(objective.__pydantic_private__ or {})
+            private = contents_of(objective.__pydantic_private__ or {})
             result: Any = objective.loss(network.train(), x, y, noise, progress)
             if (fault := broken_rule(result, images, data.num_classes)) is not None:
                 raise RequestError(f"objective: expected {name}.loss() to return {fault}")
             result.loss.backward()
-            after = objective.__pydantic_private__ or {}
-            if changed := [key for key, value in after.items() if value is not private.get(key)]:
+            after = contents_of(objective.__pydantic_private__ or {})
+            if changed := [key for key, value in after.items() if value != private.get(key)]:
                 raise RequestError(
                     f"objective: expected {name}.loss() to keep nothing from step to step, got another {changed[0]}, "
                     "which --resume could not restore; keep it in your own network (--model), which is saved"
@@ -54,6 +56,19 @@ def try_loss(
             network.zero_grad()
             network.load_state_dict(before)
             network.train(training)
+
+
+def contents_of(attributes: Mapping[str, Any]) -> dict[str, object]:
+    """Each attribute as bytes, which show a change in place, too; one that cannot be saved as it is."""
+    contents: dict[str, object] = {}
+    for key, value in attributes.items():
+        buffer = io.BytesIO()
+        try:
+            torch.save(value, buffer)
+            contents[key] = buffer.getvalue()
+        except Exception:  # a user's object may fail in any way
+            contents[key] = value
+    return contents
 
 
 def broken_rule(result: Any, images: int, classes: int) -> str | None:
