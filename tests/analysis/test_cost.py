@@ -187,6 +187,7 @@ def test_bars_are_as_long_as_the_times(run: Path) -> None:
     assert memory == [2, pytest.approx(2.9e9 / GIB)]
     assert [text.get_text() for text in long.axes[0].texts] == ["2 h 0 min, published 4 h 36 min"]
     assert long.axes[0].get_xscale() == "linear"
+    assert long.axes[0].get_xlabel() == "training time (hours)"
 
 
 def test_short_bars_are_seen_and_notes_are_those_of_the_table() -> None:
@@ -195,6 +196,7 @@ def test_short_bars_are_seen_and_notes_are_those_of_the_table() -> None:
     figure.draw_without_rendering()
     (axes,) = figure.axes
     assert axes.get_xscale() == "log"
+    assert axes.get_xlabel().endswith(", logarithmic")
     assert "150 epochs" in figure.get_suptitle()
     note = figure.legends[0].get_title().get_text()
     assert "About: the recorded epochs" in note

@@ -226,6 +226,14 @@ def test_folder_without_recipe_is_refused(
     refused_and_unchanged(half, tiny_data, r"but no recipe\.yaml; restore", tiny_recipe(sigma=0.25), resume)
 
 
+def test_a_lost_recipe_is_restored_from_the_model(half: Path) -> None:
+    """As docs/training.md says."""
+    before = (half / RECIPE).read_bytes()
+    (half / RECIPE).unlink()
+    load_run(half).recipe.save(half / RECIPE)
+    assert (half / RECIPE).read_bytes() == before
+
+
 def test_resume_refuses_changed_training_data(half: Path, tiny_data: ImageData) -> None:
     labels, images = tiny_data.labels.clone(), tiny_data.images.clone()
     labels[7] = (labels[7] + 1) % 10

@@ -273,7 +273,7 @@ def draw_cost(costs: Sequence[Cost]) -> Figure:
     colours = [looks[method].colour for method in methods]
     for axes, (title, values, texts, paper, printed) in zip(grid, panels, strict=True):
         _draw_bars(axes, values, texts, paper, printed, colours)
-        axes.set_xlabel(title)
+        axes.set_xlabel(f"{title}, logarithmic" if axes.get_xscale() == "log" else title)
     grid[0].set_yticks(range(len(costs)), [plain(c.run) for c in costs])
     grid[0].invert_yaxis()
     what = (f"{dataset_name(c.dataset)}, {network_name(c.model)}, {c.epochs_planned} epochs" for c in costs)
