@@ -39,7 +39,7 @@ REPORT_SECONDS = 0.5
 SAVE_SHARE = 0.03
 """Largest share of the time that saving takes: writing a ResNet-110 takes 0.15 s, and an epoch 1.5 s on an H200."""
 SAVE_SECONDS = 60.0
-"""Largest time between two saves of a run that is trained alone, if an epoch is shorter: this much can be lost."""
+"""Largest pause after a save of a run that is trained alone: the next one follows the first epoch that ends later."""
 WEIGHTS_DIVERGED = 1e8
 TOO_LITTLE_MEMORY = (
     "expected the memory for a training step, got too little of it; choose a smaller batch_size or objective.num_noise"
@@ -64,8 +64,9 @@ class TrainingStatus:
 def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Any) -> None:
     """Train `recipe` on `data` into the run folder `folder`; `options` are the fields of `Options`.
 
-    The run is saved after an epoch, as often as 3% of the time allow and at least once per minute, and can be resumed
-    from there. On one GPU a step is captured as a CUDA graph, and compiled if that saves time (see `training/step.py`).
+    The run is saved after an epoch, as often as 3% of the time allow, but after no more than a minute and the rest of
+    an epoch, and can be resumed from there. On one GPU a step is captured as a CUDA graph, and compiled if that saves
+    time (see `training/step.py`).
     """
     chosen = Options(**options)
     device = find_device(chosen.device)
