@@ -21,8 +21,9 @@ from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.data import mnist
 from smoothcert.models import build_model, check_outputs, own_model
-from smoothcert.training.checkpoint import load_run
+from smoothcert.training.checkpoint import load_run, refuse_code
 from smoothcert.training.loop import train
+from smoothcert.training.run_folder import check_run_folder
 
 Cli = Callable[..., tuple[int, str, str]]
 MODULE = """
@@ -189,6 +190,16 @@ def test_training_imports_no_code_that_only_a_file_names(workplace: Path, run_cl
     assert run_cli("train", "--out", "downloaded", "--resume", *allow)[0] == 0
     changed = ("--set", "model=named_by_a_file:small", "--device", "cpu")
     assert run_cli("train", "--recipe", "r.yaml", "--out", "runs/u", *changed)[0] == 0
+
+
+def test_commands_in_refusals_of_runs_are_quoted() -> None:
+    folder = Path("my runs/a")
+    with pytest.raises(RequestError, match=r"`smoothcert train --preset NAME --out 'my runs/a'` makes one"):
+        check_run_folder(folder)
+    with pytest.raises(
+        RequestError, match=r"--model 'my net\.py:f' .*, give --model 'a b\.py:f' --init 'my runs/a' in"
+    ):
+        refuse_code(folder, "my net.py:f", "a b.py:f")
 
 
 def test_plain_callables_and_modules_are_accepted(workplace: Path) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import shlex
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -256,10 +257,11 @@ def refuse_code(source: Path, model: str, code: str | None) -> None:
     """
     if code is not None and same_code(model, code):
         return
-    moved = f"; if it has moved, give --model {code} --init {source} in place of the run" if is_code(model) else ""
+    instead = f"--model {shlex.quote(code or '')} --init {shlex.quote(str(source))}"
+    moved = f"; if it has moved, give {instead} in place of the run" if code is not None and is_code(model) else ""
     if is_code(model) and not is_hub(model):
-        allow = f'--model {model} (Python: code="{model}")'
-        raise RequestError(f"{source}: its network is the code {model}; allow it with {allow}{moved if code else ''}")
+        allow = f'--model {shlex.quote(model)} (Python: code="{model}")'
+        raise RequestError(f"{source}: its network is the code {model}; allow it with {allow}{moved}")
     if code is not None:
         option = "--hub" if is_hub(code) else "--model"
         raise RequestError(f"{source}: its network is {model}, got {option} {code}; leave {option} out{moved}")

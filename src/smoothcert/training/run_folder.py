@@ -52,7 +52,8 @@ def check_run_folder(folder: Path) -> None:
         hint = own if weights else f"give the folder that holds {MODEL}"
         raise RequestError(f"{folder}: expected a run folder, got a file; {hint}")
     if not folder.is_dir():
-        raise RequestError(f"{folder}: no such run folder; `smoothcert train --preset NAME --out {folder}` makes one")
+        make = f"smoothcert train --preset NAME --out {shlex.quote(str(folder))}"
+        raise RequestError(f"{folder}: no such run folder; `{make}` makes one")
     if not (folder / MODEL).exists() and not (folder / RECIPE).exists():
         raise RequestError(f"{folder}: expected a run folder, got one without {RECIPE} and {MODEL}; give another")
     if not (folder / MODEL).exists():
