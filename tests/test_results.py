@@ -382,6 +382,8 @@ def test_models_are_copies_of_certified_ones(name: str, run: str) -> None:
     assert (model.recipe.sigma, model.recipe.dataset) == (file.settings["sigma"], file.settings["dataset"])
     card = (RESULTS / "models" / name / "README.md").read_text(encoding="utf-8")
     assert f"ACR {file.acr:.3f} on {len(file.rows):,} test images" in card
+    if limit := re.search(r"none changed by more than ([0-9.]+)\)", card):
+        assert 0 <= float(limit[1]) - model.provenance["weights"]["largest_change"] <= 1e-5
     for title in ("Training", "Numbers", "Use", "Limits", "Licence"):
         assert f"## {title}" in card
 
