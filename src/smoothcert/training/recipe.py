@@ -1,6 +1,7 @@
 """Validated recipes for training, imports and certification; reading, writing, and `key=value` overrides."""
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -266,8 +267,14 @@ def load_train_recipe(path: Path) -> TrainRecipe:
 
 
 def load_run_recipe(path: Path) -> TrainRecipe:
-    """Read the `recipe.yaml` of a run folder, also of earlier versions."""
-    return parse_recipe(TrainRecipe, stored_fields(read_yaml(path)), str(path))
+    """Read the `recipe.yaml` of a run folder, also of earlier versions; that of an imported model is refused."""
+    fields = stored_fields(read_yaml(path))
+    if "source" in fields:
+        raise RequestError(
+            f"{path.parent}: expected a run that was trained here, got an imported model; to train it, give --init "
+            f"{shlex.quote(str(path.parent))} and another --out"
+        )
+    return parse_recipe(TrainRecipe, fields, str(path))
 
 
 def with_overrides(recipe: TrainRecipe, overrides: Sequence[str]) -> TrainRecipe:
