@@ -118,8 +118,20 @@ def test_preset_and_objective_are_shown_in_full(run_cli: Cli) -> None:
     assert "objective.num_noise" in run_cli("objectives", "gaussian")[1]
 
 
-def test_a_run_folder_that_does_not_exist_gets_a_hint(run_cli: Cli) -> None:
+@pytest.mark.parametrize("given", ["smoothmx", "smoothmix"])
+def test_a_wrong_run_folder_gets_a_hint(
+    run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    """Typing errors in the name or in the folder above it; without a similar run, how to train one."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("smoothmix", "gaussian"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "model.safetensors").touch()
+    for folder in (given, f"runs/{given}x", f"run/{given}"):
+        code, out, err = run_cli("certify", folder)
+        assert (code, out, err) == (2, "", f"smoothcert: {folder}: no such run folder; did you mean runs/smoothmix?\n")
     assert "`smoothcert train --preset NAME --out runs/macer` makes one" in run_cli("certify", "runs/macer")[2]
+    assert "give one of the runs in it, such as runs/gaussian, runs/smoothmix\n" in run_cli("certify", ".")[2]
 
 
 @pytest.mark.parametrize(

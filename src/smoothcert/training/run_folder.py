@@ -2,12 +2,15 @@
 
 import shlex
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from glob import glob
 from pathlib import Path
 from typing import Any
 
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import exists
 from smoothcert.io.files import check_regular_file
+from smoothcert.io.text import did_you_mean
 from smoothcert.training.metrics import METRICS, epochs_in
 
 MODEL, RECIPE, STATE = "model.safetensors", "recipe.yaml", "state.pt"
@@ -52,15 +55,26 @@ def check_run_folder(folder: Path) -> None:
         hint = own if weights else f"give the folder that holds {MODEL}"
         raise RequestError(f"{folder}: expected a run folder, got a file; {hint}")
     if not folder.is_dir():
-        make = f"smoothcert train --preset NAME --out {shlex.quote(str(folder))}"
-        raise RequestError(f"{folder}: no such run folder; `{make}` makes one")
+        nearby = folder.parent if folder.parent.is_dir() else folder.parent.parent
+        runs = {run.name: str(run) for run in _runs_below(nearby)}
+        make = f"`smoothcert train --preset NAME --out {shlex.quote(str(folder))}` makes one"
+        hint = did_you_mean(folder.name, (), make, [runs[name] for name in get_close_matches(folder.name, runs)])
+        raise RequestError(f"{folder}: no such run folder; {hint}")
     if not (folder / MODEL).exists() and not (folder / RECIPE).exists():
-        raise RequestError(f"{folder}: expected a run folder, got one without {RECIPE} and {MODEL}; give another")
+        inside = ", ".join(map(str, _runs_below(folder)[:3]))
+        hint = f"give one of the runs in it, such as {inside}" if inside else "give another"
+        raise RequestError(f"{folder}: expected a run folder, got one without {RECIPE} and {MODEL}; {hint}")
     if not (folder / MODEL).exists():
         raise RequestError(
             f"{folder}: holds no {MODEL}: no epoch has finished, or it was left out; train it with --resume, or use "
             "only its certificates (read_certificates, `smoothcert report`)"
         )
+
+
+def _runs_below(folder: Path) -> list[Path]:
+    """Runs in `folder`, then runs in the folders in it. Folders that disappear meanwhile are ignored."""
+    files = (file for depth in ("*", "*/*") for file in sorted(glob(f"{depth}/{MODEL}", root_dir=folder)))
+    return [folder / Path(file).parent for file in files]
 
 
 def check_exists(path: Path) -> None:
