@@ -29,10 +29,12 @@ def is_code(name: str) -> bool:
 
 def same_code(first: str, second: str) -> bool:
     """Whether two references name the same function of one module, or of one file, whose path may be written twice."""
-    (source, _, function), (other_source, _, other) = (reference.rpartition(":") for reference in (first, second))
-    files = source.endswith(".py") and other_source.endswith(".py")
-    same = Path(source).expanduser().resolve() == Path(other_source).expanduser().resolve() if files else False
-    return function == other and (same or source == other_source)
+
+    def parts(reference: str) -> tuple[str | Path, str]:
+        source, _, function = reference.rpartition(":")
+        return Path(source).expanduser().resolve() if source.endswith(".py") else source, function
+
+    return parts(first) == parts(second)
 
 
 def own_model(reference: str, num_classes: int | None) -> Classifier:
