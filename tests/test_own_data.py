@@ -16,6 +16,7 @@ from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.data import load_folder, mnist
 from smoothcert.errors import RequestError
 from smoothcert.models.precision import resolve_precision
+from smoothcert.training.api import train
 from smoothcert.training.checkpoint import load_run
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -231,6 +232,10 @@ def test_weights_of_a_run_bring_the_order_of_its_classes(digits: Path, tmp_path:
     assert (code, answer["name"]) == (0, {0: "zero", 1: "one", 2: "seven"}.get(answer["class"]))
     assert run_cli("train", *weights, *data, "--method", "gaussian", "--epochs", 1, "--out", tmp_path / "tuned")[0] == 0
     assert load_run(tmp_path / "tuned", new).spec.class_names == ("zero", "one", "seven")
+    recipe = tiny_recipe(dataset=f"folder:{digits}", model=new, epochs=1, batch_size=4, learning_rate_drops=())
+    for start in ({"init": run}, {"resume": True}):
+        in_python = train(recipe, out=tmp_path / "in-python", device="cpu", on_note=print, **start)
+        assert in_python.spec.class_names == ("zero", "one", "seven")
 
 
 def test_classes_that_the_run_does_not_have(digits: Path, tmp_path: Path, run_cli: Cli) -> None:

@@ -91,17 +91,15 @@ def train(
         if any(len(split_values(text.partition("=")[2])) > 1 for text in set_):
             raise RequestError(f"{error}; for one run per value of key=a,b use `smoothcert sweep`") from error
         raise
-    from smoothcert.data import with_known_classes
     from smoothcert.distributed import meet
     from smoothcert.models import is_code
     from smoothcert.report.progress import train_with_bar
-    from smoothcert.training.checkpoint import class_names_of
+    from smoothcert.training.checkpoint import in_order_of_run
     from smoothcert.training.tracking import tracker
 
     assert out is not None, "a recipe has a name"
     meet()
-    known = (class_names_of(out) if resume else None) or class_names_of(init)
-    images = with_known_classes(files.load(recipe.dataset, "train", recipe.image_size), known)
+    images = in_order_of_run(files.load(recipe.dataset, "train", recipe.image_size), out if resume else None, init)
     print_notes(images)
     classifier = None
     if teacher:

@@ -12,7 +12,7 @@ from smoothcert.data import Images, Split, load_dataset
 from smoothcert.data.torch_dataset import DatasetImages, images_from_dataset
 from smoothcert.errors import RequestError
 from smoothcert.models import MODELS, is_code
-from smoothcert.training.checkpoint import Run, load_run
+from smoothcert.training.checkpoint import Run, in_order_of_run, load_run
 from smoothcert.training.choices import Compiling, Tracker
 from smoothcert.training.loop import TrainingStatus
 from smoothcert.training.loop import train as train_into
@@ -65,6 +65,8 @@ def train(
         recipe = recipe.model_copy(update={"dataset": data})
     folder = None if data_folder is None else Path(data_folder)
     images = _images(recipe.dataset if data is None else data, "train", folder, recipe.image_size, on_note)
+    start = None if init is None else Path(init)
+    images = in_order_of_run(images, Path(out) if resume else None, start)
     if evaluate_every < 0:
         raise RequestError(f"evaluate_every: expected 0 (never) or a number of epochs, got {evaluate_every}")
     tested = None
@@ -81,7 +83,7 @@ def train(
     train_into(
         *(recipe, images, Path(out)),
         model=model,
-        init=None if init is None else Path(init),
+        init=start,
         classifier=classifier,
         test_data=tested,
         evaluate_every=evaluate_every or 1,

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
-from smoothcert.data import Images, Normalization
+from smoothcert.data import Images, Normalization, with_known_classes
 from smoothcert.data.class_names import refuse_other_order
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file, replaced_atomically
@@ -237,6 +237,11 @@ def class_names_of(folder: Path | None) -> tuple[str, ...] | None:
     return (
         read_model_file(folder / MODEL).spec.class_names if folder is not None and (folder / MODEL).exists() else None
     )
+
+
+def in_order_of_run(data: Images, continued: Path | None, init: Path | None) -> Images:
+    """`data` with labels in the order of the run that training continues, else of the one that it starts from."""
+    return with_known_classes(data, class_names_of(continued) or class_names_of(init))
 
 
 DAMAGE = (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError, OSError)
