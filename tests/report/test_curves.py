@@ -223,6 +223,12 @@ def test_a_damaged_attacks_file_is_named(make_run: MakeRun) -> None:
         figure_of([("a", run_file(run))])
 
 
+def test_a_wide_picture_has_no_more_pixels_than_a_page_shows() -> None:
+    (png,) = pictures_of("wide", lambda: new_figure(9.6, 3.0), ["png"]).values()
+    with Image.open(io.BytesIO(png or b"")) as picture:
+        assert picture.size == (2_000, 625)
+
+
 def test_pictures_of_every_kind() -> None:
     settings, backend = dict(rcParams), get_backend()
     summaries = [

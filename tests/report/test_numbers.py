@@ -5,7 +5,6 @@ import random
 import re
 import statistics
 from dataclasses import replace
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -13,16 +12,14 @@ from scipy import stats
 
 from smoothcert.certification.certificates import CertifiedImage
 from smoothcert.errors import RequestError
-from smoothcert.noise import Gaussian, Laplace, Noise, Uniform
-from smoothcert.report.fewer_votes import _curve, acr_at_fewer_votes, expected_unit_radii
+from smoothcert.noise import Gaussian
 from smoothcert.report.further_tables import constant_sentences, further_tables
 from smoothcert.report.headline import headlines
 from smoothcert.report.paired import comparisons
 from smoothcert.report.summary import Summary, implied_l_infinity, summarize
-from smoothcert.smoothing.bounds import error_upper_bound
-from smoothcert.smoothing.certificate import ABSTAIN, Certificate, certificate_of_class, certified_radius
+from smoothcert.smoothing.certificate import Certificate, certified_radius
 
-from .conftest import as_file, image, our_file, random_rows
+from .conftest import image, our_file, random_rows
 
 RADII = (0.0, 0.25, 0.5, 1.0, 1.5)
 
@@ -134,61 +131,6 @@ def test_unranked_runs_beyond_the_first_are_counted(runs: int, rest: str) -> Non
     assert ": 100% of the images have the largest radius" in text, "equal shares are one number"
 
 
-@pytest.mark.parametrize(("count", "votes", "n"), [(9, 10, 4), (10, 10, 7), (7, 12, 5), (90, 100, 40), (60, 100, 99)])
-def test_expected_radius_against_scipy(count: int, votes: int, n: int) -> None:
-    noise, drawn = Gaussian(1.0), range(n + 1)
-    radii = [noise.radius(error_upper_bound(k, n, 0.1)) for k in drawn]
-    expected = stats.hypergeom(votes, count, n).pmf(drawn) @ np.array(radii)
-    got = expected_unit_radii(np.array([count]), votes, n, 0.1, "gaussian")
-    assert got == pytest.approx([expected], rel=1e-10, abs=1e-12)
-
-
-@pytest.mark.parametrize("noise", [Gaussian(0.5), Laplace(0.5), Uniform(0.5)])
-def test_expected_acr_is_the_mean_over_all_subsets_of_the_votes(noise: Noise) -> None:
-    """Every way to keep 5 of 8 votes, certified by the code that certifies fresh votes."""
-    votes = {0: [0] * 8, 1: [1] * 6 + [0, 2], 2: [2] * 7 + [1], 3: [1] * 8}
-    alpha, n = 0.2, 5
-    rows, expected = [], []
-    for label, drawn in votes.items():
-        chosen = drawn[0]
-        counts = [drawn.count(c) for c in range(4)]
-        full = certificate_of_class(chosen, counts, 10, noise, alpha)
-        rows.append(CertifiedImage(label, label, full, 0.0))
-        subsets = [[kept.count(c) for c in range(4)] for kept in combinations(drawn, n)]
-        results = [certificate_of_class(chosen, subset, 10, noise, alpha) for subset in subsets]
-        expected.append(statistics.fmean(c.radius if c.predict == label else 0.0 for c in results))
-    file = our_file(rows, n=8, alpha=alpha, noise=noise.name)
-    assert acr_at_fewer_votes(file, n) == pytest.approx(statistics.fmean(expected), rel=1e-9)
-    assert acr_at_fewer_votes(file, 8) == pytest.approx(statistics.fmean(counted(rows)), rel=1e-9)
-    assert acr_at_fewer_votes(file, 9) is None
-    rules: tuple[dict[str, object], ...] = ({"radii": [0.5]}, {"radius_loss": 0.1}, {"label_aware": True})
-    for other in (*rules, {"bound": "two-sided"}, {"sound": True}, {"alpha": None}):
-        changed = as_file(rows, **{**file.settings, **other})
-        assert acr_at_fewer_votes(changed, n) is None
-    assert acr_at_fewer_votes(as_file([*rows, image(9, 1, 1, 0.1, n=6)], **file.settings), n) is None
-
-
-@pytest.mark.parametrize(("votes", "n"), [(100_000, 10_000), (100_000, 1_000), (10_000, 1_000)])
-def test_files_with_many_counts_use_a_curve_through_exact_points(votes: int, n: int) -> None:
-    right = np.unique(np.random.default_rng(0).integers(votes // 2 - 500, votes + 1, 700))
-    rows = [
-        CertifiedImage(i, 1, Certificate(1, 0.1, 1, votes, k, ((1, k),)), 0.0) for i, k in enumerate(right.tolist())
-    ]
-    file = our_file(rows, sigma=1.0, n=votes)
-    exact = expected_unit_radii(right, votes, n, 0.001, "gaussian")
-    assert acr_at_fewer_votes(file, n) == pytest.approx(exact.mean(), abs=1e-7)
-    assert np.abs(_curve(votes, n, 0.001, "gaussian")(np.log(votes - right + 1.0)) - exact).max() < 1e-6
-
-
-def test_an_abstention_may_be_certified_with_other_votes() -> None:
-    """The class of an abstention is the one with the stored count."""
-    rows = [CertifiedImage(0, 1, Certificate(ABSTAIN, 0.0, 10, 100, 52, ((1, 52), (0, 48))), 0.0)]
-    file = our_file(rows, n=100, alpha=0.4)
-    few = acr_at_fewer_votes(file, 5)
-    assert few is not None
-    assert few > 0
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_paired_differences_against_a_loop(seed: int) -> None:
     ours, theirs = random_rows(seed, 60), random_rows(seed + 10, 60)
@@ -239,7 +181,7 @@ def test_a_few_images_establish_nothing() -> None:
         assert (best.lead.standard_error, best.significant) == (pytest.approx(0), established)
 
 
-def test_a_cascade_has_neither_acr_at_fewer_votes_nor_a_share_at_the_ceiling() -> None:
+def test_a_cascade_has_no_share_at_the_ceiling() -> None:
     """The second image was answered by the stage of the smaller sigma: all its votes agree, at a smaller radius."""
     first = image(0, 1, 1, 2.4)
     later = Certificate(2, 0.6, 10, 1000, 1000, ((2, 1000),), (((1, 500), (2, 500)),))
@@ -248,7 +190,6 @@ def test_a_cascade_has_neither_acr_at_fewer_votes_nor_a_share_at_the_ceiling() -
     assert run.ceiling > 0.6
     assert run.at_ceiling is None
     assert not run.limited_by_n
-    assert run.acr_at == {1_000: None, 10_000: None}
 
 
 def test_only_images_whose_votes_all_go_to_their_label_are_at_the_ceiling() -> None:
@@ -362,13 +303,6 @@ def test_no_run_is_best_where_all_have_nothing() -> None:
     rows = [image(i, 1, 0, 0.4) for i in range(9)]
     (comparison,) = comparisons([summary_of(rows, "a"), summary_of(rows, "b", objective="macer")])
     assert (comparison.ranked, comparison.best) == (True, ())
-
-
-def test_a_number_of_votes_that_no_file_has_is_no_column() -> None:
-    for n, expected in ((500, []), (1000, ["ACR at n = 1,000"]), (20_000, ["ACR at n = 1,000", "ACR at n = 10,000"])):
-        votes = further_tables(comparisons([summary_of([image(i, i % 2, 1, 0.4, n=n) for i in range(9)], n=n)]))[-1]
-        assert [column.title for column in votes.layout.columns if "at n" in column.title] == expected
-        assert ("ACR at fewer votes" in votes.caption) == bool(expected)
 
 
 def test_the_headline_of_radii_below_those_of_the_table() -> None:

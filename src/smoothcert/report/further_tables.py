@@ -10,7 +10,7 @@ from smoothcert.report.layout import UNKNOWN, Column, Layout, Value, decimals_ne
 from smoothcert.report.paired import Best, Comparison, Difference, PairedRun
 from smoothcert.report.protocol import class_name, class_names_of
 from smoothcert.report.published import signed
-from smoothcert.report.summary import FEWER_VOTES, Summary
+from smoothcert.report.summary import Summary
 
 MOST_CLASSES = 20
 """Of more classes, tables show those with the smallest ACR."""
@@ -179,25 +179,22 @@ def _percent(share: float | None) -> float | None:
 
 def _votes(comparisons: Sequence[Comparison]) -> FurtherTable:
     groups = [[run for run in c.runs if run.at_ceiling is not None] for c in comparisons]
-    known = [n for n in FEWER_VOTES if any(run.acr_at[n] is not None for group in groups for run in group)]
     columns = [
         *heading(_runs(comparisons)),
         Column("name", "run", lambda run: run.name),
         Column("acr", "ACR", lambda run: run.acr, 3),
-        *(Column(f"acr_at_n_{n}", f"ACR at n = {n:,}", lambda run, n=n: run.acr_at[n], 3) for n in known),  # type: ignore[misc]
         Column("ceiling", "largest radius", lambda run: run.ceiling, 3, text=lambda run: radius_text(run.ceiling)),
         Column("at_ceiling", "images there (%)", lambda run: _percent(run.at_ceiling), 1),
     ]
-    fewer = "ACR at fewer votes is the mean over all ways to draw n of the stored votes. " if known else ""
     caption = (
-        f"{fewer}Images whose n votes all agree have the largest radius that n can show: more votes, not a better "
-        "network, would raise it."
+        "Images whose n votes all agree have the largest radius that n can show: more votes, not a better network, "
+        "would raise it."
     )
     return _table("What the number of votes limits", caption, columns, groups)
 
 
 def csv_columns(comparisons: Sequence[Comparison]) -> list[Column]:
-    """For CSV: the worst class, the share at the largest radius, ACR with fewer votes, the run minus its reference."""
+    """For CSV: the worst class, the share at the largest radius, the run minus its reference."""
     paired = {run.name: run for c in comparisons for run in c.paired}
     reference = {run.name: c.reference for c in comparisons for run in c.paired}
 
@@ -211,7 +208,6 @@ def csv_columns(comparisons: Sequence[Comparison]) -> list[Column]:
         "never_certified": lambda s: " ".join(map(str, s.never_certified)) or None,
         "largest_radius": lambda s: s.ceiling,
         "at_largest_radius": lambda s: _percent(s.at_ceiling),
-        **{f"acr_at_n_{n}": lambda s, n=n: s.acr_at[n] for n in FEWER_VOTES},  # type: ignore[misc]
         "reference": lambda s: reference.get(s.name),
         "acr_minus_reference": lambda s: getattr(difference(s), "value", None),
         "acr_minus_reference_standard_error": lambda s: getattr(difference(s), "standard_error", None),

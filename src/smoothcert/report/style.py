@@ -22,8 +22,8 @@ PALE = "#E6E6E6"
 FIRST, SECOND = "#0058a8", "#d55e00"
 """Colours of curves that are not runs."""
 TITLE_SIZE, AXIS_SIZE, LABEL_SIZE, NOTE_SIZE = 9.5, 9.0, 8.0, 7.0
-DOTS_PER_INCH = 320
-"""Sharp on screens with two pixels per point."""
+DOTS_PER_INCH, MOST_PIXELS = 320, 2_000
+"""Sharp on screens with two pixels per point; pages are no wider than 1,000 points."""
 _MOST_COLUMNS = 6
 _LETTERS_PER_INCH = 17
 _FREE_HEIGHT = 0.45
@@ -171,11 +171,14 @@ def _picture(figure: Figure, kind: str) -> bytes:
     file = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from (current )?font")  # it draws a box
-        figure.savefig(file, format=kind, dpi=DOTS_PER_INCH, metadata=_METADATA[kind])
-    return _compressed(file, palette=not any(axes.images for axes in figure.axes)) if kind == "png" else file.getvalue()
+        dots = min(DOTS_PER_INCH, MOST_PIXELS / figure.get_figwidth())
+        figure.savefig(file, format=kind, dpi=dots, metadata=_METADATA[kind])
+    if kind != "png":
+        return file.getvalue()
+    return _compressed(file, dots, palette=not any(axes.images for axes in figure.axes))
 
 
-def _compressed(png: io.BytesIO, *, palette: bool) -> bytes:
+def _compressed(png: io.BytesIO, dots: float, *, palette: bool) -> bytes:
     """The picture without transparency; with a `palette` of 96 colours, which lines and their smooth edges hardly
     exceed, it has a fifth of the size."""
     with Image.open(png) as stored:
@@ -186,5 +189,5 @@ def _compressed(png: io.BytesIO, *, palette: bool) -> bytes:
             [255 if level >= 250 else level for level in picture.getpalette() or []]
         )  # white stays white
     file = io.BytesIO()
-    picture.save(file, "PNG", optimize=True, dpi=(DOTS_PER_INCH, DOTS_PER_INCH))
+    picture.save(file, "PNG", optimize=True, dpi=(dots, dots))
     return file.getvalue()

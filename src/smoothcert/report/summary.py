@@ -15,7 +15,6 @@ from smoothcert.certification.model_provenance import unfinished
 from smoothcert.data.datasets import DATASETS, published_name
 from smoothcert.errors import RequestError
 from smoothcert.io.text import counted
-from smoothcert.report.fewer_votes import acr_at_fewer_votes
 from smoothcert.report.locate import run_recipe
 from smoothcert.report.names import NamedRun
 from smoothcert.report.protocol import (
@@ -30,8 +29,6 @@ from smoothcert.report.protocol import (
 from smoothcert.smoothing.certificate import ABSTAIN
 
 MAX_RADII = 12
-FEWER_VOTES = (1_000, 10_000)
-"""The numbers of votes at which ACR is derived again from the stored votes."""
 LIMITED = 0.1
 """From this share of images at the largest radius on, the report says that n limits the result."""
 NORMAL_95 = float(ndtri(0.975))
@@ -175,11 +172,6 @@ class Summary:
     def limited_by_n(self) -> bool:
         """Whether a tenth of the images or more are at the largest radius: more votes would raise ACR visibly."""
         return self.at_ceiling is not None and self.at_ceiling >= LIMITED
-
-    @cached_property
-    def acr_at(self) -> dict[int, float | None]:
-        """n -> the ACR to expect with n votes per image, from the stored votes; None where they do not suffice."""
-        return {n: acr_at_fewer_votes(self.file, n) for n in FEWER_VOTES}
 
     def reaches(self, radius: float) -> bool:
         """Whether n votes can show this radius at all, and it was asked for; True if that is not known.
