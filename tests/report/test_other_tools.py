@@ -94,6 +94,7 @@ def test_a_described_file_is_in_the_same_table(run_cli: Report, ours: Path, tmp_
     same = "name=CAT-RS,sigma=0.5,n=1e3,alpha=0.001,method=cat-rs"
     rows = described(report, out, ours, theirs, "--as", same, "--radii", "0,0.5")
     assert rows["CAT-RS"]["method"] == "cat-rs"
+    assert sc.report([ours, theirs], described=same)[1]["method"] == "CAT-RS", "as the tables for reading"
     assert float(rows["CAT-RS"]["acr_minus_reference"]) == pytest.approx((0.951 + 0.25 + 1.231) / 2 / 5)
     assert rows["CAT-RS"]["reference"] == "ours"
     text = (out / "report.md").read_text()

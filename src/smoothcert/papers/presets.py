@@ -9,7 +9,7 @@ nearest published one. If the text of a paper and its published runs differ, the
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from smoothcert.errors import RequestError
@@ -32,10 +32,10 @@ DEFAULT_SIGMA = 0.5
 # The protocol that all methods of a data set share. The published runs lower the learning rate one epoch later than
 # the papers say.
 _FIELDS = ("model", "epochs", "batch_size", "learning_rate", "learning_rate_drops")
-PROTOCOLS: dict[str, dict[str, Any]] = {
-    "mnist": dict(zip(_FIELDS, ("lenet", 90, 256, 0.01, (31, 61)), strict=True)),
-    "cifar10": dict(zip(_FIELDS, ("resnet110", 150, 256, 0.1, (51, 101)), strict=True)),
-    "imagenet": dict(zip(_FIELDS, ("resnet50", 90, 200, 0.1, (31, 61)), strict=True)),
+_PROTOCOLS = {
+    "mnist": ("lenet", 90, 256, 0.01, (31, 61)),
+    "cifar10": ("resnet110", 150, 256, 0.1, (51, 101)),
+    "imagenet": ("resnet50", 90, 200, 0.1, (31, 61)),
 }
 SIGMAS = {"mnist": (0.25, 0.5, 1.0), "cifar10": (0.25, 0.5, 1.0), "imagenet": (0.5, 1.0)}
 MAIN_TABLE = {"mnist": "smoothmix/table2", "cifar10": "smoothmix/table1", "imagenet": "smoothmix/table4"}
@@ -59,7 +59,7 @@ class Preset:
     def recipe(self, sigma: float) -> TrainRecipe:
         objective = self.objective.model_validate(at_sigma(self.hyper_parameters, sigma))
         fields = {"dataset": self.dataset, "sigma": sigma, "objective": objective, "precision": self.precision}
-        fields |= PROTOCOLS[self.dataset] | at_sigma(self.protocol, sigma)
+        fields |= dict(zip(_FIELDS, _PROTOCOLS[self.dataset], strict=True)) | at_sigma(self.protocol, sigma)
         if self.teacher_sigma is not None:
             fields["teacher"] = fields | {"sigma": self.teacher_sigma, "objective": Gaussian()}
         return parse_recipe(TrainRecipe, fields, f"preset at sigma {sigma}")
@@ -85,17 +85,16 @@ def method_preset(
     objective: type[Objective],
     row: str | None,
     hyper_parameters: Mapping[str, Any] | None = None,
-    *,
     table: str | None = None,
-    precision: str = "auto",
+    **fields: Any,
 ) -> Preset:
-    """Return the preset of a method at the sigmas of its data set.
+    """Return the preset of a method at the sigmas of its data set, with further `fields`.
 
     The published ACRs are in the row `row` of `table`, by default of the main table; a `row` of None is not published.
     """
     sigmas, table = SIGMAS[dataset], table or MAIN_TABLE[dataset]
     published = {sigma: (table, {"sigma": sigma, "method": row}) for sigma in sigmas} if row else {}
-    return Preset(dataset, objective, hyper_parameters or {}, sigmas, published, precision)
+    return Preset(dataset, objective, hyper_parameters or {}, sigmas, published, **fields)
 
 
 def ablation(
@@ -124,18 +123,17 @@ SUN_ATTACK = {
     },
 }
 COSINE: dict[str, Any] = {"schedule": "cosine", "learning_rate_drops": ()}
+MNIST_COSINE = COSINE | {"epochs": 150, "learning_rate": 0.05}
 SUN_SAMPLER = {"sampler": {"name": "radius-weighted", "start": SUN_START, "discard_below": SUN_DISCARD}}
 CIFAR10_COSINE = COSINE | {"epochs": 110, "learning_rate": 0.2, "learning_rate_warm_up": 2, "weight_decay": 5e-4}
 
 PRESETS: dict[str, Preset] = {
-    "mnist/best": replace(
-        method_preset("mnist", SmoothMix, None, MNIST_BEST), protocol=COSINE | {"epochs": 150, "learning_rate": 0.05}
-    ),
+    "mnist/best": method_preset("mnist", SmoothMix, None, MNIST_BEST, protocol=MNIST_COSINE),
     "mnist/gaussian": method_preset("mnist", Gaussian, "Gaussian"),
     # As many steps per epoch as the methods with four noises: much of what they gain over Gaussian is that.
     "mnist/gaussian-m4": method_preset("mnist", Gaussian, None, {"num_noise": 4}),
-    "mnist/attacked-noise": replace(
-        method_preset("mnist", Gaussian, None, MNIST_SPHERE),
+    "mnist/attacked-noise": method_preset(
+        *("mnist", Gaussian, None, MNIST_SPHERE),
         protocol=COSINE | {"epochs": 121, "batch_size": 512, "learning_rate": 0.1},
     ),
     "mnist/stability": method_preset("mnist", Stability, "Stability"),
@@ -164,17 +162,15 @@ PRESETS: dict[str, Preset] = {
         {"steps": MNIST_STEPS_ETA1, "eta": 1, "one_step": True},
     ),
     # One network that learns from several: give them with --teacher.
-    "mnist/distillation": replace(
-        method_preset("mnist", Distillation, None), protocol=COSINE | {"epochs": 150, "learning_rate": 0.05}
-    ),
+    "mnist/distillation": method_preset("mnist", Distillation, None, protocol=MNIST_COSINE),
     # The weight is published for sigma 0.25 only.
-    "mnist/catrs": replace(
-        method_preset("mnist", CatRs, "CAT-RS", {"weight": 1.0}, table="later/mnist"),
+    "mnist/catrs": method_preset(
+        *("mnist", CatRs, "CAT-RS", {"weight": 1.0}, "later/mnist"),
         protocol={"epochs": 150, "learning_rate_drops": (50, 100)},
         teacher_sigma=0.25,
     ),
     # `cifar10/sun2024`: the largest ACR of one network, measured at 0.5 and 1.0 and published at all three.
-    "cifar10/best": replace(method_preset("cifar10", Gaussian, None, SUN_ATTACK), protocol=SUN_SAMPLER),
+    "cifar10/best": method_preset("cifar10", Gaussian, None, SUN_ATTACK, protocol=SUN_SAMPLER),
     "cifar10/gaussian": method_preset("cifar10", Gaussian, "Gaussian"),
     "cifar10/gaussian-m4": method_preset(
         "cifar10", Gaussian, "Gaussian (m=4)", {"num_noise": 4}, table="later/cifar10"
@@ -189,11 +185,11 @@ PRESETS: dict[str, Preset] = {
         {"weight": {0.25: 12.0, 0.5: 4.0, 1.0: 12.0}, "deferred": {0.25: False, 0.5: False, 1.0: True}},
     ),
     "cifar10/consistency": method_preset("cifar10", Consistency, "Consistency", CIFAR10_CONSISTENCY),
-    "cifar10/consistency-cosine": replace(
-        method_preset("cifar10", Consistency, None, CIFAR10_CONSISTENCY), protocol=CIFAR10_COSINE
+    "cifar10/consistency-cosine": method_preset(
+        "cifar10", Consistency, None, CIFAR10_CONSISTENCY, protocol=CIFAR10_COSINE
     ),
     # One network that learns from several: give them with --teacher.
-    "cifar10/distillation": replace(method_preset("cifar10", Distillation, None), protocol=CIFAR10_COSINE),
+    "cifar10/distillation": method_preset("cifar10", Distillation, None, protocol=CIFAR10_COSINE),
     # As in the released certificates. The printed rows have other weights and an earlier form of the entropy, and
     # cannot be compared.
     "cifar10/smoothadv-consistency": method_preset(
@@ -203,13 +199,13 @@ PRESETS: dict[str, Preset] = {
     "cifar10/smoothmix-one-step": method_preset(
         "cifar10", SmoothMix, "SmoothMix + one-step adversary", CIFAR10_SMOOTHMIX | {"one_step": True}
     ),
-    "cifar10/catrs": replace(
-        method_preset("cifar10", CatRs, "CAT-RS", {"weight": {0.25: 0.5, 0.5: 1.0, 1.0: 2.0}}, table="later/cifar10"),
+    "cifar10/catrs": method_preset(
+        *("cifar10", CatRs, "CAT-RS", {"weight": {0.25: 0.5, 0.5: 1.0, 1.0: 2.0}}, "later/cifar10"),
         teacher_sigma=0.25,
     ),
     # From one epoch on: attacked noises, and images drawn by their radius, without those that are mostly wrong.
-    "cifar10/sun2024": replace(
-        method_preset("cifar10", Gaussian, "Sun et al. 2024", SUN_ATTACK, table="later/cifar10"), protocol=SUN_SAMPLER
+    "cifar10/sun2024": method_preset(
+        "cifar10", Gaussian, "Sun et al. 2024", SUN_ATTACK, "later/cifar10", protocol=SUN_SAMPLER
     ),
     "imagenet/gaussian": method_preset("imagenet", Gaussian, "Gaussian"),
     "imagenet/smoothadv": method_preset(

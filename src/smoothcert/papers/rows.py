@@ -13,7 +13,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import read_settings, settings_path, stored_settings
 from smoothcert.io.text import flattened
 from smoothcert.papers.presets import PRESETS, preset
-from smoothcert.papers.tables import dataset_of, is_radius, matches, paper_table
+from smoothcert.papers.tables import dataset_of, is_radius, matches, paper_table, published_acr
 from smoothcert.report.published import Published
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe, with_overrides
 from smoothcert.training.run_folder import recipe_of_certificates
@@ -53,9 +53,17 @@ RUNTIME_ROWS = {
 NETWORKS = {"ResNet-20": "resnet20", "DenseNet-40": "densenet40"}
 ABLATED = {"consistency": "Consistency", "smoothmix": "SmoothMix"}
 
-# The main tables of the Consistency paper come from its first version.
-FIRST_VERSION = ("consistency/table1", "consistency/table2", "consistency/table3", "consistency/table4")
+# The main tables of the Consistency paper come from its first version; of table 4 this is not known.
 SECOND_SOFTMAX = "entropy of the averaged probabilities, the paper's table after a second softmax"
+FIRST_VERSION = {
+    **dict.fromkeys(("consistency/table1", "consistency/table2", "consistency/table3"), SECOND_SOFTMAX),
+    "consistency/table4": SECOND_SOFTMAX.replace("after", "probably after"),
+}
+OTHER_PAPER = {
+    **{"consistency/supp-table2": "smoothmix/table2", "smoothmix/table2": "consistency/supp-table2"},
+    **{"consistency/table1": "smoothmix/table1", "smoothmix/table1": "consistency/table1"},
+}
+"""Tables of both papers that share methods; SmoothAdv on CIFAR-10 and MACER on MNIST have another ACR in the other."""
 OTHER_FORM = "lambda KL + H / 2, of which the paper prints the numbers here; its text has lambda (KL + H)"
 ATTACK_UNKNOWN = "the paper does not give the attack (epsilon, number of noises) of this row"
 
@@ -156,9 +164,20 @@ def _run(table: str, row: Row, trained: Row, sigma: float, seed: int | None) -> 
     changes += [f"model={NETWORKS[row['architecture']]}"] if "architecture" in row else []
     changes += [f"seed={seed}"] if seed is not None else []
     recipe = with_overrides(preset(f"{dataset}/{source}", sigma), changes)
-    remark = SECOND_SOFTMAX if table in FIRST_VERSION and source == "consistency" else None
-    remark = OTHER_FORM if row.get("loss") == "cross-entropy" else remark
-    return PaperRun(table, label, row, name, sigma, recipe, None, remark)
+    return PaperRun(table, label, row, name, sigma, recipe, None, _remark(table, row, source, sigma))
+
+
+def _remark(table: str, row: Row, source: str, sigma: float) -> str | None:
+    """Return what is known to differ between the preset `source` and the published run, or between the papers."""
+    if row.get("loss") == "cross-entropy":
+        return OTHER_FORM
+    if source == "consistency":
+        return FIRST_VERSION.get(table)
+    if (other := OTHER_PAPER.get(table)) is not None:
+        acr = published_acr(other, sigma=sigma, method=row["method"])
+        if acr not in (None, float(row["acr"])):
+            return f"{other} prints ACR {acr:.3f} for this row"
+    return None
 
 
 def _preset_of(table: str, row: Row, sigma: float) -> str:

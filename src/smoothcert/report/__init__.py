@@ -152,7 +152,7 @@ def _row(summary: Summary, reference: str | None, difference: Difference | None)
     return {
         "name": summary.name,
         "dataset": summary.dataset,
-        "method": summary.method,
+        "method": summary.named.label(),
         "sigma": summary.sigma,
         "acr": summary.acr,
         "acr_standard_error": summary.acr_standard_error,

@@ -1,13 +1,12 @@
-"""Tables of a report after the first: differences from a reference run, the best runs, classes, the number of votes."""
+"""Tables of a report after the first: differences from a reference run, classes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from smoothcert.io.text import radius_text
 from smoothcert.report.layout import UNKNOWN, Column, Layout, Value, decimals_needed, layout_of
-from smoothcert.report.paired import Best, Comparison, Difference, PairedRun
+from smoothcert.report.paired import Comparison, Difference, PairedRun
 from smoothcert.report.protocol import class_name, class_names_of
 from smoothcert.report.published import signed
 from smoothcert.report.summary import Summary
@@ -27,7 +26,7 @@ class FurtherTable:
 
 def further_tables(comparisons: Sequence[Comparison]) -> list[FurtherTable]:
     """The tables after the first, in order; those that have nothing to show are left out."""
-    tables = [_differences(comparisons), _best_runs(comparisons), *_classes(comparisons), _votes(comparisons)]
+    tables = [_differences(comparisons), *_classes(comparisons)]
     return [table for table in tables if table.layout.groups]
 
 
@@ -45,10 +44,6 @@ def constant_sentences(comparisons: Sequence[Comparison]) -> list[str]:
         f"every radius that n can show{'; ' if texts else ''}{', '.join(dict.fromkeys(texts))}."
         for (name, share), texts in acrs.items()
     ]
-
-
-def _table(title: str, caption: str, columns: Sequence[Column], groups: Sequence[Sequence[Any]]) -> FurtherTable:
-    return FurtherTable(title, caption, layout_of(columns, groups))
 
 
 def heading(summaries: Sequence[Summary], of: Callable[[Any], Summary] = lambda s: s) -> tuple[Column, Column]:
@@ -101,38 +96,8 @@ def _differences(comparisons: Sequence[Comparison]) -> FurtherTable:
         "accuracies in points. A star marks differences of more than two standard errors. Easy images: those for which "
         "the mean radius of the two runs is at least its median; hard images: the others."
     )
-    return _table(
-        "Differences from a reference run", caption, columns, [[(c, run) for run in c.paired] for c in ranked]
-    )
-
-
-def _best_runs(comparisons: Sequence[Comparison]) -> FurtherTable:
-    ranked = [c for c in comparisons if c.best]
-    digits = decimals_needed([b.radius for c in ranked for b in c.best if b.radius is not None])
-
-    def at(pair: tuple[Comparison, Best]) -> str:
-        return "ACR" if pair[1].radius is None else f"radius {pair[1].radius:.{digits}f}"
-
-    def value(pair: tuple[Comparison, Best]) -> str:
-        return f"{pair[1].value:.3f}" if pair[1].radius is None else f"{100 * pair[1].value:.1f}%"
-
-    def lead(pair: tuple[Comparison, Best]) -> str:
-        return _with_error(pair[1].lead, *((3, 1.0) if pair[1].radius is None else (1, 100.0)))
-
-    columns = [
-        *heading(_runs(comparisons), lambda pair: pair[0].first),
-        Column("at", "at", at),
-        Column("best", "best run", lambda pair: pair[1].name),
-        Column("value", "value", value),
-        Column("second", "next best", lambda pair: pair[1].second),
-        Column("lead", "lead", lead),
-        Column("established", "best of all established", lambda pair: "yes" if pair[1].significant else "no"),
-    ]
-    caption = (
-        "The lead over the next best run, with the standard error of the paired difference in brackets. Established: "
-        "better than every other run by more than two standard errors."
-    )
-    return _table("Best run at each radius", caption, columns, [[(c, best) for best in c.best] for c in ranked])
+    content = layout_of(columns, [[(c, run) for run in c.paired] for c in ranked])
+    return FurtherTable("Differences from a reference run", caption, content)
 
 
 def _classes(comparisons: Sequence[Comparison]) -> list[FurtherTable]:
@@ -165,32 +130,13 @@ def _classes(comparisons: Sequence[Comparison]) -> list[FurtherTable]:
     ]
     shares = [Column(f"{k}", titles[k], lambda run, k=k: accuracy(run, k), 1, shaded=True) for k in labels]  # type: ignore[misc]
     caption = f"0 for a class of which no image has a certified radius above 0.{worst}"
-    tables = [_table("ACR of each class", caption, [*first, *acrs], groups)]
+    tables = [FurtherTable("ACR of each class", caption, layout_of([*first, *acrs], groups))]
     if shares and any(radius is not None for radius in radius_of.values()):
         radius = Column("radius", "radius", lambda run: radius_of[run.name], 2)
         caption = f"In %, of the images of each class, at the radius of the headline.{worst}"
-        tables.append(_table("Certified accuracy of each class", caption, [*first, radius, *shares], groups))
+        content = layout_of([*first, radius, *shares], groups)
+        tables.append(FurtherTable("Certified accuracy of each class", caption, content))
     return tables
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
-
-
-def _votes(comparisons: Sequence[Comparison]) -> FurtherTable:
-    groups = [[run for run in c.runs if run.at_ceiling is not None] for c in comparisons]
-    columns = [
-        *heading(_runs(comparisons)),
-        Column("name", "run", lambda run: run.name),
-        Column("acr", "ACR", lambda run: run.acr, 3),
-        Column("ceiling", "largest radius", lambda run: run.ceiling, 3, text=lambda run: radius_text(run.ceiling)),
-        Column("at_ceiling", "images there (%)", lambda run: _percent(run.at_ceiling), 1),
-    ]
-    caption = (
-        "Images whose n votes all agree have the largest radius that n can show: more votes, not a better network, "
-        "would raise it."
-    )
-    return _table("What the number of votes limits", caption, columns, groups)
 
 
 def csv_columns(comparisons: Sequence[Comparison]) -> list[Column]:
@@ -207,7 +153,7 @@ def csv_columns(comparisons: Sequence[Comparison]) -> list[Column]:
         "worst_class_accuracy": lambda s: 100 * s.classes[s.worst_class].accuracy(),
         "never_certified": lambda s: " ".join(map(str, s.never_certified)) or None,
         "largest_radius": lambda s: s.ceiling,
-        "at_largest_radius": lambda s: _percent(s.at_ceiling),
+        "at_largest_radius": lambda s: None if s.at_ceiling is None else 100 * s.at_ceiling,
         "reference": lambda s: reference.get(s.name),
         "acr_minus_reference": lambda s: getattr(difference(s), "value", None),
         "acr_minus_reference_standard_error": lambda s: getattr(difference(s), "standard_error", None),

@@ -57,7 +57,6 @@ class Best:
 
     radius: float | None
     name: str
-    value: float
     second: str
     """The next best run."""
     lead: Difference
@@ -200,7 +199,7 @@ def _best(group: Sequence[Summary], radius: float | None, values: Floats) -> Bes
     leads = [difference_of(values[first] - values[other]) for other in range(len(group)) if other != first]
     lead = difference_of(values[first] - values[second])
     established = all(difference.significant for difference in leads)
-    return Best(radius, group[first].name, float(means[first]), group[second].name, lead, established)
+    return Best(radius, group[first].name, group[second].name, lead, established)
 
 
 def _constant(group: Sequence[Summary]) -> Constant:
