@@ -298,8 +298,8 @@ def test_help_shows_the_choices(run_cli: Cli, command: str) -> None:
         (["--radius", "nan"], "--radius: expected a number >= 0, got nan"),
         (["--until-radius", "inf"], "--until-radius: expected a number >= 0, got inf"),
         (["--name", "../../x"], "--name: expected a file's name without folders"),
-        (["--dataset", "x"], "npz:PATH, got 'x'; choose one of these"),
-        (["--dataset", "lab.data:Mine"], "folder:PATH, npz:PATH, got 'lab.data:Mine'; save your data as one of the"),
+        (["--dataset", "x"], "FILE.py:Name, got 'x'; choose one of these"),
+        (["--dataset", "lab.data:Mine"], "got lab.data:Mine (ModuleNotFoundError: No module named 'lab'); run where"),
         (["--hub", "hf:x"], "its network is tiny, got --hub hf:x; leave --hub out"),
         (["--radii", ""], "radii: expected comma-separated numbers, got nothing"),
         pytest.param(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from smoothcert.attacks import smoothed_pgd
 from smoothcert.classifier import Classifier, evaluating, logits_under_noise, probabilities
-from smoothcert.data import Images, load_dataset, silent, with_known_classes
+from smoothcert.data import Images, load_dataset, refuse_data_code, silent, with_known_classes
 from smoothcert.data.datasets import published_name
 from smoothcert.data.images import in_parts
 from smoothcert.errors import RequestError
@@ -118,10 +118,11 @@ def load_subjects(
     device: torch.device,
     *,
     sigma: float | None = None,
+    dataset: str | None = None,
     data: Path | None = None,
     code: str | None = None,
 ) -> Subjects:
-    """The runs in `folders`, all on the test images of their data set under one noise.
+    """The runs in `folders`, all on the test images of `dataset`, by default of their training, under one noise.
 
     `sigma` is by default the one that the runs were trained with. Runs of other data, noise or (without `sigma`)
     noise levels than the first are refused; `code` names the user's network as in `load_run`.
@@ -134,7 +135,9 @@ def load_subjects(
     first = runs[0].recipe
     level = first.sigma if sigma is None else sigma
     refuse_outside("sigma", level, 0, LARGEST_LENGTH)
-    images = load_dataset(first.dataset, "test", data, image_size=first.image_size, on_note=silent)
+    if dataset is None:
+        refuse_data_code(folders[0], first.dataset)
+    images = load_dataset(dataset or first.dataset, "test", data, image_size=first.image_size, on_note=silent)
     images = with_known_classes(images, runs[0].spec.class_names)
     for run in runs:
         run.refuse_other_images(images)

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from smoothcert.cli.options import NOISE_LEVEL, Data, Device, Force, OwnNetwork, console, count_option, show_table
+from smoothcert.cli.options import (
+    DATASET,
+    NOISE_LEVEL,
+    Data,
+    Device,
+    Force,
+    OwnNetwork,
+    console,
+    count_option,
+    show_table,
+)
 from smoothcert.cli.registration import add_command
 from smoothcert.training.run_folder import check_run_folder
 
@@ -39,6 +49,7 @@ class Comparison:
     force: Force = False
     seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0
     model: OwnNetwork = None
+    dataset: Annotated[str | None, typer.Option(help=DATASET, show_default="the runs' own")] = None
     data: Data = None
     device: Device = "auto"
 
@@ -52,7 +63,8 @@ class Comparison:
 
         output = _output(self.out, name, self.format_, self.force)
         device = find_device(self.device)
-        subjects = load_subjects(runs, device, sigma=self.sigma, data=self.data, code=self.model)
+        named = {"dataset": self.dataset, "code": self.model}
+        subjects = load_subjects(runs, device, sigma=self.sigma, data=self.data, **named)
         print_data_notes(console, subjects.data)
         return subjects, output
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 import typer
 from rich.table import Column, Table
 
+from smoothcert.data.datasets import is_data_code, refuse_data_code
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import parse_count, printable
@@ -30,7 +31,7 @@ Data = Annotated[
     Path | None,
     typer.Option(help="Folder of the data sets.", envvar="SMOOTHCERT_DATA", show_default="a user cache folder"),
 ]
-DATASET = "Data set: see `smoothcert datasets`."
+DATASET = "Data set: see `smoothcert datasets`; or your own: folder:PATH, npz:PATH or FILE.py:Name."
 """The help of --dataset."""
 ImageSize = Annotated[
     int | None, typer.Option("--image-size", min=1, help="Side of the images, for folder:PATH and image files.")
@@ -207,9 +208,14 @@ class NetworkOptions(ImageOptions):
         check_dataset(self.dataset)
 
     def chosen_data(self, run: "Run | None") -> tuple[str, int | None]:
-        """Return the data set and the size of its images; what is not given is that of the training of `run`."""
+        """Return the data set and the size of its images; what is not given is that of the training of `run`.
+
+        Code that only the run names is refused.
+        """
         if run is None:
             return str(self.dataset), self.image_size
+        if self.dataset is None:
+            refuse_data_code(run.folder, run.recipe.dataset)
         return self.dataset or run.recipe.dataset, self.image_size or run.recipe.image_size
 
     def images(self, run: "Run | None", split: "Split" = "test") -> "Images":
@@ -247,9 +253,13 @@ class NetworkOptions(ImageOptions):
         """Return the network as words of a command line."""
         return [*optional("--hub", self.hub), *optional("--model", self.model), *optional("--init", self.init)]
 
+    def words(self) -> list[object]:
+        """Return what a command for a run needs to read its images: with the data set if that is code, to allow it."""
+        return [*optional("--dataset", self.dataset if is_data_code(self.dataset or "") else None), *super().words()]
+
     def data_words(self) -> list[object]:
         """Return the data set and how its images are read, as words of a command line."""
-        return [*optional("--dataset", self.dataset), *optional("--image-size", self.image_size), *self.words()]
+        return [*optional("--dataset", self.dataset), *optional("--image-size", self.image_size), *super().words()]
 
 
 @dataclass(frozen=True)

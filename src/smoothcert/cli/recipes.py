@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from smoothcert.cli.options import DATASET, Epochs, Load, check_dataset, console
+from smoothcert.data.datasets import refuse_data_code
 from smoothcert.errors import RequestError
 from smoothcert.io.console import leads
 
@@ -86,7 +87,10 @@ def choose_recipe(
     overrides += [f"model={options.model}"] if named.get("model") is not None else []
     final = with_overrides(chosen, overrides)
     check_dataset(final.dataset)
-    if file is not None and not any(text.partition("=")[0] in ("objective", "objective.name") for text in overrides):
+    changed = {text.partition("=")[0] for text in overrides}
+    if file is not None and "dataset" not in changed:
+        refuse_data_code(file, final.dataset)
+    if file is not None and not changed & {"objective", "objective.name"}:
         refuse_objective_code(file, final)
     # torch is imported when the request is known to be right.
     from smoothcert.models import check_name

@@ -91,6 +91,7 @@ def train(
         if any(len(split_values(text.partition("=")[2])) > 1 for text in set_):
             raise RequestError(f"{error}; for one run per value of key=a,b use `smoothcert sweep`") from error
         raise
+    from smoothcert.data import is_data_code
     from smoothcert.distributed import meet
     from smoothcert.models import is_code
     from smoothcert.report.progress import train_with_bar
@@ -120,6 +121,7 @@ def train(
     )
     if leads():
         again: list[object] = ["--model", recipe.model] if is_code(recipe.model) else []
+        again += ["--dataset", recipe.dataset] if is_data_code(recipe.dataset) else []
         onwards = command_line("certify", out, *again, *replace(files, channels=None).words())
         console.print(f"trained {out}; next: {onwards}", soft_wrap=True)
 

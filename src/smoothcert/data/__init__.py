@@ -10,8 +10,10 @@ from smoothcert.data.datasets import DatasetSpec as DatasetSpec
 from smoothcert.data.datasets import Normalization as Normalization
 from smoothcert.data.datasets import Split as Split
 from smoothcert.data.datasets import default_folder as default_folder
+from smoothcert.data.datasets import is_data_code as is_data_code
 from smoothcert.data.datasets import known_class_names as known_class_names
 from smoothcert.data.datasets import load_dataset as load_dataset
+from smoothcert.data.datasets import refuse_data_code as refuse_data_code
 from smoothcert.data.datasets import same_data as same_data
 from smoothcert.data.datasets import scaled_side as scaled_side
 from smoothcert.data.datasets import silent as silent

@@ -1,9 +1,11 @@
 """The data sets by name, and where their files are. Nothing here imports torch before a data set is loaded."""
 
 import os
+import shlex
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -87,6 +89,7 @@ DATASETS: dict[str, DatasetSpec] = {
 OWN_DATA: Mapping[str, str] = {
     "folder:PATH": "your own images, a folder for each class",
     "npz:PATH": "your own, as arrays",
+    "FILE.py:Name": "your own code, also as package.module:Name: a class or a function that gives a torch Dataset",
 }
 """Names for data of users, each with a description."""
 
@@ -111,8 +114,26 @@ def with_home(path: str | Path) -> Path:
 
 def same_data(one: str, other: str) -> bool:
     """Whether two names, such as folder:PATH, are of the same data, however their paths are written."""
-    (kind, _, path), (other_kind, _, other_path) = one.partition(":"), other.partition(":")
-    return kind == other_kind and with_home(path).resolve() == with_home(other_path).resolve()
+
+    def parts(name: str) -> tuple[str | Path, str | Path]:
+        kind, _, path = name.partition(":")
+        file, _, code = name.rpartition(":")
+        return (with_home(file).resolve(), code) if file.endswith(".py") else (kind, with_home(path).resolve())
+
+    return parts(one) == parts(other)
+
+
+def is_data_code(name: str) -> bool:
+    """Whether `name` is a reference to a user's code; `torch:Name` is a Dataset that was given to `train` in Python."""
+    kind, colon, _ = name.partition(":")
+    return bool(colon) and not get_close_matches(kind, ("folder", "npz", "torch"), cutoff=0.8)  # nor a slip of these
+
+
+def refuse_data_code(source: object, name: str) -> None:
+    """Refuse a data set that only the file or folder `source` names if it is a user's code, which would be run."""
+    if is_data_code(name):
+        allow = f"--dataset {shlex.quote(name)}"
+        raise RequestError(f"{source}: its data set is the code {name}; allow it with {allow}")
 
 
 def known_class_names(dataset: str | None) -> tuple[str, ...] | None:
@@ -144,9 +165,10 @@ def load_dataset(
 ) -> "Images":
     """Load the split `split` of the data set `name` on the CPU; `folder` is where its files are or will be stored.
 
-    `name` is one of DATASETS, or `folder:PATH` or `npz:PATH` for your own images (see `load_folder`, `load_npz`).
-    `image_size`, `channels` and `skip_unreadable` are for `folder:PATH` only: the others have a shape. With `classes`,
-    the names of a model's outputs in order, labels are positions in that list (see `with_classes`).
+    `name` is one of DATASETS, or your own images: `folder:PATH` (see `load_folder`), `npz:PATH` (see `load_npz`), or
+    code that gives a torch Dataset, `package.module:Name` or `FILE.py:Name` (see `load_user_dataset`). `image_size`,
+    `channels` and `skip_unreadable` are for `folder:PATH` only: the others have a shape. With `classes`, the names of a
+    model's outputs in order, labels are positions in that list (see `with_classes`).
     `on_note` is called with each note on how the files were read, such as files that were left out; by default it
     warns.
     """
@@ -166,10 +188,10 @@ def load_dataset(
 def _load(name: str, split: Split, folder: Path | str | None, options: Mapping[str, Any]) -> "Images":
     kind, _, path = name.partition(":")
     users = kind in ("folder", "npz") and path != ""
-    if not users and name not in DATASETS:
+    if not users and not is_data_code(name) and name not in DATASETS:
+        # Training in Python records the class of a Dataset that it was given.
+        otherwise = f"name its code: FILE.py:{path}" if kind == "torch" else "choose one of these"
         kind, own = ("folder", Path(name).is_dir()) if not name.endswith(".npz") else ("npz", Path(name).is_file())
-        # Methods and networks may be named package.module:name; data may not.
-        otherwise = "save your data as one of the last two" if ":" in name else "choose one of these"
         hint = did_you_mean(name, DATASETS, otherwise, [f"{kind}:{name}"] if own else [])
         known = ", ".join([*DATASETS, *OWN_DATA])
         raise RequestError(f"expected a data set among {known}, got {name!r}; {hint}")
@@ -185,4 +207,8 @@ def _load(name: str, split: Split, folder: Path | str | None, options: Mapping[s
         from smoothcert.data.npz_file import load_npz
 
         return load_npz(path, split)
+    if is_data_code(name):
+        from smoothcert.data.user_dataset import load_user_dataset
+
+        return load_user_dataset(name, split)
     return DATASETS[name].load(split, with_home(folder) if folder is not None else default_folder())

@@ -14,7 +14,8 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 from smoothcert.data.datasets import Normalization
 from smoothcert.data.images import describe, labels_digest, spread
 from smoothcert.data.streamed_images import StreamedImages
-from smoothcert.errors import RequestError
+from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.text import named_error
 
 DIGEST_IMAGES = 100
 """Images whose pixels enter the digest: all of them would take as long as an epoch."""
@@ -142,8 +143,13 @@ def _known_labels(dataset: Any) -> Tensor | None:
 
 def _read_item(dataset: Any, index: int, seed: int = 0) -> tuple[Tensor, int]:
     """Item `index` as (image uint8 or float32 [c, h, w], label), or a RequestError that says what to change."""
-    with _seeded(seed, index):
-        item = dataset[index]
+    try:
+        with _seeded(seed, index):
+            item = dataset[index]
+    except (RequestError, WorkError):
+        raise
+    except Exception as error:  # a user's code may fail in any way
+        raise RequestError(f"dataset item {index}: failed ({named_error(error)}); correct __getitem__") from error
     if not isinstance(item, list | tuple) or len(item) != 2:
         given = f"{len(item)} values" if isinstance(item, list | tuple) else type(item).__name__
         raise RequestError(

@@ -1,0 +1,178 @@
+"""Data sets that are named as code, `FILE.py:Name`: their splits, refusals, and whose consent runs them."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from processes import start_process
+
+from smoothcert import cli
+from smoothcert.certification.certificates import read_certificates
+from smoothcert.data import ImageData, Split, load_dataset, same_data
+from smoothcert.errors import RequestError
+
+Cli = Callable[..., tuple[int, str, str]]
+MODULE = """
+from pathlib import Path
+
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+import smoothcert as sc
+
+Path("imported").touch()
+LEVELS = {"train": [10, 200, 20, 210, 30], "test": [40, 220, 230]}
+
+
+class Grey(Dataset):
+    classes = ("dark", "bright")
+
+    def __init__(self, split):
+        self.levels = LEVELS[split]
+
+    def __len__(self):
+        return len(self.levels)
+
+    def __getitem__(self, index):
+        return torch.full((1, 28, 28), self.levels[index], dtype=torch.uint8), int(self.levels[index] > 128)
+
+
+def by_train(train=True):
+    return Grey("train" if train else "test")
+
+def without_split():
+    return Grey("train")
+
+def digits(split):
+    return sc.load_dataset("mnist-sample", split)
+
+class Streamed(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+class Paths(Grey):
+    def __getitem__(self, index):
+        return Path("photo.png"), 0
+
+class Named(Grey):
+    def __getitem__(self, index):
+        return super().__getitem__(index)[0], "dark"
+
+class Lost(Grey):
+    def __getitem__(self, index):
+        raise FileNotFoundError("photo.png")
+
+class Rooted(Grey):
+    def __init__(self, root, split):
+        pass
+
+class One(Grey):
+    classes = ("dark",)
+
+def number():
+    return 5
+
+five = 5
+"""
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mine.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("name", "test_levels"), [("Grey", "test"), ("by_train", "test"), ("without_split", "train")])
+def test_splits(name: str, test_levels: str) -> None:
+    levels = {"train": [10, 200, 20, 210, 30], "test": [40, 220, 230]}
+    splits: tuple[Split, Split] = ("train", "test")
+    for split, expected in zip(splits, (levels["train"], levels[test_levels]), strict=True):
+        data = load_dataset(f"./mine.py:{name}", split)
+        images, labels = data.batch(torch.arange(len(data)))
+        assert images[:, 0, 0, 0].mul(255).round().tolist() == expected
+        assert labels.tolist() == [level > 128 for level in expected]
+        assert data.split == (split if name != "without_split" else "all")
+        assert (data.name, data.class_names) == (f"./mine.py:{name}", ("dark", "bright"))
+
+
+def test_images_of_the_package_are_taken_as_they_are() -> None:
+    data, sample = load_dataset("mine.py:digits", "test"), load_dataset("mnist-sample", "test")
+    assert isinstance(data, ImageData)
+    assert data.digest() == sample.digest()
+    assert data.name == "mine.py:digits"
+
+
+def test_names_of_the_same_data(workplace: Path) -> None:
+    for other in ("./mine.py:Grey", f"{workplace}/../{workplace.name}/mine.py:Grey"):
+        assert same_data("mine.py:Grey", other)
+    for other in ("mine.py:Paths", "other/mine.py:Grey", "mine:Grey", "folder:Grey"):
+        assert not same_data("mine.py:Grey", other)
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("mine.py:Gray", "dataset: expected a class Gray in mine.py, got none; did you mean Grey?"),
+        ("none.py:Grey", "none.py, which does not exist; correct the path"),
+        ("no_such_module:Grey", "No module named 'no_such_module'); run where Python finds the module"),
+        ("foldr:mine", "expected a data set among mnist, mnist-sample, cifar10, imagenet, folder:PATH, npz:PATH, FILE"),
+        ("torch:Grey", "got 'torch:Grey'; name its code: FILE.py:Grey"),
+        ("os:abort", "to be a class or a function that returns a torch Dataset, got builtin_function_or_method"),
+        ("mine.py:five", "to be a class or a function that returns a torch Dataset, got int"),
+        ("mine.py:number", "expected a map-style torch Dataset with __len__ and __getitem__, got int"),
+        ("mine.py:Streamed", "expected a map-style torch Dataset with __len__ and __getitem__, got Streamed"),
+        ("mine.py:Rooted", "missing 1 required positional argument: 'root'); it is called with split or train, if it"),
+        ("mine.py:Paths", "dataset item 0: expected the image as a tensor [c, h, w], got PosixPath; convert it"),
+        ("mine.py:Named", "dataset item 0: expected an integer as label, got str; return the number of the class"),
+        ("mine.py:Lost", "dataset item 0: failed (FileNotFoundError: photo.png); correct __getitem__"),
+        ("mine.py:One", "expected labels in 0..0, got labels in 0..1; correct the labels or num_classes"),
+    ],
+)
+def test_refusals(reference: str, message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        load_dataset(reference, "test")
+    assert message in str(caught.value).replace("WindowsPath", "PosixPath")
+
+
+def test_code_that_only_a_file_names_is_not_run(workplace: Path, run_cli: Cli) -> None:
+    """It is run if the user names it, in another process too; certificates name it."""
+    marker, cpu, named = workplace / "imported", ("--device", "cpu"), ("--dataset", "mine.py:Grey")
+    train = ("train", *named, "--method", "gaussian", "--sigma", 0.5, "--epochs", 1, "--out", "run", *cpu)
+    code, out, err = run_cli(*train)
+    assert (code, err) == (0, "")
+    assert "next: smoothcert certify run --dataset mine.py:Grey" in out
+    certify = ("certify", "run", "--n", 20, *cpu)
+    commands: list[tuple[object, ...]] = [
+        certify,
+        ("attack", "run", "--steps", 1, "--num-noise", 1, "--n", 20, *cpu),
+        ("doctor", "run", *cpu),
+        ("adapt", "run", "--out", "adapted", *cpu),
+        ("analyze", "margins", "run", "--n", 10, *cpu),
+        ("train", "--resume", "--out", "run", *cpu),
+        ("train", "--recipe", "run/recipe.yaml", "--out", "again", *cpu),
+        ("sweep", "--recipe", "run/recipe.yaml", "--set", "seed=0,1", "--dry-run", *cpu),
+    ]
+    marker.unlink()
+    for command in commands:
+        code, _, err = run_cli(*command)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "its data set is the code mine.py:Grey; allow it with --dataset mine.py:Grey" in err
+        assert not marker.exists()
+    assert run_cli(*commands[5], *named)[0] == 0, "the user may continue the run"
+    assert marker.exists()
+    other = start_process(certify_elsewhere, workplace, *map(str, certify), "--dataset", "./mine.py:Grey")
+    other.join()
+    assert other.exitcode == 0
+    file = read_certificates(workplace / "run/certificates/test-n20.tsv")
+    assert [row.label for row in file.rows] == [0, 1, 1]
+    assert (file.settings["dataset"], file.settings["split"]) == ("./mine.py:Grey", "test")
+
+
+def certify_elsewhere(folder: Path, *words: str) -> None:
+    os.chdir(folder)
+    sys.argv = ["smoothcert", *words]
+    cli.main()
