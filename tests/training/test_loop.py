@@ -1,6 +1,7 @@
 """The training loop: steps against a transcription, determinism, several processes, divergence."""
 
 import gc
+import math
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from processes import run_together
-from tiny import TinyNet, digest, metrics, tiny_recipe
+from tiny import Killed, TinyNet, digest, killed_after_the_first_epoch, metrics, tiny_recipe
 from torch import Tensor, distributed, nn
 
 import smoothcert as sc
@@ -206,6 +207,15 @@ def test_learning_rate_warm_up(tmp_path: Path, tiny_data: ImageData) -> None:
     assert [round(line["learning_rate"], 9) for line in metrics(tmp_path / "run")] == [0.01, 0.01, 0.1, 0.01]
 
 
+def test_a_long_warm_up_of_the_learning_rate_is_saved(tmp_path: Path, tiny_data: ImageData) -> None:
+    recipe = tiny_recipe(schedule="cosine", learning_rate_warm_up=101, epochs=1000)
+    with pytest.raises(Killed):
+        train(recipe, tiny_data, tmp_path / "run", device="cpu", on_epoch=killed_after_the_first_epoch)
+    state = load_state(tmp_path / "run")
+    assert state is not None
+    assert state.warm_up == 101
+
+
 def test_step_draws_other_noise_for_each_copy_from_its_generator() -> None:
     """Noise of all images of the step, of which a process takes its share, then one uniform number per image."""
     weight, seen = nn.Parameter(torch.ones(4, 3)), []
@@ -244,6 +254,13 @@ def test_meter_averages_the_steps_since_its_restart() -> None:
         mean = sum(losses) / len(losses)
         assert meter.running_means() == (mean, 0.75)
         assert meter.means(Team()) == {"loss": mean, "noisy_accuracy": 0.75, "a": 2 * mean}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e31])
+def test_a_term_that_is_not_finite_leaves_metrics_that_can_be_read(value: float) -> None:
+    meter = Meter(torch.device("cpu"), 1)
+    meter.add(LossTerms(torch.tensor(1.0), {"a": torch.tensor(value), "b": torch.tensor(2.0)}, None), torch.zeros(1))
+    assert meter.means(Team()) == {"loss": 1.0, "b": 2.0}
 
 
 def test_factors_of_the_loss_follow_the_epoch() -> None:
@@ -340,6 +357,13 @@ def test_diverged_weights_are_not_saved(tmp_path: Path, tiny_data: ImageData) ->
     with pytest.raises(WorkError, match="the weights diverged in epoch 0"):
         train(tiny_recipe(learning_rate=1e15), data, tmp_path / "run", device="cpu")
     assert not (tmp_path / "run" / MODEL).exists()
+
+
+def test_a_parameter_without_numbers_is_saved(tmp_path: Path, tiny_data: ImageData) -> None:
+    network = TinyNet(10)
+    network.register_parameter("empty", nn.Parameter(torch.empty(0)))
+    train(tiny_recipe(epochs=1, learning_rate_drops=()), tiny_data, tmp_path / "run", model=network, device="cpu")
+    assert (tmp_path / "run" / MODEL).exists()
 
 
 class Ten(nn.Module):

@@ -204,7 +204,8 @@ def learning_rate(recipe: TrainRecipe, epoch: int, warm_up: int) -> float:
 
 def stop_if_weights_diverged(model: nn.Module, epoch: int, folder: Path) -> None:
     """Refuse to save weights that the last step has ruined, even though its loss was still small."""
-    largest = torch.stack([parameter.detach().abs().max() for parameter in model.parameters()]).max()
+    weights = [parameter.detach() for parameter in model.parameters() if parameter.numel()]
+    largest = torch.stack([weight.abs().max() for weight in weights]).max()
     if not float(largest) < WEIGHTS_DIVERGED:
         raise WorkError(
             f"{folder}: the weights diverged in epoch {epoch} (one is {float(largest):.3g}); {lower_rate(folder)}"

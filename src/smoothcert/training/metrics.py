@@ -178,9 +178,9 @@ class Meter:
         return loss, others[0] if self.names[1:2] == [ACCURACY] else None
 
     def means(self, team: Team) -> dict[str, float]:
-        """Means over the epoch and over all processes."""
+        """Means over the epoch and over all processes; a term that is not finite, or beyond LARGEST, is left out."""
         values = team.mean(self._steps().mean(0)).tolist()
-        return dict(zip(self.names, values, strict=True))
+        return {name: mean for name, mean in zip(self.names, values, strict=True) if abs(mean) <= LARGEST}
 
     def _steps(self) -> Tensor:
         """The values of the steps since `restart`; waits for the device."""

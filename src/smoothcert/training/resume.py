@@ -50,9 +50,9 @@ class State(BaseModel):
     data: str
     """The digest of the training data."""
     provenance: dict[str, Any]
-    warm_up: int = Field(ge=0, le=100)
+    warm_up: int = Field(ge=0)
     """Epochs of learning-rate warm-up, which a dead start changes."""
-    dead_epochs: int = Field(ge=0, le=100)
+    dead_epochs: int = Field(ge=0)
     """Number of epochs with a constant output, among those that decide whether the start was dead."""
     average: dict[str, Tensor] | None = None
     """The moving average of the weights, if the recipe has one."""
