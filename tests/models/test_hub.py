@@ -227,6 +227,16 @@ def test_values_of_processors() -> None:
     torch.testing.assert_close(bytes_, 255 * image)
 
 
+@pytest.mark.parametrize("resample", [0, 2, 3, None])
+def test_scaling_is_that_of_pillow(resample: int | None) -> None:
+    """0 is the nearest pixel, and not an absent setting, which is bilinear."""
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 24, 3), dtype=np.uint8)
+    expected = Image.fromarray(pixels).resize((16, 16), 2 if resample is None else resample)
+    preprocess = Preprocess(Preprocessing.of_processor({**PROCESSOR, "do_normalize": False, "resample": resample}))
+    scaled = preprocess(torch.from_numpy(pixels).permute(2, 0, 1)[None] / 255)[0].permute(1, 2, 0) * 255
+    assert (scaled - torch.from_numpy(np.array(expected))).abs().max() < (0.01 if resample == 0 else 3)
+
+
 def test_timm_settings() -> None:
     """The shorter side becomes size / crop_pct, and the centre is cut out; "squash" scales both sides."""
     fields = {"input_size": (3, 224, 224), "crop_pct": 0.875, "interpolation": "bicubic", "mean": MEAN, "std": STD}

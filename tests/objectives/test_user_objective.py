@@ -25,6 +25,7 @@ from smoothcert.objectives import (
     Gaussian,
     LossTerms,
     Objective,
+    SmoothAdv,
     UnloadedObjective,
     name_in_recipes,
 )
@@ -256,6 +257,24 @@ def test_losses_take_any_objective() -> None:
     batch = (lambda rows: rows @ weight, torch.rand(5, 3), torch.arange(5) % 4)
     single, double = losses.Gaussian(sigma=1.0), losses.Loss(Doubled(), sigma=1.0)
     assert double(*batch, noise=noise) == 2 * single(*batch, noise=noise)
+
+
+class Attacks(Objective):
+    """An objective with the attack of a published one."""
+
+    adversary: Adversary = Adversary(steps=1)
+
+    def loss(self, *arguments: Any) -> LossTerms:
+        return SmoothAdv(num_noise=1, adversary=self.adversary).loss(*arguments)
+
+
+def test_losses_warn_about_an_attack_of_any_objective() -> None:
+    from smoothcert import losses
+
+    model, labels = nn.Linear(3, 4), torch.arange(5) % 4
+    losses.Loss(Attacks(), sigma=1.0)(model, torch.rand(5, 3), labels)
+    with pytest.warns(UserWarning, match="the attack of .*Attacks clips to"):
+        losses.Loss(Attacks(), sigma=1.0)(model, 3 * torch.ones(5, 3), labels)
 
 
 class LateTerm(Gaussian):

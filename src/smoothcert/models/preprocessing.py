@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from smoothcert.errors import RequestError
 
-PILLOW_FILTERS = {0: "nearest", 1: "bicubic", 2: "bilinear", 3: "bicubic", 4: "bilinear", 5: "bilinear"}
+PILLOW_FILTERS = {0: "nearest-exact", 1: "bicubic", 2: "bilinear", 3: "bicubic", 4: "bilinear", 5: "bilinear"}
 """Pillow's number of a filter -> the mode of torch; Lanczos, which torch lacks, becomes bicubic."""
 UNSUPPORTED = ("do_pad", "do_thumbnail", "do_crop_margin", "do_affine_transform", "do_image_splitting", "do_grayscale")
 WARPED_FROM = 384
@@ -57,7 +57,8 @@ class Preprocessing:
                 mean, std = mean, [s * s for s in std]
         # (scale x - shift - mean) / std in one step
         mean, std = [(m + shift) / scale for m in mean], [s / scale for s in std]
-        mode = PILLOW_FILTERS.get(int(fields.get("resample") or 2), "bilinear")
+        resample = fields.get("resample")
+        mode = "bilinear" if resample is None else PILLOW_FILTERS.get(int(resample), "bilinear")
         return cls(tuple(mean), tuple(std), target, crop, mode, bool(fields.get("do_flip_channel_order")))
 
     @classmethod
@@ -67,9 +68,10 @@ class Preprocessing:
         share = fields.get("crop_pct") or 0.875
         larger = (math.floor(height / share), math.floor(width / share))
         whole = fields.get("crop_mode") == "squash" or height != width
-        mode = fields.get("interpolation") if fields.get("interpolation") in ("bilinear", "nearest") else "bicubic"
+        modes = {"bilinear": "bilinear", "nearest": "nearest-exact"}
+        mode = modes.get(fields.get("interpolation", ""), "bicubic")
         size = larger if whole else larger[0]
-        return cls(tuple(fields["mean"]), tuple(fields["std"]), size, (height, width), str(mode))
+        return cls(tuple(fields["mean"]), tuple(fields["std"]), size, (height, width), mode)
 
 
 class Preprocess(nn.Module):
@@ -98,7 +100,7 @@ def _scaled(images: Tensor, steps: Preprocessing) -> Tensor:
         target = (height * target // short, width * target // short)
     if target is None or target == (height, width):
         return images
-    return functional.interpolate(images, target, mode=steps.mode, antialias=steps.mode != "nearest")
+    return functional.interpolate(images, target, mode=steps.mode, antialias=steps.mode != "nearest-exact")
 
 
 def _centre(images: Tensor, crop: tuple[int, int] | None) -> Tensor:

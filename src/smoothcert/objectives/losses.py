@@ -173,7 +173,7 @@ class Loss(nn.Module):
         progress = Progress(self.sigma, *factors, scalar.new_full((), epoch), targets, teacher)
         if not self.clipping_checked:  # once per module: the check waits for the device
             self.clipping_checked = True
-            warn_about_clipping(inputs, self.objective.name)
+            warn_about_clipping(inputs, objectives.name_in_recipes(self.objective))
         if isinstance(model, DistributedDataParallel):
             model = OneSynchronizedPass(model)
         with explained_labels(labels):
