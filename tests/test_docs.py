@@ -93,7 +93,7 @@ def test_the_code_of_the_page_about_losses_runs(tmp_path: Path, monkeypatch: pyt
     assert names["parts"].keys() == {"cross_entropy", "mix"}
     assert not torch.equal(network[1].weight, before)
     (row,) = report(["runs"])
-    assert (row["name"], row["method"], row["n"]) == ("consistency-0", "consistency", 1_000)
+    assert (row["name"], row["method"], row["n"]) == ("consistency-0", "Consistency", 1_000)
 
 
 def test_the_table_of_losses_names_every_hyper_parameter() -> None:

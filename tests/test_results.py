@@ -120,10 +120,10 @@ def test_results_have_all_rows_in_the_published_order(table: str, tmp_path: Path
     [
         ("mnist", 30),
         ("mnist-published-recipe", 4),
-        ("cifar10", 16),
-        ("cifar10-n10000", 23),
+        ("cifar10", 17),
+        ("cifar10-n10000", 26),
         ("mnist-ablations", 30),
-        ("beyond", 15),
+        ("beyond", 18),
     ],
 )
 def test_each_result_has_its_recipe_and_provenance(name: str, runs: int) -> None:
@@ -165,6 +165,7 @@ CIFAR10_OF_THE_README = {
     "Consistency": "cifar10/consistency",
     "SmoothMix + one-step adversary": "cifar10/smoothmix-one-step",
     "Sun et al. (`cifar10/best`)": "beyond/cifar10-sun2024",
+    "[the same, distilled](docs/best-recipe.md#distilled)": "beyond/cifar10-distilled",
     "[three networks as one](docs/best-recipe.md#cifar10best)": "beyond/cifar10-ensemble",
 }
 
@@ -221,7 +222,7 @@ def test_tables_of_corrected_recipes_equal_the_results() -> None:
     lines = table_from(RESULTS / "cifar10/README.md", "| run")[2:]
     for line in lines:
         cells = [cell.strip() for cell in line.split("|")]
-        method, _, seed = cells[1].lower().replace(", one-step adversary", "-one-step").partition(", seed ")
+        method, _, seed = cells[1].lower().replace(", one-step adversary", "-one-step").replace(", m = 4", "-m4").partition(", seed ")
         name = f"{method}-{cells[2]}-seed{seed}" if seed else f"{method}-{cells[2]}"
         assert cells[3] == acr(f"cifar10/{name}")
         if not (RESULTS / "cifar10-n10000" / name).exists():
@@ -280,6 +281,7 @@ CIFAR10_ROWS = {
     "`cifar10/gaussian`": "cifar10/gaussian-0.5",
 }
 CIFAR10_ROWS_1 = {
+    "`cifar10/best`, distilled": "beyond/cifar10-distilled-1.0",
     "ensemble": "beyond/cifar10-ensemble-1.0",
     "`cifar10/best`": "beyond/cifar10-sun2024-1.0",
     "student of two teachers, from random weights": "beyond/cifar10-distilled-scratch-1.0",
@@ -290,7 +292,13 @@ CIFAR10_ROWS_1 = {
     "`cifar10/consistency-cosine`": "beyond/cifar10-consistency-cosine-1.0",
     "`cifar10/gaussian`": "cifar10/gaussian-1.0",
 }
-DISTILLED = {"distilled": "distilled", "from random weights": "distilled-scratch", "`cifar10/best`": "sun2024"}
+DISTILLED = {
+    "distilled": "distilled",
+    "with a higher learning rate": "distilled-high-rate",
+    "from random weights": "distilled-scratch",
+    "`cifar10/best`": "sun2024",
+}
+TEACHERS = {"the two teachers as an ensemble, σ = 0.5": "cifar10-n10000/ensemble-teachers-0.5"}
 DISTILLED_1, DISTILLED_HALF = (
     {f"{title}, σ = {sigma}": f"cifar10-n10000/{run}-{sigma}" for title, run in DISTILLED.items()}
     for sigma in (1.0, 0.5)
@@ -327,7 +335,7 @@ CASCADE = {
     [
         (CIFAR10_ROWS, "cifar10/consistency-0.5", 20, (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5)),
         (CIFAR10_ROWS_1, "cifar10/consistency-1.0", 20, (0, 0.5, 1, 1.5, 2, 2.5, 3)),
-        (DISTILLED_HALF, "cifar10-n10000/sun2024-0.5", 5, (0, 0.5, 1, 1.5)),
+        (TEACHERS | DISTILLED_HALF, "cifar10-n10000/sun2024-0.5", 5, (0, 0.5, 1, 1.5)),
         (DISTILLED_1, "cifar10-n10000/sun2024-1.0", 5, (0, 0.5, 1, 1.5)),
         (ALL_1, SMOOTHMIX_1, 1, (0, 0.5, 1, 1.5)),
         (ALL_HALF, SMOOTHMIX_HALF, 1, (0, 0.5, 1, 1.5)),
@@ -364,7 +372,7 @@ def counted_radii(run: str, skip: int) -> dict[int, float]:
 
 MODELS = {
     "cifar10-best-0.5": "beyond/cifar10-distilled-0.5",
-    "cifar10-best-1.0": "cifar10-n10000/distilled-1.0",
+    "cifar10-best-1.0": "beyond/cifar10-distilled-1.0",
     "mnist-best-0.25": "beyond/mnist-best-0.25",
     "mnist-best-0.5": "beyond/mnist-best-0.5",
     "mnist-best-1.0": "beyond/mnist-best-1.0",
