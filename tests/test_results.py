@@ -222,7 +222,8 @@ def test_tables_of_corrected_recipes_equal_the_results() -> None:
     lines = table_from(RESULTS / "cifar10/README.md", "| run")[2:]
     for line in lines:
         cells = [cell.strip() for cell in line.split("|")]
-        method, _, seed = cells[1].lower().replace(", one-step adversary", "-one-step").replace(", m = 4", "-m4").partition(", seed ")
+        method, _, seed = cells[1].lower().partition(", seed ")
+        method = method.replace(", one-step adversary", "-one-step").replace(", m = 4", "-m4")
         name = f"{method}-{cells[2]}-seed{seed}" if seed else f"{method}-{cells[2]}"
         assert cells[3] == acr(f"cifar10/{name}")
         if not (RESULTS / "cifar10-n10000" / name).exists():
