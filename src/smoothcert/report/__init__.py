@@ -181,16 +181,16 @@ def plot_certificates(file: CertificatesFile, path: str | Path | None) -> "Figur
 
 def certificates_of_run(folder: Path, name: str | None) -> CertificatesFile:
     """The only certificates file of the run, or the one called `name`."""
-    files = dict(find_certificates([folder]))
-    by_stem = {stem(path): path for path in files.values()}
-    if name is not None and name not in by_stem:
-        raise RequestError(f"{folder}: expected certificates among {', '.join(by_stem)}, got {name}")
-    if name is None and len(by_stem) > 1:
+    files = {stem(path): path for _, path in find_certificates([folder])}
+    first, *more = files
+    if name is None and more:
         raise RequestError(
-            f"{folder}: expected one certificates file, got {', '.join(by_stem)}; choose one with "
-            f"read_certificates({next(iter(by_stem))!r})"
+            f"{folder}: expected one certificates file, got {', '.join(files)}; choose one with "
+            f"read_certificates({first!r})"
         )
-    return read_certificates(by_stem[name] if name is not None else next(iter(by_stem.values())))
+    if name is not None and name not in files:
+        raise RequestError(f"{folder}: expected certificates among {', '.join(files)}, got {name}")
+    return read_certificates(files[name or first])
 
 
 class _CallableModule(ModuleType):

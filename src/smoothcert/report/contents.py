@@ -226,40 +226,25 @@ def _read(path: Path) -> CertificatesFile:
 
 def _differences(summary: Summary, whole: CertificatesFile) -> list[str]:
     """What tells the numbers of a run from those of a usual one; `whole` is its file with all images."""
-    fewer = summary.images < len(whole.rows)
-    images, are = counted(summary.images, "image"), "is" if summary.images == 1 else "are"
-    cut = [f"only the {images} that all runs of the same σ have {are} counted"] if fewer else []
-    return [*_trained_on_these(summary), *_trained_otherwise(summary), *_incomplete(whole), *cut]
-
-
-def _trained_on_these(summary: Summary) -> list[str]:
-    """Whether the run was trained on the images that were certified: data without a split."""
-    trained_on = summary.recipe.get("dataset")
-    if summary.split == UNSPLIT and summary.dataset and trained_on:
+    settings, recipe, differences = summary.file.settings, summary.recipe, []
+    if summary.split == UNSPLIT and summary.dataset and recipe.get("dataset"):
         with suppress(RequestError):  # a path with ~NAME, and no such user on this machine
-            if same_data(summary.dataset, str(trained_on)):
-                return ["certified on images that it was trained on: new images may do worse"]
-    return []
-
-
-def _incomplete(file: CertificatesFile) -> list[str]:
-    """What an interrupted or partly merged file lacks: the images that it has may be those of a few classes."""
-    merged = file.provenance.get("incomplete")
-    missing = "; ".join(map(str, merged)) if isinstance(merged, list) else missing_rows(replace(file, torn=False))
-    return [f"incomplete: {one_line(missing)[:200]}"] if missing else []
-
-
-def _trained_otherwise(summary: Summary) -> list[str]:
-    """How the noise of the certificates differs from that of training: a network may be poor under other noise."""
-    settings, recipe = summary.file.settings, summary.recipe
+            if same_data(summary.dataset, str(recipe["dataset"])):
+                differences.append("certified on images that it was trained on: new images may do worse")
     trained, certified = settings.get("training_sigma"), settings.get("sigma")
-    differences = []
     if None not in (trained, certified) and trained != certified:
         differences.append(f"certified with sigma {certified}, trained with sigma {trained}")
-    if recipe and certified is not None:
-        trained_noise, noise = (fields.get("noise") or "gaussian" for fields in (recipe, settings))
-        if trained_noise != noise:
-            differences.append(f"certified with {noise} noise, trained with {trained_noise} noise")
+    trained_noise, noise = (fields.get("noise") or "gaussian" for fields in (recipe, settings))
+    if recipe and certified is not None and trained_noise != noise:
+        differences.append(f"certified with {noise} noise, trained with {trained_noise} noise")
+    # The images of an interrupted or partly merged file may be those of a few classes.
+    merged = whole.provenance.get("incomplete")
+    missing = "; ".join(map(str, merged)) if isinstance(merged, list) else missing_rows(replace(whole, torn=False))
+    if missing:
+        differences.append(f"incomplete: {one_line(missing)[:200]}")
+    if summary.images < len(whole.rows):
+        images, are = counted(summary.images, "image"), "is" if summary.images == 1 else "are"
+        differences.append(f"only the {images} that all runs of the same σ have {are} counted")
     return differences
 
 
