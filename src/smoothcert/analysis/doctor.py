@@ -136,7 +136,8 @@ def doctor(
     seconds = (time.perf_counter() - started) / len(inputs)
     generator = torch.Generator(device).manual_seed(seed)
     noise = kind(1.0).sample(inputs.shape, generator)
-    noisy = _noisy_classes(examined, sigma, noise)
+    levels = sorted({*SIGMAS, sigma, *([sigma / 255] if sigma > 2 else [])})  # it may be meant for pixels in 0..255
+    noisy = {level: examined.logits(examined.images + level * noise).argmax(1) for level in levels}
     right = {level: classes == examined.labels for level, classes in noisy.items()}
     accuracies = {level: float(correct.double().mean()) for level, correct in right.items()}
     measured = NoiseAccuracy.of(examined.labels, clean, noisy[sigma], examined.outputs)
@@ -192,12 +193,6 @@ def _findings(
             )
         )
     return found
-
-
-def _noisy_classes(examined: Examined, sigma: float, noise: Tensor) -> dict[float, Tensor]:
-    """Sigma -> the classes of one noisy copy of each image; sigma in units of 0..255 if it is large."""
-    levels = sorted({*SIGMAS, sigma, *([sigma / 255] if sigma > 2 else [])})
-    return {level: examined.logits(examined.images + level * noise).argmax(1) for level in levels}
 
 
 def _outputs(classifier: Classifier, images: Tensor, labels: Tensor, name: str) -> int:

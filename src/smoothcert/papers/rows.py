@@ -67,28 +67,19 @@ OTHER_PAPER = {
 OTHER_FORM = "lambda KL + H / 2, of which the paper prints the numbers here; its text has lambda (KL + H)"
 ATTACK_UNKNOWN = "the paper does not give the attack (epsilon, number of noises) of this row"
 
-# Fields in which a run may differ from the paper and still reproduce a row; the seed is not reported.
-DIFFERENCES = {
+WORDS = {
     "dataset": "data",
-    "image_size": "image size",
     "model": "network",
-    "sigma": "sigma",
-    "noise": "noise",
-    "epochs": "epochs",
-    "batch_size": "batch size",
-    "learning_rate": "learning rate",
     "learning_rate_drops": "learning-rate drops",
     "learning_rate_warm_up": "epochs of learning-rate warm-up",
-    "momentum": "momentum",
     "nesterov": "Nesterov momentum",
-    "weight_decay": "weight decay",
-    "optimizer": "optimizer",
     "schedule": "learning-rate schedule",
     "ema": "moving average of the weights",
     "teacher_votes": "votes of the teacher",
 }
-UNCOMPARED = ("teacher.seed", "teacher.precision")
-"""Settings of a teacher that may differ from the paper's, as those of the run itself may."""
+"""Fields of a recipe whose name in a difference from the paper is not the field's, with spaces."""
+UNCOMPARED = ("seed", "precision", "objective", "sampler", "teacher", "teacher.seed", "teacher.precision")
+"""Fields that may differ from the paper's, or are compared in another way."""
 
 
 @dataclass(frozen=True)
@@ -274,11 +265,12 @@ def _names(table: str) -> tuple[str, ...]:
 def differences_from(paper: TrainRecipe, recipe: TrainRecipe) -> list[str]:
     """Return the differences of `recipe` from the paper's, such as "epochs 2, the paper's 90"."""
     before, now = paper.model_dump(mode="json"), recipe.model_dump(mode="json")
-    pairs = [(word, now[field], before[field]) for field, word in DIFFERENCES.items()]
+    names = [name for name in now if name not in UNCOMPARED]
+    pairs = [(WORDS.get(name, name.replace("_", " ")), now[name], before[name]) for name in names]
     pairs += [("sampler", _sampler_text(now["sampler"]), _sampler_text(before["sampler"]))]
     teachers = [flattened(fields["teacher"] or {}, "teacher.") for fields in (now, before)]
-    names = dict.fromkeys(name for teacher in teachers for name in teacher if name not in UNCOMPARED)
-    pairs += [(name, teachers[0].get(name), teachers[1].get(name)) for name in names]
+    keys = dict.fromkeys(key for teacher in teachers for key in teacher if key not in UNCOMPARED)
+    pairs += [(key, teachers[0].get(key), teachers[1].get(key)) for key in keys]
     before, now = flattened(before["objective"]), flattened(now["objective"])
     pairs += [(field, now.get(field), before.get(field)) for field in dict.fromkeys((*now, *before))]
     return [f"{word} {ours}, the paper's {theirs}" for word, ours, theirs in pairs if ours != theirs]

@@ -97,7 +97,7 @@ def _chosen(content: Layout, keys: Sequence[str] = ()) -> Layout:
     """`content` with the columns `keys`, or the usual ones without keys; sigma always comes first, and the name of the
     run follows unless `keys` place it or the method."""
     if not keys:
-        return content.for_reading().without(_NOT_IN_PAPERS)
+        return content.for_reading(_NOT_IN_PAPERS)
     known = [column.key for column in content.columns]
     for key in keys:
         if key not in known:

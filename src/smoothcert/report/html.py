@@ -16,7 +16,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from smoothcert import __version__
-from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.io.text import flattened, one_line, printable
 from smoothcert.report.contents import Contents
 from smoothcert.report.figures import FIGURES
@@ -114,23 +113,16 @@ def _shown(content: Layout) -> dict[str, Any]:
 
 def _provenance(summary: Summary) -> dict[str, Any]:
     """What the files of the run record about its training and certification."""
-    file = summary.file
+    file, path = summary.file, recipe_of_certificates(summary.file.path)
+    # It was read before: a file that is too large for a recipe is refused.
+    lines = None if path is None else path.read_text(encoding="utf-8", errors="replace").splitlines()
     return {
         "name": summary.name,
         "line": summary.in_words,
-        "recipe": _recipe(file),
+        "recipe": None if lines is None else "\n".join(map(printable, lines)),
         "settings": _texts(file.settings),
         "provenance": _texts(file.provenance),
     }
-
-
-def _recipe(file: CertificatesFile) -> str | None:
-    """The text of the recipe of the run that `file` belongs to; None without one."""
-    path = recipe_of_certificates(file.path)
-    if path is None:
-        return None
-    # It was read before: a file that is too large for a recipe is refused.
-    return "\n".join(map(printable, path.read_text(encoding="utf-8", errors="replace").splitlines()))
 
 
 def _texts(fields: Mapping[str, Any]) -> dict[str, str]:

@@ -94,13 +94,9 @@ class Layout:
         groups = tuple(tuple(tuple(row[i] for i in kept) for row in group) for group in self.groups)
         return Layout(tuple(self.columns[i] for i in kept), groups)
 
-    def without(self, keys: Collection[str]) -> "Layout":
-        """All columns but those with these keys."""
-        return self.only([i for i, column in enumerate(self.columns) if column.key not in keys])
-
-    def for_reading(self) -> "Layout":
-        """Without the columns that only programs need."""
-        return self.only([i for i, column in enumerate(self.columns) if not column.csv_only])
+    def for_reading(self, without: Collection[str] = ()) -> "Layout":
+        """Without the columns that only programs need, and those with the keys `without`."""
+        return self.only([i for i, c in enumerate(self.columns) if not c.csv_only and c.key not in without])
 
     def fitting(self, width: int) -> "Layout":
         """At most `width` wide on a terminal: without the columns to be left out, then with every second, third, ...

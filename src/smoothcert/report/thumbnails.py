@@ -78,12 +78,8 @@ def _chosen(dataset: str, split: Split, folder: Path, indices: Sequence[int]) ->
         stored = cifar10.read(split, folder)
     else:
         return [], None
-    known = _known(indices, len(stored.labels))
+    known = [index for index in indices if 0 <= index < len(stored.labels)]
     return known, stored._replace(images=stored.images[known], labels=stored.labels[known])
-
-
-def _known(indices: Sequence[int], size: int) -> list[int]:
-    return [index for index in indices if 0 <= index < size]
 
 
 def _chosen_with_torch(
@@ -102,7 +98,7 @@ def _chosen_with_torch(
         return [], None
     else:
         data = _own_folder(Path(path), split) if kind == "folder" else load_npz(Path(path), split)
-    known = _known(indices, len(data))
+    known = [index for index in indices if 0 <= index < len(data)]
     images, labels = data.batch(torch.tensor(known, dtype=torch.int64))
     pixels = (images * 255).round().to(torch.uint8).numpy()
     return known, StoredImages(pixels, labels.numpy(), data.name, data.class_names or ())
