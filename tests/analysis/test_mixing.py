@@ -90,8 +90,8 @@ def test_progress_counts_the_images_of_each_run(half_spaces: Subjects, monkeypat
 
 
 def test_median_counts_images_that_never_change() -> None:
-    assert Ratios("a", np.asarray([0.0, 0.2, np.inf]), np.ones(3), "a").median == 0.2
-    assert np.isinf(Ratios("a", np.asarray([0.2, np.inf, np.inf]), np.ones(3), "a").median)
+    assert Ratios("a", np.asarray([0.0, 0.2, np.inf]), np.ones(3)).median == 0.2
+    assert np.isinf(Ratios("a", np.asarray([0.2, np.inf, np.inf]), np.ones(3)).median)
 
 
 def test_csv_and_figure(mixing: Mixing) -> None:

@@ -21,6 +21,7 @@ from smoothcert.objectives import SmoothMix
 from smoothcert.papers.presets import PRESETS, preset
 from smoothcert.report.locate import distinct_names
 from smoothcert.report.names import NamedRun, dataset_name, labels_of, shared_network
+from smoothcert.report.style import plain
 from smoothcert.smoothing.votes import Stage, block_keys, default_batch_size
 from smoothcert.training.checkpoint import Run, load_run
 
@@ -58,8 +59,13 @@ class Subjects:
 
     @property
     def title(self) -> str:
-        """The data set and the network, as in "MNIST, LeNet"."""
-        return ", ".join([dataset_name(self.data.name), *([self.network] if self.network else [])])
+        """The data set and the network for the title of a figure, as in "MNIST, LeNet"."""
+        return plain(", ".join(filter(None, (dataset_name(self.data.name), self.network))))
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Name of a run -> its label in figures."""
+        return {run.name: plain(run.label) for run in self.runs}
 
     def images(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Test images [k, c, h, w] and their labels [k], on the device."""

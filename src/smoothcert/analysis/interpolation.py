@@ -29,7 +29,6 @@ from smoothcert.report.style import (
     TITLE_SIZE,
     legend_below,
     new_figure,
-    plain,
     quiet_axes,
 )
 
@@ -52,19 +51,15 @@ class Line:
     """Share of the noises under which a class is chosen, [ratios, classes]."""
     strip: Floats
     """SHOWN evenly spaced images of the line, [SHOWN, c, h, w] in [0, 1], without noise."""
-    label: str
-    """In the figure."""
 
 
 @dataclass(frozen=True)
 class Interpolation:
     """Confidences between an image and its adversarial examples, one for each run."""
 
-    dataset: str
-    """With the network, as titles name it."""
+    subjects: Subjects
     index: int
     label: int
-    sigma: float
     ratios: Floats
     lines: tuple[Line, ...]
     num_noise: int
@@ -111,8 +106,7 @@ def interpolate(
         lines.append(_line(subjects, run, index, attack, ratios, num_noise, seed))
         on_progress(len(lines))
     grid = ratios.double().cpu().numpy()
-    sigma = subjects.noise.sigma
-    return Interpolation(subjects.title, index, int(labels[0]), sigma, grid, tuple(lines), num_noise)
+    return Interpolation(subjects, index, int(labels[0]), grid, tuple(lines), num_noise)
 
 
 def _line(
@@ -145,7 +139,6 @@ def _line(
         confidence=means.numpy(),
         votes=torch.cat(votes).cpu().numpy(),
         strip=shown.double().cpu().numpy(),
-        label=run.label,
     )
 
 
@@ -168,10 +161,9 @@ def draw_interpolation(interpolation: Interpolation, *, votes: bool = False) -> 
 
     A third class that is ahead of both somewhere is drawn thin. With `votes`, dotted lines show the share of votes.
     """
-    lines = interpolation.lines
+    lines, subjects = interpolation.lines, interpolation.subjects
     figure = new_figure(5.4, 0.5 + 3.6 * len(lines))
-    dataset = plain(interpolation.dataset)
-    title = f"{dataset}, test image {interpolation.index}, σ = {interpolation.sigma:g}"
+    title = f"{subjects.title}, test image {interpolation.index}, σ = {subjects.noise.sigma:g}"
     figure.suptitle(title, fontsize=TITLE_SIZE)
     for part, line in zip(figure.subfigures(len(lines), 1, squeeze=False).ravel(), lines, strict=True):
         curve, strip, added = part.subplots(3, 1, gridspec_kw={"height_ratios": [3.6, 1, 1]})
@@ -210,7 +202,7 @@ def _draw_curves(axes: Axes, whole: Interpolation, line: Line, votes: bool) -> N
     axes.set_yticks(np.linspace(0, 1, 6))
     axes.set_ylabel("smoothed confidence (dotted: votes)" if votes else "smoothed confidence")
     axes.set_xlabel(f"mixing ratio (0: the image; 1: adversarial example, L2 distance {line.distance:.2f})")
-    axes.set_title(plain(line.label), fontsize=TITLE_SIZE, loc="left")
+    axes.set_title(whole.subjects.labels[line.run], fontsize=TITLE_SIZE, loc="left")
 
 
 def _draw_class(axes: Axes, whole: Interpolation, line: Line, c: int, name: str, colour: str, style: Any) -> None:

@@ -1,6 +1,5 @@
 """Log-probability margins of one image under noise (figure 1 of https://arxiv.org/abs/2006.04062)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,15 +22,11 @@ BINS = 60
 class Margins:
     """log F_y(x + delta) - max_{c != y} log F_c(x + delta) at one image x with label y."""
 
-    dataset: str
-    """With the network, as titles name it."""
+    subjects: Subjects
     index: int
     label: int
-    sigma: float
     values: dict[str, Floats]
     """Run -> one margin per noise, float64 [n]; the i-th noise is the same for all runs."""
-    labels: Mapping[str, str]
-    """Run -> its label in the figure."""
 
     def share_below_zero(self, run: str) -> float:
         """The fraction of noises under which the run's network does not choose the label."""
@@ -64,8 +59,7 @@ def margins_under_noise(subjects: Subjects, index: int, n: int = 10_000, seed: i
             with evaluating(run.classifier):
                 margins[run.name].append(margins_of(logits_of(run.classifier(noisy)).double(), label).cpu())
     values = {name: torch.cat(parts).numpy() for name, parts in margins.items()}
-    shown = {run.name: run.label for run in subjects.runs}
-    return Margins(subjects.title, index, label, subjects.noise.sigma, values, shown)
+    return Margins(subjects, index, label, values)
 
 
 def margins_csv(margins: Margins) -> str:
@@ -76,8 +70,8 @@ def margins_csv(margins: Margins) -> str:
 
 def draw_margins(margins: Margins) -> Figure:
     """Histograms on common bins, the misclassified side shaded, each label with its share below 0."""
-    image = f"{plain(margins.dataset)}, test image {margins.index} (class {margins.label})"
-    title = f"{image}, σ = {margins.sigma:g}"
+    subjects, labels = margins.subjects, margins.subjects.labels
+    title = f"{subjects.title}, test image {margins.index} (class {margins.label}), σ = {subjects.noise.sigma:g}"
     x = "log-probability of the label minus that of the best other class"
     figure, axes = one_panel(5.2, 3.2, title, x, "share of noises (%)")
     everything = np.concatenate(list(margins.values.values()))
@@ -87,8 +81,7 @@ def draw_margins(margins: Margins) -> Figure:
     edges = width * np.arange(np.floor(min(low, 0.0) / width) - 1, np.ceil(max(high, 0.0) / width) + 2)
     axes.axvspan(edges[0], 0, color=PALE, zorder=0, linewidth=0)
     axes.axvline(0, color=GREY, linewidth=0.8)
-    labels = {run: plain(margins.labels[run]) for run in margins.values}
-    looks = looks_of(labels.values())
+    looks = looks_of(labels[run] for run in margins.values)
     for run, values in margins.values.items():
         look = looks[labels[run]]
         counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)

@@ -41,8 +41,6 @@ class Ratios:
     """0 if the image is misclassified, infinite if the adversarial example is still classified correctly."""
     distance: Floats
     """L2 norm of adversarial - x."""
-    label: str
-    """In the figure."""
 
     @property
     def wrong_from_the_start(self) -> float:
@@ -62,9 +60,7 @@ class Ratios:
 class Mixing:
     """Equal-confidence mixing ratios of several runs on the same images."""
 
-    dataset: str
-    """With the network, as titles name it."""
-    sigma: float
+    subjects: Subjects
     indices: tuple[int, ...]
     runs: tuple[Ratios, ...]
 
@@ -118,8 +114,8 @@ def mixing_ratios(
             parts.append(_of_images(subjects, run, part, attack, num_noise, seed))
             on_progress(run.name, sum(len(ratio) for ratio, _ in parts))
         ratio, distance = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        results.append(Ratios(run.name, ratio, distance, run.label))
-    return Mixing(subjects.title, subjects.noise.sigma, tuple(indices), tuple(results))
+        results.append(Ratios(run.name, ratio, distance))
+    return Mixing(subjects, tuple(indices), tuple(results))
 
 
 def _of_images(
@@ -155,10 +151,10 @@ def draw_mixing(mixing: Mixing) -> Figure:
     """The share of images whose prediction is wrong at or before each ratio: from the error rate to all but those that
     are right at every ratio."""
     images = f"{len(mixing.indices):,} test images"
-    title = f"{plain(mixing.dataset)}, {images}, σ = {mixing.sigma:g} (lower is better)"
+    title = f"{mixing.subjects.title}, {images}, σ = {mixing.subjects.noise.sigma:g} (lower is better)"
     x, y = "mixing ratio toward the adversarial example", "wrong prediction (% of images)"
     figure, axes = one_panel(5.4, 3.3, title, x, y)
-    labels = {run.run: plain(run.label) for run in mixing.runs}
+    labels = mixing.subjects.labels
     looks = looks_of(labels.values())
     for run in mixing.runs:
         ratios = np.sort(run.ratio[np.isfinite(run.ratio)])
