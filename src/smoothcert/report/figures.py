@@ -82,5 +82,4 @@ def _shown_in(figure: "Figure") -> Iterator[str]:
 
 
 def _points(values: object) -> str:
-    numbers = np.asarray(values, dtype=np.float64).ravel().tolist()
-    return " ".join(f"{number + 0.0:.{DIGITS}g}" for number in numbers)
+    return " ".join(f"{number + 0.0:.{DIGITS}g}" for number in np.asarray(values, dtype=np.float64).ravel().tolist())

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from smoothcert.report.layout import UNKNOWN, Column, Layout, Value, decimals_needed, layout_of
 from smoothcert.report.paired import Comparison, Difference, PairedRun
 from smoothcert.report.protocol import class_name, class_names_of
@@ -31,14 +33,20 @@ def further_tables(comparisons: Sequence[Comparison]) -> list[FurtherTable]:
 
 
 def constant_sentences(comparisons: Sequence[Comparison]) -> list[str]:
-    """What the classifier that always answers one class reaches: the least that a result must exceed."""
+    """What the classifier that always answers the most frequent class reaches: the least that a result must exceed.
+
+    All its votes agree, so each image of that class has the largest radius that n can show.
+    """
     acrs: dict[tuple[str, float], list[str]] = {}
     for comparison in comparisons:
-        constant, first = comparison.constant, comparison.first
-        texts = acrs.setdefault((first.class_name(constant.label), constant.share), [])
-        if constant.acr is not None and first.sigma is not None:
+        first = comparison.first
+        labels, counts = np.unique(first.outcomes.label, return_counts=True)
+        share = float(counts.max() / counts.sum())
+        texts = acrs.setdefault((first.class_name(int(labels[counts.argmax()])), share), [])
+        ceilings = [run.ceiling for run in comparison.runs if run.ceiling is not None]
+        if ceilings and first.sigma is not None:
             apart = f" ({first.apart})" if first.apart else ""
-            texts.append(f"ACR {constant.acr:.3f} at σ = {first.sigma:g}{apart}")
+            texts.append(f"ACR {share * max(ceilings):.3f} at σ = {first.sigma:g}{apart}")
     return [
         f"For comparison: a classifier that always answers class {name} has certified accuracy {100 * share:.1f}% at "
         f"every radius that n can show{'; ' if texts else ''}{', '.join(dict.fromkeys(texts))}."

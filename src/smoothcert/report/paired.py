@@ -66,17 +66,6 @@ class Best:
 
 
 @dataclass(frozen=True)
-class Constant:
-    """The classifier that always answers the most frequent label: every vote agrees, so it has the largest radius."""
-
-    label: int
-    share: float
-    """Its certified accuracy at every radius that n can show."""
-    acr: float | None
-    """share * ceiling; None if the ceiling is not known."""
-
-
-@dataclass(frozen=True)
 class Comparison:
     """The runs of one sigma, data set and norm."""
 
@@ -89,7 +78,6 @@ class Comparison:
     """Of the other runs, in order."""
     best: tuple[Best, ...]
     """ACR first, then the radii, without those at which all runs have 0. Empty if the runs are not ranked."""
-    constant: Constant
 
     @property
     def first(self) -> Summary:
@@ -155,12 +143,12 @@ def _compared(group: list[Summary], reference: str | None) -> Comparison:
     """The comparison of one group; one that has obstacles, or a single run, has neither a reference nor a best run."""
     reasons = tuple(obstacles(group))
     if reasons or len(group) < 2:
-        return Comparison(tuple(group), reasons, None, (), (), _constant(group))
+        return Comparison(tuple(group), reasons, None, (), ())
     named = [summary for summary in group if summary.name == reference]
     gaussian = [summary for summary in group if summary.method == "gaussian"]
     chosen = (named or gaussian or group)[0]
     paired = tuple(_paired(summary, chosen) for summary in group if summary is not chosen)
-    return Comparison(tuple(group), reasons, chosen.name, paired, tuple(_bests(group)), _constant(group))
+    return Comparison(tuple(group), reasons, chosen.name, paired, tuple(_bests(group)))
 
 
 def difference_of(values: Floats) -> Difference:
@@ -200,12 +188,3 @@ def _best(group: Sequence[Summary], radius: float | None, values: Floats) -> Bes
     lead = difference_of(values[first] - values[second])
     established = all(difference.significant for difference in leads)
     return Best(radius, group[first].name, group[second].name, lead, established)
-
-
-def _constant(group: Sequence[Summary]) -> Constant:
-    """On the images of the first run; the ceiling is the largest of the group."""
-    labels, counts = np.unique(group[0].outcomes.label, return_counts=True)
-    most = int(counts.argmax())
-    share = float(counts[most] / counts.sum())
-    ceilings = [summary.ceiling for summary in group if summary.ceiling is not None]
-    return Constant(int(labels[most]), share, share * max(ceilings) if ceilings else None)
