@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,16 @@ def test_the_printed_command_adapts_a_network_with_batch_norm(workplace: Path, r
     variance = float(load_file("adapted.safetensors")["0.running_var"])
     assert variance == pytest.approx(0.15**2 + 0.25, rel=0.05)  # of two shades, and of the noise
     assert "smoothcert adapt" not in run_cli("doctor", *ONE_PIXEL, "--sigma", 0.5)[1]
+
+
+def test_proposed_commands_are_about_the_images_that_were_examined(trained_run: Path) -> None:
+    """Data that only the run names are left out, except where a new run is trained on them."""
+    run, request = load_run(trained_run), DoctorOptions(run=trained_run, sigma=0.25)
+    assert "--dataset" not in request.certification()
+    assert "--dataset mnist-sample " in request.fine_tuning(run)
+    request = replace(request, dataset="folder:photographs", image_size=28)
+    for command in (request.certification(), request.fine_tuning(run), request.denoiser(run)):
+        assert "--dataset folder:photographs --image-size 28" in command
 
 
 def test_fine_tuning_on_few_images_helps_under_noise_and_keeps_the_clean_accuracy(

@@ -53,7 +53,7 @@ def adapt(
         network = as_module(built, str(model), "--model")
         about = adapt_batch_norm(network.to(torch_device), images.to(torch_device), sigma)
         write_tensors(out, network.state_dict(), {CHANGE: dict(about)})
-        words = ["--model", model, "--init", out, *request.data_words(), "--sigma", sigma]
+        words = ["--model", model, "--init", out, *request.words(), "--sigma", sigma]
         onwards = command_line("certify", *words, "--out", out.with_suffix(""))
     console.print(f"adapted to {about['images']:,} images at sigma {about['sigma']:g}: {out}", soft_wrap=True)
     console.print(f"it is another network than before; next: {onwards}", soft_wrap=True)

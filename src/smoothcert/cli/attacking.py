@@ -108,7 +108,7 @@ def attack(
         )
     if elsewhere is not None:
         elsewhere.recipe.save(folder / RECIPE)  # which reports read
-    words = [*folders, *request.network_words(), *request.data_words()]
+    words = [*folders, *request.network_words(), *request.words()]
     words += [*optional("--sigma", sigma if folders else recipe.sigma), *optional("--out", out)]
     done = result_files(folder / CERTIFICATES)
     onwards = command_line("report", folder) if done else command_line("certify", *words)

@@ -36,12 +36,10 @@ class DoctorOptions(NetworkOptions):
     run: Annotated[Path | None, typer.Argument(help="Run folder.", show_default=False)] = None
     sigma: Annotated[float | None, typer.Option(help=NOISE_LEVEL, show_default="the run's, or 0.25")] = None
 
-    def completed(self, run: "Run | None") -> "DoctorOptions":
-        """Return the request with the settings of the run where it has none."""
+    def training_words(self, run: "Run | None") -> list[object]:
+        """Return the data set, by default that of the run, and how its images are read, as words of a command line."""
         dataset, image_size = self.chosen_data(run)
-        usual = 0.25 if run is None else run.recipe.sigma
-        sigma = usual if self.sigma is None else self.sigma
-        return replace(self, dataset=dataset, image_size=image_size, sigma=sigma)
+        return replace(self, dataset=dataset, image_size=image_size).words()
 
     @property
     def _folder(self) -> Path:
@@ -50,7 +48,7 @@ class DoctorOptions(NetworkOptions):
     def fine_tuning(self, run: "Run | None") -> str:
         """Return the command that trains the network under noise, from its weights, with the default recipe."""
         network = self.network if run is None else run.recipe.model
-        words = [*self.data_words(), "--method", "consistency", *optional("--model", network)]
+        words = [*self.training_words(run), "--method", "consistency", *optional("--model", network)]
         words += [*optional("--init", self.init or self.run), "--sigma", self.sigma]
         out = self._folder.with_name(f"{self._folder.name}-consistency-{self.sigma:g}")
         return command_line("train", *words, "--out", out)
@@ -62,14 +60,13 @@ class DoctorOptions(NetworkOptions):
         named: object = self.network
         if run is not None:
             named = None if is_code(run.recipe.model) else self.run
-        words = [*self.data_words(), "--sigma", f"{self.sigma:g}", *optional("--classifier", named)]
+        words = [*self.training_words(run), "--sigma", f"{self.sigma:g}", *optional("--classifier", named)]
         return command_line(
             "train-denoiser", *words, *optional("--classifier-init", self.init), "--out", "runs/denoiser"
         )
 
     def _words(self) -> list[object]:
-        run, data = ([], self.data_words()) if self.run is None else ([self.run], self.words())
-        return [*run, *self.network_words(), *data, "--sigma", f"{self.sigma:g}"]
+        return [*([self.run] if self.run else []), *self.network_words(), *self.words(), "--sigma", f"{self.sigma:g}"]
 
     def adaptation(self, network: "Classifier") -> str | None:
         """Return the command that gives batch norm the statistics of noisy images; None for a network without it."""
@@ -106,7 +103,8 @@ def doctor(
     from smoothcert.training.checkpoint import load_run
 
     loaded = load_run(run, model) if run is not None else None
-    request = request.completed(loaded)
+    usual = 0.25 if loaded is None else loaded.recipe.sigma
+    request = replace(request, sigma=usual if request.sigma is None else request.sigma)
     CertifySettings(sigma=request.sigma)  # refuses a wrong noise level before anything is loaded
     folder = out if out is not None else run / "doctor" if run is not None else Path("doctor")
     output = Output(folder, "doctor", ["png"]).check()

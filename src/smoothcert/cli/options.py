@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 import typer
 from rich.table import Column, Table
 
-from smoothcert.data.datasets import is_data_code, refuse_data_code
+from smoothcert.data.datasets import refuse_data_code
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import parse_count, printable
@@ -254,10 +254,6 @@ class NetworkOptions(ImageOptions):
         return [*optional("--hub", self.hub), *optional("--model", self.model), *optional("--init", self.init)]
 
     def words(self) -> list[object]:
-        """Return what a command for a run needs to read its images: with the data set if that is code, to allow it."""
-        return [*optional("--dataset", self.dataset if is_data_code(self.dataset or "") else None), *super().words()]
-
-    def data_words(self) -> list[object]:
         """Return the data set and how its images are read, as words of a command line."""
         return [*optional("--dataset", self.dataset), *optional("--image-size", self.image_size), *super().words()]
 
