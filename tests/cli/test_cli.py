@@ -134,10 +134,17 @@ def test_a_wrong_run_folder_gets_a_hint(
     assert "give one of the runs in it, such as runs/gaussian, runs/smoothmix\n" in run_cli("certify", ".")[2]
 
 
+UNREADABLE = ("--dataset", f"npz:{__file__}", "--sigma", 0.5)
+"""Data that fail when they are read: other faults of a request are reported first."""
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["certify", "nowhere"], "nowhere: no such run folder"),
+        (["certify", "net.py:build"], "no such run folder; a network of your own is --model net.py:build"),
+        (["train", *UNREADABLE, "--method", "gausian"], "unknown method gausian; did you mean gaussian"),
+        (["train", *UNREADABLE, "--method", "gaussian", "--arch", "lenett"], "got lenett; did you mean lenet"),
         (["certify", "."], ".: expected a run folder, got one without recipe.yaml and model.safetensors"),
         (["train", "--out", "x"], "give --preset NAME, --recipe FILE, or --dataset NAME --method NAME --sigma S"),
         (["train", "--dataset", "mnist-sample", "--sigma", 0.5], "--method NAME: missing"),

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,7 +30,8 @@ class RecipeOptions:
     recipe: Annotated[Path | None, typer.Option(help="A recipe file (YAML), instead of a preset.")] = None
     dataset: Annotated[str | None, typer.Option(help=DATASET, show_default="the recipe's")] = None
     model: Annotated[
-        str | None, typer.Option(help="A network, or your own: package.module:function or FILE.py:function.")
+        str | None,
+        typer.Option("--model", "--arch", help="A network, or your own: package.module:function or FILE.py:function."),
     ] = None
     objective: Annotated[
         str | None,
@@ -115,9 +116,16 @@ def recipe_for_data(
         if value is None:
             raise RequestError(f"{option}: missing; without a preset it must be given with --dataset {options.dataset}")
     check_dataset(options.dataset)
+    from smoothcert.models import check_name
     from smoothcert.report.progress import print_note
     from smoothcert.training.default_recipe import default_recipe, describe_choices
+    from smoothcert.training.recipe import TrainRecipe
 
+    # A wrong method, noise level or network is refused before images are downloaded or read.
+    given: dict[str, Any] = {"dataset": options.dataset, "sigma": sigma, "objective": options.objective}
+    TrainRecipe(model=options.model or "", **given)
+    if options.model is not None:
+        check_name(options.model)
     images = load(options.dataset, "train", image_size)
     recipe = default_recipe(
         *(images, options.dataset, sigma, str(options.objective)),  # type: ignore[arg-type]
