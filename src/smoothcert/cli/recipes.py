@@ -74,21 +74,18 @@ def choose_recipe(
     file = options.recipe
     if options.preset is not None and file is not None:
         raise RequestError("give --preset or --recipe, not both")
-    named = {"objective": options.objective, "dataset": options.dataset, "image_size": image_size}
-    named |= {"epochs": options.epochs, "model": options.model}
+    named: dict[str, Any] = {"objective": options.objective, "dataset": options.dataset, "image_size": image_size}
+    named |= {"epochs": options.epochs, "model": options.model, "sigma": sigma}
     if options.preset is not None:
-        chosen = find_preset(options.preset, sigma)
+        chosen = find_preset(options.preset, named.pop("sigma"))
     elif file is None:
         chosen, named = recipe_for_data(options, sigma, image_size, load, trained), {}
     else:
         chosen = load_run_recipe(file) if continued else load_train_recipe(file)
-    given = {key: value for key, value in named.items() if value is not None and key != "model"}
-    overrides = [f"{key}={json.dumps(value)}" for key, value in given.items()]  # JSON is YAML: a path may contain " #"
-    overrides += changes if sigma is None or options.preset is not None else [f"sigma={sigma}", *changes]
-    overrides += [f"model={options.model}"] if named.get("model") is not None else []
-    final = with_overrides(chosen, overrides)
+    # JSON is YAML: a path may contain " #".
+    overrides = [*(f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None), *changes]
+    final, changed = with_overrides(chosen, overrides), {text.partition("=")[0] for text in overrides}
     check_dataset(final.dataset)
-    changed = {text.partition("=")[0] for text in overrides}
     if file is not None and "dataset" not in changed:
         refuse_data_code(file, final.dataset)
     if file is not None and not changed & {"objective", "objective.name"}:
@@ -98,7 +95,7 @@ def choose_recipe(
     from smoothcert.training.checkpoint import refuse_code
 
     check_name(final.model)  # before data are downloaded
-    if file is not None and f"model={final.model}" not in overrides:
+    if file is not None and "model" not in changed:
         refuse_code(file, final.model, None)
     return load_objective(final)
 
