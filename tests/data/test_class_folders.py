@@ -309,7 +309,7 @@ def test_image_size_must_be_positive_and_is_for_folders(tmp_path: Path) -> None:
             load_dataset(name, "test", skip_unreadable=True)
 
 
-@pytest.mark.parametrize("name", ["folder:", "npz:", "folder", "zip:x"])
+@pytest.mark.parametrize("name", ["folder:", "npz:", "folder", "folders:x"])
 def test_incomplete_names_list_the_forms(name: str) -> None:
-    with pytest.raises(RequestError, match=rf"folder:PATH, npz:PATH, got '{name}'"):
+    with pytest.raises(RequestError, match=rf"folder:PATH, npz:PATH, FILE.py:Name, got '{name}'"):
         load_dataset(name, "test")
