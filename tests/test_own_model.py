@@ -331,7 +331,7 @@ class CastsToHalf(nn.Linear):
         (lambda x: torch.zeros(len(x), 7), r"gives \[2, 7\] for 2 images, expected logits \[2, 10\]"),
         (lambda x: torch.zeros(len(x), 12), "name the classes of all outputs: --classes FILE"),
         (lambda x: torch.zeros(len(x)), r"got \[2\]; for one logit z of two classes return torch.stack"),
-        (CastsToHalf(), r"let it cast inputs to the dtype of its weights: they are converted, to fp32 by default"),
+        (CastsToHalf(), r"inputs to the dtype of its weights: they are converted to the precision; try fp32"),
         (nn.Sequential(nn.Flatten(), nn.Linear(3, 10)), r"fails on inputs of shape \[1, 28, 28\]"),
         (nn.Sequential(nn.Flatten(), nn.Linear(784, 10, device="meta")), "got one on the device meta, without any"),
     ],

@@ -141,7 +141,7 @@ def failures_reported(name: str, shape: Sequence[int]) -> Iterator[None]:
         problem = f"model: {name} fails on inputs of shape {list(shape)} ({named_error(error)})"
         advice = "give inputs of its shape (for folder:PATH, --image-size and --channels choose the shape)"
         if re.search("half|bfloat16|double", str(error), re.IGNORECASE):
-            advice = "let it cast inputs to the dtype of its weights: they are converted, to fp32 by default"
+            advice = "let it cast inputs to the dtype of its weights: they are converted to the precision; try fp32"
         raise RequestError(f"{problem}; correct it, or {advice}") from error
 
 

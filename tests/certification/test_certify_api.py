@@ -10,11 +10,13 @@ import pytest
 import torch
 from PIL import Image
 from tiny import ListDataset
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import smoothcert as sc
+from smoothcert.certification.attack import AttackRecipe, attack_dataset
 from smoothcert.certification.certificates import CertifiedImage
-from smoothcert.data import load_folder, mnist
+from smoothcert.data import images_from_dataset, load_folder, mnist
 from smoothcert.training.checkpoint import load_run
 
 FEW = {"n": 50, "n0": 20, "seed": 3, "device": "cpu"}
@@ -113,6 +115,26 @@ def test_data_without_pairs_are_refused(data: Any, message: str, tmp_path: Path)
         sc.certify_dataset(bright, data, tmp_path / "a.tsv", sigma=0.25, **FEW)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+class _Centred(nn.Linear):
+    """Computes in float32, whatever the precision of its weights."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward((images - torch.tensor([0.5])).flatten(1))
+
+
+def test_a_network_that_cannot_compute_in_the_precision_costs_one_line(dataset: TensorDataset, tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    for model in (_Centred(4, 3), lambda x: network(x)):
+        with pytest.raises(sc.RequestError, match=r"must have the same dtype.*try fp32"):
+            sc.certify_dataset(model, dataset, tmp_path / "a.tsv", sigma=0.5, precision="bf16", **FEW)
+        assert not list(tmp_path.iterdir())
+    recipe = AttackRecipe(sigma=0.5, radii=(0.5,), precision="bf16", seed=1)
+    with pytest.raises(sc.RequestError, match=r"must have the same dtype.*try fp32"):
+        attack_dataset(
+            _Centred(4, 2), images_from_dataset(dataset), [0], recipe, tmp_path / "b.tsv", torch.device("cpu")
+        )
 
 
 def test_wrong_settings_cost_one_line(dataset: TensorDataset, tmp_path: Path) -> None:

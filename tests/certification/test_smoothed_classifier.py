@@ -27,6 +27,7 @@ from smoothcert.classifier import check_logits, evaluating
 from smoothcert.data import ImageData
 from smoothcert.models import Normalize
 from smoothcert.noise import Gaussian
+from smoothcert.smoothing.bounds import error_upper_bound
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.votes import VoteCounter
 from smoothcert.training.checkpoint import load_run
@@ -374,7 +375,8 @@ def test_sound_certificates_use_integer_noise() -> None:
     images = torch.tensor([0.0, 51.0, 255.0]).view(3, 1, 1, 1) / 255
     result = smoothed(sigma=0.25).certify(images, n=500, sound=True, seed=1)
     assert result.prediction.tolist() == [0, 0, 1]
-    assert result.radius[0] < 0.5
+    bounds = [error_upper_bound(record.count, 500, 0.001) + 1e-10 for record in result]  # with the error of the sampler
+    assert result.radius.tolist() == [Gaussian(0.25).radius(bound) for bound in bounds]
 
 
 def test_a_seed_replays_and_no_seed_is_fresh() -> None:
@@ -591,6 +593,13 @@ def test_the_command_line_gives_the_same_certificates(
 
 def test_the_batch_type_is_public() -> None:
     assert isinstance(smoothed().predict(IMAGES), CertificateBatch)
+
+
+def test_numbers_and_inputs_of_other_types_are_those_that_they_stand_for() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = smoothed().predict(IMAGES.clone().requires_grad_(), n=1e3, seed=1)  # type: ignore[arg-type]
+    assert repr(found) == repr(smoothed().predict(IMAGES, n=1000, seed=1))
     assert ABSTAIN == -1
 
 

@@ -32,7 +32,7 @@ from smoothcert.certification.attack_file import (
 )
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.certification.subject import Certifiable, Subject, as_images, data_settings
-from smoothcert.classifier import logits_of
+from smoothcert.classifier import failures_reported, logits_of
 from smoothcert.data import Images
 from smoothcert.data.images import in_parts
 from smoothcert.errors import RequestError
@@ -242,6 +242,7 @@ def attack_dataset(
             "give the data that were certified"
         )
     attacker = _attacker(subject.classifier, data, recipe, device)
+    subject.check_votes(attacker.counter, data, device)
     with alone(path), attacks_writer(path, settings, subject.provenance(device)) as writer:
         wanted, known = set(indices), {row.index for row in writer.done}
         rows = [row for row in writer.done if row.index in wanted]
@@ -334,8 +335,9 @@ def _attacker(model: Classifier, data: Images, recipe: AttackRecipe, device: tor
     """Return the attacker of a model, with copies of a module on `device`."""
     voting = differentiated = model
     if isinstance(model, nn.Module):
-        voting = at_precision(model, recipe.precision, device, data.shape)
-        differentiated = voting if recipe.precision == "fp32" else at_precision(model, "fp32", device, data.shape)
+        with failures_reported("the classifier", data.shape):
+            voting = at_precision(model, recipe.precision, device, data.shape)
+            differentiated = voting if recipe.precision == "fp32" else at_precision(model, "fp32", device, data.shape)
     _check_differentiable(differentiated, data.shape, device)
     noise, dtype = Gaussian(recipe.sigma), DTYPES[recipe.precision]
     return Attacker(differentiated, VoteCounter(voting, noise, data.num_classes, recipe.batch_size, dtype), recipe)

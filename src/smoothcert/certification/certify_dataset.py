@@ -121,6 +121,7 @@ def certify_dataset(
             *(stage.classifier, images.shape, images.num_classes, recipe.model_copy(update={"sigma": sigma}), device),
             stored=exists(path),
         )
+        stage.check_votes(counter, images, device)
         counters.append(counter)
         recipe = recipe.model_copy(update={"batch_size": at_stage.batch_size})
     recipe = team.agree(recipe)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from smoothcert.certification.certificates import CertifiedImage
 from smoothcert.certification.settings import CertifyRecipe, CertifySettings, make_counter, make_rule
-from smoothcert.classifier import Classifier, failures_reported
+from smoothcert.classifier import Classifier
 from smoothcert.errors import RequestError
 from smoothcert.models.precision import has_batch_norm
 from smoothcert.noise import sigma_warning
@@ -147,8 +147,7 @@ def _prepared(
     if as_is:
         counter = VoteCounter(smoothed.classifier, smoothed.noise, 2, recipe.batch_size)
     else:
-        with failures_reported("the classifier", shape):  # it may be run to optimize it
-            counter, recipe = make_counter(smoothed.classifier, shape, 2, recipe, device, stored=bool(stored))
+        counter, recipe = make_counter(smoothed.classifier, shape, 2, recipe, device, stored=bool(stored))
     # It is tried on two copies: one that takes the first dimension for channels does not return two rows.
     tried = inputs[:1].to(counter.dtype)
     smoothed.num_classes = refuse_unsound(counter.classifier, tried, "the classifier", smoothed.num_classes)
@@ -164,6 +163,7 @@ def checked_inputs(x: object, *, strict: bool) -> Tensor:
             f"inputs: expected a tensor [n, ...], got {type(x).__name__}; use torch.as_tensor, or certify_loader "
             "for a DataLoader"
         )
+    x = x.detach()
     if not x.is_floating_point():
         raise RequestError(f"inputs: expected floats, images in [0, 1], got {x.dtype}; divide bytes by 255")
     if x.ndim < 2:
@@ -183,7 +183,7 @@ def checked_inputs(x: object, *, strict: bool) -> Tensor:
         if strict:
             raise RequestError(message)
         warnings.warn(f"{message}; sigma and radii are in units of these values", stacklevel=4)
-    return x.detach().float()
+    return x.float()
 
 
 def checked_indices(indices: Iterable[Any]) -> list[int]:

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from smoothcert.certification.shards import Selection
+from smoothcert.classifier import failures_reported
 from smoothcert.errors import RequestError
 from smoothcert.models.denoised import Denoised
 from smoothcert.models.ensemble import Ensemble
@@ -182,11 +183,12 @@ def make_counter(
     if recipe.compile and isinstance(inner, Ensemble) and inner.consensus is not None:
         raise RequestError("compile: expected false with consensus, whose passes vary in number; leave one of them out")
     dtype = DTYPES[recipe.precision]
-    evaluated = at_precision(model, recipe.precision, device, shape) if isinstance(model, nn.Module) else model
-    if device.type == "cuda" and not stored:
-        example = torch.zeros(shape, device=device, dtype=dtype)
-        size = fitting_batch_size(evaluated, recipe.batch_size, example)
-        recipe = recipe.model_copy(update={"batch_size": size})
+    with failures_reported("the classifier", shape):
+        evaluated = at_precision(model, recipe.precision, device, shape) if isinstance(model, nn.Module) else model
+        if device.type == "cuda" and not stored:
+            example = torch.zeros(shape, device=device, dtype=dtype)
+            size = fitting_batch_size(evaluated, recipe.batch_size, example)
+            recipe = recipe.model_copy(update={"batch_size": size})
     noise = NOISES[recipe.noise](recipe.sigma)
     sound = IntegerGaussian(recipe.sigma) if recipe.sound else None
     compiled = recipe.compile and isinstance(evaluated, nn.Module)

@@ -113,7 +113,7 @@ class SmoothedClassifier(nn.Module):
         records = []
         for votes in prepared.votes(inputs, noise_seeds(inputs, seed, indices)):
             pairs = sorted_votes(votes)
-            records.append(Certificate(class_from_votes(votes, alpha), 0.0, 0, n, pairs[0][1], pairs))
+            records.append(Certificate(class_from_votes(votes, alpha), 0.0, 0, prepared.recipe.n, pairs[0][1], pairs))
         return CertificateBatch.of(records, prepared.counter.num_classes, x.device, indices=indices)
 
     def certify(

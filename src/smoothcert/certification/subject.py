@@ -20,7 +20,7 @@ from smoothcert.errors import RequestError
 from smoothcert.models import Denoised, check_outputs, is_code, output_names
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.smoothing.batch_dependence import refuse_unsound, seeded
-from smoothcert.smoothing.votes import Classifier
+from smoothcert.smoothing.votes import Classifier, VoteCounter
 from smoothcert.training.checkpoint import Run, tensors_digest
 from smoothcert.training.denoiser import Denoiser
 from smoothcert.training.versions import versions
@@ -92,7 +92,7 @@ class Subject:
         return replace(self, classifier=denoised, defaults={**self.defaults, **noise}, denoiser=denoiser)
 
     def check(self, data: Images, sigma: float, noise: str, device: torch.device) -> None:
-        """Refuse `data` or noise that do not fit the classifier, and a classifier whose votes are not independent."""
+        """Refuse `data` or noise that do not fit the classifier."""
         if self.denoiser is not None:
             self.denoiser.check(data.shape, sigma, noise)
         for stage in self.stages:
@@ -103,8 +103,11 @@ class Subject:
             run.refuse_other_images(data)
         if not self.runs:
             check_outputs(self.classifier, self.name, data.shape, data.num_classes, device)
-        image = data.batch(torch.tensor([0], device="cpu"))[0].to(device_of(self.classifier) or device)
-        refuse_unsound(self.classifier, image, self.name, data.num_classes)
+
+    def check_votes(self, counter: VoteCounter, data: Images, device: torch.device) -> None:
+        """Refuse a classifier that fails, or whose votes are not independent, as `counter` evaluates it."""
+        image = data.batch(torch.tensor([0], device="cpu"))[0].to(device, counter.dtype)
+        refuse_unsound(counter.classifier, image, self.name, data.num_classes)
 
     def about(self, data: Images | Tensor, device: torch.device, batch_size: int) -> dict[str, Any]:
         """Return the settings that identify the classifier; a file is continued only by the same one."""
