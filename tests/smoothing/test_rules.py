@@ -256,7 +256,18 @@ def test_a_radius_that_no_vote_can_reach_is_refused() -> None:
         certify(Rule(n0=10, n=100, alpha=0.1, radii=(1.0,)), at_distances(0.1), noise=Uniform(SIGMA))
 
 
-@pytest.mark.parametrize("radii", [(1e-20, 2e-20), (0.1, 0.2, np.nextafter(0.2, 1))])
+@pytest.mark.parametrize("noise", [Gaussian(SIGMA), Laplace(SIGMA), Uniform(SIGMA)])
+def test_a_certified_radius_is_never_far_from_the_one_that_was_asked_for(noise: Noise) -> None:
+    """A file or a log with a larger radius would be refused as damaged."""
+    rule = Rule(n0=10, n=1000, alpha=0.1, radii=(1e-6 * SIGMA,))
+    (certificate,) = certify(rule, at_distances(1.0), noise=noise)
+    assert rule.radii[0] <= certificate.radius < rule.radii[0] * (1 + 1e-8)
+    for radius in (1e-300, 4e-12, 0.9e-6 * SIGMA):
+        with pytest.raises(RequestError, match=r"radii: expected at least 1e-06 sigma, got .*; ask for more"):
+            replace(rule, radii=(radius,)).errors_at_radii(noise)
+
+
+@pytest.mark.parametrize("radii", [(0.1, 0.2, np.nextafter(0.2, 1)), (0.1, np.nextafter(0.1, 1))])
 def test_radii_that_rounding_makes_equal_are_refused(radii: tuple[float, ...]) -> None:
     with pytest.raises(RequestError, match=r"radii: .* and .* cannot be distinguished at sigma"):
         certify(Rule(n0=10, n=100, alpha=0.1, radii=radii), at_distances(0.1))

@@ -44,6 +44,8 @@ OUTSIDE = 0.1
 little larger than requested, never whether a certificate holds."""
 LOOK = {"cpu": 500, "cuda": 2000}
 """Number of votes between two looks of a sequential test, at least."""
+LEAST_RADIUS = 1e-6
+"""The least radius of a test, in sigmas: the float64 numbers next to q = 1/2 stand for radii 1e-16 sigma apart."""
 BEYOND = 1e-9
 """Relative amount by which radii are tested beyond the requested ones: certified accuracy counts larger radii only."""
 
@@ -136,6 +138,8 @@ class Rule:
             raise RequestError(
                 f"radii: {max(self.radii):g} can never be certified at sigma {noise.sigma:g}; ask for less"
             )
+        if self.radii and self.radii[0] < LEAST_RADIUS * noise.sigma:
+            raise RequestError(f"radii: expected at least {LEAST_RADIUS:g} sigma, got {self.radii[0]:g}; ask for more")
         for (below, q), (above, smaller) in pairwise(zip(self.radii, qs, strict=True)):
             if smaller >= q:
                 raise RequestError(

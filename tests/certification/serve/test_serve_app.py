@@ -125,6 +125,7 @@ SMALL = png(torch.zeros(28, 28, dtype=torch.uint8))
         (SMALL, PNG, "?radius=-1", 400, "radius: expected greater than 0"),
         (SMALL, PNG, "?radius=nan", 400, "radius: expected a finite number"),
         (SMALL, PNG, "?radius=5", 400, "cannot certify radius 5"),
+        (SMALL, PNG, "?radius=1e-12", 400, "expected at least 1e-06 sigma"),
         (SMALL, PNG, "?alpha=1", 400, "alpha: expected at most 0.5"),
         (SMALL, PNG, "?votes=1000000", 400, "votes: expected at most 20,000 on this server"),
         (SMALL, PNG, "?milliseconds=1e9", 400, "milliseconds: expected at most 30,000"),
