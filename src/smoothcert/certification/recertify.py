@@ -86,7 +86,7 @@ def _recertify_log(path: Path, out: Path, alpha: float | None, bound: str | None
 
     Answers of the sequential rule are left out: the number of their votes depends on the votes.
     """
-    rows, settings, _ = read_log(path)
+    rows, settings = read_log(path)
     if bound is not None:
         raise RequestError(f"{path}: bound: expected none for a log of `smoothcert serve`, got {bound}; leave it out")
     fixed = [row for row in rows if row.question.rule == "fixed" and row.certificate.n == row.question.votes]

@@ -226,7 +226,7 @@ def test_model_metrics_and_log_agree(
     assert str(tmp_path) not in json.dumps(described)
     answers = predict(client, digit.numpy().tobytes() * 2, RAW, dtype="uint8", radius=0.05)["answers"]
     (fixed,) = predict(client, png(digit), rule="fixed", votes=1000)["answers"]
-    rows, _, _ = read_log(tmp_path / "log" / "certificates-00001.tsv")
+    rows, _ = read_log(tmp_path / "log" / "certificates-00001.tsv")
     assert [row.certificate.radius for row in rows] == [a["radius"] for a in (*answers, fixed)]
     text = client.get("/metrics").text
     values = dict(line.rsplit(" ", 1) for line in text.splitlines())

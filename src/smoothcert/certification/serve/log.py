@@ -107,8 +107,8 @@ def check_answer(row: LoggedAnswer, model: Mapping[str, Any]) -> None:
     RowLimits(settings).check(0, certificate)
 
 
-def read_log(path: Path) -> tuple[list[LoggedAnswer], Mapping[str, Any], int]:
-    """The rows of a log, its settings, and the number of bytes without a torn last line."""
+def read_log(path: Path) -> tuple[list[LoggedAnswer], Mapping[str, Any]]:
+    """The rows of a log, without a torn last line, and its settings."""
     settings = read_settings(path)["settings"]
     models = settings.get("models")
     if not isinstance(models, dict) or not all(isinstance(model, dict) for model in models.values()):
@@ -117,8 +117,8 @@ def read_log(path: Path) -> tuple[list[LoggedAnswer], Mapping[str, Any], int]:
         check_settings(model, path)
         if missing := [key for key in ("sigma", "noise", "num_classes") if model.get(key) is None]:
             raise WorkError(f"{settings_path(path)}: damaged, expected '{missing[0]}' of each model; restore it")
-    rows, size = parse_rows(read_content(path, KIND), path, (COLUMNS,), parser(models), KIND)
-    return rows, settings, size
+    rows, _ = parse_rows(read_content(path, KIND), path, (COLUMNS,), parser(models), KIND)
+    return rows, settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +183,7 @@ class CertificateLog:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
         self._size = os.fstat(self._descriptor).st_size
 
-    def append(
-        self, model: str, question: Question, certificate: Certificate, ended: str, seconds: float
-    ) -> LoggedAnswer:
+    def append(self, model: str, question: Question, certificate: Certificate, ended: str, seconds: float) -> None:
         """Write one row; if it does not fit on the disk, nothing of it remains and a WorkError is raised."""
         if self._size >= self.largest:
             os.fsync(self._descriptor)
@@ -201,7 +199,6 @@ class CertificateLog:
             raise write_error(self.folder, error) from error
         self._size += len(line)
         self.rows += 1
-        return row
 
     def close(self) -> None:
         os.fsync(self._descriptor)
