@@ -6,7 +6,7 @@ NEEDED = ("idx", "label", "predict", "radius")
 SIX = (*NEEDED, "correct", "time")
 
 
-def columns_of(line: bytes) -> list[str] | None:
+def header_columns(line: bytes) -> list[str] | None:
     """The names of the columns if `line` is the header of a table of certificates, separated by tabs, commas or
     spaces; else None."""
     text = line.decode("utf-8", "replace").strip("\ufeff\r\n ")
@@ -21,7 +21,7 @@ def with_six_columns(content: bytes) -> bytes:
     correct so far. A missing time is 0. Lines keep their number; a line that is not a row is left as it is.
     """
     header, _, rest = content.partition(b"\n")
-    names = columns_of(header)
+    names = header_columns(header)
     if names is None or (tuple(names[:6]) == SIX and names[6:] == ["n0", "n", "count", "votes"]):
         return content
     separator = _separator(header.decode("utf-8", "replace"))
