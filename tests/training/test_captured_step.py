@@ -14,7 +14,7 @@ from tiny import tiny_recipe
 
 from smoothcert.data import ImageData
 from smoothcert.objectives import Consistency, Gaussian, NoiseAttack, Objective
-from smoothcert.training import setup, step
+from smoothcert.training import captured_step
 from smoothcert.training.loop import train
 from smoothcert.training.metrics import METRICS, read_epochs
 
@@ -50,9 +50,9 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         done.append("compiled")
         return loss
 
-    monkeypatch.setattr(step, "_recorded", recorded)
-    monkeypatch.setattr(setup.RunInProgress, "_captures", lambda run: run.options.capture is not False)
-    monkeypatch.setattr(setup, "keep_compiled_kernels", lambda: None)
+    monkeypatch.setattr(captured_step, "_recorded", recorded)
+    monkeypatch.setattr(captured_step, "is_captured", lambda run: run.options.capture is not False)
+    monkeypatch.setattr(captured_step, "keep_compiled_kernels", lambda: None)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch, "compile", compiled)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from smoothcert.models import CifarResNet, LeNet
-from smoothcert.training.step import keep_compiled_kernels, seconds_worth_compiling
+from smoothcert.training.captured_step import keep_compiled_kernels, seconds_worth_compiling
 
 
 def test_short_runs_are_not_compiled_and_long_ones_are() -> None:

@@ -294,7 +294,7 @@ def test_speed_and_time_follow_the_clock(tmp_path: Path, tiny_data: ImageData, m
         training_step(run, images, labels)
         clock[0] += 2
 
-    monkeypatch.setattr("smoothcert.training.setup.training_step", step)
+    monkeypatch.setattr("smoothcert.training.step.training_step", step)
     for module in ("setup", "loop"):
         monkeypatch.setattr(f"smoothcert.training.{module}.time", SimpleNamespace(perf_counter=lambda: clock[0]))
     seen: list[TrainingStatus] = []

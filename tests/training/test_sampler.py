@@ -20,6 +20,7 @@ from smoothcert.errors import WorkError
 from smoothcert.noise import NOISES
 from smoothcert.objectives import OBJECTIVES
 from smoothcert.training import evaluate, loop, sampler
+from smoothcert.training.dead_start import DEAD_EPOCHS
 from smoothcert.training.evaluate import correct_votes
 from smoothcert.training.loop import TrainingStatus, train
 from smoothcert.training.recipe import TrainRecipe
@@ -28,7 +29,6 @@ from smoothcert.training.run_folder import STATE
 from smoothcert.training.sampler import RadiusWeightedSampler, UniformSampler, make_sampler, radius_weights
 from smoothcert.training.sampler_settings import SAMPLERS, RadiusWeighted
 from smoothcert.training.seeds import derived_seed
-from smoothcert.training.setup import DEAD_EPOCHS
 
 START, EVERY, DISCARD_VOTES, VOTES = 3, 2, 10, 8
 

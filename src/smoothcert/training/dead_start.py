@@ -3,14 +3,19 @@
 import math
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from smoothcert.training.metrics import ACCURACY, METRICS, keep_metrics_before
 from smoothcert.training.resume import save_state
-from smoothcert.training.setup import DEAD_EPOCHS, RunInProgress
 
+if TYPE_CHECKING:
+    from smoothcert.training.setup import RunInProgress
+
+DEAD_EPOCHS = (1, 2)
+"""A start is dead if the output is constant in these epochs (in epoch 0 the mean loss is still changing)."""
 LEARNT_BY = 5
 """Number of epochs after which a run that is still at chance is reported."""
 DEAD_TOLERANCE = 1e-3
@@ -19,7 +24,7 @@ RESTART_WARM_UP = 1
 """Epochs of learning-rate warm-up after a dead start."""
 
 
-def restart_if_dead(run: RunInProgress, metrics: Mapping[str, float]) -> bool:
+def restart_if_dead(run: "RunInProgress", metrics: Mapping[str, float]) -> bool:
     """Start again from the initial weights, with warm-up, if the output was constant in all of DEAD_EPOCHS."""
     run.dead_epochs += run.epoch in DEAD_EPOCHS and constant_output(metrics, run.data.labels)
     if run.dead_epochs < len(DEAD_EPOCHS) or run.initial_weights is None:

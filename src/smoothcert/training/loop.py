@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from smoothcert.data import Images
 from smoothcert.distributed import TRAINING_SECONDS, Team, enough_memory, find_device, team
@@ -26,13 +26,14 @@ from smoothcert.objectives.base import warm_up
 from smoothcert.training.checkpoint import save_weights
 from smoothcert.training.dead_start import LEARNT_BY, at_chance, nothing_learnt, restart_if_dead
 from smoothcert.training.device import default_float32, training_device
+from smoothcert.training.divergence import stop_if_loss_diverged, stop_if_weights_diverged
 from smoothcert.training.evaluate import noisy_accuracy, recompute_statistics
 from smoothcert.training.metrics import ACCURACY, METRICS, append_metrics
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.resume import save_state
-from smoothcert.training.run_folder import MODEL
 from smoothcert.training.seeds import derived_seed
 from smoothcert.training.setup import Options, RunInProgress, set_up
+from smoothcert.training.step import take_step
 from smoothcert.training.teacher_votes import teacher_shares
 
 REPORT_SECONDS = 0.5
@@ -40,7 +41,6 @@ SAVE_SHARE = 0.03
 """Largest share of the time that saving takes: writing a ResNet-110 takes 0.15 s, and an epoch 1.5 s on an H200."""
 SAVE_SECONDS = 60.0
 """Largest pause after a save of a run that is trained alone: the next one follows the first epoch that ends later."""
-WEIGHTS_DIVERGED = 1e8
 TOO_LITTLE_MEMORY = (
     "expected the memory for a training step, got too little of it; choose a smaller batch_size or objective.num_noise"
 )
@@ -66,7 +66,7 @@ def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Any) -> No
 
     The run is saved after an epoch, as often as 3% of the time allow, but after no more than a minute and the rest of
     an epoch, and can be resumed from there. On one GPU a step is captured as a CUDA graph, and compiled if that saves
-    time (see `training/step.py`).
+    time (see `training/captured_step.py`).
     """
     chosen = Options(**options)
     device = find_device(chosen.device)
@@ -91,7 +91,7 @@ def training_steps(
             run.set_targets(*teacher_shares(run, recipe.teacher, train))
         while run.epoch < recipe.epochs:
             for images, labels in start_epoch(run):
-                run.train_step(images, labels)
+                take_step(run, images, labels)
                 yield
                 report_progress(run)
             finish_epoch(run)
@@ -147,7 +147,7 @@ def report_progress(run: RunInProgress) -> None:
     now = time.perf_counter()
     if now - run.last_report <= REPORT_SECONDS and run.steps_done < run.steps:
         return
-    run.meter.stop_if_diverged(run.epoch, run.folder, lower_rate)
+    stop_if_loss_diverged(run)
     run.last_report = time.perf_counter()
     if run.group.leads:
         run.options.on_progress(status_of(run))
@@ -184,7 +184,7 @@ def finish_epoch(run: RunInProgress) -> None:
 def save(run: RunInProgress) -> None:
     """Write state and model. The state is first: if the process is killed in between, the model is made from it."""
     started = time.perf_counter()
-    stop_if_weights_diverged(run.model, run.epoch - 1, run.folder)
+    stop_if_weights_diverged(run)
     save_state(run.folder, run.state())
     save_weights(run.as_run(), run.weights())
     ended = time.perf_counter()
@@ -200,23 +200,6 @@ def learning_rate(recipe: TrainRecipe, epoch: int, warm_up: int) -> float:
         return recipe.learning_rate * 0.5 * (1 + math.cos(math.pi * (epoch - warm_up) / (recipe.epochs - warm_up)))
     tenths = sum(epoch >= drop for drop in recipe.learning_rate_drops) + (epoch < warm_up)
     return float(recipe.learning_rate * 0.1**tenths)
-
-
-def stop_if_weights_diverged(model: nn.Module, epoch: int, folder: Path) -> None:
-    """Refuse to save weights that the last step has ruined, even though its loss was still small."""
-    weights = [parameter.detach() for parameter in model.parameters() if parameter.numel()]
-    largest = torch.stack([weight.abs().max() for weight in weights]).max()
-    if not float(largest) < WEIGHTS_DIVERGED:
-        raise WorkError(
-            f"{folder}: the weights diverged in epoch {epoch} (one is {float(largest):.3g}); {lower_rate(folder)}"
-        )
-
-
-def lower_rate(folder: Path) -> str:
-    """What to do after training has diverged: a run without a saved epoch is replaced by the next one."""
-    saved = (folder / MODEL).exists()
-    kept, out = ("saved epochs are kept", "another") if saved else ("no epoch was saved", "the same")
-    return f"{kept}: train again into {out} --out with a lower learning_rate"
 
 
 def status_of(run: RunInProgress) -> TrainingStatus:

@@ -36,8 +36,6 @@ Metrics = list[dict[str, float]]
 Epoch = TypeVar("Epoch")
 LARGEST = 1e30
 """The largest number that is read: training stops long before, and figures cannot show much more."""
-DIVERGED = 1e4
-"""A loss above this (or not finite) stops the run; the losses of all methods normally stay below 100."""
 
 
 def append_metrics(path: Path, line: dict[str, Any]) -> None:
@@ -160,28 +158,16 @@ class Meter:
         self.values.index_copy_(0, self.step, values.unsqueeze(0))
         self.step += 1
 
-    def stop_if_diverged(self, epoch: int, folder: Path, advice: Callable[[Path], str]) -> None:
-        values = self._steps()
-        bad_steps = (~(values[:, 0].abs() < DIVERGED)).nonzero().flatten().tolist()
-        if not bad_steps:
-            return
-        step = bad_steps[0]
-        terms = ", ".join(f"{n} {v:.4g}" for n, v in zip(self.names, values[step].tolist(), strict=True))
-        raise WorkError(
-            f"{folder}: the loss diverged in epoch {epoch}, step {step} ({terms}); {advice(folder)}, or a lower weight "
-            "of the largest term"
-        )
-
     def running_means(self) -> tuple[float, float | None]:
         """Mean loss and noisy accuracy over the share of this process; None for an objective without logits."""
-        loss, *others = self._steps()[:, :2].mean(0).tolist()
+        loss, *others = self.steps()[:, :2].mean(0).tolist()
         return loss, others[0] if self.names[1:2] == [ACCURACY] else None
 
     def means(self, team: Team) -> dict[str, float]:
         """Means over the epoch and over all processes; a term that is not finite, or beyond LARGEST, is left out."""
-        values = team.mean(self._steps().mean(0)).tolist()
+        values = team.mean(self.steps().mean(0)).tolist()
         return {name: mean for name, mean in zip(self.names, values, strict=True) if abs(mean) <= LARGEST}
 
-    def _steps(self) -> Tensor:
-        """The values of the steps since `restart`; waits for the device."""
+    def steps(self) -> Tensor:
+        """The values [steps, names] of the steps since `restart`; waits for the device."""
         return self.values[: int(self.step)]

@@ -17,23 +17,19 @@ from smoothcert.distributed import Team, find_device
 from smoothcert.errors import RequestError
 from smoothcert.io.results import alone
 from smoothcert.models import check_outputs, is_code, is_hub, load_hub, output_names
-from smoothcert.models.kernels import kernels_work
 from smoothcert.models.precision import resolve_precision
 from smoothcert.noise import NOISES, sigma_warning
 from smoothcert.objectives import Denoising, Distillation, Objective, Progress, UnloadedObjective, is_built_in
 from smoothcert.objectives.inputs import inputs_by_epoch
 from smoothcert.training.average import AveragedWeights
+from smoothcert.training.captured_step import captured_step
 from smoothcert.training.checkpoint import InputSpec, Run, new_model
 from smoothcert.training.choices import Compiling
+from smoothcert.training.dead_start import DEAD_EPOCHS
 from smoothcert.training.denoiser import behind_denoiser, check_denoiser_request
 from smoothcert.training.device import weights_layout
 from smoothcert.training.first_loss import try_loss
-from smoothcert.training.frozen_classifier import (
-    Teacher,
-    about_classifier,
-    check_classifier,
-    is_built_in_network,
-)
+from smoothcert.training.frozen_classifier import Teacher, about_classifier, check_classifier
 from smoothcert.training.initial_weights import load_initial_weights, start_notes
 from smoothcert.training.metrics import METRICS, Meter
 from smoothcert.training.recipe import TrainRecipe
@@ -47,18 +43,8 @@ from smoothcert.training.resume import (
 )
 from smoothcert.training.sampler import make_sampler
 from smoothcert.training.seeds import derived_seed
-from smoothcert.training.step import (
-    CapturedStep,
-    Step,
-    keep_compiled_kernels,
-    make_optimizer,
-    seconds_worth_compiling,
-    training_step,
-)
+from smoothcert.training.step import Step, make_optimizer
 from smoothcert.training.versions import versions
-
-DEAD_EPOCHS = (1, 2)
-"""A start is dead if the output is constant in these epochs (in epoch 0 the mean loss is still changing)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,20 +103,8 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
     if options.classifier is not None:
         check_classifier(recipe, data, options.classifier)
     check_denoiser_request(recipe, tested is not None)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(derived_seed(recipe.seed, 0))
-        model = new_model(recipe.model, InputSpec.of(data)) if model is None else model
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise RequestError(
-            f"model: {recipe.model} has no parameters to train, or all are frozen; give a network that has some"
-        )
-    origin: dict[str, Any] = {"sync_batch_norm": True} if options.sync_batch_norm else {}
-    if options.init is not None:
-        origin["init"] = load_initial_weights(model, options.init, recipe.model, on_note)
-    if options.classifier is not None:
-        origin["classifier"] = about_classifier(options.classifier)
-        if options.classifier_folders:
-            origin["classifier"]["folders"] = list(options.classifier_folders)
+    model = network_to_train(recipe, data, model, device)
+    origin = load_origin(recipe, model, options, on_note)
     if (text := sigma_warning(recipe.sigma)) is not None:
         on_note(text)
     without_teacher = isinstance(recipe.objective, Distillation) and options.classifier is None  # refused, or finished
@@ -143,18 +117,44 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
         for text in run.without_effect():
             on_note(text)
         fresh, from_file = group.leads and start.state is None and start.epoch == 0, "init" in start.origin
-        if fresh and (run.own_network or from_file) and not isinstance(recipe.objective, Denoising):
-            for text in start_notes(model, data, trained=from_file or is_hub(recipe.model)):
-                on_note(text)
         if fresh and from_file:
             # A killed process must not leave a run that continues from random weights.
             save_state(folder, run.state())
+        if fresh and (run.own_network or from_file) and not isinstance(recipe.objective, Denoising):
+            for text in start_notes(model, data, trained=from_file or is_hub(recipe.model)):
+                on_note(text)
         if group.leads:
             write_missing_model(run.as_run(), run.weights(), start)
         try:
             yield run
         finally:
             run.leave_group()
+
+
+def network_to_train(recipe: TrainRecipe, data: Images, given: nn.Module | None, device: torch.device) -> nn.Module:
+    """Return the network that was given, or the one that the recipe names, initialized from the recipe's seed."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(derived_seed(recipe.seed, 0))
+        model = new_model(recipe.model, InputSpec.of(data)) if given is None else given
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise RequestError(
+            f"model: {recipe.model} has no parameters to train, or all are frozen; give a network that has some"
+        )
+    return model
+
+
+def load_origin(
+    recipe: TrainRecipe, model: nn.Module, options: Options, on_note: Callable[[str], None]
+) -> dict[str, Any]:
+    """Load the initial weights, if any; return what provenance records of them and of other options (see ORIGIN)."""
+    origin: dict[str, Any] = {"sync_batch_norm": True} if options.sync_batch_norm else {}
+    if options.init is not None:
+        origin["init"] = load_initial_weights(model, options.init, recipe.model, on_note)
+    if options.classifier is not None:
+        origin["classifier"] = about_classifier(options.classifier)
+        if options.classifier_folders:
+            origin["classifier"]["folders"] = list(options.classifier_folders)
+    return origin
 
 
 class RunInProgress:
@@ -222,22 +222,7 @@ class RunInProgress:
         if group.size > 1:  # their gradients are averaged; a user's network may have parameters that the loss ignores
             self.module = DistributedDataParallel(self.loss, find_unused_parameters=self.own_network)
         self.generator = torch.Generator(device)
-        self.captured = self._captured_step(network) if self._captures() else None
-
-    def _captures(self) -> bool:
-        """Whether steps are captured as CUDA graphs: see `Options`."""
-        capture, classifier = self.options.capture, self.options.classifier
-        if capture is None:
-            known = classifier is None or is_built_in_network(classifier)
-            capture = not self.own_network and is_built_in(self.recipe.objective) and known
-        return capture and self.device.type == "cuda" and self.group.size == 1
-
-    def _captured_step(self, network: nn.Module) -> CapturedStep:
-        keep_compiled_kernels()
-        kernels = self.precision == "bf16" and kernels_work(self.device.index or 0)
-        worth = seconds_worth_compiling(network, self.options.compiling, by_kernels=kernels)
-        steps_left = (self.recipe.epochs - self.first_epoch) * self.steps
-        return CapturedStep(steps_left, worth)
+        self.captured = captured_step(self, network)
 
     def without_effect(self) -> Iterator[str]:
         """What was asked for and changes nothing here, one line each."""
@@ -256,13 +241,6 @@ class RunInProgress:
         self.meter = Meter(self.device, self.steps)  # its terms may be others
         if self.captured is not None:
             self.captured.loss_changed()
-
-    def train_step(self, images: Tensor, labels: Tensor) -> None:
-        """Train on one batch."""
-        (self.captured or training_step)(self, images, labels)
-        self.steps_done += 1
-        if self.average is not None:
-            self.average.update(self.epoch * self.steps + self.steps_done)
 
     def autocast(self) -> torch.autocast:
         """The precision of the run, for forward passes."""

@@ -12,10 +12,10 @@ from smoothcert.models import is_code
 from smoothcert.models.precision import resolve_precision
 from smoothcert.objectives.inputs import inputs_by_epoch
 from smoothcert.smoothing.votes import default_batch_size
+from smoothcert.training.captured_step import WARM_UP_STEPS
 from smoothcert.training.checkpoint import InputSpec, new_model
 from smoothcert.training.device import training_device, weights_layout
 from smoothcert.training.recipe import TrainRecipe
-from smoothcert.training.step import WARM_UP_STEPS
 
 MANY_VOTES = 10**9
 """Votes that are worth a precise measurement."""
