@@ -314,6 +314,18 @@ def test_resume_accepts_more_epochs_in_the_recipe(finished: Path, tmp_path: Path
     assert load_run(finished).recipe == longer
 
 
+def test_more_epochs_of_a_cosine_schedule_are_reported(tmp_path: Path, tiny_data: ImageData) -> None:
+    """The learning rates of the trained epochs depend on the number of all epochs."""
+    notes, run = list[str](), tmp_path / "run"
+    short, longer = (tiny_recipe(schedule="cosine", epochs=epochs) for epochs in (1, 2))
+    train(short, tiny_data, run, device="cpu", on_note=notes.append)
+    longer.save(run / RECIPE)
+    for _ in range(2):
+        train(longer, tiny_data, run, resume=True, device="cpu", on_note=notes.append)
+    assert notes[0].startswith(f"{run}: the learning rates of its epochs 0 to 0 are those of a cosine schedule over 1 ")
+    assert [note for note in notes if "cosine schedule" in note] == notes[:1]
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -31,7 +31,7 @@ TENSORS = ("epoch", "model", "average", "sampler")
 """Fields that torch saves; the optimizer is saved as in its `state_dict`, and the other fields as JSON."""
 CHANGEABLE = ("epochs", "dataset")
 """Fields that a user may edit in the recipe of a run: the same data in another place, and more or fewer epochs, do not
-change the epochs that have been trained."""
+change the epochs that have been trained. Only a cosine schedule would have given these other learning rates."""
 ORIGIN = ("init", "classifier", "sync_batch_norm")
 """What the weights depend on apart from recipe and data, as provenance records it: the file of the initial weights, the
 frozen classifier that the loss uses, and whether batch norm is synchronized. What a run does not have is absent."""
@@ -154,6 +154,12 @@ def open_folder(
     if state is not None:
         stored = parse_recipe(TrainRecipe, state.recipe, str(folder / STATE))
         refuse_other_recipe(stored, recipe, folder, STATE, harmless)
+        if state.epoch and recipe.schedule == "cosine" and recipe.epochs != stored.epochs:
+            on_note(
+                f"{folder}: the learning rates of its epochs 0 to {state.epoch - 1} are those of a cosine schedule "
+                f"over {stored.epochs} epochs, the others those over {recipe.epochs}; a new run of {recipe.epochs} "
+                "epochs gives another model"
+            )
     epoch = first_epoch(recipe, folder, state, model)
     finished = epoch == recipe.epochs
     if state is not None:
