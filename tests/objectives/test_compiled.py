@@ -21,7 +21,7 @@ from smoothcert.objectives import (
     SmoothMix,
 )
 from smoothcert.training.frozen_classifier import Teacher
-from smoothcert.training.step import Step
+from smoothcert.training.step import StepLoss
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_compiled_losses_equal_plain_ones(objective: Objective, graphs: int, cal
     images, labels, noise = torch.rand(4, 1, 28, 28), torch.randint(10, (4,)), 0.5 * torch.randn(2, 4, 1, 28, 28)
     teacher = Teacher(Ensemble([LeNet(10), LeNet(10)]), tiny_recipe(), torch.device("cpu"), (1, 28, 28))
     progress = Progress(0.5, torch.ones(()), torch.ones(()), torch.rand(4), teacher=teacher)
-    plain = Step(LeNet(10).train(), objective)
+    plain = StepLoss(LeNet(10).train(), objective)
     compiled = copy.deepcopy(plain)
     counts = {"graphs": 0, "calls": 0}
 
@@ -74,7 +74,7 @@ def test_runs_with_other_sigma_and_attack_steps_share_compiled_code() -> None:
 
     for sigma, steps in ((0.25, 2), (1.0, 3)):
         objective = SmoothMix(num_noise=2, steps=steps, one_step=True)
-        step = Step(LeNet(10).train(), objective)
+        step = StepLoss(LeNet(10).train(), objective)
         step.loss = torch.compile(objective.loss, dynamic=False, backend=backend)
         progress = Progress(sigma, torch.ones(()), torch.ones(()), torch.rand(4))
         step(torch.rand(4, 1, 28, 28), torch.randint(10, (4,)), torch.randn(2, 4, 1, 28, 28), progress)

@@ -30,7 +30,7 @@ from smoothcert.noise import NOISES
 from smoothcert.objectives import OBJECTIVES, Objective, Progress
 from smoothcert.training.loop import fill_progress
 from smoothcert.training.metrics import Meter
-from smoothcert.training.step import Step, training_step
+from smoothcert.training.step import StepLoss, training_step
 
 every_method = pytest.mark.parametrize("name", OBJECTIVES)
 
@@ -112,7 +112,7 @@ def test_noise_is_drawn_as_in_the_training_loop(name: str) -> None:
     expected, model = network(), network()
     run: Any = SimpleNamespace(
         recipe=SimpleNamespace(objective=objective, images_per_step=BATCH),
-        module=Step(expected, objective),
+        module=StepLoss(expected, objective),
         optimizer=SGD(expected.parameters(), 0.1),
         progress=Progress(SIGMA, torch.tensor(1.0), torch.tensor(1.0), torch.empty(0), teacher=teacher),
         meter=Meter(torch.device("cpu"), 1),

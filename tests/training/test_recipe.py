@@ -59,6 +59,11 @@ def test_later_fields_are_written_only_if_they_are_set() -> None:
     assert parse_recipe(TrainRecipe, changed.to_mapping(), "test") == changed
 
 
+def test_the_last_of_two_overrides_of_a_method_counts() -> None:
+    recipe = with_overrides(tiny_recipe(), ["objective=null", "objective=project.methods:Mine", "strength=3"])
+    assert recipe.to_mapping()["objective"] == {"name": "project.methods:Mine", "strength": 3}
+
+
 def test_overrides_change_what_they_name() -> None:
     recipe = with_overrides(tiny_recipe(), ["epochs=5", "learning_rate_drops=[2, 3]", "precision=bf16"])
     assert (recipe.epochs, recipe.learning_rate_drops, recipe.precision) == (5, (2, 3), "bf16")

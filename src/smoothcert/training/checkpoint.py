@@ -234,9 +234,9 @@ def read_model_file(path: Path) -> ModelFile:
 
 def class_names_of(folder: Path | None) -> tuple[str, ...] | None:
     """The class names of the model in `folder`; None for weights in a file, and for a run without a saved epoch."""
-    return (
-        read_model_file(folder / MODEL).spec.class_names if folder is not None and (folder / MODEL).exists() else None
-    )
+    if folder is None or not (folder / MODEL).exists():
+        return None
+    return read_model_file(folder / MODEL).spec.class_names
 
 
 def in_order_of_run(data: Images, continued: Path | None, init: Path | None) -> Images:

@@ -319,8 +319,9 @@ def _set(fields: dict[str, Any], keys: list[str], value: Any, override: str) -> 
     if keys == ["objective"] or keys == ["objective", "name"]:
         # Another method has other hyper-parameters: start from its defaults.
         if _is_reference(value):
-            same = fields["objective"]["name"] == value  # the user allows the code that the recipe names
-            fields["objective"] = fields["objective"] if same else {"name": value}
+            current = fields["objective"]
+            if not isinstance(current, Mapping) or current.get("name") != value:  # else the user allows its code
+                fields["objective"] = {"name": value}
             return
         known = isinstance(value, str) and value in BUILT_IN
         fields["objective"] = _objective_to(BUILT_IN[value]()) if known else value

@@ -43,7 +43,7 @@ from smoothcert.training.resume import (
 )
 from smoothcert.training.sampler import make_sampler
 from smoothcert.training.seeds import derived_seed
-from smoothcert.training.step import Step, make_optimizer
+from smoothcert.training.step import StepLoss, make_optimizer
 from smoothcert.training.versions import versions
 
 
@@ -217,7 +217,7 @@ class RunInProgress:
             network = behind_denoiser(self.model, options.classifier, device)
         elif options.classifier is not None:
             self.progress = self.progress._replace(teacher=Teacher(options.classifier, recipe, device, data.shape))
-        self.loss = Step(network, recipe.objective)
+        self.loss = StepLoss(network, recipe.objective)
         self.module: nn.Module = self.loss
         if group.size > 1:  # their gradients are averaged; a user's network may have parameters that the loss ignores
             self.module = DistributedDataParallel(self.loss, find_unused_parameters=self.own_network)

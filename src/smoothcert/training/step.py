@@ -38,7 +38,7 @@ def training_step(run: "RunInProgress", images: Tensor, labels: Tensor) -> None:
     run.meter.add(terms, labels)
 
 
-class Step(nn.Module):
+class StepLoss(nn.Module):
     """The loss of one step as a module, which DistributedDataParallel wraps once, whatever the loss computes."""
 
     def __init__(self, classifier: nn.Module, objective: Objective) -> None:
