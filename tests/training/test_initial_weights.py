@@ -188,6 +188,11 @@ def test_unusable_weights_are_refused_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_missing_run_folder_is_named_with_all_that_may_be_given(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"absent: no such file; give a run folder, a \.safetensors file or a PyTorch"):
+        load_initial_weights(nn.Linear(4, 2), tmp_path / "absent", "mine")
+
+
 def test_a_key_of_a_file_without_keys_is_refused(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(2, 4), "bias": torch.zeros(2)}, tmp_path / "a.safetensors")
     with pytest.raises(RequestError, match=r"expected no key for a \.safetensors file, got ema; leave :ema out"):

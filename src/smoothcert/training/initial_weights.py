@@ -26,7 +26,7 @@ from smoothcert.training.import_checkpoint import (
     read_checkpoint,
     refuse_not_finite,
 )
-from smoothcert.training.run_folder import MODEL, check_run_folder, split_key
+from smoothcert.training.run_folder import MODEL, check_file, check_run_folder, split_key
 
 START_IMAGES = 100
 """Number of training images, spread over the data, on which a network is tried before it is trained."""
@@ -57,6 +57,7 @@ def load_initial_weights(
         check_run_folder(path)
         path = path / MODEL
     path, key = split_key(path)
+    check_file(path, "a run folder, a .safetensors file or a PyTorch checkpoint")
     weights = _read(path, key, on_note)
     target = model.state_dict()
     matched, problems = dict(weights), list[str]()
@@ -108,8 +109,6 @@ def _read(path: Path, key: str | None, on_note: Callable[[str], None]) -> Mappin
         return weights
     if key is not None:
         raise RequestError(f"{path}: expected no key for a .safetensors file, got {key}; leave :{key} out")
-    if not path.is_file():
-        raise RequestError(f"{path}: no such file; give a run folder, a .safetensors file or a PyTorch checkpoint")
     try:
         return load_file(path)
     except (SafetensorError, ValueError, OSError) as error:
