@@ -169,21 +169,25 @@ def open_folder(
         refuse_missing_classifier(recipe.objective)
     group.wait()  # all processes have read the folder before the first one writes
     if group.leads:
-        for name in (RECIPE, STATE, MODEL, METRICS):
-            remove_temporaries(folder / name)
-        if not resume:
-            (folder / STATE).unlink(missing_ok=True)
-        if not (has_recipe and resume):
-            recipe.save(folder / RECIPE)
-            claim_run(folder)
-        if not finished or epochs_in(folder / METRICS) > epoch:  # compressed metrics of a finished run stay so
-            keep_metrics_before(folder / METRICS, epoch)
-        if epoch and not exists(folder / METRICS):
-            on_note(f"{folder}: its {METRICS} is gone; that of epochs 0 to {epoch - 1} is lost")
-        if finished:
-            on_note(f"{folder}: trained already, {epoch} of {epoch} epochs")
+        write_start(recipe, folder, epoch, has_recipe and resume, on_note)
     group.wait()
     return Start(epoch, state, digest, model, origin)
+
+
+def write_start(recipe: TrainRecipe, folder: Path, epoch: int, continues: bool, on_note: Callable[[str], None]) -> None:
+    """Write what a new run, or one that `continues`, has in its folder before it trains `epoch`."""
+    for name in (RECIPE, STATE, MODEL, METRICS):
+        remove_temporaries(folder / name)
+    if not continues:
+        (folder / STATE).unlink(missing_ok=True)
+        recipe.save(folder / RECIPE)
+        claim_run(folder)
+    if epoch < recipe.epochs or epochs_in(folder / METRICS) > epoch:  # compressed metrics of a finished run stay so
+        keep_metrics_before(folder / METRICS, epoch)
+    if epoch and not exists(folder / METRICS):
+        on_note(f"{folder}: its {METRICS} is gone; that of epochs 0 to {epoch - 1} is lost")
+    if epoch == recipe.epochs:
+        on_note(f"{folder}: trained already, {epoch} of {epoch} epochs")
 
 
 def first_epoch(recipe: TrainRecipe, folder: Path, state: State | None, model: ModelFile | None) -> int:
