@@ -12,13 +12,12 @@ from smoothcert.classifier import evaluating, logits_of
 from smoothcert.data import Images
 from smoothcert.models.precision import with_kernels
 from smoothcert.training.batch_norm import MOST_IMAGES, layers_with_statistics, replace_statistics
-from smoothcert.training.seeds import derived_seed
+from smoothcert.training.seeds import Purpose, derived_seed
 
 if TYPE_CHECKING:
     from smoothcert.training.setup import RunInProgress
 
 BATCH = 500
-STATISTICS_SEED = 7
 PIXELS_AT_ONCE, PIXELS_AT_ONCE_ON_GPU = 2**22, 2**25
 """Pixels of noisy images that are classified at once for votes, if they are more than `batch_size` images. On a GPU,
 with few images at once, launching the kernels of a deep network takes longer than computing them."""
@@ -30,7 +29,7 @@ def noisy_accuracy(run: "RunInProgress", data: Images) -> float:
 
     Each image has one noisy copy, drawn from (seed, epoch); training is not affected.
     """
-    generator = torch.Generator(run.device).manual_seed(derived_seed(run.recipe.seed, 3, run.epoch))
+    generator = torch.Generator(run.device).manual_seed(derived_seed(run.recipe.seed, Purpose.TEST_ACCURACY, run.epoch))
     weights, correct = dict(run.weights()), 0
     with evaluating(run.model), run.autocast():
         for indices in torch.split(torch.arange(len(data), device="cpu"), BATCH):
@@ -42,7 +41,7 @@ def noisy_accuracy(run: "RunInProgress", data: Images) -> float:
 
 
 @torch.no_grad()
-def correct_votes(run: "RunInProgress", votes: int, indices: Tensor, purpose: int) -> Tensor:
+def correct_votes(run: "RunInProgress", votes: int, indices: Tensor, purpose: Purpose) -> Tensor:
     """Of how many of `votes` noisy copies the network gets the label right, for the images `indices`: int64, CPU.
 
     The images are not augmented and the network is in eval mode, with the weights of training (not their average).
@@ -85,10 +84,11 @@ def recompute_statistics(run: "RunInProgress") -> None:
     network = copy.deepcopy(run.model)
     network.load_state_dict(run.average.tensors)
     count = max(recipe.batch_size, min(MOST_IMAGES, len(data)) // recipe.batch_size * recipe.batch_size)
-    draws = torch.Generator().manual_seed(derived_seed(recipe.seed, STATISTICS_SEED, run.epoch, 0))
+    seeds = [derived_seed(recipe.seed, Purpose.STATISTICS, run.epoch, part) for part in range(3)]
+    draws = torch.Generator().manual_seed(seeds[0])
     order = torch.randperm(len(data), generator=draws, device="cpu")[:count].view(-1, recipe.batch_size).to(run.device)
-    generator = torch.Generator(run.device).manual_seed(derived_seed(recipe.seed, STATISTICS_SEED, run.epoch, 1))
-    batches = data.batches(order, slice(None), derived_seed(recipe.seed, STATISTICS_SEED, run.epoch, 2))
+    generator = torch.Generator(run.device).manual_seed(seeds[1])
+    batches = data.batches(order, slice(None), seeds[2])
     with run.autocast():
         replace_statistics(network, (images + run.noise.sample(images.shape, generator) for images, _ in batches))
     for name, layer in layers_with_statistics(network).items():

@@ -31,7 +31,7 @@ from smoothcert.training.evaluate import noisy_accuracy, recompute_statistics
 from smoothcert.training.metrics import ACCURACY, METRICS, append_metrics
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.resume import save_state
-from smoothcert.training.seeds import derived_seed
+from smoothcert.training.seeds import Purpose, derived_seed
 from smoothcert.training.setup import Options, RunInProgress, set_up
 from smoothcert.training.step import take_step
 from smoothcert.training.teacher_votes import teacher_shares
@@ -113,12 +113,12 @@ def start_epoch(run: RunInProgress) -> Iterator[tuple[Tensor, Tensor]]:
     run.set_objective(recipe.objective.in_epoch(epoch))
     fill_progress(run.progress, recipe, epoch)
 
-    generator = run.generator.manual_seed(derived_seed(recipe.seed, 1, epoch))
+    generator = run.generator.manual_seed(derived_seed(recipe.seed, Purpose.ORDER_AND_NOISE, epoch))
     order = run.sampler.order(run, generator)
     # The last, smaller batch is left out (0.2% of MNIST and CIFAR-10, different images in each epoch): all steps then
     # have the same shape, as a captured step needs, and all images the same weight.
     order = order[: run.steps * recipe.images_per_step].view(run.steps, recipe.images_per_step)
-    batches = run.data.batches(order, run.share, derived_seed(recipe.seed, 2, epoch))
+    batches = run.data.batches(order, run.share, derived_seed(recipe.seed, Purpose.AUGMENTATION, epoch))
     return batches if run.targets is None else with_targets(run, batches, order[:, run.share])
 
 

@@ -15,15 +15,13 @@ from smoothcert.noise import NOISES, Noise
 from smoothcert.smoothing.bounds import error_upper_bound
 from smoothcert.training.evaluate import correct_votes
 from smoothcert.training.sampler_settings import RadiusWeighted, Uniform
-from smoothcert.training.seeds import derived_seed
+from smoothcert.training.seeds import Purpose, derived_seed
 
 if TYPE_CHECKING:
     from smoothcert.training.setup import RunInProgress
 
 ALPHA = 0.1
 """The confidence bounds of the weights are wrong with at most this probability."""
-DISCARD_SEED, VOTES_SEED, DRAW_SEED = 4, 5, 6
-"""Purposes of seeds; 0 to 3 are those of initialization, training, augmentation and evaluation."""
 
 
 class UniformSampler:
@@ -60,11 +58,11 @@ class RadiusWeightedSampler(UniformSampler):
             self.weights = self._without_discarded(run)
         if settings.votes and (epoch - settings.start) % settings.every == 0:
             kept = self.weights.nonzero().flatten()
-            votes = correct_votes(run, settings.votes, kept, VOTES_SEED)
+            votes = correct_votes(run, settings.votes, kept, Purpose.WEIGHT_VOTES)
             table = torch.tensor(radius_weights(settings.votes, NOISES[run.recipe.noise](1.0)), dtype=torch.float64)
             self.weights[kept] = table[votes]
         # On the CPU, where the same seed gives the same images on every machine.
-        draws = torch.Generator().manual_seed(derived_seed(run.recipe.seed, DRAW_SEED, epoch))
+        draws = torch.Generator().manual_seed(derived_seed(run.recipe.seed, Purpose.WEIGHTED_DRAWS, epoch))
         kept = self.weights.nonzero().flatten()
         drawn = torch.multinomial(self.weights[kept], len(run.data), replacement=True, generator=draws)
         return kept[drawn].to(run.device)
@@ -77,7 +75,7 @@ class RadiusWeightedSampler(UniformSampler):
         settings, total = self.settings, len(run.data)
         if not settings.discard_below:
             return torch.ones(total, dtype=torch.float64)
-        votes = correct_votes(run, settings.discard_votes, torch.arange(total), DISCARD_SEED)
+        votes = correct_votes(run, settings.discard_votes, torch.arange(total), Purpose.DISCARD_VOTES)
         weights = (votes.double() / settings.discard_votes >= settings.discard_below).double()
         kept = int(weights.sum())
         if not kept:

@@ -42,7 +42,7 @@ from smoothcert.training.resume import (
     write_missing_model,
 )
 from smoothcert.training.sampler import make_sampler
-from smoothcert.training.seeds import derived_seed
+from smoothcert.training.seeds import Purpose, derived_seed
 from smoothcert.training.step import StepLoss, make_optimizer
 from smoothcert.training.versions import versions
 
@@ -134,7 +134,7 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
 def network_to_train(recipe: TrainRecipe, data: Images, given: nn.Module | None, device: torch.device) -> nn.Module:
     """Return the network that was given, or the one that the recipe names, initialized from the recipe's seed."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(derived_seed(recipe.seed, 0))
+        torch.manual_seed(derived_seed(recipe.seed, Purpose.INITIAL_WEIGHTS))
         model = new_model(recipe.model, InputSpec.of(data)) if given is None else given
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise RequestError(
