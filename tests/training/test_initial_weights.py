@@ -189,7 +189,7 @@ def test_unusable_weights_are_refused_in_one_line(
 
 
 def test_a_missing_run_folder_is_named_with_all_that_may_be_given(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"absent: no such file; give a run folder, a \.safetensors file or a PyTorch"):
+    with pytest.raises(RequestError, match=r"absent: no such file; give a run folder, a \.safetensors file"):
         load_initial_weights(nn.Linear(4, 2), tmp_path / "absent", "mine")
 
 
