@@ -13,7 +13,7 @@ from tiny import tiny_recipe
 
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.certify_dataset import certify_dataset
-from smoothcert.data import load_folder, mnist
+from smoothcert.data import ImageData, load_folder, mnist
 from smoothcert.errors import RequestError
 from smoothcert.models.precision import resolve_precision
 from smoothcert.training.api import train
@@ -186,6 +186,21 @@ def test_options_of_folders_hold_for_training_certification_and_attacks(
     few = ("--steps", 1, "--num-noise", 1, "--votes", 50, "--max-images", 1, "--radii", 0.5, "--device", "cpu")
     code, _, err = run_cli("attack", tmp_path / "run", *again, *few)
     assert code == 0, err
+
+
+def test_a_size_of_folders_is_not_asked_of_other_data(digits: Path, tmp_path: Path, run_cli: Cli) -> None:
+    """The run has `image_size`, which only folders take: an npz file and an analysis of it have their own shape."""
+    fields = {"dataset": f"folder:{digits}", "image_size": 28, "epochs": 1, "batch_size": 4, "learning_rate_drops": ()}
+    tiny_recipe(**fields).save(tmp_path / "r.yaml")
+    assert run_cli("train", "--recipe", tmp_path / "r.yaml", "--out", tmp_path / "run", "--device", "cpu")[0] == 0
+    data = load_folder(digits, "test")
+    assert isinstance(data, ImageData)
+    np.savez(tmp_path / "same.npz", images=data.images.numpy(), labels=data.labels.numpy())
+    other = ("--dataset", f"npz:{tmp_path / 'same.npz'}", "--device", "cpu")
+    code, _, err = run_cli("certify", tmp_path / "run", "--n", 10, *other)
+    assert (code, err) == (0, "")
+    code, _, err = run_cli("analyze", "margins", tmp_path / "run", "--n", 10, "--out", tmp_path / "analysis", *other)
+    assert (code, err) == (0, "")
 
 
 def test_labels_follow_the_class_order_of_the_run(digits: Path, tmp_path: Path, run_cli: Cli) -> None:

@@ -143,7 +143,9 @@ def load_subjects(
     refuse_outside("sigma", level, 0, LARGEST_LENGTH)
     if dataset is None:
         refuse_data_code(folders[0], first.dataset)
-    images = load_dataset(dataset or first.dataset, "test", data, image_size=first.image_size, on_note=silent)
+    name = dataset or first.dataset
+    size = first.image_size if name.startswith("folder:") else None
+    images = load_dataset(name, "test", data, image_size=size, on_note=silent)
     images = with_known_classes(images, runs[0].spec.class_names)
     for run in runs:
         run.refuse_other_images(images)

@@ -216,7 +216,8 @@ class NetworkOptions(ImageOptions):
             return str(self.dataset), self.image_size
         if self.dataset is None:
             refuse_data_code(run.folder, run.recipe.dataset)
-        return self.dataset or run.recipe.dataset, self.image_size or run.recipe.image_size
+        dataset = self.dataset or run.recipe.dataset
+        return dataset, self.image_size or (run.recipe.image_size if dataset.startswith("folder:") else None)
 
     def images(self, run: "Run | None", split: "Split" = "test") -> "Images":
         """Return the images; for a run with the channels of its network, and with labels in the order of its classes.
